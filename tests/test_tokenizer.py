@@ -318,8 +318,8 @@ def test_the_patterns_are_those_of_tiktoken(monkeypatch: pytest.MonkeyPatch) -> 
     for name, pattern in PATTERNS.items():
         theirs = getattr(openai_public, name)()
         assert pattern == theirs["pat_str"]
-        assert bpe._PUBLISHED[name].end_of_text == theirs["special_tokens"]["<|endoftext|>"]
-        assert bpe._PUBLISHED[name].vocab_size == max(theirs["special_tokens"].values()) + 1
+        special = theirs["special_tokens"]
+        assert bpe._PUBLISHED[name][2:] == (special["<|endoftext|>"], max(special.values()) + 1)
 
 
 # --- Published vocabularies -----------------------------------------------------------------------
@@ -336,12 +336,11 @@ def test_a_published_vocabulary_is_read_from_a_tiktoken_file(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(RANKS)]
-    entry = bpe._PUBLISHED["cl100k_base"]._replace(
-        sha256=hashlib.sha256(b"".join(lines)).hexdigest(), end_of_text=500, vocab_size=510
-    )
+    url = bpe._PUBLISHED["cl100k_base"][0]
+    entry = (url, hashlib.sha256(b"".join(lines)).hexdigest(), 500, 510)
     monkeypatch.setitem(bpe._PUBLISHED, "cl100k_base", entry)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(cache))
-    kept = cache / hashlib.sha1(entry.url.encode()).hexdigest()
+    kept = cache / hashlib.sha1(url.encode()).hexdigest()
     kept.write_bytes(b"".join(lines))
     made = bpe.published("cl100k_base", spool=cache, offline=True)
     assert made.ranks == RANKS

@@ -7,7 +7,6 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
@@ -20,29 +19,21 @@ from attnlm.tokens.tokenizer import BpeTokenizer, safe_pieces
 _BLOBS = "https://openaipublic.blob.core.windows.net/"
 
 
-class _Published(NamedTuple):
-    """A published vocabulary: URL and hash of its token file, its end-of-text id and its size."""
-
-    url: str
-    sha256: str
-    end_of_text: int
-    vocab_size: int
-
-
+# For each vocabulary, the URL and the hash of its token file, its end-of-text id and its size.
 _PUBLISHED = {
-    "gpt2": _Published(
+    "gpt2": (
         _BLOBS + "gpt-2/encodings/main/vocab.bpe",
         "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
         50256,
         50257,
     ),
-    "cl100k_base": _Published(
+    "cl100k_base": (
         _BLOBS + "encodings/cl100k_base.tiktoken",
         "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
         100257,
         100277,
     ),
-    "o200k_base": _Published(
+    "o200k_base": (
         _BLOBS + "encodings/o200k_base.tiktoken",
         "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
         199999,
@@ -92,30 +83,22 @@ def published(
     A download that can't be kept in attnlm's cache is left in the folder `spool`. Raises
     AttnlmError if the vocabulary is not available.
     """
-    vocabulary = _PUBLISHED[name]
-    lines = _file(vocabulary, spool, offline, on_event).read_text(encoding="utf-8").splitlines()
+    url, sha256, end_of_text, vocab_size = _PUBLISHED[name]
+    path = Path(os.environ.get("TIKTOKEN_CACHE_DIR", ""), hashlib.sha1(url.encode()).hexdigest())
+    if not path.is_file() or file_hash(path) != sha256:
+        file = Pinned(url, url.rpartition("/")[2], sha256, _MAX_DOWNLOAD)
+        try:
+            path = cached(file, spool, offline, _DEADLINE, on_event)
+        except AttnlmError as error:
+            raise AttnlmError(
+                error.message,
+                "use `tokenizer` bpe:1024, which needs no network, or set TIKTOKEN_CACHE_DIR to a "
+                "copy of tiktoken's cache",
+            ) from error
+    lines = path.read_text(encoding="utf-8").splitlines()
     if name == "gpt2":  # a line with the version, then a merge in each line
         merges = [byte_characters.read(merge.replace(" ", "")) for merge in lines[1:]]
         ranks = [*(bytes([byte]) for byte in byte_characters.BYTE_OF.values()), *merges]
     else:  # in each line a token in base64, and its rank
         ranks = [base64.b64decode(line.split()[0]) for line in lines]
-    size, end = vocabulary.vocab_size, vocabulary.end_of_text
-    return BpeTokenizer(name, ranks, vocab_size=size, end_of_text=end)
-
-
-def _file(vocabulary: _Published, spool: Path, offline: bool, on_event: OnEvent) -> Path:
-    """Return the path of the vocabulary's file, after a check of its hash."""
-    if folder := os.environ.get("TIKTOKEN_CACHE_DIR"):
-        path = Path(folder) / hashlib.sha1(vocabulary.url.encode()).hexdigest()
-        if path.is_file() and file_hash(path) == vocabulary.sha256:
-            return path
-    try:
-        name = vocabulary.url.rpartition("/")[2]
-        file = Pinned(vocabulary.url, name, vocabulary.sha256, _MAX_DOWNLOAD)
-        return cached(file, spool, offline, _DEADLINE, on_event)
-    except AttnlmError as error:
-        raise AttnlmError(
-            error.message,
-            "use `tokenizer` bpe:1024, which needs no network, or set TIKTOKEN_CACHE_DIR to a copy "
-            "of tiktoken's cache",
-        ) from error
+    return BpeTokenizer(name, ranks, vocab_size=vocab_size, end_of_text=end_of_text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import base64
+import bisect
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -261,36 +262,24 @@ def safe_pieces(pieces: Iterable[Piece], limit: int = PIECE) -> Iterator[Piece]:
 
     The new pieces do not depend on how `pieces` divide the text. Each is as long as possible and
     ends at a place that no token can cross, or where a document ends. If `limit` characters have no
-    such place, the piece ends after `limit` characters. Each end of a document counts towards
-    `limit` as if "<|endoftext|>" were written there.
+    such place, the piece ends after `limit` characters.
     """
     text, ends = "", list[int]()
     for piece in pieces:
         ends += [len(text) + end for end in piece.ends]
         text += piece.text
-        start = first = 0
-        while len(text) - start + len(END_OF_TEXT) * (len(ends) - first) > limit:
-            end, last = _next_cut(text, ends, start, first, limit)
-            yield Piece(text[start:end], tuple(place - start for place in ends[first:last]))
-            start, first = end, last
-        text, ends = text[start:], [end - start for end in ends[first:]]
+        start = 0
+        while len(text) - start > limit:
+            cut = _CUT.match(text[start : start + limit + 1])  # the last character is only context
+            within = ends[: bisect.bisect_right(ends, start + limit)]
+            places = [*([start + cut.end()] if cut else []), *within[-1:]]
+            stop = max(places, default=start + limit)
+            count = bisect.bisect_right(ends, stop)
+            yield Piece(text[start:stop], tuple(end - start for end in ends[:count]))
+            start, ends = stop, ends[count:]
+        text, ends = text[start:], [end - start for end in ends]
     if text:
         yield Piece(text, tuple(ends))
-
-
-def _next_cut(text: str, ends: list[int], start: int, first: int, limit: int) -> tuple[int, int]:
-    """Return where to end the piece that begins at `start`, and how many documents end by then.
-
-    `ends` holds the places in `text` where documents end. `ends[:first]` are not after `start`.
-    """
-    last, room = first, limit
-    while last < len(ends) and ends[last] - start + len(END_OF_TEXT) <= room:
-        last, room = last + 1, room - len(END_OF_TEXT)
-    if last < len(ends):  # the last character of a document stays with its end
-        room = min(room, ends[last] - 1 - start)
-    cut = _CUT.match(text[start : start + room + 1])  # the last character is only context
-    places = [*([start + cut.end()] if cut else []), *ends[first:last][-1:]]
-    return max(places, default=start + room), last
 
 
 def code_points(text: str) -> NDArray[np.uint32]:
@@ -344,32 +333,27 @@ def load(path: Path) -> Tokenizer:
         )
     found = decoded(_Description, content, path, _COPY_AGAIN)
     try:
-        return _made(found)
+        if found.name not in IMPORTED:
+            bpe_size(found.name)
+        if found.name == "byte":
+            return ByteTokenizer()
+        if found.name == "char":
+            if not found.characters or len(set(found.characters)) != len(found.characters):
+                raise ValueError("its characters are not distinct, or there are none")
+            return CharTokenizer(found.characters)
+        # An unknown pattern may run forever, or stop the process.
+        if found.pattern != pattern_of(found.name):
+            raise ValueError(f"its pattern is not that of {found.name}")
+        if not all(type(token) is int for token in found.special.values()):
+            raise ValueError("its special texts have no ids")
+        return BpeTokenizer(
+            found.name,
+            [base64.b64decode(token, validate=True) for token in found.ranks.split(" ")],
+            vocab_size=found.vocab_size,
+            end_of_text=found.end_of_text,
+            special=found.special,
+            beginning=found.beginning,
+            nfc=found.nfc,
+        )
     except (AttnlmError, ValueError) as error:
         raise AttnlmError(f"{path} is damaged: {error}", _COPY_AGAIN) from None
-
-
-def _made(found: _Description) -> Tokenizer:
-    """Return the described tokenizer. Raises ValueError or AttnlmError if it is not valid."""
-    if found.name not in IMPORTED:
-        bpe_size(found.name)
-    if found.name == "byte":
-        return ByteTokenizer()
-    if found.name == "char":
-        if not found.characters or len(set(found.characters)) != len(found.characters):
-            raise ValueError("its characters are not distinct, or there are none")
-        return CharTokenizer(found.characters)
-    # An unknown pattern may run forever, or stop the process.
-    if found.pattern != pattern_of(found.name):
-        raise ValueError(f"its pattern is not that of {found.name}")
-    if not all(type(token) is int for token in found.special.values()):
-        raise ValueError("its special texts have no ids")
-    return BpeTokenizer(
-        found.name,
-        [base64.b64decode(token, validate=True) for token in found.ranks.split(" ")],
-        vocab_size=found.vocab_size,
-        end_of_text=found.end_of_text,
-        special=found.special,
-        beginning=found.beginning,
-        nfc=found.nfc,
-    )

@@ -157,30 +157,40 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
     try:
         for key in ("truncation", "padding"):
             _expect(key, content.get(key), content.get(key) is None)
+        decoder, normaliser = _kind(content.get("decoder")), content.get("normalizer")
+        _expect("decoder", decoder, decoder in ("ByteLevel", "Fuse"))
+        _expect("normalizer", normaliser, normaliser in (None, {"type": "NFC"}))
+        beginning, special = _beginning(content.get("post_processor")), _special(content)
         model, splits = content["model"], content["pre_tokenizer"]
-        kind, decoder, special = model["type"], _kind(content.get("decoder")), _special(content)
-        normaliser, beginning = content.get("normalizer"), _beginning(content.get("post_processor"))
-        tokens = _tokens(model["vocab"], special, vocab_size)
-        if kind == "WordLevel" and _has(splits, _CHARACTERS) and not splits.get("invert"):
-            _expect("normalizer", normaliser, normaliser is None)
-            _expect("decoder", decoder, decoder == "Fuse" and not special and beginning is None)
-            return _characters(tokens, vocab_size)
+        kind, tokens = model["type"], _tokens(model["vocab"], special, vocab_size)
+        is_char = kind == "WordLevel" and _has(splits, _CHARACTERS)
+        if is_char or _has(splits, {**_BYTES, "use_regex": False}):
+            ours = CharTokenizer("".join(tokens)) if is_char else ByteTokenizer()
+            # Only attnlm writes such tokenizers.
+            same = library_tokenizer(ours).to_str() == _loaded(content).to_str()
+            _expect("the tokenizer", kind, same)
+            if ours.vocab_size != vocab_size:
+                raise AttnlmError(
+                    f"the model has {vocab_size:,} ids, but its tokenizer has {ours.vocab_size:,}",
+                    "attnlm takes such a tokenizer only if each id of the model has a text",
+                )
+            return ours
         _expect("model", kind, kind == "BPE")
         for key in ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"):
             _expect(key, model.get(key), not model.get(key))
         _expect("byte_fallback", True, not model.get("byte_fallback"))
-        _expect("decoder", decoder, decoder == "ByteLevel")
-        _expect("normalizer", normaliser, normaliser in (None, {"type": "NFC"}))
-        ranks = list(map(byte_characters.read, tokens))
-        if _has(splits, {**_BYTES, "use_regex": False}):
-            others = model["merges"] or special or normaliser or beginning is not None
-            is_same = (ranks, vocab_size) == (ByteTokenizer().tokens, 256) and not others
-            _expect("the split pattern", None, is_same)
-            return ByteTokenizer()
-        pattern = _pattern_name(splits)
+        merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
+        made = [model["vocab"][left + right] for left, right in merges]
+        _expect("merges", "in another order than its ids", made == sorted(made))
+        ranks, pattern = list(map(byte_characters.read, tokens)), _pattern_name(splits)
         end = next((special[text] for text in _ENDS if text in special), None)
+        # The name stands for the pattern. The vocabulary need not be the one of this name: it is
+        # stored in a file in the run's folder.
+        is_gpt2 = (len(ranks), end, vocab_size) == (50256, 50256, 50257)
+        if pattern == "gpt2" and not is_gpt2 and 257 <= len(ranks) <= 65536:
+            pattern = f"bpe:{len(ranks)}"
         tokenizer = BpeTokenizer(
-            _name(pattern, len(ranks), end, vocab_size),
+            pattern,
             ranks,
             vocab_size=vocab_size,
             end_of_text=end,
@@ -188,7 +198,11 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
             beginning=beginning,
             nfc=normaliser is not None,
         )
-        _compare(tokenizer, content)
+        # If the vocabulary lacks an added token, the library chooses the token's id.
+        theirs = _loaded({**content, "post_processor": None})
+        numbered = {text: theirs.token_to_id(text) for text in special}
+        _expect("ids of its added tokens", numbered, numbered == special)
+        check_equal(tokenizer, theirs)
         return tokenizer
     except (KeyError, TypeError, ValueError, AttributeError):
         raise AttnlmError("the model's tokenizer is damaged", _HINT) from None
@@ -208,6 +222,16 @@ def read_vocab_and_merges(vocabulary: Mapping[str, Any], merges: str, vocab_size
     return read_tokenizer(content, vocab_size)
 
 
+def _loaded(content: Mapping[str, Any]) -> Any:
+    """Return the library's tokenizer. Raises ValueError if the library rejects the content."""
+    from tokenizers import Tokenizer as LibraryTokenizer
+
+    try:
+        return LibraryTokenizer.from_str(json.dumps(content))
+    except Exception as error:  # noqa: BLE001 - the library raises no other type
+        raise ValueError(str(error)) from None
+
+
 def _expect(what: str, value: object, holds: bool) -> None:
     if not holds:
         raise AttnlmError(
@@ -224,25 +248,25 @@ def _kind(part: object) -> object:
     return part.get("type") if isinstance(part, dict) else part
 
 
-def _beginning(processor: object) -> int | None:
+def _beginning(processor: Any) -> int | None:
     """Return the id, if any, that a post-processor adds before each text.
 
     Raises AttnlmError if the post-processor adds anything else.
     """
-    parts = [processor]
-    if isinstance(processor, dict) and processor.get("type") == "Sequence":
-        parts = processor["processors"]
     beginning: int | None = None
-    for part in parts:
-        if isinstance(part, dict) and part.get("type") == "TemplateProcessing":
-            pieces = [(kind, piece["id"]) for one in part["single"] for kind, piece in one.items()]
-            one_before = len(pieces) == 2 and pieces[0][0] == "SpecialToken"
-            _expect("post_processor", part["single"], pieces[-1:] == [("Sequence", "A")])
-            _expect("post_processor", part["single"], len(pieces) == 1 or one_before)
-            if one_before:
-                (beginning,) = part["special_tokens"][pieces[0][1]]["ids"]
-        else:
-            _expect("post_processor", part, _kind(part) in (None, "ByteLevel"))
+    for part in processor["processors"] if _kind(processor) == "Sequence" else [processor]:
+        match part:
+            case None | {"type": "ByteLevel"}:
+                pass
+            case {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A"}}]}:
+                pass
+            case {
+                "type": "TemplateProcessing",
+                "single": [{"SpecialToken": {"id": text}}, {"Sequence": {"id": "A"}}],
+            }:
+                (beginning,) = part["special_tokens"][text]["ids"]
+            case _:
+                _expect("post_processor", part, False)
     return beginning
 
 
@@ -290,41 +314,3 @@ def _tokens(
     if len(set(ids)) < len(vocabulary):
         raise ValueError("its ids are not those of its model")
     return [token_of.get(i, "") for i in range(max(token_of, default=-1) + 1)]
-
-
-def _characters(characters: list[str], vocab_size: int) -> Tokenizer:
-    if any(len(character) != 1 for character in characters):
-        raise ValueError("tokens that are not characters")
-    if len(characters) != vocab_size:
-        raise AttnlmError(
-            f"the model has {vocab_size:,} ids, but its tokenizer has {len(characters):,} "
-            "characters",
-            "attnlm takes a character tokenizer only if each id of the model has a character",
-        )
-    return CharTokenizer("".join(characters))
-
-
-def _compare(tokenizer: BpeTokenizer, content: Mapping[str, Any]) -> None:
-    """Compare `tokenizer` with the tokenizer that `tokenizers` loads from the file's content."""
-    from tokenizers import Tokenizer as LibraryTokenizer
-
-    model = content["model"]
-    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    made = [model["vocab"][left + right] for left, right in merges]
-    _expect("merges", "in another order than its ids", made == sorted(made))
-    try:
-        theirs = LibraryTokenizer.from_str(json.dumps({**content, "post_processor": None}))
-    except Exception as error:  # noqa: BLE001 - the library raises no other type
-        raise ValueError(str(error)) from None
-    # If the vocabulary lacks an added token, the library chooses the token's id.
-    numbered = {text: theirs.token_to_id(text) for text in tokenizer.special}
-    _expect("ids of its added tokens", numbered, numbered == tokenizer.special)
-    check_equal(tokenizer, theirs)
-
-
-def _name(pattern: str, count: int, end: int | None, vocab_size: int) -> str:
-    """Return a spec with this split pattern. The vocabulary need not be the spec's: it is stored in
-    a file in the run's folder."""
-    if pattern != "gpt2" or (count, end, vocab_size) == (50256, 50256, 50257):
-        return pattern
-    return f"bpe:{count}" if 257 <= count <= 65536 else "gpt2"

@@ -1,14 +1,15 @@
 """Byte-pair encoding of a long text: a repeated word is looked up, not encoded again.
 
 A text is split between a visible ASCII character and the whitespace after it, if no token can cross
-such a place in any text (see `_ends`). A word is the text between two such places, including its
-leading whitespace. native/words.c finds the words, and tiktoken encodes new words.
+such a place in any text. A word is the text between two such places, including its leading
+whitespace. native/words.c finds the words, and tiktoken encodes new words.
 """
 
 from __future__ import annotations
 
 import ctypes
 import secrets
+import string
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -49,17 +50,6 @@ def piece_encoder(tokenizer: Tokenizer) -> PieceEncoder:
     return encode_piece
 
 
-class _Words(ctypes.Structure):
-    """The struct of the same name in words.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("most_words", "most_bytes", "slots")),
-        ("seed", ctypes.c_uint64),
-        *((name, ctypes.c_void_p) for name in ("words", "word_at", "ids_at", "slot")),
-        *((name, ctypes.c_void_p) for name in ("hashes", "ends", "bytes", "ids")),
-    )
-
-
 class WordTable:
     """A table of the words seen so far and their ids. The table is cleared when it is full."""
 
@@ -79,21 +69,22 @@ class WordTable:
         self._ids_at = np.zeros(most_words + 1, np.int64)
         self._slot = np.zeros(_SLOTS, np.int32)
         self._hashes = np.empty(most_words, np.uint64)
-        self._ends = _ends(takes_line_ends(tokenizer.pattern))
+        # Which whitespace after a byte ends a word. No word ends after a character beyond ASCII.
+        self._ends = np.zeros(256, np.uint8)
+        self._ends[ord("!") : ord("~") + 1] = _BEFORE_ANY_WHITESPACE
+        if takes_line_ends(tokenizer.pattern):  # tokens can hold punctuation and a line end
+            self._ends[list(map(ord, string.punctuation))] = _BEFORE_SPACE
         self._bytes = np.empty(most_bytes, np.uint8)
         self._ids = np.empty(most_bytes, np.uint32)  # a token has a byte or more
-        self._numbers = np.empty(2 * PIECE, np.int32)  # a word has 2 bytes or more
+        # A word has 2 bytes or more; ends of documents make a piece longer than `PIECE`.
+        self._numbers = np.empty(9 * PIECE, np.int32)
         self._span = np.zeros(2, np.int64)
         self._out = (self._numbers.ctypes.data, self._span.ctypes.data)
         pointed = ("words", "word_at", "ids_at", "slot", "hashes", "ends", "bytes", "ids")
-        self._struct = _Words(
-            most_words=most_words,
-            most_bytes=most_bytes,
-            slots=_SLOTS,
-            seed=secrets.randbits(64),
-            **{name: getattr(self, f"_{name}").ctypes.data for name in pointed},
-        )
-        self._place = ctypes.addressof(self._struct)
+        pointers = [getattr(self, f"_{name}").ctypes.data for name in pointed]
+        numbers = [most_words, most_bytes, _SLOTS, secrets.randbits(63), *pointers]
+        self._struct = np.array(numbers, np.int64)  # the fields of the struct Words of words.c
+        self._place = self._struct.ctypes.data
 
     def encode_piece(self, text: str) -> Ids:
         """Return the same ids as the tokenizer for a text of at most `PIECE` characters."""
@@ -133,17 +124,3 @@ class WordTable:
     def _forget(self) -> None:
         self._words[0] = 0
         self._slot[:] = 0
-
-
-def _ends(takes_line_ends: bool) -> NDArray[np.uint8]:
-    """Return, for each byte, which whitespace after the byte ends a word.
-
-    After an ASCII letter or digit, any whitespace ends a word. After ASCII punctuation, any
-    whitespace does so too, but only a space if tokens can hold punctuation and the line ends after
-    it. No word ends after other characters.
-    """
-    ends = np.zeros(256, np.uint8)
-    for byte in range(ord("!"), ord("~") + 1):
-        is_sign = not chr(byte).isalnum()
-        ends[byte] = _BEFORE_SPACE if is_sign and takes_line_ends else _BEFORE_ANY_WHITESPACE
-    return ends
