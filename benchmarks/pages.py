@@ -28,7 +28,7 @@ from attnlm.model.language_model import build_model
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
 from attnlm.runs.run import Run
-from attnlm.see.play import PlayModel, play_page
+from attnlm.see.play import model_data, play_page
 from attnlm.tokens.tokenizer import CharTokenizer
 from benchmarks.table import Row, attnlm, seconds_of
 
@@ -84,7 +84,7 @@ def _played(name: str, folder: Path) -> Row:
     torch.manual_seed(1)
     model = build_model(resolve(PLAYED[name]).model, 65)
     tokenizer = CharTokenizer("".join(map(chr, range(58, 123))))
-    shown = PlayModel(name, model.architecture, dict(model.state_dict()), tokenizer, "")
+    shown = model_data(name, model.architecture, model.state_dict(), tokenizer, "")
     page = folder / "play.html"
     page.write_bytes(play_page([shown]))
     with _opened(page, cores=1) as view:

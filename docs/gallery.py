@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.see.play import first_text, play_model, play_page, rendered
+from attnlm.see.play import first_text, play_page, run_data
 
 FOLDER = Path(__file__).parent / "gallery"
 PAGES: dict[str, dict[str, Any]] = {
@@ -30,7 +30,7 @@ def main() -> None:
     for name in PAGES:
         path = FOLDER / f"{name}.html"
         is_known = "--render" in sys.argv
-        path.write_bytes(rendered(data_of(path)) if is_known else trained(name))
+        path.write_bytes(play_page(**data_of(path)) if is_known else trained(name))
     _picture(FOLDER / "multi-head.html", FOLDER / "play.png")
 
 
@@ -40,7 +40,7 @@ def trained(name: str) -> bytes:
         dataset = attnlm.prepare("tales", data_dir=folder)
         run = attnlm.train(dataset, **PAGES[name], seed=1, name=name, checkpoint_dir=folder)
         number_type = "f16" if run.parameters > 50_000 else "f32"
-        return play_page([play_model(run, run.checkpoint())], number_type, first_text([run]))
+        return play_page([run_data(run, run.checkpoint(), number_type)], first_text([run]))
 
 
 def data_of(page: Path) -> Any:

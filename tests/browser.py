@@ -92,17 +92,18 @@ def until(view: Any, condition: str) -> None:
     raise AssertionError(condition)
 
 
-def check_fits(browser: Any, page: Path, name: str, *schemes: str) -> None:
+def check_fits(browser: Any, page: Path, name: str) -> None:
     """On a phone nothing but marked regions scrolls sideways; light is light, paper is white."""
-    schemes = schemes or ("light", "dark")
     for device, viewport in (("phone", PHONE), ("desk", {"width": 1280, "height": 900})):
         with opened(browser, page, viewport=viewport) as view:
-            for scheme in schemes:
+            for scheme in ("light", "dark"):
                 view.emulate_media(color_scheme=scheme, media="screen")
                 assert view.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
                 paper, ink = (brightness(view, side) for side in ("backgroundColor", "color"))
                 assert (paper > ink) == (scheme == "light")
-                photograph(view, f"{name}-{device}-{scheme}")
+                SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+                picture = str(SCREENSHOTS / f"{name}-{device}-{scheme}.png")
+                view.screenshot(path=picture, full_page=True)
                 view.emulate_media(media="print")
                 printed = view.evaluate("getComputedStyle(document.body).backgroundColor")
                 assert printed == "rgb(255, 255, 255)"
@@ -113,13 +114,3 @@ def brightness(view: Any, side: str) -> int:
     """Of the body's ink or paper, from 0 to 765."""
     colour = view.evaluate(f"getComputedStyle(document.body).{side}")
     return sum(map(int, re.findall(r"\d+", colour)[:3]))
-
-
-def photograph(view: Any, name: str, selector: str | None = None) -> None:
-    """Keeps a picture of the whole page, or of a part of it, in build/screenshots."""
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    path = str(SCREENSHOTS / f"{name}.png")
-    if selector is None:
-        view.screenshot(path=path, full_page=True)
-    else:
-        view.locator(selector).first.screenshot(path=path)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attnlm.see.play import rendered
+from attnlm.see.play import play_page
 from docs.gallery import FOLDER, PAGES, data_of
 from tests.browser import opened
 
@@ -15,7 +15,7 @@ from tests.browser import opened
 def test_a_page_is_what_the_program_writes_of_its_model(name: str) -> None:
     page = FOLDER / f"{name}.html"
     data = data_of(page)
-    assert page.read_bytes() == rendered(data), "run `python docs/gallery.py --render`"
+    assert page.read_bytes() == play_page(**data), "run `python docs/gallery.py --render`"
     assert page.stat().st_size < 600_000
     assert data["models"][0]["architecture"]["model"] == PAGES[name]["model"]
 

@@ -355,7 +355,7 @@ def test_the_spread_between_seeds_decides_what_a_gain_is_worth(climbed: Ladder) 
     assert "Not clearly different from bigram: the losses of their seeds overlap" in said["average"]
     assert "better than average, more than the seeds differ: they look" in said["multi-head"]
     assert _lines(ladder, "tokens")[0].band == [(2.4, 2.6)]
-    assert _lines(ladder, "seconds")[0].band == ()
+    assert not _lines(ladder, "seconds")[0].band
     page = write_ladder(ladder).read_text(encoding="utf-8")
     assert "the band is from the lowest to the highest of 3 seeds" in " ".join(page.split())
 

@@ -26,8 +26,8 @@ from attnlm.model.language_model import build_model
 from attnlm.model.layers import Linear, adapt, folded
 from attnlm.model.sizes import LoRA, adapter_numbers, adapter_shapes, map_shapes
 from attnlm.model.textbook import forward
+from attnlm.runs.load_model import load_weights
 from attnlm.runs.run import Run
-from attnlm.see.play import play_model
 from attnlm.see.reproduce import train_command
 from attnlm.training import loop
 from attnlm.training.state import initial_state
@@ -225,7 +225,7 @@ def test_commands_read_it_merged(folder: Path) -> None:
     assert loss == min(r["val_loss"] for r in attnlm.open_run(run).metrics())
     command("report", "--run", run, "--text", "3 apples", *where, cwd=folder)
     adapted = attnlm.open_run(run)
-    weights = play_model(adapted, adapted.checkpoint()).weights  # of a page in which it computes
+    weights = load_weights(adapted, adapted.checkpoint())  # of a page in which it computes
     ids = some_ids(5)
     with torch.inference_mode():
         expected = attnlm.load_model(adapted, device="cpu")[0](ids[None])[0]

@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.generation.decoders import fastest_decoding
 from attnlm.generation.sampling_config import SamplingConfig
-from attnlm.model.architecture import Architecture
-from attnlm.model.language_model import LanguageModel, build_model
+from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import record
 from attnlm.model.textbook import forward
-from attnlm.see.play import PlayModel, play_page
+from attnlm.see.play import model_data, play_page
 from attnlm.tokens import byte_pairs
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from tests.browser import check_fits, opened, until
@@ -35,14 +33,16 @@ LETTERS = CharTokenizer("abcdefghij\n")
 HOSTILE = ("</script>", "<!--", "'\"`${1}", "\u2028", "\u2066x\u202e", "\0", "\\u003c", "&lt;b>")
 
 
-def shown(name: str, model: LanguageModel, tokenizer: Tokenizer = LETTERS) -> PlayModel:
+def shown(
+    name: str, model: LanguageModel, tokenizer: Tokenizer = LETTERS, number_type: str | None = None
+) -> dict[str, Any]:
     weights = {key: value.detach() for key, value in model.state_dict().items()}
-    return PlayModel(name, model.architecture, weights, tokenizer, f"{name}.")
+    return model_data(name, model.architecture, weights, tokenizer, f"{name}.", number_type)
 
 
-def page_of(tmp_path: Path, models: Sequence[PlayModel], number_type: str | None = None) -> Path:
+def page_of(tmp_path: Path, *models: dict[str, Any], prompt: str = "") -> Path:
     path = tmp_path / "page.html"
-    path.write_bytes(play_page(models, number_type))
+    path.write_bytes(play_page(models, prompt))
     return path
 
 
@@ -50,7 +50,7 @@ def page_of(tmp_path: Path, models: Sequence[PlayModel], number_type: str | None
 def all_variants(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """An opened page that holds a model of each of VARIANTS."""
     models = [shown(name, small_model(name)) for name in VARIANTS]
-    with opened(browser, page_of(tmp_path_factory.mktemp("variants"), models)) as view:
+    with opened(browser, page_of(tmp_path_factory.mktemp("variants"), *models)) as view:
         yield view
 
 
@@ -70,13 +70,12 @@ def check_logits(view: Any, rounding: torch.dtype) -> None:
             assert np.abs(found - expected_V).max() <= 1e-4 * np.abs(expected_V).max(), name
 
 
-def test_logits_of_every_variant_are_those_of_the_textbook_pass(all_variants: Any) -> None:
+def test_logits_of_every_variant_are_those_of_the_textbook_pass(
+    all_variants: Any, browser: Any, tmp_path: Path
+) -> None:
     check_logits(all_variants, torch.float32)
-
-
-def test_logits_of_float16_are_those_of_the_rounded_weights(browser: Any, tmp_path: Path) -> None:
-    models = [shown(name, small_model(name)) for name in VARIANTS]
-    with opened(browser, page_of(tmp_path, models, "f16")) as view:
+    models = [shown(name, small_model(name), number_type="f16") for name in VARIANTS]
+    with opened(browser, page_of(tmp_path, *models)) as view:
         check_logits(view, torch.float16)
 
 
@@ -150,7 +149,7 @@ def test_tokens_are_drawn_as_often_as_their_probabilities_say(browser: Any, tmp_
       }
       return counts;
     }"""
-    with opened(browser, page_of(tmp_path, [shown("bigram", model)])) as view:
+    with opened(browser, page_of(tmp_path, shown("bigram", model))) as view:
         counts_V = np.array(view.evaluate(draw, 4000))
     deviation_V = np.sqrt(4000 * expected_V * (1 - expected_V))
     assert (np.abs(counts_V - 4000 * expected_V) <= 5 * deviation_V).all()
@@ -160,13 +159,7 @@ def tokenizers() -> list[Tokenizer]:
     trained = byte_pairs.train("bpe:300", 300, [FRUITS])
     special = {"<|endoftext|>": 300, "<|im_start|>": 301}
     others = [
-        BpeTokenizer(
-            name,
-            trained.ranks,
-            vocab_size=302,
-            special=special,
-            nfc=name == "qwen2",
-        )
+        BpeTokenizer(name, trained.ranks, vocab_size=302, special=special, nfc=name == "qwen2")
         for name in ("cl100k_base", "o200k_base", "llama3", "qwen2", "smollm")
     ]
     return [ByteTokenizer(), trained, *others]
@@ -188,7 +181,7 @@ def awkward_texts() -> list[str]:
 def test_ids_and_texts_are_those_of_every_tokenizer(browser: Any, tmp_path: Path) -> None:
     texts = awkward_texts()
     models = [(small_model("multi-head", one.vocab_size), one) for one in tokenizers()]
-    page = page_of(tmp_path, [shown(one.name, model, one) for model, one in models])
+    page = page_of(tmp_path, *(shown(one.name, model, one) for model, one in models))
     with opened(browser, page) as view:
         for number, (model, tokenizer) in enumerate(models):
             encoded = [tokenizer.encode(text) for text in texts]
@@ -209,7 +202,7 @@ def test_typing_shows_the_next_token_and_what_the_last_one_attends_to(
     likeliest = LETTERS.decode([int(probabilities_V.argmax())])
     seen = record(model, ids_BT)
     weight = float(seen.weights[0, 0, 1, 4].max())
-    with opened(browser, page_of(tmp_path, [shown("multi-head", model)])) as view:
+    with opened(browser, page_of(tmp_path, shown("multi-head", model))) as view:
         view.fill("#prompt", "abcab")
         first = view.locator("#models li").first
         first.filter(has_text=likeliest).wait_for()
@@ -218,6 +211,10 @@ def test_typing_shows_the_next_token_and_what_the_last_one_attends_to(
         caption = view.locator("#head-caption")
         caption.filter(has_text="Layer 1, head 2").wait_for()
         assert f"attends to {percent(weight)}" in caption.inner_text()
+        view.fill("#prompt", "abz")
+        view.locator("#told", has_text="“z”").wait_for()  # which the vocabulary lacks
+        view.fill("#prompt", "ab")
+        until(view, "document.getElementById('told').textContent === ''")
 
 
 def percent(probability: float) -> str:
@@ -230,7 +227,7 @@ def test_a_head_that_is_switched_off_adds_nothing(browser: Any, tmp_path: Path) 
     with torch.inference_mode():
         expected_V = record(model, torch.tensor([ids]), (1, 2)).logits[0, -1]
     asked = "(ids) => [...attnlm.models[0].logits(ids)]"
-    with opened(browser, page_of(tmp_path, [shown("transformer", model)])) as view:
+    with opened(browser, page_of(tmp_path, shown("transformer", model))) as view:
         view.fill("#prompt", "abcabca")
         before = view.evaluate(asked, ids)
         view.locator("#thumbnails button", has_text="layer 2 head 3").click()
@@ -247,7 +244,7 @@ WIDTHS = pytest.mark.parametrize("width", [1300, 400])
 
 @WIDTHS
 def test_it_is_used_by_the_keyboard(width: int, browser: Any, tmp_path: Path) -> None:
-    page = page_of(tmp_path, [shown("multi-head", small_model("multi-head").float())])
+    page = page_of(tmp_path, shown("multi-head", small_model("multi-head").float()))
     with opened(browser, page, viewport={"width": width, "height": 900}) as view:
         view.focus("#prompt")
         view.keyboard.type("abcab")
@@ -285,11 +282,8 @@ def test_it_is_used_by_the_mouse(width: int, browser: Any, tmp_path: Path) -> No
     ids_BT = torch.tensor([LETTERS.encode("abcab")])
     heads = record(model, ids_BT).layers[0].heads
     assert heads is not None
-    with opened(
-        browser,
-        page_of(tmp_path, [shown("multi-head", model)]),
-        viewport={"width": width, "height": 900},
-    ) as view:
+    page = page_of(tmp_path, shown("multi-head", model))
+    with opened(browser, page, viewport={"width": width, "height": 900}) as view:
         view.fill("#prompt", "abcab")
         until(view, "!isBusy")
         view.locator("#thumbnails button", has_text="head 3").click()
@@ -314,7 +308,7 @@ def test_it_is_used_by_the_mouse(width: int, browser: Any, tmp_path: Path) -> No
 
 def test_models_side_by_side_are_chosen_in_turn(browser: Any, tmp_path: Path) -> None:
     names = ("bigram", "multi-head", "transformer")
-    page = page_of(tmp_path, [shown(name, small_model(name).float()) for name in names])
+    page = page_of(tmp_path, *(shown(name, small_model(name).float()) for name in names))
     with opened(browser, page) as view:
         view.fill("#prompt", "abcab")
         assert view.locator("#models h3").all_inner_texts() == list(names)
@@ -330,9 +324,8 @@ def test_models_side_by_side_are_chosen_in_turn(browser: Any, tmp_path: Path) ->
 
 
 def test_typing_while_it_generates_begins_anew(browser: Any, tmp_path: Path) -> None:
-    with opened(
-        browser, page_of(tmp_path, [shown("x", small_model("transformer").float())])
-    ) as view:
+    page = page_of(tmp_path, shown("x", small_model("transformer").float()))
+    with opened(browser, page) as view:
         view.fill("#tokens", "100000")
         view.click("#run")
         until(view, "document.querySelectorAll('.made').length > 20")
@@ -346,17 +339,14 @@ def test_a_hostile_tokenizer_shows_text_and_runs_nothing(browser: Any, tmp_path:
     characters = "".join(dict.fromkeys("".join(HOSTILE) + "\n"))
     tokenizer = CharTokenizer(characters)
     special = {text: 256 + i for i, text in enumerate(("</script>", "<img/onerror=alert(1)>"))}
-    pairs = BpeTokenizer(
-        "cl100k_base",
-        [bytes([byte]) for byte in range(256)],
-        vocab_size=258,
-        special=special,
-    )
+    single_bytes = [bytes([byte]) for byte in range(256)]
+    pairs = BpeTokenizer("cl100k_base", single_bytes, vocab_size=258, special=special)
+    name = "</p></script><script>alert(1)</script><b>"  # also in what the page says of the model
     models = [
-        PlayModel("</script><b>", *_heads(tokenizer), tokenizer, "</p><script>alert(1)</script>"),
-        PlayModel("pairs", *_heads(pairs), pairs, "x"),
+        shown(name, small_model("multi-head", tokenizer.vocab_size), tokenizer),
+        shown("pairs", small_model("multi-head", pairs.vocab_size), pairs),
     ]
-    with opened(browser, page_of(tmp_path, models)) as view:
+    with opened(browser, page_of(tmp_path, *models)) as view:
         view.fill("#prompt", "".join(HOSTILE[:5]))
         view.locator("#text button").nth(8).wait_for()
         view.fill("#tokens", "50")
@@ -368,33 +358,18 @@ def test_a_hostile_tokenizer_shows_text_and_runs_nothing(browser: Any, tmp_path:
         assert not set("\u2028\u2066\u202e\0") & set(view.locator("body").inner_text())
 
 
-def _heads(tokenizer: Tokenizer) -> tuple[Architecture, dict[str, Tensor]]:
-    """Return a model of the tokenizer's vocabulary."""
-    a = small_model("multi-head").architecture
-    return a, dict(build_model(a, tokenizer.vocab_size).state_dict())
-
-
-def test_a_character_that_the_vocabulary_lacks_is_named(browser: Any, tmp_path: Path) -> None:
-    with opened(browser, page_of(tmp_path, [shown("bigram", small_model("bigram"))])) as view:
-        view.fill("#prompt", "abz")
-        view.locator("#told", has_text="“z”").wait_for()
-        view.fill("#prompt", "ab")
-        until(view, "document.getElementById('told').textContent === ''")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_screens_and_paper(scheme: str, browser: Any, tmp_path: Path) -> None:
+def test_it_fits_screens_and_paper(browser: Any, tmp_path: Path) -> None:
     models = [shown(name, small_model(name)) for name in ("bigram", "multi-head", "transformer")]
-    page = tmp_path / "page.html"
-    page.write_bytes(play_page(models, prompt="abcabcabcabc"))
-    check_fits(browser, page, "play", scheme)
+    page = page_of(tmp_path, *models, prompt="abcabcabcabc")
+    check_fits(browser, page, "play")
 
 
-def test_a_page_is_little_larger_than_its_weights(tmp_path: Path) -> None:
+def test_a_page_is_little_larger_than_its_weights() -> None:
     model = small_model("transformer", embed_dim=128, block_size=64, layers=4).float()
     weights = sum(4 * parameter.numel() for parameter in model.parameters())
-    assert len(play_page([shown("x", model)], "f32")) <= 1.4 * weights + 150_000
-    assert len(play_page([shown("x", model)], "f16")) <= 0.7 * weights + 150_000
+    for number_type, most in (("f32", 1.4), ("f16", 0.7)):
+        page = play_page([shown("x", model, number_type=number_type)])
+        assert len(page) <= most * weights + 150_000
 
 
 def test_a_small_model_with_gpt2s_vocabulary_is_as_small_a_page(gpt2: BpeTokenizer) -> None:
@@ -454,10 +429,10 @@ def test_a_page_that_cannot_be_written_is_refused_in_one_line(
     fails(*to_link, cwd=tmp_path, code=1, says="not a regular file", hints="another name")
 
 
-def test_a_weight_beyond_float16_is_refused(tmp_path: Path) -> None:
+def test_a_weight_beyond_float16_is_refused() -> None:
     model = small_model("bigram").float()
     with torch.no_grad():
         next(model.parameters())[0, 0] = 1e5
-    assert play_page([shown("x", model)])
+    assert shown("x", model)["type"] == "f32"
     with pytest.raises(AttnlmError, match="weights too large for f16"):
-        play_page([shown("x", model)], "f16")
+        shown("x", model, number_type="f16")

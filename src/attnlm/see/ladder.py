@@ -19,7 +19,7 @@ from attnlm.runs.ladder_plan import Plan
 from attnlm.runs.run import Run
 from attnlm.see.curves import Line, best_record, panel_svg, panels_png, verdict
 from attnlm.see.page import render
-from attnlm.see.play import SCRIPTS, first_text, play_data, play_model
+from attnlm.see.play import SCRIPTS, first_text, run_data
 from attnlm.see.reproduce import ladder_command
 
 # Colours that are legible on white and on black. A model has the same colour in all pictures; a
@@ -235,7 +235,11 @@ def explained(ladder: Ladder) -> list[tuple[str, str]]:
     """
     sentences = []
     for rung, gain in zip(ladder.rungs, ladder.gains, strict=True):
-        idea, why, why_not = _idea(rung)
+        model, *changes = rung.model.split(":")
+        idea, why, why_not = _IDEAS[model]
+        if changes:
+            changed = " and ".join(change.replace("=", " ").replace("_", " ") for change in changes)
+            idea, why, why_not = f"{model} with {changed}", "", ""
         if gain is None:
             said = "The others are compared with it"
         elif gain.beyond_seeds is False:
@@ -247,20 +251,11 @@ def explained(ladder: Ladder) -> list[tuple[str, str]]:
             said = f"As good as {gain.rival.model} after these steps"
         else:
             other = gain.rival.model + (", more than the seeds differ" if gain.beyond_seeds else "")
-            words = f"better than {other}{why}" if gain.nats > 0 else f"worse than {other}{why_not}"
-            said = f"{abs(gain.nats):.3f} nats per token {words}"
+            than, reason = ("better", why) if gain.nats > 0 else ("worse", why_not)
+            said = f"{abs(gain.nats):.3f} nats per token {than} than {other}"
+            said += f": {reason}" if reason else ""
         sentences.append((rung.model, f"{idea}. {said}."))
     return sentences
-
-
-def _idea(rung: Rung) -> tuple[str, str, str]:
-    """Return what a rung is, why it may be better than its rival, and why it may be worse."""
-    model, *changes = rung.model.split(":")
-    idea, why, why_not = _IDEAS[model]
-    if changes:
-        changed = " and ".join(change.replace("=", " ").replace("_", " ") for change in changes)
-        return f"{model} with {changed}", "", ""
-    return idea, f": {why}", f": {why_not}"
 
 
 def _colours(ladder: Ladder) -> dict[str, str]:
@@ -278,14 +273,10 @@ def write_ladder(ladder: Ladder) -> Path:
     pictures = {x: panel_svg(lines, known, x) for x, lines in panels.items()}
     header, rows = ladder.table()
     page = ladder.path / "index.html"
-    tried: dict[str, Any] = {"models": []}
-    if sum(rung.run.parameters for rung in ladder.rungs) <= _MOST_TO_TRY:
-        models = [
-            play_model(rung.run, rung.run.checkpoint())._replace(name=ladder.labels[rung.model])
-            for rung in ladder.rungs
-        ]
-        text = ladder.plan.prompt or first_text([rung.run for rung in ladder.rungs])
-        tried = play_data(models, prompt=text)
+    models, runs = [], [rung.run for rung in ladder.rungs]
+    if sum(run.parameters for run in runs) <= _MOST_TO_TRY:
+        for run, name in zip(runs, ladder.labels.values(), strict=True):
+            models.append(run_data(run, run.checkpoint(), name=name))
     content = render(
         "ladder.html",
         ladder=ladder,
@@ -298,35 +289,28 @@ def write_ladder(ladder: Ladder) -> Path:
         again=ladder_command(ladder.plan),
         references=known,
         version=attnlm.__version__,
-        models=tried["models"],
-        scripts=SCRIPTS if tried["models"] else (),
-        data=tried,
+        models=models,
+        scripts=SCRIPTS if models else (),
+        data={"models": models, "prompt": ladder.plan.prompt or first_text(runs)},
     )
     files.write_bytes(page, content)
     return page
 
 
 def _lines(ladder: Ladder, x: str) -> list[Line]:
-    colours = _colours(ladder)
-    return [
-        Line(
-            ladder.labels[rung.model],
-            [record[x] for record in rung.records],
-            [record["val_loss"] for record in rung.records],
-            colours[rung.model],
-            band=_band(rung) if x == "tokens" else (),
-        )
-        for rung in ladder.rungs
-    ]
+    """Return the curve of each rung.
 
-
-def _band(rung: Rung) -> list[tuple[float, float]]:
-    """Return the lowest and highest loss over all seeds at each evaluation.
-
-    The result is empty with one seed, or if a seed lacks an evaluation.
+    By tokens, a curve has a band from the lowest to the highest loss of all seeds, unless there is
+    one seed only or a seed lacks an evaluation.
     """
-    seeds = [{r["step"]: float(r["val_loss"]) for r in records} for records in rung.every_seed]
-    steps = [record["step"] for record in rung.records]
-    if len(seeds) < 2 or not all(step in seed for seed in seeds for step in steps):
-        return []
-    return [(min(s[step] for s in seeds), max(s[step] for s in seeds)) for step in steps]
+    colours, lines = _colours(ladder), []
+    for rung in ladder.rungs:
+        steps = [record["step"] for record in rung.records]
+        seeds = [{r["step"]: float(r["val_loss"]) for r in records} for records in rung.every_seed]
+        band: list[tuple[float, float]] = []
+        if x == "tokens" and len(seeds) > 1 and all(seed.keys() >= {*steps} for seed in seeds):
+            band = [(min(s[step] for s in seeds), max(s[step] for s in seeds)) for step in steps]
+        xs, losses = ([record[key] for record in rung.records] for key in (x, "val_loss"))
+        label, colour = ladder.labels[rung.model], colours[rung.model]
+        lines.append(Line(label, xs, losses, colour, band=band))
+    return lines

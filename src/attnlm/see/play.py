@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -29,18 +29,6 @@ LARGEST = 60_000_000
 """The limit for the parameters of a page's models together. It does not hold if `force` is set."""
 _SUFFIX = ".html"
 SCRIPTS = ("components.js", "model.js", "tokenizers.js", "way.js", "play.js")
-
-
-class PlayModel(NamedTuple):
-    """A model in a page, with its description for readers."""
-
-    name: str
-    architecture: Architecture
-    weights: Mapping[str, Tensor]
-    """The weights by parameter name, with adapters merged."""
-    tokenizer: Tokenizer
-    told: str
-    """The model's kind, number of parameters and origin, in words."""
 
 
 def export_to_html(
@@ -70,8 +58,8 @@ def export_to_html(
             "export a smaller model, or use `force`",
         )
     chosen = [run.checkpoint(checkpoint) for run in runs]
-    models = [play_model(run, which) for run, which in zip(runs, chosen, strict=True)]
-    page = play_page(models, type, first_text(runs))
+    models = [run_data(run, which, type) for run, which in zip(runs, chosen, strict=True)]
+    page = play_page(models, first_text(runs))
     with files.explaining(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         files.write_bytes(path, page)
@@ -79,14 +67,16 @@ def export_to_html(
     return Exported(path, form, ", ".join(dict.fromkeys(one.which for one in chosen)))
 
 
-def play_model(run: Run, checkpoint: Checkpoint) -> PlayModel:
-    """Return the model of a run's checkpoint, for a page."""
-    weights = load_weights(run, checkpoint)
-    origin = f"imported from {run.imported_from}"
-    if not run.imported_from:
-        origin = f"trained on {run.dataset['name']}"
-    told = f"{run.config.model.model}, {run.parameters:,} parameters, {origin}"
-    return PlayModel(run.name, run.config.model, weights, run.tokenizer, told)
+def run_data(
+    run: Run, checkpoint: Checkpoint, number_type: str | None = None, name: str | None = None
+) -> dict[str, Any]:
+    """Return `model_data` for a run's checkpoint, with adapters merged. `name` is the run's."""
+    origin = f"trained on {run.dataset['name']}"
+    if run.imported_from:
+        origin = f"imported from {run.imported_from}"
+    a, weights = run.config.model, load_weights(run, checkpoint)
+    told = f"{a.model}, {run.parameters:,} parameters, {origin}"
+    return model_data(name or run.name, a, weights, run.tokenizer, told, number_type)
 
 
 def first_text(runs: Sequence[Run]) -> str:
@@ -104,60 +94,48 @@ def first_text(runs: Sequence[Run]) -> str:
     return "" if "\ufffd" in text else text
 
 
-def play_page(
-    models: Sequence[PlayModel], number_type: str | None = None, prompt: str = ""
-) -> bytes:
-    """Return an HTML file, in UTF-8, that runs models.
-
-    `number_type` is f32 or f16 (default: f32 up to 2 million parameters, f16 above). `prompt` is
-    the initial text in the page.
-    """
-    return rendered(play_data(models, number_type, prompt))
+def play_page(models: Sequence[dict[str, Any]], prompt: str = "") -> bytes:
+    """Return an HTML file, in UTF-8, that runs models; `prompt` is the initial text in the page."""
+    data = {"models": models, "prompt": prompt}
+    return render("play.html", scripts=SCRIPTS, data=data, models=models)
 
 
-def rendered(data: dict[str, Any]) -> bytes:
-    """Return the page for the data of `play_data`."""
-    return render("play.html", scripts=SCRIPTS, data=data, models=data["models"])
-
-
-def play_data(
-    models: Sequence[PlayModel], number_type: str | None = None, prompt: str = ""
+def model_data(
+    name: str,
+    a: Architecture,
+    tensors: Mapping[str, Tensor],
+    tokenizer: Tokenizer,
+    told: str,
+    number_type: str | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON values that SCRIPTS read. The page's template also reads "models"."""
-    return {"models": [_described(model, number_type) for model in models], "prompt": prompt}
+    """Return a model's JSON values for `unpackModels` in tokenizers.js, with tensors in base64.
 
-
-def _described(model: PlayModel, number_type: str | None) -> dict[str, Any]:
-    """Return a model's JSON values for `unpackModels` in tokenizers.js, with tensors in base64."""
-    tensors = model.weights
+    `told` is what the page says about the model. `number_type` is f32 or f16 (default: f32 up to 2
+    million parameters, f16 above).
+    """
     numbers = np.concatenate([tensor.numpy().ravel() for tensor in tensors.values()])
     if number_type is None:
         number_type = "f32" if numbers.size <= _LARGEST_IN_F32 else "f16"
     with np.errstate(over="ignore"):
         numbers = numbers.astype({"f32": "<f4", "f16": "<f2"}[number_type])
     if not np.isfinite(numbers).all():
-        raise AttnlmError(f"{model.name} has weights too large for {number_type}", "use `type` f32")
+        raise AttnlmError(f"{name} has weights too large for {number_type}", "use `type` f32")
+    architecture = {field.name: getattr(a, field.name) for field in fields(a)}
+    if a.embed_dim is not None:
+        architecture |= {"head_size": a.head_dim, "kv_heads": a.num_kv_heads}
     return {
-        "name": model.name,
-        "told": model.told,
-        "architecture": described_architecture(model.architecture),
-        "shapes": {name: list(tensor.shape) for name, tensor in tensors.items()},
+        "name": name,
+        "told": told,
+        "architecture": {part: x for part, x in architecture.items() if x is not None},
+        "shapes": {tensor: list(tensors[tensor].shape) for tensor in tensors},
         "type": number_type,
         "weights": base64.b64encode(numbers.tobytes()).decode(),
-        "tokenizer": described_tokenizer(model.tokenizer),
-        "first": model.tokenizer.first,
+        "tokenizer": _tokenizer_data(tokenizer),
+        "first": tokenizer.first,
     }
 
 
-def described_architecture(a: Architecture) -> dict[str, Any]:
-    """Return the fields, head size and number of key/value heads, except those that are None."""
-    values = {field.name: getattr(a, field.name) for field in fields(a)}
-    if a.embed_dim is not None:
-        values |= {"head_size": a.head_dim, "kv_heads": a.num_kv_heads}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def described_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+def _tokenizer_data(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the JSON values from which tokenizers.js builds the same tokenizer."""
     if isinstance(tokenizer, CharTokenizer):
         return {"kind": "char", "characters": tokenizer.characters}
@@ -165,29 +143,25 @@ def described_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
         return {
             "kind": "pairs",
             "tokens": "\u0100".join(token.decode("latin-1") for token in tokenizer.ranks),
-            "pattern": in_javascript(tokenizer.pattern),
+            "pattern": _in_javascript(tokenizer.pattern),
             "special": tokenizer.special,
             "nfc": tokenizer.nfc,
         }
     return {"kind": "bytes"}
 
 
-def in_javascript(pattern: str) -> str:
+def _in_javascript(pattern: str) -> str:
     """Return a pattern that finds the same words in JavaScript with flag `u`. JavaScript lacks
     possessive quantifiers and case-insensitive groups, and its \\s matches other characters."""
+
+    def any_case(letters: re.Match[str]) -> str:
+        """Return a letter, or a class of letters, as a class with their capitals."""
+        small = letters[0].strip("[]")
+        return f"[{small}{small.upper()}{'ſ' if 's' in small else ''}]"
+
+    def without_flag(group: re.Match[str]) -> str:
+        return "(?:" + re.sub(r"\[[a-z]+\]|[a-z]", any_case, group[1]) + ")"
+
     pattern = re.sub(r"([+*?]|\{\d+,\d+\})\+", r"\1", pattern)
     pattern = pattern.replace(r"\s", r"\p{White_Space}").replace(r"\S", r"\P{White_Space}")
-    return re.sub(r"\(\?i:([^()]*)\)", lambda part: f"(?:{_any_case(part[1])})", pattern)
-
-
-def _any_case(letters: str) -> str:
-    """Extend a pattern of letters, classes of letters and | so that it also matches capitals."""
-    in_class = letters.replace("[sdmt]", "[sSſdDmMtT]")
-    outside = re.split(r"(\[[^]]*\])", in_class)
-    both = [part if i % 2 else re.sub("[a-z]", _both, part) for i, part in enumerate(outside)]
-    return "".join(both)
-
-
-def _both(letter: re.Match[str]) -> str:
-    lower = letter[0]
-    return f"[{lower}{lower.upper()}{'ſ' if lower == 's' else ''}]"
+    return re.sub(r"\(\?i:([^()]*)\)", without_flag, pattern)
