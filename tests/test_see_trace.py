@@ -63,7 +63,7 @@ def test_the_steps_lead_from_tokens_to_probabilities(name: str, trained: Path) -
     for softmax in attending:
         masked = steps[softmax.name.replace("softmax", "mask")].values
         torch.testing.assert_close(torch.softmax(masked, -1), softmax.values)
-    assert sum(p for _, p in traced.likeliest) <= 1 + 1e-6
+    assert sum(p for _, p in traced.next) <= 1 + 1e-6
     words = "\n".join(in_words(traced))
     assert all(f". {step.name}  (" in words for step in traced.steps)
 

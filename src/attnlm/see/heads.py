@@ -85,10 +85,6 @@ class HeadReport:
     loss_change: float | None
     """loss without the head minus loss with it, in nats per token, if measured"""
 
-    def facts(self) -> dict[str, Any]:
-        """Return the fields as JSON values, in which layers and heads count from 1."""
-        return {**vars(self), "layer": self.layer + 1, "head": self.head + 1}
-
 
 @dataclass(frozen=True)
 class HeadsReport:
@@ -116,8 +112,9 @@ class HeadsReport:
         return f"{self.windows} windows of {self.window} tokens (induction: {random})"
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return {**vars(self), "heads": [head.facts() for head in self.heads]}
+        """Return the fields as JSON values, in which layers and heads count from 1."""
+        heads = [{**vars(h), "layer": h.layer + 1, "head": h.head + 1} for h in self.heads]
+        return {**vars(self), "heads": heads}
 
 
 def study_heads(
@@ -160,28 +157,28 @@ def study_heads(
             "use a longer text, or a run with a larger context",
         )
     if has_text:
-        places_NT = _windows(len(tokens), block_size, windows)
+        # Windows spread evenly over the text, of T inputs and one more token as the last target.
+        there = (len(tokens) - 1) // block_size
+        chosen_N = np.unique(np.linspace(0, there - 1, min(windows, there)).astype(np.int64))
+        places_NT = chosen_N[:, None] * block_size + np.arange(block_size + 1)
         windows_NT = ids_at(tokens, places_NT, run.vocab_size, origin).astype(np.int64)
         inputs_NT, random_NT = windows_NT[:, :-1], random_NT[: len(windows_NT)]
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
-
-    def scored(ids_NT: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        starts_NT = word_starts(run.tokenizer, ids_NT)
-        return _mean_scores(
-            model, *(torch.from_numpy(x).to(chosen.torch) for x in (ids_NT, starts_NT))
-        )
-
-    scores_LHP, chance_P = scored(inputs_NT)
+    scores_LHP, chance_P = _mean_scores(model, run.tokenizer, inputs_NT, chosen.torch)
     if has_text:
         induction = PATTERNS.index("induction")
-        for found, of_random in zip((scores_LHP, chance_P), scored(random_NT), strict=True):
-            found[..., induction] = of_random[..., induction]
+        of_random = _mean_scores(model, run.tokenizer, random_NT, chosen.torch)
+        scores_LHP[..., induction] = of_random[0][..., induction]
+        chance_P[induction] = of_random[1][induction]
     chance = dict(zip(PATTERNS, chance_P.tolist(), strict=True))
     places: list[Head] = [(layer, head) for layer, head in np.ndindex(*scores_LHP.shape[:2])]
-    loss, changes = None, dict.fromkeys(places)
+    loss, changes = None, dict[Head, float | None].fromkeys(places)
     if ablate:
         ids_NT = torch.from_numpy(windows_NT).to(chosen.torch)
-        loss, changes = _ablate(model, ids_NT, places, on_event)
+        loss = _loss(model, ids_NT, None)
+        for number, place in enumerate(places):
+            on_event(Progress("ablate", number, len(places), "head"))
+            changes[place] = _loss(model, ids_NT, place) - loss
     heads = []
     for place in places:
         scores = dict(zip(PATTERNS, scores_LHP[place].tolist(), strict=True))
@@ -210,17 +207,6 @@ def _tokens(run: Run, text: Path | list[int] | None, data_dir: Path) -> tuple[ND
     with text.open("rb") as file:
         content = read_text(file, str(text))
     return run.tokenizer.encode_array(content), str(text)  # an array, since the file may be long
-
-
-def _windows(count: int, length: int, most: int) -> NDArray[np.int64]:
-    """Return the indices (N, T + 1) of at most `most` windows, spread evenly over `count` tokens.
-
-    A window has T = `length` inputs, and one more token as the last target.
-    """
-    there = (count - 1) // length
-    chosen = np.unique(np.linspace(0, there - 1, min(most, there)).astype(np.int64))
-    places: NDArray[np.int64] = chosen[:, None] * length + np.arange(length + 1)
-    return places
 
 
 def repeated_random_tokens(vocab_size: int, block_size: int, windows: int) -> NDArray[np.int64]:
@@ -255,30 +241,30 @@ def word_starts(tokenizer: Tokenizer, ids_NT: NDArray[np.int64]) -> NDArray[np.b
     return starts
 
 
-def _parts(ids_NT: Tensor) -> Iterator[slice]:
-    at_once = max(1, _TOKENS_AT_ONCE // ids_NT.size(1))
-    for first in range(0, len(ids_NT), at_once):
-        yield slice(first, first + at_once)
-
-
-def _mean_scores(model: LanguageModel, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
+def _mean_scores(
+    model: LanguageModel, tokenizer: Tokenizer, ids_NT: NDArray[np.int64], device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Return the scores on P patterns of all heads, (L, H, P), and of uniform attention, (P,)."""
-    length = ids_NT.size(1)
-    uniform_TT = torch.ones(length, length, device=ids_NT.device).tril()
+    heads, length = model.architecture.maps_per_layer, ids_NT.shape[1]
+    uniform_TT = torch.ones(length, length, device=device).tril()
     uniform_TT /= uniform_TT.sum(-1, keepdim=True)
-    sums: Any = 0
-    counts: Any = 0
-    for part in _parts(ids_NT):
+
+    def sums_over(ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
         found: list[tuple[Tensor, Tensor]] = []
 
-        def score(weights_NHTT: Tensor, part: slice = part, found: Any = found) -> None:
-            check_finite(weights_NHTT)
-            found.append(pattern_sums(weights_NHTT, ids_NT[part], starts_NT[part]))
+        def score(weights_NHTT: Tensor) -> None:
+            found.append(pattern_sums(weights_NHTT, ids_NT, starts_NT))
 
-        check_finite(record(model, ids_NT[part], watch=score).logits)
-        score(uniform_TT.expand(len(ids_NT[part]), model.architecture.maps_per_layer, -1, -1))
-        sums = sums + torch.stack([layer_sums for layer_sums, _ in found])
-        counts = counts + found[0][1]
+        check_finite(record(model, ids_NT, watch=score).logits)
+        score(uniform_TT.expand(len(ids_NT), heads, -1, -1))
+        return torch.stack([layer_sums for layer_sums, _ in found]), found[0][1]
+
+    at_once = max(1, _TOKENS_AT_ONCE // length)
+    parts = (
+        torch.from_numpy(numbers_NT).to(device).split(at_once)
+        for numbers_NT in (ids_NT, word_starts(tokenizer, ids_NT))
+    )
+    sums, counts = (sum(found) for found in zip(*map(sums_over, *parts), strict=True))
     scores_LHP = (sums / counts.clamp(min=1)[:, None]).transpose(1, 2).cpu()
     return scores_LHP[:-1], scores_LHP[-1, 0]
 
@@ -327,26 +313,13 @@ def name_of(scores: dict[str, float], chance: dict[str, float]) -> str:
     return max(filter(is_clear, PATTERNS), key=lambda pattern: scores[pattern], default="mixed")
 
 
-def _ablate(
-    model: LanguageModel, windows_NT: Tensor, places: list[Head], on_event: OnEvent
-) -> tuple[float, dict[Head, float | None]]:
-    """Return the loss with all heads, and the change in loss without each head."""
-    whole = _loss(model, windows_NT, None)
-    changes: dict[Head, float | None] = {}
-    for place in places:
-        on_event(Progress("ablate", len(changes), len(places), "head"))
-        changes[place] = _loss(model, windows_NT, place) - whole
-    return whole, changes
-
-
 def _loss(model: LanguageModel, windows_NT: Tensor, silenced: Head | None) -> float:
-    inputs_NT, targets_NT = windows_NT[:, :-1], windows_NT[:, 1:]
-    losses = []
-    for part in _parts(inputs_NT):
+    losses, at_once = [], max(1, _TOKENS_AT_ONCE // (windows_NT.size(1) - 1))
+    for part_NT in windows_NT.split(at_once):
         # `watch` discards the attention weights, to save memory.
-        logits = record(model, inputs_NT[part], silenced, watch=lambda _: None).logits
-        losses.append(float(cross_entropy(logits, targets_NT[part])) * targets_NT[part].numel())
-    loss = math.fsum(losses) / targets_NT.numel()
+        logits = record(model, part_NT[:, :-1], silenced, watch=lambda _: None).logits
+        losses.append(float(cross_entropy(logits, part_NT[:, 1:])) * part_NT[:, 1:].numel())
+    loss = math.fsum(losses) / windows_NT[:, 1:].numel()
     if not math.isfinite(loss):
         raise NotFiniteError
     return loss

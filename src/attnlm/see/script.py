@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import operator
 
 from attnlm.base.errors import AttnlmError
 from attnlm.model import textbook
@@ -40,15 +39,6 @@ from pathlib import Path
 files = sorted(Path({path!r}).glob("shard-*-model-00001-*.safetensors"))
 parts = [load_file(file) for file in files]  # the rows of each process, in order
 weights = {{name: torch.cat([part[name] for part in parts]) for name in parts[0]}}"""
-
-
-# The comparisons that occur in textbook.py, so that no code is evaluated.
-_COMPARISONS = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-}
 
 
 def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
@@ -86,14 +76,10 @@ def specialised(a: Architecture) -> str:
     functions = {f.name: f for f in module.body if isinstance(f, ast.FunctionDef)}
     for function in functions.values():
         _Specialised(a).visit(function)
-    used, waiting = {"forward"}, ["forward"]
-    while waiting:
-        called = {
-            node.id for node in ast.walk(functions[waiting.pop()]) if isinstance(node, ast.Name)
-        }
-        new = called & functions.keys() - used
-        used |= new
-        waiting += new
+    used = ["forward"]
+    for name in used:  # which grows
+        names = {node.id for node in ast.walk(functions[name]) if isinstance(node, ast.Name)}
+        used += [called for called in functions if called in names and called not in used]
     return "\n\n".join(ast.unparse(f) for name, f in functions.items() if name in used)
 
 
@@ -129,7 +115,8 @@ class _Specialised(ast.NodeTransformer):
             case ast.Constant(value):
                 is_taken = bool(value)
             case ast.Compare(ast.Constant(left), [sign], [ast.Constant(right)]):
-                is_taken = _COMPARISONS[type(sign)](left, right)
+                # textbook.py uses ==, !=, `is` and `is not`, and no other comparison.
+                is_taken = (left == right) == isinstance(sign, ast.Eq | ast.Is)
             case _:
                 return node
         return node.body if is_taken else node.orelse

@@ -12,7 +12,7 @@ from torch import Tensor
 from attnlm.base.errors import UsageError
 from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite
-from attnlm.model.recorder import Heads, Layer, Recorder, record
+from attnlm.model.recorder import Layer, Recorder, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
 from attnlm.see.attend import check_fits_json, likeliest, next_in_words
@@ -43,29 +43,19 @@ class Trace:
     model: str
     tokens: list[str]
     steps: list[Step]
-    likeliest: list[tuple[str, float]]
+    next: list[tuple[str, float]]
     """candidates for the next token with their probabilities, likeliest first"""
 
     def facts(self) -> dict[str, Any]:
         """Return steps and next tokens as JSON values. Raises AttnlmError for too many numbers."""
         check_fits_json(sum(step.values.numel() for step in self.steps))
-        return {
-            "run": self.run,
-            "model": self.model,
-            "tokens": self.tokens,
-            "steps": [
-                {**vars(step), "shape": [*step.values.shape], "values": _as_json(step.values)}
-                for step in self.steps
-            ],
-            "next": [{"token": t, "probability": p} for t, p in self.likeliest],
-        }
-
-
-def _as_json(values: Tensor) -> Any:
-    """Return the numbers as lists, with None for masked scores, since JSON does not have −∞."""
-    numbers = values.numpy().astype(object)
-    numbers[values.isneginf().numpy()] = None
-    return numbers.tolist()
+        steps = []
+        for step in self.steps:
+            numbers = step.values.numpy().astype(object)
+            numbers[step.values.isneginf().numpy()] = None  # JSON does not have −∞
+            steps.append({**vars(step), "shape": [*numbers.shape], "values": numbers.tolist()})
+        likeliest = [{"token": token, "probability": p} for token, p in self.next]
+        return {**vars(self), "steps": steps, "next": likeliest}
 
 
 def trace(run: Run, text: str, *, checkpoint: str = "auto") -> Trace:
@@ -91,7 +81,7 @@ def trace(run: Run, text: str, *, checkpoint: str = "auto") -> Trace:
             *steps,
             Step("probabilities", "softmax(logits)", "T V", probabilities_TV),
         ],
-        likeliest=list(zip(token_texts(run.tokenizer, order), last_V[order].tolist(), strict=True)),
+        next=list(zip(token_texts(run.tokenizer, order), last_V[order].tolist(), strict=True)),
     )
 
 
@@ -103,8 +93,8 @@ def _steps(a: Architecture, seen: Recorder) -> Iterator[Step]:
     yield Step("embedding", f"token_embedding[tokens]{positions}", "T C", seen.embedded[0])
     for number, layer in enumerate(seen.layers, 1):
         prefix = f"layer {number} " if a.layers > 1 or a.residual else ""
-        for step in _layer_steps(a, layer):
-            yield Step(prefix + step.name, step.formula, step.axes, step.values[0])
+        for name, formula, axes, values in _layer_steps(a, layer):
+            yield Step(prefix + name, formula, axes, values[0])
     last = "stream" if a.residual else "mlp" if a.mlp != "none" else "attended"
     normed = f"norm({last})" if a.norm != "none" else last
     bias = " + bias" if a.head_bias else ""
@@ -127,40 +117,36 @@ _SCORES = {
 }
 
 
-def _layer_steps(a: Architecture, layer: Layer) -> Iterator[Step]:
+def _layer_steps(a: Architecture, layer: Layer) -> Iterator[tuple[str, str, str, Tensor]]:
     """Yield the steps of one block, with numbers of shape (1, …) for a batch of one text."""
-    if layer.read is not None and layer.heads is not None and layer.attended is not None:
+    is_softmax, heads = a.attention == "softmax", layer.heads
+    if heads is not None and layer.read is not None and layer.attended is not None:
         if a.norm != "none":
-            yield Step("norm", _NORMS[a.norm], "T C", layer.read)
-        yield from _head_steps(a, layer.heads)
+            yield "norm", _NORMS[a.norm], "T C", layer.read
+        if is_softmax:
+            bias = " + bias" if a.qkv_bias else ""
+            placed = ["normalised"] if a.query_key_norm else []
+            placed += ["rotated by position"] if a.positions == "rotary" else []
+            then = f", {' and '.join(placed)}" if placed else ""
+            yield "q", f"x · W_qᵀ{bias}{then}", "H T D", heads.query
+            yield "k", f"x · W_kᵀ{bias}{then}", "H T D", heads.key
+            yield "v", f"x · W_vᵀ{bias}", "H T D", heads.value
+        yield "scores", _SCORES[a.attention], "H T T", heads.scores
+        later = torch.ones_like(heads.scores, dtype=torch.bool).triu(1)
+        masked = heads.scores.masked_fill(later, -torch.inf)
+        yield "mask", "−∞ where the key comes after the query", "H T T", masked
+        yield "softmax", "eˢ / Σ eˢ along each row: the attention weights", "H T T", heads.weights
+        yield "mix", f"weights · {'v' if is_softmax else 'x'}", "H T D", heads.mixed
         joined = "the heads side by side" + (", then the projection" if a.projection else "")
-        yield Step("attended", joined, "T C", layer.attended)
+        yield "attended", joined, "T C", layer.attended
     if layer.mlp is not None:
-        before = "attended" if a.attention != "none" else "x"
-        before = f"x + {before}" if a.residual and a.attention != "none" else before
+        before = "attended" if heads is not None else "x"
+        before = f"x + {before}" if a.residual and heads is not None else before
         read = f"norm({before})" if a.norm != "none" else before
-        yield Step("mlp", f"{_MLPS[a.mlp]}, y = {read}", "T C", layer.mlp)
+        yield "mlp", f"{_MLPS[a.mlp]}, y = {read}", "T C", layer.mlp
     if a.residual and layer.stream is not None:
         added = [name for name in ("attended", "mlp") if getattr(layer, name) is not None]
-        yield Step("stream", " + ".join(["x", *added]), "T C", layer.stream)
-
-
-def _head_steps(a: Architecture, heads: Heads) -> Iterator[Step]:
-    if a.attention == "softmax":
-        bias = " + bias" if a.qkv_bias else ""
-        done = (a.query_key_norm, "normalised"), (a.positions == "rotary", "rotated by position")
-        placed = " and ".join(word for is_done, word in done if is_done)
-        placed = f", {placed}" if placed else ""
-        yield Step("q", f"x · W_qᵀ{bias}{placed}", "H T D", heads.query)
-        yield Step("k", f"x · W_kᵀ{bias}{placed}", "H T D", heads.key)
-        yield Step("v", f"x · W_vᵀ{bias}", "H T D", heads.value)
-    yield Step("scores", _SCORES[a.attention], "H T T", heads.scores)
-    later = torch.ones_like(heads.scores, dtype=torch.bool).triu(1)
-    masked = heads.scores.masked_fill(later, -torch.inf)
-    yield Step("mask", "−∞ where the key comes after the query", "H T T", masked)
-    yield Step("softmax", "eˢ / Σ eˢ along each row: the attention weights", "H T T", heads.weights)
-    values = "v" if a.attention == "softmax" else "x"
-    yield Step("mix", f"weights · {values}", "H T D", heads.mixed)
+        yield "stream", " + ".join(["x", *added]), "T C", layer.stream
 
 
 def in_words(trace: Trace, head: int = 1) -> Iterator[str]:
@@ -189,7 +175,7 @@ def in_words(trace: Trace, head: int = 1) -> Iterator[str]:
                 yield f"   {which}{token}: {_numbers(row)}"
         else:
             yield f"   {which}{shown[-1]}: {_numbers(values[-1])}"
-    yield from next_in_words(trace.likeliest)
+    yield from next_in_words(trace.next)
 
 
 def _numbers(row: Tensor) -> str:
