@@ -55,15 +55,16 @@ def test_it_draws_in_silence_without_a_home_and_whatever_a_users_settings(
 def test_a_picture_takes_an_installed_font_that_has_the_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    nobody_has, one_has = "\U00100001", "\U00100002"
+    nobody_has, one_has = "\U00010600", "\U00010601"  # Linear A
+
+    def characters(path: str) -> frozenset[int]:
+        installed = real(path) - {ord(nobody_has), ord(one_has)}
+        return installed | {ord(one_has)} if "cmr10" in path else installed
+
+    real = pictures._characters
+    monkeypatch.setattr(pictures, "_characters", characters)
     families, missing = pictures.fonts_for("the" + nobody_has)
     assert missing == nobody_has and pictures.fonts_for("the") == (families, "")
-    real = pictures._characters
-    monkeypatch.setattr(
-        pictures,
-        "_characters",
-        lambda path: real(path) | {ord(one_has)} if "cmr10" in path else real(path),
-    )
     assert pictures.fonts_for("the" + one_has) == ([*families, "cmr10"], "")
 
 
@@ -76,10 +77,10 @@ def test_characters_that_no_font_has_are_said_and_stay_text_in_an_svg(
     attnlm("prepare", "text.txt", cwd=tmp_path)
     sizes = ("--model", "multi-head", "--steps", "1", "--block-size", "8", "--embed-dim", "8")
     attnlm("train", *sizes, "--name", "odd", cwd=tmp_path)
-    said = attnlm("attend", f"the {odd}", "odd", "-o", "a.png", cwd=tmp_path).stderr
-    assert f"no installed font has {odd}, so boxes are drawn instead" in said
-    said = attnlm("attend", "the", "odd", "-o", "b.png", cwd=tmp_path).stderr
-    assert "boxes" not in said
-    said = attnlm("attend", f"the {odd}", "odd", "-o", "a.svg", cwd=tmp_path).stderr
-    assert "boxes" not in said
+    says = f"no installed font has {odd}, so boxes are drawn instead"
+    for text, picture, is_said in (
+        *((f"the {odd}", "a.png", True), ("the", "b.png", False), (f"the {odd}", "a.svg", False)),
+    ):
+        done = attnlm("attend", text, "odd", "-o", picture, cwd=tmp_path)
+        assert (says in done.stderr) == is_said
     assert f">{odd}</text>" in (tmp_path / "a.svg").read_text(encoding="utf-8")

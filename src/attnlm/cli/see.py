@@ -78,9 +78,9 @@ def _drawn(attention: Attention, kind: str) -> bytes:
         from attnlm.see.attend_page import attention_page
 
         return attention_page(attention)
-    from attnlm.see.pictures import picture, undrawn
+    from attnlm.see.pictures import fonts_for, picture
 
-    if kind == "png" and (missing := undrawn(attention)):
+    if kind == "png" and (missing := fonts_for(attention.tokens)[1]):
         console.say(
             f"no installed font has {missing[:20]}, so boxes are drawn instead: install a font "
             "such as Noto Sans CJK, or write an .svg or .html"

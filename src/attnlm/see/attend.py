@@ -26,7 +26,6 @@ from attnlm.see.text import ids_of, tint, token_texts, visible
 
 if TYPE_CHECKING:
     from rich.columns import Columns
-    from rich.text import Text
 
 Numbers = NDArray[np.float32]
 
@@ -158,7 +157,6 @@ def attention_of(run: Run, model: LanguageModel, ids: list[int]) -> tuple[Attent
     free = iter(weights_LHTT)
 
     def keep(weights_BHTT: torch.Tensor) -> None:
-        check_finite(weights_BHTT)
         next(free)[:] = weights_BHTT[0].numpy()
 
     seen = record(model, torch.tensor([ids]), watch=keep)
@@ -182,30 +180,21 @@ def in_colour(attention: Attention, width: int) -> Iterator[Columns]:
     """
     from rich.cells import set_cell_size
     from rich.columns import Columns
+    from rich.text import Text
 
     cells = [set_cell_size(visible(token), 2) for token in attention.tokens]
     is_whole = 2 * len(cells) + 3 <= width
-    for layer, weights_HTT in enumerate(attention.weights):
-        heads = [
-            _square(_name(layer, head), cells, weights_TT, is_whole)
-            for head, weights_TT in enumerate(weights_HTT)
-        ]
-        yield Columns(heads, padding=(0, 1))
-
-
-def _square(name: str, cells: list[str], weights_TT: Numbers, is_whole: bool) -> Text:
-    from rich.text import Text
-
-    square = Text(name if is_whole else f"{name}, the last token")
-    for t in range(0 if is_whole else len(cells) - 1, len(cells)):
-        square.append(f"\n{cells[t]} ")
-        for cell, weight in zip(cells[: t + 1], weights_TT[t].tolist(), strict=False):
-            square.append(cell, tint(weight))
-    return square.append("\n")
-
-
-def _name(layer: int, head: int) -> str:
-    return f"layer {layer + 1} head {head + 1}"
+    for layer, weights_HTT in enumerate(attention.weights, 1):
+        squares = []
+        for head, weights_TT in enumerate(weights_HTT, 1):
+            name = f"layer {layer} head {head}"
+            square = Text(name if is_whole else f"{name}, the last token")
+            for t in range(0 if is_whole else len(cells) - 1, len(cells)):
+                square.append(f"\n{cells[t]} ")
+                for cell, weight in zip(cells, weights_TT[t, : t + 1].tolist(), strict=False):
+                    square.append(cell, tint(weight))
+            squares.append(square.append("\n"))
+        yield Columns(squares, padding=(0, 1))
 
 
 def in_words(attention: Attention) -> Iterator[str]:
@@ -213,7 +202,7 @@ def in_words(attention: Attention) -> Iterator[str]:
     shown = [visible(token) for token in attention.tokens]
     widest = max(map(len, shown))
     for layer, head in np.ndindex(*attention.weights.shape[:2]):
-        yield _name(layer, head)
+        yield f"layer {layer + 1} head {head + 1}"
         for t, weights_T in enumerate(attention.weights[layer, head]):
             most = likeliest(weights_T[: t + 1], _MOST_LISTED)
             looked_at = (f"{shown[s]}@{s} {weights_T[s]:.2f}" for s in most)

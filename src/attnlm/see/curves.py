@@ -90,12 +90,10 @@ class CurveDrawer:
         if isinstance(event, Started):
             self._run = event.run
         is_due = isinstance(event, Evaluated) and time.perf_counter() >= self._due
-        if self._run is not None and (is_due or isinstance(event, Finished)):
-            self._draw(self._run)
-
-    def _draw(self, run: Run) -> None:
+        if self._run is None or not (is_due or isinstance(event, Finished)):
+            return
         try:
-            draw_run(run, run.path / "curve.png")
+            draw_run(self._run, self._run.path / "curve.png")
             # A figure is a reference cycle: without this, about thirty would stay in memory.
             gc.collect(1)
         except Exception as error:  # noqa: BLE001 - a run must not fail for a picture
@@ -284,29 +282,24 @@ def verdict(records: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any]) ->
     `records` are the lines of metrics.jsonl, oldest first. `dataset` has the reference losses
     `bigram_loss` and `floor`, in nats per token, or None for unknown ones.
     """
-    words = [_trend(records, dataset["floor"])]
+    tokens = records[-1].get("evaluated_tokens") or math.inf
+    words = [_trend(records, dataset["floor"], tokens)]
     bigram_loss = dataset["bigram_loss"]
     if bigram_loss is not None and best_record(records)["val_loss"] > bigram_loss + _NOTICEABLE:
         words.append("not as good as the counted bigram")
-    tokens = _tokens(records)
     if tokens < _FEW_TOKENS:
         words.append(f"{tokens:,} validation tokens are too few for a reliable loss")
     return "; ".join(words)
 
 
-def _tokens(records: Sequence[Mapping[str, Any]]) -> float:
-    """Return how many validation tokens the last evaluation covered, or infinity if unknown."""
-    return records[-1].get("evaluated_tokens") or math.inf
-
-
-def _trend(records: Sequence[Mapping[str, Any]], floor: float | None) -> str:
+def _trend(records: Sequence[Mapping[str, Any]], floor: float | None, tokens: float) -> str:
     if len(records) < 3:
         return "too few evaluations to tell whether the loss still falls"
     losses = [float(record["val_loss"]) for record in records]
     best = losses.index(min(losses))
     risen = losses[-1] - losses[best]
     # The loss of one token varies by about 1 between evaluations, so the mean varies by 1/√tokens.
-    if risen > max(_NOTICEABLE, 2 / math.sqrt(_tokens(records))):
+    if risen > max(_NOTICEABLE, 2 / math.sqrt(tokens)):
         trained = [x for r in records[best:] if (x := r.get("train_loss")) is not None]
         since = f"step {records[best]['step']}"
         if trained and trained[-1] < trained[0] - _NOTICEABLE:

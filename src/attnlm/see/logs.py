@@ -1,6 +1,8 @@
 """Log training to other tools: an adapter for each tool, and a listener that calls the adapters.
 
-A tool's package is imported only when a training run that it logs starts.
+A tool's package is imported only when a training run that it logs starts. An adapter takes the
+numbers, texts and images of a step. Its argument `id` identifies the run in the tool, and stays the
+same when the run is resumed. `close` writes all buffered data.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -31,30 +33,18 @@ from attnlm.training.events import Evaluated, Finished, Started, Stepped
 _PROJECT = "attnlm"
 _RECORD = "logs.json"
 _MOST_POINTS = 1000  # points in a curve, evaluations excluded
-# Keys in metrics.jsonl, by the names that tools show.
-_MEASURED = {
+# Fields of Stepped and of a line in metrics.jsonl, by the names that tools show.
+_OF_STEPS = {
+    "loss/batch": "loss",
+    "learning_rate": "learning_rate",
+    "tokens_per_second": "tokens_per_second",
+    "gradient_norm": "gradient_norm",
+}
+_OF_EVALUATIONS = {
     "loss/train": "train_loss",
     "loss/validation": "val_loss",
     "bits_per_byte": "bits_per_byte",
 }
-
-
-class Tool(Protocol):
-    """An adapter for a tool that logs a run.
-
-    `id` identifies the run in the tool, and stays the same when the run is resumed.
-    """
-
-    def __init__(self, run: Run, id: str, first_step: int) -> None: ...
-
-    def numbers(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def text(self, step: int, name: str, text: str) -> None: ...
-
-    def image(self, step: int, name: str, pixels: Pixels) -> None: ...
-
-    def close(self, *, is_finished: bool) -> None:
-        """Write all buffered data, after training has finished or was interrupted."""
 
 
 class TensorBoard:
@@ -178,6 +168,7 @@ class Trackio:
         self._trackio.finish()
 
 
+Tool = TensorBoard | WeightsAndBiases | MLflow | Trackio
 TOOLS: dict[str, type[Tool]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
@@ -221,54 +212,54 @@ class LogListener:
         elif not self._tools:
             return
         elif isinstance(event, Stepped) and event.step >= self._next_point:
-            self._stepped(event)
+            self._next_point = event.step + (event.steps or 0) // _MOST_POINTS
+            self._tell_numbers(event.step, _OF_STEPS, vars(event))
         elif isinstance(event, Evaluated):
-            self._evaluated(event)
+            step, snapshot = int(event.record["step"]), event.snapshot
+            self._tell_numbers(step, _OF_EVALUATIONS, event.record)
+            if snapshot is not None:
+                self._tell(lambda tool: tool.text(step, "sample", snapshot.text))
+            if snapshot is not None and snapshot.maps is not None:
+                maps = sheet(snapshot.maps)
+                self._tell(lambda tool: tool.image(step, "attention", maps))
         elif isinstance(event, Finished):
             self._is_finished = True
             curve = event.run.path / "curve.png"
             if curve.exists():
-                self._each(lambda tool: tool.image(event.step, "curve", _pixels(curve)))
+                self._tell(lambda tool: tool.image(event.step, "curve", _pixels(curve)))
 
     def close(self) -> None:
         """Close all tools, which then write their buffered data."""
-        self._each(lambda tool: tool.close(is_finished=self._is_finished))
+        self._tell(lambda tool: tool.close(is_finished=self._is_finished))
         self._tools = {}
 
     def _start(self, event: Started) -> None:
+        """Start the tools, and save their names and the run's id in them for resuming."""
         self._next_point = 0
+        path, known = event.run.path / _RECORD, {"id": secrets.token_hex(4), "tools": []}
         try:
-            names, id = _recorded(event.run.path, self._names)
+            if path.exists():
+                known = files.read_json(path)
+                is_list = isinstance(known.get("tools"), list)
+                if not is_list or not re.fullmatch("[0-9a-f]{8}", str(known.get("id"))):
+                    raise damaged(path)
+            tools = known["tools"] if self._names is None else list(dict.fromkeys(self._names))
+            check_tools(tools)
+            if tools != known["tools"]:
+                with files.explaining(event.run.path):
+                    files.write_json(path, {**known, "tools": tools})
         except AttnlmError as error:
             self._on_event(Note(f"the run is not logged: {error.message}; {error.hint}"))
             return
-        for name in names:
+        for name in tools:
             with self._dropping_if_it_fails(name):
-                self._tools[name] = TOOLS[name](event.run, id, event.first_step)
+                self._tools[name] = TOOLS[name](event.run, str(known["id"]), event.first_step)
 
-    def _stepped(self, event: Stepped) -> None:
-        self._next_point = event.step + (event.steps or 0) // _MOST_POINTS
-        known = {
-            "loss/batch": event.loss,
-            "learning_rate": event.learning_rate,
-            "tokens_per_second": event.tokens_per_second,
-            "gradient_norm": event.gradient_norm,
-        }
-        values = {name: value for name, value in known.items() if value is not None}
-        self._each(lambda tool: tool.numbers(event.step, values))
+    def _tell_numbers(self, step: int, names: Mapping[str, str], values: Mapping[str, Any]) -> None:
+        known = {name: x for name, key in names.items() if (x := values[key]) is not None}
+        self._tell(lambda tool: tool.numbers(step, known))
 
-    def _evaluated(self, event: Evaluated) -> None:
-        step, snapshot = int(event.record["step"]), event.snapshot
-        measured = {name: event.record[key] for name, key in _MEASURED.items()}
-        values = {name: value for name, value in measured.items() if value is not None}
-        self._each(lambda tool: tool.numbers(step, values))
-        if snapshot is not None:
-            self._each(lambda tool: tool.text(step, "sample", snapshot.text))
-        if snapshot is not None and snapshot.maps is not None:
-            pixels = sheet(snapshot.maps)
-            self._each(lambda tool: tool.image(step, "attention", pixels))
-
-    def _each(self, tell: Callable[[Tool], None]) -> None:
+    def _tell(self, tell: Callable[[Tool], None]) -> None:
         for name, tool in list(self._tools.items()):
             with self._dropping_if_it_fails(name):
                 tell(tool)
@@ -282,23 +273,6 @@ class LogListener:
             self._tools.pop(name, None)
             reason = (str(error) or type(error).__name__).strip().splitlines()[0]
             self._on_event(Note(f"{name} failed and no longer logs this run: {reason}"))
-
-
-def _recorded(folder: Path, names: Sequence[str] | None) -> tuple[Sequence[str], str]:
-    """Return the tools that log a run and the run's id in the tools; save both for resuming."""
-    path = folder / _RECORD
-    known: dict[str, Any] = {"id": secrets.token_hex(4), "tools": []}
-    if path.exists():
-        known = files.read_json(path)
-        is_list = isinstance(known.get("tools"), list)
-        if not is_list or not re.fullmatch("[0-9a-f]{8}", str(known.get("id"))):
-            raise damaged(path)
-    tools = known["tools"] if names is None else list(dict.fromkeys(names))
-    check_tools(tools)
-    if tools != known["tools"]:
-        with files.explaining(folder):
-            files.write_json(path, {**known, "tools": tools})
-    return tools, str(known["id"])
 
 
 def _pixels(path: Path) -> Pixels:

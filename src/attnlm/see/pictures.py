@@ -7,17 +7,14 @@ import functools
 import io
 import logging
 import warnings
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.see.attend import Attention, Numbers
 from attnlm.see.text import visible
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Pixels = NDArray[np.uint8]
 """(height, width, 3)"""
@@ -54,7 +51,9 @@ def picture(attention: Attention, format: str) -> bytes:
     """
     layers, heads, length, _ = attention.weights.shape
     side = min(max(2.2, 0.16 * min(length, _MOST_LABELS)), _LARGEST_SIDE / max(layers, heads))
-    families, _ = fonts_for(_shown(attention))
+    families, _ = fonts_for(attention.tokens)
+    # A dollar sign would begin a formula.
+    shown = [visible(token).replace("$", r"\$") for token in attention.tokens]
     with drawing(**{"svg.hashsalt": "attnlm", "svg.fonttype": "none", "font.family": families}):
         from matplotlib.colors import LinearSegmentedColormap
         from matplotlib.figure import Figure
@@ -67,7 +66,12 @@ def picture(attention: Attention, format: str) -> bytes:
             weights_TT = attention.weights[layer, head]
             image = axes.imshow(weights_TT, cmap=scale, vmin=0, vmax=1, interpolation="nearest")
             axes.set_title(f"layer {layer + 1} head {head + 1}", fontsize=8)
-            _label(axes, attention.tokens)
+            axes.tick_params(labelsize=6)
+            if length <= _MOST_LABELS:
+                turn = 0 if max(map(len, shown)) == 1 else 90
+                axes.set_xticks(range(length), shown, rotation=turn)
+                axes.set_yticks(range(length), shown)
+                axes.tick_params(length=0, pad=2)
         bar = figure.colorbar(image, ax=grid, shrink=0.6, aspect=30)
         bar.set_label("attention weight", fontsize=8)
         bar.ax.tick_params(labelsize=7)
@@ -79,29 +83,8 @@ def picture(attention: Attention, format: str) -> bytes:
     return file.getvalue()
 
 
-def undrawn(attention: Attention) -> str:
-    """Return those characters of the tokens that no installed font has. A PNG has boxes instead."""
-    return fonts_for(_shown(attention))[1]
-
-
-def _shown(attention: Attention) -> str:
-    return "".join(map(visible, attention.tokens))
-
-
-def _label(axes: Axes, tokens: list[str]) -> None:
-    if len(tokens) > _MOST_LABELS:
-        axes.tick_params(labelsize=6)
-        return
-    # A dollar sign would begin a formula.
-    shown = [visible(token).replace("$", r"\$") for token in tokens]
-    turn = 0 if max(map(len, shown)) == 1 else 90
-    axes.set_xticks(range(len(tokens)), shown, fontsize=6, rotation=turn)
-    axes.set_yticks(range(len(tokens)), shown, fontsize=6)
-    axes.tick_params(length=0, pad=2)
-
-
-def fonts_for(text: str) -> tuple[list[str], str]:
-    """Return the font families that draw a text, and the characters that no installed font has.
+def fonts_for(tokens: Iterable[str]) -> tuple[list[str], str]:
+    """Return the font families that draw tokens, and the characters that no installed font has.
 
     The user's families come first. Each further family is the installed font that has the most of
     the characters still missing.
@@ -112,7 +95,8 @@ def fonts_for(text: str) -> tuple[list[str], str]:
 
         families = list(mpl.rcParams["font.family"])
         usual = font_manager.FontProperties(family=families)
-        missing = {ord(c) for c in text} - _characters(font_manager.findfont(usual))
+        missing = {ord(c) for token in tokens for c in visible(token)}
+        missing -= _characters(font_manager.findfont(usual))
         while missing:
             installed = font_manager.fontManager.ttflist
             found = {font.name: missing & _characters(font.fname) for font in installed}

@@ -30,8 +30,6 @@ class ProgressBar:
     """
 
     def __init__(self) -> None:
-        self.total: float | None = None
-        """The size of the current task; None if unknown."""
         self._bar: Any = None  # a tqdm, in a terminal or a notebook
         self._task = ""
         self._next_line = 0.0
@@ -43,7 +41,6 @@ class ProgressBar:
         if isinstance(event, Progress):
             if event.task != self._task:
                 self.begin(event.task, event.total, event.unit, event.done)
-            self.total = event.total
             if self._bar is not None:
                 self._bar.total = event.total
                 self._bar.update(event.done - self._bar.n)
@@ -61,7 +58,7 @@ class ProgressBar:
     def begin(self, task: str, total: float | None, unit: str, done: float = 0) -> None:
         """Start to show a task, in place of the previous one."""
         self.close()
-        self._task, self.total = task, total
+        self._task = task
         self._losses, self._best = {}, None
         self._next_line = time.perf_counter() + _SECONDS_BETWEEN_LINES
         if _in_notebook() or sys.stderr.isatty():
@@ -97,7 +94,8 @@ class ProgressBar:
             self.begin("train", event.run.config.training.steps, "step", event.first_step)
         elif isinstance(event, Stepped):
             self._losses["loss"] = event.loss
-            self.total = event.steps or self.total
+            if self._bar is not None:
+                self._bar.total = event.steps or self._bar.total
             self._show(event.step, event.tokens_per_second, event.seconds_left)
         elif isinstance(event, Evaluated):
             record = event.record
@@ -119,7 +117,7 @@ class ProgressBar:
         """Redraw the bar; in training it ends with `loss 2.345  val 2.367  690,460 tokens/s`."""
         if (bar := self._bar) is None:
             return
-        bar.n, bar.total = done, self.total
+        bar.n = done
         if tokens_per_second is not None:
             losses = "".join(f"{name} {loss:.3f}  " for name, loss in self._losses.items())
             left = "?" if seconds_left is None else bar.format_interval(seconds_left)

@@ -29,12 +29,7 @@ from attnlm.runs.run import Result, Run
 from attnlm.see.attend import Attention, attention_of
 from attnlm.see.curves import verdict
 from attnlm.see.heads import HeadsReport, TooShortError, study_heads
-from attnlm.see.reproduce import (
-    import_command,
-    prepare_command,
-    sample_command,
-    train_command,
-)
+from attnlm.see.reproduce import import_command, prepare_command, sample_command, train_command
 from attnlm.see.text import ids_within_context
 from attnlm.training.schedule import learning_rate
 
@@ -142,10 +137,8 @@ def report(
     """
     result = run.result()
     if result is None and not run.imported_from:
-        raise AttnlmError(
-            f"{run.name} has no evaluations yet",
-            f"resume it: {resume_command(run.path)}",
-        )
+        message = f"{run.name} has no evaluations yet"
+        raise AttnlmError(message, f"resume it: {resume_command(run.path)}")
     given = None if text is None else ids_within_context(run, text)
     checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
@@ -156,9 +149,9 @@ def report(
             dataset, gone = open_dataset_of(run, data_dir), ""
         except AttnlmError as error:
             gone = error.message
-    ids, text_is = (given, "the text that was given") if given else _text(run, dataset)
-    if ids is None:
-        ids, text_is = _own_words(run, sampler), f"the model's own first words, since {gone}"
+    ids, text_is = given or [], "the text that was given"
+    if not given:
+        ids, text_is = _text(run, dataset, sampler, gone)
     attention, seen = attention_of(run, model, ids)
     on_event(Progress("scoring heads", 0, STAGES, "step"))
     heads, heads_over = None, "the model has none"
@@ -203,8 +196,12 @@ def report(
     )
 
 
-def _text(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
-    """Return the first ids of the validation split and their description; else None and ""."""
+def _text(run: Run, dataset: Dataset | None, sampler: Sampler, gone: str) -> tuple[list[int], str]:
+    """Return the ids that the model reads if no text was given, and their origin in words.
+
+    They are the start of the validation split, from the data set or as the run recorded it. If
+    neither exists, they are what the model itself begins with.
+    """
     most = min(PASSAGE, run.config.model.block_size)
     if dataset is not None:
         ids = ids_at(dataset.val, slice(most), run.vocab_size, "val.bin").tolist()
@@ -212,16 +209,12 @@ def _text(run: Run, dataset: Dataset | None) -> tuple[list[int] | None, str]:
     try:
         ids = ids_within_context(run, "".join(run.ticker_passage()))
     except AttnlmError:  # not recorded, or its tokens are not whole characters
-        return None, ""
+        ids = sampler.prompt_ids("")
+        config = SamplingConfig(tokens=most - len(ids), ignore_eos=True)
+        for _ in sampler.stream(ids, config):  # which extends `ids`
+            pass
+        return ids, f"the model's own first words, since {gone}"
     return ids, f"the first {len(ids)} tokens of the validation split, as the run recorded them"
-
-
-def _own_words(run: Run, sampler: Sampler) -> list[int]:
-    ids = sampler.prompt_ids("")
-    tokens = min(PASSAGE, run.config.model.block_size) - len(ids)
-    for _ in sampler.stream(ids, SamplingConfig(tokens=tokens, ignore_eos=True)):
-        pass
-    return ids
 
 
 @torch.inference_mode()

@@ -12,7 +12,6 @@ import attnlm
 from attnlm.base.readable import duration
 from attnlm.runs.journal import Snapshot
 from attnlm.runs.run_html import run_facts
-from attnlm.see.attend import Numbers
 from attnlm.see.attend_page import SCRIPTS, attention_parts
 from attnlm.see.curves import panel_svg, run_lines
 from attnlm.see.heads import PATTERNS
@@ -29,7 +28,9 @@ _MOST_COLUMNS = 24  # in the logit lens
 def report_page(report: Report) -> bytes:
     """Return the page, in UTF-8, with the same bytes for the same report."""
     run, records = report.run, report.result.records if report.result else []
-    snapshots = _thinned(report.snapshots)
+    count = min(len(report.snapshots), _MOST_SNAPSHOTS)  # evenly spaced, with the first and last
+    chosen = np.linspace(0, len(report.snapshots) - 1, count).round().astype(int)
+    snapshots = [report.snapshots[number] for number in chosen]
     data, content = attention_parts(report.attention)
     losses = {record["step"]: record["val_loss"] for record in records}
     data["snapshots"] = [
@@ -70,13 +71,6 @@ def report_page(report: Report) -> bytes:
     )
 
 
-def _thinned(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return at most _MOST_SNAPSHOTS evenly spaced snapshots, including first and last."""
-    count = min(len(snapshots), _MOST_SNAPSHOTS)
-    chosen = np.linspace(0, len(snapshots) - 1, count).round().astype(int)
-    return [snapshots[number] for number in chosen]
-
-
 def _shown(text: str) -> str:
     """Return a text with symbols for invisible characters except spaces and line ends."""
     lines = text.replace("\r\n", "\n").split("\n")
@@ -94,27 +88,20 @@ def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]
     shapes = {one.shape for one in maps}
     if len(maps) < len(snapshots) or len(shapes) != 1 or len(report.passage) != maps[0].shape[-1]:
         return []
-    scores = {
-        place: [round(previous_token_score(one[place]), 3) for one in maps]
-        for place in np.ndindex(*maps[0].shape[:2])
-    }
-    past = np.tril_indices(len(report.passage))
-    best = sorted(scores, key=lambda place: scores[place][-1], reverse=True)[:_MOST_FILMS]
-    return [
-        {
-            "name": f"layer {place[0] + 1} head {place[1] + 1}",
-            "maps": base64.b64encode(
-                np.rint([255 * one[place][past] for one in maps]).astype(np.uint8).tobytes()
-            ).decode(),
-            "scores": scores[place],
+    # The previous-token scores of heads.py: the mean weight of the previous token.
+    maps_SLHTT = np.stack(maps)
+    scores_SLH = np.diagonal(maps_SLHTT, -1, -2, -1).mean(-1).astype(float).round(3)
+    films = []
+    for number in sorted(np.argsort(-scores_SLH[-1].ravel(), kind="stable")[:_MOST_FILMS]):
+        layer, head = divmod(int(number), scores_SLH.shape[-1])
+        weights = maps_SLHTT[:, layer, head][:, *np.tril_indices(len(report.passage))]
+        film = {
+            "name": f"layer {layer + 1} head {head + 1}",
+            "maps": base64.b64encode(np.rint(255 * weights).astype(np.uint8).tobytes()).decode(),
+            "scores": scores_SLH[:, layer, head].tolist(),
         }
-        for place in sorted(best)
-    ]
-
-
-def previous_token_score(weights_TT: Numbers) -> float:
-    """Return the previous-token score of heads.py: the mean weight of the previous token."""
-    return float(np.diagonal(weights_TT, -1).mean())
+        films.append(film)
+    return films
 
 
 def lens_data(rows: Sequence[LensRow], vocabulary: Sequence[str]) -> dict[str, Any]:
