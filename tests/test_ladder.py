@@ -294,15 +294,21 @@ def test_runs_of_others_are_not_taken(dataset: Dataset, tmp_path: Path) -> None:
     assert ladder.path.name == "ladder-002"
 
 
-def test_a_budget_becomes_one_number_of_steps(
+def test_a_budget_becomes_one_number_of_steps_even_if_the_ladder_is_resumed(
     dataset: Dataset, tmp_path: Path, ticking_clock: Clock
 ) -> None:
     given = {key: value for key, value in SMALL.items() if key not in ("steps", "eval_every")}
     events: list[object] = []
-    ladder = climb(
-        dataset.path, budget=1.0, checkpoint_dir=tmp_path, on_event=events.append, **given
-    )
-    (started,) = (event for event in events if isinstance(event, LadderStarted))
+    stop = StopAt("bigram", 0)
+
+    def listen(event: object) -> None:
+        events.append(event)
+        stop(event)
+
+    with pytest.raises(Interrupted):
+        climb(dataset, name="m", budget=1.0, checkpoint_dir=tmp_path, on_event=listen, **given)
+    ladder = climb(resume="m", checkpoint_dir=tmp_path, on_event=events.append)
+    started, _ = (event for event in events if isinstance(event, LadderStarted))
     plan = ladder.plan
     assert started.plan.steps is None and plan.budget == 1.0
     assert plan.steps is not None and plan.steps > 1
@@ -310,7 +316,7 @@ def test_a_budget_becomes_one_number_of_steps(
     assert {rung.last["step"] for rung in ladder.rungs} == {plan.steps}
     # The larger one came first, and set the steps.
     runs = [event.run.config.model.model for event in events if isinstance(event, Started)]
-    assert runs == ["single-head", "bigram"]
+    assert runs == ["single-head", "bigram", "bigram"]
 
 
 def test_a_sweep_over_a_setting_shows_the_median_of_several_seeds(

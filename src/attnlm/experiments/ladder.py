@@ -15,6 +15,7 @@ from attnlm.base import clock
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import check_name, find_folder
+from attnlm.base.settings import Settings
 from attnlm.base.workspaces import delete_folder, trained_alone, workspace
 from attnlm.compute.device import choose_device
 from attnlm.config.new_training import Resolved
@@ -55,26 +56,18 @@ class LadderStarted:
 def climb(
     dataset: str | Path | Dataset | None = None,
     *,
-    rungs: list[str] | tuple[str, ...] | None = None,
-    budget: float | None = None,
-    steps: int | None = None,
-    eval_every: int | None = None,
-    eval_tokens: int | None = None,
-    threads: int | None = None,
-    seed: int | None = None,
-    seeds: int | None = None,
-    prompt: str | None = None,
-    tokens: int | None = None,
     name: str | None = None,
     resume: str | Path | None = None,
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
     on_event: OnEvent | None = None,
+    **asked: Any,
 ) -> Ladder:
     """Train the rungs on the same batches, and return them in the given order.
 
-    A rung is a model, or a variant such as `transformer:learning_rate=0.005`. Each rung is trained
-    with `seeds` seeds; the result has the run with the median loss. With one seed, the run is named
+    `asked` has fields of Plan, from `rungs` to `seeds`; None stands for the default. A rung is a
+    model, or a variant such as `transformer:learning_rate=0.005`. Each rung is trained with `seeds`
+    seeds; the result has the run with the median loss. With one seed, the run is named
     `<ladder>-<rung>`. `budget` is in seconds for all rungs together: the largest rung is trained
     first, for a fraction of the budget, and the others make the same number of steps. An existing
     ladder, given by `resume` or `name`, is resumed; other arguments must equal the original ones.
@@ -85,35 +78,23 @@ def climb(
     """
     began, folder, data_dir = clock.began(), Path(checkpoint_dir), Path(data_dir)
     on_event = on_event or ignore
-    asked: dict[str, Any] = {
-        "rungs": rungs and tuple(rungs),
-        "budget": budget,
-        "steps": steps,
-        "seed": seed,
-        "eval_every": eval_every,
-        "eval_tokens": eval_tokens,
-        "threads": threads,
-        "seeds": seeds,
-        "prompt": prompt,
-        "tokens": tokens,
-    }
     given = {key: value for key, value in asked.items() if value is not None}
-    path = _existing(name, resume, folder)
-    if path is None:
+    if "rungs" in given:
+        given["rungs"] = tuple(given["rungs"])
+    if resume is not None and name is not None:
+        raise UsageError("`resume` and `name` cannot be combined", "use only one of them")
+    if name is not None:
+        check_name(name)
+        if (folder / name / RECORD).exists():
+            resume = folder / name
+    if resume is None:
         opened = open_dataset(dataset, data_dir=data_dir)
         made = _planned(opened, given, on_event)
         path = _new_folder(made, name, folder)
     else:
-        made = read_plan(path)
-        for key in given:
-            if given[key] != getattr(made, key):
-                raise UsageError(
-                    f"`{key}` cannot be changed in a ladder that is resumed",
-                    "leave it out, or start a new ladder with another `name`",
-                )
-        opened = _same_dataset(made, dataset, data_dir)
-    hint = "wait until that process ends, or stop it, or start another ladder"
-    with trained_alone(path, hint):
+        path = find_folder(resume, folder, kind="ladder")
+        made, opened = _recorded(path, given, dataset, data_dir)
+    with trained_alone(path, "wait until that process ends, or stop it, or start another ladder"):
         on_event(LadderStarted(path, made))
         runs, trained = made.runs(path), dict[tuple[str, int], Run]()
         costs = {
@@ -132,8 +113,11 @@ def climb(
                 settings["budget"] = _share(made, left, trained, costs, began)
             run = _trained(runs[rung, seed], made, settings, opened, data_dir, on_event)
             trained[rung, seed] = run
-            if made.steps is None:
-                made = _with_steps_of(made, run)
+            if made.steps is None:  # all runs make as many steps as the first one did
+                steps = int(run.metrics()[-1]["step"])
+                every = made.eval_every or max(1, math.ceil(steps / 10))
+                part = run.config.training.eval_tokens
+                made = replace(made, steps=steps, eval_every=every, eval_tokens=part)
                 made.write(path)
         is_whole = all(run.whole() for run in trained.values())
         each = {r: [run for key, run in trained.items() if key[0] == r] for r in made.rungs}
@@ -141,29 +125,27 @@ def climb(
         return Ladder(path, made, tuple(shown))
 
 
-def _existing(name: str | None, resume: str | Path | None, folder: Path) -> Path | None:
-    """Return the folder of the ladder to resume, or None for a new ladder."""
-    if resume is not None:
-        if name is not None:
-            raise UsageError("`resume` and `name` cannot be combined", "use only one of them")
-        return find_folder(resume, folder, kind="ladder")
-    if name is None:
-        return None
-    check_name(name)
-    return folder / name if (folder / name / RECORD).exists() else None
-
-
-def _same_dataset(made: Plan, named: str | Path | Dataset | None, data_dir: Path) -> Dataset:
+def _recorded(
+    path: Path, given: Mapping[str, Any], named: str | Path | Dataset | None, data_dir: Path
+) -> tuple[Plan, Dataset]:
+    """Return the plan of the ladder at `path`, and its data set. Raises AttnlmError if `given` or
+    the data set named by the caller differ from the plan."""
+    made = read_plan(path)
+    for key in given:
+        if given[key] != getattr(made, key):
+            raise UsageError(
+                f"`{key}` cannot be changed in a ladder that is resumed",
+                "leave it out, or start a new ladder with another `name`",
+            )
     recorded = Path(made.dataset_path)
-    dataset = open_dataset(
-        named or (recorded if recorded.is_dir() else made.dataset), data_dir=data_dir
-    )
+    known = recorded if recorded.is_dir() else made.dataset
+    dataset = open_dataset(named or known, data_dir=data_dir)
     if (dataset.train_sha256, dataset.val_sha256) != (made.train_sha256, made.val_sha256):
         raise AttnlmError(
             f"{dataset.path} is not the data set that the ladder was started with",
             f"prepare the original data set again, or move it to {recorded}",
         )
-    return dataset
+    return made, dataset
 
 
 def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Plan:
@@ -200,7 +182,8 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Plan
 
 def _resolved(made: Plan, rung: str) -> Config:
     settings = made.settings(rung, made.seed)
-    return resolve(settings if made.budget is None else {**settings, "budget": made.budget})
+    budget: Settings = {} if made.budget is None else {"budget": made.budget}
+    return resolve({}, {**settings, **budget})  # a recipe may have steps and a budget
 
 
 def _new_folder(made: Plan, name: str | None, folder: Path) -> Path:
@@ -250,14 +233,6 @@ def _share(
     return max(left - rate * others, left * own / (own + others))
 
 
-def _with_steps_of(made: Plan, first: Run) -> Plan:
-    """Return the plan with the number of steps that the first run made within its budget."""
-    steps = int(first.metrics()[-1]["step"])
-    every = made.eval_every or max(1, math.ceil(steps / 10))
-    part = first.config.training.eval_tokens
-    return replace(made, steps=steps, eval_every=every, eval_tokens=part)
-
-
 def _trained(
     path: Path,
     made: Plan,
@@ -269,7 +244,14 @@ def _trained(
     """Return the finished run at `path`, after training or resuming it if necessary."""
     if path.is_dir():
         run = open_run(path)
-        _check_belongs(run, made, settings)
+        recorded = {**run.config.settings(), **run.dataset}
+        expected = {**settings, "train_sha256": made.train_sha256}
+        for key in expected.keys() - {"steps", "eval_every", "budget"}:
+            if recorded.get(key) != expected[key]:
+                raise AttnlmError(
+                    f"{run.path} does not belong to this ladder: its {key} differs",
+                    "move or rename it, or start another ladder",
+                )
         if run.last.exists():
             facts = saved_facts(run)
             if facts["evaluated_step"] == facts["step"] == run.config.training.steps:
@@ -283,21 +265,6 @@ def _trained(
     return train(
         dataset, recipe=asked, name=path.name, checkpoint_dir=path.parent, on_event=on_event
     )
-
-
-def _check_belongs(run: Run, made: Plan, settings: Mapping[str, Any]) -> None:
-    """Raise AttnlmError if the run's training data or settings differ from the ladder's.
-
-    The settings `steps`, `eval_every` and `budget` may differ.
-    """
-    recorded = {**run.config.settings(), **run.dataset}
-    expected = {**settings, "train_sha256": made.train_sha256}
-    for key in expected.keys() - {"steps", "eval_every", "budget"}:
-        if recorded.get(key) != expected[key]:
-            raise AttnlmError(
-                f"{run.path} does not belong to this ladder: its {key} differs",
-                "move or rename it, or start another ladder",
-            )
 
 
 def _shown(model: str, runs: list[Run], made: Plan, is_whole: bool) -> Rung:
