@@ -44,7 +44,7 @@ def busy(dataset: Dataset, text: Path) -> list[Row]:
         config = resolve(settings, load_recipe(name) if name in RECIPES else None)
         torch.set_num_threads(os.cpu_count() or 1)
         device = choose_device("cpu")
-        config = settle(config, device, dataset).config
+        config = settle(config, device, dataset)
         stepper = Stepper(initial_state(config, dataset.vocab_size, device), config, dataset)
 
         def steps(stepper: Stepper = stepper) -> float:

@@ -165,7 +165,7 @@ def stepper_of(dataset: Dataset, recipe: str, seed: int = 1) -> Stepper:
     config = resolve({"seed": seed}, load_recipe(recipe))
     device = choose_device("cpu")
     torch.set_num_threads(os.cpu_count() or 1)
-    config = settle(config, device, dataset).config
+    config = settle(config, device, dataset)
     state = initial_state(config, dataset.vocab_size, device)
     return Stepper(state, config, dataset)
 

@@ -136,7 +136,7 @@ class Ours:
         torch.set_num_threads(os.cpu_count() or 1)
         device = choose_device("cpu")
         config = resolve({**_settings(model, shape), **settings})
-        config = settle(config, device, dataset).config
+        config = settle(config, device, dataset)
         state = initial_state(config, shape.vocab_size, device)
         self.stepper = Stepper(state, config, dataset)
         self._tokens = shape.tokens

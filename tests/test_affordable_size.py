@@ -106,11 +106,11 @@ def test_a_recipe_of_several_sizes_is_refused_where_there_is_no_time_to_go_by() 
         load_recipe("best")
     with pytest.raises(UsageError, match="chooses a model size"):
         resolve_new({"steps": 5}, "best")
-    with pytest.raises(UsageError, match="cannot be combined with the recipe"):
+    with pytest.raises(UsageError, match="cannot be combined with this `start_from`"):
         resolve_new({}, "best", (resolve({}).model, "mine"))
-    with pytest.raises(UsageError, match="combined with another `model`"):
+    with pytest.raises(UsageError, match="combined with this `model`"):
         resolve_new({"model": "multi-head"}, "best")
-    with pytest.raises(UsageError, match="with several `processes`"):
+    with pytest.raises(UsageError, match="with this `processes`"):
         resolve_new({"processes": 2}, "best")
     with pytest.raises(UsageError, match=r"heads.* \(in size 1 of the recipe\)"):
         resolve_new({"heads": 3}, "best")

@@ -141,7 +141,7 @@ def test_precision_and_compilation_are_settled_before_memory_is_estimated(
     given: Settings = {} if micro is None else {"micro_batch_size": micro}
     config = resolve({"model": "transformer", "steps": 5, **given})
     old = Device("cuda", "float32", "a GPU of 2018")
-    found = settle.settle(config, old, dataset).config.training
+    found = settle.settle(config, old, dataset).training
     assert (found.dtype, found.compile, found.micro_batch_size) == ("float32", "on", micro)
 
 

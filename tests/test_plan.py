@@ -313,7 +313,7 @@ def test_what_the_command_says(dataset: Dataset, tmp_path: Path) -> None:
             "is not divisible by --processes 3",
             "--batch-size",
         ),
-        ("--vocab-size 9 --device cuda", 1, "--device cuda cannot be used", "--peak"),
+        ("--vocab-size 9 --device cuda", 1, "--device cuda cannot be used", "cpu"),
         ("--vocab-size 9 --learning-rate 1", 2, "no such option", "attnlm train"),
     ],
 )

@@ -128,7 +128,7 @@ def test_long_training_on_a_gpu_is_compiled_where_a_compiler_is_found(
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
     cuda = Device("cuda", "bfloat16", "tests")
     monkeypatch.setattr(memory, "_memory_of", lambda device: None)
-    settled = settle(resolve({"model": "transformer", **settings}), cuda, data).config
+    settled = settle(resolve({"model": "transformer", **settings}), cuda, data)
     assert settled.training.compile == expected
 
 

@@ -155,7 +155,7 @@ def test_a_printed_configuration_is_a_recipe(tmp_path: Path) -> None:
 
 
 def test_recipes_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    with pytest.raises(AttnlmError, match="recipe not found") as caught:
+    with pytest.raises(AttnlmError, match="cannot read the recipe") as caught:
         load_recipe("shakespeare-fats")
     assert caught.value.hint == "did you mean shakespeare-fast?"
     broken = tmp_path / "broken.toml"

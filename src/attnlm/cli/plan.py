@@ -17,7 +17,8 @@ from attnlm.cli import console, options
 from attnlm.cli.displays import Display, adapters_in_words, division_in_words, parts_in_words
 from attnlm.cli.options import option, with_settings
 from attnlm.compute.processes import is_launched, is_main
-from attnlm.config.new_training import resolve_planned
+from attnlm.config.new_training import resolve_from
+from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import setting_names
 from attnlm.model.architecture import Architecture
 
@@ -76,7 +77,7 @@ def plan(
     if start_from is not None:
         parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
         weights = parent.config.model, parent.name
-    config = resolve_planned(given, recipe, weights)
+    config = resolve_from(weights, given, {} if recipe is None else load_recipe(recipe))
     if vocab_size is None:
         _find(dataset, data_dir)
     if config.training.processes > 1 and peak is None and not is_launched():
@@ -144,7 +145,7 @@ def _facts(planned: Plan) -> dict[str, str]:
         f"{planned.vocab_size:,} ids",
         "adapters": adapters_in_words(planned.config),
         "batch": f"{training.batch_size:,} × {model.block_size:,} = "
-        f"{planned.tokens_per_step:,} tokens a step, in "
+        f"{planned.config.tokens_per_step:,} tokens a step, in "
         f"{division_in_words(training) or '1 process'}",
         "FLOPs": f"{quantity(planned.forward_flops)} per token forward, "
         f"{quantity(planned.training_flops)} training"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings, fields_of, quoted
-from attnlm.config.recipes import load_recipe, load_sizes
+from attnlm.config.recipes import load_sizes
 from attnlm.config.settings import Config, resolve
 from attnlm.model.architecture import Architecture
 
@@ -41,17 +41,10 @@ def resolve_new(
     if isinstance(recipe, Resolved):
         return recipe
     sizes: list[Settings] = [{}] if recipe is None else load_sizes(str(recipe))
-    if parent is not None:
-        if len(sizes) > 1:
-            raise UsageError(
-                f"`start_from` cannot be combined with the recipe {recipe}, which chooses a size",
-                "leave one of them out",
-            )
-        return Resolved(resolve_from(*parent, settings, sizes[0]), sizes, settings)
     if len(sizes) > 1:
-        _check_several(f"the recipe {recipe}", sizes, settings)
-    config = resolve(settings, sizes[0])
-    if config.training.lora is not None:
+        _check_several(f"the recipe {recipe}", sizes, settings, parent)
+    config = resolve_from(parent, settings, sizes[0])
+    if parent is None and config.training.lora is not None:
         raise UsageError(
             "`lora` needs a run to adapt",
             "name the run with `start_from`, or leave `lora` out",
@@ -59,27 +52,19 @@ def resolve_new(
     return Resolved(config, sizes, settings)
 
 
-def resolve_planned(
-    settings: Mapping[str, Setting],
-    recipe: str | None,
-    parent: tuple[Architecture, str] | None = None,
-) -> Config:
-    """Return the configuration that `plan` examines. `lora` is allowed even if `parent` is None."""
-    known = None if recipe is None else load_recipe(recipe)
-    return resolve(settings, known) if parent is None else resolve_from(*parent, settings, known)
-
-
-def _check_several(recipe: str, sizes: Sequence[Settings], settings: Mapping[str, Setting]) -> None:
-    if "steps" in settings or "budget" not in {**sizes[0], **settings}:
-        hint = "use `budget`" + (" instead of `steps`" if "steps" in settings else "")
-        raise UsageError(f"{recipe} needs a budget, for which it chooses a model size", hint)
-    for name in ("model", "processes"):
-        if settings.get(name, 1) not in (sizes[0].get(name, 1), 1):
-            other = "another `model`" if name == "model" else "several `processes`"
+def _check_several(
+    recipe: str, sizes: Sequence[Settings], settings: Mapping[str, Setting], parent: object
+) -> None:
+    given: dict[str, object] = {**settings, "start_from": parent}
+    for name in ("start_from", "model", "processes"):
+        if given.get(name, 1) not in (sizes[0].get(name), None, 1):
             raise UsageError(
-                f"{recipe} cannot be combined with {other}",
+                f"{recipe} chooses a model size, and cannot be combined with this `{name}`",
                 f"leave out `{name}` or the recipe",
             )
+    if "steps" in given or "budget" not in {**sizes[0], **given}:
+        hint = "use `budget`" + (" instead of `steps`" if "steps" in given else "")
+        raise UsageError(f"{recipe} needs a budget, for which it chooses a model size", hint)
     for number, size in enumerate(sizes, 1):
         try:
             resolve(settings, size)
@@ -89,22 +74,21 @@ def _check_several(recipe: str, sizes: Sequence[Settings], settings: Mapping[str
 
 
 def resolve_from(
-    weights: Architecture,
-    whose: str,
+    parent: tuple[Architecture, str] | None,
     settings: Mapping[str, Setting],
-    recipe: Mapping[str, Setting] | None = None,
+    recipe: Mapping[str, Setting],
 ) -> Config:
-    """Return the configuration of a new run that starts from the weights of another run.
+    """Return the configuration of a new run, which starts from the weights of `parent` if given.
 
-    `whose` is the name of the other run, and `weights` is its architecture, of which only `dropout`
-    may be changed. Raises the errors of `resolve`, UsageError if `settings` change the model, and
-    AttnlmError if the recipe changes the model.
+    `parent` is another run's architecture, of which only `dropout` may be changed, and its name.
+    Raises the errors of `resolve`, UsageError if `settings` change the model, and AttnlmError if
+    the recipe changes the model.
     """
-    recipe, fixed = recipe or {}, weights.settings()
-    for given, error, origin in (
-        (recipe, AttnlmError, "in the recipe: "),
-        (settings, UsageError, ""),
-    ):
+    if parent is None:
+        return resolve(settings, recipe)
+    fixed, whose = parent[0].settings(), parent[1]
+    sources = (recipe, AttnlmError, "in the recipe: "), (settings, UsageError, "")
+    for given, error, origin in sources:
         for name in given.keys() & fields_of(Architecture).keys() - set(_FREE):
             if given[name] != fixed.get(name):
                 has = quoted(fixed[name]) if name in fixed else "none"

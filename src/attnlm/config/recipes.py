@@ -79,6 +79,8 @@ def load_sizes(name: str) -> list[Settings]:
     If the recipe has no sizes, the list has one item. Raises AttnlmError as `load_recipe` does.
     """
     recipe = _loaded(name)
+    if isinstance(recipe.get(_ABOUT), dict):  # if it is no table, `resolve` refuses it
+        del recipe[_ABOUT]
     sizes = recipe.pop(_SIZES, [{}])
     if not (isinstance(sizes, list) and sizes and all(isinstance(size, dict) for size in sizes)):
         raise AttnlmError(
@@ -88,22 +90,17 @@ def load_sizes(name: str) -> list[Settings]:
 
 
 def _loaded(name: str) -> dict[str, Any]:
-    path = Path(name)
+    names, path = recipe_names(), Path(name)
+    if name in names:
+        return tomllib.loads(_of_package(name))
     is_json = path.suffix == ".json"
     try:
-        if name in recipe_names():
-            return _settings(tomllib.loads(_of_package(name)))
         with path.open("rb") as file:
             text = read_text(file, str(path), _LARGEST_JSON if is_json else _LARGEST_TOML)
         loaded = (json if is_json else tomllib).loads(text)
-    except FileNotFoundError:
-        hint = suggestion(name, recipe_names(), f"recipes: {', '.join(recipe_names())}")
-        raise AttnlmError(f"recipe not found: {name!r}", hint) from None
     except OSError as error:
-        raise AttnlmError(
-            f"cannot read the recipe {name!r}: {error.strerror}",
-            f"use a TOML file, or one of {', '.join(recipe_names())}",
-        ) from None
+        hint = suggestion(name, names, f"use a TOML file, or one of {', '.join(names)}")
+        raise AttnlmError(f"cannot read the recipe {name!r}: {error.strerror}", hint) from None
     except (ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0].partition("; use sys.")[0]
         raise AttnlmError(
@@ -118,14 +115,7 @@ def _loaded(name: str) -> dict[str, Any]:
         )
     if "steps" in loaded and is_json:
         loaded.pop("budget", None)  # a run with a budget recorded the steps that it made
-    return _settings(loaded)
-
-
-def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe without its table `[about]`. If `about` is no table, `resolve` refuses it."""
-    if isinstance(recipe.get(_ABOUT), dict):
-        del recipe[_ABOUT]
-    return recipe
+    return loaded
 
 
 def _of_package(name: str) -> str:

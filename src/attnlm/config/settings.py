@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted, type_of
@@ -37,6 +38,10 @@ class Config:
         """Return the settings of model and training in one dictionary, which is a valid recipe."""
         training = {k: v for k, v in asdict(self.training).items() if v is not None}
         return {**self.model.settings(), **training}
+
+    def with_training(self, **changed: Any) -> Config:
+        """Return the configuration with some training settings changed, without checking them."""
+        return replace(self, training=replace(self.training, **changed))
 
 
 _RECORD_OF: dict[str, type] = {
@@ -99,46 +104,45 @@ def resolve(settings: Mapping[str, Setting], recipe: Mapping[str, Setting] | Non
     """
     recipe = dict(recipe or {})
     recipe.pop("stages", None)  # attnlm 1.0.0 recorded the changing plan of a budget here
-    tokenizer = _stated_tokenizer(recipe.pop("tokenizer", None))
+    tokenizer = recipe.pop("tokenizer", None)  # not a setting
+    if tokenizer is not None and not (
+        isinstance(tokenizer, str) and re.fullmatch(r"[a-z0-9_:]{1,20}", tokenizer)
+    ):
+        raise AttnlmError(
+            "in the recipe: tokenizer must be the name of a tokenizer", "write, for example, gpt2"
+        )
     try:
         return replace(_merge(settings, recipe), recipe_tokenizer=tokenizer)
     except UsageError as error:
-        if recipe and _is_at_fault(recipe):
+        try:
+            _merge({}, recipe)
+        except UsageError:  # the recipe is at fault
             raise AttnlmError(f"in the recipe: {error.message}", error.hint) from None
         raise
 
 
-def _stated_tokenizer(stated: object) -> str | None:
-    """Check and return a recipe's `tokenizer`, which is not a setting. Raises AttnlmError."""
-    if stated is None or (isinstance(stated, str) and re.fullmatch(r"[a-z0-9_:]{1,20}", stated)):
-        return stated
-    raise AttnlmError(
-        "in the recipe: tokenizer must be the name of a tokenizer", "write, for example, gpt2"
-    )
-
-
-def _is_at_fault(recipe: Mapping[str, Setting]) -> bool:
-    try:
-        _merge({}, recipe)
-    except UsageError:
-        return True
-    return False
-
-
 def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Config:
+    recipe = dict(recipe)
     if isinstance(budget := recipe.get("budget"), str):
-        recipe = {**recipe, "budget": seconds(budget)}
+        recipe["budget"] = seconds(budget)
     for given in (settings, recipe):
         for name, value in given.items():
             check_setting(name, value)
-    recipe, dropped = _without_unused(dict(recipe), settings)
+    for ours, theirs in (("budget", "steps"), ("steps", "budget")):
+        if ours in settings:
+            recipe.pop(theirs, None)
+    if settings.get("sampling") == "random":
+        recipe.pop("stride", None)
     given = {**recipe, **settings}
     name = str(given.pop("model", fields_of(Architecture)["model"].default))
     parts = {k: v for k, v in given.items() if _RECORD_OF[k] is Architecture}
+    # A part that the model lacks, or that has no effect, is an error in the recipe as it stands. It
+    # is dropped if it is so only because `settings` change the model.
+    other = "model" in settings
+    lacking = [k for k in parts if other and k not in settings and k not in PRESETS[name].settings]
+    parts = {k: v for k, v in parts.items() if k not in lacking}
     beside = {**PRESETS[name].parts, **parts}
-    # A setting that has no effect in the recipe as it stands is an error in the recipe. A setting
-    # that has no effect only because `settings` change the model is dropped.
-    changed = "model" in settings or any(k in settings for k in parts)
+    changed = other or any(k in settings for k in parts)
     useless = [k for k in parts if changed and k not in settings and unused(k, beside) is not None]
     model = architecture(name, {k: v for k, v in parts.items() if k not in useless})
     defaults = dict(_TRAINING_DEFAULTS[name])
@@ -151,40 +155,19 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
         if "steps" in settings and "budget" in settings:
             raise UsageError("`steps` and `budget` cannot be combined", "use only one of them")
         defaults.pop("steps", None)
-    trained = {**defaults, **{k: v for k, v in given.items() if k not in parts}}
+    trained = defaults | {k: v for k, v in given.items() if _RECORD_OF[k] is TrainingConfig}
     training = TrainingConfig(**trained)  # type: ignore[arg-type]
     training = _with_adapters(model, training)
     _check_training(model, training, given)
     if training.budget is None and training.steps is not None:
         training = with_steps(training, training.steps)
-    return Config(model, training, (*dropped, *useless))
+    return Config(model, training, (*lacking, *useless))
 
 
 def with_steps(training: TrainingConfig, steps: int) -> TrainingConfig:
     """Return the training settings with `steps` updates in place of a budget."""
     eval_every = training.eval_every or max(1, math.ceil(steps / 10))
     return replace(training, steps=steps, budget=None, eval_every=eval_every)
-
-
-def _without_unused(
-    recipe: Settings, settings: Mapping[str, Setting]
-) -> tuple[Settings, tuple[str, ...]]:
-    """Remove the keys of a recipe that conflict with `settings`, such as `steps` with `budget`.
-
-    If `settings` name a model, also remove the keys that this model lacks. Return the recipe, and
-    the keys that the model lacks.
-    """
-    if "budget" in settings:
-        recipe.pop("steps", None)
-    if "steps" in settings:
-        recipe.pop("budget", None)
-    if settings.get("sampling") == "random":
-        recipe.pop("stride", None)
-    if "model" not in settings:
-        return recipe, ()
-    usable = ("model", *PRESETS[str(settings["model"])].settings)
-    dropped = tuple(k for k in recipe if _RECORD_OF[k] is Architecture and k not in usable)
-    return {name: value for name, value in recipe.items() if name not in dropped}, dropped
 
 
 def _check_training(

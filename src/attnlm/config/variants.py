@@ -51,11 +51,11 @@ def variant(name: str) -> Settings:
 
 
 def _value(key: str, text: str) -> Setting:
-    record = Architecture if key in fields_of(Architecture) else TrainingConfig
-    kind = type_of(record, key)
+    kind = type_of(Architecture if key in fields_of(Architecture) else TrainingConfig, key)
+    if kind is bool:
+        return _BOOLEANS.get(text.lower(), text)
     try:
-        value: Setting = _BOOLEANS.get(text.lower(), text) if kind is bool else text
-        return number(kind, text) if kind in (int, float) else value
+        return number(kind, text) if kind in (int, float) else text
     except ValueError:
         return text  # `check_setting` refuses its type
 

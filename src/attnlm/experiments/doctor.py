@@ -100,27 +100,23 @@ def _torch() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
+    import torch
+
     from attnlm.compute.device import choose_device, tried_devices
 
-    tried = tried_devices()
-    chosen = choose_device()
+    tried, chosen = tried_devices(), choose_device()
     yield Finding("device", f"{chosen.name}, {chosen.dtype}: the first to pass a small trial")
+    is_there = Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None
     for name, problem in tried.items():
-        yield Finding(name, problem or "works", _device_remedy(name, problem))
-
-
-def _device_remedy(name: str, problem: str | None) -> str:
-    if problem is None:
-        return ""
-    if "small trial" in problem:
-        return f"use `device` cpu, and look for a newer PyTorch or driver: {name} computes wrongly"
-    if name == "cuda" and (Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi")):
-        import torch
-
-        if torch.version.cuda is None:
-            return "there is an NVIDIA GPU: install PyTorch with CUDA, from pytorch.org"
-        return "there is an NVIDIA GPU: update its driver, or unset CUDA_VISIBLE_DEVICES"
-    return ""
+        remedy = ""
+        if problem is not None and "small trial" in problem:
+            other = "use `device` cpu, and look for a newer PyTorch or driver"
+            remedy = f"{other}: {name} computes wrongly"
+        elif problem is not None and name == "cuda" and is_there:
+            remedy = "there is an NVIDIA GPU: update its driver, or unset CUDA_VISIBLE_DEVICES"
+            if torch.version.cuda is None:
+                remedy = "there is an NVIDIA GPU: install PyTorch with CUDA, from pytorch.org"
+        yield Finding(name, problem or "works", remedy)
 
 
 def _threads() -> Iterator[Finding]:

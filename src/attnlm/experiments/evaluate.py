@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import Note, OnEvent
@@ -119,24 +119,18 @@ def take_snapshot(
     """
     length, training = min(PASSAGE, model.architecture.block_size), model.training
     passage = ids_at(dataset.val, slice(length), model.vocab_size, "val.bin").tolist()
-    maps: NDArray[np.float32] | None = None
+    text, maps = "", None
     model.eval()
     try:
         # The training loop reports numbers that are not finite.
         with np.errstate(all="ignore"):
-            text = _sample(model, dataset, device, tokens)
+            with contextlib.suppress(AttnlmError):
+                sampler = Sampler(model, dataset.tokenizer, device)
+                config = SamplingConfig(tokens=tokens, seed=0, ignore_eos=True)
+                text = "".join(sampler.stream(sampler.prompt_ids(""), config))
             if model.architecture.maps_per_layer:
                 recorded = record(model, torch.tensor([passage], device=device.torch))
                 maps = recorded.weights[:, 0].float().cpu().numpy()
     finally:
         model.train(training)
     return Snapshot(step, text, maps), token_texts(dataset.tokenizer, passage)
-
-
-def _sample(model: LanguageModel, dataset: Dataset, device: Device, tokens: int) -> str:
-    sampler = Sampler(model, dataset.tokenizer, device)
-    try:
-        config = SamplingConfig(tokens=tokens, seed=0, ignore_eos=True)
-        return "".join(sampler.stream(sampler.prompt_ids(""), config))
-    except AttnlmError:
-        return ""

@@ -12,17 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.settings import Setting, quoted
 from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
-from attnlm.config.new_training import resolve_planned
+from attnlm.config.new_training import resolve_from
+from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config, resolve
-from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, Ids, id_dtype, open_dataset
 from attnlm.experiments.settle import settle, trial
 from attnlm.experiments.train import check_launched
@@ -107,15 +106,13 @@ class Plan:
     @property
     def update_flops(self) -> int:
         """Return the operations of the optimizer in a step: Muon's matmuls; AdamW has none."""
-        model = self.config.model
         if self.config.training.optimizer != "muon":
             return 0
-        return model.layers * sum(_muon_flops(*shape) for shape in map_shapes(model).values())
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Return the tokens of a step, summed over all processes."""
-        return self.config.tokens_per_step
+        flops = 0
+        for shape in map_shapes(self.config.model).values():
+            small, large = sorted(shape)
+            flops += 5 * (4 * small * small * large + 2 * small**3)  # 5 times 3 matmuls
+        return self.config.model.layers * flops
 
     @property
     def step_flops(self) -> int:
@@ -124,13 +121,13 @@ class Plan:
         Each process computes the whole update, or only a part if the model is sharded.
         """
         training = self.config.training
-        shared = self.training_flops * self.tokens_per_step // training.processes
+        shared = self.training_flops * self.config.tokens_per_step // training.processes
         return shared + self.update_flops // (training.processes if training.is_sharded else 1)
 
     @property
     def work(self) -> int:
         """Return the operations of one process in a step; without matmuls, its tokens."""
-        return self.step_flops or self.tokens_per_step // self.config.training.processes
+        return self.step_flops or self.config.tokens_per_step // self.config.training.processes
 
     @property
     def step_seconds(self) -> float:
@@ -143,7 +140,7 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens_per_step / self.step_seconds
+        return self.config.tokens_per_step / self.step_seconds
 
     @property
     def tokens(self) -> int:
@@ -151,7 +148,7 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        return math.ceil(self.tokens / self.tokens_per_step)
+        return math.ceil(self.tokens / self.config.tokens_per_step)
 
     @property
     def seconds(self) -> float:
@@ -161,7 +158,7 @@ class Plan:
     @property
     def flops(self) -> int:
         """Return the operations of the model in all steps, without the optimizer's."""
-        return self.steps * self.tokens_per_step * self.training_flops
+        return self.steps * self.config.tokens_per_step * self.training_flops
 
     @property
     def pf_days(self) -> float:
@@ -177,8 +174,22 @@ class Plan:
 
         Each process is assumed to reach the same FLOP/s as with the size not doubled.
         """
-        for name, config in _doubled(self.config):
-            yield name, replace(self, config=config)
+        config, a, training = self.config, self.config.model, self.config.training
+        # Twice as wide: twice the heads, or a single head of twice the size.
+        heads = ("heads", "kv_heads") if a.heads > 1 and not a.wide_heads else ("head_size",)
+        sizes = {"width × 2": ("embed_dim", "mlp_width", *heads) if a.embed_dim else ()}
+        sizes["depth × 2"] = ("layers",) if "layers" in PRESETS[a.model].settings else ()
+        sizes["context × 2"] = ("block_size",)
+        for name, names in sizes.items():
+            values = {size: getattr(a, size) for size in names}
+            changed = {size: 2 * value for size, value in values.items() if value is not None}
+            with contextlib.suppress(UsageError):  # larger than the limits of a setting
+                if changed:
+                    yield name, replace(self, config=replace(config, model=replace(a, **changed)))
+        twice = 2 * training.processes
+        more = {"batch_size": 2 * training.batch_size} if training.batch_size % twice else {}
+        name = "processes × 2" + (", batch × 2" if more else "")
+        yield name, replace(self, config=config.with_training(processes=twice, **more))
 
     def facts(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -205,32 +216,6 @@ class Plan:
         }
 
 
-def _doubled(config: Config) -> Iterator[tuple[str, Config]]:
-    a, training = config.model, config.training
-    # Twice as wide: twice the heads, or a single head of twice the size.
-    heads = ("heads", "kv_heads") if a.heads > 1 and not a.wide_heads else ("head_size",)
-    sizes = {"width × 2": ("embed_dim", "mlp_width", *heads) if a.embed_dim else ()}
-    sizes["depth × 2"] = ("layers",) if "layers" in PRESETS[a.model].settings else ()
-    sizes["context × 2"] = ("block_size",)
-    for name, doubled_sizes in sizes.items():
-        values = {size: getattr(a, size) for size in doubled_sizes}
-        changed = {size: 2 * value for size, value in values.items() if value is not None}
-        with contextlib.suppress(UsageError):  # larger than the limits of a setting
-            if changed:
-                yield name, replace(config, model=replace(a, **changed))
-    name, twice = "processes × 2", 2 * training.processes
-    doubled: TrainingConfig = replace(training, processes=twice)
-    if training.batch_size % twice:
-        name, doubled = f"{name}, batch × 2", replace(doubled, batch_size=2 * training.batch_size)
-    yield name, replace(config, training=doubled)
-
-
-def _muon_flops(rows: int, columns: int) -> int:
-    """Return the operations of Muon's five iterations for a matrix x, each of three matmuls."""
-    small, large = min(rows, columns), max(rows, columns)
-    return 5 * (4 * small * small * large + 2 * small**3)
-
-
 def plan(
     dataset: str | Path | Dataset | None = None,
     *,
@@ -254,8 +239,7 @@ def plan(
     `steps` is given; else it is one epoch for a training of adapters, and 20 per parameter for
     others. If `start_from` is given, the model is that run's, whose weights are not read.
 
-    Raises AttnlmError for the same reasons as `train`, and if the measured steps do not fit into
-    memory.
+    Raises AttnlmError for the same reasons as `train`.
     """
     if dataset is not None and vocab_size is not None:
         raise UsageError("a data set and `vocab_size` cannot be combined", "use only one of them")
@@ -277,7 +261,8 @@ def plan(
         if start_from is not None:
             parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
             weights = parent.config.model, parent.name
-        config = resolve_planned(settings, None if recipe is None else str(recipe), weights)
+        known = {} if recipe is None else load_recipe(str(recipe))
+        config = resolve_from(weights, settings, known)
         opened = _data(dataset, vocab_size, config, parent, data_dir)
         if tokens is None and "steps" in settings and config.training.steps is not None:
             tokens = config.training.steps * config.tokens_per_step
@@ -340,27 +325,15 @@ def _measured(
     config: Config, data: TrainingData, processes: Processes, on_event: OnEvent
 ) -> tuple[Config, float]:
     """Return the configuration completed by `settle`, and the measured seconds of a step."""
-    try:
-        device = choose_device(config.training.device, config.training.dtype)
-    except AttnlmError as error:
-        elsewhere = "; for another device, use its `peak`"
-        hint = error.hint if isinstance(error, UsageError) else f"{error.hint}{elsewhere}"
-        raise type(error)(error.message, hint) from None
-    training = replace(config.training, seed=config.training.seed or 0)
-    try:
-        with keeping_threads(), keeping_random_state(device):
-            if processes.is_main:
-                on_event(Note("measuring ten steps"))
-                config = settle(replace(config, training=training), device, data).config
-            config = resolve({}, processes.from_main(config.settings()))
-            use_precision(device)
-            stepper = trial(config, device, data, processes)
-            return config, _step_seconds(stepper)
-    except torch.OutOfMemoryError:
-        raise AttnlmError(
-            f"the memory of {device.name} is too small for a step",
-            "lower `micro_batch_size`, or use the `peak` of a larger device",
-        ) from None
+    device = choose_device(config.training.device, config.training.dtype)
+    with keeping_threads(), keeping_random_state(device):
+        if processes.is_main:
+            on_event(Note("measuring ten steps"))
+            seeded = config.with_training(seed=config.training.seed or 0)
+            config = settle(seeded, device, data)
+        config = resolve({}, processes.from_main(config.settings()))
+        use_precision(device)
+        return config, _step_seconds(trial(config, device, data, processes))
 
 
 def _step_seconds(stepper: Stepper) -> float:

@@ -14,7 +14,6 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import NamedTuple
 
 import torch
 
@@ -27,19 +26,13 @@ from attnlm.compute.choices import fastest, keeping_threads
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config, resolve, with_steps
-from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameters_of
 from attnlm.model.sizes import multiplied_weights
 from attnlm.training.cost import step_cost
 from attnlm.training.kernels import faster_attention, faster_matmul, has_parts, parts_compile
-from attnlm.training.memory import (
-    MemoryEstimate,
-    affordable_micro_batch,
-    check_memory,
-    estimate_memory,
-)
+from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.schedule import Clock
 from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper, TrainingData
@@ -71,7 +64,7 @@ def chosen_device(config: Config, dataset: TrainingData) -> Device:
     def step_on(device: Device) -> Callable[[], object]:
         @functools.cache
         def stepper() -> Stepper:
-            return trial(settle(config, device, dataset).config, device, dataset)
+            return trial(settle(config, device, dataset), device, dataset)
 
         return lambda: stepper().step().item()
 
@@ -83,50 +76,36 @@ def chosen_device(config: Config, dataset: TrainingData) -> Device:
     return device if name == device.name else replace(cpu, reason=f"faster here than {device.name}")
 
 
-class Settled(NamedTuple):
-    """A complete configuration, the model's number of parameters, and the estimated memory."""
-
-    config: Config
-    parameters: int
-    memory: MemoryEstimate
-
-
 def settle(
     config: Config, device: Device, dataset: TrainingData, *, is_resumed: bool = False
-) -> Settled:
+) -> Config:
     """Choose what a configuration leaves open, and return the complete configuration.
 
     The run records the choices, so that the run can be repeated. The micro-batch of a resumed run
     stays as it is. Raises AttnlmError if the data are too short for the context, or the run can't
     fit into memory.
     """
-    training = replace(
-        config.training,
-        seed=secrets.randbits(31) if config.training.seed is None else config.training.seed,
-        device=device.name,
-        dtype=device.dtype,
-        compile=_settled_compile(config, device, dataset),
-    )
-    parameters = parameters_of(config.model, dataset.vocab_size)
-    about = dataset.vocab_size, parameters, dataset.val_tokens
-    if training.micro_batch_size is None and not is_resumed:
-        size = affordable_micro_batch(replace(config, training=training), *about, device)
-        training = replace(training, micro_batch_size=size)
-    check_fits(replace(config, training=training), dataset, device)
+    compiled = _settled_compile(config, device, dataset)
+    config = config.with_training(device=device.name, dtype=device.dtype, compile=compiled)
+    if config.training.seed is None:
+        config = config.with_training(seed=secrets.randbits(31))
+    if config.training.micro_batch_size is None and not is_resumed:
+        about = parameters_of(config.model, dataset.vocab_size), dataset.val_tokens, device
+        size = affordable_micro_batch(config, dataset.vocab_size, *about)
+        config = config.with_training(micro_batch_size=size)
+    check_fits(config, dataset, device)
     use_precision(device)
-    training = _with_kernels(replace(config, training=training), device, dataset)
-    config = replace(config, training=training)
-    threads = training.threads or _chosen_threads(config, device, dataset)
-    config = replace(config, training=replace(training, threads=threads))
-    return Settled(config, parameters, estimate_memory(config, *about, device.name))
+    config = config.with_training(**_kernels(config, device, dataset))
+    threads = config.training.threads or _chosen_threads(config, device, dataset)
+    return config.with_training(threads=threads)
 
 
 def check_fits(config: Config, dataset: TrainingData, device: Device) -> None:
     """Raise AttnlmError if the data are too short for the context, or the memory is too small."""
-    longest = min(len(dataset.train), dataset.val_tokens) - 1
-    hint = f"use `block_size` {longest} or less, or prepare a longer text"
-    check_length(len(dataset.train), config.model.block_size, "training", hint)
-    check_length(dataset.val_tokens, config.model.block_size, "validation", hint)
+    tokens = {"training": len(dataset.train), "validation": dataset.val_tokens}
+    hint = f"use `block_size` {min(tokens.values()) - 1} or less, or prepare a longer text"
+    for split in tokens:
+        check_length(tokens[split], config.model.block_size, split, hint)
     parameters = parameters_of(config.model, dataset.vocab_size)
     check_memory(config, dataset.vocab_size, parameters, dataset.val_tokens, device)
 
@@ -143,9 +122,8 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
             "`compile` on needs a C++ compiler, but none was found",
             "install g++ or clang++, or use `compile` off",
         )
-    on_gpu, shard = device.name == "cuda", config.training.shard
-    whole = not shard and config.training.lora is None
-    if asked == "auto" and on_gpu and whole and _is_long(config, dataset):
+    whole = not config.training.shard and config.training.lora is None
+    if asked == "auto" and device.name == "cuda" and whole and _is_long(config, dataset):
         asked = "on"
     if asked == "on":
         use_own_compiler_cache()
@@ -171,24 +149,24 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
     return "parts"
 
 
-def _with_kernels(config: Config, device: Device, dataset: TrainingData) -> TrainingConfig:
-    """Return the training settings, with the faster kernel for each kernel setting that is auto."""
+def _kernels(config: Config, device: Device, dataset: TrainingData) -> dict[str, str]:
+    """Return the settings for kernels, with the faster kernel for each that is auto."""
     a, training = config.model, config.training
     is_plain = (device.name, device.dtype) != ("cpu", "float32") or training.compile == "on"
     matmul, attention = training.matmul, training.attention_kernel
-    if attention == "native" and not is_plain and training.compile != "parts":
+    if is_plain:
+        return {"matmul": "blas", "attention_kernel": "torch"}
+    if attention == "native" and training.compile != "parts":
         raise UsageError(
             "`attention_kernel` native needs `compile` parts", "leave `attention_kernel` out"
         )
-    if is_plain:
-        return replace(training, matmul="blas", attention_kernel="torch")
     tokens = config.tokens_per_step // (training.processes * torch.get_num_threads())
     if matmul == "auto":
         large = training.compile == "parts" or training.optimizer == "muon" or training.lora
         matmul = faster_matmul(a, dataset.vocab_size, tokens) if large else "blas"
     if attention == "auto":
         attention = faster_attention(a, tokens) if training.compile == "parts" else "torch"
-    return replace(training, matmul=matmul, attention_kernel=attention)
+    return {"matmul": matmul, "attention_kernel": attention}
 
 
 def _is_long(config: Config, dataset: TrainingData) -> bool:
@@ -218,12 +196,11 @@ def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> in
     kernels = training.compile, training.matmul, training.attention_kernel
     about = asdict(config.model), dataset.vocab_size, training.optimizer, kernels, training.lora
 
-    def step_by(threads: int) -> Callable[[], object]:
-        by_threads = replace(config, training=replace(training, threads=threads))
-        return trial(by_threads, device, dataset).step
-
     with keeping_random_state(device):
-        ways = {str(count): step_by(count) for count in (1, everything)}
+        ways = {
+            str(count): trial(config.with_training(threads=count), device, dataset).step
+            for count in (1, everything)
+        }
         return int(fastest("threads", _sizes(config, dataset), ways, about=about, worth=_WORTH))
 
 
@@ -280,14 +257,14 @@ def affordable_size(
     on_event(Note("measuring how large a model fits into the budget"))
     budget = resolve(settings, sizes[0]).training.budget
     assert budget is not None
-    clock, each = Clock.of(budget, began), _TRIAL_SHARE * budget / len(sizes)
+    ends, each = Clock.of(budget, began).ends, _TRIAL_SHARE * budget / len(sizes)
     most = _MOST_PASSES * dataset.train_tokens
     chosen, seen, speed, pace = 0, 0.0, math.inf, 0.0
     for number, recipe in enumerate(sizes):
         config = resolve(settings, recipe)
         least = _TOKENS_PER_WEIGHT * multiplied_weights(config.model, dataset.vocab_size)
         cost = step_cost(config, dataset.vocab_size) / config.tokens_per_step
-        hoped = min(most, _seconds_left(clock) * _MOST_GAINED * speed / cost)
+        hoped = min(most, (ends - time.perf_counter()) * _MOST_GAINED * speed / cost)
         if number and (config.model.block_size > dataset.largest_block_size or hoped < least):
             break
         try:
@@ -296,7 +273,7 @@ def affordable_size(
             if not number:
                 raise
             break
-        tokens = min(most, _seconds_left(clock) / seconds)
+        tokens = min(most, (ends - time.perf_counter()) / seconds)
         if number and tokens < least:
             break
         chosen, seen, speed, pace = number, tokens, cost / seconds, seconds
@@ -307,9 +284,9 @@ def affordable_size(
         config = resolve(settings, {"dropout": dropout, **sizes[chosen]})
     on_event(Note(_in_words(config, passes)))
     useful = math.ceil(most / config.tokens_per_step)
-    fitting = _seconds_left(clock) / pace / config.tokens_per_step
+    fitting = (ends - time.perf_counter()) / pace / config.tokens_per_step
     if useful < 2 * fitting:
-        config = replace(config, training=replace(config.training, steps=useful))
+        config = config.with_training(steps=useful)
     return config
 
 
@@ -317,7 +294,7 @@ def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
     """Return the seconds per token of training. Measure at least two steps and `least` seconds."""
     device = choose_device(config.training.device, config.training.dtype)
     with keeping_threads(), keeping_random_state(device):  # each trial begins with all threads
-        stepper = trial(settle(config, device, dataset).config, device, dataset)
+        stepper = trial(settle(config, device, dataset), device, dataset)
         began = time.perf_counter()
         stepper.step().item()  # the first step is slower than others
         since = now = time.perf_counter()
@@ -325,10 +302,6 @@ def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
             stepper.step().item()
             now = time.perf_counter()
         return (now - since) / (stepper.state.step - 1) / config.tokens_per_step
-
-
-def _seconds_left(clock: Clock) -> float:
-    return clock.ends - time.perf_counter()
 
 
 def _in_words(config: Config, passes: float) -> str:

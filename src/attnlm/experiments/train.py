@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -31,6 +30,7 @@ from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.evaluate import measure_on_whole, take_snapshot
 from attnlm.experiments.settle import affordable_size, chosen_device, settle
+from attnlm.model.inspection import parameters_of
 from attnlm.runs.create_run import check_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
 from attnlm.runs.manage import remove_run
@@ -40,6 +40,7 @@ from attnlm.see.curves import CurveDrawer
 from attnlm.see.logs import LogListener, check_tools
 from attnlm.training.cost import affordable_sample, affordable_tokens
 from attnlm.training.loop import OnStep, fit
+from attnlm.training.memory import estimate_memory
 from attnlm.training.schedule import Clock
 from attnlm.training.state import begun_state, saved_facts
 
@@ -109,10 +110,11 @@ def train(
             settings = {"processes": processes.count, **settings}
             is_new = resume is start_from is None
             options = resolve_new(settings, recipe).config.settings() if is_new else settings
-            check_alike(processes, options, recipe, resume, start_from)
+            _check_alike(processes, options, recipe, resume, start_from)
         if not processes.is_main:
-            return join(processes, Path(data_dir), verify)
-        if (before := begun_before(processes)) is not None:
+            return _join(processes, Path(data_dir), verify)
+        before = processes.recalled(_RUN)  # the run that these processes trained before a restart
+        if before is not None and Path(before).exists():
             dataset = recipe = name = start_from = None
             resume, settings = before, {}
         on_event = CurveDrawer(on_event or ignore)
@@ -128,28 +130,30 @@ def train(
                 check_free(name, folder)
             opened = open_dataset(dataset, data_dir=data_dir, verify=verify)
             if name is not None and (folder / name).exists():
-                try:
-                    run = _existing(open_run(folder / name), asked, opened, parent, listener)
-                except AttnlmError as error:
-                    processes.from_main({"refused": (error.message, error.hint)})
-                    raise
+                run = _existing(open_run(folder / name), asked, opened, parent, listener)
                 processes.from_main({"finished": str(run.path)})
                 return run
-            begun = _begin(asked, opened, name, folder, parent, checkpoint, began, listener)
-            meanwhile.enter_context(_removing_if_unused(begun.run, folder))
-            meanwhile.enter_context(begun.run.alone())
+            run, device = _begin(asked, opened, name, folder, parent, checkpoint, began, listener)
+            fresh = True
+            meanwhile.enter_context(_removing_if_unused(run, folder))
+            meanwhile.enter_context(run.alone())
         else:
             _check_beside_resume(settings, dataset, recipe, name, start_from)
             # The run may have been trained further since it was opened.
             where = resume.path.absolute() if isinstance(resume, Run) else resume
             run = open_run(where, checkpoint_dir=folder)
             meanwhile.enter_context(run.alone())
-            begun = _resume(run, Path(data_dir), verify, settings, processes, listener)
-        run, opened, device, fresh, memory = begun
-        tell(run, fresh, processes)
+            resumed = _resume(run, Path(data_dir), verify, settings, processes, listener)
+            run, opened, device, fresh = resumed
+        processes.remember(_RUN, str(run.path.absolute()))
+        facts = {name: getattr(run, name) for name in _FACTS}
+        about = {"path": str(run.path), "settings": run.config.settings(), "fresh": fresh}
+        processes.from_main({**about, **facts})  # `_join` awaits it
         state = begun_state(run, device, fresh, processes)
         tokens = affordable_sample(run.config, run.vocab_size)
         taking = functools.partial(take_snapshot, opened, tokens)
+        sizes = run.vocab_size, run.parameters, opened.val_tokens
+        memory = estimate_memory(run.config, *sizes, device.name).total
         budget, time_left = run.config.training.budget, None
         if budget is not None:
             time_left = Clock.of((1 - state.progress) * budget, began)
@@ -174,18 +178,6 @@ Settings; their defaults depend on the model:
 """
 
 
-class _Begun(NamedTuple):
-    """A run that is ready to train."""
-
-    run: Run
-    dataset: Dataset
-    device: Device
-    is_fresh: bool
-    """True if training begins with the first step, without a checkpoint."""
-    memory: int
-    """Estimated memory of the run, in bytes."""
-
-
 def _begin(
     asked: Resolved,
     dataset: Dataset,
@@ -195,7 +187,7 @@ def _begin(
     checkpoint: str,
     began: float,
     on_event: OnEvent,
-) -> _Begun:
+) -> tuple[Run, Device]:
     """Complete the configuration of a new run, make its folder, and return the run."""
     config, record = asked.config, None
     if parent is not None:
@@ -215,15 +207,16 @@ def _begin(
             )
         )
     device = chosen_device(config, dataset)
-    config, parameters, memory = settle(config, device, dataset)
+    config = settle(config, device, dataset)
     if config.training.budget is None and config.training.eval_tokens is None:
         affordable = affordable_tokens(config, dataset.vocab_size, dataset.val_tokens)
-        config = replace(config, training=replace(config.training, eval_tokens=affordable))
+        config = config.with_training(eval_tokens=affordable)
+    parameters = parameters_of(config.model, dataset.vocab_size)
     with explaining(folder, ", or name another `checkpoint_dir`"):
         run = create_run(
             config, dataset, parameters, name=name, checkpoint_dir=folder, parent=record
         )
-    return _Begun(run, dataset, device, True, memory.total)
+    return run, device
 
 
 @contextlib.contextmanager
@@ -290,8 +283,11 @@ def _resume(
     settings: Mapping[str, Setting],
     processes: Processes,
     on_event: OnEvent,
-) -> _Begun:
-    """Return a run as it was last saved, ready to train; record the settings that changed."""
+) -> tuple[Run, Dataset, Device, bool]:
+    """Return a run as it was last saved, ready to train; record the settings that changed.
+
+    The last value is True if the training begins without a checkpoint.
+    """
     if run.imported_from:
         raise AttnlmError(
             f"{run.name} was imported: there is no training to resume",
@@ -316,8 +312,7 @@ def _resume(
     if "device" not in settings:
         device = replace(device, reason="recorded in the run")
     dataset = open_dataset_of(run, data_dir, verify=verify)
-    config, _, memory = settle(config, device, dataset, is_resumed=True)
-    run = replace(run, config=config)
+    run = replace(run, config=settle(config, device, dataset, is_resumed=True))
     fresh = not run.last.exists() and restarts() > 0  # the run ended before its first checkpoint
     saved = {"step": 0, "evaluated_step": -1} if fresh else saved_facts(run)
     step, evaluated_step = saved["step"], saved["evaluated_step"]
@@ -328,12 +323,11 @@ def _resume(
         on_event(Note(f"{run.name} was planned for {planned:,} steps; it now ends after {total:,}"))
     if step == evaluated_step == total:
         on_event(Note(f"{run.name} is finished; to extend it, {more}"))
-    again = resume_command(run.path)
-    with explaining(run.path, f", then: {again}"):
+    with explaining(run.path, f", then: {resume_command(run.path)}"):
         run.keep_until(evaluated_step)
         if changed:
             run.save_config()
-    return _Begun(run, dataset, device, fresh, memory.total)
+    return run, dataset, device, fresh
 
 
 # --- Several processes ----------------------------------------------------------------------------
@@ -348,10 +342,8 @@ def check_launched(training: TrainingConfig, processes: Processes) -> None:
         )
 
 
-def check_alike(processes: Processes, *options: object) -> None:
+def _check_alike(processes: Processes, *options: object) -> None:
     """Raise UsageError in every process if any process has other options than the main process."""
-    if processes.count == 1:
-        return
     text = json.dumps(options, sort_keys=True, default=str)
     ours = hashlib.sha256(text.encode()).hexdigest()
     differing = torch.tensor(float(processes.from_main(ours) != ours))
@@ -363,34 +355,13 @@ def check_alike(processes: Processes, *options: object) -> None:
         )
 
 
-def tell(run: Run, fresh: bool, processes: Processes) -> None:
-    """Describe `run` to the other processes, which wait in `join` to train it with this process.
-
-    `fresh` is True if the training begins without a checkpoint.
-    """
-    if processes.count == 1:
-        return
-    processes.remember(_RUN, str(run.path.absolute()))
-    facts = {name: getattr(run, name) for name in _FACTS}
-    about = {"path": str(run.path), "settings": run.config.settings(), "fresh": fresh}
-    processes.from_main({**about, **facts})
-
-
-def begun_before(processes: Processes) -> Path | None:
-    """Return the path of the run that these processes trained before a restart, or None."""
-    path = processes.recalled(_RUN)
-    return Path(path) if path is not None and Path(path).exists() else None
-
-
-def join(processes: Processes, data_dir: Path, verify: bool) -> Run:
+def _join(processes: Processes, data_dir: Path, verify: bool) -> Run:
     """Do this process's part of the training that the main process has begun.
 
     Emit no events and write no files. Raises AttnlmError as `fit` does, and if the data set is
     missing or differs.
     """
     told = processes.from_main(None)
-    if "refused" in told:
-        raise AttnlmError(*told["refused"])
     if "finished" in told:
         return open_run(told["finished"])
     config = resolve({}, told["settings"])
