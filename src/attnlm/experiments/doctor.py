@@ -162,36 +162,32 @@ def _caches() -> Iterator[Finding]:
     if folder is None:
         yield Finding("cache", "no home folder", "set ATTNLM_CACHE_DIR to a folder of yours")
         return
-    remedy = ""
-    if not _is_writable(folder):
-        remedy = "this folder is not writable: set ATTNLM_CACHE_DIR to one that is"
     parts = [
         f"{path.name} {quantity(folder_size(path) if path.is_dir() else path.stat().st_size, 'B')}"
         for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
     ]
+    remedy = _if_not_writable(folder, "set ATTNLM_CACHE_DIR to one that is")
     yield Finding("cache", f"{folder}: {', '.join(parts) or 'empty'}", remedy)
     if sys.platform != "win32":
         yield Finding("compiled code", str(code_folder("native")))
 
 
-def _is_writable(folder: Path) -> bool:
-    """Return True if a file can be created in the folder. Create the folder if it is missing."""
+def _if_not_writable(folder: Path, remedy: str) -> str:
+    """Return the remedy if no file can be created in the folder, else "". Create a missing folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return True
+            return ""
     except OSError:
-        return False
+        return f"this folder is not writable: {remedy}"
 
 
 def _disk() -> Iterator[Finding]:
     for name, folder in (("disk here", Path.cwd()), ("disk (temp)", Path(tempfile.gettempdir()))):
         free = shutil.disk_usage(folder).free
-        remedy = ""
-        if free < _FREE:
+        remedy = _if_not_writable(folder, "change to one that is, or set TMPDIR")
+        if free < _FREE and not remedy:
             remedy = "free some space: a new checkpoint is written before the old one is deleted"
-        if not _is_writable(folder):
-            remedy = "this folder is not writable: change to one that is, or set TMPDIR"
         yield Finding(name, f"{folder}, {quantity(free, 'B')} free", remedy)
 
 
@@ -223,7 +219,7 @@ def _network() -> Iterator[Finding]:
 def _locale() -> Iterator[Finding]:
     encoding = locale.getpreferredencoding(False)
     files = sys.getfilesystemencoding()
-    is_unicode = {encoding.lower().replace("-", ""), files.lower().replace("-", "")} == {"utf8"}
+    is_unicode = {name.lower().replace("-", "") for name in (encoding, files)} == {"utf8"}
     remedy = "" if is_unicode else "file names may be shown wrongly: set LC_ALL=C.UTF-8"
     yield Finding("locale", f"{encoding}, file names {files}; output is always UTF-8", remedy)
 

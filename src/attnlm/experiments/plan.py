@@ -33,7 +33,7 @@ from attnlm.runs.open_run import open_run
 from attnlm.runs.run import Run
 from attnlm.training.memory import MemoryEstimate, estimate_memory
 from attnlm.training.state import keeping_random_state
-from attnlm.training.step import Stepper, TrainingData
+from attnlm.training.step import TrainingData
 
 TOKENS_PER_PARAMETER = 20
 """The compute-optimal number of tokens per parameter (Hoffmann et al., 2022)."""
@@ -324,7 +324,11 @@ class _MadeUp(NamedTuple):
 def _measured(
     config: Config, data: TrainingData, processes: Processes, on_event: OnEvent
 ) -> tuple[Config, float]:
-    """Return the configuration completed by `settle`, and the measured seconds of a step."""
+    """Return the configuration completed by `settle`, and the mean seconds of a step.
+
+    The mean is of ten steps, or of more steps if ten take less than 1 s, or of fewer if they take
+    more than 60 s.
+    """
     device = choose_device(config.training.device, config.training.dtype)
     with keeping_threads(), keeping_random_state(device):
         if processes.is_main:
@@ -333,20 +337,15 @@ def _measured(
             config = settle(seeded, device, data)
         config = resolve({}, processes.from_main(config.settings()))
         use_precision(device)
-        return config, _step_seconds(trial(config, device, data, processes))
-
-
-def _step_seconds(stepper: Stepper) -> float:
-    """Return the mean seconds of a step: of ten steps, or of more steps if ten take less than 1 s,
-    or of fewer if they take more than 60 s."""
-    for _ in range(_FIRST):
+        stepper = trial(config, device, data, processes)
+        for _ in range(_FIRST):
+            began = time.perf_counter()
+            stepper.step().item()
+            once = time.perf_counter() - began
+        count = max(1, min(max(_STEPS, math.ceil(_SHORTEST / once)), int(_LONGEST / once)))
+        count = int(processes.from_main(count))
         began = time.perf_counter()
-        stepper.step().item()
-        once = time.perf_counter() - began
-    count = max(1, min(max(_STEPS, math.ceil(_SHORTEST / once)), int(_LONGEST / once)))
-    count = int(stepper.processes.from_main(count))
-    began = time.perf_counter()
-    for _ in range(count):
-        loss = stepper.step()
-    loss.item()
-    return (time.perf_counter() - began) / count
+        for _ in range(count):
+            loss = stepper.step()
+        loss.item()
+        return config, (time.perf_counter() - began) / count

@@ -188,14 +188,11 @@ def _work(config: Config, dataset: TrainingData) -> float:
 def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> int:
     """Return the number of threads: all, or one if all save too little time in a trial."""
     training, everything = config.training, torch.get_num_threads()
-    work = _work(config, dataset)
-    if device.name != "cpu" or training.compile == "on" or training.is_sharded:
-        return everything
-    if everything == 1 or work >= _LARGE_STEP:
+    is_small = everything > 1 and _work(config, dataset) < _LARGE_STEP
+    if device.name != "cpu" or training.compile == "on" or training.is_sharded or not is_small:
         return everything
     kernels = training.compile, training.matmul, training.attention_kernel
     about = asdict(config.model), dataset.vocab_size, training.optimizer, kernels, training.lora
-
     with keeping_random_state(device):
         ways = {
             str(count): trial(config.with_training(threads=count), device, dataset).step

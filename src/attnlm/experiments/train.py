@@ -130,7 +130,11 @@ def train(
                 check_free(name, folder)
             opened = open_dataset(dataset, data_dir=data_dir, verify=verify)
             if name is not None and (folder / name).exists():
-                run = _existing(open_run(folder / name), asked, opened, parent, listener)
+                try:
+                    run = _existing(open_run(folder / name), asked, opened, parent, listener)
+                except AttnlmError as error:
+                    processes.from_main({"refused": (error.message, error.hint)})
+                    raise
                 processes.from_main({"finished": str(run.path)})
                 return run
             run, device = _begin(asked, opened, name, folder, parent, checkpoint, began, listener)
@@ -362,6 +366,8 @@ def _join(processes: Processes, data_dir: Path, verify: bool) -> Run:
     missing or differs.
     """
     told = processes.from_main(None)
+    if "refused" in told:
+        raise AttnlmError(*told["refused"])
     if "finished" in told:
         return open_run(told["finished"])
     config = resolve({}, told["settings"])
