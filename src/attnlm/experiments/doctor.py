@@ -173,7 +173,7 @@ def _caches() -> Iterator[Finding]:
 
 
 def _if_not_writable(folder: Path, remedy: str) -> str:
-    """Return the remedy if no file can be created in the folder, else "". Create a missing folder."""
+    """Return the remedy unless a file can be created in the folder, which is created if missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
