@@ -192,19 +192,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no processor": ({"post_processor": "TemplateProcessing"}, "post_processor"),
     "another processor": ({"post_processor": {"type": "BertProcessing"}}, "post_processor"),
     "a pattern that may take for ever": ({"pre_tokenizer": split("(a+)+$")}, "the split pattern"),
-    "a space in a special text": (
-        {"added_tokens": [{"id": 600, "content": "<a b>"}]},
-        "the added token",
-    ),
+    "a space in a special text": ({"added_tokens": [added(600, "<a b>")]}, "the added token"),
     "one special text within another": (
-        {"added_tokens": [{"id": 600, "content": "<a"}, {"id": 601, "content": "<a>"}]},
+        {"added_tokens": [added(600, "<a"), added(601, "<a>")]},
         "cannot reproduce added tokens",
     ),
     "an id that `tokenizers` would change": (
         {"added_tokens": [added(601, "<a>")], "post_processor": None},
         "ids of its added tokens",
     ),
-    "a special text twice": ({"added_tokens": [{"id": 600, "content": "<a>"}] * 2}, "is damaged"),
+    "a special text twice": ({"added_tokens": [added(600, "<a>")] * 2}, "is damaged"),
     "an id for two": ({"added_tokens": [added(3, "<a>")]}, "is damaged"),
     "no id": ({"added_tokens": [added(-1, "<a>")]}, "is damaged"),
     "what the library refuses": (

@@ -55,22 +55,26 @@ def content(folder: Path) -> dict[str, bytes]:
 # --- What is in it --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", ["char", "byte", "bpe:300"])
+@pytest.mark.parametrize(
+    ("typed", "spec"), [("char", "char"), ("byte", "byte"), ("BPE-300", "bpe:300")]
+)
 def test_splits_are_encoded_separately_and_decode_to_the_text(
-    spec: str, source: Path, data: Path
+    typed: str, spec: str, source: Path, data: Path
 ) -> None:
-    dataset = prepare(source, tokenizer=spec, val_fraction=0.25, data_dir=data)
+    dataset = prepare(source, tokenizer=typed, val_fraction=0.25, data_dir=data)
     cut = len(TEXT) * 3 // 4
     assert dataset.tokenizer.decode(dataset.train) == TEXT[:cut]
     assert dataset.tokenizer.decode(dataset.val) == TEXT[cut:]
     assert np.array_equal(dataset.val, dataset.tokenizer.encode(TEXT[cut:]))
-    assert dataset.name == "cats-" + spec.replace(":", "")
+    assert (dataset.name, dataset.tokenizer.name) == ("cats-" + spec.replace(":", ""), spec)
     assert dataset.path == data / dataset.name
     assert (dataset.train_tokens, dataset.val_tokens) == (len(dataset.train), len(dataset.val))
 
 
 def test_meta_json_says_what_was_done(source: Path, data: Path) -> None:
-    folder = prepare(source, data_dir=data).path
+    events: list[object] = []
+    folder = prepare(source, data_dir=data, on_event=events.append).path
+    assert events[-1] == Progress("encode", len(TEXT), len(TEXT), "chars")
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     cut = len(TEXT) * 9 // 10
     expected = {
@@ -180,12 +184,8 @@ def test_the_bigram_loss_is_that_of_counted_pairs(
     dataset = prepare(source, tokenizer=spec, data_dir=data)
     expected = counted_bigram_loss(dataset.train, dataset.val, dataset.vocab_size)
     assert dataset.bigram_loss == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_text_of_one_character_has_no_negative_loss(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("a" * 100)
-    dataset = prepare(tmp_path / "a.txt", data_dir=tmp_path / "data")
-    assert str(dataset.bigram_loss) == "0.0"
+    source.write_text("a" * 100)
+    assert str(prepare(source, data_dir=data / "a").bigram_loss) == "0.0"  # not -0.0
 
 
 MIXED = "\ufeffA cat.\r\nna\u0131\u0308ve \u65e5\u672c, \U0001d11e!\x7f\x80\xff ab" * 3 + "\u732b"
@@ -205,19 +205,13 @@ def test_chunks_of_any_size_make_the_same_data_set(
     assert content(data / "chunks" / whole.name) == content(whole)
 
 
-@pytest.mark.parametrize("spec", ["bpe:300", "gpt2"])
 def test_pieces_encoded_side_by_side_have_the_ids_of_the_whole(
-    spec: str, source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if spec == "gpt2":
-        if "ATTNLM_TEST_DATA" not in os.environ:
-            pytest.skip("ATTNLM_TEST_DATA names no folder with tiktoken's files")
-        folder = Path(os.environ["ATTNLM_TEST_DATA"]) / "tiktoken"
-        monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
     monkeypatch.setattr(text_files, "PIECE", 11)
     monkeypatch.setattr(bins, "_PIECE", 20)
     monkeypatch.setattr(bins, "cores", lambda: 3)
-    dataset = prepare(source, tokenizer=spec, data_dir=data, offline=True)
+    dataset = prepare(source, tokenizer="bpe:300", data_dir=data)
     cut = len(TEXT) * 9 // 10
     assert np.array_equal(dataset.train, dataset.tokenizer.encode(TEXT[:cut]))
     assert np.array_equal(dataset.val, dataset.tokenizer.encode(TEXT[cut:]))
@@ -256,13 +250,6 @@ def test_tiny_shakespeare(data: Path) -> None:
     assert dataset.bigram_loss is not None
     assert round(dataset.bigram_loss, 4) == 2.4819
     assert dataset.source_sha256.startswith("86c4e6aa9db7c042")
-
-
-def test_progress_reaches_the_end(source: Path, data: Path) -> None:
-    events: list[object] = []
-    prepare(source, data_dir=data, on_event=events.append)
-    steps = [event for event in events if isinstance(event, Progress) and event.task == "encode"]
-    assert steps[-1] == Progress("encode", len(TEXT), len(TEXT), "chars")
 
 
 def notes_of(events: list[object]) -> list[str]:
@@ -313,11 +300,6 @@ def test_sources_with_long_names_can_be_opened_again(
     path = "/cats?" + "a" * 9000
     url = web.answer(path, body(TEXT.encode()))
     assert len(prepare([url, *[long / "a"] * 300], data_dir=data).sources) == 301
-
-
-def test_a_tokenizer_is_known_by_other_spellings(source: Path, data: Path) -> None:
-    dataset = prepare(source, tokenizer="BPE-300", data_dir=data)
-    assert (dataset.name, dataset.tokenizer.name) == ("cats-bpe300", "bpe:300")
 
 
 def test_a_text_too_small_for_the_defaults_is_told(tmp_path: Path, data: Path) -> None:
@@ -416,9 +398,6 @@ def test_a_full_disk_is_one_line_and_the_old_data_stay(
         prepare(source, val_fraction=0.5, force=True, data_dir=data)
     assert content(folder) == before
     assert entries(data) == {"cats-char", "latest"}
-
-
-def test_a_data_dir_that_is_a_file_is_refused(source: Path) -> None:
     with pytest.raises(AttnlmError, match=r"cannot write .*cats\.txt"):
         prepare(source, data_dir=source)
 
@@ -457,14 +436,11 @@ def test_other_or_damaged_content_needs_force(source: Path, data: Path) -> None:
     replaced = prepare(source, val_fraction=0.5, data_dir=data, force=True)
     assert replaced.val_characters == len(TEXT) // 2
     assert entries(data) == {"cats-char", "latest"}
-
-
-def test_a_folder_that_is_no_data_set_is_never_replaced(source: Path, data: Path) -> None:
-    (data / "cats-char").mkdir(parents=True)
-    (data / "cats-char" / "thesis.txt").write_text("mine")
+    (data / "other").mkdir()
+    (data / "other" / "thesis.txt").write_text("mine")
     with pytest.raises(AttnlmError, match="is not a data set"):
-        prepare(source, data_dir=data, force=True)
-    assert (data / "cats-char" / "thesis.txt").read_text() == "mine"
+        prepare(source, name="other", data_dir=data, force=True)
+    assert (data / "other" / "thesis.txt").read_text() == "mine"
 
 
 def during_encoding(source: Path, data: Path, **options: Any) -> Any:

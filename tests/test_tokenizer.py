@@ -113,16 +113,6 @@ def test_ascii_and_other_pieces_have_the_same_char_ids(characters: str) -> None:
         assert np.concatenate(ids).tolist() == expected
 
 
-def test_byte_ids_are_utf8() -> None:
-    assert ByteTokenizer().encode("aé字") == list("aé字".encode())
-
-
-def test_no_text_is_no_ids() -> None:
-    for made in (ByteTokenizer(), CharTokenizer("ab"), TRAINED):
-        assert made.encode("") == []
-        assert made.decode([]) == ""
-
-
 def test_char_names_what_it_lacks() -> None:
     with pytest.raises(AttnlmError, match=r"^the vocabulary lacks 'c', '\\n'\nhint"):
         CharTokenizer("ab").encode("abc\nc")
@@ -131,12 +121,14 @@ def test_char_names_what_it_lacks() -> None:
 
 
 @pytest.mark.parametrize("made", [ByteTokenizer(), CharTokenizer("ab"), TRAINED])
-def test_half_a_surrogate_pair_is_refused(made: Tokenizer) -> None:
+def test_no_text_is_no_ids_and_half_a_surrogate_pair_is_refused(made: Tokenizer) -> None:
+    assert made.encode("") == [] and made.decode([]) == ""
     with pytest.raises(AttnlmError, match=r"U\+D800"):
         made.encode("ab\ud800")
 
 
-def test_bytes_that_complete_no_character_are_replaced() -> None:
+def test_byte_ids_are_utf8_and_bytes_that_complete_no_character_are_replaced() -> None:
+    assert ByteTokenizer().encode("aé字") == list("aé字".encode())
     assert ByteTokenizer().decode([0x61, 0xC3]) == "a\ufffd"
     assert ByteTokenizer().decode_bytes([0xC3]) == b"\xc3"
     assert ByteTokenizer().decode([0xC3, 0xA9]) == "é"
@@ -165,17 +157,8 @@ def test_specs() -> None:
     assert bpe_size("bpe:65536") == 65536
     for spec in ("char", "byte", "gpt2", "cl100k_base", "o200k_base"):
         assert bpe_size(spec) is None
-    for spec in (
-        "",
-        "bpe",
-        "bpe:",
-        "bpe:256",
-        "bpe:65537",
-        "bpe:+300",
-        "bpe:٣٠٠",
-        "char:3",
-        "Gpt2",
-    ):
+    wrong = ("", "bpe", "bpe:", "bpe:256", "bpe:65537", "bpe:+300", "bpe:٣٠٠", "char:3", "Gpt2")
+    for spec in wrong:
         with pytest.raises(UsageError, match="unknown tokenizer") as caught:
             bpe_size(spec)
         assert "bpe:N" in (caught.value.hint or "")
@@ -190,10 +173,7 @@ def test_specs() -> None:
         ("CL100K-base", "cl100k_base"),
         *((typed, "bpe:512") for typed in ("bpe:512", "BPE:512", "bpe512", "bpe-512", "bpe 512")),
         # What means none stays as it is, for the error.
-        *(
-            (typed, typed)
-            for typed in ("", "GPT-3", "bpe", "bpe:-512", "bpe:٣٠٠", "Chars", "bpe:+9")
-        ),
+        *((typed, typed) for typed in ("", "GPT-3", "bpe", "bpe:-512", "bpe:٣٠٠", "Chars")),
     ],
 )
 def test_a_spec_is_understood_however_it_is_written(typed: str, spec: str) -> None:
@@ -289,15 +269,12 @@ def test_trained_merges_are_those_of_tokenizers(text: str, other: str) -> None:
         ]
 
 
-def test_training_gives_the_same_ids_each_time() -> None:
+def test_training_gives_the_same_ids_each_time_and_fewer_for_a_small_text() -> None:
     first = vocabulary(TALE, 280)
     assert first == vocabulary(TALE, 280)
     assert first[:256] == [bytes([byte]) for byte in range(256)]
     assert len(first) == 280
     assert len(TRAINED.encode(TALE)) < len(TALE) / 2
-
-
-def test_a_text_too_small_for_its_ids_gets_fewer() -> None:
     events: list[object] = []
     made = bpe.train("bpe:5000", 5000, ["to be or not to be"], events.append)
     assert 256 < made.vocab_size < 300
@@ -325,35 +302,23 @@ def test_the_patterns_are_those_of_tiktoken(monkeypatch: pytest.MonkeyPatch) -> 
 # --- Published vocabularies -----------------------------------------------------------------------
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
-    return tmp_path
-
-
 def test_a_published_vocabulary_is_read_from_a_tiktoken_file(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
     lines = [base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(RANKS)]
     url = bpe._PUBLISHED["cl100k_base"][0]
     entry = (url, hashlib.sha256(b"".join(lines)).hexdigest(), 500, 510)
     monkeypatch.setitem(bpe._PUBLISHED, "cl100k_base", entry)
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(cache))
-    kept = cache / hashlib.sha1(url.encode()).hexdigest()
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    kept = tmp_path / hashlib.sha1(url.encode()).hexdigest()
     kept.write_bytes(b"".join(lines))
-    made = bpe.published("cl100k_base", spool=cache, offline=True)
+    made = bpe.published("cl100k_base", spool=tmp_path, offline=True)
     assert made.ranks == RANKS
     assert (made.vocab_size, made.end_of_text) == (510, 500)
     kept.write_bytes(b"something else")
-    with pytest.raises(AttnlmError, match="not in the cache"):
-        bpe.published("cl100k_base", spool=cache, offline=True)
-
-
-def test_without_network_a_published_vocabulary_is_one_line_and_a_hint(cache: Path) -> None:
-    with pytest.raises(AttnlmError, match=r"o200k_base\.tiktoken") as caught:
-        bpe.published("o200k_base", spool=cache, offline=True)
-    assert "bpe:1024" in (caught.value.hint or "")
+    with pytest.raises(AttnlmError, match=r"cl100k_base\.tiktoken is not in the .*\nhint: .*bpe:1"):
+        bpe.published("cl100k_base", spool=tmp_path, offline=True)
 
 
 def test_gpt2_ids_are_tiktokens(gpt2: BpeTokenizer, tmp_path: Path) -> None:

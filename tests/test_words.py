@@ -94,23 +94,17 @@ def test_a_token_that_reaches_over_words_is_noticed(
     assert np.array_equal(table.encode_piece(text), made.encode_piece(text))
 
 
-def test_bytes_and_texts_without_a_compiler_are_encoded_plainly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    of_bytes = ByteTokenizer()
-    assert piece_encoder(of_bytes) == of_bytes.encode_piece
-    monkeypatch.setattr(words, "library", lambda source: None)
-    assert piece_encoder(TRAINED) == TRAINED.encode_piece
-
-
 def test_prepare_writes_the_same_files_either_way(
     tmp_path: Path, compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text(random_text(1, 30_000) + TALE)
     made: dict[str, attnlm.Dataset] = {}
+    of_bytes = ByteTokenizer()
+    assert piece_encoder(of_bytes) == of_bytes.encode_piece
     for kind, found in (("plain", None), ("words", compiled)):
         monkeypatch.setattr(words, "library", lambda source, found=found: found)
+        assert (piece_encoder(TRAINED) == TRAINED.encode_piece) == (found is None)
         monkeypatch.setattr(bins, "_PIECE", PIECE if kind == "plain" else 1000)
         made[kind] = attnlm.prepare(text, tokenizer="bpe:400", data_dir=tmp_path / kind)
     assert isinstance(made["words"].tokenizer, BpeTokenizer)
