@@ -85,31 +85,25 @@ LINES = [
 KNOWN = {"uniform, ln V": 4.1, "counted bigram": 2.45}
 
 
-def test_a_panel_for_a_page_is_one_element_of_text_and_lines() -> None:
+def test_panels_are_one_element_or_a_picture_and_leave_the_users_style_alone() -> None:
+    import matplotlib
+
+    users_style = dict(matplotlib.rcParams)
     svg = panel_svg(LINES, KNOWN, "tokens")
     assert svg.startswith("<svg ") and svg.rstrip().endswith("</svg>")
     for label in ("bigram 2.400", "average 3.100", "uniform, ln V 4.100", "tokens"):
         assert f">{label}<" in svg
     assert "currentColor" in svg and curves.INK not in svg and "<style" not in svg
     assert svg == panel_svg(LINES, KNOWN, "tokens")
-
-
-def test_panels_stand_side_by_side_and_leave_the_users_style_alone() -> None:
-    import matplotlib
-
-    before = dict(matplotlib.rcParams)
     assert panels_png({"tokens": LINES, "seconds": LINES}, KNOWN).startswith(PNG)
-    assert dict(matplotlib.rcParams) == before
+    assert dict(matplotlib.rcParams) == users_style
 
 
-def test_seconds_that_differ_tenfold_are_shown_on_a_logarithmic_axis() -> None:
+def test_axes_are_logarithmic_if_seconds_differ_tenfold_and_have_no_exponents() -> None:
     slow = Line("slow", [1, 30], [4.0, 2.0], "#d9730d")
     quick = Line("quick", [0.1, 0.5], [4.0, 2.2], "#2a9d6e")
     assert "seconds, logarithmic" in panel_svg([quick, slow], {}, "seconds")
     assert "logarithmic" not in panel_svg([slow], {}, "seconds")
-
-
-def test_numbers_on_axes_have_no_exponents_and_no_offset() -> None:
     line = Line("loss", [0, 1e6, 3e6], [2.48391, 2.48392, 2.48393], "#000000")
     svg = panel_svg([line], {"nothing": -0.0}, "step")
     texts = [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)", svg)]

@@ -17,6 +17,7 @@ from attnlm.model.recorder import record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_run
 from attnlm.see.attend import attend, in_colour
+from attnlm.see.attend_page import attention_page
 from attnlm.see.pictures import picture
 from attnlm.see.text import tint, visible
 from tests.command import attnlm, fails, on_a_terminal
@@ -79,17 +80,16 @@ def test_a_square_per_head_and_one_line_where_that_is_too_wide(trained: Path) ->
     ]
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
+@pytest.mark.parametrize("kind", ["png", "svg", "html"])
 def test_a_picture_is_the_same_each_time(kind: str, trained: Path) -> None:
     name = f"map.{kind.upper()}"
     run = open_run("transformer", checkpoint_dir=trained / "checkpoints")
     done = attnlm("attend", TEXT, run.name, "-o", name, "--json", cwd=trained)
     assert json.loads(done.stdout)["output"] == name
-    content = (trained / name).read_bytes()
-    assert content == picture(attend(run, TEXT), kind)
-    if kind == "png":
-        assert content.startswith(b"\x89PNG")
-    else:
+    content, attention = (trained / name).read_bytes(), attend(run, TEXT)
+    assert content == (attention_page(attention) if kind == "html" else picture(attention, kind))
+    assert content.startswith({"png": b"\x89PNG", "svg": b"<?xml", "html": b"<!doctype"}[kind])
+    if kind == "svg":
         assert xml.etree.ElementTree.fromstring(content).tag.endswith("svg")
 
 
@@ -116,8 +116,5 @@ def test_attend_refuses_bad_arguments(trained: Path) -> None:
         fails("attend", *arguments, cwd=trained, code=code, says=says, hints=hints)
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"), [("a b\n", "a␣b⏎"), ("\x00", "\\x00"), ("é日", "é日"), ("\u200b", "\\u200b")]
-)
-def test_what_cannot_be_seen_is_shown(text: str, shown: str) -> None:
-    assert visible(text) == shown
+def test_what_cannot_be_seen_is_shown() -> None:
+    assert visible("a b\n\x00é日\u200b") == "a␣b⏎\\x00é日\\u200b"

@@ -14,8 +14,7 @@ import pytest
 from attnlm.runs.open_run import open_run
 from attnlm.see.attend import CAUTION, Attention, attend
 from attnlm.see.attend_page import CANDIDATES, attention_page, packed_maps
-from tests.browser import asks_for_nothing, check_fits, elements, opened
-from tests.command import attnlm
+from tests.browser import asks_for_nothing, check_fits, elements, opened, until
 
 TEXT = "the quick fox.\nA"[:15]
 
@@ -25,14 +24,11 @@ def some_attention(trained: Path) -> Attention:
     return attend(open_run("transformer", checkpoint_dir=trained / "checkpoints"), TEXT)
 
 
-def test_it_is_one_file_that_asks_for_nothing_else(attention: Attention) -> None:
+def test_it_is_one_file_with_the_attention(attention: Attention) -> None:
     html = attention_page(attention)
     asks_for_nothing(html)
     assert CAUTION in html.decode() and html == attention_page(attention)
-
-
-def test_its_data_are_the_attention(attention: Attention) -> None:
-    data = json.loads(elements(attention_page(attention)).scripts[0])
+    data = json.loads(elements(html).scripts[0])
     assert data["maps"]["least"] == 1 and data["heads"] == 2
     np.testing.assert_allclose(drawn(data["maps"], attention), attention.weights, atol=0.51 / 255)
     at_1 = data["next"]["temperatures"].index(1.0)
@@ -116,21 +112,14 @@ def test_gpt2_with_a_full_context_stays_below_5_mb(browser: Any, tmp_path: Path)
 
 @pytest.fixture(name="page")
 def a_page(attention: Attention, tmp_path: Path) -> Path:
-    path = tmp_path / "map.html"
-    path.write_bytes(attention_page(attention))
-    return path
+    (tmp_path / "map.html").write_bytes(attention_page(attention))
+    return tmp_path / "map.html"
 
 
 @pytest.fixture(name="view")
 def an_opened_page(browser: Any, page: Path) -> Iterator[Any]:
     with opened(browser, page) as view:
         yield view
-
-
-def test_the_command_writes_it(trained: Path) -> None:
-    done = attnlm("attend", TEXT, "--run", "multi-head", "--output", "map.html", cwd=trained)
-    assert done.stdout == "map.html\n"
-    assert (trained / "map.html").read_bytes().startswith(b"<!doctype html>")
 
 
 def shares(view: Any) -> list[float]:
@@ -247,11 +236,7 @@ def test_maps_take_the_colour_of_the_scheme(browser: Any, page: Path) -> None:
         assert view.evaluate(first_pixel) == "11,47,94,255"
         view.emulate_media(color_scheme="dark")
         # The page hears of it with one of its next frames, which a busy machine draws late.
-        for _ in range(200):
-            if view.evaluate(first_pixel) == "207,230,255,255":
-                break
-            view.wait_for_timeout(50)
-        assert view.evaluate(first_pixel) == "207,230,255,255"
+        until(view, f"({first_pixel})() === '207,230,255,255'")
 
 
 def test_the_temperature_is_a_slider(view: Any, attention: Attention) -> None:

@@ -59,8 +59,3 @@ def test_a_page_holds_the_likeliest_tokens_of_each_layer_and_place(trained: Path
     assert ids_LTK.shape == (3, len(IDS), 4) and (np.diff(probabilities_LTK) <= 0).all()
     assert [data["words"][i] for i in data["ids"]] == [words[i] for i in ids_LTK.ravel()]
     np.testing.assert_allclose(data["percents"], 100 * probabilities_LTK.ravel(), atol=0.51)
-
-
-def test_a_bigram_has_no_logit_lens(trained: Path) -> None:
-    model, _ = load_model(trained / "checkpoints" / "bigram", device="cpu")
-    assert logit_lens(model, record(model, IDS[None])) == []

@@ -119,13 +119,6 @@ def test_every_rung_has_a_page(rung: str, runs: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_heads_that_were_silenced_have_a_loss(found: Report) -> None:
-    page = html(found)
-    assert found.heads is not None and "loss without it" in page
-    for head in found.heads.heads:
-        assert f"<td>{head.loss_change:+z.4f}</td>" in page
-
-
 def test_a_run_without_snapshots_has_a_page_too(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "transformer", tmp_path / "old")
     (tmp_path / "old" / "ticker.jsonl").unlink()
@@ -236,10 +229,13 @@ def test_the_data_set_is_prepared_as_it_was(
 # --- The page -------------------------------------------------------------------------------------
 
 
-def test_it_is_one_file_that_asks_for_nothing_else(found: Report) -> None:
+def test_it_is_one_file_with_the_loss_of_each_silenced_head(found: Report) -> None:
     page = report_page(found)
     asks_for_nothing(page)
     assert page == report_page(found)
+    assert found.heads is not None and "loss without it" in page.decode()
+    for head in found.heads.heads:
+        assert f"<td>{head.loss_change:+z.4f}</td>" in page.decode()
 
 
 @pytest.mark.parametrize(
@@ -372,7 +368,9 @@ def test_what_is_wrong_is_said_and_nothing_is_written(runs: Path, tmp_path: Path
 # --- In a browser ---------------------------------------------------------------------------------
 
 
-def test_the_lens_follows_the_chosen_token(view: Any, found: Report) -> None:
+def test_the_lens_follows_the_chosen_token_and_scores_are_heat_maps(
+    view: Any, found: Report
+) -> None:
     for key, place in (("Home", 0), ("End", len(found.ids) - 1)):
         view.focus("#text [aria-pressed=true]")
         view.keyboard.press(key)
@@ -381,9 +379,6 @@ def test_the_lens_follows_the_chosen_token(view: Any, found: Report) -> None:
             shown = view.locator("#lens-at tr").nth(number).locator("small")
             percents = [int(text[:-1]) for text in shown.all_text_contents()]
             assert percents == np.rint(100 * row.probabilities[place]).tolist()
-
-
-def test_scores_are_heat_maps(view: Any, found: Report) -> None:
     assert found.heads is not None
     maps = view.locator(".heat")
     assert maps.count() == len(PATTERNS)
@@ -429,12 +424,18 @@ def test_the_slider_moves_mark_line_and_map(view: Any, found: Report) -> None:
     picture = view.locator("#curve svg")
     picture.click(position={"x": on_axis(30) - picture.bounding_box()["x"], "y": 40})
     shows(last)
+    view.click("#play")
+    assert view.input_value("#snapshot") == "0" and view.inner_text("#play") == "Stop"
+    until(view, "page.snapshot.valueAsNumber > 1")
+    view.click("#play")
+    assert view.inner_text("#play") == "Play"
 
 
 def test_another_heads_film(view: Any, found: Report) -> None:
     scores = [scores_at(snapshot) for snapshot in found.snapshots]
     best = max(scores[-1], key=lambda place: scores[-1][place])
     assert view.input_value("#head") == str(2 * best[0] + best[1])
+    past = np.tril_indices(len(found.passage))
     for number, place in enumerate(scores[-1]):
         view.select_option("#head", str(number))
         shown = [float(text) for text in view.locator("#frames small").all_text_contents()]
@@ -442,30 +443,15 @@ def test_another_heads_film(view: Any, found: Report) -> None:
         name = f"layer {place[0] + 1} head {place[1] + 1}"
         assert name in view.text_content("#film-caption")
         film = base64.b64decode(data_of(found)["films"][number]["maps"])
-        past = np.tril_indices(len(found.passage))
         maps = [one.maps[place][past] for one in found.snapshots if one.maps is not None]
         np.testing.assert_allclose(
             np.frombuffer(film, np.uint8) / 255, np.concatenate(maps), atol=0.003
         )
-
-
-def test_the_map_that_is_large_is_that_of_the_step(view: Any, found: Report) -> None:
-    view.focus("#snapshot")
-    for key, snapshot in (("Home", found.snapshots[0]), ("End", found.snapshots[-1])):
-        view.keyboard.press(key)
-        assert snapshot.maps is not None
-        weights = snapshot.maps[divmod(int(view.input_value("#head")), 2)]
-        past = np.tril_indices(len(weights))
-        drawn = darkness(view, "#film canvas")[past]
-        assert np.corrcoef(drawn, np.sqrt(weights[past]))[0, 1] > 0.98
-
-
-def test_a_head_forms_when_play_is_pressed(view: Any, found: Report) -> None:
-    view.click("#play")
-    assert view.input_value("#snapshot") == "0" and view.inner_text("#play") == "Stop"
-    until(view, "page.snapshot.valueAsNumber > 1")
-    view.click("#play")
-    assert view.inner_text("#play") == "Play"
+        view.focus("#snapshot")  # the large map is that of the step
+        for key, weights in (("Home", maps[0]), ("End", maps[-1])):
+            view.keyboard.press(key)
+            drawn = darkness(view, "#film canvas")[past]
+            assert np.corrcoef(drawn, np.sqrt(weights))[0, 1] > 0.98
 
 
 def test_on_paper_nothing_is_cut_off_and_nothing_is_tiny(browser: Any, page: Path) -> None:
