@@ -191,13 +191,12 @@ class Ladder:
 def _warnings(ladder: Ladder) -> Iterator[str]:
     configs = {rung.model: rung.run.config for rung in ladder.rungs}
     training = {model: config.training for model, config in configs.items()}
-    tuned = {
-        model: f"{t.optimizer} {t.learning_rate:g}"
-        for model, t in training.items()
-        if not {"optimizer", "learning_rate"} & variant(model).keys()
-    }
     compared = {
-        "optimizer and learning rate are the defaults of each rung": tuned,
+        "optimizer and learning rate are the defaults of each rung": {
+            model: f"{t.optimizer} {t.learning_rate:g}"
+            for model, t in training.items()
+            if not {"optimizer", "learning_rate"} & variant(model).keys()
+        },
         "embeddings are not equally wide": {
             model: f"{c.model.embed_dim}" for model, c in configs.items() if c.model.embed_dim
         },
@@ -210,11 +209,11 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
         },
     }
     for difference, facts in compared.items():
-        models_by_fact: dict[str, list[str]] = {}
-        for model, fact in facts.items():
-            models_by_fact.setdefault(fact, []).append(model)
-        if len(models_by_fact) > 1:
-            groups = (f"{', '.join(models)} {fact}" for fact, models in models_by_fact.items())
+        if len(set(facts.values())) > 1:
+            groups = (
+                f"{', '.join(model for model in facts if facts[model] == fact)} {fact}"
+                for fact in dict.fromkeys(facts.values())
+            )
             yield f"{difference}: {'; '.join(groups)}"
     for rung in ladder.rungs:
         step, best = rung.last["step"], rung.best["step"]

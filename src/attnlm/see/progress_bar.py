@@ -111,18 +111,16 @@ class ProgressBar:
             self.close()
             _write_line(f"{event}{best}")
 
-    def _show(
-        self, done: float, tokens_per_second: float | None = None, seconds_left: float | None = None
-    ) -> None:
-        """Redraw the bar; in training it ends with `loss 2.345  val 2.367  690,460 tokens/s`."""
+    def _show(self, done: int, tokens_per_second: float | None, left: float | None = None) -> None:
+        """Redraw the bar; it ends with `loss 2.345  val 2.367  690,460 tokens/s`."""
         if (bar := self._bar) is None:
             return
         bar.n = done
         if tokens_per_second is not None:
             losses = "".join(f"{name} {loss:.3f}  " for name, loss in self._losses.items())
-            left = "?" if seconds_left is None else bar.format_interval(seconds_left)
+            time_left = "?" if left is None else bar.format_interval(left)
             words = f"{losses}{tokens_per_second:,.0f} tokens/s"
-            bar.bar_format = _TRAINING.replace("{left}", left).replace("{words}", words)
+            bar.bar_format = _TRAINING.replace("{left}", time_left).replace("{words}", words)
         bar.refresh()
 
 

@@ -91,22 +91,21 @@ class _Specialised(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         self.generic_visit(node)
-        node.args.args = [ast.arg(arg.arg) for arg in node.args.args if arg.arg != "a"]
         node.returns = None
         ends = [n for n, statement in enumerate(node.body) if isinstance(statement, ast.Return)]
         node.body = node.body[: ends[0] + 1]
         return node
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        self.generic_visit(node)
+    def visit_arg(self, node: ast.arg) -> ast.arg | None:
+        return None if node.arg == "a" else ast.arg(node.arg)
+
+    def visit_Name(self, node: ast.Name) -> ast.Name | None:
+        return None if node.id == "a" else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if isinstance(node.value, ast.Name) and node.value.id == "a":
             return ast.Constant(getattr(self._architecture, node.attr))
-        return node
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        node.args = [x for x in node.args if not (isinstance(x, ast.Name) and x.id == "a")]
-        return node
+        return self.generic_visit(node)
 
     def visit_If(self, node: ast.If | ast.IfExp) -> ast.AST | list[ast.stmt]:
         """Keep only the branch taken, if the test depends only on the architecture."""
