@@ -306,7 +306,9 @@ def test_it_is_used_by_the_mouse(width: int, browser: Any, tmp_path: Path) -> No
         assert "“c” attends to" in view.inner_text("#head-caption")
 
 
-def test_models_side_by_side_are_chosen_in_turn(browser: Any, tmp_path: Path) -> None:
+def test_models_side_by_side_are_chosen_in_turn_and_generate_until_one_types(
+    browser: Any, tmp_path: Path
+) -> None:
     names = ("bigram", "multi-head", "transformer")
     page = page_of(tmp_path, *(shown(name, small_model(name).float()) for name in names))
     with opened(browser, page) as view:
@@ -321,15 +323,10 @@ def test_models_side_by_side_are_chosen_in_turn(browser: Any, tmp_path: Path) ->
         view.fill("#tokens", "30")
         view.click("#run")
         until(view, "document.querySelectorAll('.made').length === 90")
-
-
-def test_typing_while_it_generates_begins_anew(browser: Any, tmp_path: Path) -> None:
-    page = page_of(tmp_path, shown("x", small_model("transformer").float()))
-    with opened(browser, page) as view:
         view.fill("#tokens", "100000")
         view.click("#run")
-        until(view, "document.querySelectorAll('.made').length > 20")
-        view.fill("#prompt", "abc")
+        until(view, "document.querySelectorAll('.made').length > 100")
+        view.fill("#prompt", "abc")  # typing ends it, and begins anew
         until(view, "page.run.textContent === 'Generate' && !isBusy")
         assert view.locator(".made").count() == 0
         assert view.locator("#text button").all_inner_texts() == ["a", "b", "c"]

@@ -144,7 +144,7 @@ def darkness(view: Any, canvas: str) -> np.ndarray[Any, Any]:
     return np.where(pixels[..., 3] == 255, 765 - pixels[..., :3].sum(-1), np.nan)
 
 
-def test_pointing_and_keys_in_a_real_browser(view: Any, attention: Attention) -> None:
+def test_pointing_keys_and_temperature_in_a_real_browser(view: Any, attention: Attention) -> None:
     def shows(place: int) -> None:
         np.testing.assert_allclose(shares(view), attention.weights[0, 0, place], atol=0.003)
         token, _ = attention.next_tokens(place)[0]
@@ -182,6 +182,18 @@ def test_pointing_and_keys_in_a_real_browser(view: Any, attention: Attention) ->
     share = attention.weights[0, 0, 9, 2]
     assert view.inner_text(".tip").startswith("“␣” gives ")
     assert abs(float(view.inner_text(".tip").split()[2][:-1]) - 100 * share) < 0.75
+    view.hover("#text button >> nth=4")
+    view.focus("#temperature")
+    logs_TV = np.log(attention.probabilities.astype(np.float64))
+    for temperature, presses in ((1.0, 0), (1.5, 5), (0.5, -10), (0.1, -4), (2.0, 19)):
+        for _ in range(abs(presses)):
+            view.keyboard.press("ArrowRight" if presses > 0 else "ArrowLeft")
+        assert view.locator("#temperature-shown").text_content() == f"{temperature:.1f}"
+        weights = np.exp((logs_TV[4] - logs_TV[4].max()) / temperature)
+        wanted = np.sort(weights / weights.sum())[::-1][:CANDIDATES]
+        shown = [float(x.strip("< %")) for x in view.locator("#next .percent").all_text_contents()]
+        np.testing.assert_allclose(shown[:-1], 100 * wanted, atol=0.51)
+        assert shown[-1] == pytest.approx(100 * (1 - wanted.sum()), abs=0.51)
 
 
 def test_a_head_is_chosen_in_the_grid(view: Any, attention: Attention) -> None:
@@ -237,21 +249,6 @@ def test_maps_take_the_colour_of_the_scheme(browser: Any, page: Path) -> None:
         view.emulate_media(color_scheme="dark")
         # The page hears of it with one of its next frames, which a busy machine draws late.
         until(view, f"({first_pixel})() === '207,230,255,255'")
-
-
-def test_the_temperature_is_a_slider(view: Any, attention: Attention) -> None:
-    logs_TV = np.log(attention.probabilities.astype(np.float64))
-    view.hover("#text button >> nth=4")
-    view.focus("#temperature")
-    for temperature, presses in ((1.0, 0), (1.5, 5), (0.5, -10), (0.1, -4), (2.0, 19)):
-        for _ in range(abs(presses)):
-            view.keyboard.press("ArrowRight" if presses > 0 else "ArrowLeft")
-        assert view.locator("#temperature-shown").text_content() == f"{temperature:.1f}"
-        weights = np.exp((logs_TV[4] - logs_TV[4].max()) / temperature)
-        wanted = np.sort(weights / weights.sum())[::-1][:CANDIDATES]
-        shown = [float(x.strip("< %")) for x in view.locator("#next .percent").all_text_contents()]
-        np.testing.assert_allclose(shown[:-1], 100 * wanted, atol=0.51)
-        assert shown[-1] == pytest.approx(100 * (1 - wanted.sum()), abs=0.51)
 
 
 def test_it_fits_a_phone_and_paper(browser: Any, page: Path) -> None:

@@ -16,25 +16,13 @@ from attnlm.base.errors import AttnlmError
 from attnlm.model.attention import SelfAttention
 from attnlm.runs.load_model import load_model
 from attnlm.runs.open_run import open_dataset_of, open_run
-from attnlm.see.heads import (
-    PATTERNS,
-    THRESHOLDS,
-    name_of,
-    pattern_sums,
-    study_heads,
-    word_starts,
-)
+from attnlm.see.heads import PATTERNS, THRESHOLDS, name_of, pattern_sums, study_heads, word_starts
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from attnlm.training.validation import validation_loss
 from tests.command import attnlm, fails
 
 N, H, T, V = 3, 2, 11, 4
 NO_CHANCE = dict.fromkeys(PATTERNS, 0.0)
-
-
-def scores_of(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> dict[str, list[float]]:
-    sums_PH, counts_P = pattern_sums(weights_NHTT, ids_NT, starts_NT)
-    return dict(zip(PATTERNS, (sums_PH / counts_P[:, None]).tolist(), strict=True))
 
 
 def spelled_out(a: Tensor, ids: Tensor, starts: Tensor) -> dict[str, float]:
@@ -64,10 +52,10 @@ def test_scores_are_their_formulas() -> None:
     weights = torch.softmax(scores.masked_fill(later, -torch.inf), -1)
     ids = torch.randint(V, (N, T), generator=generator)
     starts = torch.rand(N, T, generator=generator) < 0.3
-    found = scores_of(weights, ids, starts)
-    for head in range(H):
+    sums_PH, counts_P = pattern_sums(weights, ids, starts)
+    for head, found_P in enumerate((sums_PH / counts_P[:, None]).T.tolist()):
         wanted = spelled_out(weights[:, head], ids, starts)
-        assert {pattern: found[pattern][head] for pattern in PATTERNS} == pytest.approx(wanted)
+        assert dict(zip(PATTERNS, found_P, strict=True)) == pytest.approx(wanted)
 
 
 OFTEN = {"start-of-word": 0.4, "uniform": 1.0}

@@ -16,17 +16,10 @@ from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameters_of
 from attnlm.model.language_model import build_model
-from attnlm.model.recorder import record
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
-from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
-from attnlm.see.heads import (
-    REPEATED,
-    TooShortError,
-    repeated_random_tokens,
-    study_heads,
-)
+from attnlm.see.heads import REPEATED, TooShortError, repeated_random_tokens, study_heads
 from tests.command import attnlm
 from tests.models import self_attention
 
@@ -85,19 +78,6 @@ def test_the_scores_find_the_heads_and_only_them(has_text: bool, built: Run) -> 
         for pattern in ("previous-token", "induction"):
             assert head.scores[pattern] > 0.9 or head.scores[pattern] < 0.2
             assert (head.scores[pattern] > 0.9) == (pattern == wanted)
-
-
-def test_induction_is_the_share_of_what_followed_the_token_before(built: Run) -> None:
-    """The diagonal of the literature, in every head."""
-    ids = torch.from_numpy(repeated_random_tokens(built.vocab_size, T, 8))
-    length = ids.size(1) // 2
-    model, _ = load_model(built, checkpoint="best", device="cpu")
-    weights_LNHTT = record(model, ids).weights
-    diagonal = weights_LNHTT.diagonal(-(length - 1), -2, -1)[..., 1:]  # t = L … 2L − 1
-    assert diagonal.size(-1) == length
-    for head in study_heads(built, windows=8, device="cpu").heads:
-        wanted = diagonal[head.layer, :, head.head].mean().item()
-        assert head.scores["induction"] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_random_tokens_come_twice_and_no_two_are_alike() -> None:
