@@ -160,7 +160,7 @@ text is cut anywhere | test_tokenizer.py
 +[]
 == base/folders.py
 latest may lead anywhere | test_dataset.py
--if not is_safe_name(name) or not
+-if not is_safe_name(latest) or not
 +if not
 == training/loop.py
 a full disk is a fault of our own, as it is trained |
@@ -409,10 +409,8 @@ a second signal waits for whoever is busy | test_interruption.py
 -            at_second_signal(signum, frame)
 +            pass
 a signal that comes as a training ends is forgotten | test_interruption.py
--            yield
--        if self.signum is not None:
-+            yield
-+        if self.raises:
+-if self.signum is not None:
++if self.raises:
 == generation/next_token.py
 temperature is not applied | test_sampling.py
 -logits_BV /= temperature

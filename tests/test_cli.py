@@ -498,7 +498,7 @@ def test_help_and_unknown_names_and_folders_load_no_torch(project: Path) -> None
     shutil.copytree(small, small.with_name("gone"))
     commands = ("", "prepare", "train", "ladder", "sample", "eval", "plan", *SEEING)
     unknown = ("train", "ladder", "train --resume", "sample", "eval", "heads", "report", "plan")
-    wrong = ("eval --device x", "heads --windows 0", "export out --to x", "ladder --rungs a,b")
+    wrong = ("export out --to x", "ladder --rungs a,b")
     program = f"""
 import sys, attnlm.__main__ as program
 def run(words, code=0):

@@ -106,7 +106,7 @@ NO_FILES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("kind", NO_FILES)
 def test_only_a_regular_file_is_opened(kind: str, tmp_path: Path) -> None:
     NO_FILES[kind](tmp_path / "x")
-    with pytest.raises(OSError, match=f"it is {kind}, not a regular file"):
+    with pytest.raises(OSError, match="it is not a regular file"):
         open_regular(tmp_path / "x")
 
 
@@ -117,7 +117,7 @@ def test_a_link_is_read_but_not_written_through(tmp_path: Path) -> None:
     with open_regular(tmp_path / "link") as file:
         assert file.read() == b"content"
     for mode in ("ab", "wb"):
-        with pytest.raises(OSError, match="it is a link, not a regular file"):
+        with pytest.raises(OSError, match="it is not a regular file"):
             open_regular(tmp_path / "link", mode)
     write_bytes(tmp_path / "link", b"other content")
     assert (tmp_path / "there").read_bytes() == b"content"

@@ -93,12 +93,12 @@ def test_what_rounds_to_nothing_has_no_sign(trained: Path) -> None:
 
 def test_trace_refuses_bad_arguments(trained: Path) -> None:
     for arguments, code, says, hints in [
-        (["the", "--as-code", "--json"], 2, "--as-code and --json", "one of them"),
+        (["the", "--as-code", "--json"], 2, "only one of --as-code, --json", "every head"),
         (["", "--run", "bigram"], 2, "empty", "at least one"),
         (["x" * 17, "--run", "bigram"], 1, "17 tokens", "at most 16"),
         (["Ü", "--run", "bigram"], 1, "lacks 'Ü'", "byte"),
-        (["the", "--head", "1", "--json"], 2, "--head cannot be combined with --json", "every"),
-        (["the", "--head", "2", "--as-code"], 2, "--head cannot be combined", "--as-code always"),
+        (["the", "--head", "1", "--json"], 2, "--json and --head", "every head"),
+        (["the", "--head", "2", "--as-code"], 2, "--json and --head", "every head"),
         (["the", "--run", "bigrams"], 1, "bigrams", "bigram"),
         (["the", "--checkpoint", "newest"], 2, "newest", "auto, best, last"),
     ]:

@@ -29,31 +29,28 @@ _REMEDIES = {
 
 _LARGEST_JSON = 2**20  # bytes
 _LARGEST_INTEGER, _LARGEST_FLOAT = 2**63 - 1, 3.4028234663852886e38  # of int64 and float32
-
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFLNK: "a link",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-}
 _AT_ONCE, _NO_LINK = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 
 
 def open_regular(path: Path, mode: Literal["rb", "ab", "wb"] = "rb") -> IO[bytes]:
     """Open a regular file, but nothing else: opening a named pipe, say, could block forever.
 
-    A link to a regular file is followed for reading, never for writing. If `path` is something
-    else, such as a pipe or a device, raises OSError, which says what it is.
+    A link to a regular file is followed for reading, never for writing. Raises OSError if `path` is
+    something else, such as a folder, a pipe or a device.
     """
+
+    def check(about: os.stat_result) -> None:
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
     def opener(name: str, flags: int) -> int:
         reads = not flags & (os.O_WRONLY | os.O_RDWR)
         # Check before, since opening a device may start it, and after, since it may be replaced.
         with contextlib.suppress(FileNotFoundError):
-            _check_regular(path, path.stat(follow_symlinks=reads))
+            check(path.stat(follow_symlinks=reads))
         descriptor = os.open(name, flags | _AT_ONCE | (0 if reads else _NO_LINK), 0o666)
         try:
-            _check_regular(path, os.fstat(descriptor))
+            check(os.fstat(descriptor))
             if not reads:
                 check_held(path)
         except (OSError, FolderGoneError):
@@ -62,12 +59,6 @@ def open_regular(path: Path, mode: Literal["rb", "ab", "wb"] = "rb") -> IO[bytes
         return descriptor
 
     return open(path, mode, opener=opener)
-
-
-def _check_regular(path: Path, about: os.stat_result) -> None:
-    if not stat.S_ISREG(about.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(about.st_mode), "a device")
-        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", str(path))
 
 
 @contextlib.contextmanager
@@ -139,22 +130,21 @@ def unless_replaced(path: Path, read: Callable[[], _Read]) -> _Read:
     If `path` was replaced meanwhile, call `read` again, so that the result never mixes the old and
     the new content. Raises what `read` raises, and OSError if nothing is at `path`.
     """
+
+    def identity() -> tuple[int, int]:
+        about = path.stat()
+        return about.st_ino, about.st_ctime_ns  # inode numbers may be reused
+
     while True:
-        before = _identity(path)
+        before = identity()
         try:
             result = read()
         except AttnlmError:
-            if _identity(path) == before:
+            if identity() == before:
                 raise
             continue
-        if _identity(path) == before:
+        if identity() == before:
             return result
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    """Return the inode number and change time of a file or folder; inode numbers may be reused."""
-    about = path.stat()
-    return about.st_ino, about.st_ctime_ns
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -74,7 +74,14 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
     UsageError if `name` is empty or of another type.
     """
     if name is None:
-        return _latest(parent, kind)
+        if not (parent / LATEST).exists():
+            raise AttnlmError(f"there is no {kind} in {parent} yet", how_to_make(kind, parent))
+        latest = latest_name(parent)
+        if not is_safe_name(latest) or not (parent / latest).is_dir():
+            others = ", ".join(folder_names(parent, kind)[:_MOST_NAMED])
+            hint = f"name one: {others}" if others else how_to_make(kind, parent)
+            raise AttnlmError(f"the latest {kind}, {latest!r}, is no longer in {parent}", hint)
+        return parent / latest
     if not isinstance(name, str | os.PathLike):
         raise UsageError(
             f"a {kind} cannot be of type {type(name).__name__}",
@@ -104,19 +111,6 @@ def is_folder(path: Path) -> bool:
         return path.is_dir()
     except OSError:  # the name is too long, or a parent folder may not be searched
         return False
-
-
-def _latest(parent: Path, kind: str) -> Path:
-    if not (parent / LATEST).exists():
-        raise AttnlmError(f"there is no {kind} in {parent} yet", how_to_make(kind, parent))
-    name = latest_name(parent)
-    if not is_safe_name(name) or not (parent / name).is_dir():
-        names = folder_names(parent, kind)
-        raise AttnlmError(
-            f"the latest {kind}, {name!r}, is no longer in {parent}",
-            f"name one: {', '.join(names[:_MOST_NAMED])}" if names else how_to_make(kind, parent),
-        )
-    return parent / name
 
 
 def folder_names(parent: Path, kind: str) -> list[str]:

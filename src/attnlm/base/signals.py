@@ -84,9 +84,18 @@ class StopSignal:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle signals in this context. At its end, raise Interrupted if a signal has come."""
-        with _handling(self._handle):
+        """Handle signals in this context. At its end, raise Interrupted if a signal has come.
+
+        Outside the main thread, which alone receives signals, do nothing.
+        """
+        before = {}
+        if threading.current_thread() is threading.main_thread():
+            before = {signum: signal.signal(signum, self._handle) for signum in signals()}
+        try:
             yield
+        finally:
+            for signum, previous in before.items():
+                signal.signal(signum, previous)
         if self.signum is not None:
             raise Interrupted(self.signum)
 
@@ -100,17 +109,3 @@ class StopSignal:
         self.signum = signum if self.signum in (None, HANGUP) else self.signum
         if self.raises:
             at_first_signal(signum, frame)
-
-
-@contextlib.contextmanager
-def _handling(handler: Handler) -> Iterator[None]:
-    """Call `handler` for signals in this context. Outside the main thread, do nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {signum: signal.signal(signum, handler) for signum in signals()}
-    try:
-        yield
-    finally:
-        for signum, previous in before.items():
-            signal.signal(signum, previous)

@@ -15,9 +15,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -84,23 +83,22 @@ def _on_signals(handler: signals.Handler | signal.Handlers) -> None:
 
 def _prepare_streams() -> None:
     """Make the streams UTF-8 and blocking; replace missing streams by the null device."""
-    nowhere = Path(os.devnull)
-    sys.stdin = sys.stdin or nowhere.open(encoding="utf-8")
-    sys.stdout = sys.stdout or nowhere.open("w", encoding="utf-8")
-    sys.stderr = sys.stderr or nowhere.open("w", encoding="utf-8")
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
+    # File names need not be Unicode, and typed input need not be UTF-8.
+    for name, mode, errors in (
+        ("stdin", "r", "replace"),
+        ("stdout", "w", "surrogateescape"),
+        ("stderr", "w", "backslashreplace"),
+    ):
+        stream = getattr(sys, name) or os.fdopen(os.open(os.devnull, os.O_RDWR), mode)
         # Python takes a pipe that another program left non-blocking for one that has ended.
         with contextlib.suppress(OSError, ValueError):  # a stream in memory, or closed
             os.set_blocking(stream.fileno(), True)
-    sys.stdout, sys.stderr = (_outliving(stream) for stream in (sys.stdout, sys.stderr))
-    # File names need not be Unicode, and typed input need not be UTF-8.
-    for stream, errors in (
-        (sys.stdin, "replace"),
-        (sys.stdout, "surrogateescape"),
-        (sys.stderr, "backslashreplace"),
-    ):
+        if mode == "w" and stream.isatty():
+            terminal = _Terminal(stream.fileno(), "w", closefd=False)
+            stream = io.TextIOWrapper(io.BufferedWriter(terminal), line_buffering=True)
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors=errors)
+        setattr(sys, name, stream)
 
 
 class _Terminal(io.FileIO):
@@ -113,13 +111,6 @@ class _Terminal(io.FileIO):
             if error.errno != errno.EIO:
                 raise
             return memoryview(content).nbytes
-
-
-def _outliving(stream: TextIO) -> TextIO:
-    if not stream.isatty():
-        return stream
-    terminal = _Terminal(stream.fileno(), "w", closefd=False)
-    return io.TextIOWrapper(io.BufferedWriter(terminal), line_buffering=True)
 
 
 def _code_of(error: KeyboardInterrupt) -> int:
@@ -151,10 +142,11 @@ def run(command: Callable[[], object]) -> int:
 
 
 def _explain(error: BaseException) -> int:
-    usage = typer.BadParameter.__base__
+    usage, text = typer.BadParameter.__base__, str(error)
     if usage is not None and isinstance(error, usage):
         return _explain_usage(error)
-    if _is_out_of_memory(error):
+    has_no_memory = "out of memory" in text or "can't allocate memory" in text
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and has_no_memory):
         console.fail(
             "there is not enough memory",
             "close other programs, use a shorter text or a smaller model, or in training lower "
@@ -172,7 +164,7 @@ def _explain(error: BaseException) -> int:
 
         traceback.print_exception(error)
     console.fail(
-        f"internal error: {type(error).__name__}: {''.join(str(error).splitlines()[:1])}",
+        f"internal error: {type(error).__name__}: {''.join(text.splitlines()[:1])}",
         "please report it with the output of ATTNLM_DEBUG=1",
     )
     return 70
@@ -188,56 +180,35 @@ def _explain_usage(error: Any) -> int:
 
 
 def _usage_hint(error: Any) -> str:
-    command = _command_of(error)
-    otherwise = f"see {command} --help"
-    if hasattr(error, "possibilities"):
-        return _option_hint(error, otherwise)
-    if unknown := re.match(r"No such command '(\S+)'", error.message):
-        commands = error.ctx.command.list_commands(error.ctx)
-        return answer(unknown[1]) or suggestion(unknown[1], commands, otherwise)
-    return otherwise
+    """Return the hint for invalid arguments: a name that is meant, or where the help is.
 
-
-def _option_hint(error: Any, otherwise: str) -> str:
-    """Return the hint for an option that the command does not have.
-
-    The hint names a similar option or argument of the command, or other commands that have it.
+    For an option that the command does not have, the hint names a similar option or argument of the
+    command, or other commands that have the option.
     """
-    typed, command = error.option_name, error.ctx.command
-    ours = _options(command)
-    if same(typed, ours):
-        return suggestion(typed, ours, otherwise)
-    arguments = [p.name for p in command.params if p.param_type_name == "argument"]
-    if argument := same(typed, arguments):
-        words = [name.upper() for name in arguments[: arguments.index(argument) + 1]]
-        usage = " ".join([error.ctx.command_path, *words])
-        return f"{argument.upper()} is an argument, not an option: {usage}"
-    root = error.ctx.find_root().command
-    others = {name: root.get_command(error.ctx, name) for name in root.list_commands(error.ctx)}
-    having = {name: option for name in others if (option := same(typed, _options(others[name])))}
-    if having:
-        return f"{next(iter(having.values()))} is an option of attnlm {', '.join(having)}"
+    if error.ctx is None:  # as when an option has no value
+        named = [name for name in sys.argv[1:2] if not name.startswith("-")]
+        return f"see {' '.join(['attnlm', *named])} --help"
+    command, otherwise = error.ctx.command, f"see {error.ctx.command_path} --help"
+    if unknown := re.match(r"No such command '(\S+)'", error.message):
+        commands = command.list_commands(error.ctx)
+        return answer(unknown[1]) or suggestion(unknown[1], commands, otherwise)
+    if not hasattr(error, "possibilities"):
+        return otherwise
+    typed, ours = error.option_name, _options(command)
+    if not same(typed, ours):
+        arguments = [p.name for p in command.params if p.param_type_name == "argument"]
+        if argument := same(typed, arguments):
+            words = [name.upper() for name in arguments[: arguments.index(argument) + 1]]
+            usage = " ".join([error.ctx.command_path, *words])
+            return f"{argument.upper()} is an argument, not an option: {usage}"
+        root = error.ctx.find_root().command
+        others = {name: root.get_command(error.ctx, name) for name in root.list_commands(error.ctx)}
+        found = {name: same(typed, _options(others[name])) for name in others}
+        if having := [name for name in found if found[name]]:
+            return f"{found[having[0]]} is an option of attnlm {', '.join(having)}"
     return suggestion(typed, ours, otherwise)
 
 
 def _options(command: Any) -> list[str]:
     shown = (p for p in command.params if not p.hidden)
     return [o for p in shown for o in (*p.opts, *p.secondary_opts) if o.startswith("--")]
-
-
-def _command_of(error: Any) -> str:
-    """Return the command that an error is about, such as `attnlm eval`.
-
-    If Click gives the error no context, as when an option has no value, read it from sys.argv.
-    """
-    if error.ctx is not None:
-        return str(error.ctx.command_path)
-    return " ".join(["attnlm", *(name for name in sys.argv[1:2] if not name.startswith("-"))])
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    text = str(error)
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError)
-        and ("out of memory" in text or "can't allocate memory" in text)
-    )

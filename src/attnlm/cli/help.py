@@ -60,21 +60,21 @@ class Command(TyperCommand):
 
 
 def help_with_default(name: str) -> str:
-    """Return a setting's line of help, with its default if the line does not state it."""
-    text, default = with_flags(help_of(name)), _default(name)
-    return text if "default:" in text or not default else f"{text}; default: {default}"
+    """Return a setting's line of help, with its defaults if the line does not state them.
 
-
-def _default(name: str) -> str:
-    """Return a setting's default for each model, then the defaults that adamw changes."""
+    The defaults are those of each model, then those that adamw changes.
+    """
+    text = with_flags(help_of(name))
+    if "default:" in text:
+        return text
     if name == "model":
-        return _USUAL_MODEL
+        return f"{text}; default: {_USUAL_MODEL}"
     usual, by_adamw = _defaults(), _defaults(optimizer="adamw")
     told = _of_models(name, usual)
     changed = {m: given for m, given in by_adamw.items() if given.get(name) != usual[m].get(name)}
-    if name == "optimizer" or not changed:
-        return told
-    return f"{told}; but with adamw: {_of_models(name, changed)}"
+    if changed and name != "optimizer":
+        told += f"; but with adamw: {_of_models(name, changed)}"
+    return f"{text}; default: {told}" if told else text
 
 
 def _of_models(name: str, defaults: Mapping[str, Settings]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+import attnlm
 from attnlm.base.folders import command_for
 from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display
@@ -37,10 +38,8 @@ def import_(
     if base is None:
         check_source(source)
 
-    from attnlm.runs.hugging_face.import_run import import_run
-
     with contextlib.closing(Display()) as display:
-        run = import_run(
+        run = attnlm.import_run(
             source,
             base=base,
             name=name,

@@ -70,8 +70,7 @@ def ladder(
         def listen(event: object) -> None:
             if isinstance(event, LadderStarted):
                 started.append(event.path)
-            else:
-                display(event)
+            display(event)
 
         try:
             climbed = climb(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attnlm
-from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder
 from attnlm.base.readable import byte_size, duration, quantity
 from attnlm.base.settings import fields_of
@@ -79,7 +78,7 @@ def plan(
         weights = parent.config.model, parent.name
     config = resolve_from(weights, given, {} if recipe is None else load_recipe(recipe))
     if vocab_size is None:
-        _find(dataset, data_dir)
+        find_folder(dataset, data_dir, kind="data set")  # before torch is loaded
     if config.training.processes > 1 and peak is None and not is_launched():
         from attnlm.compute.processes import run_processes
 
@@ -109,14 +108,6 @@ def plan(
         console.result(line)
 
 
-def _find(dataset: str | None, data_dir: Path) -> None:
-    """Before torch is loaded, raise AttnlmError if the data set does not exist."""
-    try:
-        find_folder(dataset, data_dir, kind="data set")
-    except AttnlmError as error:
-        raise AttnlmError(error.message, f"{error.hint}; or use `vocab_size`") from None
-
-
 def _in_words(planned: Plan) -> Iterator[str]:
     facts = {label: value for label, value in _facts(planned).items() if value}
     width = max(map(len, facts))
@@ -129,7 +120,14 @@ def _in_words(planned: Plan) -> Iterator[str]:
     yield from console.table_lines((title, ""), rows, (title,))
     yield ""
     header = ("growth", "parameters", "FLOP/token", "memory", "tokens/s", "tokens", "time")
-    grown = [(name, *_row(row)) for name, row in [("as given", planned), *planned.grown()]]
+    grown = [
+        (
+            *(name, quantity(size.parameters), quantity(size.training_flops)),
+            *(byte_size(size.memory.total), quantity(size.tokens_per_second)),
+            *(quantity(size.tokens), duration(size.seconds)),
+        )
+        for name, size in [("as given", planned), *planned.grown()]
+    ]
     yield from console.table_lines(header, grown, ("growth",))
 
 
@@ -138,7 +136,13 @@ def _facts(planned: Plan) -> dict[str, str]:
     # With adapters, tokens per trained parameter would say little: most parameters are frozen.
     each = f", {planned.tokens / planned.parameters:.3g} per parameter"
     each = each if training.adapters is None else ""
-    update = f"; update {quantity(planned.update_flops, 'FLOP')} a step"
+    update = f"; update {quantity(planned.update_flops, 'FLOP')} a step ({training.optimizer})"
+    amounts = {"PF-days": planned.pf_days, "device-hours": planned.device_hours}
+    large = [
+        f", {amount:{',.3g' if amount < 1000 else ',.0f'}} {unit}"
+        for unit, amount in amounts.items()
+        if amount >= 0.01
+    ]
     return {
         "model": f"{model.model}, {planned.parameters:,} parameters, "
         f"{planned.parameters_without_embeddings:,} without embeddings: {parts_in_words(model)}, "
@@ -148,27 +152,12 @@ def _facts(planned: Plan) -> dict[str, str]:
         f"{planned.config.tokens_per_step:,} tokens a step, in "
         f"{division_in_words(training) or '1 process'}",
         "FLOPs": f"{quantity(planned.forward_flops)} per token forward, "
-        f"{quantity(planned.training_flops)} training"
-        + (f"{update} ({training.optimizer})" if planned.update_flops else ""),
+        f"{quantity(planned.training_flops)} training{update * bool(planned.update_flops)}",
         "speed": f"{quantity(planned.tokens_per_second)} tokens/s: {_source(planned)}",
         "budget": f"{planned.tokens:,} tokens{each}: {planned.steps:,} steps",
         "time": f"{duration(planned.seconds)}, without evaluations and checkpoints",
-        "compute": _compute(planned),
+        "compute": quantity(planned.flops, "FLOP") + "".join(large),
     }
-
-
-def _compute(planned: Plan) -> str:
-    """Return a text such as `104 EFLOP, 1.21 PF-days, 73.2 device-hours`.
-
-    PF-days and device-hours are left out if they are below 0.01.
-    """
-    amounts = {"PF-days": planned.pf_days, "device-hours": planned.device_hours}
-    large = [
-        f"{amount:,.3g} {unit}" if amount < 1000 else f"{amount:,.0f} {unit}"
-        for unit, amount in amounts.items()
-        if amount >= 0.01
-    ]
-    return ", ".join([quantity(planned.flops, "FLOP"), *large])
 
 
 def _source(planned: Plan) -> str:
@@ -178,14 +167,3 @@ def _source(planned: Plan) -> str:
     training, reached = planned.config.training, quantity(planned.flops_per_second, "FLOP/s")
     threads = f", threads {training.threads}" if planned.device == "cpu" else ""
     return f"measured, {reached}{each} ({planned.device}, {training.dtype}{threads})"
-
-
-def _row(planned: Plan) -> tuple[str, ...]:
-    return (
-        quantity(planned.parameters),
-        quantity(planned.training_flops),
-        byte_size(planned.memory.total),
-        quantity(planned.tokens_per_second),
-        quantity(planned.tokens),
-        duration(planned.seconds),
-    )

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import attnlm
 from attnlm.base.folders import command_for
 from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, reference_losses
 from attnlm.cli.options import argument, option, switch
 from attnlm.config.settings import resolve
-
-if TYPE_CHECKING:
-    from attnlm.data.dataset import Dataset
 
 _FACTS = (
     *("characters", "documents", "vocab_size", "train_tokens", "val_tokens"),
@@ -59,10 +56,8 @@ def prepare(
     quiet: bool = options.QUIET,
 ) -> None:
     """Encode a text with a tokenizer, and split off validation data."""
-    from attnlm.data.prepare import prepare as run_prepare
-
     with contextlib.closing(Display(quiet)) as display:
-        dataset = run_prepare(
+        dataset = attnlm.prepare(
             source or None,
             tokenizer=tokenizer,
             val_fraction=val_fraction,
@@ -77,24 +72,20 @@ def prepare(
             on_event=display,
         )
     if not quiet:
-        _say(dataset)
+        console.say_facts(
+            {
+                "data": f"{dataset.name}, from {dataset.source}",
+                "text": f"{dataset.characters:,} characters"
+                + (f" in {dataset.documents:,} documents" if dataset.documents else ""),
+                "tokens": f"{dataset.train_tokens + dataset.val_tokens:,}, vocabulary of "
+                f"{dataset.vocab_size:,} ({dataset.tokenizer.name})",
+                "split": f"{dataset.train_tokens:,} for training, "
+                f"{dataset.val_tokens:,} for validation",
+                "losses": reference_losses(dataset.vocab_size, dataset.bigram_loss, dataset.floor),
+            }
+        )
+        is_small = dataset.largest_block_size < resolve({}).model.block_size
+        flags = ["--block-size", str(dataset.largest_block_size)] if is_small else []
+        console.say_next(command_for("attnlm train", dataset.path, *flags, kind="data set"))
     facts = {"dataset": str(dataset.path)} | {name: getattr(dataset, name) for name in _FACTS}
     console.result_or_json(str(dataset.path), facts, json)
-
-
-def _say(dataset: Dataset) -> None:
-    console.say_facts(
-        {
-            "data": f"{dataset.name}, from {dataset.source}",
-            "text": f"{dataset.characters:,} characters"
-            + (f" in {dataset.documents:,} documents" if dataset.documents else ""),
-            "tokens": f"{dataset.train_tokens + dataset.val_tokens:,}, vocabulary of "
-            f"{dataset.vocab_size:,} ({dataset.tokenizer.name})",
-            "split": f"{dataset.train_tokens:,} for training, "
-            f"{dataset.val_tokens:,} for validation",
-            "losses": reference_losses(dataset.vocab_size, dataset.bigram_loss, dataset.floor),
-        }
-    )
-    is_small = dataset.largest_block_size < resolve({}).model.block_size
-    flags = ["--block-size", str(dataset.largest_block_size)] if is_small else []
-    console.say_next(command_for("attnlm train", dataset.path, *flags, kind="data set"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
 import time
@@ -62,7 +61,21 @@ def sample(
     json: bool = options.JSON,
 ) -> None:
     """Generate text with a trained model."""
-    _check(interactive, show_probs, json, num_samples, prompt, tokens)
+    if interactive and (json or show_probs or num_samples != 1 or prompt == "-"):
+        raise UsageError(
+            "--interactive cannot be combined with --json, --show-probs, --num-samples or a prompt "
+            "from stdin",
+            "leave one of them out",
+        )
+    if show_probs and num_samples != 1:
+        message = "--show-probs cannot be combined with --num-samples"
+        raise UsageError(message, "leave one of them out")
+    most = MOST_CHOICES_HELD if show_probs else MOST_HELD
+    if json and tokens > most:
+        raise UsageError(
+            f"--tokens {tokens} is too many for --json, which keeps the whole text in memory",
+            f"use --tokens {most} or less, or leave out --json",
+        )
     text = _prompt(prompt, prompt_file)
     config = SamplingConfig(
         tokens=tokens,
@@ -88,21 +101,8 @@ def sample(
     if interactive:
         _talk(sampler, text, config)
         return
-    facts: dict[str, object] = {}
-    began, length = time.perf_counter(), len(ids)
-    if num_samples > 1:
-        continued, count = sampler.samples(ids, config)
-        texts = [text + one for one in continued]
-        console.write("" if json else "\n---\n".join(texts))
-    elif show_probs:
-        texts, facts = _choices(sampler, ids, text, config, json)
-        count = len(ids) - length
-    else:
-        pieces = []
-        for piece in itertools.chain([text], sampler.stream(ids, config)):
-            pieces.append(piece)
-            console.write("" if json else piece)
-        texts, count = ["".join(pieces)], len(ids) - length
+    began = time.perf_counter()
+    texts, count, facts = _generate(sampler, ids, text, config, json, show_probs)
     seconds = time.perf_counter() - began
     speed = round(count / seconds) if seconds else 0
     if json:
@@ -128,33 +128,6 @@ def sample(
     console.say_next(command_for("attnlm report", opened.path))
 
 
-def _check(
-    interactive: bool,
-    show_probs: bool,
-    json: bool,
-    num_samples: int,
-    prompt: str | None,
-    tokens: int,
-) -> None:
-    """Raise UsageError for options that cannot be combined."""
-    if interactive and (json or num_samples != 1 or prompt == "-"):
-        raise UsageError(
-            "--interactive cannot be combined with --json, --num-samples or a prompt from stdin",
-            "leave one of them out",
-        )
-    if show_probs and (interactive or num_samples != 1):
-        raise UsageError(
-            "--show-probs cannot be combined with --interactive or --num-samples",
-            "leave one of them out",
-        )
-    most = MOST_CHOICES_HELD if show_probs else MOST_HELD
-    if json and tokens > most:
-        raise UsageError(
-            f"--tokens {tokens} is too many for --json, which keeps the whole text in memory",
-            f"use --tokens {most} or less, or leave out --json",
-        )
-
-
 def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt is not None and prompt_file is not None:
         raise UsageError("--prompt and --prompt-file cannot be combined", "use only one of them")
@@ -166,23 +139,36 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
     return typed(prompt, "--prompt") if prompt else ""
 
 
-def _choices(
-    sampler: Sampler, ids: list[int], prompt: str, config: SamplingConfig, json: bool
-) -> tuple[list[str], dict[str, object]]:
-    """Print each generated token with its probability, and return an empty list and dictionary.
+def _generate(
+    sampler: Sampler, ids: list[int], prompt: str, config: SamplingConfig, json: bool, probs: bool
+) -> tuple[list[str], int, dict[str, object]]:
+    """Generate text, and print it unless `json` is True; with `probs`, print each token in numbers.
 
-    If `json` is true, print nothing, and return the whole text and the values for the JSON output.
+    Return the texts (only the prompt if tokens were printed), the number of tokens, and values for
+    the JSON output.
     """
-    if json:
+    if config.num_samples > 1:
+        continued, count = sampler.samples(ids, config)
+        texts = [prompt + text for text in continued]
+        console.write("" if json else "\n---\n".join(texts))
+        return texts, count, {}
+    length, pieces = len(ids), [prompt]
+    facts: dict[str, object] = {}
+    if not probs:
+        console.write("" if json else prompt)
+        for piece in sampler.stream(ids, config):
+            pieces.append(piece)
+            console.write("" if json else piece)
+    elif json:
         choices = list(sampler.choices(ids, config))
-        text = prompt + "".join(choice.text for choice in choices)
-        return [text], {"choices": [choice.facts() for choice in choices]}
-    if console.has_colour():
+        pieces += [choice.text for choice in choices]
+        facts = {"choices": [choice.facts() for choice in choices]}
+    elif console.has_colour():
         _print_tinted(prompt, sampler.choices(ids, config))
     else:
         for choice in sampler.choices(ids, config):
             console.result(_in_words(choice))
-    return [], {}
+    return ["".join(pieces)], len(ids) - length, facts
 
 
 def _print_tinted(prompt: str, choices: Iterable[Choice]) -> None:

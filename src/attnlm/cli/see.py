@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attnlm
 from attnlm.base import files
@@ -20,15 +20,7 @@ if TYPE_CHECKING:
     from attnlm.see.attend import Attention
 
 
-def _counted(windows: int) -> int:
-    if not 1 <= windows <= 10**5:
-        raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 to 100000")
-    return windows
-
-
-def _windows(default: int) -> Any:
-    help = "number of windows to score heads on, spread over the validation split"
-    return option(default, help, callback=_counted)
+_WINDOWS = "number of windows to score heads on, spread over the validation split"
 
 
 def attend(
@@ -116,14 +108,9 @@ def trace(
     json: bool = options.JSON,
 ) -> None:
     """Follow one forward pass step by step, with shapes and numbers."""
-    if as_code and json:
-        raise UsageError("--as-code and --json cannot be combined", "use only one of them")
-    if head is not None and (as_code or json):
-        other = "--as-code" if as_code else "--json"
-        raise UsageError(
-            f"--head cannot be combined with {other}", f"{other} always includes every head"
-        )
-
+    if as_code + json + (head is not None) > 1:
+        message = "only one of --as-code, --json and --head can be used"
+        raise UsageError(message, "--as-code and --json always include every head")
     text = typed(text, "the text")
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
@@ -145,7 +132,7 @@ def trace(
 def heads(
     run: str | None = options.RUN,
     ablate: bool = options.ABLATE,
-    windows: int = _windows(64),
+    windows: int = option(64, _WINDOWS),
     text: Path | None = option(
         None,
         "text file to measure on; default: the validation split (random tokens for an "
@@ -159,11 +146,6 @@ def heads(
     json: bool = options.JSON,
 ) -> None:
     """Score and name attention heads by what they attend to."""
-    if text is not None and not os.path.lexists(text):
-        raise AttnlmError(
-            f"file not found: {str(text)!r} (--text takes a file)",
-            "write the text to a file, and pass its path",
-        )
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     from attnlm.see import heads as see
@@ -198,7 +180,7 @@ def report(
         "split (for an imported run, text that the model generates)",
         metavar="TEXT",
     ),
-    windows: int = _windows(16),
+    windows: int = option(16, _WINDOWS),
     ablate: bool = options.ABLATE,
     checkpoint: str = options.CHECKPOINT,
     device: str = options.DEVICE,

@@ -25,6 +25,7 @@ from attnlm.config.settings import resolve, setting_names
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import RUNGS, Architecture
 
+_MOST_FOR_EACH_CORE = 4  # processes; resuming a run of more needs --processes
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
     *("recipe", "print_config", "name", "exist_ok", "checkpoint_dir", "resume", "start_from"),
@@ -88,7 +89,12 @@ def train(
             load_recipe(recipe)  # raises UsageError for a recipe of several sizes
         console.result(to_toml(resolve_new(given, recipe, weights).config.settings()).rstrip())
         return
-    tools = None if log is None else _tools(log)
+    tools = None
+    if log is not None:
+        from attnlm.see.logs import check_tools
+
+        tools = [] if log == "none" else [tool.strip() for tool in log.split(",")]
+        check_tools(tools)
     asked: str | Resolved | None = recipe
     data: str | Path | None = dataset
     count = 1
@@ -97,7 +103,16 @@ def train(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         quiet = quiet or not is_main()
     elif resume is not None:
-        count = _to_resume(attnlm.open_run(resume, checkpoint_dir=checkpoint_dir), given)
+        resumed = attnlm.open_run(resume, checkpoint_dir=checkpoint_dir)
+        changed = {"processes": given["processes"]} if "processes" in given else {}
+        count = resolve(changed, resumed.config.settings()).training.processes
+        cores = os.cpu_count() or 1
+        if not changed and count > _MOST_FOR_EACH_CORE * cores:
+            raise UsageError(
+                f"{resumed.name} was trained by {count:,} processes, but this machine has {cores} "
+                "cores",
+                "set `processes`, or start them with torchrun",
+            )
     else:  # errors are reported before torch is loaded
         asked = resolve_new(given, recipe, weights)
         data, given = find_folder(dataset, data_dir, kind="data set"), {}
@@ -140,37 +155,14 @@ def train(
         _report(run, json, quiet, display.memory)
         model = run.config.model.model
         if model in RUNGS and not (recipe or resume or start_from):
-            words, about = ["--recipe", "best", "--budget", "2m"], _BEST
+            words = ["attnlm", "train", *([] if dataset is None else [dataset])]
             if higher := RUNGS[RUNGS.index(model) + 1 :]:
-                words, about = ["--model", higher[0]], "the next rung of the ladder"
-            words = [*([] if dataset is None else [dataset]), *words]
+                words, about = [*words, "--model", higher[0]], "the next rung of the ladder"
+            else:
+                words += ["--recipe", "best", "--budget", "2m"]
+                about = "the best transformer for this text in two minutes"
             words += [*elsewhere(data_dir, "data set"), *elsewhere(checkpoint_dir)]
-            console.say_next(shlex.join(["attnlm", "train", *words]), about)
-
-
-_BEST = "the best transformer for this text in two minutes"
-_MOST_FOR_EACH_CORE = 4  # processes; resuming a run of more needs --processes
-
-
-def _to_resume(run: attnlm.Run, given: Mapping[str, Any]) -> int:
-    changed = {"processes": given["processes"]} if "processes" in given else {}
-    count = resolve(changed, run.config.settings()).training.processes
-    there = os.cpu_count() or 1
-    if not changed and count > _MOST_FOR_EACH_CORE * there:
-        raise UsageError(
-            f"{run.name} was trained by {count:,} processes, but this machine has {there} cores",
-            "set `processes`, or start them with torchrun",
-        )
-    return count
-
-
-def _tools(log: str) -> list[str]:
-    """Return the tools in the value of --log. Raises AttnlmError if a tool is not installed."""
-    from attnlm.see.logs import check_tools
-
-    tools = [] if log == "none" else [name.strip() for name in log.split(",")]
-    check_tools(tools)
-    return tools
+            console.say_next(shlex.join(words), about)
 
 
 def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> None:
