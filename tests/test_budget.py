@@ -16,13 +16,14 @@ from attnlm.base.files import read_json, write_json
 from attnlm.base.signals import Interrupted
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
+from attnlm.experiments.evaluate import take_snapshot
 from attnlm.see.report import report
 from attnlm.see.report_page import report_page
 from attnlm.see.reproduce import train_command
 from attnlm.training import loop
 from attnlm.training.events import Evaluated, Stepped
 from attnlm.training.schedule import Clock as Budget
-from attnlm.training.schedule import learning_rate_factor
+from attnlm.training.schedule import learning_rate
 from attnlm.training.step import Stepper
 from attnlm.training.validation import validation_loss
 from tests.clock import Clock
@@ -89,13 +90,13 @@ def test_a_run_ends_on_time_with_a_rate_near_zero_and_ten_evaluations(
 def test_a_first_snapshot_that_compiles_takes_no_time_from_later_steps(
     dataset: Dataset, tmp_path: Path, paced: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, snapshot = paced(constant(1.0)), loop._Loop._snapshot
+    clock = paced(constant(1.0))
 
-    def slow_at_first(training: loop._Loop) -> Any:
-        clock.advance(30.0 if training.stepper.state.step == 0 else 0.0)
-        return snapshot(training)
+    def slow_at_first(dataset: Dataset, tokens: int, step: int, *model: Any) -> Any:
+        clock.advance(30.0 if step == 0 else 0.0)
+        return take_snapshot(dataset, tokens, step, *model)
 
-    monkeypatch.setattr(loop._Loop, "_snapshot", slow_at_first)
+    monkeypatch.setattr("attnlm.experiments.train.take_snapshot", slow_at_first)
     began = clock.now
     run = attnlm.train(dataset.path, budget=100.0, checkpoint_dir=tmp_path, **SMALL)
     assert clock.now - began == pytest.approx(100, abs=3) and len(run.metrics()) >= 10
@@ -131,13 +132,13 @@ def test_at_a_constant_pace_the_rate_is_that_of_as_many_steps(
     timed = resolve({"schedule": schedule, "warmup": warmup, "budget": 100.0}).training
     for step in range(steps):
         progress = (step + 1) / steps
-        rate = learning_rate_factor(step, timed, (step + 1) / progress)
-        assert rate == pytest.approx(learning_rate_factor(step, training))
+        rate = learning_rate(step + 1, timed, (step + 1) / progress)
+        assert rate == pytest.approx(learning_rate(step + 1, training))
 
 
 def test_a_warm_up_takes_a_quarter_of_the_time_at_most() -> None:
     training = resolve({"warmup": 500, "budget": 9.0}).training
-    rates = [learning_rate_factor(step, training, 40) for step in range(40)]
+    rates = [learning_rate(step + 1, training, 40) for step in range(40)]
     assert max(rates) == rates[10] and rates[:11] == sorted(rates[:11])
 
 

@@ -17,6 +17,7 @@ import torch
 import attnlm
 from attnlm.base import signals as signals_module
 from attnlm.base.signals import Interrupted, StopSignal, signals
+from attnlm.model.language_model import Bigram
 from attnlm.runs.run import Run
 from attnlm.training import validation
 from tests.models import prepared
@@ -57,23 +58,22 @@ def test_a_signal_ends_an_evaluation_between_windows(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(validation, "windows_at_once", lambda *_: 1)
-    original, evaluated, loaded = validation._as_tensor, [0], []
+    original, evaluated, losses = Bigram.loss, [0], []
 
-    def as_tensor(ids: Any) -> torch.Tensor:
-        if evaluated[-1] == step:
-            loaded.append(ids)
-            if len(loaded) == 1:
-                signal.raise_signal(signal.SIGTERM)
-        return original(ids)
+    def loss(model: Bigram, *ids: torch.Tensor) -> torch.Tensor:
+        if evaluated[-1] == step and not model.training:
+            losses.append(original(model, *ids))
+            signal.raise_signal(signal.SIGTERM)
+        return original(model, *ids)
 
     def listen(event: object) -> None:
         if isinstance(event, attnlm.Evaluated):
             evaluated.append(event.step + 5)
 
-    monkeypatch.setattr(validation, "_as_tensor", as_tensor)
+    monkeypatch.setattr(Bigram, "loss", loss)
     with pytest.raises(Interrupted):
         train(tmp_path, eval_every=5, on_event=listen)
-    assert len(loaded) == (1 if step == 0 else 2)  # inputs and targets of a window
+    assert len(losses) == 1
     path = tmp_path / "runs" / "run"
     assert attnlm.open_run(path).checkpoint("last").step == 5 if step else not path.exists()
 

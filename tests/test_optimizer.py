@@ -13,30 +13,30 @@ from attnlm.config.settings import Config, resolve
 from attnlm.model.language_model import build_model
 from attnlm.training import optimizer as optimizers
 from attnlm.training.optimizer import FlatOptimizer
-from attnlm.training.schedule import learning_rate_factor
+from attnlm.training.schedule import learning_rate
 from attnlm.training.update_rules import orthogonalize
 from tests.tolerances import assert_near
 
 
-def factors(**settings: Setting) -> list[float]:
-    training = resolve(settings).training
+def rates(**settings: Setting) -> list[float]:
+    training = resolve({"learning_rate": 1.0, **settings}).training
     assert training.steps is not None
-    return [learning_rate_factor(step, training) for step in range(training.steps)]
+    return [learning_rate(step + 1, training) for step in range(training.steps)]
 
 
 def test_schedules_step_by_step() -> None:
-    assert factors(schedule="constant", steps=3, warmup=0) == [1, 1, 1]
-    assert factors(schedule="linear", steps=4, warmup=0) == [1, 0.75, 0.5, 0.25]
-    assert factors(schedule="constant", steps=4, warmup=3) == [0.25, 0.5, 0.75, 1]
-    cosine = factors(schedule="cosine", steps=4, warmup=0)
+    assert rates(schedule="constant", steps=3, warmup=0) == [1, 1, 1]
+    assert rates(schedule="linear", steps=4, warmup=0) == [1, 0.75, 0.5, 0.25]
+    assert rates(schedule="constant", steps=4, warmup=3) == [0.25, 0.5, 0.75, 1]
+    cosine = rates(schedule="cosine", steps=4, warmup=0)
     assert cosine == pytest.approx([(1 + math.cos(math.pi * t)) / 2 for t in (0, 0.25, 0.5, 0.75)])
-    low = factors(schedule="linear", steps=4, learning_rate=0.1, min_learning_rate=0.02)
-    assert low == pytest.approx([1, 0.8, 0.6, 0.4])
-    low = factors(schedule="cosine", steps=4, learning_rate=0.1, min_learning_rate=0.1)
-    assert low == pytest.approx([1, 1, 1, 1])
-    flat_first = factors(schedule="linear", steps=10, warmup=0, cooldown=0.4)
+    low = rates(schedule="linear", steps=4, learning_rate=0.1, min_learning_rate=0.02)
+    assert low == pytest.approx([0.1, 0.08, 0.06, 0.04])
+    low = rates(schedule="cosine", steps=4, learning_rate=0.1, min_learning_rate=0.1)
+    assert low == pytest.approx([0.1] * 4)
+    flat_first = rates(schedule="linear", steps=10, warmup=0, cooldown=0.4)
     assert flat_first == pytest.approx([1] * 7 + [0.75, 0.5, 0.25])
-    with_warmup = factors(schedule="linear", steps=6, warmup=2)
+    with_warmup = rates(schedule="linear", steps=6, warmup=2)
     assert with_warmup == pytest.approx([1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25])
 
 
@@ -122,7 +122,7 @@ def test_updates_are_pytorchs(
             nn.utils.clip_grad_norm_(theirs.parameters(), clip)
         for reference in references:
             for group in reference.param_groups:
-                group["lr"] = 0.1 * learning_rate_factor(step, config.training)
+                group["lr"] = learning_rate(step + 1, config.training)
             reference.step()
     assert_near(dict(ours.named_parameters()), named)
     for one in ours.parameters():
@@ -152,7 +152,8 @@ def test_an_optimizer_goes_on_from_its_state(optimizer: str) -> None:
     copy, _ = a_model_with_gradients(2, heads=2, **settings)
     copy.load_state_dict(model.state_dict())
     second = FlatOptimizer(copy, config.training)
-    second.load_state({name: tensor.clone() for name, tensor in first.state().items()})
+    for name, tensor in second.state().items():
+        tensor.copy_(first.state()[name])
     for trained, with_optimizer in ((model, first), (copy, second)):
         give_gradients(trained, 3)
         with_optimizer.step(3)

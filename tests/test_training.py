@@ -35,7 +35,7 @@ from attnlm.training import loop as training
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.one_layer import OneLayer
 from attnlm.training.optimizer import FlatOptimizer
-from attnlm.training.state import saved_state
+from attnlm.training.state import begun_state
 from tests.command import attnlm as command
 from tests.models import FRUITS, needs_compiler, prepared
 
@@ -351,18 +351,18 @@ def test_few_functions_stand_between_the_command_and_a_gradient(
 ) -> None:
     """Eleven with `main` and `run_and_exit`, which a command in this process goes without."""
     package, stacks, resolved = str(Path(attnlm.__file__).parent), [], []
-    backward = OneLayer._predict_backward
+    backward = OneLayer._backward
 
-    def spy(self: OneLayer) -> None:
+    def spy(self: OneLayer, tokens: torch.Tensor) -> None:
         stack = traceback.extract_stack()
         stacks.append([frame.name for frame in stack if frame.filename.startswith(package)])
-        backward(self)
+        backward(self, tokens)
 
     def counted(*settings: Any) -> Config:
         resolved.append(settings)
         return resolve(*settings)
 
-    monkeypatch.setattr(OneLayer, "_predict_backward", spy)
+    monkeypatch.setattr(OneLayer, "_backward", spy)
     monkeypatch.setattr("attnlm.config.new_training.resolve", counted)
     arguments = ["train", dataset.path, "--heads", "4", "--threads", "1", "--device", "cpu"]
     command(*arguments, "--steps", "1", "--block-size", "8", cwd=tmp_path)
@@ -447,7 +447,7 @@ def test_resume_says_that_a_run_is_finished_and_whose_device_it_takes(trained: A
 
 def test_resume_refuses_facts_that_do_not_fit_together(trained: Any) -> None:
     run = trained(steps=12, eval_every=10)
-    state = saved_state(run, choose_device("cpu"))
+    state = begun_state(run, choose_device("cpu"), fresh=False)
     for name, values in {
         "step": (-1,),
         "evaluated_step": (13, -2),

@@ -27,7 +27,7 @@ from attnlm.training.kernels import has_parts as has_parts
 from attnlm.training.kernels import parts_compile as parts_compile
 from attnlm.training.memory import FACTOR as FACTOR
 from attnlm.training.optimizer import FlatOptimizer as FlatOptimizer
-from attnlm.training.state import saved_state as saved_state
+from attnlm.training.state import begun_state as begun_state
 from attnlm.training.step import Stepper as Stepper
 
 has_compiler = settle._has_compiler

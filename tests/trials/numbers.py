@@ -63,7 +63,7 @@ def _train(
 
     def after(stepper: Any) -> None:
         if stepper.state.step == step and kind == "weights":
-            spoil(stepper.state.optimizer._weights[0])
+            spoil(next(iter(stepper.state.optimizer.weights().values())))
         if stepper.state.step == step and stops:
             signal.raise_signal(signal.SIGINT)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import attnlm
-from tests.trials.internals import choose_device, saved_state
+from tests.trials.internals import begun_state, choose_device
 from tests.trials.small import prepared, settings_of
 
 CHAR, BPE, RUN = "fruits-char", "fruits-bpe260", "small"
@@ -50,7 +50,7 @@ def open_the_run(folder: Path, name: str | None) -> str:
     for which in ("best", "last"):
         model, _ = attnlm.load_model(run, checkpoint=which, device="cpu")
         weights += [p.detach().numpy().tobytes() for p in model.parameters()]
-    state = saved_state(run, choose_device("cpu"))
+    state = begun_state(run, choose_device("cpu"), fresh=False)
     weights += [tensor.numpy().tobytes() for tensor in state.optimizer.state().values()]
     records = run.metrics_until(state.evaluated_step)
     ticker = open_ticker(folder, name)

@@ -69,7 +69,10 @@ def fastest(
     the ways, the machine, and the JSON values in `about`. So the same configuration gives the same
     numbers again.
     """
-    path, key = _path(), _key([kind, sizes, list(ways), about])
+    limits = [os.environ.get(name, "") for name in _LIMITS]
+    machine = [processor(), os.cpu_count(), torch.__version__, limits]
+    described = json.dumps([[kind, sizes, list(ways), about], machine])
+    path, key = _path(), hashlib.sha256(described.encode()).hexdigest()[:32]
     remembered = _read(path)
     if key in remembered and remembered[key].chosen in ways:
         return remembered[key].chosen
@@ -96,12 +99,6 @@ def remembered_choices() -> list[Choice]:
 def _path() -> Path:
     # Without a cache folder, nothing can be read or written.
     return (cache_folder() or Path(os.devnull)) / "choices.json"
-
-
-def _key(described: list[object]) -> str:
-    limits = [os.environ.get(name, "") for name in _LIMITS]
-    machine = [processor(), os.cpu_count(), torch.__version__, limits]
-    return hashlib.sha256(json.dumps([described, machine]).encode()).hexdigest()[:32]
 
 
 def _measured(ways: Mapping[str, Callable[[], object]]) -> dict[str, float]:

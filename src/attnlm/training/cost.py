@@ -84,8 +84,7 @@ def affordable_sample(config: Config, vocab_size: int) -> int:
     by_itself = _TIMES_SLOWER_ALONE * forward_cost(config.model, vocab_size)
     by_itself += config.model.layers * _PER_LAYER_ALONE
     affordable = max(_SAMPLE_FRACTION * _between_evaluations(config, vocab_size), _FREE)
-    tokens = int(affordable / by_itself)
-    return max(_FEWEST_SAMPLED, min(_SAMPLED_TOKENS, tokens))
+    return max(_FEWEST_SAMPLED, min(_SAMPLED_TOKENS, int(affordable / by_itself)))
 
 
 def is_whole_affordable(config: Config, val_tokens: int, steps: int, times: int) -> bool:

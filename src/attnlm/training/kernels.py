@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -56,16 +57,14 @@ def faster_matmul(a: Architecture, vocab_size: int, tokens: int) -> str:
     if onednn_linear() is None or a.embed_dim is None:
         return "blas"
     rows = _tokens_measured(tokens)
-    shapes = sorted(
-        {
-            (min(outputs, _MOST_OUTPUTS), inputs)
-            for outputs, inputs in (*map_shapes(a).values(), (vocab_size, a.body_dim))
-            if rows * outputs * inputs >= FEWEST_BY_ONEDNN
-        }
-    )
-    if not shapes:
+    large = {
+        (min(outputs, _MOST_OUTPUTS), inputs)
+        for outputs, inputs in (*map_shapes(a).values(), (vocab_size, a.body_dim))
+        if rows * outputs * inputs >= FEWEST_BY_ONEDNN
+    }
+    if not large:
         return "blas"
-
+    shapes = sorted(large)
     factors = [(torch.ones(rows, c), torch.ones(n, c), torch.ones(rows, n)) for n, c in shapes]
 
     def multiply() -> None:
@@ -75,18 +74,15 @@ def faster_matmul(a: Architecture, vocab_size: int, tokens: int) -> str:
             product(d_out_MN.T, x_MC.T)
 
     sizes = f"{rows} × {', '.join(f'{inputs} → {outputs}' for outputs, inputs in shapes)}"
-    ways = {name: _with(Kernels(matmul=name), multiply) for name in ("blas", "onednn")}
+    names = ("blas", "onednn")
+    ways = {name: partial(_compute_with, Kernels(matmul=name), multiply) for name in names}
     return fastest("matmul", sizes, ways)
 
 
-def _with(kernels: Kernels, compute: Callable[[], object]) -> Callable[[], object]:
-    """Return a function that calls `compute` with these kernels in one thread."""
-
-    def way() -> None:
-        with using(kernels), threads_of_torch(1):
-            compute()
-
-    return way
+def _compute_with(kernels: Kernels, compute: Callable[[], object]) -> None:
+    """Call `compute` with these kernels in one thread."""
+    with using(kernels), threads_of_torch(1):
+        compute()
 
 
 def _tokens_measured(tokens: int) -> int:
@@ -120,6 +116,6 @@ def faster_attention(a: Architecture, tokens: int) -> str:
         (fused_attention(query, key, value) * d_out).sum().backward()
 
     sizes = f"{heads} heads of {size}, {kv_heads} of keys, {windows} × {length} tokens"
-    names = ("torch", "native")
-    ways = {name: _with(Kernels(compiled=True, attention=name), attend) for name in names}
+    kernels = {name: Kernels(compiled=True, attention=name) for name in ("torch", "native")}
+    ways = {name: partial(_compute_with, used, attend) for name, used in kernels.items()}
     return fastest("attention", sizes, ways)

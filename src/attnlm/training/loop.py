@@ -206,10 +206,19 @@ class _Loop:
 
     def stepped(self, loss: Tensor) -> None:
         """Record the time of a step, and report the step if a report is due."""
-        now = time.perf_counter()
+        now, clock = time.perf_counter(), self.stepper.clock
         self._step_seconds = now - self._step_began
-        if self.stepper.clock is not None:
-            self.stepper.clock.closing = self._closing_seconds()
+        if clock is not None:
+            # After the last step follow an evaluation, drawing the curve and, if affordable, the
+            # loss over the whole split by `measure_on_whole`. With half a step more, runs end on
+            # time on average.
+            budget, most = self._config.budget or 0.0, self._config.eval_tokens or 0
+            clock.closing = self._evaluation_seconds + self._step_seconds / 2
+            clock.closing += min(_CLOSING, _CLOSING_FRACTION * budget)
+            steps = int(self.stepper.expected_steps(self._state.step) or 0)
+            whole = min(self.dataset.val_tokens - 1, MOST_TOKENS)
+            if 0 < most < whole and is_whole_affordable(self.run.config, whole, steps, 1):
+                clock.closing += self._validation_seconds * whole / most
         if self._is_main and now >= self._report_due:
             self._report(loss)
 
@@ -224,20 +233,6 @@ class _Loop:
     @property
     def _is_out_of_patience(self) -> bool:
         return self._config.patience is not None and self._state.stale >= self._config.patience
-
-    def _closing_seconds(self) -> float:
-        """Return the expected seconds of work after the last step, plus half a step.
-
-        The half step makes runs end on time on average. The work is an evaluation, drawing the
-        curve and, if affordable, the loss over the whole split by `measure_on_whole`.
-        """
-        budget, most = self._config.budget or 0.0, self._config.eval_tokens or 0
-        closing = self._evaluation_seconds + self._step_seconds / 2
-        steps = self.stepper.expected_steps(self._state.step) or 0.0
-        whole = min(self.dataset.val_tokens - 1, MOST_TOKENS)
-        if 0 < most < whole and is_whole_affordable(self.run.config, whole, int(steps), 1):
-            closing += self._validation_seconds * whole / most
-        return closing + min(_CLOSING, _CLOSING_FRACTION * budget)
 
     def _is_evaluation_due(self) -> bool:
         state, config, every = self._state, self._config, self._config.eval_every
@@ -284,21 +279,6 @@ class _Loop:
         self._began += spent
         self._since += spent
 
-    def _snapshot(self) -> tuple[Snapshot, list[str]] | None:
-        """Return what `take_snapshot` returns, or None if `take_snapshot` is None.
-
-        If the model is sharded, all processes other than rank 0 return None.
-        """
-        state, model, device = self._state, self._state.model, self._state.device
-        if self._config.is_sharded:
-            whole = whole_model(model, self.stepper.processes)
-            if whole is None:
-                return None
-            model, device = whole, Device("cpu", "float32", "gathered")
-        if self.take_snapshot is None:
-            return None
-        return self.take_snapshot(state.step, model, device)
-
     def _evaluate_and_save(self) -> Evaluated:
         """Evaluate, then write the metrics, the snapshot and the checkpoints."""
         state, run = self._state, self.run
@@ -314,7 +294,13 @@ class _Loop:
                     f"validation loss is no longer a finite number, at step {state.step}"
                 )
             began = time.perf_counter()
-            taken = self._snapshot()
+            model: LanguageModel | None = state.model
+            device, taken = state.device, None
+            if self._config.is_sharded:  # rank 0 gathers the model
+                device = Device("cpu", "float32", "gathered")
+                model = whole_model(state.model, self.stepper.processes)
+            if self.take_snapshot is not None and model is not None:
+                taken = self.take_snapshot(state.step, model, device)
             self._snapshot_seconds = time.perf_counter() - began
         new_steps = state.step - max(0, state.evaluated_step)
         improved = evaluation.loss < state.best_loss

@@ -124,40 +124,67 @@ class OneLayer:
     @torch.no_grad()
     def __call__(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the mean loss in nats per token; add its gradient to every parameter's `grad`."""
-        tokens = inputs_BT.reshape(-1)
-        loss = self.loss(tokens, targets_BT)
-        self._predict_backward()
-        self._attend_backward()
-        self._look_up_backward(tokens)
+        tokens_M = inputs_BT.reshape(-1)
+        loss = self.loss(tokens_M, targets_BT)
+        self._backward(tokens_M)
         return loss
 
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return the mean loss of a batch of the size for which this object was made."""
-        self._look_up(inputs_BT.reshape(-1))
-        self._attend()
-        self._predict()
-        return self._cross_entropy(targets_BT.reshape(-1))
+        """Return the mean loss of a batch of the size for which this object was made.
 
-    @functools.cached_property
-    def _gradients(self) -> dict[str, Tensor]:
-        return _tensors(self._model, _gradient)
-
-    def _look_up(self, tokens: Tensor) -> None:
-        """Compute the tables, and look up queries, keys and values of the tokens."""
-        p = self._parameters
+        The logits are overwritten with the gradient of the loss.
+        """
+        p, logits_VM = self._parameters, self._logits_VM
+        # Compute the tables, and look up queries, keys and values of the tokens.
         embeddings = p["token_embedding.weight"], p["position_embedding.weight"]
         torch.cat(embeddings, out=self._embeddings_RC)
         torch.cat([p[name] for name in _QKV], out=self._qkv_NC)
         torch.mm(self._embeddings_RC, self._qkv_NC.T, out=self._tables_RN)
         if "query.bias" in p:
             self._positions_TN += torch.cat([p[name] for name in _QKV_BIASES])
-        torch.index_select(self._tables_RN, 0, tokens, out=self._packed_MN)
+        torch.index_select(self._tables_RN, 0, inputs_BT.reshape(-1), out=self._packed_MN)
         self._packed_BTN += self._positions_TN
 
-    def _look_up_backward(self, tokens: Tensor) -> None:
-        """Add the gradients of the embeddings and of the query, key and value projections."""
-        d = self._gradients
-        self._d_tokens_VN.zero_().index_add_(0, tokens, self._d_packed_MN)
+        arrays = self._packed_MN, self._mixed_MC, self._kept, self._scratch
+        self._attention.attend(*self._sizes, *map(place, arrays))
+        if "projection.weight" in p:
+            self._projected_MC = self._mixed_MC @ p["projection.weight"].T
+            if "projection.bias" in p:
+                self._projected_MC += p["projection.bias"]
+        bias_V1, x_MC = p["head.bias"][:, None], self._projected_MC
+        torch.addmm(bias_V1, p["head.weight"], x_MC.T, out=logits_VM)
+
+        targets_M, loss = targets_BT.reshape(-1), torch.zeros((), dtype=torch.float64)
+        tokens = targets_M.numel()
+        self._pointwise.cross_entropy(
+            *(*logits_VM.shape, logits_VM.stride(0), 1 / tokens),
+            *map(place, (None, logits_VM, targets_M, loss, None)),
+        )
+        return loss.div_(tokens).float()
+
+    @functools.cached_property
+    def _gradients(self) -> dict[str, Tensor]:
+        return _tensors(self._model, _gradient)
+
+    def _backward(self, tokens_M: Tensor) -> None:
+        """Add the gradient of the loss that was computed last to every parameter's `grad`."""
+        p, d = self._parameters, self._gradients
+        x_MC, d_logits_VM = self._projected_MC, self._logits_VM
+        d["head.weight"].addmm_(d_logits_VM, x_MC)
+        d["head.bias"] += d_logits_VM.sum(1)
+        if "projection.weight" in p:
+            d_x_MC = d_logits_VM.T @ p["head.weight"]
+            d["projection.weight"].addmm_(d_x_MC.T, self._mixed_MC)
+            if "projection.bias" in p:
+                d["projection.bias"] += d_x_MC.sum(0)
+            torch.mm(d_x_MC, p["projection.weight"], out=self._d_mixed_MC)
+        else:
+            torch.mm(d_logits_VM.T, p["head.weight"], out=self._d_mixed_MC)
+
+        arrays = self._packed_MN, self._mixed_MC, self._d_mixed_MC, self._kept, self._d_packed_MN
+        self._attention.attend_backward(*self._sizes, *map(place, (*arrays, self._scratch)))
+
+        self._d_tokens_VN.zero_().index_add_(0, tokens_M, self._d_packed_MN)
         torch.sum(self._d_packed_BTN, 0, out=self._d_positions_TN)
         if "query.bias" in d:
             for name, d_bias in zip(_QKV_BIASES, self._d_positions_TN.sum(0).chunk(3), strict=True):
@@ -166,50 +193,6 @@ class OneLayer:
             d[name].addmm_(d_table_RN.T, self._embeddings_RC)
         d["token_embedding.weight"].addmm_(self._d_tokens_VN, self._qkv_NC)
         d["position_embedding.weight"].addmm_(self._d_positions_TN, self._qkv_NC)
-
-    def _attend(self) -> None:
-        """Compute the heads' outputs, side by side, from queries, keys and values."""
-        arrays = self._packed_MN, self._mixed_MC, self._kept, self._scratch
-        self._attention.attend(*self._sizes, *map(place, arrays))
-
-    def _attend_backward(self) -> None:
-        arrays = self._packed_MN, self._mixed_MC, self._d_mixed_MC, self._kept, self._d_packed_MN
-        self._attention.attend_backward(*self._sizes, *map(place, (*arrays, self._scratch)))
-
-    def _predict(self) -> None:
-        """Compute the logits from the heads' outputs."""
-        p = self._parameters
-        if "projection.weight" in p:
-            self._projected_MC = self._mixed_MC @ p["projection.weight"].T
-            if "projection.bias" in p:
-                self._projected_MC += p["projection.bias"]
-        bias_V1, x_MC = p["head.bias"][:, None], self._projected_MC
-        torch.addmm(bias_V1, p["head.weight"], x_MC.T, out=self._logits_VM)
-
-    def _predict_backward(self) -> None:
-        """Compute the gradients of the projection, the LM head and the heads' outputs."""
-        p, d = self._parameters, self._gradients
-        x_MC, d_logits_VM = self._projected_MC, self._logits_VM
-        d["head.weight"].addmm_(d_logits_VM, x_MC)
-        d["head.bias"] += d_logits_VM.sum(1)
-        if "projection.weight" not in p:
-            torch.mm(d_logits_VM.T, p["head.weight"], out=self._d_mixed_MC)
-            return
-        d_x_MC = d_logits_VM.T @ p["head.weight"]
-        d["projection.weight"].addmm_(d_x_MC.T, self._mixed_MC)
-        if "projection.bias" in p:
-            d["projection.bias"] += d_x_MC.sum(0)
-        torch.mm(d_x_MC, p["projection.weight"], out=self._d_mixed_MC)
-
-    def _cross_entropy(self, targets_M: Tensor) -> Tensor:
-        """Return the mean loss, and overwrite the logits with the gradient of the loss."""
-        logits_VM, tokens = self._logits_VM, targets_M.numel()
-        loss = torch.zeros((), dtype=torch.float64)
-        self._pointwise.cross_entropy(
-            *(*logits_VM.shape, logits_VM.stride(0), 1 / tokens),
-            *map(place, (None, logits_VM, targets_M, loss, None)),
-        )
-        return loss.div_(tokens).float()
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ from attnlm.compute.threads import compute_all
 from attnlm.config.training import TrainingConfig
 from attnlm.model.ops import using
 from attnlm.training.kernels import kernels_of
-from attnlm.training.schedule import learning_rate_factor
-from attnlm.training.update_rules import AdamW, Muon, Place, place_of
+from attnlm.training.schedule import learning_rate
+from attnlm.training.update_rules import AdamW, Muon
 
 # A CPU updates parameters in pieces of at most this many elements, which fit its caches. Threads
 # divide the pieces among themselves.
@@ -29,33 +29,44 @@ _MUON_AT_ONCE, _ADAMW_AT_ONCE = 2**17, 2**18
 _ROOM = 8
 
 
+class Group(NamedTuple):
+    """A group of parameters. In memory, groups are sorted by these fields: AdamW's come first."""
+
+    shape: tuple[int, ...]
+    """The shape of the matrices that Muon stacks; () for AdamW."""
+    decays: bool
+
+
 class Span(NamedTuple):
     """A parameter and its slice, `part`, of each flat vector of the optimizer. If the model is
     sharded, `values` holds only this process's rows of the parameter."""
 
+    group: Group
     name: str
     values: Tensor
-    place: Place
     part: slice
 
 
-def placed_spans(
+def spans_of(
     model: nn.Module, config: TrainingConfig, local: Callable[[Tensor], Tensor]
 ) -> list[Span]:
-    """Return the spans of the trained parameters, sorted by their groups (`Span.place`).
+    """Return the spans of the trained parameters, sorted by their groups.
 
-    `local` returns the rows of a parameter that this process holds.
+    If `optimizer` is muon, Muon takes the matrices inside blocks. `local` returns the rows of a
+    parameter that this process holds.
     """
-    named = [
-        (name, p, place_of(name, p, config))
-        for name, p in model.named_parameters()
-        if p.requires_grad
-    ]
-    spans: list[Span] = []
-    end = 0
-    for name, parameter, place in sorted(named, key=lambda found: found[2]):
-        values = local(parameter.data)
-        spans.append(Span(name, values, place, slice(end, end := end + values.numel())))
+    found = []
+    for name, parameter in model.named_parameters():
+        decays = parameter.ndim > 1 or config.weight_decay_on == "all"
+        outside = name.split(".")[0] in ("token_embedding", "position_embedding", "head", "table")
+        by_muon = config.optimizer == "muon" and parameter.ndim > 1 and not outside
+        if parameter.requires_grad:
+            group = Group(tuple(parameter.shape[-2:]) if by_muon else (), decays)
+            found.append(Span(group, name, local(parameter.data), slice(0, 0)))
+    spans, end = [], 0
+    for span in sorted(found, key=lambda span: span.group):
+        part = slice(end, end := end + span.values.numel())
+        spans.append(span._replace(part=part))
     return spans
 
 
@@ -65,13 +76,11 @@ def lay_side_by_side(model: nn.Module, config: TrainingConfig) -> tuple[Tensor, 
     Rounding in matmuls depends on the alignment of the operands. An evaluation therefore repeats a
     training run's numbers only if the parameters have the same layout in memory as in that run.
     """
-    spans = placed_spans(model, config, lambda values: values)
+    spans = spans_of(model, config, lambda values: values)
     flat = torch.cat([span.values.flatten() for span in spans])
-    parameters, laid = dict(model.named_parameters()), []
-    for span in spans:
-        values = flat[span.part].view(span.values.shape)
-        parameters[span.name].data = values
-        laid.append(span._replace(values=values))
+    laid = [span._replace(values=flat[span.part].view(span.values.shape)) for span in spans]
+    for span in laid:
+        model.get_parameter(span.name).data = span.values
     return flat, laid
 
 
@@ -84,53 +93,38 @@ class Optimizer(ABC):
     and in which numbers they sum over all processes.
     """
 
-    sums_gradients = True
-    """Whether `all_reduce` sums gradients. False for a sharded model: FSDP has averaged them."""
-
     def __init__(self, spans: Sequence[Span], config: TrainingConfig) -> None:
         self._config, self._spans, self._kernels = config, spans, kernels_of(config)
-        self._weights = [span.values for span in spans]
         first, count = spans[0].values, spans[-1].part.stop
-        by_adamw = sum(span.values.numel() for span in spans if not span.place.by_muon)
+        by_adamw = sum(span.values.numel() for span in spans if not span.group.shape)
         self._with_room = first.new_zeros(count + _ROOM)
         self.gradient = self._with_room[:count]
         self._mean, self._square = first.new_zeros(count), first.new_zeros(by_adamw)
         self._rules: list[AdamW | Muon] = []
-        for place, group in groupby(spans, key=lambda span: span.place):
-            decay = config.weight_decay if place.decays else 0.0
-            self._rules += self._rules_for(place, list(group), decay)
+        for group, members in groupby(spans, key=lambda span: span.group):
+            decay = config.weight_decay if group.decays else 0.0
+            self._rules += self._rules_for(group, list(members), decay)
         self.wants_norm = False
         """True to compute the gradient's norm in the next step; clipping always computes it."""
         self.norm: Tensor | None = None
         """The norm of the newest step's gradient before clipping; None if it was not computed."""
 
     @abstractmethod
-    def _rules_for(self, place: Place, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
-        """Yield the update rules of `spans`, all parameters of the group `place`."""
+    def _rules_for(self, group: Group, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
+        """Yield the update rules of `spans`, all parameters of `group`."""
 
     def all_reduce(
         self, processes: Processes, numbers: Sequence[Tensor | float], after: str
     ) -> Tensor:
         """Return the sums of `numbers` over all processes.
 
-        If `sums_gradients`, the same call sums the gradients, in place.
+        The same call sums the gradients, in place, unless FSDP has averaged them.
         """
         behind = self._with_room[len(self.gradient) :][: len(numbers)]
         for i, number in enumerate(numbers):
             behind[i] = number
-        processes.add_up(self._with_room if self.sums_gradients else behind, after)
+        processes.add_up(behind if self._config.is_sharded else self._with_room, after)
         return behind
-
-    def add_up(self, others: Sequence[Tensor]) -> None:
-        """Add the gradients of replicas to `gradient`, and set the replicas' gradients to 0."""
-        for gradient in others:
-            self.gradient.add_(gradient)
-            gradient.zero_()
-
-    def average(self, count: int) -> None:
-        """Divide the gradients, which are sums over `count` parts of a batch, by `count`."""
-        if count > 1:
-            self.gradient.mul_(1 / count)
 
     def _norm(self) -> Tensor:
         """Return the norm of the gradient of all parameters together."""
@@ -154,7 +148,7 @@ class Optimizer(ABC):
         self.norm = self._norm() if self.wants_norm or clip is not None else None
         if clip is not None and self.norm is not None:
             self.gradient.mul_((clip / (self.norm + 1e-6)).clamp(max=1.0))
-        rate = self._config.learning_rate * learning_rate_factor(step, self._config, steps)
+        rate = learning_rate(step + 1, self._config, steps)
 
         def update(rules: Sequence[AdamW | Muon]) -> None:
             with using(self._kernels):
@@ -164,20 +158,17 @@ class Optimizer(ABC):
         if pool is None or threads == 1:
             update(self._rules)
         else:
-            compute_all([functools.partial(update, r) for r in self._shared_out(threads)], pool)
+            # Give each rule, most work first, to the thread that has the least work so far.
+            shares: list[list[AdamW | Muon]] = [[] for _ in range(threads)]
+            for rule in sorted(self._rules, key=lambda rule: -rule.work):
+                min(shares, key=lambda share: sum(rule.work for rule in share)).append(rule)
+            compute_all([functools.partial(update, share) for share in shares if share], pool)
         self.gradient.zero_()
-
-    def _shared_out(self, threads: int) -> list[list[AdamW | Muon]]:
-        """Give each rule, most work first, to the thread that has the least work so far."""
-        shares: list[list[AdamW | Muon]] = [[] for _ in range(threads)]
-        for rule in sorted(self._rules, key=lambda rule: -rule.work):
-            min(shares, key=lambda share: sum(rule.work for rule in share)).append(rule)
-        return [share for share in shares if share]
 
     def not_finite(self) -> list[str]:
         """Return which of weights and gradient are not finite. In place of the gradient,
         the running means of the gradient are checked."""
-        kinds = {"gradient": [self._mean, self._square], "weights": self._weights}
+        kinds = {"gradient": [self._mean, self._square], "weights": self.weights().values()}
         return [
             kind
             for kind, tensors in kinds.items()
@@ -194,14 +185,9 @@ class Optimizer(ABC):
         for span in self._spans:
             shape = span.values.shape
             views[f"{span.name}/mean"] = self._mean[span.part].view(shape)
-            if not span.place.by_muon:
+            if not span.group.shape:
                 views[f"{span.name}/square"] = self._square[span.part].view(shape)
         return views
-
-    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Load what `state` returned. Raises KeyError when a tensor is missing."""
-        for name, view in self.state().items():
-            view.copy_(tensors[name])
 
 
 class FlatOptimizer(Optimizer):
@@ -215,39 +201,32 @@ class FlatOptimizer(Optimizer):
     def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
         self._values, spans = lay_side_by_side(model, config)
         super().__init__(spans, config)
-        self._weights = [self._values]
         self._point_gradients(model, self.gradient)
 
-    def _rules_for(self, place: Place, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
+    def _rules_for(self, group: Group, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
         part = slice(spans[0].part.start, spans[-1].part.stop)
         values, gradient, mean = (v[part] for v in (self._values, self.gradient, self._mean))
         on_cpu = values.device.type == "cpu"
-        if place.shape is None:
+        if not group.shape:
             size = _ADAMW_AT_ONCE if on_cpu else len(values)
             vectors = values, gradient, mean, self._square[part]
             for piece in zip(*(vector.split(size) for vector in vectors), strict=True):
                 yield AdamW([piece], decay, self._config)
             return
-        size = max(1, _MUON_AT_ONCE // math.prod(place.shape)) if on_cpu else len(spans)
-        stacks = (v.view(-1, *place.shape).split(size) for v in (values, gradient, mean))
+        size = max(1, _MUON_AT_ONCE // math.prod(group.shape)) if on_cpu else len(spans)
+        stacks = (v.view(-1, *group.shape).split(size) for v in (values, gradient, mean))
         for some, gradients, means in zip(*stacks, strict=True):
-            yield Muon(some.unbind(), gradients, means, decay, self._config, place.shape)
+            yield Muon(some.unbind(), gradients, means, decay, self._config, group.shape)
 
     def _point_gradients(self, model: nn.Module, gradient: Tensor) -> None:
-        parameters = dict(model.named_parameters())
         for span in self._spans:
-            parameters[span.name].grad = gradient[span.part].view(span.values.shape)
+            model.get_parameter(span.name).grad = gradient[span.part].view(span.values.shape)
 
     def replica(self, model: nn.Module) -> tuple[Any, Tensor]:
         """Return a copy of the model that uses the same weights, and the copy's gradient vector."""
         frozen: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
         copied, gradient = copy.deepcopy(model, frozen), torch.zeros_like(self._values)
-        parameters = dict(copied.named_parameters())
         for span in self._spans:
-            parameters[span.name].data = span.values
+            copied.get_parameter(span.name).data = span.values
         self._point_gradients(copied, gradient)
         return copied, gradient
-
-    def vectors(self) -> list[Tensor]:
-        """Return the vectors that an update changes: weights and running means."""
-        return [self._values, self._mean, self._square]

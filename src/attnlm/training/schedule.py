@@ -42,31 +42,26 @@ class Clock:
 
 
 def learning_rate(step: int, config: TrainingConfig, steps: float | None = None) -> float:
-    """Return the rate of the update that led to `step`, or of the first update if `step` is 0."""
-    return config.learning_rate * learning_rate_factor(max(0, step - 1), config, steps)
+    """Return the rate of the update that led to `step`, or of the first update if `step` is 0.
 
-
-def learning_rate_factor(step: int, config: TrainingConfig, steps: float | None = None) -> float:
-    """Return the learning rate of the update after `step` steps, divided by the highest rate.
-
-    `step` is at least 0 and below `steps`. The rate rises linearly over `warmup` steps and then
+    The rate rises linearly over `warmup` steps and then
     stays constant. At the end, unless `schedule` is constant, the rate falls towards
     `min_learning_rate`; the fall takes the fraction `cooldown` of the steps after the warm-up. For
     a run with a budget, `steps` is the number of steps that fit at the speed so far, and the
     warm-up takes at most a quarter of these steps.
     """
-    warmup: float = config.warmup
+    made, highest, warmup = max(0, step - 1), config.learning_rate, float(config.warmup)
     if steps is None:
         assert config.steps is not None
         steps = config.steps
     else:
         warmup = min(warmup, steps / 4)
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
+    if made < warmup:
+        return highest * ((made + 1) / (warmup + 1))
     falling = config.cooldown * (steps - warmup)
-    left = (steps - step) / falling if config.schedule != "constant" else 1.0
+    left = (steps - made) / falling if config.schedule != "constant" else 1.0
     if left >= 1:
-        return 1.0
-    lowest = config.min_learning_rate / config.learning_rate
+        return highest
+    lowest = config.min_learning_rate / highest
     height = left if config.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
-    return lowest + (1 - lowest) * height
+    return highest * (lowest + (1 - lowest) * height)

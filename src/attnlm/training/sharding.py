@@ -23,8 +23,8 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.attention import SelfAttention
 from attnlm.model.inspection import empty_model
 from attnlm.model.language_model import MLP, LanguageModel, build_model
-from attnlm.training.optimizer import Optimizer, Span, placed_spans
-from attnlm.training.update_rules import AdamW, Muon, Place, orthogonalize
+from attnlm.training.optimizer import Group, Optimizer, Span, spans_of
+from attnlm.training.update_rules import AdamW, Muon, orthogonalize
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -91,11 +91,9 @@ class ShardedOptimizer(Optimizer):
     AdamW needs only these rows. Muon needs whole matrices: each is gathered by one process.
     """
 
-    sums_gradients = False
-
     def __init__(self, model: nn.Module, config: TrainingConfig, processes: Processes) -> None:
         self._processes = processes
-        super().__init__(placed_spans(model, config, lambda p: p.to_local()), config)  # type: ignore[attr-defined]
+        super().__init__(spans_of(model, config, lambda p: p.to_local()), config)  # type: ignore[attr-defined]
         parameters = dict(model.named_parameters())
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
         """The shapes of the whole parameters."""
@@ -104,9 +102,9 @@ class ShardedOptimizer(Optimizer):
             gradient = self.gradient[span.part].view(span.values.shape)
             parameters[span.name].grad = part_of_whole(gradient, self.shapes[span.name], mesh)
 
-    def _rules_for(self, place: Place, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
+    def _rules_for(self, group: Group, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
         vectors = self.gradient, self._mean, self._square
-        if place.shape is None:
+        if not group.shape:
             pieces = [
                 (span.values.view(-1), *(vector[span.part] for vector in vectors))
                 for span in spans
@@ -117,9 +115,9 @@ class ShardedOptimizer(Optimizer):
             return
         part, stack = slice(spans[0].part.start, spans[-1].part.stop), spans[0].values.shape
         gradient, mean = (v[part].view(len(spans), *stack) for v in vectors[:2])
-        orthogonalized = functools.partial(_orthogonalize_rows, place.shape[0], self._processes)
+        orthogonalized = functools.partial(_orthogonalize_rows, group.shape[0], self._processes)
         values = [span.values for span in spans]
-        yield Muon(values, gradient, mean, decay, self._config, place.shape, orthogonalized)
+        yield Muon(values, gradient, mean, decay, self._config, group.shape, orthogonalized)
 
     def _norm(self) -> Tensor:
         square: Tensor = torch.linalg.vector_norm(self.gradient).square()

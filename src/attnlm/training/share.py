@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnlm.base.caches import use_own_compiler_cache
-from attnlm.compute.device import Device
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import window_seeds
@@ -35,16 +33,6 @@ class Cut(NamedTuple):
     micro_batches: int
     shares: int
     windows: int
-
-    @property
-    def at_once(self) -> int:
-        """Return the number of windows in a micro-batch."""
-        return self.shares * self.windows
-
-    @property
-    def rows(self) -> int:
-        """Return the number of windows of a batch that a process computes."""
-        return self.micro_batches * self.at_once
 
 
 def cut_batch(training: TrainingConfig, threads: int) -> Cut:
@@ -73,15 +61,19 @@ class Share:
         if not first:
             assert isinstance(state.optimizer, FlatOptimizer)
             self._model, self.gradient = state.optimizer.replica(state.model)
-        self._kernels = kernels_of(training)
-        self._form = None
+        self._kernels, self._form = kernels_of(training), None
         if not training.is_sharded and training.lora is None:
-            self._form = one_layer_form(self._model, self._windows, state.device, self._kernels)
-        self._loss = _compiled_anew() if training.compile == "on" else _loss
-        self._generators: list[torch.Generator] = []
+            self._form = one_layer_form(self._model, windows, state.device, self._kernels)
+        self._loss, is_compiled = _loss, training.compile == "on"
+        if is_compiled:
+            use_own_compiler_cache()
+            # PyTorch compiles the same function for a few models at most, and runs it uncompiled
+            # for further models: discard the code of earlier training runs of this process.
+            torch._dynamo.reset()
+            self._loss = torch.compile(_loss)
         self._draws = bool(config.model.dropout)
-        if self._draws and state.device.name == "cpu" and training.compile != "on":
-            self._generators = [torch.Generator() for _ in range(self._windows)]
+        own = self._draws and state.device.name == "cpu" and not is_compiled
+        self._generators = [torch.Generator() for _ in range(windows if own else 0)]
 
     def __call__(
         self, step: int, first: int, inputs: NDArray[np.int64], targets: NDArray[np.int64]
@@ -90,9 +82,18 @@ class Share:
 
         `first` is the index of the first window in the batch.
         """
-        if self._draws:
-            self._seed_dropout(step, first)
-        inputs_BT, targets_BT = (_on(self._device, ids) for ids in (inputs, targets))
+        if self._draws:  # dropout depends only on seed, step and window
+            seeds = window_seeds(self._seed, step, first, self._windows)
+            if not self._generators:
+                torch.manual_seed(seeds[0])
+            for generator, seed in zip(self._generators, seeds, strict=False):
+                generator.manual_seed(seed)
+        on_cuda = self._device.name == "cuda"
+        ids = [torch.from_numpy(some) for some in (inputs, targets)]
+        # CUDA copies pinned memory asynchronously. Other GPUs might then read memory that is
+        # already reused.
+        ids = [some.contiguous().pin_memory() for some in ids] if on_cuda else ids
+        inputs_BT, targets_BT = (i.to(self._device.torch, non_blocking=on_cuda) for i in ids)
         if self._form is not None:
             return self._form(inputs_BT, targets_BT)
         # The context includes the backward pass, which may compute a block again.
@@ -102,37 +103,6 @@ class Share:
             loss.backward()
         return loss.detach()
 
-    def _seed_dropout(self, step: int, first: int) -> None:
-        """Make dropout depend only on seed, step and window."""
-        seeds = window_seeds(self._seed, step, first, self._windows)
-        if not self._generators:
-            torch.manual_seed(seeds[0])
-        for generator, seed in zip(self._generators, seeds, strict=False):
-            generator.manual_seed(seed)
-
-
-def _compiled_anew() -> Callable[[LanguageModel, Tensor, Tensor], Tensor]:
-    """Return the loss function, to be compiled at the first step.
-
-    PyTorch compiles the same function for a few models at most, and runs it uncompiled for further
-    models. The compiled code of earlier training runs of this process is therefore discarded.
-    """
-    use_own_compiler_cache()
-    torch._dynamo.reset()
-    return torch.compile(_loss)
-
 
 def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
     return model.loss(inputs_BT, targets_BT)
-
-
-def _on(device: Device, ids: NDArray[np.int64]) -> Tensor:
-    """Return ids as a tensor on a device.
-
-    CUDA copies pinned memory asynchronously. Other GPUs might then read memory that is already
-    reused, so the copy to other GPUs is synchronous.
-    """
-    if device.name != "cuda":
-        return torch.from_numpy(ids).to(device.torch)
-    pinned = torch.from_numpy(np.ascontiguousarray(ids)).pin_memory()
-    return pinned.to(device.torch, non_blocking=True)

@@ -59,14 +59,6 @@ class TrainingState:
             self.stale += 1
         self.evaluated_step, self.loss_sum = self.step, 0.0
 
-    def copy_from_main(self, processes: Processes) -> None:
-        """Broadcast the state of rank 0 to the others, without the tensors of a sharded model."""
-        for name, value in processes.from_main(self.facts()).items():
-            setattr(self, name, value)
-        if isinstance(self.optimizer, FlatOptimizer):
-            for vector in (*self.optimizer.vectors(), *frozen(self.model).values()):
-                processes.copy_from_main(vector)
-
     def facts(self) -> dict[str, Any]:
         """Return the fields saved with the tensors. No random state is saved, since the seed and
         the step determine the random numbers."""
@@ -119,53 +111,43 @@ def initial_state(
     return TrainingState(model, optimizer, device)
 
 
-def saved_state(run: Run, device: Device, processes: Processes = ALONE) -> TrainingState:
-    """Return the state in the run's last checkpoint.
-
-    If the model is sharded, the state contains only this process's rows of the tensors. Raises
-    AttnlmError if the file is missing or damaged.
-    """
-    config = run.config
-    part = (processes.rank, processes.count) if config.training.is_sharded else (0, 1)
-    about = config.model, run.vocab_size, *part, config.training.adapters
-    facts, weights, tensors = load_checkpoint(run.last, *about)
-    state = initial_state(config, run.vocab_size, device, processes)
-    if config.training.adapters is not None:
-        _take(frozen(state.model), base_weights(run))
-    optimizer = state.optimizer
-    if optimizer.state().keys() != tensors.keys():
-        raise _not_of(run)
-    optimizer.load_state(tensors)
-    _take(optimizer.weights(), weights)
-    saved = _checked(facts, run)
-    records = run.metrics_until(facts["evaluated_step"])
-    seconds = max([run.stopped_after, *(record["seconds"] for record in records)])
-    return replace(state, **saved, seconds=seconds, saved_step=facts["step"])
-
-
 def begun_state(
     run: Run, device: Device, fresh: bool, processes: Processes = ALONE
 ) -> TrainingState:
-    """Return the state to train from: the initial one if `fresh`, else the saved one.
+    """Return the state to train from: the initial one if `fresh`, else that of the last checkpoint.
 
-    All processes get the same state. If a fresh run starts from the weights of another run, its
-    parent, the state has the parent's weights, and new adapters if the run trains adapters. Only
-    rank 0 reads the state, unless the model is sharded. Raises the errors of `saved_state` and
-    `parent_rows`.
+    All processes get the same state; if the model is sharded, each gets only its rows of the
+    tensors. If a fresh run starts from the weights of another run, its parent, the state has the
+    parent's weights, and new adapters if the run trains adapters. Only rank 0 reads the state,
+    unless the model is sharded. Raises AttnlmError if a file is missing or damaged.
     """
-    is_sharded = run.config.training.is_sharded
+    config, vocab_size, adapters = run.config, run.vocab_size, run.config.training.adapters
+    is_sharded, saved = config.training.is_sharded, None
+    part = (processes.rank, processes.count) if is_sharded else (0, 1)
     reads = processes.is_main or is_sharded
-    if fresh or not reads:
-        state = initial_state(run.config, run.vocab_size, device, processes)
-        if reads and run.config.training.adapters is not None:
-            _take(frozen(state.model), base_weights(run))
-        elif reads and run.parent is not None:
-            part = (processes.rank, processes.count) if is_sharded else (0, 1)
-            _take(state.optimizer.weights(), parent_rows(run, *part))
-    else:
-        state = saved_state(run, device, processes)
+    if reads and not fresh:
+        saved = load_checkpoint(run.last, config.model, vocab_size, *part, adapters)
+    state = initial_state(config, vocab_size, device, processes)
+    weights, means = state.optimizer.weights(), state.optimizer.state()
+    base = frozen(state.model)
+    if reads and adapters is not None:
+        _take(base, base_weights(run))
+    elif reads and fresh and run.parent is not None:
+        _take(weights, parent_rows(run, *part))
+    if saved is not None:
+        found, saved_weights, saved_means = saved
+        if means.keys() != saved_means.keys():
+            raise _not_of(run)
+        _take(means, saved_means)
+        _take(weights, saved_weights)
+        facts = _checked(found, run)
+        records = run.metrics_until(facts["evaluated_step"])
+        seconds = max([run.stopped_after, *(record["seconds"] for record in records)])
+        state = replace(state, **facts, seconds=seconds, saved_step=facts["step"])
     if processes.count > 1:
-        state.copy_from_main(processes)
+        state = replace(state, **processes.from_main(state.facts()))
+        for tensor in () if is_sharded else (*weights.values(), *means.values(), *base.values()):
+            processes.copy_from_main(tensor)
     return state
 
 
@@ -229,24 +211,17 @@ class Saver:
             save_checkpoint(run.last, weights, state.facts(), optimizer.state())
             state.saved_step = state.step
             return
-        copies, remembered = self._rows(weights, {}), self._rows({}, optimizer.state())
-        best = {} if best_loss is None else {run.best.name: (copies, about_best)}
-        last = {run.last.name: (copies | remembered, state.facts())}
+        tensors = named_tensors(weights, optimizer.state())
+        copies = {name: rows.detach().cpu().clone() for name, rows in tensors.items()}
+        if isinstance(optimizer, ShardedOptimizer):
+            mesh, shapes = self._processes.mesh("cpu"), optimizer.shapes
+            for name, rows in copies.items():
+                copies[name] = part_of_whole(rows, shapes[parameter_of(name)], mesh)
+        best = {name: copies[name] for name in named_tensors(weights, {})}
+        checkpoints = {} if best_loss is None else {run.best.name: (best, about_best)}
+        checkpoints[run.last.name] = copies, state.facts()
         saved = functools.partial(setattr, state, "saved_step", state.step)
-        self._sharded.save(run.path, {**best, **last}, saved)
-
-    def _rows(self, weights: dict[str, Tensor], remembered: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return copies of `weights` and of `remembered`, the optimizer's state, by their names in
-        a checkpoint. If the model is sharded, the copies contain only this process's rows."""
-        tensors, optimizer = named_tensors(weights, remembered), self._state.optimizer
-        copies = {name: part.detach().cpu().clone() for name, part in tensors.items()}
-        if not isinstance(optimizer, ShardedOptimizer):
-            return copies
-        mesh, shapes = self._processes.mesh("cpu"), optimizer.shapes
-        return {
-            name: part_of_whole(part, shapes[parameter_of(name)], mesh)
-            for name, part in copies.items()
-        }
+        self._sharded.save(run.path, checkpoints, saved)
 
     def finish(self) -> None:
         """Wait until all files are written. Raises OSError."""

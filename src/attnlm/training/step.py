@@ -57,15 +57,15 @@ class Stepper:
         processes: Processes = ALONE,
         clock: Clock | None = None,
     ) -> None:
-        training, length = config.training, config.model.block_size
-        self.state, self.config, self.processes = state, training, processes
+        training, length, threads = config.training, config.model.block_size, 1
+        self.state, self.config, self.processes, self.clock = state, training, processes, clock
         self.stop = StopSignal(alone=processes.count == 1)
-        self.clock = clock
-        threads = (training.threads or 1) if state.device.name == "cpu" else 1
         if state.device.name == "cpu":
+            threads = training.threads or 1
             keep_freed_memory()
         self._cut = cut = cut_batch(training, threads)
-        self._first = processes.rank * cut.rows
+        self._rows = training.batch_size // training.processes
+        self._first = processes.rank * self._rows
         assert training.seed is not None
         self.batches = Batches(
             dataset.train,
@@ -74,7 +74,7 @@ class Stepper:
             stride=None if training.sampling == "random" else training.stride or length,
             seed=training.seed,
             vocab_size=dataset.vocab_size,
-            rows=slice(self._first, self._first + cut.rows),
+            rows=slice(self._first, self._first + self._rows),
         )
         self._threads = threads // cut.shares
         self._shares = [Share(state, config, cut.windows, first=i == 0) for i in range(cut.shares)]
@@ -85,7 +85,7 @@ class Stepper:
 
     def step(self) -> Tensor:
         """Make the next step and return its loss, a tensor () on the device."""
-        state, cut = self.state, self._cut
+        state, cut, optimizer = self.state, self._cut, self.state.optimizer
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         if self.config.is_sharded and self._is_first:
@@ -94,30 +94,33 @@ class Stepper:
         inputs, targets = self.batches(state.step)
         losses: list[Tensor] = []
         with noticing_lost():
-            for first in range(0, cut.rows, cut.at_once):
+            for first in range(0, self._rows, cut.shares * cut.windows):
                 jobs = []
                 for i, share in enumerate(self._shares):
                     begin = first + i * cut.windows
                     windows = (ids[begin : begin + cut.windows] for ids in (inputs, targets))
                     jobs.append(functools.partial(share, state.step, self._first + begin, *windows))
                 losses += compute_all(jobs, self._pool)
-        state.optimizer.add_up([share.gradient for share in self._shares[1:]])
+        for share in self._shares[1:]:
+            optimizer.gradient.add_(share.gradient)
+            share.gradient.zero_()
         loss = torch.stack(losses).mean()
         if self.processes.count > 1:
             loss = self._add_up_processes(loss)
         elif state.device.name == "cpu" and not math.isfinite(loss):
             # On a GPU this check would wait for the step: `check_loss` checks at each report.
-            wrong = ["loss", *state.optimizer.not_finite()]
+            wrong = ["loss", *optimizer.not_finite()]
             first = self._sound_step if len(wrong) > 1 else state.step
             raise StepNotFiniteError(_when(wrong, first + 1, state.step + 1))
         else:
             state.progress = self._progress()
         # FSDP has already averaged the gradients over processes.
-        summed = self.processes.count if state.optimizer.sums_gradients else 1
-        state.optimizer.average(summed * cut.micro_batches * cut.shares)
+        summed = 1 if self.config.is_sharded else self.processes.count
+        if (parts := summed * cut.micro_batches * cut.shares) > 1:
+            optimizer.gradient.mul_(1 / parts)
         with noticing_lost():
             about = self._pool, cut.shares, self.expected_steps(state.step + 1)
-            state.optimizer.step(state.step, *about)
+            optimizer.step(state.step, *about)
         self._loss_sum += loss
         state.step += 1
         self.stop.raises = False  # a step was made that can be saved

@@ -8,32 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnlm.config.training import TrainingConfig
 from attnlm.model.ops.linear import product
-
-
-class Place(NamedTuple):
-    """The group of a parameter. In memory, groups are sorted by these fields: AdamW's groups
-    come first."""
-
-    by_muon: bool
-    decays: bool
-    shape: tuple[int, int] | None
-    """The shape of the matrices that Muon stacks; None for AdamW."""
-
-
-def place_of(name: str, parameter: Tensor, config: TrainingConfig) -> Place:
-    """Return a parameter's group. If `optimizer` is muon, Muon takes the matrices inside blocks."""
-    decays = parameter.ndim > 1 or config.weight_decay_on == "all"
-    outside = name.split(".")[0] in ("token_embedding", "position_embedding", "head", "table")
-    if config.optimizer != "muon" or outside or parameter.ndim < 2:
-        return Place(False, decays, None)
-    return Place(True, decays, (parameter.size(-2), parameter.size(-1)))
 
 
 class AdamW:
@@ -75,7 +56,7 @@ class Muon:
         mean: Tensor,
         weight_decay: float,
         config: TrainingConfig,
-        shape: tuple[int, int],
+        shape: tuple[int, ...],
         orthogonalized: Callable[[Tensor, torch.dtype], Tensor] | None = None,
     ) -> None:
         self._values, self._gradient, self._mean = list(values), gradient, mean

@@ -63,30 +63,40 @@ def validation_loss(
     the split is too short for one window or has ids that the model lacks, and Interrupted in all
     processes if one receives a signal.
     """
-    stop = stop or StopSignal()
+    stop, kernels, was_training = stop or StopSignal(), kernels or Kernels(), model.training
     inputs, targets, rest = _windows(tokens, most, model)
-    whole = len(inputs)
     at_once = windows_at_once(model.architecture, model.vocab_size, device.name)
     groups = [
         (inputs[first : first + at_once], targets[first : first + at_once])
-        for first in range(0, whole, at_once)
+        for first in range(0, len(inputs), at_once)
     ]
     if len(rest) > 1:
         groups.append((rest[None, :-1], rest[None, 1:]))
-    ours = groups[processes.rank :: processes.count]
-    training, kernels = model.training, kernels or Kernels()
+    rank, count = processes.rank, processes.count
+    sums = torch.zeros(len(groups) + 1, dtype=torch.float64)
     model.eval()
     if is_sharded:
+        ours = groups[rank::count]
         # To compute a group, all processes have to gather the weights together. A process that has
         # no group left therefore computes the first group again.
-        more = groups[:1] * (-(-len(groups) // processes.count) - len(ours))
+        more = groups[:1] * (-(-len(groups) // count) - len(ours))
         with noticing_lost(), torch.no_grad():
-            losses = _summed_losses(model, [*ours, *more], device, None, kernels)[: len(ours)]
+            losses = _summed_losses(model, [*ours, *more], device, None, kernels)
+        sums[rank:-1:count] = losses[: len(ours)]
     else:
-        losses = _by_threads(model, ours, device, at_once, kernels, threads, stop)
-    model.train(training)
-    sums = torch.zeros(len(groups) + 1, dtype=torch.float64)
-    sums[processes.rank : -1 : processes.count] = torch.tensor(losses, dtype=torch.float64)
+        threads = max(1, min(threads, len(groups) // count, MOST_SHARES))
+        threads = threads if device.name == "cpu" else 1
+        step = count * threads
+
+        def compute(first: int) -> None:
+            with torch.inference_mode():
+                ours = groups[first::step]
+                sums[first:-1:step] = _summed_losses(model, ours, device, at_once, kernels, stop)
+
+        with threads_of_torch(1), new_pool(threads) as pool:
+            jobs = [functools.partial(compute, rank + i * count) for i in range(threads)]
+            compute_all(jobs, pool)
+    model.train(was_training)
     sums[-1] = stop.has_come
     processes.add_up(sums, "an evaluation")
     if sums[-1]:
@@ -94,9 +104,9 @@ def validation_loss(
         stop.check()
     # Summed in the order of the text: the sum does not depend on how the groups were divided.
     total = sum(sums[:-1].tolist())
-    count = inputs.size + len(rest) - 1
-    loss = total / count
-    return Evaluation(loss, count, loss / math.log(2) / bytes_per_token)
+    predicted = inputs.size + len(rest) - 1
+    loss = total / predicted
+    return Evaluation(loss, predicted, loss / math.log(2) / bytes_per_token)
 
 
 def _windows(tokens: Ids, most: int | None, model: LanguageModel) -> tuple[Ids, Ids, Ids]:
@@ -119,28 +129,6 @@ def _windows(tokens: Ids, most: int | None, model: LanguageModel) -> tuple[Ids, 
     return windows[:, :-1], windows[:, 1:], windows[-1, -1:]
 
 
-def _by_threads(
-    model: LanguageModel,
-    groups: Sequence[tuple[Ids, Ids]],
-    device: Device,
-    at_once: int,
-    kernels: Kernels,
-    threads: int,
-    stop: StopSignal,
-) -> list[float]:
-    threads = max(1, min(threads, len(groups), MOST_SHARES)) if device.name == "cpu" else 1
-    sums = [0.0] * len(groups)
-
-    def share(first: int) -> None:
-        with torch.inference_mode():
-            found = _summed_losses(model, groups[first::threads], device, at_once, kernels, stop)
-        sums[first::threads] = found
-
-    with threads_of_torch(1), new_pool(threads) as pool:
-        compute_all([functools.partial(share, i) for i in range(threads)], pool)
-    return sums
-
-
 def _summed_losses(
     model: LanguageModel,
     groups: Sequence[tuple[Ids, Ids]],
@@ -148,27 +136,24 @@ def _summed_losses(
     at_once: int | None,
     kernels: Kernels,
     stop: StopSignal | None = None,
-) -> list[float]:
-    """Return the summed loss of each group of windows.
+) -> Tensor:
+    """Return the summed loss of each group of windows, in float64.
 
-    If the first group has `at_once` windows and the model has a one-layer form, this form computes
-    the groups of this size. After a signal, no further group is computed, since the result will
+    If the model has a one-layer form and `at_once` is not None, this form computes the groups of
+    `at_once` whole windows. After a signal, no further group is computed, since the result will
     not be used.
     """
-    form = None
-    if at_once is not None and groups and len(groups[0][0]) == at_once:
+    form, whole = None, (at_once, model.architecture.block_size)
+    if at_once is not None and groups and groups[0][0].shape == whole:
         form = one_layer_form(model, at_once, device, kernels)
-    sums = []
+    sums = torch.zeros(len(groups), dtype=torch.float64)
     with using(kernels), device.autocast():
-        for inputs, targets in groups:
+        for i, group in enumerate(groups):
             if stop is not None and stop.has_come:
-                return [0.0] * len(groups)
-            inputs_BT, targets_BT = (_as_tensor(ids).to(device.torch) for ids in (inputs, targets))
-            computing = model if form is None or inputs.shape != groups[0][0].shape else form
-            loss = computing.loss(inputs_BT, targets_BT)
-            sums.append(float(loss) * targets.size)
+                break
+            inputs_BT, targets_BT = (
+                torch.from_numpy(ids.astype(np.int64)).to(device.torch) for ids in group
+            )
+            computing = model if form is None or inputs_BT.shape != whole else form
+            sums[i] = float(computing.loss(inputs_BT, targets_BT)) * targets_BT.numel()
     return sums
-
-
-def _as_tensor(ids: Ids) -> Tensor:
-    return torch.from_numpy(ids.astype(np.int64))
