@@ -62,12 +62,11 @@ def expected_logits(model: Transformer, ids_BS: Ids) -> np.ndarray:
     return torch.stack(rows).numpy()
 
 
+Steps = list[tuple[int, int]]
+
+
 def assert_textbook(
-    model: Transformer,
-    num_samples: int,
-    steps: list[tuple[int, int]],
-    found: CDLL,
-    threads: int = 1,
+    model: Transformer, num_samples: int, steps: Steps, found: CDLL, threads: int = 1
 ) -> None:
     """Windows of `total` tokens, of which `known` were there before."""
     decoder = NativeDecoder(NativeModel(model, found), num_samples, threads)
@@ -85,9 +84,11 @@ REFILLS = [(0, 1), (1, 2), (2, 7), (7, 8), (8, BLOCK), (0, BLOCK), (0, 3), (3, 4
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-@pytest.mark.parametrize("num_samples", [1, 3])
-def test_logits_are_the_textbooks(name: str, num_samples: int) -> None:
-    assert_textbook(a_model(name), num_samples, REFILLS, compiled())
+def test_logits_are_the_textbooks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for num_samples in (1, 3):
+        assert_textbook(a_model(name), num_samples, REFILLS, compiled())
+    monkeypatch.setattr(native_decoder, "_LARGE", 0)
+    assert_textbook(a_model(name), 3, [(0, 7), (7, 8)], compiled(), threads=3)
 
 
 LONG = [(0, 70), (70, 71), (71, 79), (79, 80), (0, 80), (0, 40), (40, 41)]
@@ -136,21 +137,8 @@ def test_large_models_are_computed_by_threads_from_the_weights_where_they_lie(
         assert native.laid.head.rows and not native.laid.head.panels
         for num_samples in (1, 3):
             assert_textbook(model, num_samples, LONG, compiled(width), members)
-
-
-def test_several_threads_compute_every_kind_of_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_decoder, "_LARGE", 0)
-    for name in EMBEDDED:
-        assert_textbook(a_model(name), 3, [(0, 7), (7, 8)], compiled(), threads=3)
-
-
-def test_samples_of_a_large_model_do_not_depend_on_each_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(native_decoder, "_LARGE", 0)
     monkeypatch.setattr(native_decoder, "_MOST_ROWS", 41)
-    monkeypatch.setattr(native_decoder, "_LONG", 32)
-    native = NativeModel(a_model("gpt2", embed_dim=64, block_size=80), compiled())
+    native = NativeModel(a_model("gpt2", embed_dim=64, block_size=80), compiled(width))
     for total in (1, 40, 70):
         assert_rows_alike(native, 7, total, total + 1)
 
@@ -219,11 +207,7 @@ def test_tokens_made_in_c_are_those_drawn_in_python(name: str) -> None:
     model = a_model(name)
     assert_generation(model, 1, 0.0, compiled())
     assert_generation(model, 3, 30.0, compiled())
-
-
-def test_several_threads_make_the_same_tokens() -> None:
-    for name in ("average", "multi-head", "transformer"):
-        assert_generation(a_model(name), 2, 1.0, compiled(), threads=2)
+    assert_generation(model, 2, 1.0, compiled(), threads=2)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -253,12 +237,8 @@ def test_a_sample_does_not_depend_on_the_others(
     monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 3)
     built = a_model(model, embed_dim=36, block_size=33)
     decoding = fastest_decoding(built, CPU)
-    parts = decoding.parts(64)
-    assert len(parts) == 3
-    assert [sample for part in parts for sample in part] == list(range(64))
-
-    def drawn(count: int) -> SamplingConfig:
-        return SamplingConfig(tokens=2000, num_samples=count, seed=8)
+    assert len(decoding.parts(64)) == 3
+    assert [sample for part in decoding.parts(64) for sample in part] == list(range(64))
 
     def rows(count: int) -> list[list[int]]:
         made: list[list[int]] = [[] for _ in range(count)]
@@ -267,12 +247,12 @@ def test_a_sample_does_not_depend_on_the_others(
             made[sample] += ids
             return False
 
-        decoding.generate_all([3, 1], drawn(count), receive)
+        config = SamplingConfig(tokens=2000, num_samples=count, seed=8)
+        decoding.generate_all([3, 1], config, receive)
         return made
 
-    one = np.concatenate(list(decoding.generate([3, 1], drawn(1))))[:, 0].tolist()
-    eight, many = rows(8), rows(64)
-    assert [one] == many[:1] and eight == many[:8]
+    one, eight, many = rows(1), rows(8), rows(64)
+    assert one == many[:1] and eight == many[:8]
     assert len(set(map(tuple, many))) == 64
 
 
