@@ -26,7 +26,7 @@ from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.data.prepare import prepare
 from attnlm.see.reproduce import prepare_command
 from attnlm.text import records, text_files
-from attnlm.text.hub import HubName, parsed
+from attnlm.text.hub import parsed
 from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import END_OF_TEXT, BpeTokenizer, safe_pieces
 from tests.command import attnlm, fails
@@ -152,7 +152,7 @@ def test_a_folder_or_pattern_is_of_documents_of_all_kinds(here: Path) -> None:
 def test_each_document_has_the_ids_that_it_has_alone(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnlm.data.bins._PIECE", 150)
+    monkeypatch.setattr("attnlm.data.bins.PIECE", 150)
     monkeypatch.setattr(records, "PIECE", 70)
     texts = [*TEXTS, f"x{END_OF_TEXT} y", "  ", "\n\n", "a  ", "  b"]
     (here / "cats.jsonl").write_bytes(lines(texts))
@@ -263,7 +263,7 @@ GOOD = lines(["The cat sat."] * 5)
         (GOOD + b"[" * 100_000, "line 6 of x.jsonl is not valid JSON", "one record"),
         (GOOD + b'["a"]', "line 6 of x.jsonl is not an object, but a list", "one record"),
         (GOOD + b'{"txt": "a", "id": 1}', "line 6 of x.jsonl has no column 'text'", "txt?"),
-        (GOOD + b'{"b": "a"}', "line 6 of x.jsonl has no column 'text'", "there is b"),
+        (GOOD + b'{"b": "a"}', "line 6 of x.jsonl has no column 'text'", "from b"),
         (GOOD + b"{}", "line 6 of x.jsonl has no column 'text'", "no columns"),
         (
             b'{"text": "a", "b": {"text": "c"}}\n{"text": "a", "text": "b"}',
@@ -457,7 +457,7 @@ def test_a_data_set_of_the_hub_is_streamed(hub: Path, here: Path) -> None:
     ("source", "says", "hints"),
     [
         ("hf:./stories:trian", "cannot read hf:./stories:trian: Bad split: trian", "hf:OWNER/NAME"),
-        ("hf:./stories", "hf:./stories has no column 'text'", "there are id, story"),
+        ("hf:./stories", "hf:./stories has no column 'text'", "from id, story"),
         ("hf:./pickled", "cannot read hf:./pickled: ", "hf:OWNER/NAME"),
         ("hf:./scripted", "cannot read hf:./scripted: ", "hf:OWNER/NAME"),
         ("hf:./archived", "has an unsupported format: webdataset", "json"),
@@ -489,10 +489,9 @@ def test_the_parts_of_a_name(here: Path) -> None:
     for source in ("hf:", "hf::train", "hf:a:"):
         with pytest.raises(UsageError, match="is not the name of a data set"):
             prepare(source)
-    assert parsed("hf:squad") == HubName("squad", None, "train")
-    assert parsed("hf:a/b") == HubName("a/b", None, "train")
-    assert parsed("hf:a/b/en/x:test") == HubName("a/b", "en/x", "test")
-    assert [parsed(f"hf:{path}").is_local for path in ("./a", "../a/b", "/a", "~/a", ".a")] == [
-        *(True, True, True, True, False)
-    ]
-    assert parsed("hf:./a/b/c:test") == HubName("./a/b/c", None, "test")
+    assert parsed("hf:squad") == ("squad", None, "train")
+    assert parsed("hf:a/b") == ("a/b", None, "train")
+    assert parsed("hf:a/b/en/x:test") == ("a/b", "en/x", "test")
+    for path in ("./a/b/c", "../a/b/c", "/a/b/c", "~/a/b/c"):
+        assert parsed(f"hf:{path}:test") == (path, None, "test")
+    assert parsed("hf:.a/b/c") == (".a/b", "c", "train")

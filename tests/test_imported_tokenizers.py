@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from attnlm.base.errors import AttnlmError
+from attnlm.base.files import write_json
 from attnlm.data.bins import encode_documents
 from attnlm.text.text_files import Piece
 from attnlm.tokens import byte_characters
-from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, load, save
+from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, load
 from attnlm.tokens.tokenizer_json import library_tokenizer, listed_pairs, read_tokenizer
 from attnlm.tokens.word_table import piece_encoder
 from tests.test_export import RANKS
@@ -146,7 +147,7 @@ def test_ids_are_those_of_the_published_file(name: str, tmp_path: Path) -> None:
     content, marks = PUBLISHED[name]
     theirs = LibraryTokenizer.from_str(json.dumps(content))
     read = read_tokenizer(content, 612)
-    save(read, tmp_path / "tokenizer.json")
+    write_json(tmp_path / "tokenizer.json", read.to_json())
     ours = load(tmp_path / "tokenizer.json")
     assert isinstance(ours, BpeTokenizer) and ours.to_json() == read.to_json()
     assert (ours.name, ours.end_of_text, ours.beginning) == (name, *marks)

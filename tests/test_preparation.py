@@ -180,7 +180,7 @@ def counted_bigram_loss(train: Any, val: Any, vocab_size: int) -> float:
 def test_the_bigram_loss_is_that_of_counted_pairs(
     spec: str, source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bins, "_PIECE", 7)  # pairs lie across the pieces
+    monkeypatch.setattr(bins, "PIECE", 7)  # pairs lie across the pieces
     dataset = prepare(source, tokenizer=spec, data_dir=data)
     expected = counted_bigram_loss(dataset.train, dataset.val, dataset.vocab_size)
     assert dataset.bigram_loss == pytest.approx(expected, rel=1e-12)
@@ -200,7 +200,7 @@ def test_chunks_of_any_size_make_the_same_data_set(
     (tmp_path / "t.txt").write_bytes(MIXED.encode(encoding))
     whole = prepare(tmp_path / "t.txt", tokenizer=spec, encoding=encoding, data_dir=data).path
     monkeypatch.setattr(text_files, "PIECE", size)
-    monkeypatch.setattr(bins, "_PIECE", size)
+    monkeypatch.setattr(bins, "PIECE", size)
     prepare(tmp_path / "t.txt", tokenizer=spec, encoding=encoding, data_dir=data / "chunks")
     assert content(data / "chunks" / whole.name) == content(whole)
 
@@ -209,7 +209,7 @@ def test_pieces_encoded_side_by_side_have_the_ids_of_the_whole(
     source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_files, "PIECE", 11)
-    monkeypatch.setattr(bins, "_PIECE", 20)
+    monkeypatch.setattr(bins, "PIECE", 20)
     monkeypatch.setattr(bins, "cores", lambda: 3)
     dataset = prepare(source, tokenizer="bpe:300", data_dir=data)
     cut = len(TEXT) * 9 // 10

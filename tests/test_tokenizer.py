@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
+from attnlm.base.files import write_json
 from attnlm.text.text_files import Piece
 from attnlm.tokens import byte_characters, tokenizer
 from attnlm.tokens import byte_pairs as bpe
@@ -37,7 +38,6 @@ from attnlm.tokens.tokenizer import (
     Tokenizer,
     load,
     safe_pieces,
-    save,
 )
 
 TALE = "It's the cat, isn't it? The cat that sat on the mat; the other cat's hat.\n\n  'Twas!\n" * 9
@@ -330,7 +330,7 @@ def test_gpt2_ids_are_tiktokens(gpt2: BpeTokenizer, tmp_path: Path) -> None:
     assert gpt2.encode(text) == expected
     assert gpt2.vocab_size == theirs.n_vocab == 50257
     assert (gpt2.newline, gpt2.end_of_text) == (198, 50256)
-    save(gpt2, tmp_path / "tokenizer.json")
+    write_json(tmp_path / "tokenizer.json", gpt2.to_json())
     assert load(tmp_path / "tokenizer.json").encode(text) == expected
 
 
@@ -341,7 +341,7 @@ def test_gpt2_ids_are_tiktokens(gpt2: BpeTokenizer, tmp_path: Path) -> None:
     "made", [ByteTokenizer(), CharTokenizer("\n'aé字"), TRAINED, published_like("o200k_base")]
 )
 def test_a_saved_tokenizer_is_the_same_when_loaded(made: Tokenizer, tmp_path: Path) -> None:
-    save(made, tmp_path / "tokenizer.json")
+    write_json(tmp_path / "tokenizer.json", made.to_json())
     loaded = load(tmp_path / "tokenizer.json")
     assert type(loaded) is type(made)
     assert loaded.to_json() == made.to_json()
@@ -398,7 +398,7 @@ def test_a_changed_missing_or_huge_file_is_refused(
     path = tmp_path / "tokenizer.json"
     with pytest.raises(AttnlmError, match=r"tokenizer\.json"):
         load(path)
-    save(CharTokenizer("abc"), path)
+    write_json(path, CharTokenizer("abc").to_json())
     path.write_text(path.read_text().replace("abc", "abd"))
     with pytest.raises(AttnlmError, match="does not match its own hash"):
         load(path)

@@ -105,7 +105,7 @@ def test_prepare_writes_the_same_files_either_way(
     for kind, found in (("plain", None), ("words", compiled)):
         monkeypatch.setattr(words, "library", lambda source, found=found: found)
         assert (piece_encoder(TRAINED) == TRAINED.encode_piece) == (found is None)
-        monkeypatch.setattr(bins, "_PIECE", PIECE if kind == "plain" else 1000)
+        monkeypatch.setattr(bins, "PIECE", PIECE if kind == "plain" else 1000)
         made[kind] = attnlm.prepare(text, tokenizer="bpe:400", data_dir=tmp_path / kind)
     assert isinstance(made["words"].tokenizer, BpeTokenizer)
     for name in ("train.bin", "val.bin", "meta.json"):

@@ -31,7 +31,6 @@ from attnlm.tokens.word_table import PieceEncoder, piece_encoder
 
 _MOST_BIGRAM_IDS = 1024
 _MOST_WORKERS = 8
-_PIECE = PIECE  # characters that a worker encodes in one call
 
 
 def write_bins(
@@ -49,7 +48,7 @@ def write_bins(
     for key, found in itertools.groupby(split.pieces(), itemgetter(0)):
         text, path, pieces = split.text_of(key), folder / f"{key}.bin", map(itemgetter(1), found)
         encode = functools.partial(_encode, encode_piece, tokenizer, text.corpus.has_documents)
-        ahead = map_ahead(encode, safe_pieces(pieces, _PIECE) if is_bpe else pieces, workers)
+        ahead = map_ahead(encode, safe_pieces(pieces, PIECE) if is_bpe else pieces, workers)
         digest, tokens, utf8_bytes, last = hashlib.sha256(), 0, 0, 0
         pairs_VV: NDArray[np.int64] | None = None
         try:
@@ -127,10 +126,9 @@ def encode_documents(
     """
     places = itertools.pairwise((0, *piece.ends, len(piece.text)))
     texts = [piece.text[begin:end] for begin, end in places]
-    if not tokenizer.has_special(piece.text):
+    if not any(special in piece.text for special in tokenizer.special):
         # The fast way: every special text in the joined text is the end of a document.
         return encode_piece(tokenizer.end_text.join(texts))
     end = np.array([tokenizer.end_of_text], np.uint32)
-    between = itertools.repeat(end, len(texts) - 1)
-    ids = itertools.zip_longest(map(tokenizer.encode_ordinary, texts), between)
-    return np.concatenate([part for pair in ids for part in pair if part is not None])
+    ended = [part for text in texts for part in (tokenizer.encode_ordinary(text), end)]
+    return np.concatenate(ended[:-1])

@@ -22,7 +22,7 @@ from attnlm.data.splits import Split, Text, read_text
 from attnlm.text.corpus import Source, get_corpus, safe_name
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens.specs import PUBLISHED, bpe_size, canonical_spec
-from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load, save
+from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load
 
 
 def prepare(
@@ -167,7 +167,7 @@ def _build(
 ) -> None:
     """Write a data set to `folder`; meta.json is its last file."""
     about_bins = write_bins(folder, split, tokenizer, on_event)
-    save(tokenizer, folder / "tokenizer.json")
+    write_json(folder / "tokenizer.json", tokenizer.to_json())
     text, val_text, floor_nats = split.text, split.val_text, None
     if text.corpus.floor_nats and not val_text:
         floor_nats = text.corpus.floor_nats.get(split.train_characters)
@@ -218,14 +218,11 @@ def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: boo
         is_alike = there.tokenizer.name == wanted
     else:
         is_alike = there.tokenizer.to_json() == wanted.to_json()
-    if (
-        is_alike
-        and there.source_sha256 == split.text.sha256
-        and there.val_source_sha256 == (split.val_text.sha256 if split.val_text else None)
-        and there.train_characters == split.train_characters
-    ):
-        return True
-    raise AttnlmError(f"{target} exists with other content", hint)
+    theirs = there.source_sha256, there.val_source_sha256, there.train_characters
+    val_hash = split.val_text.sha256 if split.val_text else None
+    if not is_alike or theirs != (split.text.sha256, val_hash, split.train_characters):
+        raise AttnlmError(f"{target} exists with other content", hint)
+    return True
 
 
 def _install(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:

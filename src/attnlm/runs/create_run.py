@@ -20,7 +20,7 @@ from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.runs.load_model import keep_base
 from attnlm.runs.run import DatasetFacts, Run
-from attnlm.tokens import tokenizer
+from attnlm.tokens.tokenizer import Tokenizer
 
 
 def create_run(
@@ -54,7 +54,7 @@ def check_free(name: str, checkpoint_dir: Path, *, is_trained: bool = True) -> N
 
 def put_new(
     run: Run,
-    its_tokenizer: tokenizer.Tokenizer,
+    tokenizer: Tokenizer,
     name: str | None,
     checkpoint_dir: Path,
     fill: Callable[[Run], Run] | None = None,
@@ -70,7 +70,7 @@ def put_new(
         new = work / "new"
         new.mkdir()
         run = replace(run, path=new)
-        tokenizer.save(its_tokenizer, new / "tokenizer.json")
+        files.write_json(new / "tokenizer.json", tokenizer.to_json())
         run = run if fill is None else fill(run)
         run.save_config()
         run = replace(run, path=_put_in_place(run, checkpoint_dir, name))

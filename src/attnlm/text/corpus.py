@@ -152,13 +152,13 @@ def get_corpus(
             case str() if source.startswith(hub.PREFIX):
                 path = Path(tempfile.mkdtemp(dir=spool)) / "rows.jsonl.gz"
                 hub.copy_texts(source, column, path, offline=offline, on_event=on_event)
-                found = _of_file(safe_name(Path(hub.parsed(source).path).name), source, path)
+                found = _of_file(safe_name(Path(hub.parsed(source)[0]).name), source, path)
             case str() if "://" in source:
                 found = _from_web(source, encoding, offline, spool, on_event)
             case _:
                 found = _from_path(os.fspath(source), encoding, spool, on_event)
-        are_marked = marks_ends and found.has_documents
-        return replace(found, newlines=newlines, column=column, has_documents=are_marked)
+        has_documents = marks_ends and found.has_documents
+        return replace(found, newlines=newlines, column=column, has_documents=has_documents)
 
     if source is None or isinstance(source, str | os.PathLike):
         return one(source)
@@ -205,7 +205,7 @@ def _of_file(name: str, source: str, path: Path, encoding: str = "utf-8") -> Cor
 
 
 def _built_in(source: str | None, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
-    """Return Tiny Shakespeare or `tales`; for None, the first of them that is available."""
+    """Return Tiny Shakespeare or `tales`; for None, `tales` only if the other is not available."""
     if source != "tales":
         url = os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL
         name, deadline = "tinyshakespeare", None if source else DEFAULT_DEADLINE

@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import OnEvent, Progress
@@ -21,27 +20,22 @@ _FAST = 1  # of gzip's levels
 _ROWS_PER_EVENT = 1000
 
 
-class HubName(NamedTuple):
-    """The parts of `hf:OWNER/NAME/CONFIG:SPLIT`. `path` is OWNER/NAME or a local folder."""
+def parsed(source: str) -> tuple[str, str | None, str]:
+    """Return OWNER/NAME or a local folder, the configuration and the split of a data set.
 
-    path: str
-    config: str | None
-    split: str
-
-    @property
-    def is_local(self) -> bool:
-        return self.path.startswith(("/", "~")) or self.path.split("/")[0] in (".", "..")
-
-
-def parsed(source: str) -> HubName:
-    """Return the parts of a Hub name. Raises UsageError for any other text."""
+    Raises UsageError if `source` is not of the form `hf:OWNER/NAME/CONFIG:SPLIT`.
+    """
     name, colon, split = source.removeprefix(PREFIX).partition(":")
     if not name or bool(colon) != bool(split):
         raise UsageError(f"{source!r} is not the name of a data set", f"use {SYNTAX}")
-    whole, parts = HubName(name, None, split or "train"), name.split("/")
-    if whole.is_local or len(parts) <= 2:
-        return whole
-    return HubName("/".join(parts[:2]), "/".join(parts[2:]), whole.split)
+    owner, *rest = name.split("/", 2)
+    if _is_local(name) or len(rest) < 2:
+        return name, None, split or "train"
+    return f"{owner}/{rest[0]}", rest[1], split or "train"
+
+
+def _is_local(path: str) -> bool:
+    return path.startswith(("/", "~")) or path.split("/")[0] in (".", "..")
 
 
 def copy_texts(
@@ -60,26 +54,26 @@ def copy_texts(
 
 
 def _texts(source: str, column: str, offline: bool) -> Iterator[str]:
-    name, row = parsed(source), 0
-    path, hint = name.path, f"check the name ({SYNTAX}) and the network, or use a folder"
-    if name.is_local:
+    (path, config, split), row = parsed(source), 0
+    is_local, hint = _is_local(path), f"check the name ({SYNTAX}) and the network, or use a folder"
+    if is_local:
         path, hint = str(Path(path).expanduser().absolute()), f"check the name ({SYNTAX})"
     elif Path(path).is_dir():  # the library would read this folder instead
         path, hint = f"hf://datasets/{path}", f"for the folder, use {PREFIX}./{path}"
-    if offline and not name.is_local:
+    if offline and not is_local:
         raise AttnlmError(f"{source} needs the network, but `offline` is set", hint)
     datasets = optional("datasets", f"reading {source}")
     datasets.disable_progress_bars()
     for library in ("datasets", "huggingface_hub"):  # they log errors and retries
         logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
-        builder = datasets.load_dataset_builder(path, name.config)
+        builder = datasets.load_dataset_builder(path, config)
         if builder.name not in _READERS:
             raise AttnlmError(
                 f"{source} has an unsupported format: {builder.name}",
                 f"supported formats: {', '.join(_READERS)}",
             )
-        stream = builder.as_streaming_dataset(split=name.split)
+        stream = builder.as_streaming_dataset(split=split)
         if stream.features is not None and column in stream.features:
             stream = stream.select_columns([column])
         for record in stream:

@@ -22,7 +22,7 @@ def record_pieces(
 ) -> Iterator[Piece]:
     """Yield, in pieces, the texts in one column of a file of records. Empty texts are left out.
 
-    With `marks_ends`, pieces mark the end of each text; without it, each text ends with a newline.
+    Pieces mark the end of each text if `marks_ends` is set; else each text ends with a newline.
     `shown` is the file's name in messages. Raises AttnlmError for content that is not JSON or
     parquet, and for a column that is missing, null or not text. The error names the line or row.
     """
@@ -73,10 +73,9 @@ def _too_long(where: str) -> AttnlmError:
 
 def missing(column: str, columns: list[str], where: str) -> AttnlmError:
     """Return the error for a column that does not exist, with a similar column as its hint."""
-    verb = "are" if len(columns) > 1 else "is"
     there = ", ".join(columns[:_MOST_NAMED]) + (", …" if len(columns) > _MOST_NAMED else "")
-    hint = suggestion(column, columns, f"choose a `column`: there {verb} {there}" if there else "")
-    return AttnlmError(f"{where} has no column {column!r}", hint or "it has no columns at all")
+    choice = f"choose a `column` from {there}" if there else "it has no columns at all"
+    return AttnlmError(f"{where} has no column {column!r}", suggestion(column, columns, choice))
 
 
 def _two_columns(column: str, where: str) -> AttnlmError:

@@ -100,8 +100,8 @@ def generate() -> tuple[str, dict[int, float]]:
     """Generate the corpus: the same text on every machine, a little over 1,000,000 characters.
 
     Returns the text, and a mapping from the character offset at which each story begins to −ln p of
-    the text from this offset to the end. Stories are added until the text is long enough and one of
-    them begins at nine tenths of the text's characters, rounded down. The default split is at
+    the text from this offset to the end. Stories are added until the text is long enough and a
+    story begins at nine tenths of the text's characters, rounded down. The default split is at
     this character, so it falls between two stories.
     """
     grammar, words, text = parse_grammar(RULES), random_words(SEED), ""

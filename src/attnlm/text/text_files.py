@@ -57,10 +57,9 @@ def bare_stem(path: Path) -> str:
 
 def kind_of(path: Path) -> str:
     """Return ".jsonl" or ".parquet" for a file of records, compressed or not; else ""."""
-    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
-    if suffixes and suffixes[-1] in COMPRESSED:
-        suffixes.pop()
-    return suffixes[-1] if suffixes and suffixes[-1] in RECORDS else ""
+    bare = Path(path.stem) if path.suffix.lower() in COMPRESSED else path
+    suffix = bare.suffix.lower()
+    return suffix if suffix in RECORDS else ""
 
 
 # --- Which files are texts ------------------------------------------------------------------------
@@ -129,7 +128,7 @@ def files_in(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]
     """Yield the file `path`, or all files below the folder `path`, sorted by name at each level.
 
     Hidden files and folders below `path` are left out. `above` are the folders that contain `path`:
-    a link back to one of them is not followed.
+    a link back to such a folder is not followed.
     """
     if not path.is_dir():
         yield path

@@ -14,7 +14,7 @@ from attnlm.base.files import file_hash
 from attnlm.text.download import Pinned, cached
 from attnlm.text.text_files import Piece
 from attnlm.tokens import byte_characters
-from attnlm.tokens.tokenizer import BpeTokenizer, safe_pieces
+from attnlm.tokens.tokenizer import BYTES, BpeTokenizer, safe_pieces
 
 _BLOBS = "https://openaipublic.blob.core.windows.net/"
 
@@ -67,7 +67,7 @@ def train(name: str, size: int, sample: Sequence[str], on_event: OnEvent = ignor
     # Two merges of the trainer may make the same bytes. Both have the id of the first merge, since
     # ranks have one id for each token.
     merged = [byte_characters.read(token) for token in sorted(id_of, key=id_of.__getitem__)[256:]]
-    tokenizer = BpeTokenizer(name, [*(bytes([byte]) for byte in range(256)), *merged])
+    tokenizer = BpeTokenizer(name, [*BYTES, *merged])
     if tokenizer.vocab_size < size:
         on_event(
             Note(f"the text is too short for {size:,} ids; {tokenizer.vocab_size:,} were made")

@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.files import read_json, write_json
+from attnlm.base.files import read_json
 from attnlm.base.records import decoded, limited
 from attnlm.text.text_files import Piece
 from attnlm.tokens.specs import IMPORTED, bpe_size, pattern_of
 
 END_OF_TEXT = "<|endoftext|>"
+BYTES = [bytes([byte]) for byte in range(256)]
 # The most characters to encode in one call: tiktoken fails on a run of a million spaces.
 PIECE = 2**18
 
@@ -149,7 +150,7 @@ class ByteTokenizer(Tokenizer):
     """A tokenizer with one id for each of the 256 bytes. It encodes any text, in UTF-8."""
 
     def __init__(self) -> None:
-        super().__init__("byte", [bytes([byte]) for byte in range(256)])
+        super().__init__("byte", BYTES)
 
     def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
         return np.frombuffer(encoded(text, "utf-8"), np.uint8)
@@ -185,9 +186,7 @@ class BpeTokenizer(Tokenizer):
         tokens = [*ranks, *[b""] * (vocab_size - len(ranks))]
         rank_of = {token: rank for rank, token in enumerate(ranks) if token}
         # tiktoken panics at a byte without a rank, and `except Exception` does not catch a panic.
-        if len(rank_of) != sum(map(bool, ranks)) or not rank_of.keys() >= {
-            bytes([b]) for b in range(256)
-        }:
+        if len(rank_of) != sum(map(bool, ranks)) or not rank_of.keys() >= set(BYTES):
             raise ValueError("its ranks are not distinct, or lack a byte")
         for text, token in self.special.items():
             if not 0 <= token < len(tokens) or tokens[token]:
@@ -232,10 +231,6 @@ class BpeTokenizer(Tokenizer):
             return text
         parts = self._special.split(text)  # odd parts are special and stay unchanged
         return "".join(part if i % 2 else _nfc(part) for i, part in enumerate(parts))
-
-    def has_special(self, text: str) -> bool:
-        """Return True if `text` contains a special text."""
-        return self._special.search(text) is not None
 
     def _encode(self, text: str, special: set[str]) -> NDArray[np.unsignedinteger[Any]]:
         encoded(text, "utf-8")  # for its error: tiktoken replaces what is not Unicode
@@ -299,11 +294,6 @@ def encoded(text: str, codec: str) -> bytes:
         ) from None
 
 
-def save(tokenizer: Tokenizer, path: Path) -> None:
-    """Write all of the tokenizer to a JSON file, so that `load` needs nothing else."""
-    write_json(path, tokenizer.to_json())
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Description:
     """The content of a tokenizer's file. The field `characters` is for the name "char", the
@@ -321,7 +311,7 @@ class _Description:
 
 
 def load(path: Path) -> Tokenizer:
-    """Return the tokenizer that `save` wrote to `path`.
+    """Return the tokenizer whose `to_json` was written to `path`.
 
     Raises AttnlmError if the file is missing, damaged or not a tokenizer of attnlm.
     """

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from attnlm.base.errors import AttnlmError
@@ -68,9 +68,15 @@ def library_tokenizer(tokenizer: Tokenizer) -> Any:
 def check_equal(tokenizer: Tokenizer, theirs: Any) -> None:
     """Compare `tokenizer` with a `tokenizers.Tokenizer` on texts of tokens and awkward characters.
 
-    Raises AttnlmError if they differ.
+    The texts are always the same for a given tokenizer. Raises AttnlmError for a difference.
     """
-    for text in _texts(tokenizer):
+    drawn, is_char = random.Random(0), isinstance(tokenizer, CharTokenizer)
+    for _ in range(_CHECKED):
+        tokens = drawn.choices(range(tokenizer.vocab_size), k=_LENGTH)
+        words = [tokenizer.tokens[i].decode(errors="ignore") for i in tokens]
+        words += drawn.choices(_AWKWARD, k=0 if is_char else _LENGTH // 4)
+        drawn.shuffle(words)
+        text = "".join(words)
         ids = tokenizer.encode(text)
         found = theirs.encode(text, add_special_tokens=False).ids
         if found != ids or theirs.decode(ids, skip_special_tokens=False) != tokenizer.decode(ids):
@@ -87,7 +93,7 @@ def pairs_tokenizer(
 ) -> Any:
     """Return the `tokenizers.Tokenizer` that merges the byte pairs `pairs`, in their order.
 
-    With `whole`, a word that is a token becomes this token without merges.
+    A word that is a token becomes this token without merges if `whole` is set.
     """
     from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as LibraryTokenizer
@@ -132,18 +138,6 @@ def listed_pairs(tokenizer: BpeTokenizer) -> list[tuple[str, str]]:
         for place in range(1, len(token))
         if token[:place] in known and token[place:] in known
     ]
-
-
-def _texts(tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield texts of tokens and awkward characters, always the same for a given tokenizer."""
-    drawn = random.Random(0)
-    is_char = isinstance(tokenizer, CharTokenizer)
-    for _ in range(_CHECKED):
-        ids = drawn.choices(range(tokenizer.vocab_size), k=_LENGTH)
-        words = [tokenizer.tokens[i].decode(errors="ignore") for i in ids]
-        others = drawn.choices(_AWKWARD, k=0 if is_char else _LENGTH // 4)
-        drawn.shuffle(pieces := words + others)
-        yield "".join(pieces)
 
 
 # --- Reading --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Byte-pair encoding of a long text: a repeated word is looked up, not encoded again.
+"""Byte-pair encoding of a long text: a table holds the ids of words that have occurred.
 
 A text is split between a visible ASCII character and the whitespace after it, if no token can cross
 such a place in any text. A word is the text between two such places, including its leading
@@ -25,8 +25,8 @@ from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, Tokenizer, encoded
 _MOST_WORDS, _MOST_BYTES, _SLOTS = 2**18, 2**22, 2**20
 _BEFORE_SPACE, _BEFORE_ANY_WHITESPACE = 1, 2
 
-Ids = NDArray[np.uint32]
-PieceEncoder = Callable[[str], NDArray[np.unsignedinteger[Any]]]
+Ids = NDArray[np.unsignedinteger[Any]]
+PieceEncoder = Callable[[str], Ids]
 
 
 def piece_encoder(tokenizer: Tokenizer) -> PieceEncoder:
@@ -38,7 +38,7 @@ def piece_encoder(tokenizer: Tokenizer) -> PieceEncoder:
         return tokenizer.encode_piece
     idle: SimpleQueue[WordTable] = SimpleQueue()
 
-    def encode_piece(text: str) -> NDArray[np.unsignedinteger[Any]]:
+    def encode_piece(text: str) -> Ids:
         try:
             table = idle.get_nowait()
         except Empty:
@@ -88,39 +88,33 @@ class WordTable:
 
     def encode_piece(self, text: str) -> Ids:
         """Return the same ids as the tokenizer for a text of at most `PIECE` characters."""
-        text = self._tokenizer.normalised(text)
+        text, plain = self._tokenizer.normalised(text), self._tokenizer.encode_piece
         utf8 = encoded(text, "utf-8")
         if len(utf8) > 2 * self._numbers.size:  # C does not check this bound
-            return self._plain(text)
+            return plain(text)
         for _ in range(2):
             known = self._words[0]
             found = self._find(self._place, utf8, len(utf8), *self._out)
             if found >= 0 and self._learn(known):
                 break
-            self._forget()
+            self._words[0] = 0  # it is full: forget all words
+            self._slot[:] = 0
         else:
-            return self._plain(text)
+            return plain(text)
         begin, end = self._span
         ids = np.empty(end - begin, np.uint32)
         tokens = self._gather(self._place, found, self._out[0], ids.ctypes.data)
         head, tail = utf8[:begin].decode(), utf8[end:].decode()
-        return np.concatenate((self._plain(head), ids[:tokens], self._plain(tail)))
-
-    def _plain(self, text: str) -> Ids:
-        return self._tokenizer.encode_piece(text).astype(np.uint32, copy=False)
+        return np.concatenate((plain(head), ids[:tokens], plain(tail)))
 
     def _learn(self, known: int) -> bool:
         """Store the ids of all but the first `known` words. Return False if a token spans two."""
         starts = self._word_at[known : self._words[0] + 1]
         text = self._bytes[starts[0] : starts[-1]].tobytes().decode()
-        ids = self._plain(text)
+        ids = self._tokenizer.encode_piece(text)
         tokens_at = np.concatenate(([0], np.cumsum(self._length_of[ids])))
         places = np.searchsorted(tokens_at, starts - starts[0])
         first = self._ids_at[known]
         self._ids_at[known : self._words[0] + 1] = first + places
         self._ids[first : first + len(ids)] = ids
         return np.array_equal(tokens_at[places], starts - starts[0])
-
-    def _forget(self) -> None:
-        self._words[0] = 0
-        self._slot[:] = 0
