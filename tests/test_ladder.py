@@ -94,6 +94,9 @@ def test_gains_are_over_the_best_so_far(climbed: Ladder) -> None:
     assert nats(climbed) == [None, first - second]
     ladder = with_losses(climbed, bigram=2.5, average=3.25, single_head=2.25, multi_head=2.0)
     assert nats(ladder) == [None, -0.75, 0.25, 0.25]
+    ladder = with_losses(climbed, bigram=2.5, average=2.50002)
+    assert "-0.0000" not in write_ladder(ladder).read_text(encoding="utf-8")
+    assert not any("loss rose" in warning for warning in ladder.warnings)
 
 
 def test_losses_are_of_the_whole_split_where_all_rungs_were_measured_on_it(
@@ -160,12 +163,6 @@ def test_a_text_is_shown_with_signs_for_its_lines(
 ) -> None:
     _say_texts(replace(climbed, rungs=(replace(climbed.rungs[0], text="one\ntwo"),)))
     assert capsys.readouterr().err.splitlines()[1] == "1 one⏎two"
-
-
-def test_no_gain_is_less_than_nothing(climbed: Ladder) -> None:
-    ladder = with_losses(climbed, bigram=2.5, average=2.50002)
-    assert "-0.0000" not in write_ladder(ladder).read_text(encoding="utf-8")
-    assert not any("loss rose" in warning for warning in ladder.warnings)
 
 
 def test_it_says_what_is_not_like_for_like(climbed: Ladder) -> None:

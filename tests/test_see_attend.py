@@ -42,16 +42,13 @@ def test_the_numbers_are_those_of_the_model(trained: Path) -> None:
     assert "not an explanation" in done.stderr
 
 
-def test_attend_prints_words_without_a_terminal(trained: Path) -> None:
+def test_words_without_a_terminal_and_blocks_of_colour_on_one(trained: Path) -> None:
     shown = attnlm("attend", TEXT, "--run", "average", cwd=trained).stdout
     lines = shown.splitlines()
     assert lines[0] == "layer 1 head 1"
     assert lines[1].split() == ["0", "t", "t@0", "1.00"]
     assert lines[3].split() == ["2", "e", "t@0", "0.33", "h@1", "0.33", "e@2", "0.33"]
     assert lines[1 + len(TEXT)] == "next token" and "\x1b" not in shown
-
-
-def test_blocks_of_colour_on_a_terminal(trained: Path) -> None:
     assert "\x1b[" in on_a_terminal("attend", "the", "--run", "average", cwd=trained)
     plain = on_a_terminal("attend", "the", "--run", "average", cwd=trained, NO_COLOR="1")
     assert "\x1b" not in plain and "t@0 0.33" in plain

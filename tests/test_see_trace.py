@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from attnlm import Run, load_model, open_run, train
+from attnlm import load_model, open_run, train
 from attnlm.model.architecture import RUNGS
 from attnlm.see.script import as_script
 from attnlm.see.trace import in_words, trace
@@ -23,36 +22,26 @@ NAMES = [*RUNGS, "projected", "tied"]
 TEXT = "the lazy\n"
 
 
-def logits_of(run: Run) -> torch.Tensor:
-    model, _ = load_model(run, device="cpu")
-    ids = torch.tensor(run.tokenizer.encode(TEXT))
-    with torch.inference_mode():
-        logits: torch.Tensor = model(ids[None])[0]
-    return logits
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_the_script_gives_the_models_logits(name: str, trained: Path, capsys: Any) -> None:
+def test_steps_and_script_give_the_models_logits(name: str, trained: Path, capsys: Any) -> None:
     run = open_run(trained / "checkpoints" / name)
+    model, _ = load_model(run, device="cpu")
+    with torch.inference_mode():
+        logits = model(torch.tensor([run.tokenizer.encode(TEXT)]))[0]
+
     script = as_script(run, TEXT)
     assert len(script.splitlines()) <= 80 and max(map(len, script.splitlines())) <= 200
-    ast.parse(script)
     assert "attnlm" not in script.replace(str(trained), "")
     names: dict[str, torch.Tensor] = {}
     exec(script, names)
     likeliest = capsys.readouterr().out.splitlines()
-    wanted = logits_of(run)
-    assert_near(names["logits"], wanted)
-    best = torch.softmax(wanted[-1], -1).max().item()
+    assert_near(names["logits"], logits)
+    best = torch.softmax(logits[-1], -1).max().item()
     assert len(likeliest) == 5 and float(likeliest[0].split()[0]) == pytest.approx(best, abs=1e-4)
 
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_steps_lead_from_tokens_to_probabilities(name: str, trained: Path) -> None:
-    run = open_run(trained / "checkpoints" / name)
     traced = trace(run, TEXT)
     steps = {step.name: step for step in traced.steps}
-    assert_near(steps["logits"].values, logits_of(run))
+    assert_near(steps["logits"].values, logits)
     assert steps["tokens"].values.tolist() == run.tokenizer.encode(TEXT)
     for step in traced.steps:
         sizes = dict(zip(step.axes.split(), step.values.shape, strict=False))

@@ -35,7 +35,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnlm.base.errors import AttnlmError, NotFiniteError, UsageError
+from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.base.files import read_text
 from attnlm.data.dataset import ids_at
@@ -137,8 +137,6 @@ def study_heads(
     damaged, and for a bigram; TooShortError if the text or the context is too short; NotFiniteError
     for NaN and infinity.
     """
-    if not 1 <= windows <= 10**5:
-        raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 to 100000")
     if not run.config.model.maps_per_layer:
         raise no_attention()
     has_text = text is not None or not run.imported_from
@@ -171,18 +169,18 @@ def study_heads(
         scores_LHP[..., induction] = of_random[0][..., induction]
         chance_P[induction] = of_random[1][induction]
     chance = dict(zip(PATTERNS, chance_P.tolist(), strict=True))
-    places: list[Head] = [(layer, head) for layer, head in np.ndindex(*scores_LHP.shape[:2])]
-    loss, changes = None, dict[Head, float | None].fromkeys(places)
+    loss, count = None, math.prod(scores_LHP.shape[:2])
+    heads: list[HeadReport] = []
     if ablate:
         ids_NT = torch.from_numpy(windows_NT).to(chosen.torch)
         loss = _loss(model, ids_NT, None)
-        for number, place in enumerate(places):
-            on_event(Progress("ablate", number, len(places), "head"))
-            changes[place] = _loss(model, ids_NT, place) - loss
-    heads = []
-    for place in places:
-        scores = dict(zip(PATTERNS, scores_LHP[place].tolist(), strict=True))
-        heads.append(HeadReport(*place, scores, name_of(scores, chance), changes[place]))
+    for layer, head in np.ndindex(*scores_LHP.shape[:2]):
+        scores = dict(zip(PATTERNS, scores_LHP[layer, head].tolist(), strict=True))
+        change = None
+        if loss is not None:
+            on_event(Progress("ablate", len(heads), count, "head"))
+            change = _loss(model, ids_NT, (layer, head)) - loss
+        heads.append(HeadReport(layer, head, scores, name_of(scores, chance), change))
     return HeadsReport(
         run=run.name,
         windows=len(inputs_NT),
