@@ -77,21 +77,14 @@ _OTHER_NAMES = {
     "bfloat16": "bf16",
     # commands
     "prepare": "data download encode tokenize preprocess",
-    "train": "fit",
-    "sample": "complete generate inference predict speak",
+    "train": "continue fit resume",
+    "sample": "chat complete generate inference predict repl speak talk",
     "eval": "evaluate measure perplexity test validate",
     "attend": "attention",
     "list": "checkpoints datasets ls models recipes runs show",
     "diff": "compare",
     "rm": "del delete remove",
     "doctor": "check diagnose env info system",
-}
-
-_ANSWERS = {
-    "did you mean attnlm sample --interactive?": "chat repl talk",
-    "did you mean attnlm train --resume RUN?": "continue resume",
-    "did you mean attnlm --help?": "help",
-    "did you mean attnlm --version?": "version",
 }
 
 _LONGEST = 255  # compared characters of a name, which may have 1 MB in a recipe
@@ -117,13 +110,6 @@ def same(name: str, names: Iterable[str]) -> str | None:
     wanted = _plain(name)
     ours = (our for our, others in _OTHER_NAMES.items() if wanted in others.split())
     return next((by_plain[one] for one in (wanted, *ours) if one in by_plain), None)
-
-
-def answer(command: str) -> str | None:
-    """Return a hint for a command that only other tools have, or None for an unknown word."""
-    return next(
-        (what for what, words in _ANSWERS.items() if _plain(command) in words.split()), None
-    )
 
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:

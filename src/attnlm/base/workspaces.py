@@ -88,23 +88,16 @@ def locked_new(make: Callable[[], Path]) -> Iterator[Path]:
 def clear(leftovers: Iterable[Path], remove: Callable[[Path], object]) -> None:
     """Remove the temporary files or folders that are not locked: their makers have ended.
 
-    Files that `is_ours` rejects stay, and so do files that can't be removed.
+    Those of other users stay, and so do links, pipes and devices, and what can't be removed.
     """
     for leftover in leftovers:
         with contextlib.suppress(OSError):
-            if is_ours(leftover):
+            about = leftover.lstat()
+            is_ours = sys.platform == "win32" or about.st_uid == os.geteuid()
+            if is_ours and _is_file_or_folder(about):
                 with locked(leftover) as is_dead:
                     if is_dead:
                         remove(leftover)
-
-
-def is_ours(path: Path) -> bool:
-    """Return True for a file or folder that the user owns, but not for a link, pipe or device.
-
-    Raises OSError if nothing is at `path`.
-    """
-    about = path.lstat()
-    return _is_file_or_folder(about) and (sys.platform == "win32" or about.st_uid == os.geteuid())
 
 
 def _is_file_or_folder(about: os.stat_result) -> bool:
@@ -130,7 +123,7 @@ def trained_alone(path: Path, hint: str) -> Iterator[None]:
                         f"{path.name} is being trained by another process", hint
                     ) from None
                 time.sleep(_BETWEEN_LOOKS)
-        lock.enter_context(holding(path))
+        lock.callback(_held.reset, _held.set((path, path.stat())))
         yield
 
 
@@ -138,20 +131,10 @@ class FolderGoneError(AttnlmError):
     """Raised when the folder that this process trains in was moved, removed or replaced."""
 
 
-@contextlib.contextmanager
-def holding(folder: Path) -> Iterator[None]:
-    """Let `check_held`, which runs before each write, watch `folder` in this context."""
-    before = _held.set((folder, folder.stat()))
-    try:
-        yield
-    finally:
-        _held.reset(before)
-
-
 def check_held(path: Path) -> None:
-    """Raise FolderGoneError if `path` is in the folder passed to `holding`, and that is gone.
+    """Raise FolderGoneError if `path` is in the folder that this process trains in, and that is gone.
 
-    A folder that was moved, removed or replaced by another one is gone.
+    A folder that was moved, removed or replaced by another one is gone. Called before each write.
     """
     if (held := _held.get()) is None or held[0] not in (path, *path.parents):
         return

@@ -42,6 +42,7 @@ _COMMANDS = {
     "Other tools": {"export": "export:export", "import": "import_:import_"},
 }
 """The commands by section of `--help`. Each value names the command's module and function."""
+_PLACES = {name: place for group in _COMMANDS.values() for name, place in group.items()}
 
 _HABITS: Any = {
     "add_completion": False,
@@ -58,13 +59,12 @@ class _Root(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands, without loading them."""
-        return [name for group in _COMMANDS.values() for name in group]
+        return list(_PLACES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, or None for an unknown name."""
-        place = next((group[cmd_name] for group in _COMMANDS.values() if cmd_name in group), None)
-        if place is not None and cmd_name not in self.commands:
-            module, function = place.split(":")
+        if cmd_name in _PLACES and cmd_name not in self.commands:
+            module, function = _PLACES[cmd_name].split(":")
             home: Any = importlib.import_module(f"attnlm.cli.{module}")
             app = typer.Typer(**_HABITS)
             app.command(cmd_name, cls=Command)(for_typer(getattr(home, function)))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from typer import completion as typers
 
 from attnlm.base.errors import UsageError
 from attnlm.base.folders import KINDS, folder_names
@@ -36,11 +37,7 @@ Completer = Callable[[typer.Context, str], list[str]]
 
 def choices(*words: str) -> Completer:
     """Return a completer that offers `words`."""
-
-    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
-        return _beginning(incomplete, words)
-
-    return complete
+    return lambda ctx, incomplete: _beginning(incomplete, words)
 
 
 def _folders(kind: str) -> Completer:
@@ -94,8 +91,6 @@ def complete(root: Any, instruction: str) -> int:
 
     Print nothing but the answer, even if the words typed so far are invalid.
     """
-    from typer import completion as typers
-
     # Make rich look uninstalled: Typer would render each line of help with it, and importing rich
     # takes longer than everything else.
     sys.modules["rich"] = None  # type: ignore[assignment]
@@ -111,8 +106,6 @@ def complete(root: Any, instruction: str) -> int:
 def install(wanted: bool) -> None:
     """Handle the option --install-completion."""
     if wanted:
-        from typer import completion as typers
-
         shell, path = typers.install(_shell(), "attnlm", VARIABLE)  # type: ignore[attr-defined]
         if shell == "zsh":
             path.write_text(f"{path.read_text('utf-8')}\n{_AT_FIRST_KEYPRESS}\n", "utf-8")

@@ -24,7 +24,7 @@ from attnlm.base import signals
 from attnlm.base.errors import AttnlmError, SaidElsewhereError
 from attnlm.base.files import remedy
 from attnlm.base.signals import Interrupted, leave
-from attnlm.base.suggestions import answer, same, suggestion
+from attnlm.base.suggestions import same, suggestion
 from attnlm.cli import console
 from attnlm.compute.processes import is_launched
 
@@ -190,8 +190,8 @@ def _usage_hint(error: Any) -> str:
         return f"see {' '.join(['attnlm', *named])} --help"
     command, otherwise = error.ctx.command, f"see {error.ctx.command_path} --help"
     if unknown := re.match(r"No such command '(\S+)'", error.message):
-        commands = command.list_commands(error.ctx)
-        return answer(unknown[1]) or suggestion(unknown[1], commands, otherwise)
+        names = [*command.list_commands(error.ctx), *_options(command)]
+        return suggestion(unknown[1], names, otherwise)
     if not hasattr(error, "possibilities"):
         return otherwise
     typed, ours = error.option_name, _options(command)

@@ -89,6 +89,7 @@ def train(
             load_recipe(recipe)  # raises UsageError for a recipe of several sizes
         console.result(to_toml(resolve_new(given, recipe, weights).config.settings()).rstrip())
         return
+
     tools = None
     if log is not None:
         from attnlm.see.logs import check_tools
@@ -103,16 +104,7 @@ def train(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         quiet = quiet or not is_main()
     elif resume is not None:
-        resumed = attnlm.open_run(resume, checkpoint_dir=checkpoint_dir)
-        changed = {"processes": given["processes"]} if "processes" in given else {}
-        count = resolve(changed, resumed.config.settings()).training.processes
-        cores = os.cpu_count() or 1
-        if not changed and count > _MOST_FOR_EACH_CORE * cores:
-            raise UsageError(
-                f"{resumed.name} was trained by {count:,} processes, but this machine has {cores} "
-                "cores",
-                "set `processes`, or start them with torchrun",
-            )
+        count = _to_resume(attnlm.open_run(resume, checkpoint_dir=checkpoint_dir), given)
     else:  # errors are reported before torch is loaded
         asked = resolve_new(given, recipe, weights)
         data, given = find_folder(dataset, data_dir, kind="data set"), {}
@@ -163,6 +155,18 @@ def train(
                 about = "the best transformer for this text in two minutes"
             words += [*elsewhere(data_dir, "data set"), *elsewhere(checkpoint_dir)]
             console.say_next(shlex.join(words), about)
+
+
+def _to_resume(run: attnlm.Run, given: Mapping[str, Any]) -> int:
+    changed = {"processes": given["processes"]} if "processes" in given else {}
+    count = resolve(changed, run.config.settings()).training.processes
+    cores = os.cpu_count() or 1
+    if not changed and count > _MOST_FOR_EACH_CORE * cores:
+        raise UsageError(
+            f"{run.name} was trained by {count:,} processes, but this machine has {cores} cores",
+            "set `processes`, or start them with torchrun",
+        )
+    return count
 
 
 def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> None:
