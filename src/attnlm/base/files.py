@@ -127,8 +127,8 @@ def remove_leftovers(folder: Path, name: str = "*") -> None:
 def unless_replaced(path: Path, read: Callable[[], _Read]) -> _Read:
     """Return the result of `read`, which reads the file or folder at `path`.
 
-    If `path` was replaced meanwhile, call `read` again, so that the result never mixes the old and
-    the new content. Raises what `read` raises, and OSError if nothing is at `path`.
+    If `path` was replaced during that, call `read` again, so that the result never mixes the old
+    and the new content. Raises what `read` raises, and OSError if nothing is at `path`.
     """
 
     def identity() -> tuple[int, int]:

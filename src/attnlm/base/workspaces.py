@@ -88,7 +88,7 @@ def locked_new(make: Callable[[], Path]) -> Iterator[Path]:
 def clear(leftovers: Iterable[Path], remove: Callable[[Path], object]) -> None:
     """Remove the temporary files or folders that are not locked: their makers have ended.
 
-    Those of other users stay, and so do links, pipes and devices, and what can't be removed.
+    Files of other users, links, pipes, devices and files that can't be removed stay.
     """
     for leftover in leftovers:
         with contextlib.suppress(OSError):
@@ -132,7 +132,7 @@ class FolderGoneError(AttnlmError):
 
 
 def check_held(path: Path) -> None:
-    """Raise FolderGoneError if `path` is in the folder that this process trains in, and that is gone.
+    """Raise FolderGoneError if `path` is in the folder where this process trains, and that is gone.
 
     A folder that was moved, removed or replaced by another one is gone. Called before each write.
     """

@@ -43,7 +43,7 @@ def choices(*words: str) -> Completer:
 def _folders(kind: str) -> Completer:
     """Return a completer for runs, ladders or data sets (`kind`), newest first.
 
-    It looks in the folder that the command line sets, or else in the default folder.
+    The completer looks in the folder that the command line sets, or else in the default folder.
     """
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:

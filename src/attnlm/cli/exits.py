@@ -180,7 +180,7 @@ def _explain_usage(error: Any) -> int:
 
 
 def _usage_hint(error: Any) -> str:
-    """Return the hint for invalid arguments: a name that is meant, or where the help is.
+    """Return the hint for invalid arguments: a similar name, or the command that shows help.
 
     For an option that the command does not have, the hint names a similar option or argument of the
     command, or other commands that have the option.

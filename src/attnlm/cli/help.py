@@ -62,7 +62,7 @@ class Command(TyperCommand):
 def help_with_default(name: str) -> str:
     """Return a setting's line of help, with its defaults if the line does not state them.
 
-    The defaults are those of each model, then those that adamw changes.
+    Each model's default is followed by the defaults that adamw changes.
     """
     text = with_flags(help_of(name))
     if "default:" in text:

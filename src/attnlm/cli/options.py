@@ -1,4 +1,4 @@
-"""How commands declare arguments and options, and the declarations that several commands share.
+"""Functions to declare arguments and options, and the declarations that several commands share.
 
 The declaration is the parameter's default, as in `tokens: int = option(500, "tokens to generate")`.
 """
