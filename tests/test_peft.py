@@ -199,7 +199,7 @@ def test_a_damaged_adapter_is_told_in_one_line(folder: Path, tmp_path: Path) -> 
         ({"use_rslora": "x"}, "'use_rslora' 'x'"),
         ({"target_modules": ["evil"]}, "does not fit"),
         ({"r": 7, "rank_pattern": {}}, "does not fit"),
-        ({"rank_pattern": {".*": 3}}, "not a name"),
+        ({"rank_pattern": {".*": 3}}, "not a table of modules"),
         ({"peft_type": "LOHA"}, "'LOHA'"),
     ):
         config.write_text(json.dumps({**described, **change}))

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,10 +33,12 @@ from attnlm.runs.safetensors_file import (
     read_header,
     write_tensors,
 )
-from attnlm.runs.sharded_checkpoint import read_folder, whole_shape
+from attnlm.runs.sharded_checkpoint import another_model, read_folder, whole_shape
+
+_Value = TypeVar("_Value")
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
-_HEADER_ROOM = 2**16  # bytes
+_HEADER_ROOM = 2**16  # bytes, of which 8 are the header's length
 _HEADER_BYTES_PER_PARAMETER = 2**10  # name, shape and offsets of weight, mean and square
 _BYTES_PER_NUMBER = 12  # a float32 weight with its mean and square
 
@@ -70,28 +72,20 @@ def save_checkpoint(
     """
     tensors = named_tensors(weights, optimizer or {})
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    _save(path, shapes, lambda name: tensors[name].detach().cpu(), facts)
+    save_in_turn(path, shapes, lambda name: tensors[name].detach().cpu(), facts)
 
 
-def save_weights_in_turn(
-    path: Path,
-    shapes: Mapping[str, Shape],
-    weight: Callable[[str], Tensor],
-    facts: Mapping[str, Any],
-) -> None:
-    """Write a checkpoint of weights, holding one tensor in memory at a time.
-
-    `weight(name)` returns a tensor in float32 with the shape `shapes[name]`.
-    """
-    _save(path, _named(shapes), lambda name: weight(name.removeprefix(_MODEL)), facts)
-
-
-def _save(
+def save_in_turn(
     path: Path,
     shapes: Mapping[str, Shape],
     tensor: Callable[[str], Tensor],
     facts: Mapping[str, Any],
 ) -> None:
+    """Write a checkpoint, holding one tensor in memory at a time.
+
+    `tensor(name)` returns a tensor in float32 with the shape `shapes[name]`. The names are those of
+    `named_tensors`.
+    """
     described = json.dumps(facts, sort_keys=True)
     digest = hashlib.sha256(described.encode())
 
@@ -124,18 +118,19 @@ def load_checkpoint(
     weights are NaN or infinite; training never saves such weights.
     """
     found, tensors = _read(path, _shapes(architecture, vocab_size, lora), rank, count, header)
-    weights, state = (_below(prefix, tensors) for prefix in (_MODEL, _OPTIMIZER))
     if path.suffix and count > 1:  # a file is always read and checked whole
-        weights, state = (
-            {name: t[rows_of(len(t), rank, count)].clone() for name, t in tensors.items()}
-            for tensors in (weights, state)
-        )
+        tensors = {n: t[rows_of(len(t), rank, count)].clone() for n, t in tensors.items()}
+    weights, state = (
+        {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        for prefix in (_MODEL, _OPTIMIZER)
+    )
     check_finite(*weights.values())
     return found.facts, weights, state
 
 
-def named_tensors(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return all tensors by their names in a checkpoint: `model.<name>` and `optimizer.<name>`."""
+def named_tensors(weights: Mapping[str, _Value], state: Mapping[str, _Value]) -> dict[str, _Value]:
+    """Return tensors, or shapes, by their names in a checkpoint: `model.<name>` for weights, and
+    `optimizer.<name>` for the optimizer's state."""
     named = {_MODEL + name: tensor for name, tensor in weights.items()}
     return named | {_OPTIMIZER + name: tensor for name, tensor in state.items()}
 
@@ -169,41 +164,37 @@ def _read(
     def read() -> tuple[CheckpointHeader, dict[str, Tensor]]:
         hint = "try the run's other checkpoint: `checkpoint` last or best"
         with explaining_reads(path, ": it does not match its own digest", hint):
-            if path.suffix:
-                try:
-                    found = _read_file(path, shapes, header, numbers)
-                except ValueError:  # a trainer may have replaced the file after `header`
-                    if header is None:
-                        raise
-                    found = _read_file(path, shapes, None, numbers)
-            elif (folder := read_folder(path, _named(shapes), rank, count, numbers)) is not None:
-                found = CheckpointHeader(folder[0], None), folder[1]
-            else:
-                found = None
-        if found is None:
-            raise AttnlmError(
-                f"{path} does not contain the model that config.json describes",
-                "copy the run's folder again from its source",
-            )
-        return found
+            if not path.suffix:
+                facts, tensors = read_folder(path, shapes, rank, count, numbers)
+                return CheckpointHeader(facts, None), tensors
+            try:
+                return _read_file(path, shapes, header, numbers)
+            except ValueError:  # a trainer may have replaced the file after `header`
+                if header is None:
+                    raise
+                return _read_file(path, shapes, None, numbers)
 
     return files.unless_replaced(path, read)
 
 
 def _read_file(
     path: Path, shapes: Mapping[str, Shape], header: CheckpointHeader | None, numbers: bool
-) -> tuple[CheckpointHeader, dict[str, Tensor]] | None:
-    """Return the header and the tensors, or {} instead of the tensors if `numbers` is False. Return
-    None if the file is of another model."""
+) -> tuple[CheckpointHeader, dict[str, Tensor]]:
+    """Return the header and the tensors, or {} instead of the tensors if `numbers` is False."""
     with files.open_regular(path) as opened:
         if header is None or header.file is None:
             most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(shapes)
-            count = sum(map(math.prod, shapes.values()))
-            if os.fstat(opened.fileno()).st_size > 8 + most + _BYTES_PER_NUMBER * count:
+            most += _BYTES_PER_NUMBER * sum(map(math.prod, shapes.values()))
+            if os.fstat(opened.fileno()).st_size > most:
                 raise ValueError("too large")
-            found = read_header(opened, most)
-            if not _is_of_model(found, _named(shapes)):
-                return None
+            found = read_header(opened)
+            # All weights of the model, and nothing else but optimizer state.
+            fits = (
+                tensor.dtype == "F32" and tensor.shape == whole_shape(name, shapes)
+                for name, tensor in found.tensors.items()
+            )
+            if not (shapes.keys() <= found.tensors.keys() and all(fits)):
+                raise another_model(path)
             facts = files.json_value(found.metadata.get("facts", ""))
             if not isinstance(facts, dict):
                 raise ValueError("no facts")
@@ -222,25 +213,10 @@ def _read_file(
 def _shapes(
     architecture: Architecture, vocab_size: int, lora: LoRA | None = None
 ) -> Mapping[str, Shape]:
+    """Return the shapes of a checkpoint's weights by their names there."""
     if lora is not None:
-        return dict(adapter_shapes(architecture, lora))
-    return parameter_shapes(architecture, vocab_size)
-
-
-def _named(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    return {_MODEL + name: shape for name, shape in shapes.items()}
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-
-
-def _is_of_model(header: Header, expected: Mapping[str, Shape]) -> bool:
-    """Return True if the file has all weights of the model and nothing else but optimizer state."""
-    for name, found in header.tensors.items():
-        if found.dtype != "F32" or found.shape != whole_shape(name, expected):
-            return False
-    return expected.keys() <= header.tensors.keys()
+        return named_tensors(adapter_shapes(architecture, lora), {})
+    return named_tensors(parameter_shapes(architecture, vocab_size), {})
 
 
 def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:

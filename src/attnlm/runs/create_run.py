@@ -48,8 +48,13 @@ def create_run(
 def check_free(name: str, checkpoint_dir: Path, *, is_trained: bool = True) -> None:
     """Check a name before slow work begins: raise the error that `create_run` would raise later."""
     check_name(name)
-    if os.path.lexists(checkpoint_dir / name):
-        raise _taken(checkpoint_dir / name, is_trained)
+    path = checkpoint_dir / name
+    if os.path.lexists(path):
+        resume = f", or resume it: {resume_command(path)}; `exist_ok` accepts it if it is finished"
+        raise AttnlmError(
+            f"a run called {name} exists, and runs are never overwritten",
+            f"choose another `name`{resume if is_trained else ''}",
+        )
 
 
 def put_new(
@@ -84,35 +89,22 @@ def _put_in_place(run: Run, checkpoint_dir: Path, name: str | None) -> Path:
     If `name` is None, the run gets the first free name of `<model>-001`, `<model>-002`, … The name
     of a removed run stays reserved while other runs record that run as their parent.
     """
-    gone = set() if name else _parents(checkpoint_dir)
-    numbered = (f"{run.config.model.model}-{number:03}" for number in itertools.count(1))
-    for unused in [name] if name else (one for one in numbered if one not in gone):
+    parents = set()
+    for other in [] if name else folder_names(checkpoint_dir, "run"):
+        with contextlib.suppress(AttnlmError, KeyError, TypeError):  # damaged, or without a parent
+            parents.add(files.read_json(checkpoint_dir / other / "config.json")["parent"]["name"])
+    for number in itertools.count(1):
+        if name is not None:
+            check_free(name, checkpoint_dir, is_trained=not run.imported_from)
+        unused = name or f"{run.config.model.model}-{number:03}"
         path = checkpoint_dir / unused
+        # A rename would replace an empty folder, which may belong to somebody.
+        if unused in parents or os.path.lexists(path):
+            continue
         try:
-            # A rename would replace an empty folder, which may belong to somebody.
-            if not os.path.lexists(path):
-                run.path.rename(path)
-                return path
+            run.path.rename(path)
+            break
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-    raise _taken(path, not run.imported_from)
-
-
-def _parents(checkpoint_dir: Path) -> set[str]:
-    """Return the names that the runs in `checkpoint_dir` record as their parents."""
-    names = set()
-    for name in folder_names(checkpoint_dir, "run"):
-        with contextlib.suppress(AttnlmError, KeyError, TypeError):  # damaged, or without parents
-            names.add(files.read_json(checkpoint_dir / name / "config.json")["parent"]["name"])
-    return names
-
-
-def _taken(path: Path, is_trained: bool) -> AttnlmError:
-    resume = ""
-    if is_trained:
-        resume = f", or resume it: {resume_command(path)}; `exist_ok` accepts it if it is finished"
-    return AttnlmError(
-        f"a run called {path.name} exists, and runs are never overwritten",
-        f"choose another `name`{resume}",
-    )
+    return path

@@ -68,12 +68,16 @@ class Form:
         # These are the defaults, written out.
         values["kv_heads"] = None if a.num_kv_heads == a.heads else a.kv_heads
         values["head_size"] = None if a.head_dim * a.heads == a.embed_dim else a.head_size
-        return [
-            _in_words(part.name, values[part.name])
-            for part in fields(a)
-            if (allowed := self.expressible.get(part.name, (part.default,))) is not None
-            and values[part.name] not in allowed
-        ]
+        found = []
+        for part in fields(a):
+            name, value = f"`{part.name}`", values[part.name]
+            allowed = self.expressible.get(part.name, (part.default,))
+            if allowed is not None and value not in allowed:
+                is_off = value in (False, None, "none")
+                found.append(
+                    f"no {name}" if is_off else name if value is True else f"{name} {value}"
+                )
+        return found
 
     def size_values(self, a: Architecture) -> dict[str, Any]:
         """Return the model's sizes by the tool's names."""
@@ -81,23 +85,28 @@ class Form:
 
     def stored(self, a: Architecture) -> Iterator[Stored]:
         """Yield the tensors of a file: all except an LM head that is tied to the embedding."""
+        missing = ["head"] if a.tie_embeddings else []
+        missing += [] if a.query_key_norm else ["attention.query_norm", "attention.key_norm"]
+        head_counts = {"query": a.heads, "key": a.num_kv_heads} if self.interleaves else {}
         for layer in range(-1, a.layers):  # -1 stands for the modules outside of blocks
             for ours, theirs in self.modules.items():
-                if ("{}" in theirs) == (layer >= 0) and _has_module(a, ours):
-                    block = f"blocks.{layer}." if layer >= 0 else ""
-                    parts = [block + part for part in ours.split()]
-                    yield from self._tensors(a, theirs.format(layer), parts)
+                if ("{}" in theirs) != (layer >= 0) or ours in missing:
+                    continue
+                name, kind = theirs.format(layer), map_name(ours)
+                block = f"blocks.{layer}." if layer >= 0 else ""
+                parts = [block + part for part in ours.split()]
+                weight = "gain" if kind.endswith("norm") else "weight"
+                weights = tuple(f"{part}.{weight}" for part in parts)
+                transposed, heads = self.transposes and kind in MAP_NAMES, head_counts.get(kind, 0)
+                yield Stored(f"{name}.weight", weights, transposed, heads)
+                if self.has_bias(a, kind):
+                    biases = tuple(f"{part}.bias" for part in parts)
+                    yield Stored(f"{name}.bias", biases, interleaved=heads)
 
-    def _tensors(self, a: Architecture, theirs: str, ours: Sequence[str]) -> Iterator[Stored]:
-        kind = map_name(ours[0])
-        heads = {"query": a.heads, "key": a.num_kv_heads}.get(kind, 0) if self.interleaves else 0
-        weight = "gain" if kind.endswith("norm") else "weight"
-        transposed = self.transposes and kind in MAP_NAMES
-        parts = tuple(f"{part}.{weight}" for part in ours)
-        yield Stored(f"{theirs}.weight", parts, transposed, heads)
-        if self.has_bias(a, kind):
-            parts = tuple(f"{part}.bias" for part in ours)
-            yield Stored(f"{theirs}.bias", parts, interleaved=heads)
+
+LLAMA3_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+"""limits for the number of rotations of a frequency within the original context: below the first
+limit, the frequency is divided by the factor; above the second limit, it is unchanged"""
 
 
 @dataclass(frozen=True)
@@ -105,20 +114,29 @@ class StockClass(Form):
     """A class of `transformers` for language models."""
 
     model_type: str
-    options: Callable[[Architecture], dict[str, Any]]
-    """what config.json contains in addition to sizes"""
 
-
-def _in_words(name: str, value: object) -> str:
-    if value in (False, None, "none"):
-        return f"no `{name}`"
-    return f"`{name}`" if value is True else f"`{name}` {value}"
-
-
-def _has_module(a: Architecture, ours: str) -> bool:
-    if ours == "head":
-        return not a.tie_embeddings
-    return a.query_key_norm or not ours.endswith(("query_norm", "key_norm"))
+    def options(self, a: Architecture) -> dict[str, Any]:
+        """Return what config.json contains in addition to sizes."""
+        if self.model_type == "gpt2":
+            function = "gelu_new" if a.mlp == "gelu" else a.mlp
+            dropout = {"embd_pdrop": a.dropout, "resid_pdrop": a.dropout, "attn_pdrop": 0.0}
+            return {"activation_function": function, **dropout}
+        rotary: dict[str, Any] = {"rope_type": "default", "rope_theta": a.rotary_base}
+        if a.rotary_factor is not None:
+            rotary |= {"rope_type": "linear", "factor": a.rotary_factor}
+        if a.rotary_context is not None:
+            context = {"original_max_position_embeddings": a.rotary_context}
+            rotary |= {"rope_type": "llama3", **LLAMA3_TURNS, **context}
+        common = {
+            "hidden_act": "silu",
+            "rope_theta": a.rotary_base,  # for older versions of transformers
+            "rope_parameters": rotary,
+            "attention_dropout": 0.0,
+        }
+        if self.model_type == "llama":
+            return common | {"attention_bias": a.qkv_bias or a.bias, "mlp_bias": a.bias}
+        common |= {"use_sliding_window": False, "sliding_window": None}
+        return common | ({"attention_bias": a.qkv_bias} if self.model_type == "qwen3" else {})
 
 
 @dataclass(frozen=True)
@@ -288,41 +306,6 @@ _GGUF_LLAMA_SIZES = {
     "rope.freq_base": "rotary_base",
 }
 
-# --- What config.json contains in addition to sizes -----------------------------------------------
-
-LLAMA3_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-"""limits for the number of rotations of a frequency within the original context: below the first
-limit, the frequency is divided by the factor; above the second limit, it is unchanged"""
-
-
-def _gpt2_options(a: Architecture) -> dict[str, Any]:
-    function = "gelu_new" if a.mlp == "gelu" else a.mlp
-    dropout = {"embd_pdrop": a.dropout, "resid_pdrop": a.dropout, "attn_pdrop": 0.0}
-    return {"activation_function": function, **dropout}
-
-
-def _rotary_options(a: Architecture) -> dict[str, Any]:
-    rotary: dict[str, Any] = {"rope_type": "default", "rope_theta": a.rotary_base}
-    if a.rotary_factor is not None:
-        rotary |= {"rope_type": "linear", "factor": a.rotary_factor}
-    if a.rotary_context is not None:
-        context = {"original_max_position_embeddings": a.rotary_context}
-        rotary |= {"rope_type": "llama3", **LLAMA3_TURNS, **context}
-    theta = {"rope_theta": a.rotary_base}  # for older versions of transformers
-    return {"hidden_act": "silu", **theta, "rope_parameters": rotary, "attention_dropout": 0.0}
-
-
-def _llama_options(a: Architecture) -> dict[str, Any]:
-    return _rotary_options(a) | {"attention_bias": a.qkv_bias or a.bias, "mlp_bias": a.bias}
-
-
-def _qwen2_options(a: Architecture) -> dict[str, Any]:
-    return _rotary_options(a) | {"use_sliding_window": False, "sliding_window": None}
-
-
-def _qwen3_options(a: Architecture) -> dict[str, Any]:
-    return _qwen2_options(a) | {"attention_bias": a.qkv_bias}
-
 
 def _names(modules: Mapping[str, tuple[str, str]], tool: int) -> dict[str, str]:
     return {ours: theirs[tool] for ours, theirs in modules.items()}
@@ -334,12 +317,10 @@ _GGUF_LLAMA = (_GGUF_LLAMA_SIZES, _names(_LLAMA_MODULES, 1), _own_biases)
 _GGUF_GPT2 = (_GGUF_GPT2_SIZES, _names(_GPT2_MODULES, 1), _gpt2_biases)
 
 STOCK_CLASSES = (
-    StockClass("Qwen3ForCausalLM", _QWEN3, *_HF_LLAMA, _llama_biases, "qwen3", _qwen3_options),
-    StockClass("Qwen2ForCausalLM", _QWEN2, *_HF_LLAMA, _own_biases, "qwen2", _qwen2_options),
-    StockClass("LlamaForCausalLM", _LLAMA, *_HF_LLAMA, _llama_biases, "llama", _llama_options),
-    StockClass(
-        *("GPT2LMHeadModel", _GPT2, *_HF_GPT2, _gpt2_biases, "gpt2", _gpt2_options), transposes=True
-    ),
+    StockClass("Qwen3ForCausalLM", _QWEN3, *_HF_LLAMA, _llama_biases, "qwen3"),
+    StockClass("Qwen2ForCausalLM", _QWEN2, *_HF_LLAMA, _own_biases, "qwen2"),
+    StockClass("LlamaForCausalLM", _LLAMA, *_HF_LLAMA, _llama_biases, "llama"),
+    StockClass("GPT2LMHeadModel", _GPT2, *_HF_GPT2, _gpt2_biases, "gpt2", transposes=True),
 )
 GGUF_ARCHITECTURES = (
     Form("qwen3", {**_QWEN3, **_UNSCALED}, *_GGUF_LLAMA),

@@ -25,7 +25,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import model_of
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import fold
-from attnlm.runs.checkpoint import load_checkpoint, load_header, save_weights_in_turn
+from attnlm.runs.checkpoint import load_checkpoint, load_header, save_checkpoint
 from attnlm.runs.open_run import open_run
 from attnlm.runs.run import COPY_THE_RUN, Checkpoint, Parent, Run
 from attnlm.runs.safetensors_file import explaining_reads
@@ -149,9 +149,7 @@ def keep_base(run: Run) -> Run:
     if run.base.exists():
         _check_unchanged(run.base, run)
     else:
-        weights = parent_rows(run)
-        shapes = {name: tuple(values.shape) for name, values in weights.items()}
-        save_weights_in_turn(run.base, shapes, weights.__getitem__, {"step": run.parent["step"]})
+        save_checkpoint(run.base, parent_rows(run), {"step": run.parent["step"]})
     base = load_header(run.base, run.config.model, run.vocab_size)
     return replace(run, parent={**run.parent, "base": base.digest})
 

@@ -112,34 +112,28 @@ def run_entry(path: Path) -> RunEntry | None:
         is_training=is_locked(Path(os.path.realpath(path))),
     )
     try:
-        return _ladder(found) if is_ladder else _run(found)
+        if is_ladder:
+            made = read_plan(path)
+            names = tuple(run.name for run in made.runs(path).values())
+            return replace(found, dataset=made.dataset, steps=made.steps, rungs=names)
+        # Open the absolute path, since a bare name could be found in another folder.
+        run = open_run(path.absolute())
+        result = run.result()
+        return replace(
+            found,
+            model=run.config.model.model,
+            dataset=None if run.imported_from else run.dataset["name"],
+            parameters=run.parameters,
+            steps=None if run.imported_from else run.config.training.steps,
+            parent=None if run.parent is None else run.parent["name"],
+            imported_from=run.imported_from or None,
+            evaluated_part=None if result is None else result.part or None,
+            **({} if result is None else result.facts()),
+        )
     except AttnlmError as error:
         return replace(found, problem=error.message)
     except OSError as error:
         return replace(found, problem=f"it cannot be read: {error.strerror}")
-
-
-def _ladder(found: RunEntry) -> RunEntry:
-    made = read_plan(found.path)
-    names = tuple(path.name for path in made.runs(found.path).values())
-    return replace(found, dataset=made.dataset, steps=made.steps, rungs=names)
-
-
-def _run(found: RunEntry) -> RunEntry:
-    # Open the absolute path, since a bare name could be found in another folder.
-    run = open_run(found.path.absolute())
-    result = run.result()
-    return replace(
-        found,
-        model=run.config.model.model,
-        dataset=None if run.imported_from else run.dataset["name"],
-        parameters=run.parameters,
-        steps=None if run.imported_from else run.config.training.steps,
-        parent=None if run.parent is None else run.parent["name"],
-        imported_from=run.imported_from or None,
-        evaluated_part=None if result is None else result.part or None,
-        **({} if result is None else result.facts()),
-    )
 
 
 # --- Removing -------------------------------------------------------------------------------------
@@ -270,16 +264,13 @@ def diff_runs(
 
 
 def _data(run: Run) -> dict[str, Any]:
-    about = run.dataset
+    facts = "train_sha256", "val_sha256", "train_tokens", "val_tokens"
     return {
-        "dataset": None if run.imported_from else about["name"],
-        "train_sha256": about["train_sha256"] or None,
-        "val_sha256": about["val_sha256"] or None,
-        "train_tokens": about["train_tokens"] or None,
-        "val_tokens": about["val_tokens"] or None,
+        "dataset": None if run.imported_from else run.dataset["name"],
+        **{name: run.dataset[name] or None for name in facts},
         "tokenizer": run.tokenizer.name,
         "vocab_size": run.vocab_size,
-        "bigram_loss": about["bigram_loss"],
+        "bigram_loss": run.dataset["bigram_loss"],
         "parent": run.started_from or None,
         "imported_from": run.imported_from or None,
     }

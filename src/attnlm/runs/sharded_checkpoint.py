@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from attnlm.base import files
+from attnlm.base.errors import AttnlmError
 from attnlm.base.workspaces import exchange, workspace
 from attnlm.compute.processes import Processes, noticing_lost, rows_of
 from attnlm.runs.safetensors_file import Shape, TensorFile, read_header
@@ -122,6 +123,14 @@ def _writer(
     return Writer(str(new), file_of, save_distributed=True)
 
 
+def another_model(path: Path) -> AttnlmError:
+    """Return the error for a checkpoint whose tensors are not those of the run's model."""
+    return AttnlmError(
+        f"{path} does not contain the model that config.json describes",
+        "copy the run's folder again from its source",
+    )
+
+
 def whole_shape(name: str, weights: Mapping[str, Shape]) -> Shape | None:
     """Return the full shape of the tensor `name`: a weight `model.<parameter>`, or optimizer state
     `optimizer.<parameter>/<what>`. Return None for any other name."""
@@ -137,12 +146,12 @@ def parameter_of(name: str) -> str:
 
 def read_folder(
     path: Path, weights: Mapping[str, Shape], rank: int, count: int, numbers: bool
-) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return a checkpoint's facts, and each tensor's rows that belong to process `rank` of `count`.
 
-    Return None if tensors do not match the shapes `weights`. Each process checks the hashes of
-    different files. If `numbers` is False, read no rows and check no hash. Raises ValueError for a
-    damaged file, OSError, and AttnlmError for facts that can't be read.
+    Each process checks the hashes of different files. If `numbers` is False, read no rows and check
+    no hash. Raises ValueError and SafetensorError for a damaged file, OSError, and AttnlmError if
+    facts can't be read or tensors do not match the shapes `weights`.
     """
     content = files.read_json(path / FACTS, _LARGEST_FACTS)
     facts, hashes = content.get("facts"), content.get("files")
@@ -162,11 +171,11 @@ def read_folder(
                 whole = whole_shape(tensor, weights)
                 rows, *rest = stored.shape
                 if whole is None or stored.dtype != "F32" or tuple(rest) != whole[1:]:
-                    return None
+                    raise another_model(path)
                 first = _first_row(places, tensor)
                 parts[tensor].append(_Part(first, first + rows, file))
         if not weights.keys() <= parts.keys():
-            return None
+            raise another_model(path)
         tensors = {}
         for tensor, found in parts.items():
             whole = whole_shape(tensor, weights)

@@ -24,7 +24,7 @@ from attnlm.base.settings import Settings, quoted
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import Architecture
 from attnlm.model.sizes import LoRA, map_name, map_shapes
-from attnlm.runs.checkpoint import save_weights_in_turn
+from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import put_new
 from attnlm.runs.forms import STOCK_CLASSES, StockClass, fitting_class, form_for
 from attnlm.runs.hugging_face.read_model import (
@@ -174,11 +174,10 @@ def import_adapter(
         parent=parent_record(parent, "auto"),
         imported_from=str(folder.absolute()),
     )
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
     def fill(run: Run) -> Run:
         run = keep_base(run)
-        save_weights_in_turn(run.best, shapes, tensors.__getitem__, {"step": 0})
+        save_checkpoint(run.best, tensors, {"step": 0})
         write_adapter(run, tensors)
         return run
 
@@ -270,21 +269,15 @@ def _of_module(
     `config[patterns]` maps the ends of module names to values. For a module with another name, the
     value is `config[key]`.
     """
-    value = config.get(key, 8)
     given = config.get(patterns) or {}
-    if not isinstance(given, dict):
+    if not isinstance(given, dict) or not all(re.fullmatch(r"[\w.]+", end) for end in given):
         raise AttnlmError(
-            f"{path} has {quoted(patterns)} {quoted(given)}, which is not a table", _COPY
+            f"{path} has {quoted(patterns)} {quoted(given)}, not a table of modules", _HINT
         )
-    for end in given:
-        if not re.fullmatch(r"[\w.]+", end):
-            raise AttnlmError(
-                f"{path} has {quoted(patterns)} {quoted(end)}, which is not a name", _HINT
-            )
-        if _is_end(end, module):
-            key, value = patterns, given[end]
-            break
+    values = [value for end, value in given.items() if _is_end(end, module)]
+    value = [*values, config.get(key, 8)][0]
     if type(value) not in (int, float) or not abs(value) < _LARGEST_NUMBER:
+        key = patterns if values else key
         raise AttnlmError(f"{path} has {quoted(key)} {quoted(value)}, which is not a number", _COPY)
     return float(value)
 

@@ -19,12 +19,8 @@ _DESCRIPTION = [
     *("config.json", "tokenizer.json", "vocab.json", "merges.txt"),
     "model.safetensors.index.json",
 ]
+_NAME = r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?"  # NAME or OWNER/NAME
 _WEIGHTS = ["model.safetensors", "model-*-of-*.safetensors"]
-
-
-def is_name(source: str) -> bool:
-    """Return True if `source` has the form of a model name on the Hub: NAME or OWNER/NAME."""
-    return bool(re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", source))
 
 
 def check_source(source: str | Path) -> None:
@@ -37,7 +33,7 @@ def check_source(source: str | Path) -> None:
     if path.exists() or is_folder(path):
         fits = is_folder(path) or path.suffix == ".safetensors"
     else:
-        fits = is_name(str(source))
+        fits = bool(re.fullmatch(_NAME, str(source)))
     if not fits:
         raise AttnlmError(
             f"{source} is not a folder, a safetensors file or the name of a model",
@@ -46,7 +42,7 @@ def check_source(source: str | Path) -> None:
 
 
 def downloaded(
-    name: str, revision: str | None, check: Callable[[Path], None], on_event: OnEvent
+    name: str, revision: str | None, check: Callable[[Path], object], on_event: OnEvent
 ) -> Path:
     """Download the files that an import needs, and return their folder, whose name is the commit.
 
@@ -55,22 +51,11 @@ def downloaded(
     Raises AttnlmError if the download fails.
     """
     hub = optional("huggingface_hub", f"downloading {name}")
-    bar = _reporting_bar(on_event)
-    download = functools.partial(hub.snapshot_download, name, tqdm_class=bar)
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its errors are shown below
-    with _explaining(name, revision):
-        folder = Path(download(revision=revision, allow_patterns=_DESCRIPTION))
-    check(folder)
-    with _explaining(name, revision):
-        download(revision=folder.name, allow_patterns=_WEIGHTS)
-    return folder
-
-
-def _reporting_bar(on_event: OnEvent) -> type[Any]:
-    """Return a tqdm class that shows nothing and reports the bytes of all files as Progress."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg]  # no type of items at run time
+        """A bar that shows nothing, and reports the bytes of all files as Progress."""
+
         def __init__(self, *args: Any, **options: Any) -> None:
             self._counts_bytes = options.get("unit") == "B"
             super().__init__(*args, **{**options, "disable": True})
@@ -80,7 +65,14 @@ def _reporting_bar(on_event: OnEvent) -> type[Any]:
             if self._counts_bytes:
                 on_event(Progress("download", int(self.n), int(self.total or 0), "B"))
 
-    return Bar
+    download = functools.partial(hub.snapshot_download, name, tqdm_class=Bar)
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its errors are shown below
+    with _explaining(name, revision):
+        folder = Path(download(revision=revision, allow_patterns=_DESCRIPTION))
+    check(folder)
+    with _explaining(name, revision):
+        download(revision=folder.name, allow_patterns=_WEIGHTS)
+    return folder
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import check_name, is_folder
 from attnlm.base.readable import byte_size
 from attnlm.compute.device import machine_memory
-from attnlm.runs.checkpoint import save_weights_in_turn
+from attnlm.runs.checkpoint import named_tensors, save_in_turn
 from attnlm.runs.create_run import put_new
 from attnlm.runs.hugging_face.adapter import import_adapter, is_adapter
 from attnlm.runs.hugging_face.hub import check_source, downloaded
@@ -22,6 +23,7 @@ from attnlm.runs.hugging_face.read_model import (
     read_object,
 )
 from attnlm.runs.run import DatasetFacts, Run
+from attnlm.runs.sharded_checkpoint import parameter_of
 from attnlm.tokens.tokenizer import Tokenizer
 from attnlm.tokens.tokenizer_json import read_tokenizer, read_vocab_and_merges
 
@@ -58,9 +60,9 @@ def import_run(
     """
     if name is not None:
         check_name(name)
-    checkpoint_dir = Path(checkpoint_dir)
+    checkpoint_dir, path, file = Path(checkpoint_dir), Path(source), None
     with files.explaining(checkpoint_dir, ", or name another `checkpoint_dir`"):
-        if is_adapter(Path(source)) or base is not None:
+        if is_adapter(path) or base is not None:
             if base is None:
                 raise UsageError(
                     f"{source} is an adapter", "name the run that it was trained for: `base` RUN"
@@ -70,15 +72,27 @@ def import_run(
                     "`revision` and `block_size` cannot be combined with an adapter",
                     "leave them out: the adapter uses the context of its run",
                 )
-            return import_adapter(Path(source), base, name=name, checkpoint_dir=checkpoint_dir)
-        origin, folder, file = _found(source, revision, block_size, on_event or ignore)
-        described = read_config(folder / "config.json", block_size)
-        _check_memory(described)
+            return import_adapter(path, base, name=name, checkpoint_dir=checkpoint_dir)
+        check_source(source)
+        if path.exists() or is_folder(path):
+            if revision is not None:
+                raise UsageError(
+                    "`revision` applies only to models of the Hub",
+                    f"leave it out: {source} is on this machine",
+                )
+            origin = str(path.absolute())
+            folder, file = (path, None) if is_folder(path) else (path.parent, path)
+        else:
+            check = functools.partial(_described, block_size=block_size)
+            folder = downloaded(str(source), revision, check, on_event or ignore)
+            origin = f"{source}@{folder.name}"
+        described = _described(folder, block_size)
         with opened_weights(folder, described, file) as weight:
             tokenizer = _tokenizer(folder, described.vocab_size)
 
             def fill(run: Run) -> Run:
-                save_weights_in_turn(run.best, described.shapes, weight, {"step": 0})
+                shapes = named_tensors(described.shapes, {})
+                save_in_turn(run.best, shapes, lambda n: weight(parameter_of(n)), {"step": 0})
                 return run
 
             about = asdict(DatasetFacts(name=origin.rpartition("/")[2].partition("@")[0]))
@@ -87,30 +101,12 @@ def import_run(
             return put_new(run, tokenizer, name, checkpoint_dir, fill)
 
 
-def _found(
-    source: str | Path, revision: str | None, block_size: int | None, on_event: OnEvent
-) -> tuple[str, Path, Path | None]:
-    """Return the path or NAME@COMMIT that the run records as its source, the folder, and the file
-    if `source` names a file (else None)."""
-    check_source(source)
-    path = Path(source)
-    if path.exists() or is_folder(path):
-        if revision is not None:
-            raise UsageError(
-                "`revision` applies only to models of the Hub",
-                f"leave it out: {source} is on this machine",
-            )
-        is_file = not is_folder(path)
-        return str(path.absolute()), path.parent if is_file else path, path if is_file else None
+def _described(folder: Path, block_size: int | None) -> Described:
+    """Return the model that the folder's config.json describes.
 
-    def check(folder: Path) -> None:
-        _check_memory(read_config(folder / "config.json", block_size))
-
-    folder = downloaded(str(source), revision, check, on_event)
-    return f"{source}@{folder.name}", folder, None
-
-
-def _check_memory(described: Described) -> None:
+    Raises AttnlmError as `read_config` does, or if the model does not fit into memory.
+    """
+    described = read_config(folder / "config.json", block_size)
     there, needed = machine_memory(), int(_OPENED * 4 * described.parameters)
     if there is not None and needed > there:
         raise AttnlmError(
@@ -118,6 +114,7 @@ def _check_memory(described: Described) -> None:
             f"but this machine has {byte_size(there)}",
             "import a smaller model",
         )
+    return described
 
 
 def _tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
