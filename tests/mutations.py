@@ -98,8 +98,8 @@ a checkpoint's digest is not compared | test_trials.py::test_a_short_trial_finds
 -header.digest != _digest(header.file.metadata["facts"], tensors)
 +False
 a tensor's type is not looked at | test_checkpoint.py
--found.dtype != "F32" or
-+False or
+-tensor.dtype == "F32" and
++True and
 weights that are NaN are taken | test_checkpoint.py
 -check_finite(*weights.values())
 +pass

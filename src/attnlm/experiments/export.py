@@ -124,15 +124,7 @@ def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
     stock = form_for(run.config.model, STOCK_CLASSES, run.name)
     _check_folder_free(folder)
     chosen = run.checkpoint(checkpoint)
-    content = {
-        **_tokenizer_files(run),
-        "config.json": _json(_config(stock, run)),
-        # Sample from all tokens at temperature 1, the defaults of `attnlm sample`.
-        "generation_config.json": _json(
-            _special_ids(run) | {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-        ),
-        "README.md": "".join(f"{line}\n" for line in _model_card(run, chosen, stock)).encode(),
-    }
+    content = _described(run, chosen, stock)
     tensors = _tensors(stock, run.config.model, load_weights(run, chosen))
     with (
         files.explaining(folder, ", or name another folder"),
@@ -140,8 +132,8 @@ def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
     ):
         new = work / "new"
         new.mkdir()
-        for name, written in content.items():
-            files.write_bytes(new / name, written)
+        for name, text in content.items():
+            files.write_bytes(new / name, text.encode())
         write_tensors(new / "model.safetensors", *tensors)
         _check_folder_free(folder)
         if folder.is_dir():
@@ -157,37 +149,34 @@ def _check_folder_free(folder: Path) -> None:
         raise AttnlmError(f"the folder {folder} is not empty", "name a new folder")
 
 
-def _config(stock: StockClass, run: Run) -> dict[str, Any]:
-    a = run.config.model
+def _described(run: Run, checkpoint: Checkpoint, stock: StockClass) -> dict[str, str]:
+    """Return the files of the folder by name, without the weights."""
+    a, tokenizer = run.config.model, run.tokenizer
+    end, beginning = tokenizer.end_of_text, tokenizer.beginning
+    first = end if beginning is None else beginning
+    # Without such a key, `transformers` would use a default id.
+    special = {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end}
+    texts = {key: tokenizer.decode([i]) for key, i in special.items() if i is not None}
     about = {"architectures": [stock.name], "model_type": stock.model_type}
     sizes = {"vocab_size": run.vocab_size, **stock.size_values(a), **stock.options(a)}
-    return {**about, **sizes, **_special_ids(run), "use_cache": True, "dtype": "float32"}
-
-
-def _special_ids(run: Run) -> dict[str, Any]:
-    """Return all special ids, with None for an id that the tokenizer lacks. If the key were left
-    out instead, `transformers` would use a default id."""
-    end, beginning = run.tokenizer.end_of_text, run.tokenizer.beginning
-    first = end if beginning is None else beginning
-    return {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end}
-
-
-def _tokenizer_files(run: Run) -> dict[str, bytes]:
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": run.config.model.block_size,
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", "attention_mask"],
+    # Sample from all tokens at temperature 1, the defaults of `attnlm sample`.
+    sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    tables: dict[str, dict[str, Any]] = {
+        "config.json": about | sizes | special | {"use_cache": True, "dtype": "float32"},
+        "generation_config.json": special | sampling,
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": a.block_size,
+            "clean_up_tokenization_spaces": False,
+            "model_input_names": ["input_ids", "attention_mask"],
+            **{key.removesuffix("_id"): text for key, text in texts.items()},
+        },
     }
-    for key, token in _special_ids(run).items():
-        if token is not None:
-            config[key.removesuffix("_id")] = run.tokenizer.decode([token])
-    tokenizer = library_tokenizer(run.tokenizer).to_str(pretty=False)
-    return {"tokenizer.json": tokenizer.encode(), "tokenizer_config.json": _json(config)}
-
-
-def _json(content: dict[str, Any]) -> bytes:
-    return (json.dumps(content, indent=2) + "\n").encode()
+    return {
+        "tokenizer.json": library_tokenizer(tokenizer).to_str(pretty=False),
+        **{name: json.dumps(table, indent=2) + "\n" for name, table in tables.items()},
+        "README.md": "".join(f"{line}\n" for line in _model_card(run, checkpoint, stock)),
+    }
 
 
 def _model_card(run: Run, checkpoint: Checkpoint, stock: StockClass) -> Iterator[str]:

@@ -137,27 +137,21 @@ def ticker_journal(folder: Path) -> Journal:
 
 def snapshot_record(snapshot: Snapshot) -> Record:
     """Return a snapshot as JSON values."""
-    maps = None if snapshot.maps is None else _packed(snapshot.maps)
-    return {"step": snapshot.step, "text": snapshot.text, "maps": maps}
+    maps_LHTT, packed = snapshot.maps, None
+    if maps_LHTT is not None:
+        rows, columns = np.tril_indices(maps_LHTT.shape[-1])
+        weights = np.rint(255 * np.nan_to_num(maps_LHTT[..., rows, columns]))
+        packed = base64.b64encode(weights.astype(np.uint8).tobytes()).decode()
+    return {"step": snapshot.step, "text": snapshot.text, "maps": packed}
 
 
 def snapshot_of(record: Record, architecture: Architecture) -> Snapshot:
     """Return the snapshot of a record. Raises ValueError if the maps do not fit the model."""
-    maps = record["maps"]
-    if (maps is None) != (architecture.maps_per_layer == 0):
+    packed, layers, heads = record["maps"], architecture.layers, architecture.maps_per_layer
+    if (packed is None) != (heads == 0):
         raise ValueError("it has maps but the model has no heads, or the reverse")
-    if maps is not None:
-        maps = _unpacked(maps, architecture.layers, architecture.maps_per_layer)
-    return Snapshot(record["step"], record["text"], maps)
-
-
-def _packed(maps_LHTT: NDArray[np.float32]) -> str:
-    rows, columns = np.tril_indices(maps_LHTT.shape[-1])
-    weights = np.rint(255 * np.nan_to_num(maps_LHTT[..., rows, columns]))
-    return base64.b64encode(weights.astype(np.uint8).tobytes()).decode()
-
-
-def _unpacked(packed: str, layers: int, heads: int) -> NDArray[np.float32]:
+    if packed is None:
+        return Snapshot(record["step"], record["text"], None)
     weights = np.frombuffer(base64.b64decode(packed, validate=True), np.uint8)
     count = len(weights) // (layers * heads)
     length = (math.isqrt(8 * count + 1) - 1) // 2
@@ -166,4 +160,4 @@ def _unpacked(packed: str, layers: int, heads: int) -> NDArray[np.float32]:
     maps_LHTT = np.zeros((layers, heads, length, length), np.float32)
     rows, columns = np.tril_indices(length)
     maps_LHTT[..., rows, columns] = weights.reshape(layers, heads, -1) / np.float32(255)
-    return maps_LHTT
+    return Snapshot(record["step"], record["text"], maps_LHTT)

@@ -10,13 +10,13 @@ from typing import Any
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.records import read_record
+from attnlm.base.records import limited, read_record
+from attnlm.base.settings import check_value
 from attnlm.config.settings import resolve
 from attnlm.config.variants import folder_name, variant
 
 RECORD = "ladder.json"
 _FORMAT = 1
-_MOST_TOKENS, _MOST_SEEDS = 2**26, 1000
 _ALIKE = ("block_size", "batch_size", "steps", "eval_every", "eval_tokens", "threads")
 
 
@@ -33,7 +33,7 @@ class Plan:
     block_size: int
     batch_size: int
     prompt: str
-    tokens: int
+    tokens: int = limited(at_least=0, at_most=2**26)
     steps: int | None = None
     """steps of each run; if `budget` is given, None until the first run has ended"""
     eval_every: int | None = None
@@ -42,7 +42,7 @@ class Plan:
     eval_tokens: int | None = None
     """validation tokens per evaluation; None for the whole split"""
     threads: int | None = None
-    seeds: int = 1
+    seeds: int = limited(default=1, at_least=1, at_most=1000)
     """runs per rung, with consecutive seeds from `seed` on"""
 
     def settings(self, rung: str, seed: int) -> dict[str, Any]:
@@ -69,16 +69,8 @@ class Plan:
             raise UsageError(
                 "`rungs` is empty or contains a rung twice", "name each rung once: bigram,average"
             )
-        if not 0 <= self.tokens <= _MOST_TOKENS:
-            raise UsageError(
-                f"invalid value for `tokens`: {self.tokens:,}",
-                f"it must be between 0 and {_MOST_TOKENS:,}",
-            )
-        if not 1 <= self.seeds <= _MOST_SEEDS:
-            raise UsageError(
-                f"invalid value for `seeds`: {self.seeds:,}",
-                f"it must be between 1 and {_MOST_SEEDS:,}",
-            )
+        for name in ("tokens", "seeds"):
+            check_value(Plan, name, getattr(self, name))
         for rung in self.rungs:
             resolve(self.settings(rung, self.seed + self.seeds - 1))
 

@@ -152,14 +152,19 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
             f"import one of {', '.join(_FAMILIES)}",
         )
     stock = next(stock for stock in STOCK_CLASSES if stock.model_type == family.stock)
-    settings = {
-        _SETTINGS.get(attribute, attribute): value
-        for key, attribute in stock.sizes.items()
-        if (value := _size(path, content, key, family.defaults)) is not None
-    }
+    sizes = dict.fromkeys((*stock.sizes, "vocab_size"), _ELSEWHERE)
+    check_options(path, content, {**_NO_EFFECT, **sizes, **family.allowed}, _HINT)
+    settings: dict[str, Any] = {}
+    for key, attribute in stock.sizes.items():
+        value, default = content.get(key), family.defaults.get(key)
+        if value is None and key in family.defaults:
+            value = default
+        elif not isinstance(default, bool | float):  # `resolve` checks booleans and floats
+            value = _whole(path, content, key)
+        if value is not None:
+            settings[_SETTINGS.get(attribute, attribute)] = value
     if kind == "gpt2":
-        function = content.get("activation_function")
-        settings["mlp"] = _GELU.get(function, "gelu") if isinstance(function, str) else "gelu"
+        settings["mlp"] = _GELU[content.get("activation_function", "gelu_new")]
         without_bias = list[str]()
     else:
         has_bias = {
@@ -170,8 +175,6 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
         settings |= _rotary(path, content)
         settings["qkv_bias"] = has_bias[".self_attn."]
         settings["bias"] = kind != "qwen2" and any(has_bias.values())
-    sizes = dict.fromkeys((*stock.sizes, "vocab_size"), _ELSEWHERE)
-    check_options(path, content, {**_NO_EFFECT, **sizes, **family.allowed}, _HINT)
     size = _whole(path, content, "vocab_size", at_most=_MOST_IDS)
     positions = settings["block_size"]
     if block_size is not None:
@@ -224,14 +227,6 @@ def check_options(
             raise AttnlmError(
                 f"{path} has {quoted(key)} {quoted(value)}, which attnlm does not support", hint
             )
-
-
-def _size(path: Path, content: Content, key: str, defaults: Mapping[str, Any]) -> Any:
-    """Return a size, or its default if it is missing. Booleans and floats are not checked here."""
-    value = content.get(key)
-    if value is None and key in defaults:
-        return defaults[key]
-    return value if type(defaults.get(key)) in (bool, float) else _whole(path, content, key)
 
 
 def _whole(path: Path, content: Content, key: str, at_most: int = 2**31) -> int:
