@@ -16,7 +16,7 @@ import pytest
 
 from attnlm.base import caches
 from attnlm.compute import native
-from attnlm.compute.native import build, library
+from attnlm.compute.native import library
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows compiles nothing")
 
@@ -41,16 +41,8 @@ def test_no_compiler_warns(compiler: str, tmp_path: Path) -> None:
     widths: list[list[str]] = [[]]
     if "aarch64" not in compiler and platform.machine() == "x86_64":
         widths += [["-fsyntax-only", f"-march={name}"] for name in ("haswell", "skylake-avx512")]
-    flags = [
-        *build.FLAGS,
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        "-fopenmp",
-        "-c",
-        "-o",
-        str(tmp_path / "a.o"),
-    ]
+    warnings = ("-Wall", "-Wextra", "-Werror", "-fopenmp")
+    flags = [*native.FLAGS, *warnings, "-c", "-o", str(tmp_path / "a.o")]
     flags.remove("-shared")
     with resources.as_file(resources.files(native)) as sources:
         for path in sorted(sources.glob("*.c")):
@@ -77,40 +69,31 @@ def compiled_by(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> o
         if (found := shutil.which(name)) is not None:
             (tools / name).symlink_to(found)
     monkeypatch.setenv("CC", str(compiler))
-    monkeypatch.setenv("GCC", shutil.which("gcc") or "")
+    monkeypatch.setenv("GCC", f"{shutil.which('gcc')} -B{Path(shutil.which('as') or '').parent}")
     monkeypatch.setenv("PATH", str(tools))
     return anew("words.c")
 
 
+WITH_OUTPUT = 'while [ "$1" != -o ]; do shift; done; '
+
+
 @pytest.mark.parametrize(
-    "script",
-    ["exit 1", "exit 0", 'while [ "$1" != -o ]; do shift; done; echo no > "$2"', "sleep 30 & wait"],
+    ("script", "is_found"),
+    [
+        *(("exit 1", False), ("exit 0", False), ("sleep 30 & wait", False)),
+        (WITH_OUTPUT + 'echo no > "$2"', False),
+        (WITH_OUTPUT + 'echo "int x;" | $GCC -shared -fPIC -x c - -o "$2"', False),
+        ('$GCC "$@"; exit 0', True),
+        ('$GCC "$@"; exit 1', False),  # the library may be cut short: to load it ends the process
+    ],
 )
 def test_a_compiler_that_makes_nothing_of_use_is_none(
-    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnlm.compute.native.build._LONGEST_COMPILATION", 0.5)
-    assert compiled_by(script, tmp_path, monkeypatch) is None
-
-
-def test_a_library_without_the_functions_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if shutil.which("gcc") is None:
+    if "GCC" in script and shutil.which("gcc") is None:
         pytest.skip("there is no gcc")
-    script = f'''while [ "$1" != -o ]; do shift; done
-echo "int x;" | "$GCC" -shared -fPIC -B{Path(shutil.which("as") or "").parent} -x c - -o "$2"'''
-    assert compiled_by(script, tmp_path, monkeypatch) is None
-
-
-@pytest.mark.parametrize(("status", "is_found"), [(0, True), (1, False)])
-def test_what_a_compiler_leaves_that_fails_is_not_loaded(
-    status: int, is_found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be cut short, and loading that ends the process."""
-    if shutil.which("gcc") is None:
-        pytest.skip("there is no gcc")
-    script = f'"$GCC" -B{Path(shutil.which("as") or "").parent} "$@"; exit {status}'
+    if "sleep" in script:
+        monkeypatch.setattr(native, "_LONGEST_COMPILATION", 0.5)
     assert (compiled_by(script, tmp_path, monkeypatch) is not None) == is_found
 
 
@@ -148,36 +131,22 @@ def test_other_processes_load_what_one_has_compiled(
     assert anew("words.c", A=1) is not None and calls() == compiled + 2
 
 
-def flip_a_byte(kept: Path) -> None:
-    content = bytearray(kept.read_bytes())
-    content[len(content) // 2] ^= 1
-    kept.write_bytes(content)
+SPOILED: dict[str, Callable[[Path], object]] = {
+    "other bytes": lambda kept: kept.write_bytes(kept.read_bytes()[::-1]),
+    "truncated": lambda kept: os.truncate(kept, kept.stat().st_size - 100),
+    "empty": lambda kept: os.truncate(kept, 0),
+    "a pipe": lambda kept: subprocess.run(f"rm '{kept}'; mkfifo '{kept}'", shell=True, check=True),
+    "others may write": lambda kept: kept.chmod(0o666),
+}
 
 
-def truncate(kept: Path) -> None:
-    os.truncate(kept, kept.stat().st_size - 100)
-
-
-def empty(kept: Path) -> None:
-    os.truncate(kept, 0)
-
-
-def put_a_pipe(kept: Path) -> None:
-    kept.unlink()
-    os.mkfifo(kept)
-
-
-def let_others_write(kept: Path) -> None:
-    kept.chmod(0o666)
-
-
-@pytest.mark.parametrize("spoil", [flip_a_byte, truncate, empty, put_a_pipe, let_others_write])
+@pytest.mark.parametrize("how", SPOILED)
 def test_what_is_not_as_it_was_written_is_compiled_again(
-    spoil: Callable[[Path], None], calls: Callable[[], int], empty_cache: Path
+    how: str, calls: Callable[[], int], empty_cache: Path
 ) -> None:
     assert anew("words.c") is not None
     (kept,) = empty_cache.iterdir()
-    spoil(kept)
+    SPOILED[how](kept)
     assert anew("words.c") is not None and calls() == 2
     assert kept.is_file() and not kept.is_symlink() and kept.stat().st_mode & 0o777 == 0o600
     assert anew("words.c") is not None and calls() == 2
@@ -202,7 +171,7 @@ def test_the_oldest_make_room(
     assert anew("words.c", A=1) is not None
     (oldest,) = empty_cache.iterdir()
     os.utime(oldest, (0, 0))
-    monkeypatch.setattr(build, "_MOST_KEPT", int(2.5 * oldest.stat().st_size))
+    monkeypatch.setattr(native, "_MOST_KEPT", int(2.5 * oldest.stat().st_size))
     for number in (2, 3):
         assert anew("words.c", A=number) is not None
     assert len(list(empty_cache.iterdir())) == 2 and not oldest.exists()
@@ -215,14 +184,14 @@ def test_a_library_is_kept_by_all_that_it_depends_on(
     source, header, compiler = (tmp_path / name for name in ("a.c", "a.h", "compiler"))
     for path in (source, header, compiler):
         path.write_text("1")
-    keys = {build.key([str(compiler)], source)}
-    assert keys == {build.key([str(compiler)], source)}
-    keys.add(build.key([str(compiler), "-O2"], source))
+    keys = {native._name([str(compiler)], source)}
+    assert keys == {native._name([str(compiler)], source)}
+    keys.add(native._name([str(compiler), "-O2"], source))
     for path in (source, header, compiler):
         path.write_text("10")
-        keys.add(build.key([str(compiler)], source))
-    monkeypatch.setattr(build, "processor", lambda: ["another"])
-    keys.add(build.key([str(compiler)], source))
+        keys.add(native._name([str(compiler)], source))
+    monkeypatch.setattr(native, "processor", lambda: ["another"])
+    keys.add(native._name([str(compiler)], source))
     assert len(keys) == 6
 
 

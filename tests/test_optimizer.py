@@ -12,9 +12,8 @@ from attnlm.compute.threads import new_pool
 from attnlm.config.settings import Config, resolve
 from attnlm.model.language_model import build_model
 from attnlm.training import optimizer as optimizers
-from attnlm.training.optimizer import FlatOptimizer
+from attnlm.training.optimizer import FlatOptimizer, orthogonalize
 from attnlm.training.schedule import learning_rate
-from attnlm.training.update_rules import orthogonalize
 from tests.tolerances import assert_near
 
 

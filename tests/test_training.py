@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import math
 import os
 import re
@@ -55,15 +56,9 @@ def trained(dataset: Dataset, tmp_path: Path) -> Any:
     """A function that trains with SMALL and the settings it is given."""
 
     def train(**settings: Any) -> Run:
-        return attnlm.train(
-            dataset.path,
-            checkpoint_dir=tmp_path / "checkpoints",
-            **{
-                **SMALL,
-                **(FEW_LAYERS if settings.get("model") == "transformer" else {}),
-                **settings,
-            },
-        )
+        sizes = FEW_LAYERS if settings.get("model") == "transformer" else {}
+        folder, given = tmp_path / "checkpoints", SMALL | sizes | settings
+        return attnlm.train(dataset.path, checkpoint_dir=folder, **given)
 
     return train
 
@@ -86,31 +81,30 @@ def assert_same_run(one: Run, other: Run) -> None:
 
 
 def test_metrics_have_what_the_design_says(trained: Any, dataset: Dataset) -> None:
-    run = trained()
+    losses: dict[int, float] = {}
+    run = trained(on_step=lambda step, loss: losses.update({step: loss.item()}))
     records = run.metrics()
     assert [record["step"] for record in records] == [0, 5, 10, 12]
-    assert records[0]["train_loss"] is None
-    for record in records[1:]:
+    assert list(losses) == list(range(1, 13)) and records[0]["train_loss"] is None
+    for before, record in itertools.pairwise(records):
         assert record.keys() == {
-            "step",
-            "tokens",
-            "seconds",
-            "train_loss",
-            "val_loss",
-            "evaluated_tokens",
-            "bits_per_byte",
-            "learning_rate",
-            "tokens_per_second",
+            *("step", "tokens", "seconds", "train_loss", "val_loss", "evaluated_tokens"),
+            *("bits_per_byte", "learning_rate", "tokens_per_second"),
         }
         bits = record["val_loss"] / math.log(2) * dataset.val_tokens / dataset.val_bytes
         assert record["bits_per_byte"] == pytest.approx(bits)
+        made = [losses[step] for step in range(before["step"] + 1, record["step"] + 1)]
+        assert record["train_loss"] == pytest.approx(sum(made) / len(made), rel=1e-5)
     # The last step of a linear schedule over 12 steps is taken with a twelfth of the rate.
     assert records[-1]["learning_rate"] == pytest.approx(run.config.training.learning_rate / 12)
 
 
 def test_the_same_configuration_gives_the_same_bytes(trained: Any) -> None:
+    """And the caller's random state stays as it was."""
     settings = {"model": "transformer", "dropout": 0.2}
+    before = torch.get_rng_state()
     one, other = trained(**settings), trained(**settings)
+    assert torch.equal(torch.get_rng_state(), before)
     assert one.last.name == other.last.name and one.path != other.path
     assert_same_run(one, other)
     different = trained(**settings, seed=2)
@@ -130,18 +124,34 @@ class StopAt:
 
 
 @pytest.mark.parametrize(
-    ("rung", "optimizer"),
-    [("multi-head", "adamw"), ("wide-head", "muon"), ("transformer", "muon")],
+    "settings",
+    [
+        {"model": "multi-head", "optimizer": "adamw", "dropout": 0.3},
+        {"model": "wide-head", "optimizer": "muon", "dropout": 0.3},
+        {"model": "transformer", "optimizer": "muon", "dropout": 0.3},
+        {"model": "bigram", "dtype": "bfloat16"},
+        *(
+            {"model": model, "dtype": "bfloat16", "embed_dim": 16}
+            for model in ("average", "multi-head", "transformer", "gpt2")
+        ),
+    ],
+    ids=str,
 )
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(
-    rung: str, optimizer: str, trained: Any, tmp_path: Path
+    settings: dict[str, Any], trained: Any, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {"model": rung, "optimizer": optimizer, "dropout": 0.3}
+    """It is evaluated and sampled alike, too."""
     whole = trained(**settings)
     with pytest.raises(Interrupted):
         trained(**settings, name="stopped", on_event=StopAt(5))
     resumed = attnlm.train(resume=tmp_path / "checkpoints" / "stopped")
     assert_same_run(whole, resumed)
+    losses = [record["val_loss"] for record in whole.metrics()]
+    assert losses[-1] < losses[0]
+    assert resumed.config.training.dtype == settings.get("dtype", "float32")
+    assert attnlm.evaluate(resumed, checkpoint="last").loss == losses[-1]
+    (text,) = attnlm.samples(resumed, num_samples=1, tokens=20, seed=1)
+    assert text == attnlm.samples(whole, num_samples=2, tokens=20, seed=1)[0] and len(text) == 20
 
 
 def test_stopping_between_evaluations_keeps_the_last_complete_step(
@@ -370,24 +380,16 @@ def test_few_functions_stand_between_the_command_and_a_gradient(
     assert len(resolved) == 1
 
 
-def test_a_function_is_called_after_every_step(trained: Any) -> None:
-    losses: dict[int, float] = {}
-
-    def note(step: int, loss: torch.Tensor) -> None:
-        losses[step] = loss.item()
-
-    run = trained(on_step=note)
-    assert list(losses) == list(range(1, 13))
-    mean = sum(losses[step] for step in range(6, 11)) / 5
-    assert run.metrics()[2]["train_loss"] == pytest.approx(mean, rel=1e-5)
-
+def test_a_function_that_is_called_after_every_step_may_stop_the_run(
+    trained: Any, tmp_path: Path
+) -> None:
     def stop(step: int, loss: torch.Tensor) -> None:
         if step == 3:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
         trained(name="stopped", on_step=stop)
-    stopped = attnlm.open_run(run.path.parent / "stopped")
+    stopped = attnlm.open_run(tmp_path / "checkpoints" / "stopped")
     assert stopped.checkpoint("last").step == 3
 
 
@@ -418,31 +420,26 @@ def test_a_finished_run_of_that_name_is_accepted_where_asked(
 
 
 def test_resume_takes_only_what_the_design_says(trained: Any, dataset: Dataset) -> None:
+    events: list[object] = []
     run = trained()
+    before = run.last.read_bytes()
+    attnlm.train(resume=run.path, on_event=events.append)
+    notes = [event.text for event in events if isinstance(event, Note)]
+    assert notes == [f"{run.name} is finished; to extend it, use `steps` 24, or any total above 12"]
+    assert run.last.read_bytes() == before
+    attnlm.train(resume=run.path, device="auto", on_event=events.append)
+    reasons = [event.device.reason for event in events if isinstance(event, Started)]
+    assert [reason == "recorded in the run" for reason in reasons] == [True, False]
     for wrong in ({"learning_rate": 0.1}, {"model": "bigram"}, {"budget": 5.0}, {"seed": 2}):
         with pytest.raises(UsageError, match="cannot be changed"):
             attnlm.train(resume=run.path, **wrong)
     for wrong_too in ({"dataset": dataset.path}, {"recipe": "r2-bigram"}, {"name": "x"}):
         with pytest.raises(UsageError, match="`resume` cannot be combined with"):
             attnlm.train(resume=run.path, **wrong_too)
-    notes: list[object] = []
-    longer = attnlm.train(resume=run.path, steps=14, threads=2, on_event=notes.append)
+    longer = attnlm.train(resume=run.path, steps=14, threads=2, on_event=events.append)
     assert [record["step"] for record in longer.metrics()] == [0, 5, 10, 12, 14]
-    assert any(isinstance(note, Note) and "`threads`" in note.text for note in notes)
+    assert any(isinstance(note, Note) and "`threads`" in note.text for note in events)
     assert attnlm.open_run(run.path).config.training.steps == 14
-
-
-def test_resume_says_that_a_run_is_finished_and_whose_device_it_takes(trained: Any) -> None:
-    events: list[object] = []
-    run = trained()
-    before = (run.path / "last.safetensors").read_bytes()
-    attnlm.train(resume=run.path, on_event=events.append)
-    notes = [event.text for event in events if isinstance(event, Note)]
-    assert notes == [f"{run.name} is finished; to extend it, use `steps` 24, or any total above 12"]
-    assert (run.path / "last.safetensors").read_bytes() == before
-    attnlm.train(resume=run.path, device="auto", on_event=events.append)
-    reasons = [event.device.reason for event in events if isinstance(event, Started)]
-    assert [reason == "recorded in the run" for reason in reasons] == [True, False]
 
 
 def test_resume_refuses_facts_that_do_not_fit_together(trained: Any) -> None:
@@ -482,16 +479,6 @@ def test_resume_and_evaluate_refuse_other_data(
             read()
 
 
-def test_metrics_are_finite_numbers(trained: Any) -> None:
-    run = trained(model="bigram", steps=1)
-    *before, last = run.metrics()
-    for key in ("step", "seconds", "val_loss", "train_loss", "learning_rate"):
-        for value in (math.nan, math.inf, 10**400, 2**70, 1e39, True, "1"):
-            run._metrics.replace([*before, {**last, key: value}])
-            with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged"):
-                run.metrics()
-
-
 def test_events_tell_the_whole_story(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_SECONDS_BETWEEN_REPORTS", 0.0)
     monkeypatch.setattr(training, "_REPORT_FRACTION", math.inf)
@@ -507,15 +494,15 @@ def test_events_tell_the_whole_story(trained: Any, monkeypatch: pytest.MonkeyPat
     assert [event.step for event in stepped if event.seconds_left <= 0] == [300]
 
 
-def test_best_keeps_the_lowest_validation_loss(trained: Any) -> None:
-    run = trained(steps=40, learning_rate=3.0, schedule="constant")
-    records = run.metrics()
-    best = min(records, key=lambda record: record["val_loss"])
-    assert best["step"] < 40
-    evaluation = attnlm.evaluate(run, checkpoint="best")
-    assert evaluation.loss == pytest.approx(best["val_loss"], rel=1e-5)
-    last = attnlm.evaluate(run, checkpoint="last").loss
-    assert last == pytest.approx(records[-1]["val_loss"], rel=1e-5)
+def test_best_keeps_the_lowest_loss_and_patience_ends_a_run_without_a_lower_one(
+    trained: Any,
+) -> None:
+    run = trained(steps=100, eval_every=2, learning_rate=3.0, schedule="constant", patience=3)
+    losses = [record["val_loss"] for record in run.metrics()]
+    assert len(losses) == losses.index(min(losses)) + 4 < 50
+    for which, expected in (("best", min(losses)), ("last", losses[-1])):
+        measured = attnlm.evaluate(run, checkpoint=which).loss
+        assert measured == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -543,23 +530,6 @@ def test_evaluation_gives_the_number_that_training_logged(
             assert torch.get_num_threads() == others
     finally:
         torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize("model", ["bigram", "average", "multi-head", "transformer", "gpt2"])
-def test_models_train_in_bfloat16(model: str, trained: Any, tmp_path: Path) -> None:
-    """It learns, goes on as if it had not been stopped, and is evaluated and sampled alike."""
-    settings: dict[str, Any] = {} if model == "bigram" else {"embed_dim": 16}
-    settings |= {"model": model, "dtype": "bfloat16", "steps": 6, "eval_every": 3}
-    whole = trained(**settings)
-    with pytest.raises(Interrupted):
-        trained(**settings, name="stopped", on_event=StopAt(3))
-    resumed = attnlm.train(resume=tmp_path / "checkpoints" / "stopped")
-    assert_same_run(whole, resumed)
-    losses = [record["val_loss"] for record in whole.metrics()]
-    assert losses[-1] < losses[0] and resumed.config.training.dtype == "bfloat16"
-    assert attnlm.evaluate(resumed, checkpoint="last").loss == losses[-1]
-    (text,) = attnlm.samples(resumed, num_samples=1, tokens=20, seed=1)
-    assert text == attnlm.samples(whole, num_samples=2, tokens=20, seed=1)[0] and len(text) == 20
 
 
 def test_a_trial_chooses_between_one_thread_and_two(
@@ -592,14 +562,6 @@ def test_compiled_steps_equal_eager_ones(trained: Any) -> None:
         assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-4)
 
 
-def test_a_library_run_leaves_the_callers_random_state_alone(trained: Any) -> None:
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    trained(model="transformer", dropout=0.2)
-    assert torch.equal(torch.rand(3), expected)
-
-
 def test_evaluation_is_over_the_whole_split_token_by_token(trained: Any, dataset: Dataset) -> None:
     """The plain way: every window by itself, every target by itself."""
     run = trained(model="transformer")
@@ -619,8 +581,8 @@ def test_evaluation_is_over_the_whole_split_token_by_token(trained: Any, dataset
     assert evaluation.loss == pytest.approx(total / count, rel=1e-5)
 
 
-def test_metrics_with_a_changed_digit_or_a_lost_line_are_refused(trained: Any) -> None:
-    run = trained()
+def test_damaged_metrics_are_refused(trained: Any) -> None:
+    run = trained(model="bigram")
     path = run.path / "metrics.jsonl"
     whole = path.read_text()
     for damaged in (
@@ -630,6 +592,13 @@ def test_metrics_with_a_changed_digit_or_a_lost_line_are_refused(trained: Any) -
         path.write_text(damaged)
         with pytest.raises(AttnlmError, match=r"metrics\.jsonl"):
             attnlm.train(resume=run.path, steps=20)
+    path.write_text(whole)
+    *before, last = run.metrics()
+    for key in ("step", "seconds", "val_loss", "train_loss", "learning_rate"):
+        for value in (math.nan, math.inf, 10**400, 2**70, 1e39, True, "1"):
+            run._metrics.replace([*before, {**last, key: value}])
+            with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged"):
+                run.metrics()
     path.write_text(whole)
     assert attnlm.train(resume=run.path, steps=20).metrics()[-1]["step"] == 20
 
@@ -676,18 +645,3 @@ def test_the_hint_for_data_that_are_too_small_works(
     attnlm.train(small.path, **{**settings, "block_size": int(hint[1])})
     with pytest.raises(AttnlmError, match="split has"):
         attnlm.train(small.path, **{**settings, "block_size": int(hint[1]) + 1})
-
-
-def test_patience_counts_evaluations_without_a_better_one(trained: Any) -> None:
-    run = trained(steps=100, eval_every=2, learning_rate=3.0, schedule="constant", patience=3)
-    losses = [record["val_loss"] for record in run.metrics()]
-    best = losses.index(min(losses))
-    assert len(losses) == best + 4 < 50
-
-
-def test_the_training_loss_is_the_mean_since_the_last_evaluation(trained: Any) -> None:
-    every, third = trained(eval_every=1), trained(eval_every=3)
-    single = [record["train_loss"] for record in every.metrics()[1:]]
-    means = [record["train_loss"] for record in third.metrics()[1:]]
-    for place, mean in enumerate(means):
-        assert mean == pytest.approx(sum(single[3 * place : 3 * place + 3]) / 3, rel=1e-5)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from attnlm.compute import native
-from attnlm.compute.native import _SIGNATURES, build
+from attnlm.compute.native import _SIGNATURES
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 _PAGE, _CHANGED, _RESULT = range(3)  # as in serve.c
@@ -129,7 +129,7 @@ def _loaded(command: list[str], source: str, place: str) -> _Library:
 
 def pytest_configure() -> None:
     """Take the place of the compiler and of ctypes."""
-    build.commands = lambda: iter([[COMPILER, *build.FLAGS]])
+    native.commands = lambda: iter([[COMPILER, *native.FLAGS]])
     native._loaded = _loaded  # type: ignore[assignment]
 
 

@@ -21,7 +21,7 @@ from attnlm.base.caches import cache_folder
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import read_json, write_json
 from attnlm.base.records import decoded
-from attnlm.compute.native.build import processor
+from attnlm.compute.native import processor
 from attnlm.compute.threads import flushing_subnormals
 
 _ROUNDS, _SECONDS = 3, 0.01

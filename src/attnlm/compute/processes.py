@@ -114,9 +114,7 @@ class Processes:
         text = json.dumps(values).encode() if self.is_main else b""
         size = torch.tensor(len(text))
         self.copy_from_main(size)
-        content = torch.zeros(int(size), dtype=torch.uint8)
-        if self.is_main:
-            content.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        content = torch.tensor(list(text.ljust(int(size))), dtype=torch.uint8)
         self.copy_from_main(content)
         return json.loads(bytes(content.tolist()))
 

@@ -139,8 +139,7 @@ def _compiler() -> Iterator[Finding]:
     if sys.platform == "win32":
         yield Finding("compiler", "not used on Windows; PyTorch's own operations are used instead")
         return
-    from attnlm.compute.native import library
-    from attnlm.compute.native.build import commands
+    from attnlm.compute.native import commands, library
 
     found = next(commands(), None)
     if found is None:

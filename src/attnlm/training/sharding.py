@@ -23,8 +23,7 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.attention import SelfAttention
 from attnlm.model.inspection import empty_model
 from attnlm.model.language_model import MLP, LanguageModel, build_model
-from attnlm.training.optimizer import Group, Optimizer, Span, spans_of
-from attnlm.training.update_rules import AdamW, Muon, orthogonalize
+from attnlm.training.optimizer import AdamW, Group, Muon, Optimizer, Span, orthogonalize, spans_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
