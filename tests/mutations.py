@@ -122,7 +122,7 @@ GPT-2's matrices are not transposed | test_export.py
 +joined if one.transposed
 == runs/journal.py
 a line of metrics is believed |
-test_training.py::test_metrics_with_a_changed_digit_or_a_lost_line_are_refused
+test_training.py::test_damaged_metrics_are_refused
 -record.pop("crc32", None) == _checksum(record)
 +record.pop("crc32", None) is not None
 a full disk does not say where metrics were appended |
