@@ -329,9 +329,8 @@ Muon makes rows orthogonal, not whole matrices | test_processes.py
 +self._config, group.shape)
 == model/layers.py
 what is computed again drops other numbers | test_sharding.py
--restore(states)
--        yield
-+yield
+-generator.set_state(state)
++pass
 == runs/sharded_checkpoint.py
 rows of a sharded checkpoint may be missing | test_sharding.py
 -if [part.first for part in parts] + [whole[0]] != [0] + [part.end for part in parts]:

@@ -37,12 +37,9 @@ class SamplingConfig:
         self._require(self.top_k is None or self.top_k >= 1, "top_k", "1 or more")
         self._require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "above 0, and at most 1")
         self._require(1 <= self.num_samples <= 2**16, "num_samples", f"from 1 to {2**16}")
-        if self.num_samples > 1:
-            most = MOST_HELD // max(1, self.tokens)
-            words = (
-                f"at most {max(1, most)} with `tokens` {self.tokens}, since memory holds all texts"
-            )
-            self._require(self.num_samples <= most, "num_samples", words)
+        most = max(1, MOST_HELD // max(1, self.tokens))
+        words = f"at most {most} with `tokens` {self.tokens}, since memory holds all texts"
+        self._require(self.num_samples <= most, "num_samples", words)
         self._require(0 <= self.seed < 2**63, "seed", "0 or more, below 2^63")
         self._require("" not in self.stop_texts, "stop", "a text of at least one character")
 

@@ -122,8 +122,10 @@ class Architecture:
                 "a block with `attention` none and `mlp` none does nothing",
                 "use `attention` softmax, or an `mlp`",
             )
-        _check_heads(self, self.embed_dim)
-        _check_rotary(self)
+        if self.attention == "softmax":
+            _check_heads(self, self.embed_dim)
+        if self.positions == "rotary":
+            _check_rotary(self)
 
     @property
     def width(self) -> int:
@@ -184,8 +186,6 @@ class Architecture:
 
 
 def _check_heads(a: Architecture, width: int) -> None:
-    if a.attention != "softmax":
-        return
     if a.head_size is None and not a.wide_heads and width % a.heads:
         narrowest = 2 if a.positions == "rotary" else 1
         step = narrowest * a.heads
@@ -206,20 +206,18 @@ def _check_heads(a: Architecture, width: int) -> None:
             "use `kv_heads` "
             + _nearest(a.num_kv_heads, [n for n in range(1, a.heads + 1) if a.heads % n == 0]),
         )
-    if a.body_dim == width:
-        return
-    for part, is_there in {
+    parts = {
         "a residual stream": a.residual,
         "an MLP": a.mlp != "none",
         "a second layer": a.layers > 1,
         "a shared embedding matrix": a.tie_embeddings,
         "a norm": a.norm != "none",
-    }.items():
-        if is_there:
-            raise UsageError(
-                f"without a `projection`, {part} needs `heads` × `head_size` = `embed_dim`",
-                "add a `projection`",
-            )
+    }
+    if a.body_dim != width and (part := next((p for p in parts if parts[p]), None)):
+        raise UsageError(
+            f"without a `projection`, {part} needs `heads` × `head_size` = `embed_dim`",
+            "add a `projection`",
+        )
 
 
 def _nearest(wanted: int, possible: Sequence[int]) -> str:
@@ -229,8 +227,6 @@ def _nearest(wanted: int, possible: Sequence[int]) -> str:
 
 
 def _check_rotary(a: Architecture) -> None:
-    if a.positions != "rotary":
-        return
     if a.attention != "softmax":
         raise UsageError(
             f"`positions` rotary needs queries and keys, and `attention` {a.attention} has none",

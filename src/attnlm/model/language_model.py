@@ -219,9 +219,7 @@ class MLP(nn.Module):
         self.kind = a.mlp
         std = a.width**-0.5
         down = Linear(a.mlp_dim, a.width, bias=a.bias)
-        self.gate = None
-        if a.mlp == "swiglu":
-            self.gate = Linear(a.width, a.mlp_dim, bias=a.bias, std=std)
+        self.gate = Linear(a.width, a.mlp_dim, bias=a.bias, std=std) if a.mlp == "swiglu" else None
         self.up = Linear(a.width, a.mlp_dim, bias=a.bias, std=std)
         self.down = down
         if a.residual:

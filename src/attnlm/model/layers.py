@@ -138,32 +138,21 @@ def recomputed(module: nn.Module, *arguments: Any) -> Tensor:
     """Return the output of `module`, and recompute it in the backward pass.
 
     Between the two passes, only the arguments are in memory (Chen et al., 2016). The recomputation
-    repeats the random draws: PyTorch restores its random state, and `_same_draws` restores the
-    generators that `drawing_from` has set. PyTorch does not allow `_same_draws` in a compiled
-    training step, but for such a step no generators are set.
+    repeats the random draws: PyTorch restores its random state, and `compute` restores the
+    generators that `drawing_from` has set. After the backward pass, they must be seeded again.
     """
-    more: Any = {"context_fn": _same_draws} if _source.generators else {}
-    computed: Tensor = checkpoint(module, *arguments, use_reentrant=False, **more)
-    return computed
-
-
-def _same_draws() -> tuple[Any, Any]:
-    """Return two contexts: for a computation, and for its recomputation with the same draws."""
     generators = _source.generators
     states = [generator.get_state() for generator in generators]
 
-    def restore(states: list[Tensor]) -> None:
+    def compute(*arguments: Any) -> Any:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+        return module(*arguments)
 
-    @contextlib.contextmanager
-    def repetition() -> Iterator[None]:
-        later = [generator.get_state() for generator in generators]
-        restore(states)
-        yield
-        restore(later)
-
-    return contextlib.nullcontext(), repetition()
+    # PyTorch cannot compile `compute`, but a compiled training step sets no generators.
+    function = compute if generators else module
+    computed: Tensor = checkpoint(function, *arguments, use_reentrant=False)
+    return computed
 
 
 # --- Low-rank adapters (Hu et al., 2021) ----------------------------------------------------------
