@@ -27,16 +27,22 @@ def limited(*, default: Any = MISSING, **limits: Any) -> Any:
 
 
 def read_record(
-    record: type[_Record], path: Path, *, format: int, hint: str = COPY_AGAIN
+    record: type[_Record],
+    path: Path,
+    *,
+    format: int,
+    hint: str = COPY_AGAIN,
+    at_most: int = 2**20,
 ) -> _Record:
     """Return the record in a JSON file, whose key "format" holds a version number.
 
     Raises AttnlmError as `read_json` and `decoded` do, or if the number is not the given `format`.
     """
-    content = read_json(path)
+    content = read_json(path, at_most)
     if content.pop("format", None) != format:
         raise AttnlmError(
-            f"{path} was written by another version of attnlm", "open it with that version"
+            f"{path} was written by another version of attnlm",
+            f"open it with that version, or {hint}",
         )
     return decoded(record, content, path, hint)
 

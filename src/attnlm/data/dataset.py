@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.files import file_hash, open_regular, read_json, unless_replaced
+from attnlm.base.files import file_hash, open_regular, unless_replaced
 from attnlm.base.folders import (
     find_folder,
     folder_size,
@@ -26,7 +26,7 @@ from attnlm.base.folders import (
     newest_first,
     problem_of,
 )
-from attnlm.base.records import decoded, limited
+from attnlm.base.records import limited, read_record
 from attnlm.tokens.tokenizer import Tokenizer, load
 
 FORMAT = 1  # of meta.json, and of the files that it describes
@@ -186,13 +186,8 @@ def read_meta(folder: Path) -> Meta:
             f"{folder} is not a data set: it has no meta.json",
             how_to_make("data set", folder.parent),
         )
-    content = read_json(path, _MAX_META)
-    if content.get("format") != FORMAT:  # 2: version 1.0 wrote a text over 1 GiB in shards
-        raise AttnlmError(
-            f"{path} has a format that this version of attnlm does not know",
-            "prepare the text again with `force`, or install a newer attnlm",
-        )
-    return decoded(Meta, content, path, _DAMAGED)
+    # Version 1.0.0 wrote a text over 1 GiB in shards, with format 2.
+    return read_record(Meta, path, format=FORMAT, hint=_DAMAGED, at_most=_MAX_META)
 
 
 def open_bin(folder: Path, split: str, meta: Meta) -> Ids:

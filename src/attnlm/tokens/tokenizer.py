@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.files import read_json
-from attnlm.base.records import decoded, limited
+from attnlm.base.records import limited, read_record
 from attnlm.text.text_files import Piece
 from attnlm.tokens.specs import IMPORTED, bpe_size, pattern_of
 
@@ -315,13 +314,7 @@ def load(path: Path) -> Tokenizer:
 
     Raises AttnlmError if the file is missing, damaged or not a tokenizer of attnlm.
     """
-    content = read_json(path, _MAX_FILE)
-    if content.get("format") != _FORMAT:
-        raise AttnlmError(
-            f"{path} has a format that this version of attnlm does not know",
-            "install a newer attnlm",
-        )
-    found = decoded(_Description, content, path, _COPY_AGAIN)
+    found = read_record(_Description, path, format=_FORMAT, hint=_COPY_AGAIN, at_most=_MAX_FILE)
     try:
         if found.name not in IMPORTED:
             bpe_size(found.name)
