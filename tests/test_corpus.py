@@ -281,23 +281,10 @@ def test_what_is_no_text_is_left_out_with_a_note(here: Path, spool: Path) -> Non
         Note("left out 4 of 8 files because they are not utf-8 text: 1.png, 2.bin, 4.cut, …"),
         Note("left out 2 of 8 files because they are empty: 3.empty, 6.mark"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("contents", "counts"),
-    [
-        ({}, "0 files were checked, 0 of them empty"),
-        ({"a.png": b"\x89PNG\r\n"}, "1 files were checked, 0 of them empty"),
-        ({".a.txt": PLAY}, "0 files were checked, 0 of them empty"),
-        ({"a.txt": b"", "b.txt": b""}, "2 files were checked, 2 of them empty"),
-    ],
-)
-def test_a_folder_without_text(
-    contents: dict[str, bytes], counts: str, here: Path, spool: Path
-) -> None:
-    write_all(here, contents)
-    with pytest.raises(AttnlmError, match=rf"no utf-8 text in \. \({counts}\)"):
-        get_corpus(".", spool=spool)
+    write_all(here / "none", {"a.png": b"\x89PNG\r\n", ".a.txt": PLAY, "b.txt": b""})
+    counts = "2 files were checked, 1 of them empty"
+    with pytest.raises(AttnlmError, match=rf"no utf-8 text in none \({counts}\)"):
+        get_corpus("none", spool=spool)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="symlinks need a privilege")
@@ -410,14 +397,9 @@ def test_tales_replace_a_default_that_cannot_be_had_or_takes_too_long(
     assert (found.name, found.source) == ("tales", "tales")
     assert "".join(texts(found)) == "Once upon a time.\n"
     assert found.floor_nats == {0: 1.5}
-    wanted = (
-        f"cannot download {play}: HTTP 404 Not Found; using `tales` instead, which needs no network"
-    )
-    assert events == [Note(wanted)]
-
-
-def test_a_named_corpus_is_never_replaced(play: str, web: WebServer, spool: Path) -> None:
-    web.answer("/play", body(b"", 404))
+    problem = f"cannot download {play}: HTTP 404 Not Found"
+    assert events == [Note(f"{problem}; using `tales` instead, which needs no network")]
+    # A corpus that was named is never replaced.
     with pytest.raises(AttnlmError, match="HTTP 404"):
         get_corpus("tinyshakespeare", spool=spool)
     with pytest.raises(AttnlmError, match=r"tinyshakespeare.txt is not in the cache .*`offline`"):

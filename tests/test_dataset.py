@@ -119,13 +119,23 @@ def test_a_hostile_meta_is_refused(changes: dict[str, Any], folder: Path) -> Non
         open_dataset(folder)
 
 
-def test_an_id_that_the_vocabulary_lacks_is_refused(folder: Path) -> None:
-    path = folder / "train.bin"
+def with_unknown_id(folder: Path, split: str, place: int) -> list[int]:
+    """Writes an id that the vocabulary lacks, with the right hashes; returns the ids."""
+    path, meta = folder / f"{split}.bin", files.read_json(folder / "meta.json")
     ids = np.fromfile(path, "<u2")
-    ids[-3] = files.read_json(folder / "meta.json")["vocab_size"]
+    ids[place] = meta["vocab_size"]
     path.write_bytes(ids.tobytes())
-    hashes = {"train_sha256": files.file_hash(path), "train_sampled_sha256": sampled_hash(path)}
-    files.write_json(folder / "meta.json", {**files.read_json(folder / "meta.json"), **hashes})
+    meta |= {
+        f"{split}_sha256": files.file_hash(path),
+        f"{split}_sampled_sha256": sampled_hash(path),
+    }
+    files.write_json(folder / "meta.json", meta)
+    found: list[int] = ids.tolist()
+    return found
+
+
+def test_an_id_that_the_vocabulary_lacks_is_refused(folder: Path) -> None:
+    with_unknown_id(folder, "train", -3)
     with pytest.raises(AttnlmError, match=r"train\.bin is damaged: it has ids"):
         open_dataset(folder)
 
@@ -138,15 +148,11 @@ def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
     monkeypatch.setattr(dataset, "_LARGE", 10)
     folder = tmp_path / "foxes"
     shutil.copytree(trained / "data" / "foxes", folder)
-    path, meta = folder / "val.bin", files.read_json(folder / "meta.json")
-    ids = np.fromfile(path, "<u2")
-    ids[place] = meta["vocab_size"]
-    path.write_bytes(ids.tobytes())
-    hashes = {"val_sha256": files.file_hash(path), "val_sampled_sha256": sampled_hash(path)}
-    files.write_json(folder / "meta.json", {**meta, **hashes})
+    ids = with_unknown_id(folder, "val", place)
     shutil.copytree(trained / "checkpoints" / "multi-head", tmp_path / "run")
     run = open_run(tmp_path / "run")
-    about = {**run.dataset, "val_sha256": hashes["val_sha256"], "path": str(folder)}
+    val_hash = files.file_hash(folder / "val.bin")
+    about = {**run.dataset, "val_sha256": val_hash, "path": str(folder)}
     run = replace(run, dataset=about)
     run.save_config()
     model, device = load_model(run, checkpoint="last", device="cpu")
@@ -154,7 +160,7 @@ def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
     readers: list[Callable[[], object]] = [
         lambda: evaluate(run),
         lambda: study_heads(run),
-        lambda: study_heads(run, text=ids.tolist()),
+        lambda: study_heads(run, text=ids),
         lambda: report(run),
         lambda: attnlm.train(resume=run.path, steps=40),
         lambda: attnlm.train(folder, checkpoint_dir=tmp_path / "new", block_size=8, steps=1),

@@ -33,9 +33,7 @@ LOSSES = {
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """The first 20,000 characters of tales."""
     folder = tmp_path_factory.mktemp("data")
-    grammar, words = tales.parse_grammar(tales.RULES), tales.random_words(tales.SEED)
-    told = [tales.tell(grammar, words)[0] for _ in range(100)]
-    (folder / "tales.txt").write_text(tales.STORY_END.join(told)[:20_000])
+    (folder / "tales.txt").write_text(tales.generate()[0][:20_000])
     return attnlm.prepare(folder / "tales.txt", data_dir=folder / "data")
 
 

@@ -25,7 +25,7 @@ from attnlm.data import bins, splits
 from attnlm.data import prepare as preparation
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
 from attnlm.data.prepare import prepare
-from attnlm.text import tales, text_files
+from attnlm.text import text_files
 from attnlm.text.corpus import Corpus, TextFile, get_corpus
 from tests.web_server import WebServer, body
 
@@ -232,14 +232,6 @@ def test_the_floor_is_the_nats_of_the_validation_split_by_its_tokens(
     assert prepare(val_file=source, name="other-text", data_dir=data).floor is None
 
 
-def test_the_default_split_of_tales_has_a_floor(data: Path) -> None:
-    dataset = prepare("tales", data_dir=data)
-    _, floors = tales.generate()
-    assert dataset.floor == floors[dataset.train_characters] / dataset.val_tokens
-    assert dataset.bigram_loss is not None
-    assert 0 < dataset.floor < dataset.bigram_loss
-
-
 def test_tiny_shakespeare(data: Path) -> None:
     folder = os.environ.get("ATTNLM_TEST_DATA")
     if not folder:
@@ -271,8 +263,8 @@ def test_line_ends_are_kept_and_told_or_made_lf(source: Path, tmp_path: Path, da
         dataset = prepare(tmp_path / "w.txt", name=newlines, **arguments)
         assert dataset.tokenizer.decode([*dataset.train, *dataset.val]) == text
         assert (dataset.newlines, dataset.characters) == (newlines, len(text))
-        told = notes_of(events)
-        assert ["w.txt has carriage returns" in note for note in told] == [True] * (not given)
+        told = ["w.txt has carriage returns" in note for note in notes_of(events)]
+        assert told == [True] * (not given)
         dataset = prepare(source, val_file=tmp_path / "w.txt", name=f"val-{newlines}", **arguments)
         assert ("\r" in dataset.tokenizer.decode(dataset.val)) == (not given)
         with pytest.raises(AttnlmError, match="other content"):
@@ -280,7 +272,9 @@ def test_line_ends_are_kept_and_told_or_made_lf(source: Path, tmp_path: Path, da
             prepare(tmp_path / "w.txt", newlines=other, name=newlines, data_dir=data)
 
 
-def test_several_sources_are_one_text(source: Path, tmp_path: Path, data: Path) -> None:
+def test_several_sources_are_one_text_however_long_their_names(
+    web: WebServer, source: Path, tmp_path: Path, data: Path
+) -> None:
     (tmp_path / "dogs.txt").write_text("Dogs. " * 30)
     dataset = prepare([tmp_path / "dogs.txt", source], data_dir=data)
     assert dataset.tokenizer.decode([*dataset.train, *dataset.val]) == "Dogs. " * 30 + TEXT
@@ -289,16 +283,10 @@ def test_several_sources_are_one_text(source: Path, tmp_path: Path, data: Path) 
     assert open_dataset(dataset.path).sources == dataset.sources
     with pytest.raises(AttnlmError, match="other content"):
         prepare([source, tmp_path / "dogs.txt"], name=dataset.name, data_dir=data)
-
-
-def test_sources_with_long_names_can_be_opened_again(
-    web: WebServer, source: Path, tmp_path: Path, data: Path
-) -> None:
     long = Path(tmp_path, *["é" * 60] * 20)
     long.mkdir(parents=True)
     (long / "a").write_text("Dogs.")
-    path = "/cats?" + "a" * 9000
-    url = web.answer(path, body(TEXT.encode()))
+    url = web.answer("/cats?" + "a" * 9000, body(TEXT.encode()))
     assert len(prepare([url, *[long / "a"] * 300], data_dir=data).sources) == 301
 
 

@@ -56,14 +56,6 @@ def test_the_text_is_the_pinned_one_and_its_default_split_is_between_two_stories
 # --- Random choices ------------------------------------------------------------------------------
 
 
-def test_random_words_are_the_bytes_of_shake_256() -> None:
-    first_block = hashlib.shake_256(b"seed, block 0").digest(4096)
-    second_block = hashlib.shake_256(b"seed, block 1").digest(4096)
-    words = list(itertools.islice(tales.random_words("seed"), 1025))
-    assert words[0] == int.from_bytes(first_block[:4], "little")
-    assert words[1024] == int.from_bytes(second_block[:4], "little")
-
-
 def test_a_choice_has_exactly_its_weight() -> None:
     grammar = tales.parse_grammar({"story": "3 a | b | 2 c"})
     # The last word but one is past the last multiple of 6 and would favour the first alternatives.

@@ -86,16 +86,6 @@ def tell(grammar: Grammar, words: Iterator[int]) -> tuple[str, float]:
     return write("story"), math.fsum(nats)
 
 
-def random_words(seed: str) -> Iterator[int]:
-    """Yield uniform 32-bit integers without end: the bytes of SHAKE-256, block by block.
-
-    SHAKE-256 is used because a standard defines its output, unlike the output of Python's `random`.
-    """
-    for block in count():
-        stream = hashlib.shake_256(f"{seed}, block {block}".encode()).digest(4096)
-        yield from struct.unpack("<1024I", stream)
-
-
 def generate() -> tuple[str, dict[int, float]]:
     """Generate the corpus: the same text on every machine, a little over 1,000,000 characters.
 
@@ -104,8 +94,10 @@ def generate() -> tuple[str, dict[int, float]]:
     story begins at nine tenths of the text's characters, rounded down. The default split is at
     this character, so it falls between two stories.
     """
-    grammar, words, text = parse_grammar(RULES), random_words(SEED), ""
-    nats_from: dict[int, float] = {}
+    # A standard defines the output of SHAKE-256, unlike the output of Python's `random`.
+    blocks = (hashlib.shake_256(f"{SEED}, block {i}".encode()).digest(4096) for i in count())
+    words = (word for block in blocks for word in struct.unpack("<1024I", block))
+    grammar, text, nats_from = parse_grammar(RULES), "", dict[int, float]()
     while len(text) < MINIMUM_CHARACTERS or 9 * len(text) // 10 not in nats_from:
         story, nats_from[len(text)] = tell(grammar, words)
         text += story + STORY_END
