@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -137,7 +138,8 @@ def folder(dataset: Any, tmp_path: Path) -> Path:
 def test_what_was_exported_comes_back_the_same(name: str, dataset: Any, tmp_path: Path) -> None:
     run = random_run(name, dataset, tmp_path / "checkpoints")
     source = attnlm.export(run, tmp_path / "out").path
-    back = attnlm.import_run(source, name="back", checkpoint_dir=tmp_path / "checkpoints")
+    place: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints"}
+    back = attnlm.import_run(source, name="back", **place)
     assert back.tokenizer.to_json() == run.tokenizer.to_json()
     assert back.imported_from == str(source) and back.dataset["name"] == "out"
     losses = [attnlm.evaluate(r, data=dataset, device="cpu").loss for r in (run, back)]
@@ -147,6 +149,22 @@ def test_what_was_exported_comes_back_the_same(name: str, dataset: Any, tmp_path
     if "bias" not in name:  # which brings biases of queries, keys and values, all zero
         assert same[0] == same[1]
     assert "imported from" in (again / "README.md").read_text(encoding="utf-8")
+
+    short = attnlm.import_run(source, block_size=20, **place)
+    assert short.config.model.block_size == 20
+    ours, theirs = (attnlm.load_model(r, device="cpu")[0] for r in (short, run))
+    ids = torch.arange(20)[None] % run.vocab_size
+    assert torch.equal(ours(ids), theirs(ids))
+    for size in (211, 0):
+        with pytest.raises(UsageError, match="block_size"):
+            attnlm.import_run(source, block_size=size, **place)
+    with pytest.raises(AttnlmError, match="a run called back exists"):
+        attnlm.import_run(source, name="back", **place)
+    # Only an imported run was trained on nothing.
+    assert attnlm.open_run(back.path) == back
+    replace(back, imported_from="").save_config()
+    with pytest.raises(AttnlmError, match=r"config\.json is damaged"):
+        attnlm.open_run(back.path)
 
 
 def test_every_command_takes_it_or_says_what_it_lacks(folder: Path, tmp_path: Path) -> None:
@@ -172,32 +190,28 @@ def test_every_command_takes_it_or_says_what_it_lacks(folder: Path, tmp_path: Pa
     fails("train", "--resume", "theirs", **lacks, hints="--from theirs")
 
 
-def test_only_an_imported_run_was_trained_on_nothing(folder: Path, tmp_path: Path) -> None:
-    run = attnlm.import_run(folder, checkpoint_dir=tmp_path / "checkpoints")
-    assert attnlm.open_run(run.path) == run
-    replace(run, imported_from="").save_config()
-    with pytest.raises(AttnlmError, match=r"config\.json is damaged"):
-        attnlm.open_run(run.path)
+def change_json(name: str, *keys: str, to: object) -> Callable[[Path], None]:
+    """Changes the value at these keys, one within the other."""
+
+    def change(folder: Path) -> None:
+        content = part = json.loads((folder / name).read_text())
+        for key in keys[:-1]:
+            part = part[key]
+        part[keys[-1]] = to
+        (folder / name).write_text(json.dumps(content))
+
+    return change
 
 
 def change_config(**changes: object) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
-        path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        for key, value in changes.items():
+            change_json("config.json", key, to=value)(folder)
 
     return change
 
 
-def change_tokenizer(*keys: str, to: object) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        path = folder / "tokenizer.json"
-        content = part = json.loads(path.read_text())
-        for key in keys[:-1]:
-            part = part[key]
-        part[keys[-1]] = to
-        path.write_text(json.dumps(content))
-
-    return change
+change_tokenizer = functools.partial(change_json, "tokenizer.json")
 
 
 def change_weights(edit: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
@@ -331,22 +345,10 @@ def test_what_can_not_be_right_is_refused_in_one_line(
 
 def test_pickled_weights_and_what_is_no_folder_are_refused(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    fails(
-        "import",
-        folder,
-        cwd=tmp_path,
-        code=1,
-        says="neither model.safetensors nor",
-        hints="pickled",
-    )
-    fails(
-        "import",
-        "./gpt2",
-        cwd=tmp_path,
-        code=1,
-        says="is not a folder, a safetensors file or",
-        hints="Hub",
-    )
+    is_pickled = {"says": "neither model.safetensors nor", "hints": "pickled"}
+    fails("import", folder, cwd=tmp_path, code=1, **is_pickled)
+    is_nothing = {"says": "is not a folder, a safetensors file or", "hints": "Hub"}
+    fails("import", "./gpt2", cwd=tmp_path, code=1, **is_nothing)
 
 
 def test_a_file_and_the_names_of_the_published_gpt2(dataset: Any, tmp_path: Path) -> None:
@@ -361,25 +363,6 @@ def test_a_file_and_the_names_of_the_published_gpt2(dataset: Any, tmp_path: Path
     ids = torch.arange(20)[None] % run.vocab_size
     ours, theirs = (attnlm.load_model(r, device="cpu")[0] for r in (run, back))
     assert torch.equal(ours(ids), theirs(ids))
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_a_shorter_context_computes_the_same(name: str, dataset: Any, tmp_path: Path) -> None:
-    whole = random_run(name, dataset, tmp_path / "runs")
-    folder = attnlm.export(whole, tmp_path / "out").path
-    options: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints"}
-    short = attnlm.import_run(folder, block_size=20, **options)
-    assert short.config.model.block_size == 20
-    ours, theirs = (attnlm.load_model(r, device="cpu")[0] for r in (short, whole))
-    ids = torch.arange(20)[None] % whole.vocab_size
-    assert torch.equal(ours(ids), theirs(ids))
-    for size in (211, 0):
-        with pytest.raises(UsageError, match="block_size"):
-            attnlm.import_run(folder, block_size=size, **options)
-    with pytest.raises(AttnlmError, match="a run called short exists"):
-        attnlm.import_run(
-            folder, name="short", checkpoint_dir=short.path.rename(tmp_path / "short").parent
-        )
 
 
 # As the published models describe themselves, without their ids and training.
