@@ -26,7 +26,7 @@ from attnlm.base.errors import UsageError
 from attnlm.cli.app import root_command
 from attnlm.config.settings import seconds
 from attnlm.model.architecture import RUNGS
-from attnlm.runs.open_run import open_run
+from attnlm.runs.run import open_run
 from tests.clock import Clock
 from tests.command import ATTNLM, alone, attnlm, fails, here, on_a_terminal
 

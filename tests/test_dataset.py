@@ -19,7 +19,7 @@ from attnlm.data.dataset import list_datasets, open_dataset, sampled_hash
 from attnlm.data.prepare import prepare
 from attnlm.experiments.evaluate import evaluate, take_snapshot
 from attnlm.runs.load_model import load_model
-from attnlm.runs.open_run import open_run
+from attnlm.runs.run import open_run
 from attnlm.see.heads import study_heads
 from attnlm.see.report import report
 

@@ -21,7 +21,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.experiments.ladder import LadderStarted, climb
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.ladder_plan import read_plan
-from attnlm.runs.open_run import open_run
+from attnlm.runs.run import open_run
 from attnlm.see.ladder import Ladder, _lines, explained, write_ladder
 from attnlm.see.reproduce import ladder_command
 from attnlm.training.events import Evaluated, Started

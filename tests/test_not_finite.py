@@ -14,8 +14,7 @@ import attnlm
 from attnlm.base.errors import NotFiniteError
 from attnlm.model.inspection import model_of
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
-from attnlm.runs.open_run import open_run
-from attnlm.runs.run import Run
+from attnlm.runs.run import Run, open_run
 from attnlm.see.heads import study_heads
 from tests.command import fails
 

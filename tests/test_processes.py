@@ -26,7 +26,7 @@ from attnlm.base.signals import Interrupted
 from attnlm.compute import processes as module
 from attnlm.compute.device import choose_device
 from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined, noticing_lost
-from attnlm.runs.open_run import open_run
+from attnlm.runs.run import open_run
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from tests.command import ATTNLM

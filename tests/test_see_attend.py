@@ -15,7 +15,7 @@ from rich.console import Console
 
 from attnlm.model.recorder import record
 from attnlm.runs.load_model import load_model
-from attnlm.runs.open_run import open_run
+from attnlm.runs.run import open_run
 from attnlm.see.attend import attend, in_colour
 from attnlm.see.attend_page import attention_page
 from attnlm.see.pictures import picture

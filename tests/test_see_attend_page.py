@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnlm.runs.open_run import open_run
+from attnlm.runs.run import open_run
 from attnlm.see.attend import CAUTION, Attention, attend
 from attnlm.see.attend_page import CANDIDATES, attention_page, packed_maps
 from tests.browser import asks_for_nothing, check_fits, elements, opened, until

@@ -14,7 +14,7 @@ import torch
 from attnlm.generation.next_token import next_token_weights, normalised
 from attnlm.generation.sampling import Sampler, load_sampler
 from attnlm.generation.sampling_config import SamplingConfig
-from attnlm.runs.open_run import open_run
+from attnlm.runs.run import open_run
 from attnlm.tokens.tokenizer import ByteTokenizer
 from tests.command import attnlm, fails, on_a_terminal
 

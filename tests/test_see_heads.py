@@ -15,7 +15,7 @@ from torch import Tensor
 from attnlm.base.errors import AttnlmError
 from attnlm.model.attention import SelfAttention
 from attnlm.runs.load_model import load_model
-from attnlm.runs.open_run import open_dataset_of, open_run
+from attnlm.runs.run import open_dataset_of, open_run
 from attnlm.see.heads import PATTERNS, THRESHOLDS, name_of, pattern_sums, study_heads, word_starts
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from attnlm.training.validation import validation_loss

@@ -21,7 +21,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Progress
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.journal import Snapshot
-from attnlm.runs.open_run import open_run
+from attnlm.runs.run import open_run
 from attnlm.see.attend import CAUTION, attend
 from attnlm.see.heads import PATTERNS, study_heads
 from attnlm.see.report import LensRow, Report, report

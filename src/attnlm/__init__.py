@@ -76,8 +76,8 @@ if TYPE_CHECKING:
     from attnlm.runs.manage import diff_runs as diff_runs
     from attnlm.runs.manage import list_runs as list_runs
     from attnlm.runs.manage import remove_run as remove_run
-    from attnlm.runs.open_run import open_run as open_run
     from attnlm.runs.run import Run as Run
+    from attnlm.runs.run import open_run as open_run
     from attnlm.see.attend import Attention as Attention
     from attnlm.see.attend import attend as attend
     from attnlm.see.progress_bar import ProgressBar as ProgressBar
@@ -104,8 +104,7 @@ _NAMES = {
     "runs.hugging_face.import_run": "import_run",
     "runs.load_model": "load_model",
     "runs.manage": "RunDiff RunEntry diff_runs list_runs remove_run",
-    "runs.open_run": "open_run",
-    "runs.run": "Run",
+    "runs.run": "Run open_run",
     "see.attend": "Attention attend",
     "see.progress_bar": "ProgressBar",
     "training.events": "Evaluated Finished Started Stepped",

@@ -20,8 +20,7 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import record
 from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import check_tokenizer, load_model
-from attnlm.runs.open_run import open_dataset_of, open_run
-from attnlm.runs.run import Run
+from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.see.text import token_texts
 from attnlm.training.cost import is_whole_affordable
 from attnlm.training.kernels import kernels_of

@@ -31,9 +31,7 @@ from attnlm.runs.forms import (
 )
 from attnlm.runs.gguf_vocabulary import vocabulary
 from attnlm.runs.load_model import load_weights
-from attnlm.runs.open_run import open_run
-from attnlm.runs.run import Checkpoint, Run
-from attnlm.runs.run_html import run_facts
+from attnlm.runs.run import Checkpoint, Run, open_run, run_facts
 from attnlm.runs.safetensors_file import Shape, write_tensors
 from attnlm.see.play import export_to_html
 from attnlm.tokens.tokenizer_json import library_tokenizer

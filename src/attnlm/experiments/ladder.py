@@ -26,8 +26,7 @@ from attnlm.experiments.train import train
 from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.runs.ladder_plan import RECORD, Plan, read_plan
-from attnlm.runs.open_run import open_run
-from attnlm.runs.run import Run
+from attnlm.runs.run import Run, open_run
 from attnlm.see.curves import best_record
 from attnlm.see.ladder import Ladder, Rung
 from attnlm.training.cost import affordable_tokens, step_cost

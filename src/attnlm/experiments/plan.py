@@ -29,8 +29,7 @@ from attnlm.model.architecture import PRESETS
 from attnlm.model.inspection import parameter_shapes
 from attnlm.model.sizes import forward_flops, map_shapes, training_flops
 from attnlm.runs.load_model import check_tokenizer
-from attnlm.runs.open_run import open_run
-from attnlm.runs.run import Run
+from attnlm.runs.run import Run, open_run
 from attnlm.training.memory import MemoryEstimate, estimate_memory
 from attnlm.training.state import keeping_random_state
 from attnlm.training.step import TrainingData

@@ -34,8 +34,7 @@ from attnlm.model.inspection import parameters_of
 from attnlm.runs.create_run import check_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
 from attnlm.runs.manage import remove_run
-from attnlm.runs.open_run import open_dataset_of, open_run
-from attnlm.runs.run import Run
+from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.see.curves import CurveDrawer
 from attnlm.see.logs import LogListener, check_tools
 from attnlm.training.cost import affordable_sample, affordable_tokens

@@ -19,8 +19,7 @@ from attnlm.generation.next_token import normalised
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.model.language_model import LanguageModel
 from attnlm.runs.load_model import load_model
-from attnlm.runs.open_run import open_run
-from attnlm.runs.run import Checkpoint, Run
+from attnlm.runs.run import Checkpoint, Run, open_run
 from attnlm.tokens.tokenizer import Tokenizer
 
 _RUNNERS_UP = 3  # listed beside each drawn token

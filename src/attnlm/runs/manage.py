@@ -28,8 +28,7 @@ from attnlm.base.folders import (
 )
 from attnlm.base.workspaces import is_locked, trained_alone, workspace
 from attnlm.runs.ladder_plan import RECORD, read_plan
-from attnlm.runs.open_run import open_run
-from attnlm.runs.run import Result, Run
+from attnlm.runs.run import Result, Run, open_run
 
 # A folder with any of these files counts as a run, even if other files are missing.
 _OF_A_RUN = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetensors", "last", "best")

@@ -1,22 +1,29 @@
-"""A run's folder: configuration, tokenizer, metrics, checkpoints and ticker (model snapshots)."""
+"""A run's folder: configuration, tokenizer, metrics, checkpoints and ticker (model snapshots).
+
+Importing this module does not load torch, which takes a second.
+"""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.records import decoded, limited
+from attnlm.base.folders import find_folder, how_to_make, is_folder, problem_of
+from attnlm.base.records import decoded, limited, read_record
 from attnlm.base.settings import fields_of
 from attnlm.base.workspaces import remove_leftovers, trained_alone
-from attnlm.config.settings import Config
+from attnlm.config.settings import Config, resolve
+from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.runs.journal import Journal, Snapshot, snapshot_of, snapshot_record, ticker_journal
 from attnlm.tokens import tokenizer
 
@@ -28,6 +35,7 @@ FORMAT = 1
 
 COPY_THE_RUN = "copy the run's folder again from its source"
 _WHOLE = "whole.json"
+_LARGEST_PICTURE = 2**20  # bytes; curve.png has about 50,000
 _COUNT: Any = {"at_least": 0, "below": 2**48}
 
 
@@ -198,13 +206,24 @@ class Run:
         return f"<Run {self.name!r}: {self.config.model.model}, {self.parameters:,} parameters>"
 
     def _repr_html_(self) -> str | None:
-        """Return HTML for a notebook, or None for damaged files: the notebook then shows repr."""
-        from attnlm.runs.run_html import run_html
+        """Return HTML for a notebook, or None for damaged files: the notebook then shows repr.
 
+        The HTML has a table about the run, and its loss curve if curve.png exists.
+        """
+        picture, path = "", self.path / "curve.png"
         try:
-            return run_html(self)
+            facts = {"run": self.name, "folder": str(self.path), **run_facts(self)}
+            if path.is_file() and 0 < path.stat().st_size <= _LARGEST_PICTURE:
+                source = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+                picture = f'<img alt="loss by step" width="560" src="{source}"/>'
         except (AttnlmError, OSError):
             return None
+        rows = "".join(
+            f'<tr><th style="text-align:left">{escape(label)}</th>'
+            f'<td style="text-align:left">{escape(value)}</td></tr>'
+            for label, value in facts.items()
+        )
+        return f"<div><table>{rows}</table>{picture}</div>"
 
     @property
     def name(self) -> str:
@@ -434,6 +453,107 @@ class Run:
         content = {**stored, "config": self.config.settings()}
         about = {"format": FORMAT, "attnlm": attnlm.__version__}
         files.write_json(self.path / "config.json", {**about, **content})
+
+
+def open_run(
+    name: str | Path | Run | None = None, *, checkpoint_dir: str | Path = "checkpoints"
+) -> Run:
+    """Return the run called `name` in `checkpoint_dir`, or at the path `name`; default: the newest.
+
+        run = attnlm.open_run("multi-head-001")
+        run.config.training.steps, run.metrics()[-1]["val_loss"]
+
+    A Run is returned unchanged. Raises AttnlmError if the run does not exist or its configuration
+    is damaged.
+    """
+    if isinstance(name, Run):
+        return name
+    path = find_folder(name, Path(checkpoint_dir), kind="run")
+    if problem := problem_of(path):
+        raise AttnlmError(f"cannot open {path}: {problem}", "check its permissions")
+    if (path / "ladder.json").exists():
+        raise AttnlmError(
+            f"{path.name} is a ladder, not a run",
+            f"use the name of a rung, as in {path.name}-bigram",
+        )
+    if (path / "generation_config.json").exists() and not (path / "metrics.jsonl").exists():
+        raise AttnlmError(
+            f"{path} is a folder in Hugging Face's format, not a run",
+            f"make a run of it: attnlm import {path}",
+        )
+    if not (path / "config.json").exists():
+        raise AttnlmError(
+            f"{path} is not a run: it has no config.json", how_to_make("run", Path(checkpoint_dir))
+        )
+    stored = read_record(StoredRun, path / "config.json", format=FORMAT, hint=COPY_THE_RUN)
+    try:
+        config = resolve({}, stored.config)
+    except AttnlmError as error:
+        raise AttnlmError(f"{path / 'config.json'} is damaged: {error}", error.hint) from None
+    about = stored.dataset
+    is_trained = about.train_tokens and about.val_tokens and about.val_bytes
+    if config.training.length == "?" or not (is_trained or stored.imported_from):
+        raise damaged(path / "config.json")
+    return Run(path, **{**asdict(stored), "config": config})
+
+
+def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:
+    """Return the data set of a run.
+
+    The data set is opened at the path that the run recorded or, if no folder is there, by name in
+    `data_dir`. Raises AttnlmError if it is missing or has changed, or if the run was imported.
+    """
+    if run.imported_from:
+        raise AttnlmError(
+            f"{run.name} was imported and has no data set",
+            f"prepare one with `tokenizer` {run.path}, then name it as `data`",
+        )
+    recorded = Path(run.dataset["path"])
+    dataset = open_dataset(
+        recorded if is_folder(recorded) else run.dataset["name"],
+        data_dir=data_dir,
+        verify=verify,
+    )
+    recorded_facts = {**run.dataset, "vocab_size": run.vocab_size}
+    for key in ("train_sha256", "val_sha256", "vocab_size"):
+        if getattr(dataset, key) != recorded_facts[key]:
+            raise AttnlmError(
+                f"{dataset.path} is not the data set that {run.name} was trained on",
+                f"prepare the original data set again, or move it to {recorded}",
+            )
+    return dataset
+
+
+def run_facts(run: Run) -> dict[str, str]:
+    """Return facts about a run by label: its model, data and losses, but no times.
+
+    Raises AttnlmError if its metrics are damaged.
+    """
+    training, about = run.config.training, run.dataset
+    facts = {"model": f"{run.config.model.model}, {run.parameters:,} parameters"}
+    if run.imported_from:
+        vocabulary = f"{run.vocab_size:,} ids ({run.tokenizer.name})"
+        return {**facts, "vocabulary": vocabulary, "imported from": run.imported_from}
+    facts["data"] = (
+        f"{about['name']}: {run.vocab_size:,} ids, {about['train_tokens']:,} tokens for training, "
+        f"{about['val_tokens']:,} for validation"
+    )
+    if run.started_from:
+        facts["started from"] = run.started_from
+    result = run.result()
+    step = 0 if result is None else result.last["step"]
+    batch = f"{training.batch_size} × {run.config.model.block_size} tokens"
+    facts["steps"] = f"{step:,} of {training.length}, each {batch}, seed {training.seed}"
+    if result is not None:
+        measured = {f"best loss, {run.evaluated_part or 'whole split'}": result.best}
+        measured |= {f"{which} loss, whole split": result.whole[which] for which in result.whole}
+        for label, found in measured.items():
+            facts[label] = (
+                f"{found['val_loss']:.4f} nats per token, {found['bits_per_byte']:.3f} bits per "
+                f"byte, at step {found['step']:,}"
+            )
+    baselines = (f"{name} {loss:z.4f}" for name, loss in run.references().items())
+    return {**facts, "baselines": ", ".join(baselines)}
 
 
 def damaged(path: Path) -> AttnlmError:

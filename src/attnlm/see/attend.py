@@ -20,8 +20,7 @@ from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Recorder, no_attention, record
 from attnlm.runs.load_model import load_model
-from attnlm.runs.open_run import open_run
-from attnlm.runs.run import Run
+from attnlm.runs.run import Run, open_run
 from attnlm.see.text import ids_of, tint, token_texts, visible
 
 if TYPE_CHECKING:

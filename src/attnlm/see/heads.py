@@ -44,8 +44,7 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.model.recorder import Head, no_attention, record
 from attnlm.runs.load_model import load_model
-from attnlm.runs.open_run import open_dataset_of
-from attnlm.runs.run import Run
+from attnlm.runs.run import Run, open_dataset_of
 from attnlm.tokens.tokenizer import Tokenizer
 
 PATTERNS = (

@@ -24,8 +24,7 @@ from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.recorder import Recorder
 from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import load_model
-from attnlm.runs.open_run import open_dataset_of
-from attnlm.runs.run import Result, Run
+from attnlm.runs.run import Result, Run, open_dataset_of
 from attnlm.see.attend import Attention, attention_of
 from attnlm.see.curves import verdict
 from attnlm.see.heads import HeadsReport, TooShortError, study_heads

@@ -11,7 +11,7 @@ import numpy as np
 import attnlm
 from attnlm.base.readable import duration
 from attnlm.runs.journal import Snapshot
-from attnlm.runs.run_html import run_facts
+from attnlm.runs.run import run_facts
 from attnlm.see.attend_page import SCRIPTS, attention_parts
 from attnlm.see.curves import panel_svg, run_lines
 from attnlm.see.heads import PATTERNS

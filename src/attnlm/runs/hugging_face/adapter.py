@@ -35,8 +35,7 @@ from attnlm.runs.hugging_face.read_model import (
     read_tensor,
 )
 from attnlm.runs.load_model import keep_base, parent_record
-from attnlm.runs.open_run import open_run
-from attnlm.runs.run import DatasetFacts, Run
+from attnlm.runs.run import DatasetFacts, Run, open_run
 from attnlm.runs.safetensors_file import TensorFile, write_tensors
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
