@@ -129,17 +129,12 @@ def test_r2_trains_as_the_plain_loop_does() -> None:
     ours = build_model(config.model, V)
     attention = self_attention(ours)
     separate = [head for head in plain.heads if isinstance(head, Head)]
-    ours.load_state_dict(
-        {
-            "token_embedding.weight": plain.token_embedding.weight,
-            "position_embedding.weight": plain.position_embedding.weight,
-            "head.weight": plain.lm_head.weight,
-            "head.bias": plain.lm_head.bias,
-            "blocks.0.attention.query.weight": torch.cat([h.query.weight for h in separate]),
-            "blocks.0.attention.key.weight": torch.cat([h.key.weight for h in separate]),
-            "blocks.0.attention.value.weight": torch.cat([h.value.weight for h in separate]),
-        }
-    )
+    weights = {
+        f"blocks.0.attention.{kind}.weight": torch.cat([getattr(h, kind).weight for h in separate])
+        for kind in ("query", "key", "value")
+    }
+    others = {n.removeprefix("lm_"): w for n, w in plain.state_dict().items() if "heads" not in n}
+    ours.load_state_dict({**others, **weights})
     assert len(separate) == heads and attention.projection is None
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (plain, ours)]
     text = (torch.arange(2000) ** 2 // 7) % V

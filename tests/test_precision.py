@@ -101,8 +101,7 @@ def test_weights_are_cast_once_for_all_tokens(name: str) -> None:
     with Operations() as seen:
         found = decoder.logits(ids_BT, 5)
     assert np.allclose(found, plain.logits(ids_BT, 0), rtol=0.05, atol=0.05)
-    width = model.architecture.embed_dim
-    assert width is not None
+    width = model.architecture.width
     casts = [n for name, n, dtype in seen.made if name in ("_to_copy", "to") and n > 2 * 4 * width]
     assert not casts
     assert all(p.dtype == torch.float32 for p in model.parameters())

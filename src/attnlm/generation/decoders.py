@@ -135,8 +135,7 @@ def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
     """Return the fastest way to decode on a device. All ways give equal logits up to rounding."""
     is_single = all(p.dtype == torch.float32 for p in model.parameters())
     is_native = (device.name, device.dtype) == ("cpu", "float32") and is_single
-    compiled = library("decoding.c") if is_native and not isinstance(model, Bigram) else None
-    if compiled is None or isinstance(model, Bigram):
+    if isinstance(model, Bigram) or not is_native or (compiled := library("decoding.c")) is None:
         cast = _cast(model, device)
         return Decoding(model, lambda _: ModuleDecoder(cast, device))
     native = NativeModel(model, compiled)

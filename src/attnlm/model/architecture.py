@@ -23,6 +23,11 @@ _LARGEST_ROTARY_TABLE = 2**24  # numbers
 _WIDEST_HEADS = 2**24  # features of all heads of a layer: a matrix's size in bytes fits 64 bits
 
 
+def _size(help: str, default: int | None = None) -> Any:
+    """Return a setting for a number of features, heads or tokens."""
+    return setting(help, default=default, at_least=1, at_most=_LARGEST)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """The parts of one model. The defaults of its fields make a one-layer rung.
@@ -35,29 +40,20 @@ class Architecture:
         default="multi-head",
         choices=MODELS,
     )
-    embed_dim: int | None = setting("width of the embeddings", at_least=1, at_most=_LARGEST)
+    embed_dim: int | None = _size("width of the embeddings")
     layers: int = setting("number of blocks", default=1, at_least=1, at_most=4096)
-    block_size: int = setting(
-        "context: the number of tokens that the model sees",
-        default=64,
-        at_least=1,
-        at_most=_LARGEST,
-    )
+    block_size: int = _size("context: the number of tokens that the model sees", default=64)
     attention: str = setting(
         "attention weights: softmax (of queries and keys), uniform (over the past), parameter-free "
         "(softmax of the embeddings), or none",
         default="softmax",
         choices=("softmax", "uniform", "parameter-free", "none"),
     )
-    heads: int = setting("attention heads per layer", default=1, at_least=1, at_most=_LARGEST)
-    kv_heads: int | None = setting(
-        "key/value heads, each shared by a group of query heads; default: as many as `heads`",
-        at_least=1,
-        at_most=_LARGEST,
+    heads: int = _size("attention heads per layer", default=1)
+    kv_heads: int | None = _size(
+        "key/value heads, each shared by a group of query heads; default: as many as `heads`"
     )
-    head_size: int | None = setting(
-        "width of one head; default: `embed_dim` / `heads`", at_least=1, at_most=_LARGEST
-    )
+    head_size: int | None = _size("width of one head; default: `embed_dim` / `heads`")
     wide_heads: bool = setting("heads as wide as the embeddings", default=False)
     query_key_norm: bool = setting("RMS norm of each head's queries and keys", default=False)
     qkv_bias: bool = setting("biases in the query, key and value projections", default=False)
@@ -76,11 +72,9 @@ class Architecture:
         at_least=1,
         at_most=1e6,
     )
-    rotary_context: int | None = setting(
+    rotary_context: int | None = _size(
         "original context, as in Llama 3.1: frequencies that rotate 4 times or more within it are "
-        "not divided by `rotary_factor`; default: all are divided",
-        at_least=1,
-        at_most=_LARGEST,
+        "not divided by `rotary_factor`; default: all are divided"
     )
     norm: str = setting(
         "norm before each part of a block: RMS norm, layer norm, or none",
@@ -93,10 +87,8 @@ class Architecture:
         default="none",
         choices=("swiglu", "gelu", "relu2", "none"),
     )
-    mlp_width: int | None = setting(
-        "hidden units of the MLP; default: 8/3 of `embed_dim` for swiglu, else 4 times `embed_dim`",
-        at_least=1,
-        at_most=_LARGEST,
+    mlp_width: int | None = _size(
+        "hidden units of the MLP; default: 8/3 of `embed_dim` for swiglu, else 4 times `embed_dim`"
     )
     residual: bool = setting(
         "residual connections: each part adds its output to its input", default=False

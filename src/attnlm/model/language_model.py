@@ -21,6 +21,9 @@ from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.pointwise import Rotation, gelu, rotary_angles, swiglu
 from attnlm.model.recorder import Recorder
 
+Caches = list[LayerCache] | None
+"""One cache for each block; an empty list is filled by the first forward pass."""
+
 
 class Bigram(nn.Module):
     """A table: the row of a token holds the logits of the next token."""
@@ -33,16 +36,13 @@ class Bigram(nn.Module):
         )
 
     def forward(
-        self,
-        tokens_BT: Tensor,
-        caches: list[LayerCache] | None = None,
-        recorder: Recorder | None = None,
+        self, tokens_BT: Tensor, caches: Caches = None, recorder: Recorder | None = None
     ) -> Tensor:
         """Return logits, (B, T) → (B, T, V)."""
         logits: Tensor = self.table(tokens_BT)
         return logits
 
-    def next_logits(self, tokens_BT: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
+    def next_logits(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
         """Return the logits of the token after the last one, (B, T) → (B, V)."""
         logits: Tensor = self(tokens_BT[:, -1])
         return logits
@@ -98,18 +98,12 @@ class Transformer(nn.Module):
             self.register_buffer("sines", sines, persistent=False)
 
     def forward(
-        self,
-        tokens_BT: Tensor,
-        caches: list[LayerCache] | None = None,
-        recorder: Recorder | None = None,
+        self, tokens_BT: Tensor, caches: Caches = None, recorder: Recorder | None = None
     ) -> Tensor:
-        """Return logits, (B, T) → (B, T, V). With caches, pass only tokens that they lack.
-
-        An empty list of caches is filled with one cache for each block.
-        """
+        """Return logits, (B, T) → (B, T, V). With caches, pass only tokens that they lack."""
         return self.read_out(self._body(tokens_BT, caches, recorder))
 
-    def next_logits(self, tokens_BT: Tensor, caches: list[LayerCache] | None = None) -> Tensor:
+    def next_logits(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
         """Return only the logits of the token after the last one, (B, T) → (B, V)."""
         return self.read_out(self._body(tokens_BT, caches, None)[:, -1])
 
@@ -124,9 +118,7 @@ class Transformer(nn.Module):
         x_BTC = x_BTC if self.norm is None else self.norm(x_BTC)
         return linear_cross_entropy(x_BTC, self.head.weight, self.head.bias, targets_BT)
 
-    def _body(
-        self, tokens_BT: Tensor, caches: list[LayerCache] | None, recorder: Recorder | None
-    ) -> Tensor:
+    def _body(self, tokens_BT: Tensor, caches: Caches, recorder: Recorder | None) -> Tensor:
         if tokens_BT.dim() != 2:
             raise AttnlmError(
                 f"the tokens must have the shape (B, T), not {tuple(tokens_BT.shape)}",
