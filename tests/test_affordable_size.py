@@ -14,6 +14,7 @@ import torch
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, ignore
+from attnlm.compute.threads import threads_of_torch
 from attnlm.config.new_training import resolve_new
 from attnlm.config.recipes import load_recipe, load_sizes
 from attnlm.config.settings import Config, resolve
@@ -38,9 +39,8 @@ def chosen(seconds: float, text: Any = MEGABYTE, recipes: Any = None, **settings
     told: list[object] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sizes, "_seconds_per_token", seconds_per_token)
-        recipes = recipes or load_sizes("best")
-        about = {**settings, "budget": float(seconds)}, text, time.perf_counter()
-        found = sizes.affordable_size(recipes, about[0], *about[1:], told.append)
+        about = {**settings, "budget": float(seconds)}, text, time.perf_counter(), told.append
+        found = sizes.affordable_size(recipes or load_sizes("best"), *about)
     assert all(isinstance(note, Note) for note in told) and told
     return found
 
@@ -48,8 +48,12 @@ def chosen(seconds: float, text: Any = MEGABYTE, recipes: Any = None, **settings
 def test_more_time_gives_a_model_that_is_as_large_or_larger() -> None:
     widths = [chosen(seconds).model.embed_dim or 0 for seconds in (3, 20, 120, 600, 3000, 1e5)]
     assert widths == sorted(widths) and len(set(widths)) >= 4
-    assert widths[0] == resolve({}, load_sizes("best")[0]).model.embed_dim
-    assert widths[-1] == resolve({}, load_sizes("best")[-1]).model.embed_dim
+    ends = [resolve({}, load_sizes("best")[end]).model.embed_dim for end in (0, -1)]
+    assert [widths[0], widths[-1]] == ends
+    short = SimpleNamespace(**{**vars(MEGABYTE), "largest_block_size": 100})
+    assert chosen(1e5, short).model.block_size == 64
+    ids = SimpleNamespace(**{**vars(MEGABYTE), "vocab_size": 50_257})  # which take time too
+    assert (chosen(300, ids).model.embed_dim or 0) < (chosen(300).model.embed_dim or 0)
 
 
 def test_a_text_that_is_seen_often_gets_dropout_and_an_end() -> None:
@@ -78,16 +82,6 @@ def test_a_size_whose_step_takes_too_long_is_not_taken(monkeypatch: pytest.Monke
     limit = 0
     with pytest.raises(AttnlmError, match="too short"):
         sizes.affordable_size(recipes, {}, MEGABYTE, began, ignore)
-
-
-def test_a_text_too_short_for_a_context_gets_a_smaller_size() -> None:
-    short = SimpleNamespace(**{**vars(MEGABYTE), "largest_block_size": 100})
-    assert chosen(1e5, short).model.block_size == 64
-
-
-def test_many_ids_take_the_time_of_a_larger_model() -> None:
-    ids = SimpleNamespace(**{**vars(MEGABYTE), "vocab_size": 50_257})
-    assert (chosen(300, ids).model.embed_dim or 0) < (chosen(300).model.embed_dim or 0)
 
 
 def test_settings_beside_the_recipe_hold_whatever_is_chosen() -> None:
@@ -150,18 +144,11 @@ def test_a_first_size_too_large_for_the_memory_is_refused_before_it_is_made(
 def test_a_training_takes_one_of_the_sizes_and_records_it(
     dataset: Dataset, tmp_path: Path, ticking_clock: Clock
 ) -> None:
-    path = tmp_path / "mine.toml"
+    path, told = tmp_path / "mine.toml", list[object]()
     sized = "".join(f"[[sizes]]\nembed_dim = {width}\n" for width in (8, 16))
     path.write_text(f"budget = 4.0\nblock_size = 8\nbatch_size = 64\nheads = 2\n{sized}")
-    told: list[object] = []
-    run = attnlm.train(
-        dataset,
-        recipe=path,
-        seed=1,
-        device="cpu",
-        checkpoint_dir=tmp_path / "runs",
-        on_event=told.append,
-    )
+    about: dict[str, Any] = {"seed": 1, "device": "cpu", "checkpoint_dir": tmp_path / "runs"}
+    run = attnlm.train(dataset, recipe=path, on_event=told.append, **about)
     assert run.config.model.embed_dim in (8, 16) and run.config.model.dropout == 0.2
     most = 40 * dataset.train_tokens / 512
     assert 1 <= (run.config.training.steps or 0) <= most + 1
@@ -175,19 +162,16 @@ def test_a_name_that_is_taken_is_told_before_anything_is_tried(
 ) -> None:
     (tmp_path / "mine").mkdir()
     told: list[object] = []
+    folders: dict[str, Any] = {"checkpoint_dir": tmp_path, "on_event": told.append}
     with pytest.raises(AttnlmError, match="mine exists"):
-        attnlm.train(
-            dataset, recipe="best", name="mine", checkpoint_dir=tmp_path, on_event=told.append
-        )
+        attnlm.train(dataset, recipe="best", name="mine", **folders)
     assert not told
 
 
 def test_each_size_is_tried_with_all_threads(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[object] = []
-
-    settle = sizes.settle
+    tried, settle = list[int](), sizes.settle
 
     def recorded(*about: Any) -> Any:
         tried.append(torch.get_num_threads())
@@ -195,15 +179,10 @@ def test_each_size_is_tried_with_all_threads(
 
     monkeypatch.setattr(sizes, "settle", recorded)
     recipes: list[Any] = [{"embed_dim": width, "block_size": 8} for width in (8, 16, 24)]
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        given: dict[str, Any] = {"device": "cpu", "budget": 3.0}
-        sizes.affordable_size(recipes, given, dataset, time.perf_counter(), tried.append)
-        assert [count for count in tried if isinstance(count, int)] == [2, 2, 2]
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
+    given: dict[str, Any] = {"device": "cpu", "budget": 3.0}
+    with threads_of_torch(2):
+        sizes.affordable_size(recipes, given, dataset, time.perf_counter(), ignore)
+        assert tried == [2, 2, 2] and torch.get_num_threads() == 2
 
 
 def test_the_next_command_of_a_rung_is_the_rung_above_it(dataset: Dataset, tmp_path: Path) -> None:

@@ -34,17 +34,10 @@ from attnlm.training.optimizer import FlatOptimizer
 from tests.command import alone, attnlm, fails
 from tests.models import SIZES, VARIANTS, needs_compiler
 
-LLAMA_1B: dict[str, Any] = {
-    "model": "llama",
-    "layers": 16,
-    "embed_dim": 2048,
-    "heads": 32,
-    "kv_heads": 8,
-    "mlp_width": 8192,
-    "tie_embeddings": True,
-    "block_size": 4096,
-    "optimizer": "adamw",
-}
+LLAMA_1B: dict[str, Any] = variant(
+    "llama:layers=16:embed_dim=2048:heads=32:kv_heads=8:mlp_width=8192:tie_embeddings=true:"
+    "block_size=4096:optimizer=adamw"
+)
 
 
 def stated(**settings: Any) -> Plan:
@@ -209,19 +202,15 @@ def test_every_model_grows(model: str) -> None:
     assert together.tokens_per_second == pytest.approx(2 * planned.tokens_per_second, rel=0.5)
 
 
-def test_twice_as_many_processes_share_a_batch_that_can_be_shared() -> None:
-    planned = stated(batch_size=8, optimizer="adamw")
-    grown = dict(planned.grown())["processes × 2"]
-    assert grown.config.training.processes == 2 and grown.config.training.batch_size == 8
-    assert grown.tokens_per_second == pytest.approx(2 * planned.tokens_per_second)
-
-
 def test_the_budget_is_tokens_or_steps_or_twenty_for_each_parameter() -> None:
     assert stated(tokens=10**6).tokens == 10**6
     assert stated(tokens=2049).steps == 2  # of 2,048 tokens
     assert stated(steps=7).tokens == 7 * 2048
-    planned = stated(recipe="r2-multi-head")
+    planned = stated(recipe="r2-multi-head", optimizer="adamw")
     assert planned.tokens == 20 * planned.parameters
+    grown = dict(planned.grown())["processes × 2"]  # which share the batch
+    assert grown.config == planned.config.with_training(processes=2)
+    assert grown.tokens_per_second == pytest.approx(2 * planned.tokens_per_second)
 
 
 def test_adapters_are_planned_for_one_pass_over_the_data(dataset: Dataset) -> None:
@@ -300,32 +289,19 @@ def test_what_the_command_says(dataset: Dataset, tmp_path: Path) -> None:
         ("--vocab-size 9 --peak nan", 2, "invalid value for --peak: nan", "between"),
         ("--vocab-size 9 --peak 1e12 --share 1.5", 2, "invalid value for --share: 1.5", "and 1"),
         ("--vocab-size 9 --share 0.5", 2, "--share needs a --peak", "989e12"),
-        (
-            "--vocab-size 9 --model bigram --peak 1e9",
-            2,
-            "bigram has no matmuls",
-            "measure steps",
-        ),
+        ("--vocab-size 9 --model bigram --peak 1e9", 2, "bigram has no matmuls", "measure steps"),
         ("--vocab-size 9 --model bigram --heads 2", 2, "--heads does not apply", "--model"),
-        (
-            "--vocab-size 9 --processes 3 --peak 1",
-            2,
-            "is not divisible by --processes 3",
-            "--batch-size",
-        ),
+        ("--vocab-size 9 --processes 3 --peak 1", 2, "not divisible by --processes 3", "--batch"),
         ("--vocab-size 9 --device cuda", 1, "--device cuda cannot be used", "cpu"),
         ("--vocab-size 9 --learning-rate 1", 2, "no such option", "attnlm train"),
+        ("fruits-char --vocab-size 9", 2, "--vocab-size cannot be combined", "one of them"),
     ],
 )
 def test_bad_input_is_one_line_and_a_hint(
-    arguments: str, code: int, says: str, hints: str, tmp_path: Path
+    arguments: str, code: int, says: str, hints: str, project: Path, tmp_path: Path
 ) -> None:
-    fails("plan", *arguments.split(), cwd=tmp_path, code=code, says=says, hints=hints)
-
-
-def test_a_data_set_has_its_vocabulary(dataset: Dataset, tmp_path: Path) -> None:
-    both = ["plan", str(dataset.path), "--vocab-size", "9"]
-    fails(*both, cwd=tmp_path, code=2, says="--vocab-size cannot be combined", hints="one of them")
+    cwd = tmp_path if not arguments else project
+    fails("plan", *arguments.split(), cwd=cwd, code=code, says=says, hints=hints)
 
 
 def test_every_setting_that_costs_anything_is_an_option() -> None:
