@@ -52,6 +52,18 @@ def constant(seconds: float) -> Any:
     return lambda step: seconds
 
 
+@pytest.fixture
+def trained(dataset: Dataset, tmp_path: Path) -> Any:
+    """A function that trains within a budget, of 100 s if nothing else is said."""
+
+    def train(**settings: Any) -> attnlm.Run:
+        length = {} if "steps" in settings else {"budget": 100.0}
+        given: Any = {"checkpoint_dir": tmp_path, **length, **SMALL, **settings}
+        return attnlm.train(dataset.path, **given)
+
+    return train
+
+
 PACES = {
     "constant": constant(1.0),
     "slower and slower": lambda step: 1.0 + step / 50,
@@ -63,7 +75,7 @@ PACES = {
 
 @pytest.mark.parametrize("pace", PACES)
 def test_a_run_ends_on_time_with_a_rate_near_zero_and_ten_evaluations(
-    pace: str, dataset: Dataset, tmp_path: Path, paced: Any
+    pace: str, trained: Any, paced: Any
 ) -> None:
     clock = paced(PACES[pace])
     began = clock.now
@@ -74,8 +86,7 @@ def test_a_run_ends_on_time_with_a_rate_near_zero_and_ten_evaluations(
             assert event.learning_rate is not None and event.steps is not None
             rates.append(event.learning_rate)
 
-    folders: dict[str, Any] = {"checkpoint_dir": tmp_path, "on_event": listen}
-    run = attnlm.train(dataset.path, budget=100.0, **SMALL, **folders)
+    run = trained(on_event=listen)
     assert clock.now - began == pytest.approx(100, abs=3)
     records, training = run.metrics(), run.config.training
     made = records[-1]["step"]
@@ -88,7 +99,7 @@ def test_a_run_ends_on_time_with_a_rate_near_zero_and_ten_evaluations(
 
 
 def test_a_first_snapshot_that_compiles_takes_no_time_from_later_steps(
-    dataset: Dataset, tmp_path: Path, paced: Any, monkeypatch: pytest.MonkeyPatch
+    trained: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = paced(constant(1.0))
 
@@ -97,27 +108,20 @@ def test_a_first_snapshot_that_compiles_takes_no_time_from_later_steps(
         return take_snapshot(dataset, tokens, step, *model)
 
     monkeypatch.setattr("attnlm.experiments.train.take_snapshot", slow_at_first)
-    began = clock.now
-    run = attnlm.train(dataset.path, budget=100.0, checkpoint_dir=tmp_path, **SMALL)
+    began, run = clock.now, trained()
     assert clock.now - began == pytest.approx(100, abs=3) and len(run.metrics()) >= 10
 
 
-def test_a_machine_that_stops_for_long_ends_the_run(
-    dataset: Dataset, tmp_path: Path, paced: Any
-) -> None:
+def test_a_machine_that_stops_for_long_ends_the_run(trained: Any, paced: Any) -> None:
     clock = paced(lambda step: 300.0 if step == 30 else 1.0)
-    began = clock.now
-    run = attnlm.train(dataset.path, budget=100.0, checkpoint_dir=tmp_path, **SMALL)
+    began, run = clock.now, trained()
     assert run.config.training.steps == 31 and clock.now - began == pytest.approx(330, abs=2)
 
 
-def test_a_budget_of_a_few_steps_says_so_and_makes_one_at_least(
-    dataset: Dataset, tmp_path: Path, paced: Any
-) -> None:
+def test_a_budget_of_a_few_steps_says_so_and_makes_one_at_least(trained: Any, paced: Any) -> None:
     paced(constant(1000.0))
     notes: list[object] = []
-    folders: dict[str, Any] = {"checkpoint_dir": tmp_path, "on_event": notes.append}
-    run = attnlm.train(dataset.path, budget=60.0, warmup=50, **SMALL, **folders)
+    run = trained(budget=60.0, warmup=50, on_event=notes.append)
     assert run.metrics()[-1]["step"] == run.config.training.steps == 1
     assert run.config.training.warmup == 0
     assert any(str(n).startswith("only 1 steps were made in 60 s") for n in notes)
@@ -143,47 +147,42 @@ def test_a_warm_up_takes_a_quarter_of_the_time_at_most() -> None:
 
 
 def test_evaluations_that_take_long_are_fewer(
-    dataset: Dataset, tmp_path: Path, paced: Any, monkeypatch: pytest.MonkeyPatch
+    trained: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = paced(constant(0.5))
-    evaluate = validation_loss
 
     def slow(*about: Any, **more: Any) -> Any:
         clock.advance(6.0)
-        return evaluate(*about, **more)
+        return validation_loss(*about, **more)
 
     monkeypatch.setattr(loop, "validation_loss", slow)
-    began = clock.now
-    run = attnlm.train(dataset.path, budget=100.0, checkpoint_dir=tmp_path, **SMALL)
+    began, run = clock.now, trained()
     assert 94 < clock.now - began < 103
     assert 3 <= len(run.metrics()) <= 5
 
 
 def test_evaluations_take_what_of_the_split_is_measured_to_be_affordable(
-    dataset: Dataset, tmp_path: Path, paced: Any, monkeypatch: pytest.MonkeyPatch
+    trained: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = paced(constant(0.5))
-    evaluate = validation_loss
 
     def slow(*about: Any, most: int | None, **more: Any) -> Any:
-        found = evaluate(*about, most=most, **more)
+        found = validation_loss(*about, most=most, **more)
         clock.advance(found.tokens / 100)  # tokens a second
         return found
 
     monkeypatch.setattr(loop, "validation_loss", slow)
     monkeypatch.setattr("attnlm.training.cost._FEWEST_TOKENS", 16)
-    run = attnlm.train(dataset.path, budget=100.0, checkpoint_dir=tmp_path, **SMALL)
+    run = trained()
     assert run.config.training.eval_tokens == 96  # a hundredth of the time, in whole windows
     assert {record["evaluated_tokens"] for record in run.metrics()} == {96}
-    asked = attnlm.train(
-        dataset.path, budget=100.0, eval_tokens=24, eval_every=30, checkpoint_dir=tmp_path, **SMALL
-    )
+    asked = trained(eval_tokens=24, eval_every=30)
     assert {record["evaluated_tokens"] for record in asked.metrics()} == {24}
     assert [record["step"] for record in asked.metrics()][:4] == [0, 30, 60, 90]
 
 
 def test_a_run_that_is_resumed_continues_the_clock(
-    dataset: Dataset, tmp_path: Path, paced: Any
+    trained: Any, tmp_path: Path, paced: Any
 ) -> None:
     clock = paced(constant(1.0))
 
@@ -193,8 +192,8 @@ def test_a_run_that_is_resumed_continues_the_clock(
 
     folders: dict[str, Any] = {"checkpoint_dir": tmp_path}
     with pytest.raises(Interrupted):
-        attnlm.train(dataset.path, budget=100.0, name="mine", on_event=stop, **SMALL, **folders)
-    stopped = attnlm.open_run("mine", checkpoint_dir=tmp_path)
+        trained(name="mine", on_event=stop)
+    stopped = attnlm.open_run("mine", **folders)
     assert stopped.config.training.steps is None
     before = stopped.metrics()[-1]
     began = clock.now
@@ -202,8 +201,7 @@ def test_a_run_that_is_resumed_continues_the_clock(
     assert clock.now - began == pytest.approx(100 - before["step"], abs=4)
     rates = [record["learning_rate"] for record in run.metrics()]
     assert rates[1:] == sorted(rates[1:], reverse=True) and rates[-1] < 0.05 * rates[0]
-    steps = run.config.training.steps
-    assert steps == pytest.approx(100, abs=4)
+    assert run.config.training.steps == pytest.approx(100, abs=4)
 
     # It is finished now; with steps it is extended by these, as any other run.
     notes: list[Any] = []
@@ -214,24 +212,23 @@ def test_a_run_that_is_resumed_continues_the_clock(
 
 
 def test_a_run_is_made_again_by_the_steps_that_it_made(
-    dataset: Dataset, tmp_path: Path, paced: Any
+    trained: Any, dataset: Dataset, tmp_path: Path, paced: Any
 ) -> None:
     paced(constant(2.0))
-    folders: dict[str, Any] = {"checkpoint_dir": tmp_path}
-    run = attnlm.train(dataset.path, budget=100.0, warmup=4, **SMALL, **folders)
+    run = trained(warmup=4)
     steps = run.config.training.steps
     command = train_command(run)
     assert f"--steps {steps} " in command and "--budget" not in command
     page = report_page(report(run, data_dir=dataset.path.parent)).decode()
     assert "the schedule is the same, the bytes are not" in " ".join(page.split())
-    again = attnlm.train(dataset.path, recipe=run.path / "config.json", **folders)
+    again = attnlm.train(dataset.path, recipe=run.path / "config.json", checkpoint_dir=tmp_path)
     assert (again.config.training.steps, again.config.training.budget) == (steps, None)
     losses = [r.metrics()[-1]["val_loss"] for r in (run, again)]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
-def test_the_stages_that_attnlm_1_0_0_recorded_are_read(dataset: Dataset, tmp_path: Path) -> None:
-    run = attnlm.train(dataset.path, steps=4, checkpoint_dir=tmp_path, **SMALL)
+def test_the_stages_that_attnlm_1_0_0_recorded_are_read(trained: Any, dataset: Dataset) -> None:
+    run = trained(steps=4)
     path = run.path / "config.json"
     content = read_json(path)
     write_json(path, {**content, "config": {**content["config"], "stages": "0:9,2:4"}})

@@ -22,15 +22,8 @@ from tests.models import places, prepared
 from tests.test_processes import ended, started
 from tests.tolerances import assert_near
 
-SMALL: dict[str, Any] = {
-    "batch_size": 4,
-    "steps": 6,
-    "eval_every": 3,
-    "seed": 1,
-    "device": "cpu",
-    "threads": 1,
-    "schedule": "constant",
-}
+SMALL: dict[str, Any] = {"batch_size": 4, "steps": 6, "eval_every": 3, "seed": 1}
+SMALL |= {"device": "cpu", "threads": 1, "schedule": "constant"}
 
 
 @pytest.fixture(scope="module")
@@ -167,12 +160,5 @@ def test_a_parent_that_changed_meanwhile_is_noticed(folder: Path) -> None:
 def test_it_is_no_other_than_a_new_run(folder: Path) -> None:
     arguments = "train", "--from", "parent", "--resume", "parent"
     fails(*arguments, cwd=folder, code=2, says="--resume cannot be combined with", hints="recorded")
-    fails(
-        "train",
-        "--from",
-        "nobody",
-        cwd=folder,
-        code=1,
-        says="run 'nobody' not found",
-        hints="there are",
-    )
+    arguments = "train", "--from", "nobody"
+    fails(*arguments, cwd=folder, code=1, says="run 'nobody' not found", hints="there are")
