@@ -39,8 +39,8 @@ def speed_is(
     monkeypatch.setattr(speed_check, "choose_device", lambda: Device(device, "float32", ""))
 
 
-def findings() -> dict[str, Finding]:
-    return {finding.name: finding for finding in attnlm.doctor(offline=True)}
+def findings(offline: bool = True) -> dict[str, Finding]:
+    return {finding.name: finding for finding in attnlm.doctor(offline=offline)}
 
 
 def test_a_sound_machine_has_nothing_to_mend(tmp_path: Path) -> None:
@@ -117,12 +117,10 @@ def test_without_pytorch_it_fails_in_words(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "attnlm cannot train" in done.stderr and "Traceback" not in done.stdout
 
 
-def test_a_network_that_does_not_answer_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, web: Any
-) -> None:
+def test_a_network_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "_PATIENCE", 0.2)
     monkeypatch.setenv("ATTNLM_TINYSHAKESPEARE_URL", "http://127.0.0.1:9/")  # where nobody listens
-    found = {finding.name: finding for finding in attnlm.doctor()}
+    found = findings(offline=False)
     assert "127.0.0.1 is not reachable" in found["network"].text and found["network"].remedy
 
 
