@@ -160,4 +160,4 @@ def test_a_parent_that_changed_meanwhile_is_noticed(folder: Path) -> None:
 def test_it_is_no_other_than_a_new_run(folder: Path) -> None:
     arguments = "train", "--from", "parent", "--resume", "parent"
     fails(*arguments, cwd=folder, code=2, says="--resume cannot be combined with", hints="recorded")
-    fails(*("train", "--from", "nobody"), cwd=folder, code=1, says="'nobody'", hints="parent")
+    fails(*("train", "--from", "nobody"), cwd=folder, code=1, says="'nobody'", hints="there ")

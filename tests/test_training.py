@@ -28,6 +28,7 @@ from attnlm.base.settings import Setting
 from attnlm.base.signals import Interrupted
 from attnlm.compute.choices import remembered_choices
 from attnlm.compute.device import choose_device
+from attnlm.compute.threads import threads_of_torch
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset, sampled_hash
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
@@ -40,14 +41,8 @@ from attnlm.training.state import begun_state
 from tests.command import attnlm as command
 from tests.models import FRUITS, needs_compiler, prepared
 
-SMALL: dict[str, Setting] = {
-    "block_size": 8,
-    "batch_size": 4,
-    "steps": 12,
-    "eval_every": 5,
-    "seed": 1,
-    "device": "cpu",
-}
+SMALL: dict[str, Setting] = {"block_size": 8, "batch_size": 4, "steps": 12, "eval_every": 5}
+SMALL |= {"seed": 1, "device": "cpu"}
 FEW_LAYERS: dict[str, Setting] = {"layers": 2, "heads": 2, "embed_dim": 16}
 
 
@@ -520,29 +515,21 @@ def test_evaluation_gives_the_number_that_training_logged(
     settings: dict[str, Any], trained: Any
 ) -> None:
     run = trained(**settings)
-    threads = torch.get_num_threads()
     logged = [record["val_loss"] for record in run.metrics()]
-    try:
-        for others in (1, 2, 3):
-            torch.set_num_threads(others)
+    for others in (1, 2, 3):
+        with threads_of_torch(others):
             assert attnlm.evaluate(run, checkpoint="best").loss == min(logged)
             assert attnlm.evaluate(run, checkpoint="last").loss == logged[-1]
             assert torch.get_num_threads() == others
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_a_trial_chooses_between_one_thread_and_two(
     trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
+    with threads_of_torch(2):
         chosen = trained(model="single-head", steps=2, eval_every=2).config.training.threads
         assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
     (choice,) = (choice for choice in remembered_choices() if choice.kind == "threads")
     assert choice.chosen == str(chosen) and set(choice.milliseconds) == {"1", "2"}
 
@@ -636,12 +623,15 @@ def test_the_hint_for_data_that_are_too_small_works(
 ) -> None:
     """Whichever split is the smaller one; and no larger context would do."""
     small = prepared(tmp_path, FRUITS[:size], val_fraction=fraction)
-    settings: dict[str, Any] = {**SMALL, "model": rung, "steps": 2, "threads": 1}
-    settings["checkpoint_dir"] = tmp_path / "checkpoints"
+
+    def train(block_size: int) -> None:
+        about: dict[str, Any] = {**SMALL, "model": rung, "steps": 2, "block_size": block_size}
+        attnlm.train(small, checkpoint_dir=tmp_path / "checkpoints", **about, threads=1)
+
     with pytest.raises(AttnlmError, match="split has") as caught:
-        attnlm.train(small.path, **{**settings, "block_size": 2000})
+        train(2000)
     hint = re.fullmatch(r"use `block_size` (\d+) or less, or prepare .*", caught.value.hint)
     assert hint
-    attnlm.train(small.path, **{**settings, "block_size": int(hint[1])})
+    train(int(hint[1]))
     with pytest.raises(AttnlmError, match="split has"):
-        attnlm.train(small.path, **{**settings, "block_size": int(hint[1]) + 1})
+        train(int(hint[1]) + 1)
