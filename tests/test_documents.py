@@ -145,7 +145,14 @@ def test_a_folder_or_pattern_is_of_documents_of_all_kinds(here: Path) -> None:
     shell = prepare(sorted((here / "books").glob("[a-d].*")), tokenizer="gpt2", offline=True)
     assert documents_of(shell) == expected
     assert prepare("**/*.jsonl.gz").name.startswith(here.name[:5])
-    fails("prepare", "*.jsonl", cwd=here, code=1, says="no file matches '*.jsonl'", hints="pattern")
+    fails(
+        "prepare",
+        "*.jsonl",
+        cwd=here,
+        code=1,
+        says="no utf-8 text in *.jsonl (0 f",
+        hints="pattern",
+    )
 
 
 @needs_gpt2

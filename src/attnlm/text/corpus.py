@@ -32,7 +32,6 @@ from attnlm.text.text_files import (
     bare_stem,
     ended,
     files_in,
-    files_matching,
     kind_of,
     text_encoding,
     text_pieces,
@@ -187,10 +186,8 @@ def get_corpus(
 def safe_name(text: str) -> str:
     """Return `text` as a name that every system accepts for files and folders. The name is never
     empty, and never "latest"."""
-    kept = (
-        character if character.isprintable() and character not in ' <>:"/\\|?*' else "-"
-        for character in unicodedata.normalize("NFC", text)
-    )
+    normal = unicodedata.normalize("NFC", text)
+    kept = (c if c.isprintable() and c not in ' <>:"/\\|?*' else "-" for c in normal)
     # Most systems allow 255 bytes, of which the rest of a data set's name needs some.
     short = "".join(kept).strip("-.").encode()[:100].decode(errors="ignore").rstrip("-.")
     return short if is_safe_name(short) else f"text-{short}".rstrip("-")
@@ -252,7 +249,10 @@ def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Co
         if not source:
             raise FileNotFoundError
         if glob.has_magic(source) and not path.exists():
-            files = files_matching(source)
+            matching = sorted(glob.glob(source, recursive=True))  # noqa: PTH207 - it may be absolute
+            inside = (files_in(Path(place)) for place in matching)
+            # A file may match by itself and in its folder.
+            files = list(dict.fromkeys(itertools.chain.from_iterable(inside)))
             fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
             folder = Path(*fixed)
         elif path.is_dir():

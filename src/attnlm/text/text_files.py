@@ -5,9 +5,9 @@ from __future__ import annotations
 import codecs
 import contextlib
 import errno
-import glob
 import gzip
 import io
+import itertools
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -40,14 +40,10 @@ class Piece(NamedTuple):
 
 def ended(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """Yield the same pieces, but mark the end of the last piece as the end of a document."""
-    last: Piece | None = None
-    for piece in pieces:
-        if last is not None:
-            yield last
-        last = piece
-    if last is not None:
-        end = len(last.text)
-        yield last if last.ends[-1:] == (end,) else Piece(last.text, (*last.ends, end))
+    nothing = Piece("")
+    for piece, following in itertools.pairwise(itertools.chain(pieces, [nothing])):
+        is_open = following is nothing and piece.ends[-1:] != (len(piece.text),)
+        yield Piece(piece.text, (*piece.ends, len(piece.text))) if is_open else piece
 
 
 def bare_stem(path: Path) -> str:
@@ -65,17 +61,6 @@ def kind_of(path: Path) -> str:
 # --- Which files are texts ------------------------------------------------------------------------
 
 
-def files_matching(pattern: str) -> list[Path]:
-    """Return the files that match a pattern with *, ?, [] or **, and those in matching folders."""
-    matching = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - it may be absolute
-    files = list(dict.fromkeys(file for path in matching for file in files_in(Path(path))))
-    if not files:
-        raise AttnlmError(
-            f"no file matches {pattern!r}", "check the pattern and the current folder"
-        )
-    return files
-
-
 def texts_among(
     paths: list[Path], where: str, encoding: str, on_event: OnEvent
 ) -> tuple[Path, ...]:
@@ -91,7 +76,7 @@ def texts_among(
         raise AttnlmError(
             f"no {encoding} text in {where} ({len(paths)} files were checked, {len(empty)} of them "
             "empty)",
-            "use a folder with text files, or set their `encoding`",
+            "name a folder or a pattern of text files, or set their `encoding`",
         )
     for left, what in ((others, f"not {encoding} text"), (empty, "empty")):
         if left:

@@ -118,8 +118,7 @@ class CharTokenizer(Tokenizer):
         super().__init__("char", [character.encode() for character in characters])
         self.characters = characters
         dtype = np.dtype(np.uint16 if self.vocab_size < 2**16 else np.uint32)
-        self._id_of: NDArray[np.unsignedinteger[Any]]
-        self._id_of = np.full(0x110000, self.vocab_size, dtype)
+        self._id_of: NDArray[Any] = np.full(0x110000, self.vocab_size, dtype)
         self._id_of[code_points(characters)] = np.arange(self.vocab_size, dtype=dtype)
         has_byte = self._id_of[:256] < min(self.vocab_size, _NO_BYTE)
         self._id_of_ascii = np.where(has_byte, self._id_of[:256], _NO_BYTE).astype("u1").tobytes()

@@ -170,9 +170,9 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
                 )
             return ours
         _expect("model", kind, kind == "BPE")
-        for key in ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"):
+        affixes = ("continuing_subword_prefix", "end_of_word_suffix")
+        for key in ("dropout", "unk_token", "byte_fallback", *affixes):
             _expect(key, model.get(key), not model.get(key))
-        _expect("byte_fallback", True, not model.get("byte_fallback"))
         merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
         made = [model["vocab"][left + right] for left, right in merges]
         _expect("merges", "in another order than its ids", made == sorted(made))
