@@ -25,7 +25,8 @@ LLAMA3_REGEX = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 BYTE_LEVEL: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-BEGIN = {"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 0}}
+BOS = "<|begin_of_text|>"
+BEGIN = {"SpecialToken": {"id": BOS, "type_id": 0}}
 PARTS = (
     *(" ", "  ", "\n", "\r\n", "\t", "'s", "'LL", "a", "Be", "12", "3", "½", "!", "?!", "/", "\0"),
     *(
@@ -85,7 +86,7 @@ PUBLISHED = {
     "llama3": (
         tokenizer_json(
             0,
-            {"<|begin_of_text|>": 600, "<|end_of_text|>": 601, "<|eot_id|>": 602},
+            {BOS: 600, "<|end_of_text|>": 601, "<|eot_id|>": 602},
             pre_tokenizer=split(LLAMA3_REGEX),
             post_processor={
                 "type": "Sequence",
@@ -95,13 +96,7 @@ PUBLISHED = {
                         "type": "TemplateProcessing",
                         "single": [BEGIN, {"Sequence": {"id": "A", "type_id": 0}}],
                         "pair": [BEGIN, {"Sequence": {"id": "B", "type_id": 1}}],
-                        "special_tokens": {
-                            "<|begin_of_text|>": {
-                                "id": "<|begin_of_text|>",
-                                "ids": [600],
-                                "tokens": ["<|begin_of_text|>"],
-                            }
-                        },
+                        "special_tokens": {BOS: {"id": BOS, "ids": [600], "tokens": [BOS]}},
                     },
                 ],
             },

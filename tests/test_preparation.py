@@ -541,10 +541,10 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1])
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 @pytest.mark.parametrize("name", ["large.txt", "large.jsonl.gz"])
 def test_a_large_text_is_never_in_memory_as_a_whole(name: str, tmp_path: Path, data: Path) -> None:
-    content = TEXT.encode()
+    content = TEXT.encode() * 50
     if name == "large.jsonl.gz":
-        content = json.dumps({"text": TEXT}).encode() + b"\n"
-    content *= 2**26 // len(TEXT.encode())
+        content = json.dumps({"text": TEXT * 50}).encode() + b"\n"
+    content *= 2**26 // len(TEXT.encode() * 50)
     if name == "large.jsonl.gz":
         content = gzip.compress(content, 1)
     (tmp_path / name).write_bytes(content)

@@ -352,34 +352,22 @@ def test_a_saved_tokenizer_is_the_same_when_loaded(made: Tokenizer, tmp_path: Pa
 
 
 def damages() -> Iterator[object]:
-    whole = TRAINED.to_json()
+    whole, char = TRAINED.to_json(), {"format": 1, "name": "char"}
     singles = [base64.b64encode(bytes([byte])).decode() for byte in range(256)]
-    char = {"format": 1, "name": "char"}
-    yield {**whole, "format": 2}
-    yield {**whole, "format": None}
-    yield {**whole, "name": "bpe:1"}
-    yield {**whole, "name": ["char"]}
-    yield {**whole, "name": "../../x"}
-    yield {**whole, "pattern": "("}
-    yield {**whole, "pattern": "(a+)+$"}
-    yield {**whole, "pattern": CL100K_PATTERN}
-    yield {**whole, "ranks": whole["ranks"].replace(" ", "  ", 1)}
-    yield {**whole, "vocab_size": True}
-    yield {**whole, "vocab_size": 10**18}
-    yield {**whole, "vocab_size": 300}
-    yield {**whole, "end_of_text": 5}
-    yield {**whole, "end_of_text": -1}
-    yield {**whole, "end_of_text": "x"}
-    yield {**whole, "ranks": whole["ranks"] + " " + singles[7]}
-    yield {**whole, "ranks": whole["ranks"] + "!"}
+    ranks = whole["ranks"]
+    wrong: dict[str, tuple[object, ...]] = {
+        "format": (2, None),
+        "name": ("bpe:1", ["char"], "../../x"),
+        "pattern": ("(", "(a+)+$", CL100K_PATTERN),
+        "vocab_size": (True, 10**18, 300),
+        "end_of_text": (5, -1, "x"),
+        "ranks": (ranks.replace(" ", "  ", 1), f"{ranks} {singles[7]}", f"{ranks}!"),
+    }
+    for key, values in wrong.items():
+        yield from ({**whole, key: value} for value in values)
     yield {**whole, "vocab_size": 256, "ranks": " ".join(singles[:255])}
-    yield {"format": 1, "name": "bpe:400"}
-    yield char
-    yield {**char, "characters": ""}
-    yield {**char, "characters": "aa"}
-    yield {**char, "characters": "a\ud800"}
-    yield {**char, "characters": 5}
-    yield []
+    yield from ([], char, {**char, "name": "bpe:400"})
+    yield from ({**char, "characters": characters} for characters in ("", "aa", "a\ud800", 5))
 
 
 @pytest.mark.parametrize("content", list(damages()))
