@@ -42,7 +42,7 @@ def climbed(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Ladde
 def facts(ladder: Ladder) -> list[Any]:
     timed = ("seconds", "tokens_per_second")
     return [
-        (rung.text, [{k: v for k, v in r.items() if k not in timed} for r in rung.records])
+        (rung.text, [{k: v for k, v in r.items() if k not in timed} for r in rung.result.records])
         for rung in ladder.rungs
     ]
 
@@ -55,10 +55,10 @@ def test_rungs_are_ordinary_runs_trained_alike(climbed: Ladder, dataset: Dataset
         config = run.config
         assert (config.model.block_size, config.training.batch_size) == (64, 32)
         assert (config.training.steps, config.training.seed) == (6, 1)
-        assert [record["step"] for record in rung.records] == [0, 2, 4, 6]
-        assert rung.last["tokens"] == 6 * 32 * 64
+        assert [record["step"] for record in rung.result.records] == [0, 2, 4, 6]
+        assert rung.result.last["tokens"] == 6 * 32 * 64
         measured = attnlm.evaluate(run, data_dir=dataset.path.parent)
-        assert measured.loss == pytest.approx(rung.best["val_loss"])
+        assert measured.loss == pytest.approx(rung.loss)
         said = attnlm.sample(run, prompt="1 ", tokens=20, seed=1)
         assert "".join(said) == "1 " + rung.text
 
@@ -69,13 +69,9 @@ def with_losses(climbed: Ladder, **losses: float | tuple[float, ...]) -> Ladder:
     for model, found in losses.items():
         of_seeds = found if isinstance(found, tuple) else (found,)
         seeds = len(of_seeds)
-        every = [[{**first.best, "val_loss": loss}] for loss in of_seeds]
-        changed: dict[str, Any] = {
-            "records": every[seeds // 2],
-            "losses": of_seeds,
-            "every_seed": every,
-        }
-        rungs.append(replace(first, model=model.replace("_", "-"), **changed))
+        best = first.result.best
+        results = [replace(first.result, records=[{**best, "val_loss": loss}]) for loss in of_seeds]
+        rungs.append(replace(first, model=model.replace("_", "-"), results=results))
     return replace(climbed, plan=replace(climbed.plan, seeds=seeds), rungs=tuple(rungs))
 
 
@@ -84,7 +80,7 @@ def nats(ladder: Ladder) -> list[float | None]:
 
 
 def test_gains_are_over_the_best_so_far(climbed: Ladder) -> None:
-    first, second = (rung.best["val_loss"] for rung in climbed.rungs)
+    first, second = (rung.loss for rung in climbed.rungs)
     assert nats(climbed) == [None, first - second]
     ladder = with_losses(climbed, bigram=2.5, average=3.25, single_head=2.25, multi_head=2.0)
     assert nats(ladder) == [None, -0.75, 0.25, 0.25]
@@ -100,9 +96,10 @@ def test_losses_are_of_the_whole_split_where_all_rungs_were_measured_on_it(
     climbed = climb(dataset, rungs=("bigram", "average"), checkpoint_dir=tmp_path, **given)
     for rung in climbed.rungs:
         found = attnlm.evaluate(rung.run, device="cpu", data=dataset)
-        assert rung.best["val_loss"] == found.loss != rung.records[-1]["val_loss"]
+        assert rung.loss == found.loss != rung.result.last["val_loss"]
     assert climbed.measured_on == ""
-    partly = replace(climbed, rungs=tuple(replace(r, whole={}) for r in climbed.rungs))
+    first = climbed.rungs[0]
+    partly = replace(climbed, rungs=(replace(first, results=[replace(first.result, whole={})]),))
     assert partly.measured_on.startswith("64 of")
 
 
@@ -153,7 +150,8 @@ def test_it_says_what_is_not_like_for_like(climbed: Ladder) -> None:
     said = "\n".join(climbed.warnings)
     assert "the defaults of each rung: bigram adamw 0.1; single-head muon 0.03" in said
     assert "too few steps" in said and "equally wide" not in said
-    stopped = replace(climbed.rungs[1], records=climbed.rungs[1].records[:-1])
+    result = climbed.rungs[1].result
+    stopped = replace(climbed.rungs[1], results=[replace(result, records=result.records[:-1])])
     shorter = replace(climbed, rungs=(climbed.rungs[0], stopped))
     assert "single-head made 4 steps, not 6" in shorter.warnings
     alike = replace(climbed, rungs=(climbed.rungs[0],))
@@ -274,7 +272,7 @@ def test_a_budget_becomes_one_number_of_steps_even_if_the_ladder_is_resumed(
     assert started.plan.steps is None and plan.budget == 1.0
     assert plan.steps is not None and plan.steps > 1
     assert read_plan(ladder.path) == plan
-    assert {rung.last["step"] for rung in ladder.rungs} == {plan.steps}
+    assert {rung.result.last["step"] for rung in ladder.rungs} == {plan.steps}
     # The larger one came first, and set the steps.
     runs = [event.run.config.model.model for event in events if isinstance(event, Started)]
     assert runs == ["single-head", "bigram", "bigram"]
@@ -295,7 +293,7 @@ def test_a_sweep_over_a_setting_shows_the_median_of_several_seeds(
         assert {run.config.training.learning_rate for run in of_rung} == {rate}
         assert {run.config.training.batch_size for run in of_rung} == {batch}
         losses = sorted(min(r["val_loss"] for r in run.metrics()) for run in of_rung)
-        assert (*rung.losses,) == (*losses,) and rung.best["val_loss"] == losses[1]
+        assert (*rung.losses,) == (*losses,) and rung.loss == losses[1]
     header, rows = ladder.table()
     assert header[2] == "lowest to highest" and rows[1][0] == "…learning_rate=0.3"
     assert rows[0][2].startswith(f"{ladder.rungs[0].losses[0]:.4f}–")
@@ -347,7 +345,7 @@ def test_the_page_has_all_of_it_and_nothing_from_elsewhere(climbed: Ladder) -> N
         page, shown = content.decode(), elements(content).text
         assert page.count("<svg") == 2 and page.count("<style>") == 1
         assert "<script>alert" not in page
-        losses = [f"{rung.best['val_loss']:.4f}" for rung in ladder.rungs]
+        losses = [f"{rung.loss:.4f}" for rung in ladder.rungs]
         texts = [ladder.plan.prompt + rung.text for rung in ladder.rungs]
         for words in (*losses, *texts, *ladder.warnings, *(said for _, said in explained(ladder))):
             assert words in shown

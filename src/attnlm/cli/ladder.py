@@ -134,13 +134,13 @@ def _facts(climbed: Ladder) -> dict[str, object]:
             {
                 "model": rung.model,
                 "run": str(rung.run.path),
-                "val_loss": rung.best["val_loss"],
+                "val_loss": rung.loss,
                 "val_losses": rung.losses,
                 "gain": gain and gain.nats,
                 "beyond_seeds": gain and gain.beyond_seeds,
-                "bits_per_byte": rung.best["bits_per_byte"],
+                "bits_per_byte": rung.result.final["bits_per_byte"],
                 "parameters": rung.run.parameters,
-                "seconds": rung.last["seconds"],
+                "seconds": rung.result.last["seconds"],
                 "text": climbed.plan.prompt + rung.text,
             }
             for rung, gain in zip(climbed.rungs, climbed.gains, strict=True)

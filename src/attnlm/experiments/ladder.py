@@ -27,7 +27,6 @@ from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.runs.ladder_plan import RECORD, Plan, read_plan
 from attnlm.runs.run import Run, open_run
-from attnlm.see.curves import best_record
 from attnlm.see.ladder import Ladder, Rung
 from attnlm.training.cost import affordable_tokens, step_cost
 from attnlm.training.state import saved_facts
@@ -271,12 +270,14 @@ def _shown(model: str, runs: list[Run], made: Plan, is_whole: bool) -> Rung:
 
     `runs` has one run per seed. Of two middle losses, the lower one is the median.
     """
-    best = [run.whole()["best"] if is_whole else best_record(run.metrics()) for run in runs]
-    order = sorted(range(len(runs)), key=lambda number: float(best[number]["val_loss"]))
-    run, losses = runs[order[(len(runs) - 1) // 2]], tuple(best[i]["val_loss"] for i in order)
+    found = []
+    for run in runs:
+        result = run.result()
+        assert result is not None
+        found.append((result if is_whole else replace(result, whole={}), run))
+    found.sort(key=lambda pair: float(pair[0].final["val_loss"]))
+    run = found[(len(runs) - 1) // 2][1]
     sampler = load_sampler(run, device=run.config.training.device)
     config = SamplingConfig(tokens=made.tokens, seed=made.seed)
     text = "".join(sampler.stream(sampler.prompt_ids(made.prompt), config))
-    whole = run.whole()["best"] if is_whole else {}
-    every_seed = [one.metrics() for one in runs]
-    return Rung(model, run, run.metrics(), text, whole, losses, every_seed)
+    return Rung(model, run, text, [result for result, _ in found])

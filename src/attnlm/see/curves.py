@@ -271,11 +271,6 @@ def plain_curve(
     return "\n".join([*(line.rstrip() for line in lines), below])
 
 
-def best_record(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the record of the evaluation with the lowest validation loss."""
-    return min(records, key=lambda record: float(record["val_loss"]))
-
-
 def verdict(records: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any]) -> str:
     """Return a sentence on whether the validation loss still falls, has levelled off, or rises.
 
@@ -284,8 +279,8 @@ def verdict(records: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any]) ->
     """
     tokens = records[-1].get("evaluated_tokens") or math.inf
     words = [_trend(records, dataset["floor"], tokens)]
-    bigram_loss = dataset["bigram_loss"]
-    if bigram_loss is not None and best_record(records)["val_loss"] > bigram_loss + _NOTICEABLE:
+    best_loss, bigram_loss = min(r["val_loss"] for r in records), dataset["bigram_loss"]
+    if bigram_loss is not None and best_loss > bigram_loss + _NOTICEABLE:
         words.append("not as good as the counted bigram")
     if tokens < _FEW_TOKENS:
         words.append(f"{tokens:,} validation tokens are too few for a reliable loss")

@@ -6,18 +6,18 @@ A ladder trains several models on the same batches. Each model is a rung, with a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import attnlm
 from attnlm.base import files
 from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS
 from attnlm.runs.ladder_plan import Plan
-from attnlm.runs.run import Run
-from attnlm.see.curves import Line, best_record, panel_svg, panels_png, verdict
+from attnlm.runs.run import Result, Run
+from attnlm.see.curves import Line, panel_svg, panels_png, verdict
 from attnlm.see.page import render
 from attnlm.see.play import SCRIPTS, first_text, run_data
 from attnlm.see.reproduce import ladder_command
@@ -84,39 +84,34 @@ _MOST_TO_TRY = 2_000_000  # parameters of all rungs, for a page of about 10 MB
 
 @dataclass(frozen=True)
 class Rung:
-    """A trained rung: its run, its metrics, and a text sampled from it."""
+    """A trained rung, and a text sampled from the best checkpoint of its run."""
 
     model: str
     """the rung's name: a model, or a variant such as `transformer:positions=none`"""
     run: Run
-    records: Sequence[Mapping[str, Any]]
+    """the run with the median loss of all seeds, or the lower of the two in the middle"""
     text: str
-    whole: Mapping[str, Any] = field(default_factory=dict)
-    """losses of the best checkpoint on the whole split; empty if not measured for every rung"""
-    losses: tuple[float, ...] = ()
-    """the loss of each seed's best checkpoint, ascending; `run` has the median of them, or the
-    lower of the two in the middle"""
-    every_seed: Sequence[Sequence[Mapping[str, Any]]] = ()
-    """the metrics of each seed's run"""
+    results: Sequence[Result]
+    """the results of each seed's run, ascending by loss; `whole` is empty in all or in none"""
 
     @property
-    def best(self) -> Mapping[str, Any]:
-        """The record of the evaluation with the lowest loss; values in `whole` replace those of the
-        record. The rung's `text` is sampled from the checkpoint of that evaluation."""
-        return {**best_record(self.records), **self.whole}
+    def result(self) -> Result:
+        """The results of `run`."""
+        return self.results[(len(self.results) - 1) // 2]
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of each seed's best checkpoint, ascending."""
+        return [float(result.final["val_loss"]) for result in self.results]
 
     @property
     def loss(self) -> float:
-        return float(self.best["val_loss"])
-
-    @property
-    def last(self) -> Mapping[str, Any]:
-        return self.records[-1]
+        return float(self.result.final["val_loss"])
 
     @property
     def verdict(self) -> str:
         """A sentence on how the training went."""
-        return verdict(self.records, self.run.dataset)
+        return verdict(self.result.records, self.run.dataset)
 
 
 class Gain(NamedTuple):
@@ -140,8 +135,7 @@ class Ladder:
     @property
     def measured_on(self) -> str:
         """The part of the validation split that the losses cover; "" for the whole split."""
-        first = self.rungs[0]
-        return "" if first.whole else first.run.evaluated_part
+        return self.rungs[0].result.part
 
     @property
     def labels(self) -> dict[str, str]:
@@ -171,12 +165,12 @@ class Ladder:
         rows = [
             [
                 self.labels[rung.model],
-                f"{rung.best['val_loss']:.4f}",
+                f"{rung.loss:.4f}",
                 *(f"{min(rung.losses):.4f}–{max(rung.losses):.4f}" for _ in seeds),
                 "–" if gain is None else f"{gain.nats:+z.4f}",
-                f"{rung.best['bits_per_byte']:.3f}",
+                f"{rung.result.final['bits_per_byte']:.3f}",
                 f"{rung.run.parameters:,}",
-                f"{rung.last['seconds']:.1f}",
+                f"{rung.result.last['seconds']:.1f}",
             ]
             for rung, gain in zip(self.rungs, self.gains, strict=True)
         ]
@@ -216,10 +210,10 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
             )
             yield f"{difference}: {'; '.join(groups)}"
     for rung in ladder.rungs:
-        step, best = rung.last["step"], rung.best["step"]
+        step, best = rung.result.last["step"], rung.result.final["step"]
         if step != ladder.plan.steps:
             yield f"{rung.model} made {step:,} steps, not {ladder.plan.steps or 0:,}"
-        if rung.last["val_loss"] > best_record(rung.records)["val_loss"]:
+        if rung.result.last["val_loss"] > rung.result.best["val_loss"]:
             yield f"{rung.model} is shown at step {best:,}: its loss rose after that"
     falling = [r.model for r in ladder.rungs if r.verdict.startswith("loss still falling")]
     if falling:
@@ -304,12 +298,13 @@ def _lines(ladder: Ladder, x: str) -> list[Line]:
     """
     colours, lines = _colours(ladder), []
     for rung in ladder.rungs:
-        steps = [record["step"] for record in rung.records]
-        seeds = [{r["step"]: float(r["val_loss"]) for r in records} for records in rung.every_seed]
+        records = rung.result.records
+        steps = [record["step"] for record in records]
+        seeds = [{r["step"]: float(r["val_loss"]) for r in seed.records} for seed in rung.results]
         band: list[tuple[float, float]] = []
         if x == "tokens" and len(seeds) > 1 and all(seed.keys() >= {*steps} for seed in seeds):
             band = [(min(s[step] for s in seeds), max(s[step] for s in seeds)) for step in steps]
-        xs, losses = ([record[key] for record in rung.records] for key in (x, "val_loss"))
+        xs, losses = ([record[key] for record in records] for key in (x, "val_loss"))
         label, colour = ladder.labels[rung.model], colours[rung.model]
         lines.append(Line(label, xs, losses, colour, band=band))
     return lines
