@@ -1,4 +1,5 @@
-"""Scores are what their formulas say, names keep to thresholds, a silenced head is missed."""
+"""Scores are what their formulas say, and find the heads of a model built to have them; names keep
+to thresholds; a silenced head is missed."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +15,22 @@ import torch
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
+from attnlm.config.settings import resolve
+from attnlm.config.variants import variant
+from attnlm.data.dataset import Dataset
 from attnlm.model.attention import SelfAttention
+from attnlm.model.inspection import parameters_of
+from attnlm.model.language_model import build_model
+from attnlm.runs.checkpoint import save_checkpoint
+from attnlm.runs.create_run import create_run
 from attnlm.runs.load_model import load_model
-from attnlm.runs.run import open_dataset_of, open_run
-from attnlm.see.heads import PATTERNS, THRESHOLDS, name_of, pattern_sums, study_heads, word_starts
+from attnlm.runs.run import Run, open_dataset_of, open_run
+from attnlm.see import heads as see
+from attnlm.see.heads import PATTERNS, THRESHOLDS, repeated_random_tokens, study_heads, word_starts
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from attnlm.training.validation import validation_loss
 from tests.command import attnlm, fails
+from tests.models import self_attention
 
 N, H, T, V = 3, 2, 11, 4
 NO_CHANCE = dict.fromkeys(PATTERNS, 0.0)
@@ -52,7 +63,7 @@ def test_scores_are_their_formulas() -> None:
     weights = torch.softmax(scores.masked_fill(later, -torch.inf), -1)
     ids = torch.randint(V, (N, T), generator=generator)
     starts = torch.rand(N, T, generator=generator) < 0.3
-    sums_PH, counts_P = pattern_sums(weights, ids, starts)
+    sums_PH, counts_P = see.pattern_sums(weights, ids, starts)
     for head, found_P in enumerate((sums_PH / counts_P[:, None]).T.tolist()):
         wanted = spelled_out(weights[:, head], ids, starts)
         assert dict(zip(PATTERNS, found_P, strict=True)) == pytest.approx(wanted)
@@ -77,7 +88,7 @@ OFTEN = {"start-of-word": 0.4, "uniform": 1.0}
 def test_a_name_needs_its_threshold_and_twice_the_score_of_chance(
     scores: dict[str, float], chance: dict[str, float], name: str
 ) -> None:
-    assert name_of(NO_CHANCE | scores, NO_CHANCE | chance) == name
+    assert see.name_of(NO_CHANCE | scores, NO_CHANCE | chance) == name
 
 
 def test_where_words_start() -> None:
@@ -161,3 +172,96 @@ def test_heads_refuses_bad_arguments(trained: Path) -> None:
         (["--text", "none.txt"], 1, "none.txt", "path"),
     ]:
         fails("heads", *arguments, cwd=trained, code=code, says=says, hints=hints)
+
+
+# --- Heads of a model that is built to have them --------------------------------------------------
+
+CONTEXT, HEADS = 40, 3  # of a model built by hand
+SHARP = 60.0  # of scores: what is looked for gets nearly all attention
+BUILT = {(0, 1): "previous-token", (0, 2): "same-token", (1, 0): "induction"}
+"""The heads that look for something; the other three have equal scores, and look everywhere."""
+
+
+@pytest.fixture(name="built", scope="module")
+def built_by_hand(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two layers of attention on a stream of three parts: the token, its position, and the token
+    before, which the first layer writes there and the second compares with the token."""
+    size = dataset.vocab_size
+    name = "transformer:mlp=none:norm=none:positions=learned:query_key_norm=false:bias=false"
+    sizes = {"embed_dim": 2 * size + CONTEXT, "head_size": CONTEXT, "heads": HEADS}
+    config = resolve({**variant(name), **sizes, "layers": 2, "block_size": CONTEXT})
+    model = build_model(config.model, size)
+    token, position, before = (
+        slice(0, size),
+        slice(size, size + CONTEXT),
+        slice(size + CONTEXT, None),
+    )
+    of: dict[str, torch.Tensor] = dict(model.named_parameters())
+    with torch.no_grad():
+        for parameter in of.values():
+            parameter.zero_()
+        of["token_embedding.weight"][:, token] = torch.eye(size)
+        of["position_embedding.weight"][:, position] = torch.eye(CONTEXT)
+        of["head.weight"][:, token] = torch.eye(size)
+        for layer, head in BUILT:
+            attention = self_attention(model, layer)
+            rows = slice(head * CONTEXT, (head + 1) * CONTEXT)
+            query, key = attention.query.weight[rows], attention.key.weight[rows]
+            if BUILT[layer, head] == "previous-token":
+                query[:, position] = SHARP * torch.eye(CONTEXT).roll(-1, 0).triu(1)
+                key[:, position] = torch.eye(CONTEXT)
+                attention.value.weight[rows][:size, token] = torch.eye(size)
+                assert attention.projection is not None
+                attention.projection.weight[before, rows][:, :size] = torch.eye(size)
+            else:
+                query[:size, token] = SHARP * torch.eye(size)
+                key[:size, before if layer else token] = torch.eye(size)
+    folder = tmp_path_factory.mktemp("built")
+    parameters = parameters_of(config.model, dataset.vocab_size)
+    run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
+    save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
+    return run
+
+
+@pytest.mark.parametrize("has_text", [True, False])
+def test_the_scores_find_the_heads_and_only_them(has_text: bool, built: Run) -> None:
+    run = built if has_text else replace(built, imported_from="elsewhere")
+    report = study_heads(run, windows=8, device="cpu")
+    assert report.has_text == has_text and report.repeated == min(CONTEXT // 2, run.vocab_size)
+    for head in report.heads:
+        wanted = BUILT.get((head.layer, head.head), "uniform")
+        assert head.name == wanted
+        assert head.scores[wanted] > 0.9
+        for pattern in ("previous-token", "induction"):
+            assert head.scores[pattern] > 0.9 or head.scores[pattern] < 0.2
+            assert (head.scores[pattern] > 0.9) == (pattern == wanted)
+
+
+def test_random_tokens_come_twice_and_no_two_are_alike() -> None:
+    tokens = repeated_random_tokens(50_257, 1024, 4)
+    assert tokens.shape == (4, 2 * see.REPEATED)
+    np.testing.assert_array_equal(tokens[:, : see.REPEATED], tokens[:, see.REPEATED :])
+    assert all(len(set(row)) == see.REPEATED for row in tokens.tolist())
+    assert len(set(map(tuple, tokens.tolist()))) == 4 and tokens.max() > 40_000
+    np.testing.assert_array_equal(tokens, repeated_random_tokens(50_257, 1024, 4))
+    assert repeated_random_tokens(7, 64, 2).shape == (2, 14)
+    assert repeated_random_tokens(65, 9, 2).shape == (2, 8)
+
+
+def test_an_imported_run_needs_no_text(built: Run, tmp_path: Path) -> None:
+    imported = replace(built, imported_from="elsewhere")
+    imported.save_config()
+    try:
+        done = attnlm("heads", str(built.path), "--windows", "3", cwd=tmp_path)
+    finally:
+        built.save_config()
+    assert f"3 windows of {CONTEXT // 2} random tokens, repeated once" in done.stderr
+    named = [line.split()[2] for line in done.stdout.splitlines()[1:-1]]
+    assert named == [
+        BUILT.get((layer, head), "uniform") for layer in range(2) for head in range(HEADS)
+    ]
+    with pytest.raises(AttnlmError, match="no text to measure a loss on"):
+        study_heads(imported, ablate=True)
+    tiny: Any = replace(built.config, model=replace(built.config.model, block_size=1))
+    with pytest.raises(see.TooShortError, match="too short"):
+        study_heads(replace(imported, config=tiny))

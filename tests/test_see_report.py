@@ -15,17 +15,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Progress
 from attnlm.model.architecture import RUNGS
+from attnlm.model.language_model import Transformer
+from attnlm.model.recorder import record
 from attnlm.runs.journal import Snapshot
 from attnlm.runs.run import open_run
 from attnlm.see.attend import CAUTION, attend
 from attnlm.see.heads import PATTERNS, study_heads
-from attnlm.see.report import LensRow, Report, report
-from attnlm.see.report_page import report_page
+from attnlm.see.report import LensRow, Report, logit_lens, report
+from attnlm.see.report_page import lens_data, report_page
 from attnlm.see.reproduce import prepare_command
 from tests.browser import asks_for_nothing, check_fits, elements, opened, until
 from tests.command import Done, fails, here
@@ -242,6 +245,29 @@ def test_what_the_model_said_is_shown_as_text(found: Report) -> None:
         assert data_of(changed)["snapshots"][0]["text"] == held and shown in html(changed)
         names = [name for name, _ in elements(report_page(changed)).found]
         assert names.count("script") == 4
+
+
+@pytest.mark.parametrize("rung", [*RUNGS[1:], "projected", "tied"])
+def test_a_row_of_the_lens_is_the_model_without_the_layers_above(rung: str, runs: Path) -> None:
+    model, _ = attnlm.load_model(runs / rung, device="cpu")
+    assert isinstance(model, Transformer)
+    ids = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+    rows = logit_lens(model, record(model, ids[None]), count=4)
+    layers = range(1, len(model.blocks) + 1)
+    assert [row.name for row in rows] == ["embedding", *(f"layer {n}" for n in layers)]
+    for kept in reversed(range(len(rows))):
+        model.blocks = model.blocks[:kept]
+        with torch.no_grad():
+            likeliest = torch.softmax(model(ids[None])[0], -1).max(-1)
+        assert rows[kept].ids[:, 0].tolist() == likeliest.indices.tolist()
+        np.testing.assert_allclose(rows[kept].probabilities[:, 0], likeliest.values, atol=1e-5)
+    words = [f"<{i}>" for i in range(model.vocab_size)]
+    data = lens_data(rows, words)
+    ids_LTK = np.stack([row.ids for row in rows])
+    probabilities_LTK = np.stack([row.probabilities for row in rows])
+    assert ids_LTK.shape == (len(rows), len(ids), 4) and (np.diff(probabilities_LTK) <= 0).all()
+    assert [data["words"][i] for i in data["ids"]] == [words[i] for i in ids_LTK.ravel()]
+    np.testing.assert_allclose(data["percents"], 100 * probabilities_LTK.ravel(), atol=0.51)
 
 
 def scores_at(snapshot: Snapshot) -> dict[tuple[int, int], float]:
