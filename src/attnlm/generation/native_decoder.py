@@ -348,7 +348,7 @@ def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
     if inputs < _LONG or inputs % _PANEL:
         panels = _side_by_side(weights, "weight", *names).view(-1, _PANEL, inputs).transpose(1, 2)
         return _Map(**size, panels=_array(panels))
-    # The addresses of the rows; that of a row of zeros fills up the last panel of each matrix.
+    # The addresses of the rows. A row of zeros fills up the last panel of each matrix.
     zeros, places = np.zeros(inputs, np.float32), list[int]()
     arrays = [_array(matrix) for matrix in matrices]
     for array in arrays:

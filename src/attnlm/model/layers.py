@@ -33,8 +33,7 @@ class Linear(nn.Linear):
     ) -> None:
         self._std = std
         super().__init__(inputs, outputs, bias)
-        self.register_parameter("lora_down", None)
-        self.register_parameter("lora_up", None)
+        self.lora_down = self.lora_up = None
         self.lora_scale = 0.0
 
     def reset_parameters(self) -> None:
