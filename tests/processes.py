@@ -23,9 +23,8 @@ from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.training.sharding import whole_model
-from attnlm.training.share import Share
 from attnlm.training.state import initial_state
-from attnlm.training.step import StepNotFiniteError, Stepper
+from attnlm.training.step import Share, StepNotFiniteError, Stepper
 from attnlm.training.validation import validation_loss
 
 NAMES = ("bigram", "average", "single-head", "multi-head:dropout=0.2", "transformer:dropout=0.2")

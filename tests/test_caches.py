@@ -16,8 +16,8 @@ from attnlm.base.caches import code_folder
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
-from attnlm.training.share import Share
 from attnlm.training.state import initial_state
+from attnlm.training.step import Share
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other permissions")
 

@@ -33,9 +33,8 @@ def test_auto_is_the_first_that_works(
     assert (chosen.name, chosen.dtype, chosen.reason) == (name, dtype, reason)
     assert choose_device("cpu").name == "cpu"
     for wrong, problem in problems.items():
-        with pytest.raises(
-            AttnlmError, match=f"`device` {wrong} cannot be used: {problem}"
-        ) as error:
+        refusal = f"`device` {wrong} cannot be used: {problem}"
+        with pytest.raises(AttnlmError, match=refusal) as error:
             choose_device(wrong)
         assert "cpu" in error.value.hint
 

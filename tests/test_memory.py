@@ -112,18 +112,10 @@ def test_an_evaluation_takes_few_enough_windows_at_once(
 
 
 def test_a_compiled_step_holds_all_logits_at_once() -> None:
-    gpt2: Settings = {
-        "model": "gpt2",
-        "layers": 12,
-        "embed_dim": 768,
-        "heads": 12,
-        "block_size": 1024,
-    }
+    gpt2: Settings = {"model": "gpt2", "layers": 12, "embed_dim": 768, "heads": 12}
+    gpt2 |= {"block_size": 1024, "batch_size": 64}
     compiled, eager = (
-        estimate_memory(
-            resolve({**gpt2, "batch_size": 64, "compile": compile}),
-            *(50_257, 124 * 10**6, 10**6, "cuda"),
-        )
+        estimate_memory(resolve({**gpt2, "compile": compile}), 50_257, 124 * 10**6, 10**6, "cuda")
         for compile in ("on", "off")
     )
     assert compiled.logits >= 4 * 64 * 1024 * 50_257 > 10 * eager.logits

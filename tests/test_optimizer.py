@@ -141,26 +141,6 @@ def test_updates_wait_for_no_device(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_an_optimizer_goes_on_from_its_state(optimizer: str) -> None:
-    settings: dict[str, Setting] = {"model": "transformer", "layers": 2, "optimizer": optimizer}
-    model, config = a_model_with_gradients(1, heads=2, **settings)
-    first = FlatOptimizer(model, config.training)
-    for step in range(3):
-        give_gradients(model, step)
-        first.step(step)
-    copy, _ = a_model_with_gradients(2, heads=2, **settings)
-    copy.load_state_dict(model.state_dict())
-    second = FlatOptimizer(copy, config.training)
-    for name, tensor in second.state().items():
-        tensor.copy_(first.state()[name])
-    for trained, with_optimizer in ((model, first), (copy, second)):
-        give_gradients(trained, 3)
-        with_optimizer.step(3)
-    for one, other in zip(model.parameters(), copy.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_threads_share_an_update_and_change_nothing(
     optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -10,11 +11,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -156,32 +157,42 @@ def ranks(launcher: int) -> dict[int, int]:
     return found
 
 
-@pytest.fixture
-def training(project: Path) -> Iterator[subprocess.Popen[str]]:
-    """The same, some way before its end."""
+class Training(NamedTuple):
+    """A training of two processes that a test may disturb, and the folder of its run."""
+
+    process: subprocess.Popen[str]
+    path: Path
+
+
+@contextlib.contextmanager
+def some_way_on(project: Path, arguments: Sequence[str]) -> Iterator[Training]:
+    """Train with these arguments, some way before the end."""
     if not Path("/proc/self/task").exists():
         pytest.skip("the ranks of processes are read from /proc")
-    name = f"long-{time.monotonic_ns()}"
-    process = started(*ATTNLM, *TRAIN, "--name", name, cwd=project)
-    process.path = project / "checkpoints" / name  # type: ignore[attr-defined]
-    until_evaluated(project / "checkpoints" / name, 3)
-    yield process
+    path = project / "checkpoints" / f"long-{time.monotonic_ns()}"
+    process = started(*ATTNLM, *arguments, "--name", path.name, cwd=project)
+    until_evaluated(path, 3)
+    yield Training(process, path)
     process.kill()
 
 
+@pytest.fixture
+def training(project: Path) -> Iterator[Training]:
+    with some_way_on(project, TRAIN) as training:
+        yield training
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for a signal")
-def test_processes_save_and_end_when_their_launcher_is_killed(
-    training: subprocess.Popen[str],
-) -> None:
-    children = list(ranks(training.pid).values())
-    training.kill()
-    training.communicate(timeout=60)
+def test_processes_save_and_end_when_their_launcher_is_killed(training: Training) -> None:
+    children = list(ranks(training.process.pid).values())
+    training.process.kill()
+    training.process.communicate(timeout=60)
     for _ in range(3000):
         if not any(map(runs, children)):
             break
         time.sleep(0.01)
     assert not any(map(runs, children))
-    run = attnlm.open_run(training.path)  # type: ignore[attr-defined]
+    run = attnlm.open_run(training.path)
     assert 0 < run.checkpoint("last").step < 300
     attnlm.load_model(run, checkpoint="last")
 
@@ -195,39 +206,34 @@ def runs(process: int) -> bool:
 
 
 def test_a_signal_to_one_process_saves_once_and_ends_all(
-    training: subprocess.Popen[str], whole: Path, project: Path
+    training: Training, whole: Path, project: Path
 ) -> None:
     """And to resume gives the bytes of the run that nobody disturbed."""
-    os.kill(ranks(training.pid)[1], signal.SIGINT)
-    _, stderr = ended(training, 130)
+    os.kill(ranks(training.process.pid)[1], signal.SIGINT)
+    _, stderr = ended(training.process, 130)
     assert stderr.count("stopped; the last complete step, ") == 1
     assert "error: " not in stderr
-    path: Path = training.path  # type: ignore[attr-defined]
+    path = training.path
     assert 60 <= attnlm.open_run(path).checkpoint("last").step < 300
     ended(started(*ATTNLM, "train", "--resume", path, cwd=project), 0)
     assert (path / "last.safetensors").read_bytes() == (whole / "last.safetensors").read_bytes()
     assert timeless(path) == timeless(whole)
 
 
-def test_where_one_process_is_killed_all_end(training: subprocess.Popen[str]) -> None:
-    os.kill(ranks(training.pid)[0], signal.SIGKILL)
-    _, stderr = ended(training, 1)
+def test_where_one_process_is_killed_all_end(training: Training) -> None:
+    os.kill(ranks(training.process.pid)[0], signal.SIGKILL)
+    _, stderr = ended(training.process, 1)
     assert stderr.count("error: ") == 1
     assert "error: process 0 of the training was killed (SIGKILL)" in stderr
-    assert attnlm.open_run(training.path).checkpoint("last").step > 0  # type: ignore[attr-defined]
+    assert attnlm.open_run(training.path).checkpoint("last").step > 0
 
 
 @pytest.mark.slow
 def test_a_launcher_that_starts_them_again_resumes(whole: Path, project: Path) -> None:
     path = project / "checkpoints" / "again"
     launcher = sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"
-    process = started(
-        *(*launcher, "--nproc-per-node", "2", "-m", "attnlm"),
-        *TRAIN,
-        "--name",
-        path.name,
-        cwd=project,
-    )
+    two = ("--nproc-per-node", "2", "-m", "attnlm")
+    process = started(*launcher, *two, *TRAIN, "--name", path.name, cwd=project)
     until_evaluated(path, 3)
     os.kill(ranks(process.pid)[1], signal.SIGKILL)
     ended(process, 0)
@@ -483,10 +489,7 @@ def test_variables_of_a_launcher_that_can_not_be_are_named(
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [
-        (("--steps", "20"), ("--steps", "30")),
-        ((), ("--resume", "whole")),
-    ],
+    [(("--steps", "20"), ("--steps", "30")), ((), ("--resume", "whole"))],
 )
 def test_processes_with_other_options_end_with_one_error(
     first: tuple[str, ...], second: tuple[str, ...], project: Path, tmp_path: Path
@@ -532,10 +535,7 @@ def test_a_group_of_the_program_itself_is_named(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv(name, str(value))
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
-        with (
-            pytest.raises(attnlm.AttnlmError, match="process group"),
-            joined(),
-        ):
+        with pytest.raises(attnlm.AttnlmError, match="process group"), joined():
             pass
     finally:
         dist.destroy_process_group()

@@ -6,9 +6,7 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,8 @@ from attnlm.model.language_model import build_model
 from attnlm.runs.checkpoint import load_checkpoint, named_tensors
 from attnlm.runs.run import Run
 from attnlm.runs.sharded_checkpoint import ShardedCheckpoints
-from tests.command import ATTNLM
 from tests.processes import commands
-from tests.test_processes import ended, ranks, started, timeless, until_evaluated
+from tests.test_processes import Training, ended, ranks, some_way_on, timeless
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
 TRAIN = (
@@ -106,24 +103,18 @@ def test_pytorchs_own_reader_reads_it(whole: Run) -> None:
 
 
 @pytest.fixture
-def training(project: Path) -> Iterator[subprocess.Popen[str]]:
-    if not Path("/proc/self/task").exists():
-        pytest.skip("the ranks of processes are read from /proc")
-    name = f"stopped-{time.monotonic_ns()}"
-    process = started(*ATTNLM, *TRAIN, "--processes", "2", "--name", name, cwd=project)
-    process.path = project / "checkpoints" / name  # type: ignore[attr-defined]
-    until_evaluated(project / "checkpoints" / name, 3)
-    yield process
-    process.kill()
+def training(project: Path) -> Iterator[Training]:
+    with some_way_on(project, (*TRAIN, "--processes", "2")) as training:
+        yield training
 
 
 def test_a_run_that_was_stopped_goes_on_with_any_number(
-    training: subprocess.Popen[str], whole: Run, project: Path, tmp_path: Path
+    training: Training, whole: Run, project: Path, tmp_path: Path
 ) -> None:
-    os.kill(ranks(training.pid)[1], signal.SIGTERM)
-    _, stderr = ended(training, 143)
+    os.kill(ranks(training.process.pid)[1], signal.SIGTERM)
+    _, stderr = ended(training.process, 143)
     assert stderr.count("stopped; the last complete step, ") == 1
-    path: Path = training.path  # type: ignore[attr-defined]
+    path = training.path
     stopped = attnlm.open_run(path)
     assert 24 <= stopped.checkpoint("last").step < 96
     other = shutil.copytree(path, path.with_name(f"{path.name}-copy"))
@@ -139,12 +130,12 @@ def test_a_run_that_was_stopped_goes_on_with_any_number(
 
 @pytest.mark.slow
 def test_where_one_process_is_killed_the_last_checkpoint_stands(
-    training: subprocess.Popen[str], project: Path
+    training: Training, project: Path
 ) -> None:
-    os.kill(ranks(training.pid)[0], signal.SIGKILL)
-    _, stderr = ended(training, 1)
+    os.kill(ranks(training.process.pid)[0], signal.SIGKILL)
+    _, stderr = ended(training.process, 1)
     assert stderr.count("error: ") == 1
-    path: Path = training.path  # type: ignore[attr-defined]
+    path = training.path
     run = attnlm.open_run(path)
     step = run.checkpoint("last").step
     assert step > 0 and tensors(run)

@@ -36,8 +36,8 @@ from attnlm.model.architecture import architecture
 from attnlm.model.language_model import Bigram, Transformer, build_model
 from attnlm.model.ops import attention
 from attnlm.model.recorder import record
-from attnlm.training import share
-from attnlm.training.share import Share
+from attnlm.training import step as steps
+from attnlm.training.step import Share
 from attnlm.training.validation import validation_loss
 from tests.models import small_model
 
@@ -156,9 +156,9 @@ def test_training_flushes_in_all_threads_forward_and_backward(
     def watched(*given: Any) -> Any:
         return Watched.apply(loss_of(*given))  # type: ignore[no-untyped-call]
 
-    backward, loss_of, computed = Modes(), share._loss, Share.__call__
+    backward, loss_of, computed = Modes(), steps._loss, Share.__call__
     both = threading.Barrier(2)
-    monkeypatch.setattr(share, "_loss", watched)
+    monkeypatch.setattr(steps, "_loss", watched)
     monkeypatch.setattr(Share, "__call__", together)
     attnlm.train(dataset, model=model, compile=compile, checkpoint_dir=tmp_path, **SETTINGS)
     assert modes.found == {"MainThread": True, "attnlm_0": True}

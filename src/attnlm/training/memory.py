@@ -27,7 +27,7 @@ from attnlm.model.sizes import (
 )
 from attnlm.training.kernels import has_parts
 from attnlm.training.one_layer import is_one_layer
-from attnlm.training.share import MOST_SHARES, cut_batch
+from attnlm.training.step import MOST_SHARES, cut_batch
 
 FACTOR = 2.0
 """The estimate and the measured peak differ by less than this factor."""

@@ -16,6 +16,7 @@ queries, keys and values side by side, 3·H·D. R is the number of rows of the t
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from ctypes import CDLL
 
@@ -164,7 +165,7 @@ class OneLayer:
 
     @functools.cached_property
     def _gradients(self) -> dict[str, Tensor]:
-        return _tensors(self._model, _gradient)
+        return _tensors(self._model, operator.attrgetter("grad"))
 
     def _backward(self, tokens_M: Tensor) -> None:
         """Add the gradient of the loss that was computed last to every parameter's `grad`."""
@@ -193,12 +194,6 @@ class OneLayer:
             d[name].addmm_(d_table_RN.T, self._embeddings_RC)
         d["token_embedding.weight"].addmm_(self._d_tokens_VN, self._qkv_NC)
         d["position_embedding.weight"].addmm_(self._d_positions_TN, self._qkv_NC)
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
 
 
 def _tensors(model: Transformer, tensor_of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops import Kernels, using
 from attnlm.training.memory import windows_at_once
 from attnlm.training.one_layer import one_layer_form
-from attnlm.training.share import MOST_SHARES
+from attnlm.training.step import MOST_SHARES
 
 # Of a longer split, only the first MOST_TOKENS tokens are evaluated; commands say so.
 MOST_TOKENS = 2**22
