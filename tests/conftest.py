@@ -30,7 +30,8 @@ if sys.platform == "darwin":
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest tests first, so that no worker is left with them in the end."""
-    items.sort(key=lambda item: "test_trials" not in item.nodeid)
+    longest = ("test_trials", "test_processes", "test_commands", "test_sharding")
+    items.sort(key=lambda item: not item.nodeid.startswith(tuple(f"tests/{n}" for n in longest)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -59,13 +59,14 @@ def _forged(tally: Tally, folder: Path) -> None:
     work, or refuses in a line and a hint, in bounded memory and time; a run whose tensors are of a
     wrong type or size is always refused.
     """
-    for vocab_size in _VOCABULARIES:
-        _make_data(folder / f"of-{vocab_size}", vocab_size)
     library("decoding.c")  # once for all children
     for number, generator in tally.drawn(tally.wanted):
         forge = _FORGERIES[number % len(_FORGERIES)]
         vocab_size = generator.choice(_VOCABULARIES)
-        with place(folder, like=folder / f"of-{vocab_size}") as copy:
+        made = folder / f"of-{vocab_size}"
+        if not made.exists():
+            _make_data(made, vocab_size)
+        with place(folder, like=made) as copy:
             outcome = in_child(_read_forged, copy, vocab_size, forge, generator)
         what, fault = outcome.result or (forge.__name__, outcome.failure)
         tally.count(fault, f"{what}, {vocab_size} ids")

@@ -98,7 +98,9 @@ class Trial:
 
 
 def _try_and_send(run: Run, tally: Tally, folder: Path, draws: bool, sender: Connection) -> None:
-    if not draws:
+    if draws:
+        import matplotlib.figure  # noqa: F401 - once for all children
+    else:
         from attnlm.base import files
         from attnlm.see import curves
 
