@@ -1,4 +1,4 @@
-"""A page in which models compute: held to the textbook pass, to `sample` and to our tokenizers."""
+"""Pages in which models compute, held to the textbook pass, to `sample` and to our tokenizers."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from attnlm.model.textbook import forward
 from attnlm.see.play import model_data, play_page
 from attnlm.tokens import byte_pairs
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
+from docs.gallery import FOLDER, PAGES, data_of
 from tests.browser import check_fits, opened, until
 from tests.command import attnlm as attnlm_command
 from tests.command import fails
@@ -433,3 +434,38 @@ def test_a_weight_beyond_float16_is_refused() -> None:
     assert shown("x", model)["type"] == "f32"
     with pytest.raises(AttnlmError, match="weights too large for f16"):
         shown("x", model, number_type="f16")
+
+
+# --- The pages in docs/gallery --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_program_writes_of_its_model(name: str) -> None:
+    page = FOLDER / f"{name}.html"
+    data = data_of(page)
+    assert page.read_bytes() == play_page(**data), "run `python docs/gallery.py --render`"
+    assert page.stat().st_size < 600_000
+    assert data["models"][0]["architecture"]["model"] == PAGES[name]["model"]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_continues_a_text(name: str, browser: Any) -> None:
+    with opened(browser, FOLDER / f"{name}.html") as view:
+        assert view.input_value("#prompt")
+        view.locator("#models li").first.wait_for()
+        made = view.evaluate(
+            "attnlm.models[0].generate({ids: [0], tokens: 50, seed: 1})"
+            ".then((ids) => attnlm.models[0].decode(ids))"
+        )
+        assert len(made) == 50
+
+
+def test_the_answer_about_sure_and_unsure_places_in_the_lesson_holds(browser: Any) -> None:
+    """The page has the four heads that docs/teach.md trains."""
+    script = """(text) => {
+      const [model] = attnlm.models, logits_V = model.logits(model.encode(text));
+      return Math.max(...nextProbabilities(logits_V));
+    }"""
+    with opened(browser, FOLDER / "multi-head.html") as view:
+        sure, unsure = (view.evaluate(script, text) for text in ("the bridg", "the "))
+    assert (round(100 * sure), round(100 * unsure)) == (98, 16)

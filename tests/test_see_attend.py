@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,9 @@ from rich.console import Console
 from attnlm.model.recorder import record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import open_run
+from attnlm.see import pictures
 from attnlm.see.attend import attend, in_colour
 from attnlm.see.attend_page import attention_page
-from attnlm.see.pictures import picture
 from attnlm.see.text import tint, visible
 from tests.command import attnlm, fails, on_a_terminal
 
@@ -84,7 +87,9 @@ def test_a_picture_is_the_same_each_time(kind: str, trained: Path) -> None:
     done = attnlm("attend", TEXT, run.name, "-o", name, "--json", cwd=trained)
     assert json.loads(done.stdout)["output"] == name
     content, attention = (trained / name).read_bytes(), attend(run, TEXT)
-    assert content == (attention_page(attention) if kind == "html" else picture(attention, kind))
+    assert content == (
+        attention_page(attention) if kind == "html" else pictures.picture(attention, kind)
+    )
     assert content.startswith({"png": b"\x89PNG", "svg": b"<?xml", "html": b"<!doctype"}[kind])
     if kind == "svg":
         assert xml.etree.ElementTree.fromstring(content).tag.endswith("svg")
@@ -115,3 +120,79 @@ def test_attend_refuses_bad_arguments(trained: Path) -> None:
 
 def test_what_cannot_be_seen_is_shown() -> None:
     assert visible("a b\n\x00é日\u200b") == "a␣b⏎\\x00é日\\u200b"
+
+
+# --- Pictures, whatever the surroundings of matplotlib --------------------------------------------
+
+_PROGRAM = """
+import sys
+import attnlm.experiments.train
+assert "matplotlib" not in sys.modules  # until something is drawn
+from attnlm.cli import exits
+from attnlm.cli.app import run_command
+for sys.argv in {}:
+    assert exits.run(run_command) == 0
+"""
+
+
+def test_it_draws_in_silence_without_a_home_and_whatever_a_users_settings(
+    trained: Path, tmp_path: Path
+) -> None:
+    runs = ["--checkpoint-dir", str(trained / "checkpoints")]
+    commands = [
+        ["report", "multi-head", *runs, "--output", "page.html"],
+        ["attend", "the dog", "multi-head", *runs, "--output", "picture.png"],
+    ]
+    (tmp_path / "matplotlibrc").write_text(
+        "image.origin: lower\naxes.facecolor: red\nno such line\n"
+    )
+    homes = ("HOME", "MPLCONFIGDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+    environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MPLBACKEND")}
+    program = _PROGRAM.format([["attnlm", *command] for command in commands])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        cwd=tmp_path,
+        env={**environment, **dict.fromkeys(homes, "/dev/null/home")},
+        capture_output=True,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0 and "matplotlib" not in done.stderr.lower()
+    usual = tmp_path / "usual"
+    usual.mkdir()
+    for command in commands:
+        attnlm(*command, cwd=usual)
+        assert (usual / command[-1]).read_bytes() == (tmp_path / command[-1]).read_bytes()
+
+
+def test_a_picture_takes_an_installed_font_that_has_the_characters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nobody_has, one_has = "\U00010600", "\U00010601"  # Linear A
+
+    def characters(path: str) -> frozenset[int]:
+        installed = real(path) - {ord(nobody_has), ord(one_has)}
+        return installed | {ord(one_has)} if "cmr10" in path else installed
+
+    real = pictures._characters
+    monkeypatch.setattr(pictures, "_characters", characters)
+    families, missing = pictures.fonts_for("the" + nobody_has)
+    assert missing == nobody_has and pictures.fonts_for("the") == (families, "")
+    assert pictures.fonts_for("the" + one_has) == ([*families, "cmr10"], "")
+
+
+def test_characters_that_no_font_has_are_said_and_stay_text_in_an_svg(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd, real = "猫", pictures._characters
+    monkeypatch.setattr(pictures, "_characters", lambda path: real(path) - {ord(odd)})
+    (tmp_path / "text.txt").write_text(f"the {odd} " * 200, encoding="utf-8")
+    attnlm("prepare", "text.txt", cwd=tmp_path)
+    sizes = ("--model", "multi-head", "--steps", "1", "--block-size", "8", "--embed-dim", "8")
+    attnlm("train", *sizes, "--name", "odd", cwd=tmp_path)
+    says = f"no installed font has {odd}, so boxes are drawn instead"
+    for text, picture, is_said in (
+        *((f"the {odd}", "a.png", True), ("the", "b.png", False), (f"the {odd}", "a.svg", False)),
+    ):
+        done = attnlm("attend", text, "odd", "-o", picture, cwd=tmp_path)
+        assert (says in done.stderr) == is_said
+    assert f">{odd}</text>" in (tmp_path / "a.svg").read_text(encoding="utf-8")

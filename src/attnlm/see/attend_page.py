@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from attnlm.see.attend import CAUTION, Attention, Numbers, likeliest
-from attnlm.see.page import render
+from attnlm.see.page import base64_of, render
 from attnlm.see.text import visible
 
 SCRIPTS = ("components.js", "attend.js")
@@ -64,14 +62,10 @@ def packed_maps(weights_LHTT: Numbers) -> dict[str, Any]:
     held_MTT = steps_MTT >= least
     return {
         "least": least,
-        "counts": _base64(held_MTT.sum(-1).astype("<u2")),
-        "columns": _base64(held_MTT.nonzero()[-1].astype("<u2")),
-        "steps": _base64(steps_MTT[held_MTT]),
+        "counts": base64_of(held_MTT.sum(-1).astype("<u2")),
+        "columns": base64_of(held_MTT.nonzero()[-1].astype("<u2")),
+        "steps": base64_of(steps_MTT[held_MTT]),
     }
-
-
-def _base64(numbers: NDArray[Any]) -> str:
-    return base64.b64encode(numbers.tobytes()).decode()
 
 
 def next_tokens_data(attention: Attention) -> dict[str, Any]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
+
+from numpy.typing import NDArray
 
 from attnlm.see.text import visible
 
@@ -48,3 +51,8 @@ def fill(template: str, **content: Any) -> str:
 
 def _file(name: str) -> str:
     return (resources.files("attnlm.see") / "pages" / name).read_text(encoding="utf-8").strip()
+
+
+def base64_of(numbers: NDArray[Any]) -> str:
+    """Return the bytes of an array, for JSON values that scripts read."""
+    return base64.b64encode(numbers.tobytes()).decode()

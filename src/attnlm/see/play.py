@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from attnlm.model.architecture import Architecture
 from attnlm.runs.forms import Exported
 from attnlm.runs.load_model import load_weights
 from attnlm.runs.run import Checkpoint, Run
-from attnlm.see.page import render
+from attnlm.see.page import base64_of, render
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
 
 _LARGEST_IN_F32 = 2_000_000
@@ -129,7 +128,7 @@ def model_data(
         "architecture": {part: x for part, x in architecture.items() if x is not None},
         "shapes": {tensor: list(tensors[tensor].shape) for tensor in tensors},
         "type": number_type,
-        "weights": base64.b64encode(numbers.tobytes()).decode(),
+        "weights": base64_of(numbers),
         "tokenizer": _tokenizer_data(tokenizer),
         "first": tokenizer.first,
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from html import escape
+from types import SimpleNamespace
 from typing import Any
 
 from attnlm.base.events import Note, Progress
@@ -71,7 +72,7 @@ class ProgressBar:
                 unit_scale=unit != "step",
                 miniters=1,
                 desc=harmless(task),
-                file=_NotebookOutput() if _in_notebook() else sys.stderr,
+                file=_notebook_output() if _in_notebook() else sys.stderr,
                 dynamic_ncols=True,
                 leave=False,
             )
@@ -124,24 +125,18 @@ class ProgressBar:
         bar.refresh()
 
 
-class _NotebookOutput:
-    """A file for tqdm in a notebook cell, where each write replaces the previous one."""
+def _notebook_output() -> Any:
+    """Return a file for tqdm in a notebook cell, where each write replaces the previous one."""
+    from IPython.display import display
 
-    def __init__(self) -> None:
-        self._handle: Any = None
+    handle = display({"text/plain": ""}, raw=True, display_id=True)
 
-    def write(self, text: str) -> None:
-        from IPython.display import display
-
+    def write(text: str) -> None:
         line = text.strip()
         content = {"text/plain": line, "text/html": f"<pre>{escape(line)}</pre>" if line else ""}
-        if self._handle is None:
-            self._handle = display(content, raw=True, display_id=True)
-        else:
-            self._handle.update(content, raw=True)
+        handle.update(content, raw=True)
 
-    def flush(self) -> None:
-        """Do nothing, since writes are not buffered."""
+    return SimpleNamespace(write=write, flush=lambda: None)
 
 
 def _write_line(text: str) -> None:

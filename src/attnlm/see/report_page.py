@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from attnlm.runs.run import run_facts
 from attnlm.see.attend_page import SCRIPTS, attention_parts
 from attnlm.see.curves import panel_svg, run_lines
 from attnlm.see.heads import PATTERNS
-from attnlm.see.page import render
+from attnlm.see.page import base64_of, render
 from attnlm.see.report import LensRow, Report
 from attnlm.see.reproduce import report_command
 from attnlm.see.text import visible
@@ -97,7 +96,7 @@ def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]
         weights = maps_SLHTT[:, layer, head][:, *np.tril_indices(len(report.passage))]
         film = {
             "name": f"layer {layer + 1} head {head + 1}",
-            "maps": base64.b64encode(np.rint(255 * weights).astype(np.uint8).tobytes()).decode(),
+            "maps": base64_of(np.rint(255 * weights).astype(np.uint8)),
             "scores": scores_SLH[:, layer, head].tolist(),
         }
         films.append(film)
