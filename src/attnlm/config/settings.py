@@ -160,14 +160,9 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
     training = _with_adapters(model, training)
     _check_training(model, training, given)
     if training.budget is None and training.steps is not None:
-        training = with_steps(training, training.steps)
+        every = training.eval_every or max(1, math.ceil(training.steps / 10))
+        training = replace(training, eval_every=every)
     return Config(model, training, (*lacking, *useless))
-
-
-def with_steps(training: TrainingConfig, steps: int) -> TrainingConfig:
-    """Return the training settings with `steps` updates in place of a budget."""
-    eval_every = training.eval_every or max(1, math.ceil(steps / 10))
-    return replace(training, steps=steps, budget=None, eval_every=eval_every)
 
 
 def _check_training(

@@ -58,8 +58,3 @@ def _value(key: str, text: str) -> Setting:
         return number(kind, text) if kind in (int, float) else text
     except ValueError:
         return text  # `check_setting` refuses its type
-
-
-def folder_name(name: str) -> str:
-    """Return a variant's name as part of a folder name: `transformer-positions-none`."""
-    return name.replace(":", "-").replace("=", "-")

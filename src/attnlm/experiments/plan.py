@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from attnlm.compute.processes import Processes, joined
 from attnlm.config.new_training import resolve_from
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config, resolve
-from attnlm.data.dataset import Dataset, Ids, id_dtype, open_dataset
+from attnlm.data.dataset import Dataset, id_dtype, open_dataset
 from attnlm.experiments.settle import settle, trial
 from attnlm.experiments.train import check_launched
 from attnlm.model.architecture import PRESETS
@@ -305,19 +306,13 @@ def _data(
             )
         length = _MADE_UP_WINDOWS * config.model.block_size + 1
         ids: Any = np.random.default_rng(0).integers(vocab_size, size=length)
-        return _MadeUp(ids.astype(id_dtype(vocab_size)), vocab_size, _VAL_TOKENS)
+        sizes = {"vocab_size": vocab_size, "val_tokens": _VAL_TOKENS}
+        made_up = SimpleNamespace(train=ids.astype(id_dtype(vocab_size)), **sizes)
+        return cast(TrainingData, made_up)
     opened = open_dataset(dataset, data_dir=data_dir)
     if parent is not None:
         check_tokenizer(parent, opened)
     return opened
-
-
-class _MadeUp(NamedTuple):
-    """Random ids in place of a data set."""
-
-    train: Ids
-    vocab_size: int
-    val_tokens: int
 
 
 def _measured(

@@ -25,7 +25,7 @@ from attnlm.base.settings import Setting, Settings
 from attnlm.compute.choices import fastest, keeping_threads
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import ALONE, Processes
-from attnlm.config.settings import Config, resolve, with_steps
+from attnlm.config.settings import Config, resolve
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameters_of
@@ -205,7 +205,7 @@ def trial(
     config: Config, device: Device, dataset: TrainingData, processes: Processes = ALONE
 ) -> Stepper:
     """Return a stepper for a new model, on which steps can be measured."""
-    config = replace(config, training=with_steps(config.training, 2**30))
+    config = config.with_training(steps=2**30, budget=None)
     state = initial_state(config, dataset.vocab_size, device, processes)
     return Stepper(state, config, dataset, processes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.records import limited, read_record
 from attnlm.base.settings import check_value
 from attnlm.config.settings import resolve
-from attnlm.config.variants import folder_name, variant
+from attnlm.config.variants import variant
 
 RECORD = "ladder.json"
 _FORMAT = 1
@@ -53,11 +54,10 @@ class Plan:
     def runs(self, path: Path) -> dict[tuple[str, int], Path]:
         """Return the runs' folders, keyed by (rung, seed). They are next to the ladder's `path`."""
         seeds = range(self.seed, self.seed + self.seeds)
+        names = {rung: f"{path.name}-{re.sub('[:=]', '-', rung)}" for rung in self.rungs}
         return {
-            (rung, seed): path.with_name(
-                f"{path.name}-{folder_name(rung)}" + (f"-seed-{seed}" if seed > self.seed else "")
-            )
-            for rung in self.rungs
+            (rung, seed): path.with_name(name + (f"-seed-{seed}" if seed > self.seed else ""))
+            for rung, name in names.items()
             for seed in seeds
         }
 
