@@ -315,7 +315,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no safetensors": (write("model.safetensors", b"garbage, and more"), "is damaged"),
     "a path in the index": (index("../model.safetensors"), "'../model.safetensors'"),
     "an absolute path": (index("/etc/passwd"), "'/etc/passwd'"),
-    "no name in the index": (index({}), "names ''"),
+    "no name in the index": (index({}), "names '{}'"),
     "a shard that is missing": (index("model-2.safetensors"), "cannot read"),
     "an empty index": (index(), "names 0 files"),
     "a normaliser": (change_tokenizer("normalizer", to={"type": "NFKC"}), "normalizer"),

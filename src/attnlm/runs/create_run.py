@@ -67,7 +67,9 @@ def put_new(
     """Create the folder of `run` in a temporary place, then move it into `checkpoint_dir`.
 
     `fill(run)` writes more files to the temporary folder `run.path`, and returns the run to save in
-    config.json. Raises as `create_run` does.
+    config.json. If `name` is None, the run gets the first free name of `<model>-001`,
+    `<model>-002`, … The name of a removed run stays reserved while other runs record that run as
+    their parent. Raises as `create_run` does.
     """
     if name is not None:
         check_free(name, checkpoint_dir, is_trained=not run.imported_from)
@@ -78,33 +80,23 @@ def put_new(
         files.write_json(new / "tokenizer.json", tokenizer.to_json())
         run = run if fill is None else fill(run)
         run.save_config()
-        run = replace(run, path=_put_in_place(run, checkpoint_dir, name))
-    write_latest(checkpoint_dir, run.name)
-    return run
-
-
-def _put_in_place(run: Run, checkpoint_dir: Path, name: str | None) -> Path:
-    """Move a run's folder to its final path, and return the path. Raises AttnlmError if it exists.
-
-    If `name` is None, the run gets the first free name of `<model>-001`, `<model>-002`, … The name
-    of a removed run stays reserved while other runs record that run as their parent.
-    """
-    parents = set()
-    for other in [] if name else folder_names(checkpoint_dir, "run"):
-        with contextlib.suppress(AttnlmError, KeyError, TypeError):  # damaged, or without a parent
-            parents.add(files.read_json(checkpoint_dir / other / "config.json")["parent"]["name"])
-    for number in itertools.count(1):
-        if name is not None:
-            check_free(name, checkpoint_dir, is_trained=not run.imported_from)
-        unused = name or f"{run.config.model.model}-{number:03}"
-        path = checkpoint_dir / unused
-        # A rename would replace an empty folder, which may belong to somebody.
-        if unused in parents or os.path.lexists(path):
-            continue
-        try:
-            run.path.rename(path)
-            break
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-    return path
+        parents = set()
+        for other in [] if name else folder_names(checkpoint_dir, "run"):
+            with contextlib.suppress(AttnlmError, KeyError, TypeError):  # damaged, or no parent
+                about = files.read_json(checkpoint_dir / other / "config.json")
+                parents.add(about["parent"]["name"])
+        for number in itertools.count(1):
+            if name is not None:
+                check_free(name, checkpoint_dir, is_trained=not run.imported_from)
+            path = checkpoint_dir / (name or f"{run.config.model.model}-{number:03}")
+            # A rename would replace an empty folder, which may belong to somebody.
+            if path.name in parents or os.path.lexists(path):
+                continue
+            try:
+                new.rename(path)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+    write_latest(checkpoint_dir, path.name)
+    return replace(run, path=path)

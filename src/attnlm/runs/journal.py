@@ -48,7 +48,17 @@ class Journal:
         if not self.path.exists():
             return []
         *lines, _ = files.read_bytes(self.path, self.largest).split(b"\n")
-        records = [self._record(line) for line in lines]
+        records = []
+        for line in lines:
+            try:
+                record = files.json_value(line.decode())
+                intact = isinstance(record, dict) and record.pop("crc32", None) == _checksum(record)
+            except (ValueError, RecursionError):
+                intact = False
+            if not intact:
+                raise self.damaged()
+            decoded(self.record, record, self.path, self.hint)
+            records.append(record)
         for earlier, later in itertools.pairwise(records):
             if later["step"] <= earlier["step"]:
                 raise self.damaged()
@@ -75,17 +85,6 @@ class Journal:
     def damaged(self) -> AttnlmError:
         """Return the error for a damaged file."""
         return AttnlmError(f"{self.path} is damaged, or was not written by attnlm", self.hint)
-
-    def _record(self, line: bytes) -> Record:
-        try:
-            record = files.json_value(line.decode())
-            intact = isinstance(record, dict) and record.pop("crc32", None) == _checksum(record)
-        except (ValueError, RecursionError):
-            intact = False
-        if not intact:
-            raise self.damaged()
-        decoded(self.record, record, self.path, self.hint)
-        return dict(record)
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from attnlm.base.folders import (
 )
 from attnlm.base.workspaces import is_locked, trained_alone, workspace
 from attnlm.runs.ladder_plan import RECORD, read_plan
-from attnlm.runs.run import Result, Run, open_run
+from attnlm.runs.run import Run, open_run
 
 # A folder with any of these files counts as a run, even if other files are missing.
 _OF_A_RUN = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetensors", "last", "best")
@@ -252,13 +252,25 @@ def diff_runs(
     first, second = (open_run(run, checkpoint_dir=checkpoint_dir) for run in (a, b))
     results = first.result(), second.result()
     facts = [{} if result is None else result.facts() for result in results]
+    warnings = []
+    if None not in results:
+        if first.tokenizer.to_json() != second.tokenizer.to_json():
+            warnings.append(
+                "the tokenizers differ, so losses per token cannot be compared: compare bits per "
+                "byte"
+            )
+        if first.dataset["val_sha256"] != second.dataset["val_sha256"]:
+            warnings.append("the losses were measured on different validation splits")
+        for run, result in zip((first, second), results, strict=True):
+            if result is not None and result.part:
+                warnings.append(f"the loss of {run.name} was measured on {result.part}")
     return RunDiff(
         first,
         second,
         settings=_differing(first.config.settings(), second.config.settings()),
         data=_differing(_data(first), _data(second)),
         result={"parameters": (first.parameters, second.parameters), **_pairs(*facts)},
-        warnings=tuple(_warnings(first, second, *results)),
+        warnings=tuple(warnings),
     )
 
 
@@ -273,18 +285,6 @@ def _data(run: Run) -> dict[str, Any]:
         "parent": run.started_from or None,
         "imported_from": run.imported_from or None,
     }
-
-
-def _warnings(a: Run, b: Run, *results: Result | None) -> Iterator[str]:
-    if None in results:
-        return
-    if a.tokenizer.to_json() != b.tokenizer.to_json():
-        yield "the tokenizers differ, so losses per token cannot be compared: compare bits per byte"
-    if a.dataset["val_sha256"] != b.dataset["val_sha256"]:
-        yield "the losses were measured on different validation splits"
-    for run, result in zip((a, b), results, strict=True):
-        if result is not None and result.part:
-            yield f"the loss of {run.name} was measured on {result.part}"
 
 
 def _pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -355,7 +355,13 @@ def _check(
     found: Mapping[str, TensorFile], places: Mapping[str, tuple[Stored, int]], described: Described
 ) -> None:
     """Raise AttnlmError if the tensors in the files do not match the model."""
-    wanted = {stored.name: _shape(stored, described) for stored, _ in places.values()}
+    # A position embedding is stored for the model's whole context, though the run's may be shorter.
+    positions = (described.positions, described.config.model.embed_dim or 0)
+    shapes = described.shapes | {"position_embedding.weight": positions}
+    wanted: dict[str, Shape] = {}
+    for stored, _ in places.values():
+        rows, columns = sum(shapes[part][0] for part in stored.parts), shapes[stored.parts[0]][1:]
+        wanted[stored.name] = (*columns, rows) if stored.transposed else (rows, *columns)
     head = "lm_head.weight"  # may be stored although it is tied
     is_tied = head not in wanted and head in found
     if is_tied and described.config.model.tie_embeddings:
@@ -368,28 +374,18 @@ def _check(
             "import a GPT-2, Llama, SmolLM, Mistral, Qwen2 or Qwen3 model that was not changed",
         )
     for name, shape in wanted.items():
-        stored = found[name].header.tensors[name]
-        if stored.shape != shape:
+        tensor = found[name].header.tensors[name]
+        if tensor.shape != shape:
             raise AttnlmError(
-                f"the tensor {name} has shape {stored.shape}, but config.json gives {shape}", _COPY
+                f"the tensor {name} has shape {tensor.shape}, but config.json gives {shape}", _COPY
             )
-        check_type(name, stored.dtype, "import a model that is not quantized")
+        check_type(name, tensor.dtype, "import a model that is not quantized")
     embedding = places["token_embedding.weight"][0].name
     if is_tied and not torch.equal(*(read_tensor(found[name], name) for name in (head, embedding))):
         raise AttnlmError(
             "config.json ties the LM head to the token embedding, but lm_head.weight differs",
             _COPY,
         )
-
-
-def _shape(stored: Stored, described: Described) -> Shape:
-    """Return the shape that a stored tensor must have. A position embedding is stored for the
-    model's whole context, even if the context of the run is shorter."""
-    shapes = described.shapes | {
-        "position_embedding.weight": (described.positions, described.config.model.embed_dim or 0)
-    }
-    rows, columns = sum(shapes[part][0] for part in stored.parts), shapes[stored.parts[0]][1:]
-    return (*columns, rows) if stored.transposed else (rows, *columns)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -403,11 +399,9 @@ def _files(folder: Path) -> list[Path]:
             if pickled
             else "use a folder in Hugging Face's format",
         )
-    places: Mapping[str, Any] = read_object(folder / _INDEX, _LARGEST_INDEX).get("weight_map", {})
-    names = set()
-    if isinstance(places, dict):
-        names = {name if isinstance(name, str) else "" for name in places.values()}
-    for name in sorted(names):
+    places = read_object(folder / _INDEX, _LARGEST_INDEX).get("weight_map")
+    names = sorted(set(map(str, places.values()))) if isinstance(places, dict) else []
+    for name in names:
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,200}\.safetensors", name):
             raise AttnlmError(
                 f"{_INDEX} names {quoted(name)}, which is not a safetensors file in its folder",
@@ -417,7 +411,7 @@ def _files(folder: Path) -> list[Path]:
         raise AttnlmError(
             f"{folder / _INDEX} names {len(names):,} files, not 1 to {_MOST_FILES:,}", _COPY
         )
-    return [folder / name for name in sorted(names)]
+    return [folder / name for name in names]
 
 
 @contextlib.contextmanager
