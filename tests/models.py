@@ -5,6 +5,7 @@ Their sizes differ from each other, so that swapped axes fail.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,15 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     named = dict(model.named_parameters())
     found = torch.autograd.grad(loss, list(named.values()))
     return dict(zip(named, found, strict=True))
+
+
+def timeless(run: Path) -> list[dict[str, Any]]:
+    """Return the metrics of a run, without those that depend on time."""
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    timed = ("seconds", "tokens_per_second", "crc32")
+    return [{k: v for k, v in record.items() if k not in timed} for record in records]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the content of each file below a folder."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}

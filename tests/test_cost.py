@@ -125,12 +125,3 @@ def test_the_end_is_not_measured_whole_where_that_costs_too_much(
     shown = command("list", "runs", *about, cwd=tmp_path)
     assert f"~{entry.val_loss:.4f}" in shown.stdout and "~ measured on a part" in shown.stderr
     assert part in command("rm", run.name, "--yes", *about, cwd=tmp_path).stderr
-
-
-def test_small_data_are_evaluated_whole_as_eval_does(dataset: Dataset, tmp_path: Path) -> None:
-    run = attnlm.train(dataset.path, steps=6, checkpoint_dir=tmp_path, **SMALL)
-    assert run.config.training.eval_tokens is None and run.evaluated_part == ""
-    assert run.whole() == {} and not (run.path / "whole.json").exists()
-    assert run.metrics()[-1]["evaluated_tokens"] == dataset.val_tokens - 1
-    measured = attnlm.evaluate(run, checkpoint="last", data=dataset)
-    assert measured.loss == run.metrics()[-1]["val_loss"]

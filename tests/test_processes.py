@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import signal
@@ -32,6 +31,7 @@ from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from tests.command import ATTNLM
 from tests.command import attnlm as attnlm_command
+from tests.models import contents, timeless
 from tests.processes import (
     NAMES,
     SHARDED,
@@ -102,12 +102,6 @@ def test_processes_compute_what_one_does(project: Path, tmp_path: Path) -> None:
             assert part["validation"] == pytest.approx(alone["validation"], rel=1e-5)
             assert part["share"] <= 0.4 * alone["share"]
         assert sum(part["share"] for part in parts) == alone["share"]
-
-
-def timeless(path: Path) -> list[dict[str, Any]]:
-    records = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
-    timed = ("seconds", "tokens_per_second", "crc32")
-    return [{k: v for k, v in record.items() if k not in timed} for record in records]
 
 
 @pytest.fixture(scope="module")
@@ -520,10 +514,6 @@ def test_processes_accept_a_finished_run_or_end_with_one_error(
         told = {line for line in (main[1] + other[1]).splitlines() if line.startswith("error: ")}
         assert told == {"error: a run called whole exists, but its --learning-rate differs"}
     assert contents(whole) == content
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 def test_a_group_of_the_program_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

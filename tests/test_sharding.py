@@ -24,8 +24,9 @@ from attnlm.model.language_model import build_model
 from attnlm.runs.checkpoint import load_checkpoint, named_tensors
 from attnlm.runs.run import Run
 from attnlm.runs.sharded_checkpoint import ShardedCheckpoints
+from tests.models import timeless
 from tests.processes import commands
-from tests.test_processes import Training, ended, ranks, some_way_on, timeless
+from tests.test_processes import Training, ended, ranks, some_way_on
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
 TRAIN = (

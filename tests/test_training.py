@@ -39,7 +39,7 @@ from attnlm.training.one_layer import OneLayer
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.state import begun_state
 from tests.command import attnlm as command
-from tests.models import FRUITS, needs_compiler, prepared
+from tests.models import FRUITS, contents, needs_compiler, prepared, timeless
 
 SMALL: dict[str, Setting] = {"block_size": 8, "batch_size": 4, "steps": 12, "eval_every": 5}
 SMALL |= {"seed": 1, "device": "cpu"}
@@ -58,26 +58,22 @@ def trained(dataset: Dataset, tmp_path: Path) -> Any:
     return train
 
 
-def timeless(run: Run) -> list[dict[str, Any]]:
-    timed = ("seconds", "tokens_per_second")
-    return [{k: v for k, v in record.items() if k not in timed} for record in run.metrics()]
-
-
-def ticker_bytes(run: Run) -> bytes:
-    return (run.path / "ticker.jsonl").read_bytes()
-
-
 def assert_same_run(one: Run, other: Run) -> None:
-    assert timeless(one) == timeless(other)
-    assert ticker_bytes(one) == ticker_bytes(other)
-    for file in ("last", "best"):
-        ours, theirs = (run.checkpoint(file).path.read_bytes() for run in (one, other))
-        assert ours == theirs, file
+    assert timeless(one.path) == timeless(other.path)
+    for name in ("ticker.jsonl", one.last.name, one.best.name):
+        assert (one.path / name).read_bytes() == (other.path / name).read_bytes(), name
 
 
-def test_metrics_have_what_the_design_says(trained: Any, dataset: Dataset) -> None:
+def test_a_run_records_and_tells_what_the_design_says(
+    trained: Any, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "_SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(training, "_REPORT_FRACTION", math.inf)
     losses: dict[int, float] = {}
-    run = trained(on_step=lambda step, loss: losses.update({step: loss.item()}))
+    events: list[object] = []
+    run = trained(
+        on_step=lambda step, loss: losses.update({step: loss.item()}), on_event=events.append
+    )
     records = run.metrics()
     assert [record["step"] for record in records] == [0, 5, 10, 12]
     assert list(losses) == list(range(1, 13)) and records[0]["train_loss"] is None
@@ -90,8 +86,18 @@ def test_metrics_have_what_the_design_says(trained: Any, dataset: Dataset) -> No
         assert record["bits_per_byte"] == pytest.approx(bits)
         made = [losses[step] for step in range(before["step"] + 1, record["step"] + 1)]
         assert record["train_loss"] == pytest.approx(sum(made) / len(made), rel=1e-5)
+        assert record["evaluated_tokens"] == dataset.val_tokens - 1
     # The last step of a linear schedule over 12 steps is taken with a twelfth of the rate.
     assert records[-1]["learning_rate"] == pytest.approx(run.config.training.learning_rate / 12)
+    assert run.config.training.eval_tokens is None and run.evaluated_part == ""
+    assert run.whole() == {} and not (run.path / "whole.json").exists()
+
+    assert isinstance(events[0], Started) and events[0].run == run
+    assert isinstance(events[-1], Finished) and not events[-1].out_of_patience
+    assert [event.record for event in events if isinstance(event, Evaluated)] == records
+    stepped = [event for event in events if isinstance(event, Stepped)]
+    assert {event.step: event.loss for event in stepped} == losses
+    assert [event.step for event in stepped if event.seconds_left <= 0] == [12]
 
 
 def test_the_same_configuration_gives_the_same_bytes(trained: Any) -> None:
@@ -102,8 +108,7 @@ def test_the_same_configuration_gives_the_same_bytes(trained: Any) -> None:
     assert torch.equal(torch.get_rng_state(), before)
     assert one.last.name == other.last.name and one.path != other.path
     assert_same_run(one, other)
-    different = trained(**settings, seed=2)
-    assert timeless(different) != timeless(one)
+    assert timeless(trained(**settings, seed=2).path) != timeless(one.path)
 
 
 class StopAt:
@@ -261,10 +266,6 @@ def test_a_disk_that_fills_up_is_told_with_the_file_and_the_last_step(
     assert caught.value.message == f"cannot write {path / 'metrics.jsonl'}: No space left on device"
     assert "attnlm train --resume full" in caught.value.hint
     assert f"{path / 'last.safetensors'} has step 5" in caught.value.hint
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows moves no folder with open files")
@@ -472,21 +473,6 @@ def test_resume_and_evaluate_refuse_other_data(
     ):
         with pytest.raises(AttnlmError, match="is not the data set"):
             read()
-
-
-def test_events_tell_the_whole_story(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_SECONDS_BETWEEN_REPORTS", 0.0)
-    monkeypatch.setattr(training, "_REPORT_FRACTION", math.inf)
-    events: list[object] = []
-    run = trained(on_event=events.append, steps=300, eval_every=100)
-    assert isinstance(events[0], Started) and events[0].run == run
-    assert isinstance(events[-1], Finished) and not events[-1].out_of_patience
-    evaluated = [event for event in events if isinstance(event, Evaluated)]
-    assert [event.record for event in evaluated] == run.metrics()
-    stepped = [event for event in events if isinstance(event, Stepped)]
-    assert [event.step for event in stepped] == list(range(1, 301))
-    assert all(event.loss > 0 for event in stepped)
-    assert [event.step for event in stepped if event.seconds_left <= 0] == [300]
 
 
 def test_best_keeps_the_lowest_loss_and_patience_ends_a_run_without_a_lower_one(

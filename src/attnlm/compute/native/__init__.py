@@ -114,10 +114,9 @@ def _loaded(command: list[str], source: str, place: str) -> ctypes.CDLL:
         ) as folder,
     ):
         name, made = _name(command, sources / source), Path(folder, "made.so")
-        if (content := _kept(name)) is not None:
-            with contextlib.suppress(OSError, AttributeError):
-                Path(folder, "kept.so").write_bytes(content)
-                return _declared(ctypes.CDLL(f"{folder}/kept.so"), source)
+        with contextlib.suppress(OSError, AttributeError, AttnlmError):
+            Path(folder, "kept.so").write_bytes(_kept(name))
+            return _declared(ctypes.CDLL(f"{folder}/kept.so"), source)
         _run_compiler([*command, str(sources / source), "-o", str(made), "-lm"], folder)
         found = _declared(ctypes.CDLL(str(made)), source)
         _keep(name, made.read_bytes())
@@ -192,16 +191,16 @@ def processor() -> list[str]:
     return described
 
 
-def _kept(name: str) -> bytes | None:
-    """Return the library that was cached under a name, or None if the file is lost or changed."""
-    with contextlib.suppress(OSError, AttnlmError):
-        with files.open_regular(code_folder("native") / name) as file:
-            is_ours = is_ours_alone(os.fstat(file.fileno()))
-            content = file.read(_MOST_KEPT)
-        library = content[_DIGEST:]
-        if is_ours and hashlib.sha256(library).digest() == content[:_DIGEST]:
-            return library
-    return None
+def _kept(name: str) -> bytes:
+    """Return the library cached under a name. Raises OSError if the file is lost or changed, and
+    AttnlmError without a suitable folder."""
+    with files.open_regular(code_folder("native") / name) as file:
+        is_ours = is_ours_alone(os.fstat(file.fileno()))
+        content = file.read(_MOST_KEPT)
+    library = content[_DIGEST:]
+    if not is_ours or hashlib.sha256(library).digest() != content[:_DIGEST]:
+        raise OSError
+    return library
 
 
 def _keep(name: str, library: bytes) -> None:
