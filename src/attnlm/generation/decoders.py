@@ -71,8 +71,9 @@ class Decoding:
         Each sample gets `config.tokens` ids.
         """
         samples = range(config.num_samples) if samples is None else samples
-        decoder = self.new_decoder(len(samples))
-        if isinstance(decoder, NativeDecoder) and config.takes_all(self.model.vocab_size):
+        decoder, top_k = self.new_decoder(len(samples)), config.top_k
+        takes_all = (top_k is None or top_k >= self.model.vocab_size) and config.top_p in (None, 1)
+        if isinstance(decoder, NativeDecoder) and takes_all:
             uniforms = Uniforms(config.seed, samples)
             return decoder.generate(prompt, config.tokens, config.temperature, uniforms)
         return (next_B[None] for next_B, _ in self.drawn(prompt, config, decoder, samples))
@@ -138,14 +139,24 @@ def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
     if isinstance(model, Bigram) or not is_native or (compiled := library("decoding.c")) is None:
         cast = _cast(model, device)
         return Decoding(model, lambda _: ModuleDecoder(cast, device))
-    native = NativeModel(model, compiled)
-    threads = _threads_for_a_token(native)
+    native, all_cores = NativeModel(model, compiled), cores()
+    threads = all_cores if native.numbers >= _FEWEST_SHARED else 1
+    if threads > 1 and not native.is_large:
+
+        def tokens_by(threads: int) -> Callable[[], object]:
+            decoder, uniforms = NativeDecoder(native, 1, threads), Uniforms(0, range(1))
+            return lambda: list(decoder.generate([0], _TOKENS_TRIED, 1.0, uniforms))
+
+        a = model.architecture
+        sizes = f"{a.model}, {quantity(native.numbers)} weights, context {a.block_size}"
+        ways = {str(count): tokens_by(count) for count in (1, all_cores)}
+        threads = int(fastest("threads for a token", sizes, ways, worth=_WORTH))
 
     def new_decoder(samples: int) -> NativeDecoder:
         return NativeDecoder(native, samples, threads if native.is_large or samples == 1 else 1)
 
     # In a small model, each thread decodes samples of its own, without waiting for others.
-    return Decoding(model, new_decoder, 1 if native.is_large else cores())
+    return Decoding(model, new_decoder, 1 if native.is_large else all_cores)
 
 
 def _cast(model: LanguageModel, device: Device) -> LanguageModel:
@@ -162,24 +173,6 @@ def _cast(model: LanguageModel, device: Device) -> LanguageModel:
             for name, weight in module.named_parameters(recurse=False):
                 setattr(module, name, nn.Parameter(weight.bfloat16(), requires_grad=False))
     return model
-
-
-def _threads_for_a_token(native: NativeModel) -> int:
-    """Return how many threads decode one token fastest. Logits do not depend on the number."""
-    everything = cores()
-    if everything == 1 or native.numbers < _FEWEST_SHARED:
-        return 1
-    if native.is_large:
-        return everything
-
-    def tokens_by(threads: int) -> Callable[[], object]:
-        decoder, uniforms = NativeDecoder(native, 1, threads), Uniforms(0, range(1))
-        return lambda: list(decoder.generate([0], _TOKENS_TRIED, 1.0, uniforms))
-
-    a = native.architecture
-    sizes = f"{a.model}, {quantity(native.numbers)} weights, context {a.block_size}"
-    ways = {str(count): tokens_by(count) for count in (1, everything)}
-    return int(fastest("threads for a token", sizes, ways, worth=_WORTH))
 
 
 class ModuleDecoder:

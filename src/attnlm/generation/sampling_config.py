@@ -48,10 +48,6 @@ class SamplingConfig:
         """Return the stop texts as a tuple, also if `stop` is a single text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def takes_all(self, vocab_size: int) -> bool:
-        """Return True if every token can be drawn: neither top-k nor top-p excludes any."""
-        return (self.top_k is None or self.top_k >= vocab_size) and self.top_p in (None, 1)
-
     def _require(self, holds: bool, name: str, words: str) -> None:
         if not holds:
             raise UsageError(

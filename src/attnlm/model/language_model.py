@@ -19,7 +19,7 @@ from attnlm.model.layers import Dropout, Linear, norm_of, recomputed
 from attnlm.model.ops.linear import joined_linear
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.pointwise import Rotation, gelu, rotary_angles, swiglu
-from attnlm.model.recorder import Recorder
+from attnlm.model.recorder import Layer, Recorder
 
 Caches = list[LayerCache] | None
 """One cache for each block; an empty list is filled by the first forward pass."""
@@ -178,7 +178,9 @@ class Block(nn.Module):
         recorder: Recorder | None = None,
     ) -> Tensor:
         """Map (B, T, C) → (B, T, C), or (B, T, H·D) in a one-layer rung without a projection."""
-        record = None if recorder is None else recorder.begin_layer()
+        record = None
+        if recorder is not None:
+            recorder.layers.append(record := Layer())
         if self.attention is not None:
             read = self.attention_norm(x) if self.attention_norm is not None else x
             attended = self.attention(read, rotation, cache, recorder)

@@ -70,11 +70,6 @@ class Recorder:
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
     """the output of the model, (B, T, V)"""
 
-    def begin_layer(self) -> Layer:
-        """Append and return an empty record, to which the next block writes its parts."""
-        self.layers.append(Layer())
-        return self.layers[-1]
-
     def mix(
         self, query: Tensor, key: Tensor, value: Tensor, scores: Tensor, weights: Tensor
     ) -> Tensor:
