@@ -1,7 +1,8 @@
 """The commands in the documents run as written.
 
-Training is cut to two steps by a further option, and budgets to a few seconds. test_learn.py and
-test_troubleshooting.py run the commands of their pages, test_readme.py those within sentences.
+Further options cut training to two steps of small batches, and budgets to a few seconds.
+test_learn.py and test_troubleshooting.py run the commands of their pages, test_readme.py those
+within sentences.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ def shortened(words: list[str]) -> list[str]:
     words = [{"RUN": "spare", "OTHER": "tuned"}.get(word, word) for word in words]
     if words[0] in ("train", "ladder") and "--resume" not in words:
         words += ["--budget", "3s"] if "--budget" in words else ["--steps", "2"]
+    if words[0] in ("train", "plan") and not {"--resume", "--budget", "--processes"} & set(words):
+        words += ["--batch-size", "4"]
     return words + {"prepare": ["--offline"], "sample": ["--tokens", "5"], "rm": ["--yes"]}.get(
         words[0], []
     )
@@ -65,12 +68,8 @@ def shortened(words: list[str]) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the texts that the documents name."""
-    attnlm("prepare", "tales", "--data-dir", "elsewhere", cwd=tmp_path)
-    ids = json.loads((tmp_path / "elsewhere/tales-char/tokenizer.json").read_text("utf-8"))
+    """A folder with the texts that the documents name, of characters that `tales` has."""
     text = "Once there was a little Duck, and Dear Ella found a tiny bell.\n" * 60
-    assert set(text) <= set(ids["characters"]) | {"\n"}
-    shutil.rmtree(tmp_path / "elsewhere")
     (tmp_path / "notes").mkdir()
     (tmp_path / "stories").mkdir()
     for name in ("my-novel.txt", "letters.txt", "one.txt", "two.txt", "notes/a.txt", "notes/b.md"):
