@@ -135,30 +135,28 @@ def test_a_tool_that_fails_stops_nothing(
 
     broken = type("Broken", (Kept,), {failing: fail})
     monkeypatch.setitem(logs.TOOLS, "os", broken)
-    notes: list[str] = []
-
-    def listen(event: object) -> None:
-        if isinstance(event, Note):
-            notes.append(event.text)
-
-    run = train(dataset, tmp_path, log=["os", "json"], on_event=listen)
-    assert notes == ["os failed and no longer logs this run: no such server"]
+    events: list[object] = []
+    run = train(dataset, tmp_path, log=["os", "json"], on_event=events.append)
+    (note,) = (event for event in events if isinstance(event, Note))
+    assert note.text == "os failed and no longer logs this run: no such server"
     plain = train(dataset, tmp_path)
     assert run.last.read_bytes() == plain.last.read_bytes()
     other = kept.made[-1]
     assert list(other.series("loss/validation")) == [0, 3, 6] and other.ended
 
 
-def test_a_training_that_stops_lets_them_end_too(
-    dataset: Dataset, tmp_path: Path, kept: type[Kept]
+def test_a_training_that_stops_lets_them_end_too_with_few_points_of_a_long_training(
+    dataset: Dataset, tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(event: object) -> None:
-        if isinstance(event, attnlm.Evaluated) and event.record["step"] == 3:
+        if isinstance(event, attnlm.Evaluated) and event.record["step"] == 9:
             raise KeyboardInterrupt
 
+    monkeypatch.setattr(logs, "_MOST_POINTS", 3)
     with pytest.raises(KeyboardInterrupt):
-        train(dataset, tmp_path, log=["json"], on_event=stop)
+        train(dataset, tmp_path, log=["json"], steps=12, on_event=stop)
     assert kept.made[0].ended is False
+    assert list(kept.made[0].series("loss/batch")) == [1, 5, 9]
 
 
 def test_a_damaged_record_stops_nothing(dataset: Dataset, tmp_path: Path) -> None:
@@ -171,25 +169,16 @@ def test_a_damaged_record_stops_nothing(dataset: Dataset, tmp_path: Path) -> Non
         assert any(isinstance(n, Note) and "logs.json is damaged" in n.text for n in notes)
 
 
-def test_few_points_of_a_long_training(
-    dataset: Dataset, tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logs, "_MOST_POINTS", 3)
-    train(dataset, tmp_path, log=["json"], steps=12)
-    assert list(kept.made[0].series("loss/batch")) == [1, 5, 9]
-
-
 def test_what_is_not_installed_is_said_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "fruits.txt").write_text("apples and pears.\n" * 40)
-    attnlm.prepare(tmp_path / "fruits.txt", data_dir=tmp_path / "data")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    arguments = "train", "--log", "wandb"
-    fails(*arguments, cwd=tmp_path, code=1, says="wandb, which is", hints="pip install wandb")
-    arguments = "train", "--log", "wand"
-    fails(*arguments, cwd=tmp_path, code=2, says="invalid value for --log: 'wand'", hints="wandb")
-    assert not (tmp_path / "checkpoints").exists()
+    for tool, code, says, hints in (
+        ("wandb", 1, "wandb, which is", "pip install wandb"),
+        ("wand", 2, "invalid value for --log: 'wand'", "wandb"),
+    ):
+        fails("train", "--log", tool, cwd=project, code=code, says=says, hints=hints)
+    assert not (project / "checkpoints").exists()
 
 
 def test_the_command_names_several(
