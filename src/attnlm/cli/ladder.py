@@ -113,11 +113,11 @@ def _say_texts(climbed: Ladder) -> None:
 
 def _say_table(climbed: Ladder) -> None:
     console.print_table(*climbed.table(), ("rung",), sys.stderr)
-    about = climbed.rungs[0].run
+    about, part = climbed.rungs[0].run, climbed.rungs[0].result.part
     bigram, floor = about.dataset["bigram_loss"], about.dataset["floor"]
     baselines = f"baselines: {reference_losses(about.vocab_size, bigram, floor)}"
-    if climbed.measured_on:
-        baselines += f", on the whole split; the rungs on {climbed.measured_on}"
+    if part:
+        baselines += f", on the whole split; the rungs on {part}"
     console.say(baselines)
     for warning in map(console.with_flags, climbed.warnings):
         console.say_styled("not like for like:", "yellow", f" {warning}")

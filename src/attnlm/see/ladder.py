@@ -133,11 +133,6 @@ class Ladder:
     rungs: tuple[Rung, ...]
 
     @property
-    def measured_on(self) -> str:
-        """The part of the validation split that the losses cover; "" for the whole split."""
-        return self.rungs[0].result.part
-
-    @property
     def labels(self) -> dict[str, str]:
         """Short labels, keyed by rung. If only one model has variants, their labels omit its name:
         `…positions=none`."""
@@ -265,12 +260,11 @@ def write_ladder(ladder: Ladder) -> Path:
     files.write_bytes(ladder.path / "curves.png", panels_png(panels, known))
     pictures = {x: panel_svg(lines, known, x) for x, lines in panels.items()}
     header, rows = ladder.table()
-    page = ladder.path / "index.html"
     models, runs = [], [rung.run for rung in ladder.rungs]
     if sum(run.parameters for run in runs) <= _MOST_TO_TRY:
         for run, name in zip(runs, ladder.labels.values(), strict=True):
             models.append(run_data(run, run.checkpoint(), name=name))
-    content = render(
+    page = render(
         "ladder.html",
         ladder=ladder,
         header=header,
@@ -286,8 +280,9 @@ def write_ladder(ladder: Ladder) -> Path:
         scripts=SCRIPTS if models else (),
         data={"models": models, "prompt": ladder.plan.prompt or first_text(runs)},
     )
-    files.write_bytes(page, content)
-    return page
+    path = ladder.path / "index.html"
+    files.write_bytes(path, page)
+    return path
 
 
 def _lines(ladder: Ladder, x: str) -> list[Line]:
