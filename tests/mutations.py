@@ -156,7 +156,7 @@ any pattern is taken | test_tokenizer.py::test_a_file_that_makes_no_tokenizer_is
 -!= pattern_of(found.name)
 +== ""
 text is cut anywhere | test_tokenizer.py
--[start + cut.end()] if cut else []
+-[cut.end()] if cut else []
 +[]
 == base/folders.py
 latest may lead anywhere | test_dataset.py

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import hashlib
 import itertools
@@ -90,7 +89,7 @@ class Split:
         """Yield the pieces of both splits, each with its split's name, "train" or "val"."""
         left = self.train_characters
         for piece in self.text.pieces():
-            before, after = _cut(piece, left)
+            before, after = piece.cut(left)
             if before.text:
                 yield "train", before
             if after.text:
@@ -111,17 +110,6 @@ class Split:
                 blocks.append(piece.text[max(start, 0) : max(start + _SAMPLE_BLOCK, 0)])
             position += len(piece.text)
         return blocks
-
-
-def _cut(piece: Piece, at: int) -> tuple[Piece, Piece]:
-    """Return the first `at` characters of a piece, and the rest. Either may be empty."""
-    if at >= len(piece.text):
-        return piece, Piece("")
-    first = bisect.bisect_right(piece.ends, at)
-    return (
-        Piece(piece.text[:at], piece.ends[:first]),
-        Piece(piece.text[at:], tuple(end - at for end in piece.ends[first:])),
-    )
 
 
 def read_text(corpus: Corpus, on_event: OnEvent) -> Text:

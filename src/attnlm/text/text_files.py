@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import codecs
 import contextlib
 import errno
@@ -36,6 +37,12 @@ class Piece(NamedTuple):
 
     text: str
     ends: tuple[int, ...] = ()
+
+    def cut(self, at: int) -> tuple[Piece, Piece]:
+        """Return the first `at` characters of the piece, and the rest. Either may be empty."""
+        first = bisect.bisect_right(self.ends, at)
+        after = tuple(end - at for end in self.ends[first:])
+        return Piece(self.text[:at], self.ends[:first]), Piece(self.text[at:], after)
 
 
 def ended(pieces: Iterable[Piece]) -> Iterator[Piece]:

@@ -76,7 +76,8 @@ class Tokenizer(abc.ABC):
 
     def encode_array(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
         """Return the same ids of `text` as `encode`, but in a NumPy array."""
-        found = [self.encode_piece(piece.text) for piece in safe_pieces([Piece(text)])]
+        chunks = (Piece(text[i : i + PIECE]) for i in range(0, len(text), PIECE))
+        found = [self.encode_piece(piece.text) for piece in safe_pieces(chunks)]
         return np.concatenate([np.empty(0, np.uint32), *found])
 
     def encode_from_start(self, text: str) -> list[int]:
@@ -257,22 +258,18 @@ def safe_pieces(pieces: Iterable[Piece], limit: int = PIECE) -> Iterator[Piece]:
     ends at a place that no token can cross, or where a document ends. If `limit` characters have no
     such place, the piece ends after `limit` characters.
     """
-    text, ends = "", list[int]()
+    rest = Piece("")
     for piece in pieces:
-        ends += [len(text) + end for end in piece.ends]
-        text += piece.text
-        start = 0
-        while len(text) - start > limit:
-            cut = _CUT.match(text[start : start + limit + 1])  # the last character is only context
-            within = ends[: bisect.bisect_right(ends, start + limit)]
-            places = [*([start + cut.end()] if cut else []), *within[-1:]]
-            stop = max(places, default=start + limit)
-            count = bisect.bisect_right(ends, stop)
-            yield Piece(text[start:stop], tuple(end - start for end in ends[:count]))
-            start, ends = stop, ends[count:]
-        text, ends = text[start:], [end - start for end in ends]
-    if text:
-        yield Piece(text, tuple(ends))
+        ends = (len(rest.text) + end for end in piece.ends)
+        rest = Piece(rest.text + piece.text, (*rest.ends, *ends))
+        while len(rest.text) > limit:
+            cut = _CUT.match(rest.text[: limit + 1])  # the last character is only context
+            within = rest.ends[: bisect.bisect_right(rest.ends, limit)]
+            places = [*([cut.end()] if cut else []), *within[-1:]]
+            safe, rest = rest.cut(max(places, default=limit))
+            yield safe
+    if rest.text:
+        yield rest
 
 
 def code_points(text: str) -> NDArray[np.uint32]:
