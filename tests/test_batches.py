@@ -49,15 +49,6 @@ def test_an_epoch_is_a_shuffled_pass_over_evenly_spaced_windows(stride: int) -> 
     assert stride == 1 or len(phases) > 1
 
 
-def test_an_epoch_may_end_within_a_batch() -> None:
-    batches = Batches(numbered(100), block_size=9, batch_size=7, stride=9, seed=1)
-    windows = (100 - 9 - 9) // 9 + 1
-    taken = batches.starts(np.arange(7 * windows, dtype=np.uint64))
-    assert windows == 10
-    for epoch in range(7):
-        assert len(set(taken[epoch * windows : (epoch + 1) * windows])) == windows
-
-
 def test_random_windows_are_uniform_and_reach_both_ends() -> None:
     batches = Batches(numbered(30), block_size=10, batch_size=100, stride=None, seed=1)
     starts = batches.starts(np.arange(200 * 100, dtype=np.uint64))

@@ -167,7 +167,7 @@ def test_what_is_no_text_encoding_is_a_usage_error(name: str, spool: Path) -> No
 # --- Files, pipes and stdin -----------------------------------------------------------------------
 
 
-def test_a_file_stays_where_it_is(here: Path, spool: Path) -> None:
+def test_a_file_stays_where_it_is(here: Path, spool: Path, short_tales: None) -> None:
     (here / "my book.txt").write_bytes(PLAY)
     found = get_corpus("./my book.txt", spool=spool)
     assert (found.name, found.source) == ("my-book", "./my book.txt")
@@ -175,11 +175,7 @@ def test_a_file_stays_where_it_is(here: Path, spool: Path) -> None:
     assert "".join(texts(found)) == PLAY.decode()
     assert found.floor_nats is None
     assert not list(spool.iterdir())
-
-
-def test_names_of_corpora_are_not_shadowed_and_paths_are_not_taken_for_names(
-    here: Path, spool: Path, short_tales: None
-) -> None:
+    # Names of corpora are not shadowed, and paths are not taken for names.
     (here / "tales").write_bytes(PLAY)
     assert "".join(texts(get_corpus("tales", spool=spool))) == "Once upon a time.\n"
     assert "".join(texts(get_corpus("./tales", spool=spool))) == PLAY.decode()

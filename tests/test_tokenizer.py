@@ -42,11 +42,7 @@ from attnlm.tokens.tokenizer import (
 
 TALE = "It's the cat, isn't it? The cat that sat on the mat; the other cat's hat.\n\n  'Twas!\n" * 9
 MIXED = "The cat!\nThe naïve cat: 日本, ß\x7f\x80ÿ a\n"
-PATTERNS = {
-    "gpt2": GPT2_PATTERN,
-    "cl100k_base": CL100K_PATTERN,
-    "o200k_base": O200K_PATTERN,
-}
+PATTERNS = {"gpt2": GPT2_PATTERN, "cl100k_base": CL100K_PATTERN, "o200k_base": O200K_PATTERN}
 # What patterns treat differently: white space of all kinds, contractions, slashes, cases, marks.
 TRICKY = st.text(
     st.sampled_from(list(" \n\r\t/'s/ \n\u00a0\u3000\u2028\x1caZé字1.<|\u0301ſ"))
@@ -82,12 +78,6 @@ def test_decode_gives_any_text_back(made: Tokenizer, text: str) -> None:
     assert made.decode_bytes(ids) == text.encode()
 
 
-@pytest.mark.parametrize("outside", [-1, 5])
-def test_an_id_outside_of_the_vocabulary_is_refused(outside: int) -> None:
-    with pytest.raises(UsageError, match=f"no id {outside}"):
-        CharTokenizer("abcde").decode([0, outside])
-
-
 @given(st.text(min_size=1))
 def test_char_ids_are_places_in_the_sorted_vocabulary(text: str) -> None:
     characters = "".join(sorted(set(text)))
@@ -114,6 +104,9 @@ def test_ascii_and_other_pieces_have_the_same_char_ids(characters: str) -> None:
 
 
 def test_char_names_what_it_lacks() -> None:
+    for outside in (-1, 2):
+        with pytest.raises(UsageError, match=f"no id {outside}"):
+            CharTokenizer("ab").decode([0, outside])
     with pytest.raises(AttnlmError, match=r"^the vocabulary lacks 'c', '\\n'\nhint"):
         CharTokenizer("ab").encode("abc\nc")
     with pytest.raises(AttnlmError, match=r"lacks '1', '2', '3', '4', '5' and 4 more\nhint"):
