@@ -222,6 +222,7 @@ def test_a_ladder_that_goes_on_is_the_one_that_began(
         ({"rungs": ("bigram:steps=5",)}, "`steps` cannot differ"),
         ({"rungs": ("bigram:learning_rate=0",)}, "`learning_rate`"),
         ({"budget": 5.0}, "cannot be combined"),
+        ({"budget": -1.0, "steps": None}, "invalid value for `budget`"),
         ({"name": "a/b"}, "`name`"),
         ({"prompt": "Ω"}, "Ω"),
     ],

@@ -13,7 +13,7 @@ from attnlm.base.settings import Setting, Settings, check_value, fields_of, quot
 from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import MODELS, PRESETS, RUNGS, Architecture, architecture, unused
-from attnlm.model.sizes import MAP_NAMES, map_shapes
+from attnlm.model.sizes import map_shapes
 
 
 @dataclass(frozen=True)
@@ -232,13 +232,10 @@ def _with_adapters(model: Architecture, training: TrainingConfig) -> TrainingCon
     on = training.lora_on or ("query,value" if "query" in there else "up,down")
     named = there if on == "all" else [name.strip() for name in on.split(",")]
     for name in named:
-        if name not in MAP_NAMES:
-            hint = suggestion(name, MAP_NAMES, f"choose from {', '.join(there)}, or all")
-            raise UsageError(f"invalid value for `lora_on`: {quoted(name)}", hint)
         if name not in there:
             raise UsageError(
-                f"`lora_on` {name}: this {model.model} has no such projection",
-                f"use `lora_on` {there[0]}, or several of {', '.join(there)}",
+                f"invalid value for `lora_on`: this {model.model} has no projection {quoted(name)}",
+                suggestion(name, there, f"choose from {', '.join(there)}, or all"),
             )
     ordered = ",".join(name for name in there if name in named)
     alpha = training.lora_alpha or 2.0 * training.lora

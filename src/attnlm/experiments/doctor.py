@@ -50,7 +50,8 @@ def doctor(*, offline: bool = False, on_event: OnEvent | None = None) -> Iterato
     `on_event` receives a Note before the ten steps. An examination that fails yields a finding.
     """
     yield from _examined("versions", _versions)
-    torch = list(_examined("PyTorch", _torch))
+    remedy = "uninstall torch, then install it again, as pytorch.org says for this system"
+    torch = list(_examined("PyTorch", _torch, remedy))
     yield from torch
     is_there = not any(finding.is_fatal for finding in torch)
     if is_there:
@@ -68,14 +69,18 @@ def doctor(*, offline: bool = False, on_event: OnEvent | None = None) -> Iterato
         yield from _examined("choices", _choices)
 
 
-def _examined(name: str, examine: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _examined(
+    name: str, examine: Callable[[], Iterator[Finding]], remedy: str = ""
+) -> Iterator[Finding]:
+    """Yield the findings, or a finding that the examination failed: a fatal one with a `remedy`."""
     try:
         yield from examine()
     except AttnlmError as error:
         yield Finding(name, error.message, error.hint)
     except Exception as error:  # noqa: BLE001 - a machine may be broken in any way
         told = next(iter(str(error).splitlines()), "")
-        yield Finding(name, f"check failed: {type(error).__name__}: {told}")
+        text = f"check failed: {type(error).__name__}: {told}"
+        yield Finding(name, text, remedy, is_fatal=bool(remedy))
 
 
 def _versions() -> Iterator[Finding]:
@@ -88,13 +93,8 @@ def _versions() -> Iterator[Finding]:
 
 
 def _torch() -> Iterator[Finding]:
-    try:
-        import torch
-    except Exception as error:  # noqa: BLE001 - a library that PyTorch needs may be missing
-        told = next(iter(str(error).splitlines()), type(error).__name__)
-        remedy = "uninstall torch, then install it again, as pytorch.org says for this system"
-        yield Finding("PyTorch", f"cannot be loaded: {told}", remedy, is_fatal=True)
-        return
+    import torch
+
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
     yield Finding("PyTorch", f"{torch.__version__}, built {built}")
 

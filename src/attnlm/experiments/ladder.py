@@ -19,7 +19,7 @@ from attnlm.base.settings import Settings
 from attnlm.base.workspaces import delete_folder, trained_alone, workspace
 from attnlm.compute.device import choose_device
 from attnlm.config.new_training import Resolved
-from attnlm.config.settings import Config, resolve
+from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.experiments.settle import check_fits
 from attnlm.experiments.train import train
@@ -96,7 +96,8 @@ def climb(
         on_event(LadderStarted(path, made))
         runs, trained = made.runs(path), dict[tuple[str, int], Run]()
         costs = {
-            rung: step_cost(_resolved(made, rung), opened.vocab_size) + _STEP_OVERHEAD
+            rung: _STEP_OVERHEAD
+            + step_cost(resolve({}, made.settings(rung, made.seed)), opened.vocab_size)
             for rung in made.rungs
         }
         order = list(runs)
@@ -151,8 +152,6 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Plan
     block_size = min(_BLOCK_SIZE, dataset.largest_block_size)
     if block_size < _BLOCK_SIZE:
         on_event(Note(f"{dataset.name} is small: the context of the rungs is {block_size} tokens"))
-    if "steps" in given and "budget" in given:
-        raise UsageError("`steps` and `budget` cannot be combined", "use only one of them")
     length = {} if "steps" in given else {"budget": DEFAULT_BUDGET}
     about = {"rungs": DEFAULT_RUNGS, "prompt": "", "tokens": 200, "seed": drawn_seed()}
     made = Plan(
@@ -167,7 +166,8 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Plan
     made.check()
     SamplingConfig(tokens=made.tokens)
     dataset.tokenizer.encode(made.prompt)
-    configs = [_resolved(made, rung) for rung in made.rungs]
+    budget: Settings = {} if made.budget is None else {"budget": made.budget}
+    configs = [resolve({**made.settings(rung, made.seed), **budget}) for rung in made.rungs]
     for config in configs:
         check_fits(config, dataset, choose_device(config.training.device, config.training.dtype))
     if made.steps is None:
@@ -178,31 +178,20 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Plan
     return replace(made, eval_every=every, eval_tokens=made.eval_tokens or min(parts, default=None))
 
 
-def _resolved(made: Plan, rung: str) -> Config:
-    settings = made.settings(rung, made.seed)
-    budget: Settings = {} if made.budget is None else {"budget": made.budget}
-    return resolve({}, {**settings, **budget})  # a recipe may have steps and a budget
-
-
 def _new_folder(made: Plan, name: str | None, folder: Path) -> Path:
     """Create the folder of a new ladder and return its path. The folder never lacks the plan."""
-
-    def taken(path: Path) -> Path | None:
-        return next(filter(os.path.lexists, (path, *made.runs(path).values())), None)
-
+    numbered = (folder / f"ladder-{number:03}" for number in itertools.count(1))
     with workspace(folder) as work:
         new = work / "new"
         new.mkdir()
         made.write(new)
-        numbered = (folder / f"ladder-{number:03}" for number in itertools.count(1))
-        path = folder / name if name else next(path for path in numbered if taken(path) is None)
-        if found := taken(path):
-            raise AttnlmError(
-                f"{found} exists, and runs are never overwritten",
-                "choose another `name` for the ladder",
-            )
-        new.rename(path)
-    return path
+        for path in [folder / name] if name else numbered:
+            found = next(filter(os.path.lexists, (path, *made.runs(path).values())), None)
+            if found is None:
+                return new.rename(path)
+    raise AttnlmError(
+        f"{found} exists, and runs are never overwritten", "choose another `name` for the ladder"
+    )
 
 
 def _share(

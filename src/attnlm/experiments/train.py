@@ -198,17 +198,13 @@ def _begin(
         record = parent_record(parent, checkpoint)
     if len(asked.sizes) > 1:
         config = affordable_size(asked.sizes, asked.settings, dataset, began, on_event)
+    model = config.model.model
     for key in config.dropped:
-        on_event(
-            Note(f"ignoring the recipe's {key}: it does not apply to this {config.model.model}")
-        )
+        on_event(Note(f"ignoring the recipe's {key}: it does not apply to this {model}"))
     if config.recipe_tokenizer not in (None, dataset.tokenizer.name):
-        on_event(
-            Note(
-                f"the recipe was made for `tokenizer` {config.recipe_tokenizer}, "
-                f"but {dataset.name} was prepared with {dataset.tokenizer.name}"
-            )
-        )
+        made_for = f"the recipe was made for `tokenizer` {config.recipe_tokenizer}"
+        other = f"{dataset.name} was prepared with {dataset.tokenizer.name}"
+        on_event(Note(f"{made_for}, but {other}"))
     device = chosen_device(config, dataset)
     config = settle(config, device, dataset)
     if config.training.budget is None and config.training.eval_tokens is None:
