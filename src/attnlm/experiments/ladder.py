@@ -95,11 +95,8 @@ def climb(
     with trained_alone(path, "wait until that process ends, or stop it, or start another ladder"):
         on_event(LadderStarted(path, made))
         runs, trained = made.runs(path), dict[tuple[str, int], Run]()
-        costs = {
-            rung: _STEP_OVERHEAD
-            + step_cost(resolve({}, made.settings(rung, made.seed)), opened.vocab_size)
-            for rung in made.rungs
-        }
+        configs = {rung: resolve({}, made.settings(rung, made.seed)) for rung in made.rungs}
+        costs = {r: step_cost(c, opened.vocab_size) + _STEP_OVERHEAD for r, c in configs.items()}
         order = list(runs)
         if made.budget is not None:  # train the largest first: it takes most of the time
             order.sort(key=lambda key: (-costs[key[0]], key[1]))
