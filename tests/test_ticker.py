@@ -68,6 +68,14 @@ def test_every_evaluation_leaves_what_the_model_said_and_where_it_looked(
     weights = record(model, torch.tensor([passage])).weights[:, 0].numpy()
     assert last.maps is not None and last.maps.shape == weights.shape
     assert last.maps == pytest.approx(weights, abs=0.5 / 255 + 1e-6)
+    assert not np.triu(last.maps, 1).any()
+    # In the file, each weight on or below the diagonal is a byte, and the first token's is 255.
+    records = [json.loads(line) for line in (run.path / "ticker.jsonl").read_text().splitlines()]
+    assert [list(r) for r in records[1:]] == [["step", "text", "maps", "crc32"]] * 3
+    assert list(records[0]) == ["step", "text", "maps", "passage", "crc32"]
+    packed = np.frombuffer(base64.b64decode(records[-1]["maps"]), np.uint8).reshape(-1, 36)
+    assert (packed[:, 0] == 255).all()
+    assert last.maps.reshape(-1, 8, 8)[:, 1, :2] == pytest.approx(packed[:, 1:3] / 255)
 
 
 @pytest.mark.parametrize("dataset", ["fruits-byte", "fruits-bpe300"])
@@ -204,18 +212,3 @@ def test_it_stops_growing_where_it_could_not_be_read_back(
     assert len(run.metrics()) == 5
     assert 0 < len(run.ticker()) < 5
     assert len(attnlm.train(resume=run.path, steps=21).metrics()) == 6
-
-
-def test_maps_are_packed_to_a_byte_each(data: Path, tmp_path: Path) -> None:
-    run = trained(data, tmp_path)
-    lines = (run.path / "ticker.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    assert [list(record) for record in records[1:]] == [["step", "text", "maps", "crc32"]] * 3
-    assert list(records[0]) == ["step", "text", "maps", "passage", "crc32"]
-    weights = np.frombuffer(base64.b64decode(records[-1]["maps"]), np.uint8).reshape(4, 36)
-    assert (weights[:, 0] == 255).all()  # the first token sees itself alone
-    # Each head's second row, at places 1 and 2, sums to 1.
-    assert weights[:, 1:3].astype(int).sum(1) == pytest.approx(255, abs=1)
-    maps = run.ticker()[-1].maps
-    assert maps is not None and maps[0, :, 1, :2] == pytest.approx(weights[:, 1:3] / 255)
-    assert not maps[..., 0, 1:].any()

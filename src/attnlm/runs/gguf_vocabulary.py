@@ -10,23 +10,17 @@ from __future__ import annotations
 from typing import Any
 
 from attnlm.base.errors import AttnlmError
-from attnlm.tokens import byte_characters
-from attnlm.tokens.specs import (
-    CL100K_PATTERN,
-    GPT2_PATTERN,
-    LLAMA3_PATTERN,
-    SMOLLM_PATTERN,
-)
+from attnlm.tokens import byte_characters, specs
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import check_equal, listed_pairs, pairs_tokenizer
 
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # types of tokens
 # gpt-4o is not O200K_PATTERN: it splits capitals and marks beyond ASCII differently.
 _SPLITTERS = {
-    GPT2_PATTERN: "gpt-2",
-    CL100K_PATTERN: "llama-bpe",
-    LLAMA3_PATTERN: "llama-bpe",
-    SMOLLM_PATTERN: "smollm",
+    specs.GPT2_PATTERN: "gpt-2",
+    specs.CL100K_PATTERN: "llama-bpe",
+    specs.LLAMA3_PATTERN: "llama-bpe",
+    specs.SMOLLM_PATTERN: "smollm",
 }
 _TAKE_WORDS_WHOLE = ("llama-bpe",)  # pre-tokenizers that skip merges if the whole word is a token
 _OTHER = "use `to` hf, or prepare the text with `tokenizer` byte or bpe:N, and train again"

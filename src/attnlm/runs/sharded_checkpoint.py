@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 FACTS, _NAME = "facts.json", re.compile(r"shard-\d{5,7}-model-0000[12]-of-0000[12]\.safetensors")
 _LARGEST_FACTS = 2**24  # bytes
+_Part = tuple[int, int, TensorFile]  # consecutive rows of a tensor in one file: first, end
 
 
 class ShardedCheckpoints:
@@ -173,7 +174,7 @@ def read_folder(
                 if whole is None or stored.dtype != "F32" or tuple(rest) != whole[1:]:
                     raise another_model(path)
                 first = _first_row(places, tensor)
-                parts[tensor].append(_Part(first, first + rows, file))
+                parts[tensor].append((first, first + rows, file))
         if not weights.keys() <= parts.keys():
             raise another_model(path)
         tensors = {}
@@ -183,14 +184,6 @@ def read_folder(
             ours = rows_of(whole[0], rank, count) if numbers else slice(0, 0)
             tensors[tensor] = _joined(tensor, whole, sorted(found, key=lambda p: p[:2]), ours)
     return facts, tensors
-
-
-class _Part(NamedTuple):
-    """Consecutive rows of a tensor in one file."""
-
-    first: int
-    end: int
-    file: TensorFile
 
 
 def _first_row(places: Any, name: str) -> int:
@@ -207,7 +200,7 @@ def _first_row(places: Any, name: str) -> int:
 
 def _joined(name: str, whole: Shape, parts: list[_Part], ours: slice) -> Tensor:
     """Return the rows `ours` of a tensor. Raises ValueError if any row is missing or duplicated."""
-    if [part.first for part in parts] + [whole[0]] != [0] + [part.end for part in parts]:
+    if [first for first, *_ in parts] + [whole[0]] != [0] + [end for _, end, _ in parts]:
         raise ValueError(f"rows of {name} are missing")
     tensor = torch.empty(ours.stop - ours.start, *whole[1:])
     for first, end, file in parts:

@@ -81,25 +81,16 @@ def _explaining(name: str, revision: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # from the client, its HTTP library or the Hub
-        message, hint = {
-            "GatedRepoError": (
-                f"{name} is gated: you have to accept its terms first",
-                "accept them on its page of the Hub, then log in: hf auth login",
-            ),
-            "RepositoryNotFoundError": (
-                f"model {name} not found on the Hub, or it is private",
-                "check the name (OWNER/NAME); for a private model log in: hf auth login",
-            ),
-            "RevisionNotFoundError": (
-                f"`revision` {revision} of {name} not found",
-                "use a branch, a tag or a commit",
-            ),
+        problem = {
+            "GatedRepoError": f"{name} is gated: you have to accept its terms first, on its page",
+            "RepositoryNotFoundError": f"model {name} not found on the Hub, or it is private",
+            "RevisionNotFoundError": f"`revision` {revision} of {name} not found",
         }.get(
             type(error).__name__,
-            (
-                f"folder {name} not found, and the download from the Hub failed: "
-                f"{first_line(error)}",
-                "check the network, or copy the model's folder to this machine and import it",
-            ),
+            f"folder {name} not found, and the download from the Hub failed: {first_line(error)}",
         )
-        raise AttnlmError(message, hint) from error
+        raise AttnlmError(
+            problem,
+            "check the name (OWNER/NAME), `revision` and the network; for a gated or private model "
+            "log in: hf auth login",
+        ) from error
