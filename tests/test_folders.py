@@ -57,15 +57,10 @@ def test_what_it_names_is_found(runs: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(runs / "checkpoints")
     assert command_for("attnlm report", Path("old")) == "attnlm report old --checkpoint-dir ."
     assert find_folder("old", Path(), kind="run") == Path("old")
-
-
-def test_the_latest_may_be_unknown(runs: Path) -> None:
+    monkeypatch.chdir(runs)
     for content in (b"x" * 5000, b"gone\n"):
         Path("checkpoints/latest").write_bytes(content)
         assert command_for("attnlm report", Path("checkpoints/new")) == "attnlm report new"
-
-
-def test_data_sets_lie_in_data(runs: Path) -> None:
     make(Path("data/text"), "meta.json")
     write_latest(Path("data"), "text")
     assert command_for("attnlm train", Path("data/text"), kind="data set") == "attnlm train"

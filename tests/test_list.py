@@ -198,19 +198,11 @@ def test_nothing_elsewhere_is_removed(project: Path, tmp_path: Path) -> None:
     (runs / "folder").mkdir()
     (runs / "second" / "out").symlink_to(elsewhere)
     before = sorted(path.name for path in runs.iterdir())
-    for named, says in (
-        *((elsewhere, "is not a run in checkpoints"), ("folder", "not a run"), (".", "not a run")),
-        *(
-            (runs, "not a run"),
-            ("latest", "run 'latest' not found"),
-            ("checkpoints/first/..", "not a run"),
-        ),
-        *(("", "not a run"), ("missing", "run 'missing' not found")),
-    ):
-        fails("rm", named, "--yes", cwd=project, code=1, says=says, hints="")
+    for named in (elsewhere, "folder", ".", runs, "checkpoints/first/..", "", "data/fruits-char"):
+        fails("rm", named, "--yes", cwd=project, code=1, says="is not a run", hints="")
+    for named in ("latest", "missing", "fruits-char"):
+        fails("rm", named, "--yes", cwd=project, code=1, says=f"run '{named}' not found", hints="")
     # One that can't be removed keeps the others.
-    for named, says in (("fruits-char", "not found"), ("data/fruits-char", "not a run")):
-        fails("rm", named, "--yes", cwd=project, code=1, says=says, hints="")
     fails("rm", "first", "folder", "--yes", cwd=project, code=1, says="not a run", hints="")
     assert sorted(path.name for path in runs.iterdir()) == before
     told = command("rm", "link", "second", "--yes", cwd=project).stderr

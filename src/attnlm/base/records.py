@@ -82,9 +82,8 @@ def _value(field: Field[Any], hint: Any, value: Any, within: str) -> Any:
     origin = get_origin(hint)
     if is_dataclass(hint):
         return _decoded(hint, value, f"{key}.")
-    if (origin is tuple and not isinstance(value, list)) or (
-        origin is Mapping and not isinstance(value, dict)
-    ):
+    stored: Any = {tuple: list, Mapping: dict}.get(origin, object)
+    if not isinstance(value, stored):
         raise _wrong(key, value)
     if origin is tuple:
         return tuple(_value(field, get_args(hint)[0], item, within) for item in value)

@@ -48,9 +48,9 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
     try:
         if not _is_file_or_folder(os.fstat(descriptor)):
             raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
-        got_it = True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            got_it = True
         except BlockingIOError:
             raise
         except OSError:
