@@ -454,7 +454,7 @@ def test_commands_load_no_torch_that_need_none_and_no_compiler(project: Path) ->
     shutil.copytree(small, small.with_name("gone"))
     commands = ("", "prepare", "train", "ladder", "sample", "eval", "plan", *SEEING)
     unknown = ("train", "ladder", "train --resume", "sample", "eval", "heads", "report", "plan")
-    wrong = ("export out --to x", "ladder --rungs a,b")
+    wrong = ("eval --device x", "heads --windows 0", "export out --to x", "ladder --rungs a,b")
     program = f"""
 import os, sys, attnlm, attnlm.__main__ as program
 def run(words, code=0):

@@ -12,7 +12,6 @@ from attnlm.base.settings import fields_of
 from attnlm.cli.app import root_command
 from attnlm.cli.help import help_with_default, in_words
 from attnlm.config.settings import resolve, setting_names
-from attnlm.config.training import TrainingConfig
 from attnlm.experiments.ladder import DEFAULT_BUDGET, DEFAULT_RUNGS
 from attnlm.model.architecture import MODELS, Architecture
 from tests.command import attnlm, fails, here
@@ -59,18 +58,6 @@ def test_the_defaults_of_every_model_are_told(model: str) -> None:
 def _told(default: str, model: str) -> str:
     named = re.search(rf"([^ ]+) \([^)]*\b{model}\b[^)]*\)", default)
     return named[1] if named else default.split("; ")[0]
-
-
-def test_a_default_is_told_in_one_line() -> None:
-    told = "default: 0.03; 0.1 (bigram); 0.01 (average, dot-product); 0.02 (transformer, "
-    assert told in help_with_default("learning_rate")
-    assert "; but with adamw: 0.02 (single-head, wide-head); " in help_with_default("learning_rate")
-    assert not any("with adamw" in help_with_default(name) for name in ("optimizer", "beta2"))
-    assert "default: 2 (transformer, " in help_with_default("layers")
-    assert help_with_default("head_size").count("default") == 1
-    assert help_with_default("patience").endswith("default: do not stop early")
-    assert fields_of(TrainingConfig)["patience"].default is None
-    assert "default: --embed-dim / --heads" in help_with_default("head_size")
 
 
 def test_the_ladders_own_defaults_are_told() -> None:

@@ -10,17 +10,9 @@ from attnlm.base.readable import byte_size, duration, harmless, quantity
 @pytest.mark.parametrize(
     ("seconds", "digits", "shown"),
     [
-        (0.0, 3, "0 ms"),
-        (1e-9, 3, "0 ms"),
-        (0.00123, 3, "1.23 ms"),
-        (0.123, 2, "120 ms"),
-        (0.9999, 3, "1,000 ms"),
-        (4.4512, 3, "4.45 s"),
-        (118.0, 2, "120 s"),
-        (300.0, 3, "5 min"),
-        (852.0, 2, "14 min"),
-        (7384.0, 3, "2.05 h"),
-        (259_199.0, 3, "72 h"),
+        *((0.0, 3, "0 ms"), (1e-9, 3, "0 ms"), (0.00123, 3, "1.23 ms"), (0.123, 2, "120 ms")),
+        *((0.9999, 3, "1,000 ms"), (4.4512, 3, "4.45 s"), (118.0, 2, "120 s"), (300.0, 3, "5 min")),
+        *((852.0, 2, "14 min"), (7384.0, 3, "2.05 h"), (259_199.0, 3, "72 h")),
         (3.6e9, 3, "41,700 days"),
     ],
 )
@@ -38,12 +30,8 @@ def test_a_size_is_in_megabytes_or_gigabytes(count: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("count", "unit", "text"),
     [
-        (0, "FLOP", "0 FLOP"),
-        (0.25, "", "0.25"),
-        (999.6, "", "1 k"),
-        (1.2345e9, "FLOP/s", "1.23 GFLOP/s"),
-        (690_460, "", "690 k"),
-        (1.6e20, "FLOP", "160 EFLOP"),
+        *((0, "FLOP", "0 FLOP"), (0.25, "", "0.25"), (999.6, "", "1 k"), (690_460, "", "690 k")),
+        *((1.2345e9, "FLOP/s", "1.23 GFLOP/s"), (1.6e20, "FLOP", "160 EFLOP")),
         (1e36, "FLOP", "1e+06 QFLOP"),
     ],
 )

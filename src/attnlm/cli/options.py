@@ -17,7 +17,7 @@ from attnlm.base.files import utf8
 from attnlm.base.settings import fields_of, type_of
 from attnlm.cli import completion
 from attnlm.cli.help import help_with_default
-from attnlm.config.settings import help_of, seconds
+from attnlm.config.settings import check_setting, help_of, seconds
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture
 from attnlm.model.sizes import MAP_NAMES
@@ -124,6 +124,11 @@ def typed(argument: str, name: str) -> str:
         return utf8(argument.encode(errors="surrogatepass"), name)
 
 
+def _check_device(device: str) -> str:
+    check_setting("device", device)  # before torch is loaded
+    return device
+
+
 RUN = argument(None, "RUN", "name or path of a run; default: the run trained last", completion.runs)
 DATASET = argument(
     None,
@@ -157,5 +162,5 @@ CHECKPOINT = option(
 )
 VERIFY = switch("check the hashes of whole files, also of splits larger than 1 GiB", "--verify")
 _DEVICES = fields_of(TrainingConfig)["device"].metadata["choices"]
-DEVICE = option("auto", help_of("device"), completion.choices(*_DEVICES))
+DEVICE = option("auto", help_of("device"), completion.choices(*_DEVICES), callback=_check_device)
 ABLATE = switch("also measure the loss with each head silenced", "--ablate")

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attnlm
 from attnlm.base import files
@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from attnlm.see.attend import Attention
 
 
-_WINDOWS = "number of windows to score heads on, spread over the validation split"
+def _windows(default: int) -> Any:
+    help = "number of windows to score heads on, spread over the validation split"
+    return option(default, help, callback=_check_windows)
+
+
+def _check_windows(windows: int) -> int:
+    if not 1 <= windows <= 10**5:
+        raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 to 100000")
+    return windows
 
 
 def attend(
@@ -132,7 +140,7 @@ def trace(
 def heads(
     run: str | None = options.RUN,
     ablate: bool = options.ABLATE,
-    windows: int = option(64, _WINDOWS),
+    windows: int = _windows(64),
     text: Path | None = option(
         None,
         "text file to measure on; default: the validation split (random tokens for an "
@@ -180,7 +188,7 @@ def report(
         "split (for an imported run, text that the model generates)",
         metavar="TEXT",
     ),
-    windows: int = option(16, _WINDOWS),
+    windows: int = _windows(16),
     ablate: bool = options.ABLATE,
     checkpoint: str = options.CHECKPOINT,
     device: str = options.DEVICE,

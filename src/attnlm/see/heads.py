@@ -35,7 +35,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnlm.base.errors import AttnlmError, NotFiniteError, UsageError
+from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.base.files import read_text
 from attnlm.data.dataset import ids_at
@@ -136,8 +136,6 @@ def study_heads(
     damaged, and for a bigram; TooShortError if the text or the context is too short; NotFiniteError
     for NaN and infinity.
     """
-    if not 1 <= windows <= 10**5:
-        raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 to 100000")
     if not run.config.model.maps_per_layer:
         raise no_attention()
     has_text = text is not None or not run.imported_from
