@@ -376,7 +376,7 @@ def test_named_errors(project: Path) -> None:
         (["import", ""], 2, "the name of a model cannot be empty", "folder"),
         (["export", "small", ""], 2, "the name of the output cannot be empty", "new folder"),
         (["prepare", "text.txt", "--val-file", ""], 2, "--val-file cannot be empty", "name a file"),
-        (["ladder", "--tokens", str(2**27)], 2, "value for --tokens", "between 0 and 67,108,864"),
+        (["ladder", "--tokens", str(2**27)], 2, "value for --tokens", "at most 67108864"),
         (["sample", "."], 1, ". is not a run: it has no config.json", "attnlm train"),
         (["attend", "a", "small", "--run", "small"], 2, "RUN and --run cannot be", "one of them"),
         (["trace"], 2, "missing argument 'TEXT'", "see attnlm trace --help"),
