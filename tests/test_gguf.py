@@ -171,7 +171,7 @@ def bpe(pattern: str, ranks: Any = RANKS, end: bool = True) -> BpeTokenizer:
     return BpeTokenizer(names[pattern], ranks, vocab_size=size, end_of_text=of_end)
 
 
-def test_byte_pairs_as_llama_cpp_reads_them() -> None:
+def test_tokenizers_as_llama_cpp_reads_them() -> None:
     keys = vocabulary(bpe(GPT2_PATTERN))
     assert keys["model"] == "gpt2" and keys["pre"] == "gpt-2" and not keys["add_bos_token"]
     assert len(set(keys["tokens"])) == len(keys["token_type"]) == len(RANKS) + 5
@@ -191,9 +191,7 @@ def test_byte_pairs_as_llama_cpp_reads_them() -> None:
     keys = vocabulary(bpe(GPT2_PATTERN, end=False))
     assert (keys["bos_token_id"], keys["eos_token_id"]) == (10, 255)
     assert keys["token_type"] == [1] * len(RANKS)
-
-
-def test_characters_and_bytes_as_llama_cpp_reads_them() -> None:
+    # Characters and bytes.
     keys = vocabulary(CharTokenizer("\n\\a\x7f"))
     assert keys["tokens"] == ["\\x0a", "\\x5c", "a", "\\x7f"]
     assert len(set(vocabulary(ByteTokenizer())["tokens"])) == 256

@@ -110,34 +110,31 @@ def hub(dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         server.shutdown()
 
 
-def test_a_name_is_downloaded_and_what_was_cut_off_goes_on(hub: Hub, tmp_path: Path) -> None:
+def test_a_name_is_downloaded_what_was_cut_off_goes_on_and_the_cache_is_used_without_a_network(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
     hub.cut = {"model.safetensors"}
-    done = command("import", MODEL, "--name", "theirs", cwd=tmp_path)
-    assert done.stdout == "checkpoints/theirs\n" and "Error" not in done.stderr
+    events: list[Any] = []
+    options: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints"}
+    run = attnlm.import_run(MODEL, revision="v1", on_event=events.append, **options)
+    told = [event for event in events if event.task == "download"]
+    assert told[-1].unit == "B" and told[-1].done == told[-1].total > 10_000
     needed = {"config.json", "tokenizer.json", "model.safetensors"}
     assert {file for file, _ in hub.sent} == needed
     ranges = [asked for file, asked in hub.sent if file == "model.safetensors"]
     begin = int(ranges[1].removeprefix("bytes=").removesuffix("-"))
     assert len(ranges) == 2 and 0 < begin <= len(hub.files["model.safetensors"]) // 2
-    run = attnlm.open_run(tmp_path / "checkpoints" / "theirs")
     assert run.imported_from == f"{MODEL}@{COMMIT}" and run.dataset["name"] == "Tiny-1.0"
     assert "".join(attnlm.sample(run, tokens=3, seed=1))
 
-
-def test_progress_is_told_and_the_cache_is_used_without_a_network(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from huggingface_hub import constants
-
-    events: list[Any] = []
-    options: dict[str, Any] = {"checkpoint_dir": tmp_path / "a", "on_event": events.append}
-    first = attnlm.import_run(MODEL, revision="v1", **options)
-    told = [event for event in events if event.task == "download"]
-    assert told[-1].unit == "B" and told[-1].done == told[-1].total > 10_000
     sent = len(hub.sent)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    again = attnlm.import_run(MODEL, revision="v1", **options)
-    assert again.imported_from == first.imported_from and len(hub.sent) == sent
+    done = command("import", MODEL, "--revision", "v1", "--name", "theirs", cwd=tmp_path)
+    assert done.stdout == "checkpoints/theirs\n" and "Error" not in done.stderr
+    again = attnlm.open_run(tmp_path / "checkpoints" / "theirs")
+    assert again.imported_from == run.imported_from and len(hub.sent) == sent
     with pytest.raises(AttnlmError, match="folder someone/other not found, and ") as refused:
         attnlm.import_run("someone/other", **options)
     assert "the network" in str(refused.value.hint)

@@ -53,7 +53,9 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_sharded_run_is_one_that_is_not(whole: Run, project: Path) -> None:
+def test_a_sharded_run_is_one_that_is_not_and_every_command_reads_it(
+    whole: Run, project: Path
+) -> None:
     settings: dict[str, Any] = {**whole.config.settings(), "processes": 1, "shard": False}
     alone = attnlm.train(
         project / "data" / "fruits-char", checkpoint_dir=project / "alone", **settings
@@ -68,9 +70,6 @@ def test_a_sharded_run_is_one_that_is_not(whole: Run, project: Path) -> None:
     }
     assert {path.suffix for path in whole.last.iterdir()} == {".json", ".safetensors"}
     assert len(list(whole.last.iterdir())) == 5 and len(list(whole.best.iterdir())) == 3
-
-
-def test_every_command_reads_it(whole: Run, project: Path) -> None:
     model, _ = attnlm.load_model(whole)
     evaluation = attnlm.evaluate(whole, data_dir=project / "data")
     best = min(float(record["val_loss"]) for record in timeless(whole.path))

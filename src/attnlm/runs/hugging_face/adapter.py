@@ -42,7 +42,7 @@ _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _HINT = "save a plain LoRA adapter with peft: no biases, no other modules, weights not decomposed"
 _COPY = "copy the folder again from its source"
-_MOST_RANK, _LARGEST_NUMBER = 2**12, 1e9
+_LARGEST_NUMBER = 1e9
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         (
@@ -238,7 +238,7 @@ def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, T
     shapes = [map_shapes(a)[map_name(path)] for path in module.maps]
     rank = len(down) if down.ndim else 0
     outputs, inputs = sum(shape[0] for shape in shapes), shapes[0][1]
-    if not 0 < rank <= _MOST_RANK or (down.shape, up.shape) != ((rank, inputs), (outputs, rank)):
+    if not rank or (down.shape, up.shape) != ((rank, inputs), (outputs, rank)):
         raise AttnlmError(
             f"the adapters of {module.name} have shapes {tuple(down.shape)} and {tuple(up.shape)}, "
             f"but the projection has ({outputs}, {inputs})",
