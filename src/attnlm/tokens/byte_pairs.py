@@ -57,9 +57,7 @@ def train(name: str, size: int, sample: Sequence[str], on_event: OnEvent = ignor
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+        vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     pieces = safe_pieces(map(Piece, sample), _TRAINING_PIECE)
     trained.train_from_iterator((piece.text for piece in pieces), trainer)
