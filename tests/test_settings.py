@@ -44,16 +44,8 @@ def test_every_model_has_complete_defaults(model: str) -> None:
         ({"dropout": 1.0}, "invalid value for `dropout`: 1.0", "below 1"),
         ({"learning_rate": float("nan")}, "invalid value for `learning_rate`: nan", "a number"),
         ({"steps": 10, "budget": 5.0}, "cannot be combined", "one of them"),
-        (
-            {"learning_rate": 0.1, "min_learning_rate": 0.2},
-            "`min_learning_rate` 0.2 is above `learning_rate` 0.1",
-            "0.1 or less",
-        ),
-        (
-            {"schedule": "constant", "min_learning_rate": 0.001},
-            "`min_learning_rate` does not apply",
-            "leave one",
-        ),
+        ({"min_learning_rate": 0.2}, "0.2 is above `learning_rate` 0.03", "0.03 or less"),
+        ({"schedule": "constant", "min_learning_rate": 0.01}, "does not apply", "leave one"),
         ({"sampling": "random", "stride": 4}, "`stride` does not apply", "leave"),
         ({"model": "bigram", "optimizer": "muon"}, "no matrices", "`optimizer` adamw"),
         ({"steps": 5, "warmup": 6}, "longer than the run", "`warmup` 5"),
