@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from ctypes import CDLL
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,17 +67,21 @@ def expected_logits(model: Transformer, ids_BS: Ids) -> np.ndarray:
 Steps = list[tuple[int, int]]
 
 
-def assert_textbook(
+def decoded(
     model: Transformer, num_samples: int, steps: Steps, found: CDLL, threads: int = 1
-) -> None:
-    """Windows of `total` tokens, of which `known` were there before."""
+) -> Iterator[tuple[Ids, np.ndarray]]:
+    """Windows of `total` tokens, of which `known` were there before, and their logits."""
     decoder = NativeDecoder(NativeModel(model, found), num_samples, threads)
     length = max(total for _, total in steps)
     for known, total in steps:
         if known == 0:
             ids_BS = torch.randint(model.vocab_size, (num_samples, length)).numpy()
-        got_BV = decoder.logits(ids_BS[:, :total], known)
-        expected_BV = expected_logits(model, ids_BS[:, :total])
+        yield ids_BS[:, :total], decoder.logits(ids_BS[:, :total], known)
+
+
+def assert_textbook(model: Transformer, *how: Any, **threads: Any) -> None:
+    for ids_BS, got_BV in decoded(model, *how, **threads):
+        expected_BV = expected_logits(model, ids_BS)
         assert_near(got_BV, expected_BV)
         assert np.ptp(expected_BV) > 1e-3
 
@@ -275,19 +281,19 @@ found = library("decoding.c", "-O1", "-g", "-fsanitize=address,undefined",
                 "-fno-sanitize-recover=all")
 assert found is not None
 for name in tests.EMBEDDED:
-    tests.assert_textbook(tests.a_model(name), 3, tests.REFILLS, found)
+    list(tests.decoded(tests.a_model(name), 3, tests.REFILLS, found))
 for size, vocab_size in ((1, 2), (7, 32), (16, 33), (17, 31)):
     # Memory is full to its end: of windows, and of tokens that go through the layers together.
     sizes = {"embed_dim": 9, "heads": 2, "head_size": size, "block_size": 64}
-    tests.assert_textbook(tests.a_model("gpt2", vocab_size, **sizes), 1, [(0, 64), (0, 1)], found)
+    list(tests.decoded(tests.a_model("gpt2", vocab_size, **sizes), 1, [(0, 64), (0, 1)], found))
     model = tests.a_model("multi-head:projection=true", vocab_size, **sizes)
-    tests.assert_textbook(model, 65, [(0, 1), (0, 64)], found)
+    list(tests.decoded(model, 65, [(0, 1), (0, 64)], found))
 # Several threads, and rows of matrices where they lie.
 tests.native_decoder._LARGE, tests.native_decoder._LONG = 0, 32
 for name in ("gpt2", "qwen3"):
     size = 16 if name == "qwen3" else 17
     model = tests.a_model(name, 33, embed_dim=64, heads=2, head_size=size, block_size=64)
-    tests.assert_textbook(model, 2, [(0, 63), (63, 64), (0, 1)], found, threads=3)
+    list(tests.decoded(model, 2, [(0, 63), (63, 64), (0, 1)], found, threads=3))
     tests.assert_generation(model, 2, 1.0, found, threads=3)
 tests.assert_generation(tests.a_model("multi-head"), 3, 0.0, found)
 print("clean")
