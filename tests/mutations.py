@@ -339,11 +339,11 @@ the hashes of a sharded checkpoint's files are not compared | test_sharding.py
 +False
 == training/validation.py
 each process has its own validation loss | test_processes.py
--processes.add_up(sums, "an evaluation")
+-processes.add_up(numbers, "an evaluation")
 +pass
 an evaluation goes on after a signal | test_interruption.py
--if stop is not None and stop.has_come:
-+if stop is None:
+-if stop.has_come and not is_sharded:
++if False:
 evaluation drops the last window |
 test_training.py::test_evaluation_is_over_the_whole_split_token_by_token
 -if len(rest) > 1:
@@ -353,8 +353,8 @@ bits are nats | test_training.py::test_a_run_records_and_tells_what_the_design_s
 +loss / bytes_per_token
 == compute/processes.py
 all processes say the same error | test_processes.py::test_each_machine_says_once_why_all_end
--.result(_STORE_ANSWERS) == 1
-+.result(_STORE_ANSWERS) >= 1
+-, _STORE_ANSWERS) == 1
++, _STORE_ANSWERS) >= 1
 what others are waited for does not depend on our own share |
 test_processes.py::test_how_long_others_are_waited_for
 -max(ours, theirs)

@@ -143,7 +143,7 @@ class Processes:
             return True
         key = f"said/{restarts()}/{os.environ.get(_MACHINE, '')}"
         try:  # with a broken connection, `add` blocks forever
-            return _in_thread(lambda: store.add(key, 1)).result(_STORE_ANSWERS) == 1
+            return _in_thread(lambda: store.add(key, 1), _STORE_ANSWERS) == 1
         except (RuntimeError, TimeoutError):  # the process that kept the store has ended
             local = _variable(_LOCAL_RANK)
             return self.rank == 1 or (self.rank if local is None else local) == 0
@@ -167,7 +167,7 @@ class Processes:
         try:
             work, timeout = start(), timedelta(seconds=patience)
             if theirs is None:  # the wait may take minutes, in which signals must be handled
-                _result(_in_thread(lambda: work.wait(timeout)))
+                _in_thread(lambda: work.wait(timeout))
             else:
                 work.wait(timeout)
         except RuntimeError as error:
@@ -187,8 +187,9 @@ def rows_of(rows: int, rank: int, count: int) -> slice:
     return slice(min(rows, rank * size), min(rows, (rank + 1) * size))
 
 
-def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
-    """Start `work` in a new thread: the main thread can't handle signals while it runs C++ code."""
+def _in_thread(work: Callable[[], _Result], timeout: float | None = None) -> _Result:
+    """Compute a result in a new thread: the main thread can't handle signals while it runs C++
+    code. Raises TimeoutError after `timeout` seconds."""
     future = Future[_Result]()
 
     def run() -> None:
@@ -198,17 +199,10 @@ def _in_thread(work: Callable[[], _Result]) -> Future[_Result]:
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return future
-
-
-def _result(future: Future[_Result]) -> _Result:
-    """Wait for the result in many short waits, and return it.
-
-    A signal that comes just before a wait does not interrupt that wait: it is handled afterwards.
-    """
-    while not wait([future], timeout=_LOOK).done:
+    # A signal that comes just before a wait does not interrupt that wait: it is handled afterwards.
+    while timeout is None and not wait([future], timeout=_LOOK).done:
         pass
-    return future.result()
+    return future.result(timeout)
 
 
 @contextlib.contextmanager
@@ -349,7 +343,7 @@ def _join(rank: int, count: int) -> Processes:
         return lasting
 
     try:
-        return Processes(rank, count, _result(_in_thread(meet)))
+        return Processes(rank, count, _in_thread(meet))
     except (KeyError, RuntimeError, ValueError) as error:
         why = f"{_HOST} is not set" if isinstance(error, KeyError) else str(error)
         raise AttnlmError(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import Device
@@ -64,96 +62,74 @@ def validation_loss(
     processes if one receives a signal.
     """
     stop, kernels, was_training = stop or StopSignal(), kernels or Kernels(), model.training
-    inputs, targets, rest = _windows(tokens, most, model)
     at_once = windows_at_once(model.architecture, model.vocab_size, device.name)
-    groups = [
-        (inputs[first : first + at_once], targets[first : first + at_once])
-        for first in range(0, len(inputs), at_once)
-    ]
-    if len(rest) > 1:
-        groups.append((rest[None, :-1], rest[None, 1:]))
-    rank, count = processes.rank, processes.count
-    sums = torch.zeros(len(groups) + 1, dtype=torch.float64)
+    whole = at_once, model.architecture.block_size
+    groups = _groups(tokens, most, model, at_once)
+    sums, count = [0.0] * len(groups), processes.count
+    threads = max(1, min(threads, len(groups) // count, MOST_SHARES))
+    threads = 1 if is_sharded or device.name != "cpu" else threads
+    # To compute a group, all processes have to gather the weights of a sharded model together. A
+    # process that has no group left therefore computes the first group again.
+    end = -(-len(groups) // count) * count if is_sharded else len(groups)
+
+    def compute(first: int) -> None:
+        form = None
+        if not is_sharded and groups[0][0].shape == whole:
+            form = one_layer_form(model, at_once, device, kernels)
+        without_gradients = torch.no_grad() if is_sharded else torch.inference_mode()
+        with without_gradients, using(kernels), device.autocast():
+            for i in range(first, end, threads * count):
+                if stop.has_come and not is_sharded:
+                    return
+                group = groups[i] if i < len(groups) else groups[0]
+                inputs_BT, targets_BT = (
+                    torch.from_numpy(ids.astype(np.int64)).to(device.torch) for ids in group
+                )
+                computing = model if form is None or inputs_BT.shape != whole else form
+                loss = float(computing.loss(inputs_BT, targets_BT))
+                if i < len(groups):
+                    sums[i] = loss * targets_BT.numel()
+
     model.eval()
-    if is_sharded:
-        ours = groups[rank::count]
-        # To compute a group, all processes have to gather the weights together. A process that has
-        # no group left therefore computes the first group again.
-        more = groups[:1] * (-(-len(groups) // count) - len(ours))
-        with noticing_lost(), torch.no_grad():
-            losses = _summed_losses(model, [*ours, *more], device, None, kernels)
-        sums[rank:-1:count] = losses[: len(ours)]
-    else:
-        threads = max(1, min(threads, len(groups) // count, MOST_SHARES))
-        threads = threads if device.name == "cpu" else 1
-        step = count * threads
-
-        def compute(first: int) -> None:
-            with torch.inference_mode():
-                ours = groups[first::step]
-                sums[first:-1:step] = _summed_losses(model, ours, device, at_once, kernels, stop)
-
-        with threads_of_torch(1), new_pool(threads) as pool:
-            jobs = [functools.partial(compute, rank + i * count) for i in range(threads)]
-            compute_all(jobs, pool)
+    each = torch.get_num_threads() if is_sharded else 1
+    with noticing_lost(), threads_of_torch(each), new_pool(threads) as pool:
+        firsts = range(processes.rank, processes.rank + threads * count, count)
+        compute_all([functools.partial(compute, first) for first in firsts], pool)
     model.train(was_training)
-    sums[-1] = stop.has_come
-    processes.add_up(sums, "an evaluation")
-    if sums[-1]:
+    numbers = torch.tensor([*sums, stop.has_come], dtype=torch.float64)
+    processes.add_up(numbers, "an evaluation")
+    if numbers[-1]:
         stop.agree()
         stop.check()
     # Summed in the order of the text: the sum does not depend on how the groups were divided.
-    total = sum(sums[:-1].tolist())
-    predicted = inputs.size + len(rest) - 1
+    total, predicted = sum(numbers[:-1].tolist()), sum(targets.size for _, targets in groups)
     loss = total / predicted
     return Evaluation(loss, predicted, loss / math.log(2) / bytes_per_token)
 
 
-def _windows(tokens: Ids, most: int | None, model: LanguageModel) -> tuple[Ids, Ids, Ids]:
-    """Return inputs and targets, each (windows, block_size), and the ids that remain.
+def _groups(
+    tokens: Ids, most: int | None, model: LanguageModel, at_once: int
+) -> list[tuple[Ids, Ids]]:
+    """Return inputs and targets, each (windows, block_size), in groups of `at_once` windows.
 
-    The first remaining id is used only as an input, since it was already a target.
+    The last groups are smaller: one has fewer windows, and one is a shorter window.
     """
     length = model.architecture.block_size
     check_length(len(tokens), length, "validation")
     if most is None or most >= len(tokens) - 1:
         ids = ids_at(tokens, slice(MOST_TOKENS), model.vocab_size, "val.bin")
         end = (len(ids) - 1) // length * length
-        inputs, targets = ids[:end], ids[1 : end + 1]
-        return inputs.reshape(-1, length), targets.reshape(-1, length), ids[end:]
-    whole = (len(tokens) - 1) // length
-    chosen = min(whole, max(1, most // length))
-    starts = np.arange(chosen) * whole // chosen * length
-    places = starts[:, None] + np.arange(length + 1)
-    windows = ids_at(tokens, places, model.vocab_size, "val.bin")
-    return windows[:, :-1], windows[:, 1:], windows[-1, -1:]
-
-
-def _summed_losses(
-    model: LanguageModel,
-    groups: Sequence[tuple[Ids, Ids]],
-    device: Device,
-    at_once: int | None,
-    kernels: Kernels,
-    stop: StopSignal | None = None,
-) -> Tensor:
-    """Return the summed loss of each group of windows, in float64.
-
-    If the model has a one-layer form and `at_once` is not None, this form computes the groups of
-    `at_once` whole windows. After a signal, no further group is computed, since the result will
-    not be used.
-    """
-    form, whole = None, (at_once, model.architecture.block_size)
-    if at_once is not None and groups and groups[0][0].shape == whole:
-        form = one_layer_form(model, at_once, device, kernels)
-    sums = torch.zeros(len(groups), dtype=torch.float64)
-    with using(kernels), device.autocast():
-        for i, group in enumerate(groups):
-            if stop is not None and stop.has_come:
-                break
-            inputs_BT, targets_BT = (
-                torch.from_numpy(ids.astype(np.int64)).to(device.torch) for ids in group
-            )
-            computing = model if form is None or inputs_BT.shape != whole else form
-            sums[i] = float(computing.loss(inputs_BT, targets_BT)) * targets_BT.numel()
-    return sums
+        inputs, targets = (some.reshape(-1, length) for some in (ids[:end], ids[1 : end + 1]))
+        rest = ids[end:]  # the first id is only an input, since it was already a target
+    else:
+        possible = (len(tokens) - 1) // length
+        chosen = min(possible, max(1, most // length))
+        starts = np.arange(chosen) * possible // chosen * length
+        places = starts[:, None] + np.arange(length + 1)
+        windows = ids_at(tokens, places, model.vocab_size, "val.bin")
+        inputs, targets, rest = windows[:, :-1], windows[:, 1:], windows[0, :0]
+    firsts = range(0, len(inputs), at_once)
+    groups = [(inputs[i : i + at_once], targets[i : i + at_once]) for i in firsts]
+    if len(rest) > 1:
+        groups.append((rest[None, :-1], rest[None, 1:]))
+    return groups
