@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ from attnlm.training.schedule import Clock, learning_rate
 from attnlm.training.sharding import whole_model
 from attnlm.training.state import Saver, TrainingState, keeping_random_state
 from attnlm.training.step import StepNotFiniteError, Stepper
-from attnlm.training.validation import MOST_TOKENS, Evaluation, validation_loss
+from attnlm.training.validation import MOST_TOKENS, validation_loss
 
 _SECONDS_BETWEEN_REPORTS = 0.1
 _REPORT_FRACTION = 0.01
@@ -129,6 +130,16 @@ class _Loop:
     def __post_init__(self) -> None:
         self._state, self._is_main = self.stepper.state, self.stepper.processes.is_main
         self._saver = Saver(self.run, self._state, self.stepper.processes)
+        self._validation_loss = functools.partial(
+            validation_loss,
+            *(self._state.model, self.dataset.val, self._state.device),
+            bytes_per_token=self.dataset.bytes_per_token,
+            kernels=kernels_of(self._config),
+            threads=self._config.threads or 1,
+            processes=self.stepper.processes,
+            is_sharded=self._config.is_sharded,
+            stop=self.stepper.stop,
+        )
         self._began = time.perf_counter() - self._state.seconds
         self._evaluation_seconds = self._validation_seconds = self._snapshot_seconds = 0.0
         self._step_began, self._step_seconds = 0.0, math.inf
@@ -158,7 +169,7 @@ class _Loop:
             few = evaluated_part(self.run.config, 0.0, self.dataset.val_tokens)
             for _ in range(2):  # the first evaluation is slower than others
                 began = time.perf_counter()
-                speed = self._validation_loss(few).tokens / (time.perf_counter() - began)
+                speed = self._validation_loss(most=few).tokens / (time.perf_counter() - began)
             part = evaluated_part(self.run.config, speed, self.dataset.val_tokens)
             self._settle(eval_tokens=self.stepper.processes.from_main(part))
         self._tell(Started(self.run, self._state.device, self._state.step, memory))
@@ -287,7 +298,7 @@ class _Loop:
         tokens_per_second = self._tokens_per_second()
         with folded(state.model):
             began = time.perf_counter()
-            evaluation = self._validation_loss(self._config.eval_tokens)
+            evaluation = self._validation_loss(most=self._config.eval_tokens)
             self._validation_seconds = time.perf_counter() - began
             if not math.isfinite(evaluation.loss):
                 raise StepNotFiniteError(
@@ -325,21 +336,6 @@ class _Loop:
             self._saver.save(evaluation.loss if improved else None)
         is_last = self._is_over or self._is_out_of_patience
         return Evaluated(record, improved, taken and taken[0], is_last)
-
-    def _validation_loss(self, most: int | None) -> Evaluation:
-        """Return the loss of the current weights over at most `most` tokens of the split."""
-        return validation_loss(
-            self._state.model,
-            self.dataset.val,
-            self._state.device,
-            bytes_per_token=self.dataset.bytes_per_token,
-            kernels=kernels_of(self._config),
-            threads=self._config.threads or 1,
-            most=most,
-            processes=self.stepper.processes,
-            is_sharded=self._config.is_sharded,
-            stop=self.stepper.stop,
-        )
 
 
 def _after(progress: float) -> float:

@@ -97,17 +97,14 @@ def initial_state(
         torch.manual_seed(training.seed)
         if training.is_sharded:
             model = sharded_model(config.model, vocab_size, device, processes)
+            optimizer: Optimizer = ShardedOptimizer(model, training, processes)
         else:
             model = build_model(config.model, vocab_size).to(device.torch)
             if training.adapters is not None:
                 adapt(model, training.adapters)
+            optimizer = FlatOptimizer(model, training)
     if isinstance(model, Transformer):
         model.recompute = training.recompute
-    optimizer: Optimizer
-    if training.is_sharded:
-        optimizer = ShardedOptimizer(model, training, processes)
-    else:
-        optimizer = FlatOptimizer(model, training)
     return TrainingState(model, optimizer, device)
 
 
