@@ -21,7 +21,7 @@ from attnlm.base.settings import Setting, Settings
 from attnlm.compute.device import Device
 from attnlm.compute.native import library
 from attnlm.generation import native_decoder
-from attnlm.generation.decoders import fastest_decoding
+from attnlm.generation.decoders import Decoding, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
 from attnlm.generation.next_token import Ids, Uniforms
 from attnlm.generation.sampling_config import SamplingConfig
@@ -196,7 +196,8 @@ def assert_generation(
         prompt = some_ids(length).tolist()
         decoders = [NativeDecoder(native, num_samples, count) for count in (threads, 1)]
         made = decoders[0].generate(prompt, config.tokens, temperature, Uniforms(0, samples))
-        drawn = fastest_decoding(model, CPU).drawn(prompt, config, decoders[1], samples)
+        decoding = Decoding(model, lambda count: NativeDecoder(native, count))
+        drawn = decoding.drawn(prompt, config, decoders[1], samples)
         expected_TB = np.stack([ids_B for ids_B, _ in drawn])
         assert np.array_equal(np.concatenate(list(made)), expected_TB)
         assert temperature < 5 or len(np.unique(expected_TB)) > 2
