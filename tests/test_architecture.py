@@ -68,7 +68,7 @@ def followed(settings: Settings, error: UsageError) -> Settings:
         chosen = next(filter(None, found.groups()))
         return {**settings, "model" if found[3] else name: chosen}
     if found := re.search(r"use `(\w+)` ([^ ,]+)", hint):
-        value = found[2] if found[2].isalpha() else json.loads(found[2])
+        value = found[2] if found[2][0].isalpha() else json.loads(found[2])
         return {**settings, found[1]: value}
     if hint == "add a `projection`":
         return {**settings, "projection": True}

@@ -180,7 +180,7 @@ def form_for(a: Architecture, forms: Sequence[AnyForm], run: str) -> AnyForm:
         raise UsageError(
             f"no {kind} can express {run}: it has {', '.join(reasons)}; "
             f"the closest format is {closest.name}",
-            "train one of these instead: `model` transformer, gpt2, llama or qwen3",
+            "train a `model` transformer, gpt2, llama or qwen3 without these settings",
         )
     return closest
 
