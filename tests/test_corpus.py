@@ -205,7 +205,10 @@ def test_stdin_is_read_once_and_can_be_read_twice(
         ("Tale", "did you mean tales?"),
         ("Book.tx", "did you mean book.txt?"),
         ("folder/nowt.txt", "did you mean folder/note.txt?".replace("/", os.sep)),
-        *((nothing, f"use {corpus.SOURCES}") for nothing in ("book.txt/a", "", "a\0b")),
+        *(
+            (none, f"use {corpus.SOURCES}")
+            for none in ("folder/quiz.txt", "book.txt/a", "", "a\0b")
+        ),
     ],
 )
 def test_what_is_not_there_gets_a_near_name(

@@ -265,7 +265,8 @@ def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Co
     except (FileNotFoundError, NotADirectoryError, ValueError):
         near = [*NAMES]
         with contextlib.suppress(OSError, ValueError):  # no folder to list
-            near += map(str, itertools.islice(path.parent.iterdir(), 1000))
+            there = itertools.islice(path.parent.iterdir(), 1000)
+            near += (str(one) for one in there if suggestion(path.name, [one.name], ""))
         hint = suggestion(source, near, f"use {SOURCES}")
         raise AttnlmError(f"no such file or corpus: {source!r}", hint) from None
     except OSError as error:
