@@ -126,7 +126,7 @@ def encode_documents(
     """
     places = itertools.pairwise((0, *piece.ends, len(piece.text)))
     texts = [piece.text[begin:end] for begin, end in places]
-    if not any(special in piece.text for special in tokenizer.special):
+    if not tokenizer.has_special(piece.text):
         # The fast way: every special text in the joined text is the end of a document.
         return encode_piece(tokenizer.end_text.join(texts))
     end = np.array([tokenizer.end_of_text], np.uint32)

@@ -231,6 +231,10 @@ class BpeTokenizer(Tokenizer):
         parts = self._special.split(text)  # odd parts are special and stay unchanged
         return "".join(part if i % 2 else _nfc(part) for i, part in enumerate(parts))
 
+    def has_special(self, text: str) -> bool:
+        """Return True if `text` contains a special text. A Llama 3 vocabulary has hundreds."""
+        return self._special.search(text) is not None
+
     def _encode(self, text: str, special: set[str]) -> NDArray[np.unsignedinteger[Any]]:
         encoded(text, "utf-8")  # for its error: tiktoken replaces what is not Unicode
         return self._encoding.encode_to_numpy(text, allowed_special=special, disallowed_special=())
