@@ -283,7 +283,7 @@ def test_what_the_command_says(dataset: Dataset, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says", "hints"),
     [
-        ("", 1, "there is no data set in", "attnlm prepare"),
+        ("", 1, "there is no data set in", "or use --vocab-size"),
         ("--vocab-size 0 --peak 1e12", 2, "invalid value for --vocab-size: 0", "between"),
         ("--vocab-size 9 --tokens -3 --peak 1", 2, "invalid value for --tokens: -3", "between"),
         ("--vocab-size 9 --peak nan", 2, "invalid value for --peak: nan", "between"),

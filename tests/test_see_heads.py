@@ -169,7 +169,7 @@ def test_heads_refuses_bad_arguments(trained: Path) -> None:
         (["--run", "bigram"], 1, "no attention", "single-head"),
         (["--windows", "0"], 2, "--windows", "1 to 100000"),
         (["--windows", "99999999999"], 2, "--windows", "1 to 100000"),
-        (["--text", "none.txt"], 1, "none.txt", "path"),
+        (["--text", "none.txt"], 1, "(--text takes a file)", "path"),
     ]:
         fails("heads", *arguments, cwd=trained, code=code, says=says, hints=hints)
 

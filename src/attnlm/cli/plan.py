@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attnlm
+from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder
 from attnlm.base.readable import byte_size, duration, quantity
 from attnlm.base.settings import fields_of
@@ -78,7 +79,10 @@ def plan(
         weights = parent.config.model, parent.name
     config = resolve_from(weights, given, {} if recipe is None else load_recipe(recipe))
     if vocab_size is None:
-        find_folder(dataset, data_dir, kind="data set")  # before torch is loaded
+        try:  # before torch is loaded
+            find_folder(dataset, data_dir, kind="data set")
+        except AttnlmError as error:
+            raise AttnlmError(error.message, f"{error.hint}; or use `vocab_size`") from None
     if config.training.processes > 1 and peak is None and not is_launched():
         from attnlm.compute.processes import run_processes
 

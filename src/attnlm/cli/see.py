@@ -154,6 +154,11 @@ def heads(
     json: bool = options.JSON,
 ) -> None:
     """Score and name attention heads by what they attend to."""
+    if text is not None and not os.path.lexists(text):
+        raise AttnlmError(
+            f"file not found: {str(text)!r} (--text takes a file)",
+            "write the text to a file, and pass its path",
+        )
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     from attnlm.see import heads as see

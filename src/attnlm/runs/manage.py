@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,6 +148,12 @@ def removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints")
     """
     parent, named = Path(checkpoint_dir), run.path if isinstance(run, Run) else run
     path = parent / named if is_safe_name(str(named)) else Path(named)
+    datasets = () if os.path.lexists(parent / path.name) else (Path(named), Path("data", named))
+    for dataset in datasets:
+        if os.path.lexists(dataset / "meta.json"):
+            delete = shlex.join(["rm", "-r", str(dataset)])
+            hint = f"to delete a data set, delete its folder: {delete}"
+            raise AttnlmError(f"{dataset} is a data set, not a run", hint)
     if not (is_folder(path) or path.is_symlink()):
         path = find_folder(named, parent, kind="run")  # its error names the runs that exist
     is_there = is_folder(parent) and path.absolute().parent.samefile(parent)
