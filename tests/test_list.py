@@ -198,10 +198,13 @@ def test_nothing_elsewhere_is_removed(project: Path, tmp_path: Path) -> None:
     (runs / "folder").mkdir()
     (runs / "second" / "out").symlink_to(elsewhere)
     before = sorted(path.name for path in runs.iterdir())
-    for named in (elsewhere, "folder", ".", runs, "checkpoints/first/..", "", "data/fruits-char"):
+    for named in (elsewhere, "folder", ".", runs, "checkpoints/first/..", ""):
         fails("rm", named, "--yes", cwd=project, code=1, says="is not a run", hints="")
-    for named in ("latest", "missing", "fruits-char"):
+    for named in ("latest", "missing"):
         fails("rm", named, "--yes", cwd=project, code=1, says=f"run '{named}' not found", hints="")
+    for named in ("fruits-char", "data/fruits-char"):
+        says, hint = "is a data set, not a run", "rm -r data/fruits-char"
+        fails("rm", named, "--yes", cwd=project, code=1, says=says, hints=hint)
     # One that can't be removed keeps the others.
     fails("rm", "first", "folder", "--yes", cwd=project, code=1, says="not a run", hints="")
     assert sorted(path.name for path in runs.iterdir()) == before
