@@ -264,11 +264,11 @@ def test_a_budget_becomes_one_number_of_steps_even_if_the_ladder_is_resumed(
         stop(event)
 
     with pytest.raises(Interrupted):
-        climb(dataset, name="m", budget=0.3, checkpoint_dir=tmp_path, on_event=listen, **given)
+        climb(dataset, name="m", budget=1.0, checkpoint_dir=tmp_path, on_event=listen, **given)
     ladder = climb(resume="m", checkpoint_dir=tmp_path, on_event=events.append)
     started, _ = (event for event in events if isinstance(event, LadderStarted))
     plan = ladder.plan
-    assert started.plan.steps is None and plan.budget == 0.3
+    assert started.plan.steps is None and plan.budget == 1.0
     assert plan.steps is not None and plan.steps > 1
     assert read_plan(ladder.path) == plan
     assert {rung.result.last["step"] for rung in ladder.rungs} == {plan.steps}

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from attnlm.__main__ import main
+from attnlm.base import clock
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,7 @@ def test_threads_that_wait_soon_sleep_unless_the_user_said_how(
         monkeypatch.delenv(name)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(clock, "command_began", None)  # or later budgets would count from here
     found = []
     monkeypatch.setattr("signal.signal", lambda *_: None)
     monkeypatch.setattr(
