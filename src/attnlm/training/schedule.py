@@ -44,11 +44,10 @@ class Clock:
 def learning_rate(step: int, config: TrainingConfig, steps: float | None = None) -> float:
     """Return the rate of the update that led to `step`, or of the first update if `step` is 0.
 
-    The rate rises linearly over `warmup` steps and then
-    stays constant. At the end, unless `schedule` is constant, the rate falls towards
-    `min_learning_rate`; the fall takes the fraction `cooldown` of the steps after the warm-up. For
-    a run with a budget, `steps` is the number of steps that fit at the speed so far, and the
-    warm-up takes at most a quarter of these steps.
+    The rate rises linearly over `warmup` steps and then stays constant. At the end, unless
+    `schedule` is constant, the rate falls towards `min_learning_rate`; the fall takes the fraction
+    `cooldown` of the steps after the warm-up. For a run with a budget, `steps` is the number of
+    steps that fit at the speed so far, and the warm-up takes at most a quarter of these steps.
     """
     made, highest, warmup = max(0, step - 1), config.learning_rate, float(config.warmup)
     if steps is None:
