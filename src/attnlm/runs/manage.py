@@ -12,7 +12,7 @@ from typing import Any
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.files import explaining
+from attnlm.base.files import explaining, json_value, read_bytes
 from attnlm.base.folders import (
     LATEST,
     find_folder,
@@ -163,11 +163,23 @@ def removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints")
             f"name a run there, or use `checkpoint_dir` {path.absolute().parent}",
         )
     entry = run_entry(parent / path.name)
-    if entry is None:
+    if entry is None or _is_of_another_program(entry):
         raise AttnlmError(f"{path} is not a run", "only runs and ladders can be removed")
     if entry.is_training:
         raise AttnlmError(f"{entry.name} is being trained by another process", _WAIT)
     return entry
+
+
+def _is_of_another_program(entry: RunEntry) -> bool:
+    """Return True if the folder's JSON file is whole, but was not written by `write_json`."""
+    if entry.problem is None or entry.link is not None:
+        return False
+    record = RECORD if entry.kind == "ladder" else "config.json"
+    try:
+        content = json_value(read_bytes(entry.path / record, 2**20).decode())
+    except (AttnlmError, OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and "sha256" not in content
 
 
 def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoints") -> None:
