@@ -11,13 +11,12 @@ import shlex
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 
@@ -27,12 +26,14 @@ from attnlm.cli.app import root_command
 from attnlm.config.settings import seconds
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.run import open_run
-from tests.command import ATTNLM, alone, attnlm, fails, here, on_a_terminal
+from attnlm.training.step import Stepper
+from tests.command import Done, alone, attnlm, fails, here, on_a_terminal
 
 TEXT = "the quick brown fox jumps over the lazy dog.\nso the dog naps; the fox jumps on.\n" * 40
 TRAIN = len(TEXT) * 9 // 10
 VAL = len(TEXT) - TRAIN
 SEEING = ("attend", "trace", "heads", "report")
+HELPED = ("", "prepare", "train", "ladder", "sample", "eval", "plan", *SEEING)
 QUICK = ["--steps", "6", "--block-size", "8", "--batch-size", "4", "--seed", "1", "--threads", "1"]
 
 
@@ -44,6 +45,49 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     attnlm("prepare", "text.txt", cwd=folder)
     attnlm("train", *QUICK, "--name", "small", cwd=folder)
     return folder
+
+
+SAME = ["train", "--model", "single-head", "--dropout", "0.2", *QUICK, "--name", "same"]
+SAME += ["--checkpoint-dir"]
+UNKNOWN = ("train", "ladder", "train --resume", "sample", "eval", "heads", "report", "plan")
+WRONG = ("eval --device x", "heads --windows 0", "export out --to x", "ladder --rungs a,b")
+PROGRAM = f"""
+import os, sys, attnlm, attnlm.__main__ as program
+def run(words, code=0):
+    sys.argv = ["attnlm", *words]
+    try: program.main()
+    except SystemExit as end: assert (end.code or 0) == code, end.code
+for command in {HELPED!r}:
+    run([*command.split(), "--help"])
+assert not {{"torch", "numpy", "rich"}} & set(sys.modules), sorted(sys.modules)
+for words in ("prepare text.txt", "list", "diff small small", "rm gone --yes"):
+    run(words.split())
+for command in {UNKNOWN!r}:
+    run([*command.split(), "nowhere"], code=1)
+for words in ("attend a nowhere", "trace a nowhere", "import no/such/place"):
+    run(words.split(), code=1)
+for words in (*{WRONG!r}, "plan --heads 3 --vocab-size 9"):
+    run(words.split(), code=2)
+assert "torch" not in sys.modules
+
+environment = dict(os.environ)
+for model in ("multi-head", "transformer"):
+    trained = attnlm.train(model=model, steps=2, seed=1, embed_dim=8, heads=2)
+    "".join(attnlm.sample(trained, tokens=3, seed=1))
+assert not {{"torch._dynamo", "sympy"}} & set(sys.modules)
+assert environment == os.environ
+run({SAME!r} + ["process-" + os.fsdecode(b"\\xce\\xb6")])
+"""
+
+
+@pytest.fixture(scope="module")
+def another(project: Path) -> Done:
+    """PROGRAM in a process of its own, with another hash seed and in a locale of ASCII."""
+    small = project / "checkpoints" / "small"
+    shutil.copytree(small, small.with_name("gone"))
+    env = {"PYTHONHASHSEED": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    env |= {"PYTHONIOENCODING": "latin-1"}
+    return alone([], project, env=env, through=[sys.executable, "-c", PROGRAM])
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -113,13 +157,12 @@ def test_train_says_what_it_does_and_what_comes_next(project: Path) -> None:
     assert (project / "checkpoints" / "drawn" / "curve.png").is_file()
 
 
-def test_the_same_command_writes_the_same_bytes_in_any_process(project: Path) -> None:
-    flags = ["--model", "single-head", "--dropout", "0.2", *QUICK, "--name", "same"]
-    attnlm("train", *flags, "--checkpoint-dir", "process-0", cwd=project)
-    another = ["train", *flags, "--checkpoint-dir", "process-1"]
-    assert alone(another, project, env={"PYTHONHASHSEED": "1"}).code == 0
+def test_the_same_command_writes_the_same_bytes_in_any_process(
+    project: Path, another: Done
+) -> None:
+    attnlm(*SAME, "process-0", cwd=project)
     names = ["best.safetensors", "last.safetensors", "ticker.jsonl", "config.json"]
-    runs = [project / f"process-{number}" / "same" for number in "01"]
+    runs = [project / folder / "same" for folder in ("process-0", "process-ζ")]
     for name in names:
         assert len({(run / name).read_bytes() for run in runs}) == 1, name
 
@@ -217,21 +260,22 @@ def test_patience_stops_a_run_that_gets_no_better(project: Path) -> None:
     assert "no improvement in --patience evaluations" in done.stderr
 
 
-def test_a_signal_saves_and_says_how_to_go_on(project: Path) -> None:
-    flags = ["--steps", "100000000", "--eval-every", "1000000", *QUICK[2:], "--name", "stopped"]
-    process = subprocess.Popen(
-        [*ATTNLM, "train", *flags], cwd=project, stderr=subprocess.PIPE, encoding="utf-8"
-    )
-    last = project / "checkpoints" / "stopped" / "last.safetensors"
-    deadline = time.monotonic() + 60
-    while not last.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.3)
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=20)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert "attnlm train --resume stopped" in stderr and "Traceback" not in stderr
-    assert open_run(last.parent).checkpoint("last").step > 0
+def test_a_signal_saves_and_says_how_to_go_on(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Stepper.step
+
+    def interrupted(stepper: Stepper, *about: Any) -> Any:
+        if stepper.state.step == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return step(stepper, *about)
+
+    monkeypatch.setattr(Stepper, "step", interrupted)
+    code = 128 + signal.SIGTERM
+    done = attnlm("train", *QUICK, "--name", "stopped", cwd=project, code=code)
+    assert "next  attnlm train --resume stopped\n" in done.stderr
+    run = open_run("stopped", checkpoint_dir=project / "checkpoints")
+    assert run.checkpoint("last").step == 4
 
 
 def test_sampling_prints_text_and_nothing_else(project: Path) -> None:
@@ -321,13 +365,13 @@ def test_a_reader_that_leaves_early_is_no_error(project: Path) -> None:
     assert done.code == 0 and "BrokenPipe" not in done.stderr
 
 
-def test_output_is_utf8_in_any_locale(tmp_path: Path) -> None:
+def test_output_is_utf8_in_any_locale(tmp_path: Path, another: Done) -> None:
+    assert "process-ζ/same\n" in another.stdout
     (tmp_path / "ζ.txt").write_text("αβγδε ζητα " * 60, encoding="utf-8")
-    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     attnlm("prepare", "ζ.txt", cwd=tmp_path)
     attnlm("train", *QUICK, cwd=tmp_path)
-    variables = {**ascii_only, "PYTHONIOENCODING": "latin-1"}
-    done = alone(["sample", "--prompt", "αβ", "--tokens", "4"], tmp_path, env=variables)
+    in_ascii = "αβ".encode().decode("ascii", "surrogateescape")
+    done = attnlm("sample", "--prompt", in_ascii, "--tokens", "4", cwd=tmp_path)
     assert done.stdout.startswith("αβ") and len(done.stdout) == 6
     wrong = {"says": "--prompt is not UTF-8", "hints": "convert"}
     fails("sample", "--prompt", os.fsdecode(b"\xff"), cwd=tmp_path, code=1, **wrong)
@@ -448,44 +492,10 @@ def test_damage_is_refused_by_name(project: Path, tmp_path: Path) -> None:
     assert "config.json is damaged" in done.stderr
 
 
-def test_commands_load_no_torch_that_need_none_and_no_compiler(project: Path) -> None:
+def test_commands_load_no_torch_that_need_none_and_no_compiler(another: Done) -> None:
     """PyTorch's compiler, and sympy for it, take longer to import than a small model to train."""
-    small = project / "checkpoints" / "small"
-    shutil.copytree(small, small.with_name("gone"))
-    commands = ("", "prepare", "train", "ladder", "sample", "eval", "plan", *SEEING)
-    unknown = ("train", "ladder", "train --resume", "sample", "eval", "heads", "report", "plan")
-    wrong = ("eval --device x", "heads --windows 0", "export out --to x", "ladder --rungs a,b")
-    program = f"""
-import os, sys, attnlm, attnlm.__main__ as program
-def run(words, code=0):
-    sys.argv = ["attnlm", *words.split()]
-    try: program.main()
-    except SystemExit as end: assert (end.code or 0) == code, end.code
-for command in {commands!r}:
-    run(command + " --help")
-assert not {{"torch", "numpy", "rich"}} & set(sys.modules), sorted(sys.modules)
-for words in ("prepare text.txt", "list", "diff small small", "rm gone --yes"):
-    run(words)
-for command in {unknown!r}:
-    run(command + " nowhere", code=1)
-for words in ("attend a nowhere", "trace a nowhere", "import no/such/place"):
-    run(words, code=1)
-for words in (*{wrong!r}, "plan --heads 3 --vocab-size 9"):
-    run(words, code=2)
-assert "torch" not in sys.modules
-
-environment = dict(os.environ)
-for model in ("multi-head", "transformer"):
-    trained = attnlm.train(model=model, steps=2, seed=1, embed_dim=8, heads=2)
-    "".join(attnlm.sample(trained, tokens=3, seed=1))
-assert not {{"torch._dynamo", "sympy"}} & set(sys.modules)
-assert environment == os.environ
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=project, capture_output=True, encoding="utf-8"
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Usage: attnlm") == len(commands)
+    assert another.code == 0, another.stderr
+    assert another.stdout.count("Usage: attnlm") == len(HELPED)
 
 
 def test_version_and_no_command(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """The commands in the documents run as written.
 
-Further options cut training to two steps of small batches, and budgets to a few seconds.
-test_learn.py and test_troubleshooting.py run the commands of their pages, test_readme.py those
-within sentences.
+Further options cut training to one step of small batches, and budgets to a second. `tales` is a
+fiftieth of its length. test_learn.py and test_troubleshooting.py run the commands of their pages,
+test_readme.py those within sentences.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
+from attnlm.text import tales
 from tests.command import attnlm
 
 ROOT = Path(__file__).parent.parent
@@ -37,7 +38,7 @@ BEFORE = {
 """What a reader of each page has done before."""
 
 
-def commands(page: str) -> Iterator[list[str]]:
+def commands(page: str) -> Iterator[tuple[str, ...]]:
     """The arguments of the commands in a page's console blocks, without those that need more."""
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", "")
     # Three pictures of insight.md are about Tiny Shakespeare.
@@ -51,16 +52,16 @@ def commands(page: str) -> Iterator[list[str]]:
         # test_doctor.py and test_processes.py run what takes longer than the rest of a page.
         takes_long = command == "doctor" or (command == "train" and "--processes" in words)
         if not needs_network and not takes_long:
-            yield [command, *words]
+            yield command, *words
 
 
-def shortened(words: list[str]) -> list[str]:
+def shortened(command: Iterable[str]) -> list[str]:
     """The same command, with options that save time or say yes."""
-    words = [{"RUN": "spare", "OTHER": "tuned"}.get(word, word) for word in words]
+    words = [{"RUN": "spare", "OTHER": "tuned"}.get(word, word) for word in command]
     if words[0] in ("train", "ladder") and "--resume" not in words:
-        words += ["--budget", "3s"] if "--budget" in words else ["--steps", "2"]
+        words += ["--budget", "1s"] if "--budget" in words else ["--steps", "1"]
     if words[0] in ("train", "plan") and not {"--resume", "--budget", "--processes"} & set(words):
-        words += ["--batch-size", "4"]
+        words += ["--batch-size", "1" if words[0] == "plan" else "4"]
     return words + {"prepare": ["--offline"], "sample": ["--tokens", "5"], "rm": ["--yes"]}.get(
         words[0], []
     )
@@ -79,9 +80,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_tales() -> Iterator[None]:
+    text = tales.generate()[0][-(10**6) // 50 :]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tales, "generate", lambda: (text, {}))
+        yield
+
+
 @pytest.mark.parametrize("page", BEFORE)
 def test_the_commands_of_a_page_run(page: str, folder: Path) -> None:
-    shown = list(commands(page))
+    shown = dict.fromkeys(commands(page))
     assert shown
     for line in filter(None, BEFORE[page].split("; ")):
         attnlm(*shortened(line.split()), cwd=folder)
