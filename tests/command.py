@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import multiprocessing
 import os
 import pty
 import subprocess
@@ -20,6 +21,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -162,3 +164,11 @@ def alone(
     return Done(
         done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
     )
+
+
+def forked() -> ForkServerContext:
+    """A context whose processes are forked from one that has loaded what any of them needs."""
+    context = multiprocessing.get_context("forkserver")
+    preloaded = ["tests.processes", "tests.trials", "torch.distributed.fsdp", "torch._dynamo"]
+    context.set_forkserver_preload(preloaded)  # works only before the first process is started
+    return context

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import signal
@@ -27,6 +26,7 @@ from attnlm.training.sharding import whole_model
 from attnlm.training.state import initial_state
 from attnlm.training.step import Share, StepNotFiniteError, Stepper
 from attnlm.training.validation import validation_loss
+from tests.command import forked
 
 NAMES = ("bigram", "average", "single-head", "multi-head:dropout=0.2", "transformer:dropout=0.2")
 SHARDED = ("bigram", "multi-head", "transformer:dropout=0.2", "gpt2:embed_dim=20")
@@ -141,11 +141,9 @@ def together(count: int, work: Callable[..., None], *arguments: object, code: in
 
     All must end with this exit code.
     """
-    forked = multiprocessing.get_context("forkserver")  # what they need is imported once
-    forked.set_forkserver_preload([__name__, "torch.distributed.fsdp", "torch._dynamo"])
-    port = free_port()
+    port, context = free_port(), forked()
     running = [
-        forked.Process(target=_as_rank, args=(rank, count, port, work, arguments), daemon=True)
+        context.Process(target=_as_rank, args=(rank, count, port, work, arguments), daemon=True)
         for rank in range(count)
     ]
     for process in running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import random
@@ -20,7 +21,6 @@ from tests.web_server import Answer, WebServer, body, serving
 
 _MARGIN = 3.0  # seconds that a busy machine may take beside the deadline
 _STALL_DEADLINE, _DEADLINE = 0.5, 20.0
-_BOMB = gzip.compress(gzip.compress(bytes(2**27)))
 _PORTAL = b"<!DOCTYPE html>\n<html><body>Log in to the network</body></html>"
 
 
@@ -182,6 +182,13 @@ def _silent_halfway(web: WebServer, generator: random.Random, content: bytes) ->
 _OUTSIDE = ("file:///etc/passwd", "ftp://127.0.0.1/a", "data:text/plain,a")
 _BROKEN, _TEXT = (500, 502, 503, 504), ("html", "plain")
 _REFUSALS = (204, 206, 304, 400, 401, 403, 404, 410, 416)
+
+
+@functools.cache
+def _bomb() -> bytes:
+    return gzip.compress(gzip.compress(bytes(2**27)))
+
+
 _KINDS: dict[str, _Kind] = {
     "whole": _whole,
     "of unknown length": lambda _, g, content: _raw("HTTP/1.0 200 OK\n", _pieces(g, content)),
@@ -201,7 +208,7 @@ _KINDS: dict[str, _Kind] = {
     "loop": _loop,
     "out of the web": lambda _, g, content: body(b"", 302, Location=g.choice(_OUTSIDE)),
     "compressed": lambda _, g, content: body(gzip.compress(content), Content_Encoding="gzip"),
-    "a bomb": lambda *_: body(_BOMB, Content_Encoding="gzip, gzip"),
+    "a bomb": lambda *_: body(_bomb(), Content_Encoding="gzip, gzip"),
     "no gzip": lambda _, g, content: body(content + b"no gzip", Content_Encoding="gzip"),
     "silent": lambda web, *_: web.stay_silent,
     "silent halfway": _silent_halfway,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import shutil
 import sys
@@ -13,6 +12,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 from typing import TypeVar
+
+from tests.command import forked
 
 _Item = TypeVar("_Item")
 Run = Callable[["Tally", Path], None]
@@ -87,8 +88,7 @@ class Trial:
         if not self.forks:
             self.run(tally, folder)
             return tally
-        server = multiprocessing.get_context("forkserver")
-        server.set_forkserver_preload(["tests.trials"])
+        server = forked()
         results, sender = server.Pipe(duplex=False)
         arguments = (self.run, tally, folder, self.draws, sender)
         server.Process(target=_try_and_send, args=arguments, daemon=True).start()
