@@ -35,9 +35,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_curves() -> Iterator[None]:
-    """curve.png takes longer to draw than most tests take to train; test_curves.py draws it."""
+def _quick() -> Iterator[None]:
+    """No curve.png, which takes longer to draw than most tests take to train, and no waiting for
+    the disk; test_curves.py draws it, and test_files.py sees that files are flushed."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr("attnlm.see.curves.draw_run", lambda run, path: path.touch())
         yield
 
