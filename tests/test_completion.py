@@ -17,9 +17,8 @@ from attnlm.base.settings import fields_of
 from attnlm.cli.app import root_command
 from attnlm.cli.completion import VARIABLE
 from attnlm.config.recipes import recipe_names
-from attnlm.config.settings import setting_names
-from attnlm.config.training import TrainingConfig
-from attnlm.model.architecture import MODELS, Architecture
+from attnlm.config.settings import RECORD_OF
+from attnlm.model.architecture import MODELS
 from attnlm.model.sizes import MAP_NAMES
 from tests.command import ATTNLM, Done, alone, fails, here
 
@@ -107,8 +106,7 @@ def test_zsh_and_fish_get_a_line_of_help_with_each(project: Path) -> None:
 
 def test_every_choice_of_a_setting_is_completed() -> None:
     options = {p.name: p for p in root_command().get_command(None, "train").params}
-    for name in setting_names():
-        record = Architecture if name in fields_of(Architecture) else TrainingConfig
+    for name, record in RECORD_OF.items():
         words = fields_of(record)[name].metadata["choices"] or ()
         words = (*MAP_NAMES, "all") if name == "lora_on" else words  # several of them
         found = [item.value for item in options[name].shell_complete(None, "")]

@@ -11,7 +11,7 @@ import pytest
 from attnlm.base.settings import fields_of
 from attnlm.cli.app import root_command
 from attnlm.cli.help import help_with_default, in_words
-from attnlm.config.settings import resolve, setting_names
+from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.experiments.ladder import DEFAULT_BUDGET, DEFAULT_RUNGS
 from attnlm.model.architecture import MODELS, Architecture
 from tests.command import attnlm, fails, here
@@ -30,7 +30,7 @@ def sections(command: str) -> dict[str, str]:
 def test_every_setting_is_an_option_in_its_section() -> None:
     shown = sections("train")
     assert list(shown) == ["Arguments", "Model", "Data", "Training", "Run", "Options"]
-    for name in setting_names():
+    for name in RECORD_OF:
         flag = f"--{name.replace('_', '-')}"
         option = re.compile(rf"(^| ){flag} [</]")
         having = {heading for heading, text in shown.items() if option.search(text)}

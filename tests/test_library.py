@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import attnlm
-from attnlm.config.settings import described_settings, help_of, setting_names
+from attnlm.config.settings import RECORD_OF, described_settings, help_of
 from attnlm.experiments import speed_check
 from attnlm.model.architecture import RUNGS
 
@@ -127,7 +127,7 @@ def test_the_examples_run(
 
 def test_help_of_train_lists_every_setting_with_its_limits() -> None:
     text = pydoc.plain(pydoc.render_doc(attnlm.train))
-    for name in setting_names():
+    for name in RECORD_OF:
         assert re.search(rf"^ +{name} : (bool|int|float|str)\b", text, re.MULTILINE), name
         assert help_of(name) in text
     described = described_settings()

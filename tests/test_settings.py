@@ -14,7 +14,7 @@ import pytest
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Settings
 from attnlm.config.recipes import load_recipe, load_sizes, recipe_names, to_toml
-from attnlm.config.settings import ADAPTERS_RATE, resolve, setting_names
+from attnlm.config.settings import ADAPTERS_RATE, RECORD_OF, resolve
 from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS
 from attnlm.model.inspection import model_skeleton
@@ -150,7 +150,7 @@ def test_recipes_that_cannot_be_read_are_named(
     assert caught.value.hint == "did you mean shakespeare-fast?"
 
 
-@pytest.mark.parametrize("name", [*setting_names(), "tokenizer", "other"])
+@pytest.mark.parametrize("name", [*RECORD_OF, "tokenizer", "other"])
 def test_enormous_values_are_refused_in_a_short_line(name: str, tmp_path: Path) -> None:
     """The trial `input` has recipes that are enormous in other ways."""
     path = tmp_path / "mine.toml"

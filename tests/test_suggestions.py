@@ -6,7 +6,7 @@ import pytest
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.suggestions import _OTHER_NAMES, same, suggestion
-from attnlm.config.settings import resolve, setting_names
+from attnlm.config.settings import RECORD_OF, resolve
 from tests.command import here
 
 
@@ -95,8 +95,8 @@ def test_what_begins_alike_is_near_and_the_first_of_equals_is_taken() -> None:
 
 def test_no_setting_is_another_tools_word_for_another_setting() -> None:
     """Or the table would answer with the wrong one where both exist."""
-    for name in setting_names():
-        assert same(name, setting_names()) == name
+    for name in RECORD_OF:
+        assert same(name, RECORD_OF) == name
     for ours, others in _OTHER_NAMES.items():
-        if ours in setting_names():
-            assert {same(other, setting_names()) for other in others.split()} == {ours}
+        if ours in RECORD_OF:
+            assert {same(other, RECORD_OF) for other in others.split()} == {ours}

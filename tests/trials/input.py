@@ -18,7 +18,7 @@ from random import Random
 import attnlm
 from tests import command as commands
 from tests.trials import opening
-from tests.trials.internals import RUNGS, Progress, flag, setting_names
+from tests.trials.internals import RECORD_OF, RUNGS, Progress, flag
 from tests.trials.trial import Tally, not_posix, place, trial
 
 _LONGEST_REFUSAL = 1500  # characters of an error and its hint; a path may be part of it
@@ -83,7 +83,7 @@ def _words(generator: Random, flags: tuple[str, ...]) -> list[str]:
 
 
 def _settings(place: Path, generator: Random) -> _Command:
-    flags = (*map(flag, setting_names()), "--recipe", "--no-projection", "--json", "-q")
+    flags = (*map(flag, RECORD_OF), "--recipe", "--no-projection", "--json", "-q")
     return ["train", "--print-config", *_words(generator, flags)], b""
 
 
@@ -93,7 +93,7 @@ _TOML = ('"muon"', "'x'", "1979-05-27", "[1, 2]", "{a = 1}", '"""a', "1e3", "+in
 def _recipe(place: Path, generator: Random) -> _Command:
     lines = []
     for _ in range(generator.randrange(6)):
-        key = generator.choice((*setting_names(), "config", "a.b", '""', "[model]", "é"))
+        key = generator.choice((*RECORD_OF, "config", "a.b", '""', "[model]", "é"))
         value = generator.choice((*_WORDS, *_TOML))
         if generator.random() < 0.1:
             key += generator.choice(("x", ".x", '."é"')) * generator.choice((100, 1500, 4000))

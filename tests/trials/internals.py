@@ -9,9 +9,9 @@ from attnlm.cli import exits as exits
 from attnlm.compute.device import choose_device as choose_device
 from attnlm.compute.native import library as library
 from attnlm.config.recipes import load_recipe as load_recipe
+from attnlm.config.settings import RECORD_OF as RECORD_OF
 from attnlm.config.settings import Config as Config
 from attnlm.config.settings import resolve as resolve
-from attnlm.config.settings import setting_names as setting_names
 from attnlm.data.dataset import sampled_hash as sampled_hash
 from attnlm.experiments import settle
 from attnlm.model.architecture import RUNGS as RUNGS

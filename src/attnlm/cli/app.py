@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 import attnlm
 from attnlm.cli import completion, console
 from attnlm.cli.help import Command
-from attnlm.cli.options import for_typer, option
+from attnlm.cli.options import option
 
 _COMMANDS = {
     "Start here": {
@@ -25,7 +25,7 @@ _COMMANDS = {
         "sample": "sample:sample",
     },
     "Look inside": {
-        "eval": "evaluate:evaluate",
+        "eval": "see:evaluate",
         "ladder": "ladder:ladder",
         "attend": "see:attend",
         "trace": "see:trace",
@@ -39,7 +39,7 @@ _COMMANDS = {
         "plan": "plan:plan",
         "doctor": "manage:doctor",
     },
-    "Other tools": {"export": "export:export", "import": "import_:import_"},
+    "Other tools": {"export": "exchange:export", "import": "exchange:import_"},
 }
 """The commands by section of `--help`. Each value names the command's module and function."""
 _PLACES = {name: place for group in _COMMANDS.values() for name, place in group.items()}
@@ -67,7 +67,7 @@ class _Root(TyperGroup):
             module, function = _PLACES[cmd_name].split(":")
             home: Any = importlib.import_module(f"attnlm.cli.{module}")
             app = typer.Typer(**_HABITS)
-            app.command(cmd_name, cls=Command)(for_typer(getattr(home, function)))
+            app.command(cmd_name, cls=Command)(getattr(home, function))
             command: Any = typer.main.get_command(app)
             self.commands[cmd_name] = command
             command.groups = getattr(home, "GROUPS", {})
@@ -113,7 +113,6 @@ _SHOW = "Print the completion script, and exit."
 
 
 @_app.callback(invoke_without_command=True)
-@for_typer
 def _root(
     context: typer.Context,
     version: bool = _eager("--version", "Show the version and exit.", _show_version),

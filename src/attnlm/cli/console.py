@@ -86,12 +86,13 @@ def say_styled(text: str, style: str, rest: str = "", *, unbroken: bool = False)
     terminal(sys.stderr, soft_wrap=unbroken).print(words)
 
 
-def say_aside(text: str) -> None:
-    """Print a dimmed line, cut to the width of the terminal."""
-    from rich.text import Text
+def say_aside(words: object) -> None:
+    """On a terminal, print a dimmed line, cut to its width."""
+    if sys.stderr.isatty():
+        from rich.text import Text
 
-    words = Text(one_line(text), "dim")
-    terminal(sys.stderr).print(words, no_wrap=True, overflow="ellipsis")
+        line = Text(one_line(str(words)), "dim")
+        terminal(sys.stderr).print(line, no_wrap=True, overflow="ellipsis")
 
 
 def say_next(command: str, about: str = "") -> None:
@@ -102,8 +103,8 @@ def say_next(command: str, about: str = "") -> None:
 
 def fail(message: str, hint: str) -> None:
     """Print what went wrong, and what to do about it."""
-    say_styled("error:", "bold red", f" {one_line(with_flags(message))}")
-    say_styled("hint:", "bold yellow", f" {one_line(with_flags(hint))}")
+    say_styled("error:", "bold red", f" {with_flags(message)}")
+    say_styled("hint:", "bold yellow", f" {with_flags(hint)}")
 
 
 def with_flags(text: str) -> str:

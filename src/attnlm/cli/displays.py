@@ -6,7 +6,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,16 +24,14 @@ if TYPE_CHECKING:
     from attnlm.runs.run import Run
 
 
-def reference_losses(vocab_size: int, bigram: float | None, floor: float | None) -> str:
-    """Return the losses to compare a model's loss with: uniform, bigram and floor.
+def reference_losses(vocab_size: int, dataset: Mapping[str, Any]) -> str:
+    """Return the losses to compare a model's loss with: uniform, bigram and floor, if known.
 
-    The floor is the least possible loss. `bigram` or `floor` is None if it is not known.
+    The floor is the least possible loss.
     """
-    parts = [f"uniform (ln V) {math.log(vocab_size):.4f}"]
-    if bigram is not None:
-        parts.append(f"counted bigram {bigram:z.4f}")
-    if floor is not None:
-        parts.append(f"floor {floor:z.4f}")
+    known = {"uniform (ln V)": math.log(vocab_size), "counted bigram": dataset["bigram_loss"]}
+    known["floor"] = dataset["floor"]
+    parts = [f"{name} {loss:z.4f}" for name, loss in known.items() if loss is not None]
     return ", ".join(parts) + " nats per token"
 
 

@@ -114,8 +114,7 @@ def _say_texts(climbed: Ladder) -> None:
 def _say_table(climbed: Ladder) -> None:
     console.print_table(*climbed.table(), ("rung",), sys.stderr)
     about, part = climbed.rungs[0].run, climbed.rungs[0].result.part
-    bigram, floor = about.dataset["bigram_loss"], about.dataset["floor"]
-    baselines = f"baselines: {reference_losses(about.vocab_size, bigram, floor)}"
+    baselines = f"baselines: {reference_losses(about.vocab_size, about.dataset)}"
     if part:
         baselines += f", on the whole split; the rungs on {part}"
     console.say(baselines)

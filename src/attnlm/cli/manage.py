@@ -260,7 +260,7 @@ def doctor(
 ) -> None:
     """Check this machine: devices, compiler, caches, network, speed."""
     found: list[attnlm.Finding] = []
-    findings = attnlm.doctor(offline=offline, on_event=_say_on_a_terminal)
+    findings = attnlm.doctor(offline=offline, on_event=console.say_aside)
     for finding in itertools.chain(findings, [_terminal()]):
         found.append(finding)
         lines = [f"{finding.name:<{_LABEL}}{finding.text}"]
@@ -290,8 +290,3 @@ def _terminal() -> attnlm.Finding:
     kind = os.environ.get("TERM") or "TERM is not set"
     text = f"{kind}, {shutil.get_terminal_size().columns} columns, {colour}; connected to it: "
     return attnlm.Finding("terminal", text + (", ".join(streams) or "none"))
-
-
-def _say_on_a_terminal(event: object) -> None:
-    if sys.stderr.isatty():
-        console.say_aside(str(event))

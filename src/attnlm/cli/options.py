@@ -1,15 +1,16 @@
 """Functions to declare arguments and options, and the declarations that several commands share.
 
 The declaration is the parameter's default, as in `tokens: int = option(500, "tokens to generate")`.
+Typer puts the default of the option in its place.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Any
 
 import typer
 
@@ -17,21 +18,10 @@ from attnlm.base.files import utf8
 from attnlm.base.settings import fields_of, type_of
 from attnlm.cli import completion
 from attnlm.cli.help import help_with_default
-from attnlm.config.settings import check_setting, help_of, seconds
-from attnlm.config.training import TrainingConfig
-from attnlm.model.architecture import Architecture
+from attnlm.config.settings import RECORD_OF, check_setting, help_of, seconds
 from attnlm.model.sizes import MAP_NAMES
 
-REQUIRED = inspect.Parameter.empty
-
-_Command = TypeVar("_Command", bound=Callable[..., None])
-
-
-class _Declared(NamedTuple):
-    """The default of a parameter, and its description for Typer."""
-
-    default: Any
-    about: Any
+REQUIRED = ...
 
 
 def option(
@@ -42,7 +32,7 @@ def option(
     **more: Any,
 ) -> Any:
     """Declare an option, named after its parameter unless `names` such as --output are given."""
-    return _Declared(default, typer.Option(*names, help=help, autocompletion=complete, **more))
+    return typer.Option(default, *names, help=help, autocompletion=complete, **more)
 
 
 def switch(help: str, *names: str) -> Any:
@@ -54,13 +44,12 @@ def argument(
     default: Any, metavar: str, help: str, complete: completion.Completer | None = None, **more: Any
 ) -> Any:
     """Declare an argument, which `--help` calls `metavar`."""
-    about = typer.Argument(metavar=metavar, help=help, autocompletion=complete, **more)
-    return _Declared(default, about)
+    return typer.Argument(default, metavar=metavar, help=help, autocompletion=complete, **more)
 
 
 def setting_option(name: str, help: str | None = None) -> Any:
     """Declare an option for the setting `name`, with its completion, and its help by default."""
-    words = fields_of(_record_of(name))[name].metadata["choices"]
+    words = fields_of(RECORD_OF[name])[name].metadata["choices"]
     completed = completion.choices(*words) if words else None
     if name == "lora_on":
         completed = completion.several(*MAP_NAMES, "all")
@@ -70,14 +59,10 @@ def setting_option(name: str, help: str | None = None) -> Any:
     return option(None, help or f"{usual}default: no limit", parser=seconds, metavar="<time>")
 
 
-def _record_of(name: str) -> type:
-    return Architecture if name in fields_of(Architecture) else TrainingConfig
-
-
-def with_settings(*names: str) -> Callable[[_Command], _Command]:
+def with_settings(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that replaces a command's `**settings` by an option for each name."""
 
-    def given(command: _Command) -> _Command:
+    def given(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         first, *others, _ = signature.parameters.values()
         options = [
@@ -85,7 +70,7 @@ def with_settings(*names: str) -> Callable[[_Command], _Command]:
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=setting_option(name),
-                annotation=type_of(_record_of(name), name) | None,
+                annotation=type_of(RECORD_OF[name], name) | None,
             )
             for name in names
         ]
@@ -94,23 +79,6 @@ def with_settings(*names: str) -> Callable[[_Command], _Command]:
         return command
 
     return given
-
-
-def for_typer(command: _Command) -> _Command:
-    """Return `command`, with its declarations where Typer reads them: in `Annotated` types."""
-    signature = inspect.signature(command, eval_str=True)
-    parameters = [
-        parameter.replace(
-            annotation=Annotated[parameter.annotation, parameter.default.about],
-            default=parameter.default.default,
-        )
-        if isinstance(parameter.default, _Declared)
-        else parameter
-        for parameter in signature.parameters.values()
-    ]
-    signature = signature.replace(parameters=parameters)
-    command.__signature__ = signature  # type: ignore[attr-defined]
-    return command
 
 
 def typed(argument: str, name: str) -> str:
@@ -161,6 +129,6 @@ CHECKPOINT = option(
     completion.choices("auto", "best", "last"),
 )
 VERIFY = switch("check the hashes of whole files, also of splits larger than 1 GiB", "--verify")
-_DEVICES = fields_of(TrainingConfig)["device"].metadata["choices"]
+_DEVICES = fields_of(RECORD_OF["device"])["device"].metadata["choices"]
 DEVICE = option("auto", help_of("device"), completion.choices(*_DEVICES), callback=_check_device)
 ABLATE = switch("also measure the loss with each head silenced", "--ablate")

@@ -19,7 +19,7 @@ from attnlm.cli.options import option, with_settings
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_training import resolve_from
 from attnlm.config.recipes import load_recipe
-from attnlm.config.settings import setting_names
+from attnlm.config.settings import RECORD_OF
 from attnlm.model.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -33,13 +33,6 @@ _WHERE = (
     *("device", "dtype", "compile", "threads", "processes", "shard", "recompute"),
     *("peak", "share"),
 )
-_SETTINGS = [
-    name
-    for name in setting_names()
-    if name in fields_of(Architecture) or name in (*_TRAINING, *_WHERE)
-]
-
-
 GROUPS = {
     "Model": fields_of(Architecture),
     "Training": _TRAINING,
@@ -48,7 +41,11 @@ GROUPS = {
 }
 
 
-@with_settings(*_SETTINGS)
+@with_settings(
+    name
+    for name, record in RECORD_OF.items()
+    if record is Architecture or name in (*_TRAINING, *_WHERE)
+)
 def plan(
     dataset: str | None = options.DATASET,
     *,

@@ -81,7 +81,7 @@ def prepare(
                 f"{dataset.vocab_size:,} ({dataset.tokenizer.name})",
                 "split": f"{dataset.train_tokens:,} for training, "
                 f"{dataset.val_tokens:,} for validation",
-                "losses": reference_losses(dataset.vocab_size, dataset.bigram_loss, dataset.floor),
+                "losses": reference_losses(dataset.vocab_size, vars(dataset)),
             }
         )
         is_small = dataset.largest_block_size < resolve({}).model.block_size

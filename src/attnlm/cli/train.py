@@ -21,7 +21,7 @@ from attnlm.cli.options import option, switch, with_settings
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_training import Resolved, resolve_new
 from attnlm.config.recipes import load_recipe, to_toml
-from attnlm.config.settings import resolve, setting_names
+from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import RUNGS, Architecture
 
@@ -41,7 +41,7 @@ GROUPS = {
 }
 
 
-@with_settings(*setting_names())
+@with_settings(RECORD_OF)
 def train(
     dataset: str | None = options.DATASET,
     *,
@@ -181,13 +181,12 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
     if sys.stderr.isatty() and not quiet:
         for line in plain_curve(result.records, run.references()).splitlines():
             console.say(line)
-    bigram, floor = run.dataset["bigram_loss"], run.dataset["floor"]
     part, last, best, whole = run.evaluated_part, result.last, result.best, result.whole
     console.say_facts(
         {
             "validation": _in_words(best) + (f", on {part}" if part else ""),
             **{f"{which}, on the whole split": _in_words(whole[which]) for which in whole},
-            "baselines": reference_losses(run.vocab_size, bigram, floor),
+            "baselines": reference_losses(run.vocab_size, run.dataset),
             "verdict": console.with_flags(verdict(result.records, run.dataset)),
             "time": f"{duration(last['seconds'])}, {last['tokens']:,} tokens",
         }

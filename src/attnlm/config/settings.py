@@ -44,10 +44,11 @@ class Config:
         return replace(self, training=replace(self.training, **changed))
 
 
-_RECORD_OF: dict[str, type] = {
+RECORD_OF: dict[str, type] = {
     name: record for record in (Architecture, TrainingConfig) for name in fields_of(record)
 }
-del _RECORD_OF["wide_heads"]
+"""The record of each setting. The model's settings come first."""
+del RECORD_OF["wide_heads"]
 
 # Default training settings of each model, measured on Tiny Shakespeare's characters and tuned on
 # the last tenth of its training split.
@@ -74,14 +75,9 @@ ADAPTERS_RATE = 0.001
 """The learning rate of low-rank adapters. AdamW trains them, whatever trained the model."""
 
 
-def setting_names() -> list[str]:
-    """Return the names of all settings, the model's first."""
-    return list(_RECORD_OF)
-
-
 def help_of(name: str) -> str:
     """Return the line that explains a setting in `--help` and in documents."""
-    described = fields_of(_RECORD_OF[name])[name].metadata
+    described = fields_of(RECORD_OF[name])[name].metadata
     choices = described["choices"]
     return f"{described['help']}: {'|'.join(choices)}" if choices else str(described["help"])
 
@@ -89,7 +85,7 @@ def help_of(name: str) -> str:
 def described_settings() -> str:
     """Return all settings with type, limits and help, for the docstring of `train`."""
     lines = []
-    for name, record in _RECORD_OF.items():
+    for name, record in RECORD_OF.items():
         described = fields_of(record)[name].metadata["limits"]
         limits = [f"{words} {limit}" for words, limit in described.items()]
         kind = type_of(record, name).__name__
@@ -135,7 +131,7 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
         recipe.pop("stride", None)
     given = {**recipe, **settings}
     name = str(given.pop("model", fields_of(Architecture)["model"].default))
-    parts = {k: v for k, v in given.items() if _RECORD_OF[k] is Architecture}
+    parts = {k: v for k, v in given.items() if RECORD_OF[k] is Architecture}
     # A part that the model lacks, or that has no effect, is an error in the recipe as it stands. It
     # is dropped if it is so only because `settings` change the model.
     other = "model" in settings
@@ -155,7 +151,7 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
         if "steps" in settings and "budget" in settings:
             raise UsageError("`steps` and `budget` cannot be combined", "use only one of them")
         defaults.pop("steps", None)
-    trained = defaults | {k: v for k, v in given.items() if _RECORD_OF[k] is TrainingConfig}
+    trained = defaults | {k: v for k, v in given.items() if RECORD_OF[k] is TrainingConfig}
     training = TrainingConfig(**trained)  # type: ignore[arg-type]
     training = _with_adapters(model, training)
     _check_training(model, training, given)
@@ -248,10 +244,10 @@ def _has_matrices(model: Architecture) -> bool:
 
 def check_setting(name: str, value: Setting) -> None:
     """Check one setting by itself. Raises UsageError for an unknown name, wrong type or range."""
-    if name not in _RECORD_OF:
-        hint = suggestion(name, _RECORD_OF, f"the keys are {', '.join(_RECORD_OF)}")
+    if name not in RECORD_OF:
+        hint = suggestion(name, RECORD_OF, f"the keys are {', '.join(RECORD_OF)}")
         raise UsageError(f"unknown key {quoted(name)}", hint)
-    check_value(_RECORD_OF[name], name, value)
+    check_value(RECORD_OF[name], name, value)
 
 
 _NUMBER = r"(\d+(?:\.\d+)?)\s*"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from attnlm.base.readable import duration
 from attnlm.base.settings import setting
@@ -10,6 +11,11 @@ from attnlm.model.sizes import LoRA
 
 LARGEST_BATCH = 2**20  # windows
 _MOST_STEPS = 2**40
+
+
+def _count(help: str, *, default: int | None = None, at_most: int = _MOST_STEPS) -> Any:
+    """Return a dataclass field for a setting that counts something, from 1 on."""
+    return setting(help, default=default, at_least=1, at_most=at_most)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,25 +28,22 @@ class TrainingConfig:
         default="epoch",
         choices=("epoch", "random"),
     )
-    stride: int | None = setting(
-        "tokens between the starts of two windows with `sampling` epoch; default: `block_size`",
-        at_least=1,
-        at_most=_MOST_STEPS,
+    stride: int | None = _count(
+        "tokens between the starts of two windows with `sampling` epoch; default: `block_size`"
     )
-    steps: int | None = setting("number of updates of the weights", at_least=1, at_most=_MOST_STEPS)
+    steps: int | None = _count("number of updates of the weights")
     budget: float | None = setting(
         "seconds for the whole command or call, instead of `steps`: learning rate and evaluations "
         "follow the clock; default: no limit",
         above=0,
         at_most=10**8,
     )
-    batch_size: int = setting(
-        "windows of `block_size` tokens per step", default=32, at_least=1, at_most=LARGEST_BATCH
+    batch_size: int = _count(
+        "windows of `block_size` tokens per step", default=32, at_most=LARGEST_BATCH
     )
-    micro_batch_size: int | None = setting(
+    micro_batch_size: int | None = _count(
         "maximum number of windows to compute at once; gradients are accumulated over the batch; "
         "default: as many as fit into memory",
-        at_least=1,
         at_most=LARGEST_BATCH,
     )
     learning_rate: float = setting(
@@ -98,21 +101,13 @@ class TrainingConfig:
     gradient_clip: float | None = setting(
         "maximum norm of the gradient; default: no clipping", above=0, at_most=1e38
     )
-    eval_every: int | None = setting(
-        "steps between two evaluations; default: a tenth of the steps",
-        at_least=1,
-        at_most=_MOST_STEPS,
-    )
-    eval_tokens: int | None = setting(
+    eval_every: int | None = _count("steps between two evaluations; default: a tenth of the steps")
+    eval_tokens: int | None = _count(
         "validation tokens per evaluation during training, spread evenly over the split; default: "
-        "all, or fewer if all would take too long",
-        at_least=1,
-        at_most=_MOST_STEPS,
+        "all, or fewer if all would take too long"
     )
-    patience: int | None = setting(
-        "stop after this many evaluations without improvement; default: do not stop early",
-        at_least=1,
-        at_most=_MOST_STEPS,
+    patience: int | None = _count(
+        "stop after this many evaluations without improvement; default: do not stop early"
     )
     seed: int | None = setting(
         "random seed of weights, batches and dropout; default: a random one",
@@ -144,16 +139,11 @@ class TrainingConfig:
         default="auto",
         choices=("auto", "torch", "native"),
     )
-    threads: int | None = setting(
-        "CPU threads; default: the number that is fastest in a short trial",
-        at_least=1,
-        at_most=1024,
+    threads: int | None = _count(
+        "CPU threads; default: the number that is fastest in a short trial", at_most=1024
     )
-    processes: int = setting(
-        "number of processes; each computes an equal part of each batch",
-        default=1,
-        at_least=1,
-        at_most=2**16,
+    processes: int = _count(
+        "number of processes; each computes an equal part of each batch", default=1, at_most=2**16
     )
     shard: bool = setting(
         "divide weights, gradients and optimizer state among the processes", default=False
@@ -161,9 +151,8 @@ class TrainingConfig:
     recompute: bool = setting(
         "recompute activations in the backward pass: less memory, more time", default=False
     )
-    lora: int | None = setting(
+    lora: int | None = _count(
         "train low-rank adapters of this rank instead of all weights; default: all weights",
-        at_least=1,
         at_most=2**12,
     )
     lora_alpha: float | None = setting(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from attnlm.base.errors import UsageError
 from attnlm.base.settings import Setting, Settings, fields_of, number, type_of
 from attnlm.base.suggestions import same, suggestion
-from attnlm.config.settings import check_setting
+from attnlm.config.settings import RECORD_OF, check_setting
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import MODELS, PRESETS, Architecture, architecture
 
@@ -40,18 +40,18 @@ def variant(name: str) -> Settings:
         key = same(key, [*parts, *trained]) or key.replace("-", "_")
         if key in _SHARED:
             raise UsageError(f"`{key}` cannot differ between models", f"set `{key}` for all")
-        if key == "model" or key not in {*fields_of(Architecture), *trained}:
+        if key == "model" or key not in RECORD_OF:
             otherwise = "write MODEL:SETTING=VALUE, as in transformer:positions=none"
             hint = suggestion(key, [*parts, *trained], otherwise)
             raise UsageError(f"{key!r} is not a setting of {model}", hint)
         settings[key] = _value(key, value)
         check_setting(key, settings[key])
-    architecture(model, {k: v for k, v in settings.items() if k in fields_of(Architecture)})
+    architecture(model, {k: v for k, v in settings.items() if RECORD_OF[k] is Architecture})
     return {"model": model, **settings}
 
 
 def _value(key: str, text: str) -> Setting:
-    kind = type_of(Architecture if key in fields_of(Architecture) else TrainingConfig, key)
+    kind = type_of(RECORD_OF[key], key)
     if kind is bool:
         return _BOOLEANS.get(text.lower(), text)
     try:
