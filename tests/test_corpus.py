@@ -284,6 +284,8 @@ def test_what_is_no_text_is_left_out_with_a_note(here: Path, spool: Path) -> Non
     counts = "2 files were checked, 1 of them empty"
     with pytest.raises(AttnlmError, match=rf"no utf-8 text in none \({counts}\)"):
         get_corpus("none", spool=spool)
+    with pytest.raises(AttnlmError, match=r"no files found: none/\*\.md"):
+        get_corpus("none/*.md", spool=spool)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="symlinks need a privilege")

@@ -80,9 +80,9 @@ def texts_among(
     empty = [path for path, start in starts.items() if start == ""]
     others = [path for path, start in starts.items() if start is None]
     if not texts:
+        checked = f"{len(paths)} files were checked, {len(empty)} of them empty"
         raise AttnlmError(
-            f"no {encoding} text in {where} ({len(paths)} files were checked, {len(empty)} of them "
-            "empty)",
+            f"no {encoding} text in {where} ({checked})" if paths else f"no files found: {where}",
             "name a folder or a pattern of text files, or set their `encoding`",
         )
     for left, what in ((others, f"not {encoding} text"), (empty, "empty")):
