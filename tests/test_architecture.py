@@ -86,7 +86,7 @@ def resolved(settings: Settings) -> Config:
     raise AssertionError(settings)
 
 
-@examples(max_examples=100)
+@examples(max_examples=70)
 @given(SETTINGS)
 def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Settings) -> None:
     config = resolved(settings)

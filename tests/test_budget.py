@@ -29,7 +29,8 @@ from attnlm.training.validation import validation_loss
 from tests.clock import Clock
 from tests.processes import together, train_by_the_clock
 
-SMALL: dict[str, Any] = {"block_size": 8, "batch_size": 4, "seed": 1, "device": "cpu", "threads": 1}
+SMALL: dict[str, Any] = {"optimizer": "adamw", "block_size": 8, "batch_size": 4, "seed": 1}
+SMALL |= {"device": "cpu", "threads": 1}
 
 
 @pytest.fixture

@@ -39,14 +39,14 @@ def random_text(seed: int, parts: int) -> str:
 def test_ids_are_those_of_the_tokenizer(made: BpeTokenizer, compiled: ctypes.CDLL) -> None:
     table = WordTable(made, compiled)
 
-    @settings(max_examples=150)
+    @settings(max_examples=60)
     @given(TRICKY, TRICKY)
     def held(first: str, second: str) -> None:
         for text in (first, f"{second} {first}\n{second}", f"a {second}<|endoftext|> b", first):
             assert np.array_equal(table.encode_piece(text), made.encode_piece(text))
 
     held()
-    for seed in range(12):
+    for seed in range(5):
         text = random_text(seed, 5000)
         assert np.array_equal(table.encode_piece(text), made.encode_piece(text))
 
