@@ -555,11 +555,3 @@ def test_an_export_into_the_runs_own_folder_is_refused(project: Path) -> None:
     for path in (own / "out", "checkpoints/../link/out"):
         fails("export", "small", path, cwd=project, code=1, says="own folder", hints="outside")
     assert not (own / "out").exists()
-
-
-def test_damaged_metrics_are_named(project: Path) -> None:
-    attnlm("train", *QUICK, "--name", "odd", cwd=project)
-    metrics = project / "checkpoints" / "odd" / "metrics.jsonl"
-    for content in (b"\xff\n", b'{"step": 1}\n', b'{"step": 1, "val_loss": null}\n', b""):
-        metrics.write_bytes(content)
-        fails("train", "--resume", "odd", cwd=project, code=1, says="metrics.jsonl", hints="")

@@ -15,7 +15,6 @@ from attnlm.base.settings import Setting
 from attnlm.cli import console, displays
 from attnlm.config.settings import resolve
 from attnlm.runs.journal import Snapshot
-from attnlm.see.progress_bar import ProgressBar
 from attnlm.training.events import Evaluated, Stepped
 
 
@@ -40,19 +39,13 @@ def evaluated(step: int, text: str, *, is_last: bool = False) -> Evaluated:
     return Evaluated(record, True, Snapshot(step, text, None), is_last)
 
 
-def begun(steps: int) -> ProgressBar:
-    bar = ProgressBar()
-    bar.begin("train", steps, "step")
-    return bar
-
-
 def test_samples_are_some_dimmed_lines_of_the_terminals_width(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = terminal(monkeypatch)
     monkeypatch.setattr(displays, "_SECONDS_BETWEEN_SAMPLES", 1e6)
     display = displays.Display()
-    display._bar = begun(999)
+    display.begin("train", 999, "step")
     display(evaluated(0, "\nROMEO:\n\x1b[2Jfox \ufffd"))
     for step in range(1, 999):
         display(evaluated(step, "too soon"))
@@ -87,7 +80,7 @@ def test_the_bars_time_left_is_that_of_the_latest_steps(monkeypatch: pytest.Monk
     shown = terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "100")
     display = displays.Display()
-    display._bar = begun(2600)
+    display.begin("train", 2600, "step")
     display(evaluated(0, "said"))
     display(Stepped(20, loss=2.5, tokens_per_second=5000.0, seconds_left=852.0))
     display(Stepped(21, loss=2.5, tokens_per_second=5000.0, seconds_left=7384.0))

@@ -14,7 +14,7 @@ from attnlm.cli.help import help_with_default, in_words
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.experiments.ladder import DEFAULT_BUDGET, DEFAULT_RUNGS
 from attnlm.model.architecture import MODELS, Architecture
-from tests.command import attnlm, fails, here
+from tests.command import attnlm, here
 
 
 def sections(command: str) -> dict[str, str]:
@@ -73,8 +73,6 @@ def test_parts_of_a_model_are_given_as_options(tmp_path: Path) -> None:
     expected = {"positions": "none", "residual": False, "kv_heads": 2, "norm_epsilon": 1e-4}
     expected |= {"bias": True, "query_key_norm": False, "budget": 3600.0}
     assert expected.items() <= tomllib.loads(printed).items()
-    wrong = {"says": "--positions does not apply to multi-head", "hints": "transformer"}
-    fails("train", "--positions", "none", cwd=tmp_path, code=2, **wrong)
 
 
 def test_a_run_is_an_argument_of_every_command_that_reads_one() -> None:

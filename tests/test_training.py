@@ -559,6 +559,7 @@ def test_damaged_metrics_are_refused(trained: Any) -> None:
     path = run.path / "metrics.jsonl"
     whole = path.read_text()
     for damaged in (
+        *("", '{"step": 1}\n', '{"step": 1, "val_loss": null}\n'),
         whole.replace('"step": 5', '"step": 6'),
         "".join(whole.splitlines(keepends=True)[:-1]),
     ):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.events import Note
@@ -52,58 +50,48 @@ def parts_in_words(model: Architecture) -> str:
 _SECONDS_BETWEEN_SAMPLES = 0.25
 
 
-@dataclass
-class Display:
+class Display(ProgressBar):
     """A listener for the library's events, which prints notes and the course of training runs.
 
     Each note is a line. Each training run has a header and then its progress: on a terminal, a bar
-    below samples from the model; elsewhere, lines.
+    below samples from the model; elsewhere, lines. With `quiet`, only notes are printed. `log` has
+    the experiment trackers named with --log, such as tensorboard.
     """
 
-    quiet: bool = False
-    """If true, print notes only."""
-    log: Sequence[str] = ()
-    """The experiment trackers named with --log, such as tensorboard."""
-    run: Run | None = None
-    """The run, once it has begun."""
-    memory: int | None = None
-    """Estimated memory of the run, in bytes."""
-    _bar: ProgressBar = field(default_factory=ProgressBar)
-    _next_sample: float = 0.0
+    def __init__(self, quiet: bool = False, log: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.quiet, self.log = quiet, log
+        self.run: Run | None = None  # once it has begun
+        self.memory: int | None = None  # its estimate in bytes
+        self._next_sample = 0.0
 
     def __call__(self, event: object) -> None:
+        """Print an event."""
         from attnlm.training.events import Evaluated, Finished, Started
 
+        if isinstance(event, Started):
+            self.run, self.memory = event.run, event.memory
         if isinstance(event, Note):
-            self._bar.clear()
+            self.clear()
             say(with_flags(event.text))
-            return
-        if isinstance(event, Finished):
+        elif isinstance(event, Finished):
             self.close()
             if event.out_of_patience:
                 say(f"stopped at step {event.step}: no improvement in --patience evaluations")
-            return
-        if isinstance(event, Started):
-            self.run, self.memory = event.run, event.memory
-        if self.quiet:
-            return
-        if isinstance(event, Started):
-            say_facts(_header(event, self.log))
-        elif isinstance(event, Evaluated) and sys.stderr.isatty():
-            self._say_sample(event)
-        self._bar(event)
-
-    def close(self) -> None:
-        """End the bar."""
-        self._bar.close()
+        elif not self.quiet:
+            if isinstance(event, Started):
+                say_facts(_header(event, self.log))
+            elif isinstance(event, Evaluated):
+                self._say_sample(event)
+            super().__call__(event)
 
     def _say_sample(self, event: Any) -> None:
-        """Print an evaluation's sample above the bar; skip samples if evaluations come quickly."""
+        """On a terminal, print an evaluation's sample above the bar, unless one just came."""
         now = time.perf_counter()
         if event.snapshot is None or (now < self._next_sample and not event.is_last):
             return
         self._next_sample = now + _SECONDS_BETWEEN_SAMPLES
-        self._bar.clear()
+        self.clear()
         text = event.snapshot.text.replace("\n", "⏎")
         say_aside(f"step {event.step:>6}  {event.record['val_loss']:.4f}  {text}")
 

@@ -86,10 +86,7 @@ def typed(argument: str, name: str) -> str:
 
     Raises AttnlmError if the argument is not UTF-8. The message calls the argument `name`.
     """
-    try:
-        return utf8(os.fsencode(argument), name)
-    except UnicodeEncodeError:  # passed by a program, not typed
-        return utf8(argument.encode(errors="surrogatepass"), name)
+    return utf8(os.fsencode(argument), name)
 
 
 def _check_device(device: str) -> str:
