@@ -177,8 +177,8 @@ _BY_EITHER = {
 }
 
 
-def _optimizer_and_rate(*sources: Settings) -> tuple[str, float]:
-    training = resolve(*sources).training
+def _optimizer_and_rate(settings: Settings, recipe: Settings | None = None) -> tuple[str, float]:
+    training = resolve(settings, recipe).training
     return training.optimizer, training.learning_rate
 
 

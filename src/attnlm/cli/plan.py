@@ -17,9 +17,8 @@ from attnlm.cli import console, options
 from attnlm.cli.displays import Display, adapters_in_words, division_in_words, parts_in_words
 from attnlm.cli.options import option, with_settings
 from attnlm.compute.processes import is_launched, is_main
-from attnlm.config.new_training import resolve_from
 from attnlm.config.recipes import load_recipe
-from attnlm.config.settings import RECORD_OF
+from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.model.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ def plan(
     if start_from is not None:
         parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
         weights = parent.config.model, parent.name
-    config = resolve_from(weights, given, {} if recipe is None else load_recipe(recipe))
+    config = resolve(given, {} if recipe is None else load_recipe(recipe), weights)
     if vocab_size is None:
         try:  # before torch is loaded
             find_folder(dataset, data_dir, kind="data set")

@@ -15,6 +15,10 @@ from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import MODELS, PRESETS, RUNGS, Architecture, architecture, unused
 from attnlm.model.sizes import map_shapes
 
+Given = Mapping[str, Setting]
+Parent = tuple[Architecture, str]
+"""The architecture and the name of the run whose weights a new run starts from."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -93,10 +97,11 @@ def described_settings() -> str:
     return "\n".join(lines)
 
 
-def resolve(settings: Mapping[str, Setting], recipe: Mapping[str, Setting] | None = None) -> Config:
+def resolve(settings: Given, recipe: Given | None = None, parent: Parent | None = None) -> Config:
     """Return the checked configuration. `settings` override the recipe, and both override defaults.
 
-    Raises UsageError if `settings` are wrong, AttnlmError if the recipe is wrong.
+    Of the parent's architecture, only `dropout` can be changed. Raises UsageError if `settings` are
+    wrong, AttnlmError if the recipe is wrong.
     """
     recipe = dict(recipe or {})
     recipe.pop("stages", None)  # attnlm 1.0.0 recorded the changing plan of a budget here
@@ -108,22 +113,24 @@ def resolve(settings: Mapping[str, Setting], recipe: Mapping[str, Setting] | Non
             "in the recipe: tokenizer must be the name of a tokenizer", "write, for example, gpt2"
         )
     try:
-        return replace(_merge(settings, recipe), recipe_tokenizer=tokenizer)
+        return replace(_merge(settings, recipe, parent), recipe_tokenizer=tokenizer)
     except UsageError as error:
         try:
-            _merge({}, recipe)
+            _merge({}, recipe, parent)
         except UsageError:  # the recipe is at fault
             raise AttnlmError(f"in the recipe: {error.message}", error.hint) from None
         raise
 
 
-def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Config:
+def _merge(settings: Given, recipe: Given, parent: Parent | None) -> Config:
     recipe = dict(recipe)
     if isinstance(budget := recipe.get("budget"), str):
         recipe["budget"] = seconds(budget)
     for given in (settings, recipe):
         for name, value in given.items():
             check_setting(name, value)
+    if parent is not None:
+        settings = {**_inherited(*parent, {**recipe, **settings}), **settings}
     for ours, theirs in (("budget", "steps"), ("steps", "budget")):
         if ours in settings:
             recipe.pop(theirs, None)
@@ -161,9 +168,23 @@ def _merge(settings: Mapping[str, Setting], recipe: Mapping[str, Setting]) -> Co
     return Config(model, training, (*lacking, *useless))
 
 
-def _check_training(
-    model: Architecture, training: TrainingConfig, given: Mapping[str, Setting]
-) -> None:
+def _inherited(model: Architecture, name: str, given: Given) -> Settings:
+    """Return the settings of the run `name` with this model that `given` leaves as they are.
+
+    Raises UsageError if `given` changes a setting that the weights depend on.
+    """
+    fixed, free = model.settings(), {"dropout"}
+    for key in given.keys() & fields_of(Architecture).keys() - free:
+        if given[key] != fixed.get(key):
+            has = quoted(fixed[key]) if key in fixed else "none"
+            raise UsageError(
+                f"`{key}` cannot be changed: the weights come from {name}",
+                f"its `{key}` is {has}: leave `{key}` out, or train from scratch",
+            )
+    return {key: value for key, value in fixed.items() if key not in given}
+
+
+def _check_training(model: Architecture, training: TrainingConfig, given: Given) -> None:
     if "stride" in given and training.sampling == "random":
         raise UsageError("`stride` does not apply to `sampling` random", "leave one of them out")
     processes, windows = training.processes, training.batch_size

@@ -20,7 +20,6 @@ from attnlm.base.settings import Setting, quoted
 from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
-from attnlm.config.new_training import resolve_from
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
@@ -262,7 +261,7 @@ def plan(
             parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
             weights = parent.config.model, parent.name
         known = {} if recipe is None else load_recipe(str(recipe))
-        config = resolve_from(weights, settings, known)
+        config = resolve(settings, known, weights)
         opened = _data(dataset, vocab_size, config, parent, data_dir)
         if tokens is None and "steps" in settings and config.training.steps is not None:
             tokens = config.training.steps * config.tokens_per_step
