@@ -57,6 +57,13 @@ def run(words, code=0):
     sys.argv = ["attnlm", *words]
     try: program.main()
     except SystemExit as end: assert (end.code or 0) == code, end.code
+for name, value, spins in (
+    ("OMP_WAIT_POLICY", "active", None), ("GOMP_SPINCOUNT", "7", "7"), ("NEITHER", "", "10000")
+):
+    os.environ[name] = value
+    run(["--version"])
+    assert os.environ.pop("GOMP_SPINCOUNT", None) == spins, name
+    os.environ.pop(name, None)
 for command in {HELPED!r}:
     run([*command.split(), "--help"])
 assert not {{"torch", "numpy", "rich"}} & set(sys.modules), sorted(sys.modules)
@@ -493,7 +500,10 @@ def test_damage_is_refused_by_name(project: Path, tmp_path: Path) -> None:
 
 
 def test_commands_load_no_torch_that_need_none_and_no_compiler(another: Done) -> None:
-    """PyTorch's compiler, and sympy for it, take longer to import than a small model to train."""
+    """PyTorch's compiler, and sympy for it, take longer to import than a small model to train.
+
+    Threads that wait sleep soon, unless the user said otherwise before torch was loaded.
+    """
     assert another.code == 0, another.stderr
     assert another.stdout.count("Usage: attnlm") == len(HELPED)
 

@@ -117,6 +117,7 @@ def afterwards():
     os._exit = another
     raise Interrupted(signal.SIGTERM)
 
+exits._PATIENCE = 0.5
 exits.run_and_exit({command})
 """
 
@@ -146,7 +147,7 @@ def test_a_compiler_that_is_stopped_leaves_nothing_behind(
 ) -> None:
     temporary, compiler, pid = tmp_path / "temporary", tmp_path / "compiler", tmp_path / "pid"
     temporary.mkdir()
-    stops = "sleep 1\nkill -TERM $PPID\nexec sleep 100\n"
+    stops = "sleep 0.3\nkill -TERM $PPID\nexec sleep 100\n"
     compiler.write_text(f'#!/bin/sh\ntouch "$TMPDIR/half.s"\necho $$ > {pid}\n{stops}')
     compiler.chmod(0o755)
     monkeypatch.setenv("TMPDIR", str(temporary))
