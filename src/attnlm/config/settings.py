@@ -160,8 +160,8 @@ def _merge(settings: Given, recipe: Given, parent: Parent | None) -> Config:
         defaults.pop("steps", None)
     trained = defaults | {k: v for k, v in given.items() if RECORD_OF[k] is TrainingConfig}
     training = TrainingConfig(**trained)  # type: ignore[arg-type]
+    _check_training(model, training)
     training = _with_adapters(model, training)
-    _check_training(model, training, given)
     if training.budget is None and training.steps is not None:
         every = training.eval_every or max(1, math.ceil(training.steps / 10))
         training = replace(training, eval_every=every)
@@ -184,9 +184,24 @@ def _inherited(model: Architecture, name: str, given: Given) -> Settings:
     return {key: value for key, value in fixed.items() if key not in given}
 
 
-def _check_training(model: Architecture, training: TrainingConfig, given: Given) -> None:
-    if "stride" in given and training.sampling == "random":
-        raise UsageError("`stride` does not apply to `sampling` random", "leave one of them out")
+def _check_training(model: Architecture, training: TrainingConfig) -> None:
+    for (one, other), are_both_set in {
+        ("`stride`", "`sampling` random"): training.stride and training.sampling == "random",
+        ("`min_learning_rate`", "`schedule` constant"): training.schedule == "constant"
+        and training.min_learning_rate,
+        ("`compile` on", "`shard`"): training.compile == "on" and training.shard,
+        ("`compile` on", "`lora`"): training.compile == "on" and training.lora,
+        ("`shard`", "`lora`"): training.shard and training.lora,
+        ("`optimizer` muon", "`lora`"): training.optimizer == "muon" and training.lora,
+    }.items():
+        if are_both_set:
+            raise UsageError(f"{one} cannot be combined with {other}", "leave one of them out")
+    for name, blocks in {"recompute": model.embed_dim, "lora": map_shapes(model)}.items():
+        if getattr(training, name) and not blocks:
+            raise UsageError(
+                f"`{name}` needs a model with blocks, and {model.model} has none",
+                f"leave `{name}` out",
+            )
     processes, windows = training.processes, training.batch_size
     if windows % processes:
         fewer = windows // processes * processes
@@ -201,17 +216,6 @@ def _check_training(model: Architecture, training: TrainingConfig, given: Given)
             f"`min_learning_rate` {training.min_learning_rate:g} is above `learning_rate` "
             f"{training.learning_rate:g}",
             f"use `min_learning_rate` {training.learning_rate:g} or less",
-        )
-    if training.min_learning_rate and training.schedule == "constant":
-        raise UsageError(
-            "`min_learning_rate` does not apply to `schedule` constant", "leave one of them out"
-        )
-    if training.shard and training.compile == "on":
-        raise UsageError("`compile` on cannot be combined with `shard`", "leave one of them out")
-    if training.recompute and model.embed_dim is None:
-        raise UsageError(
-            f"`recompute` needs a model with blocks, and {model.model} has none",
-            "leave `recompute` out",
         )
     if training.optimizer == "muon" and not _has_matrices(model):
         raise UsageError(
@@ -234,18 +238,6 @@ def _with_adapters(model: Architecture, training: TrainingConfig) -> TrainingCon
                 raise UsageError(f"`{name}` has no effect without `lora`", f"leave `{name}` out")
         return training
     there = tuple(map_shapes(model))
-    if not there:
-        raise UsageError(
-            f"`lora` needs a model with blocks, and {model.model} has none",
-            "leave `lora` out",
-        )
-    for name, excluded in {
-        "`shard`": training.shard,
-        "`compile` on": training.compile == "on",
-        "`optimizer` muon": training.optimizer == "muon",
-    }.items():
-        if excluded:
-            raise UsageError(f"{name} cannot be combined with `lora`", "leave one of them out")
     on = training.lora_on or ("query,value" if "query" in there else "up,down")
     named = there if on == "all" else [name.strip() for name in on.split(",")]
     for name in named:
