@@ -4,6 +4,7 @@
 from one that stays. `python -m tests.trials NAME --seed N --case N` tries one case again.
 """
 
+import attnlm
 from tests.trials import (  # noqa: F401 - each registers its trials
     anywhere,
     clock,
@@ -23,3 +24,6 @@ from tests.trials import (  # noqa: F401 - each registers its trials
     two,
 )
 from tests.trials.trial import TRIALS as TRIALS
+
+# Trials fork after this, so that none of their children has to import it.
+_loaded = [getattr(attnlm, name) for name in attnlm.__all__]

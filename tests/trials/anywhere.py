@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 
 from tests import command as commands
-from tests.trials import opening
-from tests.trials.trial import Tally, not_posix, trial
+from tests.trials import small
+from tests.trials.trial import Tally, Trial
 
 _STEPS = ["--steps", "1", "--threads", "1", "--block-size", "4", "--seed", "1"]
 
@@ -47,7 +47,7 @@ _SURROUNDINGS: tuple[dict[str, str | None], ...] = (
 )
 
 
-@trial("anywhere", short=1, full=len(_PLACES) * len(_SURROUNDINGS), skip=not_posix)
+@Trial("anywhere", short=1, full=len(_PLACES) * len(_SURROUNDINGS))
 def _anywhere(tally: Tally, folder: Path) -> None:
     """Odd paths, other locales, no home, no terminal, no reader: the commands work.
 
@@ -60,7 +60,7 @@ def _anywhere(tally: Tally, folder: Path) -> None:
         fault = _three_commands(folder / str(tally.number) / place, generator, env)
         tally.count(fault, f"in {place!r} with {names}")
     if tally.wanted > 1:
-        opening.make_all(folder / "made")
+        small.make_all(folder / "made")
         for (name, case), _ in tally.chosen(list(_NAMED.items()), len(_NAMED), len(everywhere)):
             tally.count(case(folder / "made"), name)
 
@@ -151,25 +151,25 @@ _TEMPORARY = {
 }
 COMMANDS = {
     "prepare": ["prepare", "fruits.txt", "--tokenizer", "bpe:280", "--force"],
-    "train": ["train", opening.CHAR, *_STEPS],
-    "sample": ["sample", opening.RUN, "--tokens", "25000"],  # so many that C is worth compiling
-    "eval": ["eval", opening.RUN],
-    "report": ["report", opening.RUN],
-    "ladder": ["ladder", opening.CHAR, "--rungs", "bigram,average", "--steps", "2", "--seed", "1"],
-    "attend": ["attend", "pear", "--run", opening.RUN, "--output", "pear.png"],
-    "heads": ["heads", "--run", opening.RUN, "--windows", "2"],
-    "trace": ["trace", "pear", "--run", opening.RUN],
+    "train": ["train", small.CHAR, *_STEPS],
+    "sample": ["sample", small.RUN, "--tokens", "25000"],  # so many that C is worth compiling
+    "eval": ["eval", small.RUN],
+    "report": ["report", small.RUN],
+    "ladder": ["ladder", small.CHAR, "--rungs", "bigram,average", "--steps", "2", "--seed", "1"],
+    "attend": ["attend", "pear", "--run", small.RUN, "--output", "pear.png"],
+    "heads": ["heads", "--run", small.RUN, "--windows", "2"],
+    "trace": ["trace", "pear", "--run", small.RUN],
 }
 
 
-@trial("temporary", short=1, full=len(_TEMPORARY) * len(COMMANDS), skip=_cannot_mount)
+@Trial("temporary", short=1, full=len(_TEMPORARY) * len(COMMANDS), skip=_cannot_mount)
 def _temporary(tally: Tally, folder: Path) -> None:
     """TMPDIR missing, a file, read-only, full or noexec, no home: every command works, in silence.
 
     Python takes another folder if TMPDIR can't be written. What can't be loaded from one is done
     without.
     """
-    opening.make_all(folder)
+    small.make_all(folder)
     (folder / "file").touch()
     (folder / "mounted").mkdir()
     cases = list(itertools.product(_TEMPORARY, COMMANDS))

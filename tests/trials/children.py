@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import builtins
 import io
-import json
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +32,20 @@ class Outcome:
         return failure if self.signum is None else f"signal {self.signum}"
 
 
-@dataclass
 class Child:
-    """A forked process that calls `action`, whose result is JSON."""
+    """A forked process that calls `action`, whose result can be pickled."""
 
-    action: Callable[[], Any]
-    pid: int = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, action: Callable[..., Any], *arguments: Any) -> None:
         self._reader, writer = os.pipe()
         self.pid = os.fork()
         if self.pid:
             os.close(writer)
             return
         try:
-            outcome: dict[str, Any] = {"result": self.action()}
+            outcome = Outcome(action(*arguments))
         except BaseException as error:  # noqa: BLE001 - the parent reports it
-            outcome = {"error": f"{type(error).__name__}: {error}"}
-        os.write(writer, json.dumps(outcome).encode())
+            outcome = Outcome(error=f"{type(error).__name__}: {error}")
+        os.write(writer, pickle.dumps(outcome))
         os._exit(0)
 
     def kill(self) -> None:
@@ -63,32 +59,29 @@ class Child:
         _, status = os.waitpid(self.pid, 0)
         if os.WIFSIGNALED(status):
             return Outcome(signum=os.WTERMSIG(status))
-        if not written:
-            return Outcome(error="it ended without a result")
-        return Outcome(**json.loads(written))
+        return pickle.loads(written) if written else Outcome(error="it ended without a result")
 
 
 def in_child(action: Callable[..., Any], *arguments: Any) -> Outcome:
     """Call `action` in a forked process."""
-    return Child(lambda: action(*arguments)).wait()
+    return Child(action, *arguments).wait()
 
 
 def command_in_child(
-    command: Sequence[str], folder: Path, before: Callable[[], object]
+    command: Sequence[str], folder: Path, before: Callable[[], object] = lambda: None
 ) -> tuple[Done, str | None]:
     """Run a command in `folder`, in a forked process, after `before`; return how it ended, and
     what is wrong with its end."""
 
-    def run() -> list[Any]:
+    def run() -> Done:
         os.chdir(folder)
         before()
-        done = here(command)
-        return [done.code, done.stdout, done.stderr]
+        return here(command)
 
     outcome = in_child(run)
     if outcome.result is None:
         return Done(0, "", ""), outcome.failure
-    done = Done(*outcome.result)
+    done: Done = outcome.result
     return done, done.fault()
 
 
@@ -121,41 +114,30 @@ def before_each_event(folder: Path, act: Callable[[str], None]) -> None:
         elif event in _OF_PATHS:
             meet(event, arguments[0])
 
-    class Written:
-        """A file that is being written."""
-
-        def __init__(self, file: Any) -> None:
-            self._file = file
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._file, name)
-
-        def __enter__(self) -> Written:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self._file.close()
-
-        def write(self, content: Any) -> int:
-            meet("write", self._file.name)
-            half = len(content) // 2
-            self._file.write(content[:half])
-            self._file.flush()
-            meet("write the rest of", self._file.name)
-            self._file.write(content[half:])
-            return len(content)
-
     original_open, original_fsync = open, os.fsync
 
-    def open_(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-        opened = original_open(file, mode, *arguments, **options)
-        is_written = not mode.startswith("r") and str(file).startswith(inside)
-        return Written(opened) if is_written else opened
+    def open_(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+        file = original_open(path, mode, *arguments, **options)
+        if mode.startswith("r") or not str(path).startswith(inside):
+            return file
+        write = file.write
+
+        def write_halves(content: Any) -> int:
+            half = len(content) // 2
+            meet("write", path)
+            write(content[:half])
+            file.flush()
+            meet("write the rest of", path)
+            write(content[half:])
+            return len(content)
+
+        file.write = write_halves  # type: ignore[method-assign]
+        return file
 
     def fsync(descriptor: int) -> None:
         meet("fsync", Path(f"/proc/self/fd/{descriptor}").readlink())
         original_fsync(descriptor)
 
-    io.open = builtins.open = open_
+    io.open = builtins.open = open_  # type: ignore[assignment]
     os.fsync = fsync  # type: ignore[assignment]
     sys.addaudithook(hook)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import attnlm
 from tests import command as commands
-from tests.trials import opening
+from tests.trials import small
 from tests.trials.children import in_child
 from tests.trials.small import same_run
-from tests.trials.trial import Tally, not_linux, trial
+from tests.trials.trial import Tally, Trial, not_linux
 
 _C = """
 #define _GNU_SOURCE
@@ -40,14 +40,14 @@ time_t time(time_t *kept) {
 }
 """
 _STEPS = ("--threads", "1", "--device", "cpu", "--eval-every", "3")
-_TRAIN = ("train", opening.CHAR, "--name", "new", "--seed", "1", *_STEPS)
+_TRAIN = ("train", small.CHAR, "--name", "new", "--seed", "1", *_STEPS)
 _COMMANDS = (
     (*_TRAIN, "--steps", "9"),
-    ("train", "--resume", opening.RUN, "--steps", "12"),
+    ("train", "--resume", small.RUN, "--steps", "12"),
     ("prepare", "fruits.txt", "--tokenizer", "bpe:280", "--name", "more"),
-    ("sample", opening.RUN, "--tokens", "25000", "--seed", "1"),
-    ("eval", opening.RUN, "--json"),
-    ("report", opening.RUN),
+    ("sample", small.RUN, "--tokens", "25000", "--seed", "1"),
+    ("eval", small.RUN, "--json"),
+    ("report", small.RUN),
     ("prepare", "fruits.txt", "--val-fraction", "0.2", "--force"),
     (*_TRAIN, "--model", "bigram", "--budget", "3"),
 )
@@ -58,10 +58,10 @@ def _why_not() -> str | None:
     return not_linux() or (None if shutil.which("cc") else "there is no C compiler")
 
 
-@trial("clock", short=1, full=len(_COMMANDS), skip=_why_not, forks=True)
+@Trial("clock", short=1, full=len(_COMMANDS), skip=_why_not, forks=True)
 def _clock(tally: Tally, folder: Path) -> None:
     """A clock that is set back again and again: the same results, no time is negative."""
-    in_child(opening.make_all, folder / "whole")
+    in_child(small.make_all, folder / "whole")
     source, library = folder / "clock.c", folder / "clock.so"
     source.write_text(_C)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)

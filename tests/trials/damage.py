@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.trials import opening
-from tests.trials.trial import Tally, trial
+from tests.trials import small
+from tests.trials.trial import Tally, Trial
 
 _Reader = Callable[[], str]
 
 
-@trial("damage", short=300, full=10_000)
+@Trial("damage", short=300, full=10_000)
 def _damage(tally: Tally, folder: Path) -> None:
     """A flipped bit or a file cut short is refused by name, never read as something else.
 
@@ -22,7 +22,7 @@ def _damage(tally: Tally, folder: Path) -> None:
     line's end; and the beginning of a ticker, since a line that a crash cut short is left out.
     `latest` could name another run by a flipped bit; but here there is none.
     """
-    opening.make_all(folder)
+    small.make_all(folder)
     files = list(_files(folder))
     before = {read: read() for _, read in files}
 
@@ -30,7 +30,7 @@ def _damage(tally: Tally, folder: Path) -> None:
         found: list[str] = []
         whole = path.read_bytes()
         path.write_bytes(content)
-        refused, fault = opening.refusal(lambda: found.append(read()))
+        refused, fault = small.refusal(lambda: found.append(read()))
         if fault is None and refused is not None and path.name not in refused:
             fault = f"refused without its name: {refused}"
         if fault is None and refused is None and not before[read].startswith(found[0]):
@@ -52,14 +52,14 @@ def _damage(tally: Tally, folder: Path) -> None:
 def _files(folder: Path) -> Iterator[tuple[Path, _Reader]]:
     """Yield every file that is read back, and what reads it."""
     for place, opens, names in (
-        ("data", opening.open_data, (opening.CHAR, opening.BPE)),
-        ("checkpoints", opening.open_the_run, (opening.RUN,)),
+        ("data", small.open_data, (small.CHAR, small.BPE)),
+        ("checkpoints", small.open_the_run, (small.RUN,)),
     ):
         for name in names:
             read = partial(opens, folder, name)
-            for path in opening.read_back(folder / place / name):
+            for path in small.read_back(folder / place / name):
                 is_ticker = path.name == "ticker.jsonl"
-                yield path, partial(opening.open_ticker, folder, name) if is_ticker else read
+                yield path, partial(small.open_ticker, folder, name) if is_ticker else read
         yield folder / place / "latest", partial(opens, folder, None)
 
 

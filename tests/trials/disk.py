@@ -13,17 +13,17 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.trials import opening
+from tests.trials import small
 from tests.trials.anywhere import COMMANDS
 from tests.trials.children import Outcome, before_each_event, command_in_child, in_child
 from tests.trials.scenarios import Scenario, events_of, scenarios
-from tests.trials.trial import Tally, not_linux, trial
+from tests.trials.trial import Tally, Trial, not_linux
 
 _ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
 _TAKES_ROOM = ("write", "open", "fsync", "os.mkdir")
 
 
-@trial("disk", short=10, full=500, skip=not_linux, forks=True)
+@Trial("disk", short=10, full=500, skip=not_linux, forks=True)
 def _disk(tally: Tally, folder: Path) -> None:
     """A disk that fails at any write: one line of error, the last checkpoint loads.
 
@@ -32,17 +32,15 @@ def _disk(tally: Tally, folder: Path) -> None:
     faults = [
         (scenario, number, event, error, stays)
         for scenario in scenarios(("multi-head",), folder)
-        for number, event in enumerate(events_of(scenario, folder / "counted"))
+        for number, event in enumerate(events_of(scenario, folder))
         for error, stays in itertools.product(_ERRORS, (False, True))
     ]
     for (scenario, number, event, error, stays), _ in tally.chosen(faults, tally.wanted):
-        place = folder / "case"
-        scenario.begin(place)
-        outcome = in_child(_act, scenario, place, number, error, stays)
-        failure = _unexplained(outcome) or scenario.failure(place)
+        with scenario.begun(folder) as here:
+            outcome = in_child(_act, scenario, here, number, error, stays)
+            failure = _unexplained(outcome) or scenario.failure(here)
         what = f"{errno.errorcode[error]} {'from' if stays else 'at'} event {number}, {event}"
         tally.count(failure, f"{scenario.name}, {what}")
-        shutil.rmtree(place)
 
 
 def _act(scenario: Scenario, place: Path, number: int, error: int, stays: bool) -> None:
@@ -78,14 +76,14 @@ def _why_not() -> str | None:
         return "mounting a small disk is not allowed here"
 
 
-@trial("full-disk", short=10, full=160, skip=_why_not, forks=True)
+@Trial("full-disk", short=10, full=160, skip=_why_not, forks=True)
 def _full_disk(tally: Tally, folder: Path) -> None:
     """A disk that is full or read-only: one line of error, the last checkpoint loads.
 
     The disk is a tmpfs, with more room from case to case.
     """
     written = list(scenarios(("multi-head",), folder))
-    in_child(opening.make_all, folder / "whole")
+    in_child(small.make_all, folder / "whole")
     for number, _ in tally.drawn(tally.wanted):
         case, is_command = divmod(number, 2)
         if is_command:

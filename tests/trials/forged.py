@@ -18,22 +18,18 @@ import torch
 from safetensors.torch import load_file
 
 import attnlm
+from attnlm.base import files
+from attnlm.compute.native import library
+from attnlm.config.settings import Config, resolve
+from attnlm.model.architecture import RUNGS
+from attnlm.model.inspection import parameter_shapes
+from attnlm.model.language_model import build_model
+from attnlm.runs import checkpoint
+from attnlm.training.optimizer import FlatOptimizer
 from tests import command as commands
 from tests.trials.children import in_child
-from tests.trials.internals import (
-    RUNGS,
-    Config,
-    FlatOptimizer,
-    build_model,
-    checkpoint,
-    files,
-    library,
-    parameter_shapes,
-    resolve,
-)
-from tests.trials.opening import bounded_memory
-from tests.trials.small import seal
-from tests.trials.trial import Tally, not_linux, place, trial
+from tests.trials.small import bounded_memory, seal
+from tests.trials.trial import Tally, Trial, not_linux, place
 
 _MOST_SECONDS = 30
 _MOST_NUMBERS = 2**23  # in the weights of a model that is made
@@ -51,7 +47,7 @@ _TRAINING: dict[str, Any] = {
 }
 
 
-@trial("forged", short=7, full=300, skip=not_linux, forks=True, draws=True)
+@Trial("forged", short=7, full=300, skip=not_linux, forks=True, draws=True)
 def _forged(tally: Tally, folder: Path) -> None:
     """Configuration, weights and seals that agree, at odd and impossible sizes: used, or refused.
 

@@ -16,19 +16,22 @@ import torch
 from safetensors.torch import load_file
 
 import attnlm
-from tests.trials import opening
-from tests.trials.internals import files, load_recipe, resolve, sampled_hash
+from attnlm.base import files
+from attnlm.config.recipes import load_recipe
+from attnlm.config.settings import resolve
+from attnlm.data.dataset import sampled_hash
+from tests.trials import small
 from tests.trials.places import THINGS
 from tests.trials.small import facts_of, seal
-from tests.trials.trial import Tally, not_posix, place, trial
+from tests.trials.trial import Tally, Trial, place
 
 _MOST_MEMORY = 2**29  # bytes that a case may take beside what the process has already
 _MOST_SECONDS = 20
-_RUN, _DATA = f"checkpoints/{opening.RUN}", f"data/{opening.BPE}"
+_RUN, _DATA = f"checkpoints/{small.RUN}", f"data/{small.BPE}"
 _WRITTEN = ("metrics.jsonl", "ticker.jsonl", "last.safetensors", "best.safetensors", "config.json")
 
 
-@trial("hostile", short=50, full=3000, skip=not_posix)
+@Trial("hostile", short=50, full=3000)
 def _hostile(tally: Tally, folder: Path) -> None:
     """Of a file made to do harm no code runs, memory stays bounded, the refusal is a line.
 
@@ -37,7 +40,7 @@ def _hostile(tally: Tally, folder: Path) -> None:
     believed, where it asks for nothing that a user could not ask for.
     """
     whole = folder / "whole"
-    opening.make_all(whole)
+    small.make_all(whole)
     (whole / "recipe.toml").write_text("heads = 2\n")
     (whole / "recipe.json").write_text('{"config": {"heads": 2}}')
     places = [path.relative_to(whole) for path in _files(whole)]
@@ -62,8 +65,8 @@ def _hostile(tally: Tally, folder: Path) -> None:
 def _tried(folder: Path, read: Callable[[Path], object], *, must_refuse: bool) -> str | None:
     """Return what happens that nothing should when `read` reads what lies in `folder`."""
     began = time.monotonic()
-    with opening.bounded_memory(_MOST_MEMORY):
-        refused, fault = opening.refusal(lambda: read(folder))
+    with small.bounded_memory(_MOST_MEMORY):
+        refused, fault = small.refusal(lambda: read(folder))
     if (folder / _MARK).exists():
         return "code ran"
     if time.monotonic() - began > _MOST_SECONDS:
@@ -76,7 +79,7 @@ def _tried(folder: Path, read: Callable[[Path], object], *, must_refuse: bool) -
 def _files(folder: Path) -> Iterator[Path]:
     """Yield every file that is read back; of the data sets, the files of that of byte pairs."""
     for part in (_DATA, _RUN):
-        yield from opening.read_back(folder / part)
+        yield from small.read_back(folder / part)
     for name in ("data/latest", "checkpoints/latest", "recipe.toml", "recipe.json"):
         yield folder / name
 
@@ -84,15 +87,15 @@ def _files(folder: Path) -> Iterator[Path]:
 def _reader(place: Path) -> Callable[[Path], object]:
     if place.name.startswith("recipe"):
         return lambda folder: resolve({}, load_recipe(str(folder / place)))
-    opens = opening.open_data if place.parts[0] == "data" else opening.open_the_run
+    opens = small.open_data if place.parts[0] == "data" else small.open_the_run
     name = None if place.name == "latest" else place.parts[1]
     return lambda folder: opens(folder, name)
 
 
 def _use_all(folder: Path) -> None:
     """Read what sampling, evaluating and resuming read."""
-    opening.open_data(folder, opening.BPE)
-    opening.open_the_run(folder, opening.RUN)
+    small.open_data(folder, small.BPE)
+    small.open_the_run(folder, small.RUN)
     run = attnlm.open_run(folder / _RUN)
     "".join(attnlm.sample(run, tokens=9, prompt="12 apples", seed=1, device="cpu"))
     attnlm.evaluate(run, data_dir=folder / "data", device="cpu")
@@ -264,7 +267,7 @@ def _written_through(folder: Path, name: str) -> str | None:
     path.rename(elsewhere)
     path.symlink_to(elsewhere)
     before = elsewhere.read_bytes()
-    refused, fault = opening.refusal(
+    refused, fault = small.refusal(
         lambda: attnlm.train(resume=path.parent, data_dir=folder / "data", steps=8)
     )
     if elsewhere.read_bytes() != before:

@@ -16,23 +16,26 @@ from pathlib import Path
 from random import Random
 
 import attnlm
+from attnlm.base.events import Progress
+from attnlm.base.folders import flag
+from attnlm.config.settings import RECORD_OF
+from attnlm.model.architecture import RUNGS
 from tests import command as commands
-from tests.trials import opening
-from tests.trials.internals import RECORD_OF, RUNGS, Progress, flag
-from tests.trials.trial import Tally, not_posix, place, trial
+from tests.trials import small
+from tests.trials.trial import Tally, Trial, place
 
 _LONGEST_REFUSAL = 1500  # characters of an error and its hint; a path may be part of it
 _PER_PROCESS = 50  # cases made in this process for each that has a process of its own
 _FULL = 10_000
 
 
-@trial("input", short=50, full=_FULL, skip=not_posix)
+@Trial("input", short=50, full=_FULL)
 def _input(tally: Tally, folder: Path) -> None:
     """Whatever is typed or read: success, or an error and a hint with exit code 1 or 2.
 
     The named cases, and so many drawn ones, some of which have a process of their own too.
     """
-    opening.make_all(folder / "made")
+    small.make_all(folder / "made")
     named = dict(_NAMED)
     if tally.wanted >= _FULL:
         named["one line of 2 GB"] = _endless_line
@@ -297,7 +300,7 @@ def _changing(place: Path) -> str | None:
         if isinstance(event, Progress) and event.task == "read":
             path.write_text("the mat sat on the cat.\n" * 99)
 
-    refused, fault = opening.refusal(
+    refused, fault = small.refusal(
         lambda: attnlm.prepare(path, data_dir=place / "data", on_event=change)
     )
     if refused is None or "changed while it was read" not in refused:

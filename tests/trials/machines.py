@@ -23,7 +23,7 @@ import attnlm
 from tests.command import ATTNLM
 from tests.trials.link import DEVICE, Link, Machine, two_machines, why_no_machines
 from tests.trials.small import TEXT, prepared, same_run
-from tests.trials.trial import Tally, trial
+from tests.trials.trial import Tally, Trial
 
 _TRAIN = (
     *("train", "fruits-char", "--model", "single-head", "--batch-size", "8", "--block-size", "8"),
@@ -258,7 +258,7 @@ _KINDS: tuple[Callable[[_Pair, Path, random.Random], str | None], ...] = (
 )
 
 
-@trial("machines", short=0, full=16, skip=why_no_machines)
+@Trial("machines", short=0, full=16, skip=why_no_machines)
 def _machines(tally: Tally, folder: Path) -> None:
     """Two machines train as one; where link or process fails, all end, and resume as one."""
     given = folder / "one"

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 
 import attnlm
+from attnlm.cli import console, exits
+from attnlm.model.architecture import RUNGS
+from attnlm.training.events import Started, Stepped
+from attnlm.training.memory import FACTOR
 from tests.trials.children import in_child
-from tests.trials.internals import FACTOR, RUNGS, Started, Stepped, console, exits
 from tests.trials.small import TEXT, around_steps, prepared, settings_of
-from tests.trials.trial import Tally, not_linux, trial
+from tests.trials.trial import Tally, Trial, not_linux
 
 _GROWTH = 12 * 2**20  # bytes: an allocator's unrest, as when another thread does a share
 _MOST_TOKENS = 1_000_000
@@ -35,7 +38,7 @@ _UNUSUAL: dict[str, dict[str, Any]] = {
 }
 
 
-@trial("memory", short=1, full=1000, skip=not_linux, forks=True, draws=True)
+@Trial("memory", short=1, full=1000, skip=not_linux, forks=True, draws=True)
 def _memory(tally: Tally, folder: Path) -> None:
     """Memory stays as it is, however long; a run takes what was estimated; too much is told.
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.trials import opening
-from tests.trials.internals import download
-from tests.trials.trial import Tally, place, trial
+from attnlm.text import download
+from tests.trials import small
+from tests.trials.trial import Tally, Trial, place
 from tests.web_server import Answer, WebServer, body, serving
 
 _MARGIN = 3.0  # seconds that a busy machine may take beside the deadline
@@ -24,7 +24,7 @@ _STALL_DEADLINE, _DEADLINE = 0.5, 20.0
 _PORTAL = b"<!DOCTYPE html>\n<html><body>Log in to the network</body></html>"
 
 
-@trial("network", short=60, full=1500)
+@Trial("network", short=60, full=1500)
 def _network(tally: Tally, folder: Path) -> None:
     """A download is whole and right, or refused in time; the cache never holds anything else.
 
@@ -60,7 +60,7 @@ def _downloaded(url: str, content: bytes, place: Path, decides: str) -> str | No
     found: list[Path] = []
     file = download.Pinned(url, "text.txt", hashlib.sha256(content).hexdigest(), len(content))
     began = time.monotonic()
-    refused, fault = opening.refusal(
+    refused, fault = small.refusal(
         lambda: found.append(download.cached(file, place, False, deadline, lambda event: None))
     )
     if time.monotonic() - began > deadline + _MARGIN:
@@ -83,7 +83,7 @@ def _nobody_accepts(folder: Path) -> str | None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/a"
         began = time.monotonic()
-        refused, fault = opening.refusal(lambda: download.fetch(url, folder / "a", deadline=0.4))
+        refused, fault = small.refusal(lambda: download.fetch(url, folder / "a", deadline=0.4))
     if time.monotonic() - began > _MARGIN:
         return "a silent machine was waited for"
     return fault or (None if refused and "no answer for 0.1 s" in refused else str(refused))

@@ -13,15 +13,15 @@ import torch
 from safetensors.torch import load_file
 
 import attnlm
+from attnlm.model.architecture import RUNGS
 from tests.trials.children import in_child
-from tests.trials.internals import RUNGS
 from tests.trials.small import around_steps, facts_of, prepared, settings_of
-from tests.trials.trial import Tally, not_posix, trial
+from tests.trials.trial import Tally, Trial
 
 _KINDS = ("loss", "gradient", "weights")
 
 
-@trial("numbers", short=7, full=210, skip=not_posix, forks=True)
+@Trial("numbers", short=7, full=210, forks=True)
 def _numbers(tally: Tally, folder: Path) -> None:
     """NaN or infinity stops the run by name and step; no such number is ever saved."""
     data = prepared(folder / "given")

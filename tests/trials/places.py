@@ -15,24 +15,24 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from tests.trials import opening
+from tests.trials import small
 from tests.trials.children import command_in_child, in_child
-from tests.trials.trial import Tally, not_posix, place, trial
+from tests.trials.trial import Tally, Trial, place
 
 _SECONDS = 100  # from which a command waits for something that never comes
 _VICTIM = "victim"
-_RUN = f"checkpoints/{opening.RUN}"
+_RUN = f"checkpoints/{small.RUN}"
 _STEPS = ("--steps", "2", "--block-size", "4", "--threads", "1", "--device", "cpu", "--seed", "1")
 _COMMANDS = (
     ("prepare", "fruits.txt"),
     ("prepare", "fruits.txt", "--val-fraction", "0.2", "--force"),
-    ("train", opening.CHAR, *_STEPS),
-    ("train", "--resume", opening.RUN, "--steps", "8"),
-    ("sample", opening.RUN, "--tokens", "9"),
+    ("train", small.CHAR, *_STEPS),
+    ("train", "--resume", small.RUN, "--steps", "8"),
+    ("sample", small.RUN, "--tokens", "9"),
     ("sample", "--tokens", "9", "--checkpoint", "last"),
-    ("eval", opening.RUN),
-    ("report", opening.RUN),
-    ("attend", "pear", "--run", opening.RUN, "--output", "pear.png"),
+    ("eval", small.RUN),
+    ("report", small.RUN),
+    ("attend", "pear", "--run", small.RUN, "--output", "pear.png"),
 )
 # What killed processes leave has such names.
 _LEFTOVERS = (
@@ -65,7 +65,7 @@ THINGS: dict[str, Callable[[Path], None]] = {
 _MOVED = "a link to where it was moved"
 
 
-@trial("places", short=6, full=1500, skip=not_posix, forks=True, draws=True)
+@Trial("places", short=6, full=1500, forks=True, draws=True)
 def _places(tally: Tally, folder: Path) -> None:
     """Links, pipes and devices in any place, even late: nothing hangs or leaves its folder.
 
@@ -91,7 +91,7 @@ def _places(tally: Tally, folder: Path) -> None:
 
 
 def _make(folder: Path) -> None:
-    opening.make_all(folder)
+    small.make_all(folder)
     (folder / _VICTIM / "Documents").mkdir(parents=True)
     (folder / _VICTIM / "keys").write_text("secret\n")
 

@@ -9,21 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
+from attnlm.config.settings import resolve
+from attnlm.experiments.settle import _has_compiler
+from attnlm.model.architecture import RUNGS
+from attnlm.training.kernels import has_parts, parts_compile
 from tests.trials.children import in_child
-from tests.trials.internals import RUNGS, has_compiler, has_parts, parts_compile, resolve
 from tests.trials.small import around_steps, facts_of, prepared, same_run, settings_of
-from tests.trials.trial import Tally, not_posix, trial
+from tests.trials.trial import Tally, Trial
 
 _STOPS = range(1, 12)
 _SHORT = 100  # fewer cases than this leave out what takes a minute
 
 
-@trial("resume", short=7, full=509, skip=not_posix, forks=True)
+@Trial("resume", short=7, full=509, forks=True)
 def _resume(tally: Tally, folder: Path) -> None:
     """Stopped after any step and resumed: the same bytes as never stopped."""
     data = prepared(folder / "given")
     stopped = list(itertools.product(_ways(attnlm.open_dataset(data).vocab_size), _STOPS))
-    if tally.wanted >= _SHORT and has_compiler():
+    if tally.wanted >= _SHORT and _has_compiler():
         compiled = {"model": "transformer", "dropout": 0.2, "compile": "on", "optimizer": "muon"}
         stopped += [(compiled, stop) for stop in (1, 6, 11)]
     for (way, stop), _ in tally.chosen(stopped, tally.wanted):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -10,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
+from attnlm.training.events import Evaluated
 from tests.trials.children import before_each_event, in_child
-from tests.trials.internals import Evaluated
 from tests.trials.small import TEXT, around_steps, facts_of, prepared, same_run, settings_of
+from tests.trials.trial import place
 
 
 @dataclass(frozen=True)
@@ -26,24 +28,29 @@ class Scenario:
     check: Callable[[Path], str | None]
     """Goes on with the next command; returns what is wrong then."""
 
+    @contextlib.contextmanager
+    def begun(self, folder: Path) -> Iterator[Path]:
+        """Yield a folder in which it can act."""
+        with place(folder) as here:
+            self.begin(here)
+            yield here
+
     def failure(self, place: Path) -> str | None:
         """Return what `check` returns in a child."""
         return in_child(self.check, place).failure
 
 
-def events_of(scenario: Scenario, place: Path) -> list[str]:
+def events_of(scenario: Scenario, folder: Path) -> list[str]:
     """Return what an uninterrupted scenario does to files."""
 
     def act() -> list[str]:
         events: list[str] = []
-        before_each_event(place, events.append)
-        scenario.act(place)
+        before_each_event(here, events.append)
+        scenario.act(here)
         return events
 
-    scenario.begin(place)
-    events: list[str] = in_child(act).result
-    shutil.rmtree(place)
-    return events
+    with scenario.begun(folder) as here:
+        return list(in_child(act).result)
 
 
 def scenarios(rungs: Sequence[str], folder: Path) -> Iterator[Scenario]:
@@ -61,7 +68,6 @@ def _training(rung: str, data: Path, folder: Path) -> Iterator[Scenario]:
     reached = mmap.mmap(-1, 8)  # the newest step, which the child shares with us
 
     def begin(place: Path) -> None:
-        place.mkdir(exist_ok=True)
         reached[:] = bytes(8)
 
     def begin_to_go_on(place: Path) -> None:
@@ -122,7 +128,6 @@ def _preparation(given: Path) -> Scenario:
         (given / f"{name}.txt").write_text(text)
 
     def begin(place: Path) -> None:
-        place.mkdir(exist_ok=True)
         attnlm.prepare(given / "old.txt", data_dir=place, name="text")
 
     def replace(place: Path) -> None:

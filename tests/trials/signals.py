@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
+from attnlm.experiments.settle import _has_compiler
 from tests.command import ATTNLM
 from tests.processes import free_port
 from tests.trials.children import Child, in_child
-from tests.trials.internals import has_compiler
 from tests.trials.small import TEXT, facts_of, prepared, same_run, settings_of
-from tests.trials.trial import Tally, not_linux, trial
+from tests.trials.trial import Tally, Trial, not_linux
 from tests.web_server import WebServer
 
 _SECONDS = 5.0  # within which a signal is answered
@@ -48,7 +48,7 @@ _LONGEST |= dict.fromkeys(_JOINING, 8.0)
 long that a command may have ended."""
 
 
-@trial("signals", short=2, full=96, skip=not_linux, forks=True)
+@Trial("signals", short=2, full=96, skip=not_linux, forks=True)
 def _signals(tally: Tally, folder: Path) -> None:
     """SIGINT, SIGTERM, SIGHUP at any moment: gone within 5 s, exit 128 + it, nothing lost."""
     data = prepared(folder / "given")
@@ -94,7 +94,7 @@ def _commands(data: Path, folder: Path, settings: dict[str, Any], url: str) -> d
     return {
         "train": [*train, *flags],
         "prepare, downloading slowly": ["prepare", f"{url}/slow"],
-        **({_COMPILING: compiling} if has_compiler() else {}),
+        **({_COMPILING: compiling} if _has_compiler() else {}),
         "sample": sample,
         "prepare": ["prepare", str(folder / "long.txt"), "--tokenizer=bpe:512"],
         "prepare, a download stalled": ["prepare", f"{url}/stalled"],

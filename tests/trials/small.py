@@ -1,9 +1,12 @@
-"""Small data and runs that the trials share."""
+"""Small data sets and runs, whose files may be damaged, and every way to read and compare them."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import resource
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +17,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import attnlm
-from tests.trials.internals import Run, Stepper, checkpoint
+from attnlm.compute.device import choose_device
+from attnlm.runs import checkpoint
+from attnlm.runs.run import Run
+from attnlm.training.state import begun_state
+from attnlm.training.step import Stepper
 
+CHAR, BPE, RUN = "fruits-char", "fruits-bpe260", "small"
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))
 SMALL: dict[str, Any] = {
     "embed_dim": 16,
@@ -105,3 +113,89 @@ def _tensors(run: Run, which: str) -> dict[str, torch.Tensor]:
     path, architecture = run.path / which, run.config.model
     _, weights, state = checkpoint.load_checkpoint(path, architecture, run.vocab_size)
     return checkpoint.named_tensors(weights, state)
+
+
+def make_all(folder: Path) -> None:
+    """Make in `folder` data/ with two data sets, one of byte pairs, and a run trained on this."""
+    prepared(folder)
+    sizes = {"layers": 1, "heads": 2, "embed_dim": 8, "block_size": 4, "batch_size": 2}
+    attnlm.train(
+        prepared(folder, tokenizer="bpe:260"),
+        checkpoint_dir=folder / "checkpoints",
+        name=RUN,
+        **settings_of("transformer", **sizes, steps=6, eval_every=2),
+    )
+
+
+def read_back(folder: Path) -> list[Path]:
+    """Return the files of a data set or run that a command reads again: all but its picture."""
+    return sorted(path for path in folder.iterdir() if path.suffix != ".png")
+
+
+def open_data(folder: Path, name: str | None) -> str:
+    """Return a digest of a data set of `make_all`, opened by its name or as the latest."""
+    opened = attnlm.open_dataset(name, data_dir=folder / "data", verify=True)
+    facts = {k: v for k, v in vars(opened).items() if k not in ("path", "tokenizer")}
+    ids = (facts.pop("train").tobytes(), facts.pop("val").tobytes())
+    return _digest(facts, opened.tokenizer.to_json(), *ids)
+
+
+def open_the_run(folder: Path, name: str | None) -> str:
+    """Return a digest of all that sampling from the run and resuming it read."""
+    run = attnlm.open_run(name, checkpoint_dir=folder / "checkpoints")
+    about = [run.config.settings(), run.vocab_size, run.parameters, dict(run.dataset)]
+    weights = []
+    for which in ("best", "last"):
+        model, _ = attnlm.load_model(run, checkpoint=which, device="cpu")
+        weights += [p.detach().numpy().tobytes() for p in model.parameters()]
+    state = begun_state(run, choose_device("cpu"), fresh=False)
+    weights += [tensor.numpy().tobytes() for tensor in state.optimizer.state().values()]
+    records = run.metrics_until(state.evaluated_step)
+    ticker = open_ticker(folder, name)
+    return _digest(about, run.tokenizer.to_json(), state.facts(), records, ticker, *weights)
+
+
+def open_ticker(folder: Path, name: str | None) -> str:
+    """Return the digests of the lines of the run's ticker, one after the other."""
+    run = attnlm.open_run(name, checkpoint_dir=folder / "checkpoints")
+    found: list[str] = []
+    for snapshot in run.ticker():
+        assert snapshot.maps is not None
+        first = [] if found else run.ticker_passage()
+        found.append(_digest(snapshot.step, snapshot.text, snapshot.maps.tobytes(), first))
+    return "".join(found)
+
+
+def refusal(read: Callable[[], object]) -> tuple[str | None, str | None]:
+    """Return the message with which `read` refuses, if it does, and what is wrong with its end."""
+    try:
+        read()
+    except attnlm.AttnlmError as error:
+        if not error.message or not error.hint or "\n" in error.message:
+            return error.message, "its refusal is not a line and a hint"
+        return error.message, None
+    except BaseException as error:  # noqa: BLE001 - a panic in Rust is none of Exception's
+        return None, f"{type(error).__name__}: {str(error)[:200]}"
+    return None, None
+
+
+@contextlib.contextmanager
+def bounded_memory(most: int) -> Iterator[None]:
+    """Limit this process to `most` more bytes of memory, where the system can count them."""
+    if sys.platform != "linux":
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _digest(*parts: object) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else json.dumps(part).encode())
+    return digest.hexdigest()

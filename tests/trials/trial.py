@@ -12,7 +12,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 from typing import TypeVar
+from unittest import mock
 
+from attnlm.base import files
+from attnlm.see import curves
 from tests.command import forked
 
 _Item = TypeVar("_Item")
@@ -67,72 +70,12 @@ class Tally:
             self.failures.append(f"case {self.number}: {what}: {failure}")
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One promise, and how it is tried."""
-
-    name: str
-    promise: str
-    run: Run
-    short: int
-    full: int
-    skip: Callable[[], str | None]
-    forks: bool
-    draws: bool
-
-    def try_in(
-        self, folder: Path, *, short: bool = False, seed: int = SHORT_SEED, only: int | None = None
-    ) -> Tally:
-        """Try its short or full form, or one case of that alone, in the empty `folder`."""
-        tally = Tally(self.name, seed, self.short if short else self.full, only)
-        if not self.forks:
-            self.run(tally, folder)
-            return tally
-        server = forked()
-        results, sender = server.Pipe(duplex=False)
-        arguments = (self.run, tally, folder, self.draws, sender)
-        server.Process(target=_try_and_send, args=arguments, daemon=True).start()
-        sender.close()  # then the end of the process ends `recv`
-        tried: Tally = results.recv()
-        return tried
+def _everywhere() -> None:
+    """Give no reason to skip a trial."""
 
 
-def _try_and_send(run: Run, tally: Tally, folder: Path, draws: bool, sender: Connection) -> None:
-    if draws:
-        import matplotlib.figure  # noqa: F401 - once for all children
-    else:
-        from attnlm.base import files
-        from attnlm.see import curves
-
-        curves.draw_run = lambda run, path: files.write_bytes(path, b"a picture")
-    os.dup2(2, 1)  # stdout is for the table of results
-    run(tally, folder)
-    sender.send(tally)
-
-
-def trial(
-    name: str,
-    *,
-    short: int,
-    full: int,
-    skip: Callable[[], str | None] = lambda: None,
-    forks: bool = False,
-    draws: bool = False,
-) -> Callable[[Run], Run]:
-    """Make a trial of a function; the first line of its docstring is the promise.
-
-    The function tries the cases that its Tally wants, in an empty folder, and counts them: about
-    `short` cases in `make test`, if any, and `full` in `make trials`. `skip` returns the reason if
-    this machine can't try them. With `forks` the function is called in a new process, without
-    threads, in which a run's curve is drawn only with `draws`: that takes longer than a run.
-    """
-
-    def register(run: Run) -> Run:
-        promise = str(run.__doc__).splitlines()[0].rstrip(".")
-        TRIALS[name] = Trial(name, promise, run, short, full, skip, forks, draws)
-        return run
-
-    return register
+def _draw_nothing(run: object, path: Path) -> None:
+    files.write_bytes(path, b"a picture")
 
 
 def not_linux() -> str | None:
@@ -140,9 +83,57 @@ def not_linux() -> str | None:
     return None if sys.platform == "linux" else "it needs Linux"
 
 
-def not_posix() -> str | None:
-    """Return the reason to skip a trial that forks, or makes links, pipes and devices."""
-    return None if os.name == "posix" else "Windows has no forks, pipes and devices"
+@dataclass
+class Trial:
+    """One promise, and how it is tried: a decorator of the function that tries it.
+
+    The first line of the function's docstring is the promise. The function tries the cases that its
+    Tally wants, in an empty folder, and counts them: about `short` cases in `make test`, if any,
+    and `full` in `make trials`. `skip` returns the reason if this machine can't try them. With
+    `forks` the function is called in a new process, without threads. A run's curve is drawn only
+    with `draws`: that takes longer than a run.
+    """
+
+    name: str
+    short: int
+    full: int
+    skip: Callable[[], str | None] = _everywhere
+    forks: bool = False
+    draws: bool = False
+
+    def __call__(self, run: Run) -> Run:
+        """Register this trial, as `run` tries it."""
+        self._run, self.promise = run, str(run.__doc__).splitlines()[0].rstrip(".")
+        TRIALS[self.name] = self
+        return run
+
+    def try_in(
+        self, folder: Path, *, short: bool = False, seed: int = SHORT_SEED, only: int | None = None
+    ) -> Tally:
+        """Try its short or full form, or one case of that alone, in the empty `folder`."""
+        tally = Tally(self.name, seed, self.short if short else self.full, only)
+        if not self.forks:
+            self._try(tally, folder)
+            return tally
+        server = forked()
+        results, sender = server.Pipe(duplex=False)
+        arguments = (tally, folder, sender)
+        server.Process(target=self._try_and_send, args=arguments, daemon=True).start()
+        sender.close()  # then the end of the process ends `recv`
+        tried: Tally = results.recv()
+        return tried
+
+    def _try(self, tally: Tally, folder: Path) -> None:
+        draw = curves.draw_run if self.draws else _draw_nothing
+        with mock.patch.object(curves, "draw_run", draw):
+            self._run(tally, folder)
+
+    def _try_and_send(self, tally: Tally, folder: Path, sender: Connection) -> None:
+        if self.draws:
+            import matplotlib.figure  # noqa: F401 - once for all children
+        os.dup2(2, 1)  # stdout is for the table of results
+        self._try(tally, folder)
+        sender.send(tally)
 
 
 @contextlib.contextmanager

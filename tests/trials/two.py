@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
+from attnlm.training.events import Evaluated
 from tests.trials.children import Child, in_child
-from tests.trials.internals import Evaluated
 from tests.trials.small import TEXT, prepared, same_run, settings_of
-from tests.trials.trial import Tally, not_posix, place, trial
+from tests.trials.trial import Tally, Trial, place
 
 
-@trial("two", short=5, full=90, skip=not_posix, forks=True)
+@Trial("two", short=5, full=90, forks=True)
 def _two(tally: Tally, folder: Path) -> None:
     """Two at once on one run, name or data set: one error, no mixed files, readers read on."""
     data = prepared(folder / "given")
