@@ -11,7 +11,7 @@ from pathlib import Path
 import attnlm
 from tests import command as commands
 from tests.trials import small
-from tests.trials.children import in_child
+from tests.trials.children import command_in_child, in_child
 from tests.trials.small import same_run
 from tests.trials.trial import Tally, Trial, not_linux
 
@@ -72,21 +72,17 @@ def _clock(tally: Tally, folder: Path) -> None:
 
 def _compared(command: tuple[str, ...], folder: Path, env: Mapping[str, str]) -> str | None:
     """Return how the results of a command with a good clock and with this one differ."""
-    said = []
-    for name in ("good", "bad"):
-        shutil.copytree(folder / "whole", folder / name)
-        if name == "bad":
-            for path in (folder / name).rglob("*"):
-                os.utime(path, (_FUTURE, _FUTURE))
-        done = commands.alone(command, folder / name, env=env if name == "bad" else {})
-        if done.fault() or done.code:
-            return done.fault() or done.stderr[-300:]
-        said.append(done.stdout)
-    fault = None if said[0] == said[1] else "something else is said"
-    if command[0] == "train":
-        fault = fault or in_child(_other_run, folder, said[0].strip(), command).failure
-    for name in ("good", "bad"):
-        shutil.rmtree(folder / name)
+    good, bad = (shutil.copytree(folder / "whole", folder / clock) for clock in ("good", "bad"))
+    for path in bad.rglob("*"):
+        os.utime(path, (_FUTURE, _FUTURE))
+    expected, done = command_in_child(command, good)[0], commands.alone(command, bad, env=env)
+    fault = done.fault() or (None if done.code == 0 else done.stderr[-300:])
+    if fault is None and done.stdout != expected.stdout:
+        fault = f"it says {done.stdout[-300:]!r}, not {expected.stdout[-300:]!r}"
+    if fault is None and command[0] == "train":
+        fault = in_child(_other_run, folder, done.stdout.strip(), command).failure
+    shutil.rmtree(good)
+    shutil.rmtree(bad)
     return fault
 
 

@@ -12,7 +12,7 @@ from tests.trials.trial import Tally, Trial
 _Reader = Callable[[], str]
 
 
-@Trial("damage", short=300, full=10_000)
+@Trial("damage", short=100, full=10_000)
 def _damage(tally: Tally, folder: Path) -> None:
     """A flipped bit or a file cut short is refused by name, never read as something else.
 

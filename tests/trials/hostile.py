@@ -22,7 +22,7 @@ from attnlm.config.settings import resolve
 from attnlm.data.dataset import sampled_hash
 from tests.trials import small
 from tests.trials.places import THINGS
-from tests.trials.small import facts_of, seal
+from tests.trials.small import agree, facts_of, seal
 from tests.trials.trial import Tally, Trial, place
 
 _MOST_MEMORY = 2**29  # bytes that a case may take beside what the process has already
@@ -160,7 +160,7 @@ def _put(bomb: bytes | Callable[[Path], object], path: Path) -> None:
 
 # --- Lies: files whose hashes are right -------------------------------------------------------
 
-_NASTY: tuple[object, ...] = (
+NASTY: tuple[object, ...] = (
     *(None, True, [], {}, {"a": 1}, [1] * 1000, 0.5, -1.0, 1e308, float("inf"), float("nan")),
     *(-1, 0, 1, 2, 3, 2**10, 2**16, 2**20, 2**40, 2**62, 10**400),
     *("", "..", "../../etc", "/etc", "a\0b", "\ud800", "x" * 10_000, "(a+)+$"),
@@ -177,12 +177,8 @@ def _lie_in_json(names: tuple[str, ...], folder: Path, generator: Random) -> str
     told = [_changed(generator.choice(tables), generator) for _ in changes]
     files.write_json(path, content)
     if path.name == "tokenizer.json" and (meta := path.with_name("meta.json")).exists():
-        _agree(meta, tokenizer_sha256=files.file_hash(path))
+        agree(meta, tokenizer_sha256=files.file_hash(path))
     return f"{path.name}: {', '.join(told)}"
-
-
-def _agree(meta: Path, **facts: object) -> None:
-    files.write_json(meta, {**files.read_json(meta), **facts})
 
 
 def _changed(table: dict[str, Any], generator: Random) -> str:
@@ -190,7 +186,7 @@ def _changed(table: dict[str, Any], generator: Random) -> str:
     if generator.random() < 0.1:
         table.pop(key, None)
         return f"no {key}"
-    table[key] = generator.choice(_NASTY)
+    table[key] = generator.choice(NASTY)
     return f"{key} = {str(table[key])[:40]!r}"
 
 
@@ -206,43 +202,58 @@ def _lie_in_ids(folder: Path, generator: Random) -> str:
         f"{split}_sha256": files.file_hash(path),
         f"{split}_sampled_sha256": sampled_hash(path),
     }
-    _agree(path.with_name("meta.json"), **hashes)
+    agree(path.with_name("meta.json"), **hashes)
     return f"{split}.bin: other ids"
 
 
 def _lie_in_checkpoint(folder: Path, generator: Random) -> str:
-    """Give a tensor another name, shape or type, or change the facts; the digest is right."""
+    """Change the facts, a tensor or its name, or add tensors; the digest is right."""
     name = generator.choice(("best.safetensors", "last.safetensors"))
     path = folder / _RUN / name
     tensors = load_file(str(path))
     facts: Any = facts_of(path)
     key = generator.choice(list(tensors))
-    match generator.choice(("facts", "facts", "name", "shape", "type", "more", "less", "values")):
+    match generator.choice(("facts", "facts", "name", "tensor", "tensor", "more", "values")):
         case "facts":
             told = _changed(facts, generator)
             if generator.random() < 0.1:
-                facts = generator.choice(_NASTY)
+                facts = generator.choice(NASTY)
         case "name":
             names = ("", "..", f"{key}/mean", f"optimizer.{key}", "model.", "x" * 999)
             tensors[told := generator.choice(names)] = tensors.pop(key)
-        case "shape":
-            told = f"a longer {key}"
-            tensors[key] = torch.cat((tensors[key], tensors[key]))
-        case "type":
-            dtype = generator.choice((torch.float64, torch.int8, torch.bool, torch.float16))
-            told = f"{key} of {dtype}"
-            tensors[key] = tensors[key].to(dtype)
+        case "tensor":
+            told = generator.choice(list(CHANGES))
+            change_tensor(tensors, key, told)
         case "more":
             told = "a thousand tensors more"
             tensors |= {f"{key}{i}": tensors[key].clone() for i in range(1000)}
-        case "less":
-            told = f"no {key}"
-            del tensors[key]
         case _:
-            told = f"{key} no numbers"
+            told = "no numbers"
             tensors[key] = torch.full_like(tensors[key], generator.choice((float("nan"), 1e38)))
     seal(path, tensors, facts)
-    return f"{name}: {told}"
+    return f"{name}: {key}: {told}"
+
+
+_TYPES = (
+    *(torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64),
+    *(torch.int64, torch.int32, torch.uint8, torch.bool),
+)
+CHANGES: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
+    "empty": lambda old: old[:0],
+    "scalar": lambda old: old.flatten()[0],
+    "flat": lambda old: old.flatten(),
+    "deeper": lambda old: old[None],
+    "longer": lambda old: torch.cat((old, old)),
+    "shorter": lambda old: old.flatten()[:-1],
+    "gone": lambda old: None,
+    **{f"of {dtype}": partial(torch.Tensor.to, dtype=dtype) for dtype in _TYPES},
+}
+
+
+def change_tensor(tensors: dict[str, torch.Tensor], name: str, kind: str) -> None:
+    """Put what a change of CHANGES makes of the tensor in its place."""
+    if (changed := CHANGES[kind](tensors.pop(name))) is not None:
+        tensors[name] = changed.clone()
 
 
 def _lie_in_journal(folder: Path, generator: Random) -> str:

@@ -216,7 +216,7 @@ def _differs(source: Path, data: Path, flags: Sequence[str] = ()) -> str | None:
     """Return what is wrong if a data set, prepared with these flags, has another text."""
     encoding = flags[flags.index("--encoding") + 1] if "--encoding" in flags else "utf-8"
     dataset = attnlm.open_dataset(data)
-    text = "".join(dataset.tokenizer.decode(split) for split in (dataset.train, dataset.val))
+    text = dataset.tokenizer.decode([*dataset.train.tolist(), *dataset.val.tolist()])
     expected = source.read_bytes().decode(encoding).removeprefix("\ufeff")
     if "unix" in flags:
         expected = expected.replace("\r\n", "\n").replace("\r", "\n")
@@ -241,9 +241,9 @@ def _prepared(content: bytes, code: int, says: str, *flags: str) -> Callable[[Pa
 
 def _across_chunks(place: Path) -> str | None:
     """Characters of four bytes, and what combines with them, lie across every border of a read."""
-    text = "🙂👩‍👧e\u0301 " * 20_000
+    text = "🙂👩‍👧e\u0301 " * 14_000
     for shift in range(4):
-        for tokenizer in ("char", "byte") if shift else ("char", "byte", "bpe:300"):
+        for tokenizer in ("char",) if shift else ("char", "byte", "bpe:300"):
             content = ("x" * shift + text).encode()
             name = f"{shift}{tokenizer.replace(':', '')}"
             flags = ("--tokenizer", tokenizer, "--name", name)
@@ -341,7 +341,7 @@ _RECIPES: dict[str, Callable[[], str]] = {
     "tables in tables, closed": lambda: f"heads = {'{a = ' * 200}1{'}' * 200}",
     "a table's name of many parts": lambda: f"[a{'.a' * _DEEP}]",
     "a key of many parts": lambda: f"heads{'.a' * _DEEP} = 1",
-    "a key of some thousand parts": lambda: f"heads{'.a' * 8000} = 1",
+    "a key of some thousand parts": lambda: f"heads{'.a' * 4000} = 1",
     "a key of one part more each line": lambda: "\n".join(
         f"heads{'.a' * i} = 1" for i in range(2, 120)
     ),
@@ -359,7 +359,7 @@ _RECIPES: dict[str, Callable[[], str]] = {
 }
 
 _LINE = "Größe: 12 Äpfel, naïve cafés\n" * 30
-_MIXED_ENDS = b"one\r\r\ntwo\n\rthree\r\n" * 50_000
+_MIXED_ENDS = b"a\r\n" * 180_000 + b"one\r\r\ntwo\n\rthree\r\n"  # also across borders of reads
 _NAMED: dict[str, Callable[[Path], str | None]] = {
     "empty": _prepared(b"", 1, "is empty"),
     "a byte order mark and no more": _prepared(codecs.BOM_UTF8, 1, "is empty"),

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import attnlm
+from attnlm.base import files
 from attnlm.compute.device import choose_device
 from attnlm.runs import checkpoint
 from attnlm.runs.run import Run
@@ -74,6 +75,11 @@ def facts_of(checkpoint: Path) -> dict[str, Any]:
     """Return what a checkpoint holds beside tensors."""
     with safe_open(str(checkpoint), framework="pt") as file:
         return dict(json.loads(file.metadata()["facts"]))
+
+
+def agree(path: Path, **facts: object) -> None:
+    """Give a JSON file other values, and the hash that it has with these."""
+    files.write_json(path, {**files.read_json(path), **facts})
 
 
 def seal(path: Path, tensors: dict[str, torch.Tensor], facts: object) -> None:
