@@ -81,10 +81,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_tales() -> Iterator[None]:
+def _few_tales_and_no_curves() -> Iterator[None]:
     text = tales.generate()[0][-(10**6) // 50 :]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tales, "generate", lambda: (text, {}))
+        patch.setattr("attnlm.see.ladder.panels_png", lambda *_: b"")  # test_ladder.py draws it
+        patch.setattr("attnlm.see.ladder.panel_svg", lambda *_: "")
         yield
 
 
