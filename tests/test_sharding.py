@@ -21,9 +21,8 @@ from attnlm.base import files
 from attnlm.compute.processes import ALONE, rows_of
 from attnlm.config.settings import resolve
 from attnlm.model.language_model import build_model
-from attnlm.runs.checkpoint import load_checkpoint, named_tensors
+from attnlm.runs.checkpoint import ShardedCheckpoints, load_checkpoint, named_tensors
 from attnlm.runs.run import Run
-from attnlm.runs.sharded_checkpoint import ShardedCheckpoints
 from tests.models import timeless
 from tests.processes import commands
 from tests.test_processes import Training, ended, ranks, some_way_on

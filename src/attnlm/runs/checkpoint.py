@@ -1,27 +1,37 @@
 """Checkpoints: weights, optimizer state, and facts (JSON values such as the step).
 
 They are written atomically, and checked when loaded. A checkpoint is one safetensors file. A run
-with the setting `shard` writes a folder instead (see sharded_checkpoint.py).
+with the setting `shard` writes a folder instead, to which all processes write while training
+continues. Its files are safetensors in the layout of PyTorch's distributed checkpoints (DCP). Each
+process holds some rows of every tensor. Process K, counted from 1, writes its rows and their
+offsets to the files `shard-K-…`. facts.json has the facts and the files' hashes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
 import math
 import os
+import re
+import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.compute.processes import rows_of
+from attnlm.base.workspaces import exchange, workspace
+from attnlm.compute.processes import Processes, noticing_lost, rows_of
 from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite, parameter_shapes
 from attnlm.model.sizes import LoRA, adapter_shapes
@@ -33,11 +43,17 @@ from attnlm.runs.safetensors_file import (
     read_header,
     write_tensors,
 )
-from attnlm.runs.sharded_checkpoint import another_model, read_folder, whole_shape
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.storage import StorageWriter
 
 _Value = TypeVar("_Value")
+_Part = tuple[int, int, TensorFile]  # consecutive rows of a tensor in one file: first, end
 
+FACTS = "facts.json"
 _MODEL, _OPTIMIZER = "model.", "optimizer."
+_SHARD = re.compile(r"shard-\d{5,7}-model-0000[12]-of-0000[12]\.safetensors")
+_LARGEST_FACTS = 2**24  # bytes
 _HEADER_ROOM = 2**16  # bytes, of which 8 are the header's length
 _HEADER_BYTES_PER_PARAMETER = 2**10  # name, shape and offsets of weight, mean and square
 _BYTES_PER_NUMBER = 12  # a float32 weight with its mean and square
@@ -57,6 +73,219 @@ class CheckpointHeader:
     def digest(self) -> str:
         """The digest stored in the file, which `load_checkpoint` checks; "" for a folder."""
         return "" if self.file is None else self.file.metadata.get("digest", "")
+
+
+def named_tensors(weights: Mapping[str, _Value], state: Mapping[str, _Value]) -> dict[str, _Value]:
+    """Return tensors, or shapes, by their names in a checkpoint: `model.<name>` for weights, and
+    `optimizer.<name>` for the optimizer's state."""
+    named = {_MODEL + name: tensor for name, tensor in weights.items()}
+    return named | {_OPTIMIZER + name: tensor for name, tensor in state.items()}
+
+
+def parameter_of(name: str) -> str:
+    """Return a parameter's name, given its name in a checkpoint: `model.<parameter>`, or
+    `optimizer.<parameter>/<what>` for its optimizer state."""
+    if name.startswith(_OPTIMIZER):
+        return name.removeprefix(_OPTIMIZER).rpartition("/")[0]
+    return name.removeprefix(_MODEL)
+
+
+# --- Reading --------------------------------------------------------------------------------------
+
+
+def load_checkpoint(
+    path: Path,
+    architecture: Architecture,
+    vocab_size: int,
+    rank: int = 0,
+    count: int = 1,
+    lora: LoRA | None = None,
+    header: CheckpointHeader | None = None,
+) -> tuple[Mapping[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    """Return a checkpoint's facts, weights and optimizer state.
+
+    If `count` is above 1, return only the rows of each tensor that belong to process `rank` of
+    `count` (see `rows_of`). If `lora` is set, the weights are only the adapters. If
+    `header` is set, a file's header is not read again, unless the file has been replaced since.
+
+    Raises AttnlmError if the file is missing, damaged or of another model. Raises NotFiniteError if
+    weights are NaN or infinite; training never saves such weights.
+    """
+    found, tensors = _read(path, _shapes(architecture, vocab_size, lora), rank, count, header)
+    if path.suffix and count > 1:  # a file is always read and checked whole
+        tensors = {n: t[rows_of(len(t), rank, count)].clone() for n, t in tensors.items()}
+    weights, state = (
+        {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        for prefix in (_MODEL, _OPTIMIZER)
+    )
+    check_finite(*weights.values())
+    return found.facts, weights, state
+
+
+def load_header(
+    path: Path, architecture: Architecture, vocab_size: int, lora: LoRA | None = None
+) -> CheckpointHeader:
+    """Return a checkpoint's header without reading the tensors or checking the digest.
+
+    Raises AttnlmError if the file is missing or of another model, or if its header is damaged.
+    """
+    return _read(path, _shapes(architecture, vocab_size, lora), numbers=False)[0]
+
+
+@functools.lru_cache(maxsize=8)
+def _shapes(architecture: Architecture, vocab_size: int, lora: LoRA | None) -> Mapping[str, Shape]:
+    """Return the shapes of the parameters in a checkpoint."""
+    if lora is not None:
+        return adapter_shapes(architecture, lora)
+    return parameter_shapes(architecture, vocab_size)
+
+
+def _read(
+    path: Path,
+    shapes: Mapping[str, Shape],
+    rank: int = 0,
+    count: int = 1,
+    header: CheckpointHeader | None = None,
+    *,
+    numbers: bool = True,
+) -> tuple[CheckpointHeader, dict[str, Tensor]]:
+    """Return a checkpoint's header and tensors. If `numbers` is False, check no digest and no hash,
+    and return no tensors."""
+    if not path.exists():
+        raise AttnlmError(
+            f"checkpoint not found: {path}",
+            "the run stopped before its first checkpoint; train it again",
+        )
+
+    # A folder has several files, and a trainer may replace it between two reads.
+    def read() -> tuple[CheckpointHeader, dict[str, Tensor]]:
+        hint = "try the run's other checkpoint: `checkpoint` last or best"
+        with explaining_reads(path, ": it does not match its own digest", hint):
+            if not path.suffix:
+                return _read_folder(path, shapes, rank, count, numbers)
+            try:
+                return _read_file(path, shapes, header, numbers)
+            except ValueError:  # a trainer may have replaced the file after `header`
+                if header is None:
+                    raise
+                return _read_file(path, shapes, None, numbers)
+
+    return files.unless_replaced(path, read)
+
+
+def _read_file(
+    path: Path, shapes: Mapping[str, Shape], header: CheckpointHeader | None, numbers: bool
+) -> tuple[CheckpointHeader, dict[str, Tensor]]:
+    with files.open_regular(path) as opened:
+        if header is None or header.file is None:
+            most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(shapes)
+            most += _BYTES_PER_NUMBER * sum(map(math.prod, shapes.values()))
+            if os.fstat(opened.fileno()).st_size > most:
+                raise ValueError("too large")
+            found = read_header(opened)
+            fits = (
+                tensor.dtype == "F32" and tensor.shape == shapes.get(parameter_of(name))
+                for name, tensor in found.tensors.items()
+            )
+            if not (named_tensors(shapes, {}).keys() <= found.tensors.keys() and all(fits)):
+                raise _another_model(path)
+            facts = files.json_value(found.metadata.get("facts", ""))
+            if not isinstance(facts, dict):
+                raise ValueError("no facts")
+            header = CheckpointHeader(facts, found)
+        assert header.file is not None
+        if not numbers:
+            return header, {}
+        file = TensorFile(opened, header.file)
+        tensors = {name: file.read(name) for name in header.file.tensors}
+    if header.digest != _digest(header.file.metadata["facts"], tensors):
+        raise ValueError("another digest")
+    return header, tensors
+
+
+def _read_folder(
+    path: Path, shapes: Mapping[str, Shape], rank: int, count: int, numbers: bool
+) -> tuple[CheckpointHeader, dict[str, Tensor]]:
+    """Return the facts, and each tensor's rows that belong to process `rank` of `count`.
+
+    Each process checks the hashes of different files.
+    """
+    content = files.read_json(path / FACTS, _LARGEST_FACTS)
+    facts, hashes = content.get("facts"), content.get("files")
+    if not isinstance(facts, dict) or not isinstance(hashes, dict):
+        raise ValueError("no facts")
+    if not all(map(_SHARD.fullmatch, hashes)):
+        raise ValueError("not a name of ours")
+    parts: dict[str, list[_Part]] = defaultdict(list)
+    with contextlib.ExitStack() as opening:
+        for i, (name, digest) in enumerate(hashes.items()):
+            if numbers and i % count == rank and files.file_hash(path / name) != digest:
+                raise ValueError("wrong hash")
+            opened = opening.enter_context(files.open_regular(path / name))
+            file = TensorFile(opened, read_header(opened))
+            places = json.loads(file.header.metadata.get("DCP_SHARDING_INFO", ""))
+            for tensor, stored in file.header.tensors.items():
+                whole = shapes.get(parameter_of(tensor))
+                rows, *rest = stored.shape
+                if whole is None or stored.dtype != "F32" or tuple(rest) != whole[1:]:
+                    raise _another_model(path)
+                first = _first_row(places, tensor)
+                parts[tensor].append((first, first + rows, file))
+        if not named_tensors(shapes, {}).keys() <= parts.keys():
+            raise _another_model(path)
+        tensors = {}
+        for tensor, found in parts.items() if numbers else ():
+            whole = shapes[parameter_of(tensor)]
+            ours = rows_of(whole[0], rank, count)
+            tensors[tensor] = _joined(tensor, whole, sorted(found, key=lambda p: p[:2]), ours)
+    return CheckpointHeader(facts, None), tensors
+
+
+def _first_row(places: Any, name: str) -> int:
+    """Return the row at which a file's part of a tensor begins. Raises ValueError if rows are
+    divided between files."""
+    try:
+        first, *others = places[name]["saved_offsets"]
+    except (KeyError, TypeError):
+        raise ValueError("no place") from None
+    if type(first) is not int or any(others):
+        raise ValueError("no place")
+    return first
+
+
+def _joined(name: str, whole: Shape, parts: list[_Part], ours: slice) -> Tensor:
+    """Return the rows `ours` of a tensor. Raises ValueError if any row is missing or duplicated."""
+    if [first for first, *_ in parts] + [whole[0]] != [0] + [end for _, end, _ in parts]:
+        raise ValueError(f"rows of {name} are missing")
+    tensor = torch.empty(ours.stop - ours.start, *whole[1:])
+    for first, end, file in parts:
+        begin, end = max(first, ours.start), min(end, ours.stop)
+        if begin < end:
+            values = file.read(name, slice(begin - first, end - first))
+            tensor[begin - ours.start : end - ours.start] = values
+    return tensor
+
+
+def _another_model(path: Path) -> AttnlmError:
+    return AttnlmError(
+        f"{path} does not contain the model that config.json describes",
+        "copy the run's folder again from its source",
+    )
+
+
+def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(described.encode())
+    for name in sorted(tensors):
+        _add_to(digest, name, tensors[name])
+    return digest.hexdigest()
+
+
+def _add_to(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+    digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+    digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+
+
+# --- Writing --------------------------------------------------------------------------------------
 
 
 def save_checkpoint(
@@ -99,133 +328,88 @@ def save_in_turn(
     )
 
 
-def load_checkpoint(
-    path: Path,
-    architecture: Architecture,
-    vocab_size: int,
-    rank: int = 0,
-    count: int = 1,
-    lora: LoRA | None = None,
-    header: CheckpointHeader | None = None,
-) -> tuple[Mapping[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-    """Return a checkpoint's facts, weights and optimizer state.
+class ShardedCheckpoints:
+    """A writer of checkpoints in the background. All processes must make the same calls."""
 
-    If `count` is above 1, return only the rows of each tensor that belong to process `rank` of
-    `count` (see `rows_of`). If `lora` is set, the weights are only the adapters. If
-    `header` is set, a file's header is not read again, unless the file has been replaced since.
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+        self._group = None if processes.count == 1 else processes.new_group(backend="gloo")
+        self._thread = ThreadPoolExecutor(1)
+        self._writing: Future[None] | None = None
 
-    Raises AttnlmError if the file is missing, damaged or of another model. Raises NotFiniteError if
-    weights are NaN or infinite; training never saves such weights.
-    """
-    found, tensors = _read(path, _shapes(architecture, vocab_size, lora), rank, count, header)
-    if path.suffix and count > 1:  # a file is always read and checked whole
-        tensors = {n: t[rows_of(len(t), rank, count)].clone() for n, t in tensors.items()}
-    weights, state = (
-        {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-        for prefix in (_MODEL, _OPTIMIZER)
-    )
-    check_finite(*weights.values())
-    return found.facts, weights, state
+    def save(
+        self,
+        folder: Path,
+        checkpoints: Mapping[str, tuple[Mapping[str, Tensor], Mapping[str, Any]]],
+        when_saved: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Start to write checkpoints to `folder`, one after the other, in a thread.
 
+        `checkpoints` maps a checkpoint's name to its tensors and facts. Weights are named
+        `model.…`. The tensors must not change after the call. The thread calls `when_saved`
+        when all checkpoints are written.
 
-def named_tensors(weights: Mapping[str, _Value], state: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Return tensors, or shapes, by their names in a checkpoint: `model.<name>` for weights, and
-    `optimizer.<name>` for the optimizer's state."""
-    named = {_MODEL + name: tensor for name, tensor in weights.items()}
-    return named | {_OPTIMIZER + name: tensor for name, tensor in state.items()}
+        Before that, wait until the checkpoints of the previous call are written. Raises OSError if
+        those could not be written, LostProcessError if another process was lost.
+        """
+        from torch.distributed.checkpoint.state_dict_saver import save
 
+        self.finish()
+        with contextlib.ExitStack() as stack:
+            work = str(stack.enter_context(workspace(folder))) if self._processes.is_main else ""
+            work = self._processes.from_main(work)
+            lasting = stack.pop_all()
 
-def load_header(
-    path: Path, architecture: Architecture, vocab_size: int, lora: LoRA | None = None
-) -> CheckpointHeader:
-    """Return a checkpoint's header without reading the tensors or checking the digest.
+        def write() -> None:
+            group: Any = {"process_group": self._group, "no_dist": self._group is None}
+            with lasting:
+                for name, (tensors, facts) in checkpoints.items():
+                    writer = _writer(Path(work, name), folder / name, tensors, facts)
+                    save(dict(tensors), storage_writer=writer, **group)
+            when_saved()
 
-    Raises AttnlmError if the file is missing or of another model, or if its header is damaged.
-    """
-    return _read(path, _shapes(architecture, vocab_size, lora), numbers=False)[0]
+        # Ignore the warning that there is only one process.
+        warnings.filterwarnings("ignore", message=".*torch.distributed is disabled")
+        self._writing = self._thread.submit(write)
 
+    def finish(self) -> None:
+        """Wait until all checkpoints are written. Raises as `save` does."""
+        from torch.distributed.checkpoint.api import CheckpointException
 
-def _read(
-    path: Path,
-    shapes: Mapping[str, Shape],
-    rank: int = 0,
-    count: int = 1,
-    header: CheckpointHeader | None = None,
-    *,
-    numbers: bool = True,
-) -> tuple[CheckpointHeader, dict[str, Tensor]]:
-    if not path.exists():
-        raise AttnlmError(
-            f"checkpoint not found: {path}",
-            "the run stopped before its first checkpoint; train it again",
-        )
-
-    # A folder has several files, and a trainer may replace it between two reads.
-    def read() -> tuple[CheckpointHeader, dict[str, Tensor]]:
-        hint = "try the run's other checkpoint: `checkpoint` last or best"
-        with explaining_reads(path, ": it does not match its own digest", hint):
-            if not path.suffix:
-                facts, tensors = read_folder(path, shapes, rank, count, numbers)
-                return CheckpointHeader(facts, None), tensors
+        writing, self._writing = self._writing, None
+        with noticing_lost():
             try:
-                return _read_file(path, shapes, header, numbers)
-            except ValueError:  # a trainer may have replaced the file after `header`
-                if header is None:
-                    raise
-                return _read_file(path, shapes, None, numbers)
-
-    return files.unless_replaced(path, read)
+                if writing is not None:
+                    writing.result()
+            except CheckpointException as failed:
+                causes = [cause for cause, _ in failed.failures.values()]
+                raise next((c for c in causes if isinstance(c, OSError)), causes[0]) from None
 
 
-def _read_file(
-    path: Path, shapes: Mapping[str, Shape], header: CheckpointHeader | None, numbers: bool
-) -> tuple[CheckpointHeader, dict[str, Tensor]]:
-    """Return the header and the tensors, or {} instead of the tensors if `numbers` is False."""
-    with files.open_regular(path) as opened:
-        if header is None or header.file is None:
-            most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(shapes)
-            most += _BYTES_PER_NUMBER * sum(map(math.prod, shapes.values()))
-            if os.fstat(opened.fileno()).st_size > most:
-                raise ValueError("too large")
-            found = read_header(opened)
-            # All weights of the model, and nothing else but optimizer state.
-            fits = (
-                tensor.dtype == "F32" and tensor.shape == whole_shape(name, shapes)
-                for name, tensor in found.tensors.items()
-            )
-            if not (shapes.keys() <= found.tensors.keys() and all(fits)):
-                raise another_model(path)
-            facts = files.json_value(found.metadata.get("facts", ""))
-            if not isinstance(facts, dict):
-                raise ValueError("no facts")
-            header = CheckpointHeader(facts, found)
-        assert header.file is not None
-        if not numbers:
-            return header, {}
-        file = TensorFile(opened, header.file)
-        tensors = {name: file.read(name) for name in header.file.tensors}
-    if header.digest != _digest(header.file.metadata["facts"], tensors):
-        raise ValueError("another digest")
-    return header, tensors
+def _writer(
+    new: Path, path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
+) -> StorageWriter:
+    """Return a DCP writer to the folder `new`, which replaces `path` when every process is done."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+    from torch.futures import Future as Written
 
+    class Writer(HuggingFaceStorageWriter):
+        def write_data(self, plan: Any, planner: Any) -> Any:
+            results = super().write_data(plan, planner).wait()
+            names = {result.storage_data.relative_path for result in results}
+            hashes = {name: files.file_hash(new / name) for name in names}
+            hashed: Written[Any] = Written()
+            hashed.set_result([dataclasses.replace(r, storage_data=hashes) for r in results])
+            return hashed
 
-@functools.lru_cache(maxsize=8)
-def _shapes(
-    architecture: Architecture, vocab_size: int, lora: LoRA | None = None
-) -> Mapping[str, Shape]:
-    """Return the shapes of a checkpoint's weights by their names there."""
-    if lora is not None:
-        return named_tensors(adapter_shapes(architecture, lora), {})
-    return named_tensors(parameter_shapes(architecture, vocab_size), {})
+        def finish(self, metadata: Any, results: Any) -> None:
+            hashes = {n: h for some in results for r in some for n, h in r.storage_data.items()}
+            content = {"facts": dict(facts), "files": dict(sorted(hashes.items()))}
+            files.write_json(new / FACTS, content)
+            if os.path.lexists(path):
+                exchange(new, path)
+            else:
+                new.rename(path)
 
-
-def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(described.encode())
-    for name in sorted(tensors):
-        _add_to(digest, name, tensors[name])
-    return digest.hexdigest()
-
-
-def _add_to(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
-    digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-    digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    file_of = {name: 1 if name.startswith("model.") else 2 for name in tensors}
+    return Writer(str(new), file_of, save_distributed=True)

@@ -25,10 +25,9 @@ from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import model_of
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import fold
-from attnlm.runs.checkpoint import load_checkpoint, load_header, save_checkpoint
+from attnlm.runs.checkpoint import FACTS, load_checkpoint, load_header, save_checkpoint
 from attnlm.runs.run import COPY_THE_RUN, Checkpoint, Parent, Run, open_run
 from attnlm.runs.safetensors_file import explaining_reads
-from attnlm.runs.sharded_checkpoint import FACTS
 
 
 def load_model(

@@ -18,11 +18,17 @@ from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
 from attnlm.model.language_model import LanguageModel, Transformer, build_model
 from attnlm.model.layers import adapt, frozen
-from attnlm.runs.checkpoint import load_checkpoint, load_header, named_tensors, save_checkpoint
+from attnlm.runs.checkpoint import (
+    ShardedCheckpoints,
+    load_checkpoint,
+    load_header,
+    named_tensors,
+    parameter_of,
+    save_checkpoint,
+)
 from attnlm.runs.hugging_face.adapter import write_adapter
 from attnlm.runs.load_model import base_weights, parent_rows
 from attnlm.runs.run import Run
-from attnlm.runs.sharded_checkpoint import ShardedCheckpoints, parameter_of
 from attnlm.training.optimizer import FlatOptimizer, Optimizer
 from attnlm.training.sharding import ShardedOptimizer, part_of_whole, sharded_model
 

@@ -23,7 +23,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Settings, quoted
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import Architecture
-from attnlm.model.sizes import LoRA, map_name, map_shapes
+from attnlm.model.sizes import LoRA, adapter_shapes, map_name, map_shapes
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import put_new
 from attnlm.runs.forms import STOCK_CLASSES, StockClass, fitting_class, form_for
@@ -195,9 +195,9 @@ def _read_adapter(
     path = folder / _CONFIG
     config = read_object(path)
     check_options(path, config, _ALLOWED, _HINT, _OFF)
-    modules = list(_modules(stock, a))
     with open_tensors(folder / _TENSORS) as file:
-        found = [(m, pair) for m in modules if (pair := _pair(file, m, a)) is not None]
+        pairs = ((module, _pair(file, module, a)) for module in _modules(stock, a))
+        found = [(module, pair) for module, pair in pairs if pair is not None]
         read = {name for module, _ in found for name in module.tensors}
         for name in sorted(file.header.tensors.keys() - read):
             raise AttnlmError(f"the tensor {quoted(name)} is not an adapter of {stock.name}", _HINT)
@@ -208,13 +208,7 @@ def _read_adapter(
     shapes = map_shapes(a)
     rank, scale = max(len(down) for _, (down, _) in found), scales[found[0][0]]
     lora = LoRA(rank, scale * rank, tuple(name for name in shapes if name in on))
-    tensors: dict[str, Tensor] = {}
-    for module in modules:
-        for ours in module.maps:
-            if map_name(ours) in lora.on:
-                outputs, inputs = shapes[map_name(ours)]
-                tensors[f"{ours}.lora_down"] = torch.zeros(rank, inputs)
-                tensors[f"{ours}.lora_up"] = torch.zeros(outputs, rank)
+    tensors = {name: torch.zeros(shape) for name, shape in adapter_shapes(a, lora).items()}
     for module, (down, up) in found:
         outputs_of = [shapes[map_name(ours)][0] for ours in module.maps]
         for ours, rows in zip(module.maps, up.split(outputs_of), strict=True):

@@ -12,7 +12,7 @@ from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import check_name, is_folder
 from attnlm.base.readable import byte_size
 from attnlm.compute.device import machine_memory
-from attnlm.runs.checkpoint import named_tensors, save_in_turn
+from attnlm.runs.checkpoint import named_tensors, parameter_of, save_in_turn
 from attnlm.runs.create_run import put_new
 from attnlm.runs.hugging_face.adapter import import_adapter, is_adapter
 from attnlm.runs.hugging_face.hub import check_source, downloaded
@@ -23,7 +23,6 @@ from attnlm.runs.hugging_face.read_model import (
     read_object,
 )
 from attnlm.runs.run import DatasetFacts, Run
-from attnlm.runs.sharded_checkpoint import parameter_of
 from attnlm.tokens.tokenizer import Tokenizer
 from attnlm.tokens.tokenizer_json import read_tokenizer, read_vocab_and_merges
 

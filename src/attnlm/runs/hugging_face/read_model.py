@@ -11,7 +11,6 @@ names, shapes and types of all tensors are checked before any tensor is read.
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
 import re
@@ -122,11 +121,8 @@ class Described:
     """the model's context in tokens; a run may use a shorter one"""
     stored: tuple[Stored, ...]
     """the model's tensors; a bias of the architecture is zero if no tensor holds it"""
-
-    @functools.cached_property
-    def shapes(self) -> dict[str, Shape]:
-        """The shapes of the parameters, by our names."""
-        return dict(parameter_shapes(self.config.model, self.vocab_size))
+    shapes: Mapping[str, Shape]
+    """the shapes of the parameters, by our names"""
 
     @property
     def parameters(self) -> int:
@@ -196,7 +192,8 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
         for tensor in stock.stored(config.model)
         if not (tensor.name.endswith(".bias") and any(p in tensor.name for p in without_bias))
     )
-    return Described(config, size, positions, tuple(stored))
+    shapes = parameter_shapes(config.model, size)
+    return Described(config, size, positions, tuple(stored), shapes)
 
 
 def read_object(path: Path, at_most: int = _LARGEST) -> Content:
@@ -357,7 +354,7 @@ def _check(
     """Raise AttnlmError if the tensors in the files do not match the model."""
     # A position embedding is stored for the model's whole context, though the run's may be shorter.
     positions = (described.positions, described.config.model.embed_dim or 0)
-    shapes = described.shapes | {"position_embedding.weight": positions}
+    shapes = {**described.shapes, "position_embedding.weight": positions}
     wanted: dict[str, Shape] = {}
     for stored, _ in places.values():
         rows, columns = sum(shapes[part][0] for part in stored.parts), shapes[stored.parts[0]][1:]
