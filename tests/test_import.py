@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
@@ -50,31 +49,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", GPT2),
     "gpt2-untied": ("GPT2", {**GPT2, "tie_word_embeddings": False, "n_inner": 30}),
     "llama": ("Llama", LLAMA),
-    "llama-biased": ("Llama", {**LLAMA, "attention_bias": True, "tie_word_embeddings": True}),
     "llama-mlp": ("Llama", {**LLAMA, "mlp_bias": True, "num_key_value_heads": 4}),
-    "qwen3": ("Qwen3", {**LLAMA, "head_dim": 10, "num_key_value_heads": 1}),
     "llama-3.1": (
         "Llama",
         {**LLAMA, "head_dim": 16, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 900.0}},
     ),
-    "qwen3-linear": (
-        "Qwen3",
-        {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}},
-    ),
-    "qwen3-tied": ("Qwen3", {**LLAMA, "head_dim": 6, "tie_word_embeddings": True}),
-    "qwen2": ("Qwen2", {**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
-    "qwen2-tied": ("Qwen2", {**LLAMA, "num_key_value_heads": 1, "tie_word_embeddings": True}),
-    "qwen2-window": (
-        "Qwen2",
-        {**LLAMA, "use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
-    ),
-    "mistral": ("Mistral", {**LLAMA, "sliding_window": None, "head_dim": 10}),
-    "mistral-window": ("Mistral", {**LLAMA, "sliding_window": 40}),
-    "smollm": (
+    "smollm-biased": (
         "Llama",
         {**LLAMA, "hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 3}
-        | {"tie_word_embeddings": True, "rms_norm_eps": 1e-5},
+        | {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "attention_bias": True},
     ),
+    "qwen3": ("Qwen3", {**LLAMA, "head_dim": 10, "num_key_value_heads": 1}),
+    "qwen3-linear-tied": (
+        "Qwen3",
+        {**LLAMA, "head_dim": 6, "tie_word_embeddings": True}
+        | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}},
+    ),
+    "qwen2": ("Qwen2", {**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen2-window-tied": (
+        "Qwen2",
+        {**LLAMA, "num_key_value_heads": 1, "tie_word_embeddings": True}
+        | {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
+    ),
+    "mistral": ("Mistral", {**LLAMA, "sliding_window": 40, "head_dim": 10}),
 }
 AGAIN = {"Mistral": "Llama"}
 """the class that a run is exported as, if it is not the one that it was imported from"""
@@ -125,13 +122,16 @@ def test_a_model_of_transformers_computes_the_same_here(
         )
 
 
+@pytest.fixture(scope="module")
+def exported(dataset: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported")
+    return attnlm.export(random_run("llama:kv_heads=2", dataset, path), path / "out").path
+
+
 @pytest.fixture
-def folder(dataset: Any, tmp_path: Path) -> Path:
+def folder(exported: Path, tmp_path: Path) -> Path:
     """What a run is exported to."""
-    path: Path = attnlm.export(
-        random_run("llama:kv_heads=2", dataset, tmp_path / "runs"), tmp_path / "out"
-    ).path
-    return path
+    return shutil.copytree(exported, tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama:bias=true", "qwen3:kv_heads=2"])
@@ -190,31 +190,27 @@ def test_every_command_takes_it_or_says_what_it_lacks(folder: Path, tmp_path: Pa
     fails("train", "--resume", "theirs", **lacks, hints="--from theirs")
 
 
-def change_json(name: str, *keys: str, to: object) -> Callable[[Path], None]:
-    """Changes the value at these keys, one within the other."""
+Change = Callable[[Path], object]
 
+
+def change_json(name: str, edit: Callable[[Any], object]) -> Change:
     def change(folder: Path) -> None:
-        content = part = json.loads((folder / name).read_text())
-        for key in keys[:-1]:
-            part = part[key]
-        part[keys[-1]] = to
+        content = json.loads((folder / name).read_text())
+        edit(content)
         (folder / name).write_text(json.dumps(content))
 
     return change
 
 
-def change_config(**changes: object) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        for key, value in changes.items():
-            change_json("config.json", key, to=value)(folder)
-
-    return change
+def change_config(**changes: object) -> Change:
+    return change_json("config.json", lambda content: content.update(changes))
 
 
-change_tokenizer = functools.partial(change_json, "tokenizer.json")
+def change_tokenizer(**changes: object) -> Change:
+    return change_json("tokenizer.json", lambda content: content.update(changes))
 
 
-def change_weights(edit: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+def change_weights(edit: Callable[[dict[str, torch.Tensor]], object]) -> Change:
     def change(folder: Path) -> None:
         tensors = load_file(folder / "model.safetensors")
         edit(tensors)
@@ -223,14 +219,11 @@ def change_weights(edit: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[
     return change
 
 
-def write(name: str, content: bytes) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        (folder / name).write_bytes(content)
-
-    return change
+def write(name: str, content: bytes) -> Change:
+    return lambda folder: (folder / name).write_bytes(content)
 
 
-def change_header(edit: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+def change_header(edit: Callable[[dict[str, Any]], Any]) -> Change:
     """What `edit` gives, or leaves, becomes the header of the weights; bytes or JSON."""
 
     def change(folder: Path) -> None:
@@ -251,7 +244,7 @@ def in_two_files(folder: Path) -> None:
     index("a.safetensors", "b.safetensors")(folder)
 
 
-def index(*names: object) -> Callable[[Path], None]:
+def index(*names: object) -> Change:
     def change(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
         places = {f"tensor {i}": name for i, name in enumerate(names)}
@@ -261,7 +254,7 @@ def index(*names: object) -> Callable[[Path], None]:
 
 
 NORM = "model.norm.weight"
-HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+HOSTILE: dict[str, tuple[Change, str]] = {
     "another family": (change_config(model_type="mamba"), "'mamba'"),
     "no family": (change_config(model_type=["llama"]), "model_type"),
     "a run": (change_config(attnlm="1.0.0"), "is already a run of attnlm"),
@@ -299,16 +292,12 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     **{
         f"a header: {what}": (change_header(edit), "is damaged or not a safetensors file")
         for what, edit in {
-            "no object": lambda header: b"[1]",
             "no text": lambda header: b'{"\xff": 1}',
             "deep": lambda header: b'{"a":' * 10**5,
             "twice": lambda header: json.dumps(header)[:-1].encode() + b', "__metadata__": {}}',
-            "metadata": lambda header: header.update(__metadata__={"a": 1}),
             "a gap": lambda header: header.pop(NORM) and None,
             "overlap": lambda header: header[NORM].update(data_offsets=[0, 96]),
             "a negative place": lambda header: header[NORM].update(data_offsets=[-96, 0]),
-            "a negative size": lambda header: header[NORM].update(shape=[-24]),
-            "a size that is not its own": lambda header: header[NORM].update(shape=[25]),
         }.items()
     },
     "a tensor in two files": (in_two_files, "is in two files"),
@@ -318,15 +307,21 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "no name in the index": (index({}), "names '{}'"),
     "a shard that is missing": (index("model-2.safetensors"), "cannot read"),
     "an empty index": (index(), "names 0 files"),
-    "a normaliser": (change_tokenizer("normalizer", to={"type": "NFKC"}), "normalizer"),
+    "a normaliser": (change_tokenizer(normalizer={"type": "NFKC"}), "normalizer"),
     "an added token": (
-        change_tokenizer("added_tokens", to=[{"id": 1, "content": "<s>", "lstrip": True}]),
+        change_tokenizer(added_tokens=[{"id": 1, "content": "<s>", "lstrip": True}]),
         "added token '<s>'",
     ),
-    "another tokenizer": (change_tokenizer("model", "type", to="Unigram"), "model 'Unigram'"),
-    "a gap in the ids": (change_tokenizer("model", "vocab", "a", to=999), "is damaged"),
-    "no model": (change_tokenizer("model", to=3), "is damaged"),
-    "another decoder": (change_tokenizer("decoder", to=None), "decoder None"),
+    "another tokenizer": (
+        change_json("tokenizer.json", lambda content: content["model"].update(type="Unigram")),
+        "model 'Unigram'",
+    ),
+    "a gap in the ids": (
+        change_json("tokenizer.json", lambda content: content["model"]["vocab"].update(a=999)),
+        "is damaged",
+    ),
+    "no model": (change_tokenizer(model=3), "is damaged"),
+    "another decoder": (change_tokenizer(decoder=None), "decoder None"),
 }
 
 
@@ -453,7 +448,10 @@ def test_a_sliding_window_shorter_than_the_context_is_refused(
         read_config(path)
     assert f"`block_size` {window}" in str(refused.value.hint)
     assert read_config(path, window).config.model.block_size == window
-    if kind != "mistral":
+    if kind == "mistral":
+        path.write_text(json.dumps(config | {"sliding_window": None}))
+        assert read_config(path).config.model.block_size == 5000
+    else:
         path.write_text(json.dumps(config | {"layer_types": ["sliding_attention"] * 2}))
         assert read_config(path, window).config.model.block_size == window
         path.write_text(json.dumps(config | {"layer_types": ["other"] * 2}))

@@ -90,15 +90,18 @@ class Handler(BaseHTTPRequestHandler):
         """Says nothing."""
 
 
+@pytest.fixture(scope="module")
+def exported(dataset: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported")
+    return attnlm.export(random_run("qwen3:embed_dim=64", dataset, path), path / "out").path
+
+
 @pytest.fixture
-def hub(dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     from huggingface_hub import constants
 
-    folder = attnlm.export(
-        random_run("qwen3:embed_dim=64", dataset, tmp_path / "runs"), tmp_path / "out"
-    ).path
     with Hub() as server:
-        server.files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        server.files = {path.name: path.read_bytes() for path in exported.iterdir()}
         server.files |= {"pytorch_model.bin": b"pickled", "onnx/model.onnx": b"large"}
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
@@ -140,9 +143,8 @@ def test_a_name_is_downloaded_what_was_cut_off_goes_on_and_the_cache_is_used_wit
     assert "the network" in str(refused.value.hint)
 
 
-@pytest.mark.parametrize(
-    ("name", "revision", "says", "hints"),
-    [
+def test_what_the_hub_does_not_give_is_one_line(hub: Hub, tmp_path: Path) -> None:
+    for name, revision, says, hints in (
         ("gated/model", None, "is gated", "hf auth login"),
         ("nobody/nothing", None, "model nobody/nothing not found", "OWNER/NAME"),
         (MODEL, "v2", "`revision` v2 of", "`revision`"),
@@ -150,15 +152,11 @@ def test_a_name_is_downloaded_what_was_cut_off_goes_on_and_the_cache_is_used_wit
             (name, None, "is not a folder, a safetensors file or", "such as")
             for name in ("../secret", "a/b/c", "a/..", "a b")
         ),
-    ],
-)
-def test_what_the_hub_does_not_give_is_one_line(
-    name: str, revision: str | None, says: str, hints: str, hub: Hub, tmp_path: Path
-) -> None:
-    with pytest.raises(AttnlmError) as refused:
-        attnlm.import_run(name, revision=revision, checkpoint_dir=tmp_path / "checkpoints")
-    assert says in refused.value.message and "\n" not in refused.value.message
-    assert hints in str(refused.value.hint)
+    ):
+        with pytest.raises(AttnlmError) as refused:
+            attnlm.import_run(name, revision=revision, checkpoint_dir=tmp_path / "checkpoints")
+        assert says in refused.value.message and "\n" not in refused.value.message
+        assert hints in refused.value.hint
 
 
 def test_what_can_not_be_imported_is_refused_before_its_weights_are_downloaded(
@@ -186,10 +184,10 @@ def test_a_model_without_a_file_is_refused(missing: str, hub: Hub, tmp_path: Pat
 
 
 def test_a_folder_of_that_name_wins_and_the_extra_is_named(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").rename(tmp_path / "gpt2")
+    shutil.copytree(exported, "gpt2")
     assert attnlm.import_run("gpt2").imported_from == str(tmp_path / "gpt2")
     with pytest.raises(UsageError, match="`revision` applies only to models of the Hub"):
         attnlm.import_run("gpt2", revision="main")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
@@ -15,21 +13,10 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.workspaces import trained_alone, workspace
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folders")
-
-
-@pytest.fixture(autouse=True)
-def not_for_ever() -> Iterator[None]:
-    """What waits for a pipe is broken off, or the tests would wait with it."""
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise AssertionError("it waits for ever")  # an OSError is among what may go wrong
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folders"),
+    pytest.mark.timeout(20),  # who opens a pipe waits
+]
 
 
 @pytest.fixture
