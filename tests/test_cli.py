@@ -33,7 +33,6 @@ TEXT = "the quick brown fox jumps over the lazy dog.\nso the dog naps; the fox j
 TRAIN = len(TEXT) * 9 // 10
 VAL = len(TEXT) - TRAIN
 SEEING = ("attend", "trace", "heads", "report")
-HELPED = ("", "prepare", "train", "ladder", "sample", "eval", "plan", *SEEING)
 QUICK = ["--steps", "6", "--block-size", "8", "--batch-size", "4", "--seed", "1", "--threads", "1"]
 
 
@@ -45,56 +44,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     attnlm("prepare", "text.txt", cwd=folder)
     attnlm("train", *QUICK, "--name", "small", cwd=folder)
     return folder
-
-
-SAME = ["train", "--model", "single-head", "--dropout", "0.2", *QUICK, "--name", "same"]
-SAME += ["--checkpoint-dir"]
-UNKNOWN = ("train", "ladder", "train --resume", "sample", "eval", "heads", "report", "plan")
-WRONG = ("eval --device x", "heads --windows 0", "export out --to x", "ladder --rungs a,b")
-PROGRAM = f"""
-import os, sys, attnlm, attnlm.__main__ as program
-def run(words, code=0):
-    sys.argv = ["attnlm", *words]
-    try: program.main()
-    except SystemExit as end: assert (end.code or 0) == code, end.code
-for name, value, spins in (
-    ("OMP_WAIT_POLICY", "active", None), ("GOMP_SPINCOUNT", "7", "7"), ("NEITHER", "", "10000")
-):
-    os.environ[name] = value
-    run(["--version"])
-    assert os.environ.pop("GOMP_SPINCOUNT", None) == spins, name
-    os.environ.pop(name, None)
-for command in {HELPED!r}:
-    run([*command.split(), "--help"])
-assert not {{"torch", "numpy", "rich"}} & set(sys.modules), sorted(sys.modules)
-for words in ("prepare text.txt", "list", "diff small small", "rm gone --yes"):
-    run(words.split())
-for command in {UNKNOWN!r}:
-    run([*command.split(), "nowhere"], code=1)
-for words in ("attend a nowhere", "trace a nowhere", "import no/such/place"):
-    run(words.split(), code=1)
-for words in (*{WRONG!r}, "plan --heads 3 --vocab-size 9"):
-    run(words.split(), code=2)
-assert "torch" not in sys.modules
-
-environment = dict(os.environ)
-for model in ("multi-head", "transformer"):
-    trained = attnlm.train(model=model, steps=2, seed=1, embed_dim=8, heads=2)
-    "".join(attnlm.sample(trained, tokens=3, seed=1))
-assert not {{"torch._dynamo", "sympy"}} & set(sys.modules)
-assert environment == os.environ
-run({SAME!r} + ["process-" + os.fsdecode(b"\\xce\\xb6")])
-"""
-
-
-@pytest.fixture(scope="module")
-def another(project: Path) -> Done:
-    """PROGRAM in a process of its own, with another hash seed and in a locale of ASCII."""
-    small = project / "checkpoints" / "small"
-    shutil.copytree(small, small.with_name("gone"))
-    env = {"PYTHONHASHSEED": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    env |= {"PYTHONIOENCODING": "latin-1"}
-    return alone([], project, env=env, through=[sys.executable, "-c", PROGRAM])
 
 
 @pytest.mark.parametrize("rung", RUNGS)
@@ -130,6 +79,87 @@ def test_nothing_opens_a_socket(project: Path, monkeypatch: pytest.MonkeyPatch) 
         attnlm(command, "alone", cwd=project)
 
 
+HELPED = ("", "prepare", "train", "ladder", "sample", "eval", "plan", *SEEING)
+NAMED = "train, ladder, train --resume, sample, eval, heads, report, plan, attend a, trace a"
+WITHOUT_TORCH = {
+    0: "prepare text.txt, list, diff small small, rm gone --yes",
+    1: NAMED.replace(",", " nowhere,") + " nowhere, import no/such/place",
+    2: "eval --device x, heads --windows 0, export a --to b, ladder --rungs a, plan --heads 3",
+}
+"""Commands by exit code."""
+SAME = " ".join(["train --model single-head --dropout 0.2 --name same", *QUICK, "--checkpoint-dir"])
+PROGRAM = f"""
+import os, sys, attnlm, attnlm.__main__ as program
+def run(words, code=0):
+    sys.argv = ["attnlm", *words.split()]
+    try: program.main()
+    except SystemExit as end: assert (end.code or 0) == code, end.code
+for name, value, spins in (
+    ("OMP_WAIT_POLICY", "active", None), ("GOMP_SPINCOUNT", "7", "7"), ("NEITHER", "", "10000")
+):
+    os.environ[name] = value
+    run("--version")
+    assert os.environ.pop("GOMP_SPINCOUNT", None) == spins, name
+    os.environ.pop(name, None)
+for command in {HELPED!r}:
+    run(command + " --help")
+assert not {{"torch", "numpy", "rich"}} & set(sys.modules), sorted(sys.modules)
+for code, commands in {WITHOUT_TORCH!r}.items():
+    for words in commands.split(", "):
+        run(words, code)
+assert "torch" not in sys.modules
+
+environment = dict(os.environ)
+for model in ("multi-head", "transformer"):
+    trained = attnlm.train(model=model, steps=2, seed=1, embed_dim=8, heads=2)
+    "".join(attnlm.sample(trained, tokens=3, seed=1))
+assert not {{"torch._dynamo", "sympy"}} & set(sys.modules)
+assert environment == os.environ
+run({SAME!r} + " process-" + os.fsdecode(b"\\xce\\xb6"))
+"""
+
+
+@pytest.fixture(scope="module")
+def another(project: Path) -> Done:
+    """PROGRAM in a process of its own, with another hash seed and in a locale of ASCII."""
+    small = project / "checkpoints" / "small"
+    shutil.copytree(small, small.with_name("gone"))
+    env = {"PYTHONHASHSEED": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    env |= {"PYTHONIOENCODING": "latin-1"}
+    return alone([], project, env=env, through=[sys.executable, "-c", PROGRAM])
+
+
+def test_commands_load_no_torch_that_need_none_and_no_compiler(another: Done) -> None:
+    """PyTorch's compiler, and sympy for it, take longer to import than a small model to train.
+
+    Threads that wait sleep soon, unless the user said otherwise before torch was loaded.
+    """
+    assert another.code == 0, another.stderr
+    assert another.stdout.count("Usage: attnlm") == len(HELPED)
+
+
+def test_the_same_command_writes_the_same_bytes_in_any_process(
+    project: Path, another: Done
+) -> None:
+    attnlm(*SAME.split(), "process-0", cwd=project)
+    names = ["best.safetensors", "last.safetensors", "ticker.jsonl", "config.json"]
+    runs = [project / folder / "same" for folder in ("process-0", "process-ζ")]
+    for name in names:
+        assert len({(run / name).read_bytes() for run in runs}) == 1, name
+
+
+def test_output_is_utf8_in_any_locale(tmp_path: Path, another: Done) -> None:
+    assert "process-ζ/same\n" in another.stdout
+    (tmp_path / "ζ.txt").write_text("αβγδε ζητα " * 60, encoding="utf-8")
+    attnlm("prepare", "ζ.txt", cwd=tmp_path)
+    attnlm("train", *QUICK, cwd=tmp_path)
+    in_ascii = "αβ".encode().decode("ascii", "surrogateescape")
+    done = attnlm("sample", "--prompt", in_ascii, "--tokens", "4", cwd=tmp_path)
+    assert done.stdout.startswith("αβ") and len(done.stdout) == 6
+    wrong = {"says": "--prompt is not UTF-8", "hints": "convert"}
+    fails("sample", "--prompt", os.fsdecode(b"\xff"), cwd=tmp_path, code=1, **wrong)
+
+
 def test_prepare_reports_and_prints_the_folder(project: Path) -> None:
     done = attnlm("prepare", "text.txt", cwd=project)
     assert Path(done.stdout.strip()) == Path("data/text-char")
@@ -162,16 +192,6 @@ def test_train_says_what_it_does_and_what_comes_next(project: Path) -> None:
     shown = on_a_terminal(*command, cwd=project, streams=("stderr",))
     assert " |*" in shown and "- counted bigram" in shown and "step 6\r\n" in shown
     assert (project / "checkpoints" / "drawn" / "curve.png").is_file()
-
-
-def test_the_same_command_writes_the_same_bytes_in_any_process(
-    project: Path, another: Done
-) -> None:
-    attnlm(*SAME, "process-0", cwd=project)
-    names = ["best.safetensors", "last.safetensors", "ticker.jsonl", "config.json"]
-    runs = [project / folder / "same" for folder in ("process-0", "process-ζ")]
-    for name in names:
-        assert len({(run / name).read_bytes() for run in runs}) == 1, name
 
 
 def test_the_ladder_from_outside(project: Path) -> None:
@@ -372,18 +392,6 @@ def test_a_reader_that_leaves_early_is_no_error(project: Path) -> None:
     assert done.code == 0 and "BrokenPipe" not in done.stderr
 
 
-def test_output_is_utf8_in_any_locale(tmp_path: Path, another: Done) -> None:
-    assert "process-ζ/same\n" in another.stdout
-    (tmp_path / "ζ.txt").write_text("αβγδε ζητα " * 60, encoding="utf-8")
-    attnlm("prepare", "ζ.txt", cwd=tmp_path)
-    attnlm("train", *QUICK, cwd=tmp_path)
-    in_ascii = "αβ".encode().decode("ascii", "surrogateescape")
-    done = attnlm("sample", "--prompt", in_ascii, "--tokens", "4", cwd=tmp_path)
-    assert done.stdout.startswith("αβ") and len(done.stdout) == 6
-    wrong = {"says": "--prompt is not UTF-8", "hints": "convert"}
-    fails("sample", "--prompt", os.fsdecode(b"\xff"), cwd=tmp_path, code=1, **wrong)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
 def test_names_of_folders_need_not_be_unicode(trained: Path, tmp_path: Path) -> None:
     name = os.fsdecode(b"r\xff")
@@ -497,15 +505,6 @@ def test_damage_is_refused_by_name(project: Path, tmp_path: Path) -> None:
     (run / "config.json").write_text((run / "config.json").read_text().replace("64", "32", 1))
     done = attnlm("sample", run, cwd=project, code=1)
     assert "config.json is damaged" in done.stderr
-
-
-def test_commands_load_no_torch_that_need_none_and_no_compiler(another: Done) -> None:
-    """PyTorch's compiler, and sympy for it, take longer to import than a small model to train.
-
-    Threads that wait sleep soon, unless the user said otherwise before torch was loaded.
-    """
-    assert another.code == 0, another.stderr
-    assert another.stdout.count("Usage: attnlm") == len(HELPED)
 
 
 def test_version_and_no_command(tmp_path: Path) -> None:
