@@ -184,7 +184,7 @@ def test_several_processes_train_one_adapter(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_it_needs_its_parent_no_more(
+def test_it_needs_its_parent_no_more_and_writes_through_no_link(
     links: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it needs of its parent is linked, or copied where no links can be made."""
@@ -196,7 +196,10 @@ def test_it_needs_its_parent_no_more(
     before = weights_of(run)
     shutil.rmtree(tmp_path / "parent")
     assert all(torch.equal(w, before[n]) for n, w in weights_of(run).items())
+    shutil.rmtree(run.adapter)
+    run.adapter.symlink_to(tmp_path)
     attnlm.train(resume=run, steps=8, **places(folder))
+    assert not list(tmp_path.iterdir()) and not run.adapter.is_symlink()
 
 
 def test_its_own_children_start_from_all_of_it(folder: Path) -> None:
@@ -212,7 +215,7 @@ def test_commands_read_it_merged(folder: Path) -> None:
     run, where = child(folder).path, ("--data-dir", folder / "data")
     loss = json.loads(command("eval", "--json", run, *where, cwd=folder).stdout)["val_loss"]
     assert loss == min(r["val_loss"] for r in attnlm.open_run(run).metrics())
-    command("report", "--run", run, "--text", "3 apples", *where, cwd=folder)
+    command("trace", "3 apples", "--run", run, cwd=folder)
     adapted = attnlm.open_run(run)
     weights = load_weights(adapted, adapted.checkpoint())  # of a page in which it computes
     ids = some_ids(5)
@@ -257,14 +260,6 @@ def test_a_base_that_is_gone_or_another_is_told(folder: Path) -> None:
     shutil.copyfile(other.last, run.base)
     with pytest.raises(AttnlmError, match="does not contain the frozen weights"):
         attnlm.load_model(run)
-
-
-def test_nothing_is_written_through_a_link(folder: Path, tmp_path: Path) -> None:
-    run = child(folder)
-    shutil.rmtree(run.adapter)
-    run.adapter.symlink_to(tmp_path)
-    attnlm.train(resume=run, steps=8, **places(folder))
-    assert not list(tmp_path.iterdir()) and not run.adapter.is_symlink()
 
 
 def test_a_signal_while_adapters_are_put_back_loses_nothing(

@@ -47,7 +47,7 @@ def weights(run: Run, which: str = "last") -> dict[str, Any]:
     return load_checkpoint(path, run.config.model, run.vocab_size)[1]
 
 
-def test_it_begins_where_the_parent_is(folder: Path) -> None:
+def test_it_begins_where_the_parent_is_unless_that_has_changed(folder: Path) -> None:
     parent = attnlm.open_run("parent", checkpoint_dir=folder / "checkpoints")
     run = child(folder, seed=7, learning_rate=1e-4)
     assert run.metrics()[0]["val_loss"] == min(r["val_loss"] for r in parent.metrics())
@@ -66,6 +66,11 @@ def test_it_begins_where_the_parent_is(folder: Path) -> None:
     shown = command("report", "--json", run.path, "--data-dir", folder / "data", cwd=folder)
     assert json.loads(shown.stdout)["parent"] == run.parent
     assert "parent, step 30" in (run.path / "report.html").read_text()
+
+    assert parent_rows(run).keys() == weights(run).keys()
+    changed = replace(run, parent={**run.parent, "sha256": "0" * 64})
+    with pytest.raises(AttnlmError, match="has changed since"):
+        parent_rows(changed)
 
 
 def test_either_checkpoint_is_taken(folder: Path, tmp_path: Path) -> None:
@@ -146,15 +151,6 @@ def test_several_processes_start_from_it_and_one_logs(folder: Path) -> None:
         assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-4)
     assert two.parent == alone.parent
     assert len(list((two.path / "tensorboard").iterdir())) == 1
-
-
-def test_a_parent_that_changed_meanwhile_is_noticed(folder: Path) -> None:
-    run = child(folder)
-    assert run.parent is not None
-    changed = replace(run, parent={**run.parent, "sha256": "0" * 64})
-    with pytest.raises(AttnlmError, match="has changed since"):
-        parent_rows(changed)
-    assert parent_rows(run).keys() == weights(run).keys()
 
 
 def test_it_is_no_other_than_a_new_run(folder: Path) -> None:
