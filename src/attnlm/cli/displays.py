@@ -86,7 +86,7 @@ class Display(ProgressBar):
             super().__call__(event)
 
     def _say_sample(self, event: Any) -> None:
-        """On a terminal, print an evaluation's sample above the bar, unless one just came."""
+        """Print an evaluation's sample above the bar of a terminal, unless one was just printed."""
         now = time.perf_counter()
         if event.snapshot is None or (now < self._next_sample and not event.is_last):
             return

@@ -47,14 +47,14 @@ def argument(
     return typer.Argument(default, metavar=metavar, help=help, autocompletion=complete, **more)
 
 
-def setting_option(name: str, help: str | None = None) -> Any:
+def setting_option(name: str, help: str | None = None, default: Any = None, **more: Any) -> Any:
     """Declare an option for the setting `name`, with its completion, and its help by default."""
     words = fields_of(RECORD_OF[name])[name].metadata["choices"]
     completed = completion.choices(*words) if words else None
     if name == "lora_on":
         completed = completion.several(*MAP_NAMES, "all")
     if name != "budget":
-        return option(None, help or help_with_default(name), completed)
+        return option(default, help or help_with_default(name), completed, **more)
     usual = "time for the whole command, such as 90s, 5m or 1h30m, instead of --steps; "
     return option(None, help or f"{usual}default: no limit", parser=seconds, metavar="<time>")
 
@@ -126,6 +126,5 @@ CHECKPOINT = option(
     completion.choices("auto", "best", "last"),
 )
 VERIFY = switch("check the hashes of whole files, also of splits larger than 1 GiB", "--verify")
-_DEVICES = fields_of(RECORD_OF["device"])["device"].metadata["choices"]
-DEVICE = option("auto", help_of("device"), completion.choices(*_DEVICES), callback=_check_device)
+DEVICE = setting_option("device", help_of("device"), "auto", callback=_check_device)
 ABLATE = switch("also measure the loss with each head silenced", "--ablate")
