@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import logging
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ from attnlm.base.events import OnEvent, Progress
 from attnlm.base.folders import is_folder
 from attnlm.text.records import first_line
 
-_DESCRIPTION = [
+DESCRIPTION = (
     *("config.json", "tokenizer.json", "vocab.json", "merges.txt"),
     "model.safetensors.index.json",
-]
+)
+WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
 _NAME = r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?"  # NAME or OWNER/NAME
-_WEIGHTS = ["model.safetensors", "model-*-of-*.safetensors"]
 
 
 def check_source(source: str | Path) -> None:
@@ -29,26 +28,20 @@ def check_source(source: str | Path) -> None:
         raise UsageError(
             "the name of a model cannot be empty", "name a folder, a file, or a model on the Hub"
         )
-    path = Path(source)
-    if path.exists() or is_folder(path):
-        fits = is_folder(path) or path.suffix == ".safetensors"
-    else:
-        fits = bool(re.fullmatch(_NAME, str(source)))
-    if not fits:
+    is_file = Path(source).suffix == ".safetensors" or is_folder(Path(source))
+    if not (is_file if os.path.lexists(source) else re.fullmatch(_NAME, str(source))):
         raise AttnlmError(
             f"{source} is not a folder, a safetensors file or the name of a model",
             "use a folder in Hugging Face's format, or a name on the Hub, such as Qwen/Qwen3-0.6B",
         )
 
 
-def downloaded(
-    name: str, revision: str | None, check: Callable[[Path], object], on_event: OnEvent
-) -> Path:
-    """Download the files that an import needs, and return their folder, whose name is the commit.
+def download(name: str, revision: str | None, patterns: Sequence[str], on_event: OnEvent) -> Path:
+    """Download the files of a model that match `patterns`. Return their folder: its name is the
+    commit.
 
-    `check` is called with the folder before the weights are downloaded. The Hub's client caches
-    files, resumes an interrupted download, and uses the cached model if the network is unavailable.
-    Raises AttnlmError if the download fails.
+    The Hub's client caches files, resumes an interrupted download, and uses the cached model if the
+    network is unavailable. Raises AttnlmError if the download fails.
     """
     hub = optional("huggingface_hub", f"downloading {name}")
     from tqdm import tqdm
@@ -65,21 +58,13 @@ def downloaded(
             if self._counts_bytes:
                 on_event(Progress("download", int(self.n), int(self.total or 0), "B"))
 
-    download = functools.partial(hub.snapshot_download, name, tqdm_class=Bar)
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # its errors are shown below
-    with _explaining(name, revision):
-        folder = Path(download(revision=revision, allow_patterns=_DESCRIPTION))
-    check(folder)
-    with _explaining(name, revision):
-        download(revision=folder.name, allow_patterns=_WEIGHTS)
-    return folder
-
-
-@contextlib.contextmanager
-def _explaining(name: str, revision: str | None) -> Iterator[None]:
-    """Turn an error of the Hub's client into AttnlmError, with a one-line message and a hint."""
     try:
-        yield
+        return Path(
+            hub.snapshot_download(
+                name, revision=revision, allow_patterns=[*patterns], tqdm_class=Bar
+            )
+        )
     except Exception as error:  # from the client, its HTTP library or the Hub
         problem = {
             "GatedRepoError": f"{name} is gated: you have to accept its terms first, on its page",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from attnlm.compute.device import machine_memory
 from attnlm.runs.checkpoint import named_tensors, parameter_of, save_in_turn
 from attnlm.runs.create_run import put_new
 from attnlm.runs.hugging_face.adapter import import_adapter, is_adapter
-from attnlm.runs.hugging_face.hub import check_source, downloaded
+from attnlm.runs.hugging_face.hub import DESCRIPTION, WEIGHTS, check_source, download
 from attnlm.runs.hugging_face.read_model import (
     Described,
     opened_weights,
@@ -73,7 +73,8 @@ def import_run(
                 )
             return import_adapter(path, base, name=name, checkpoint_dir=checkpoint_dir)
         check_source(source)
-        if path.exists() or is_folder(path):
+        is_here = os.path.lexists(source)
+        if is_here:
             if revision is not None:
                 raise UsageError(
                     "`revision` applies only to models of the Hub",
@@ -82,10 +83,11 @@ def import_run(
             origin = str(path.absolute())
             folder, file = (path, None) if is_folder(path) else (path.parent, path)
         else:
-            check = functools.partial(_described, block_size=block_size)
-            folder = downloaded(str(source), revision, check, on_event or ignore)
+            folder = download(str(source), revision, DESCRIPTION, on_event or ignore)
             origin = f"{source}@{folder.name}"
         described = _described(folder, block_size)
+        if not is_here:
+            download(str(source), folder.name, WEIGHTS, on_event or ignore)
         with opened_weights(folder, described, file) as weight:
             tokenizer = _tokenizer(folder, described.vocab_size)
 
