@@ -204,39 +204,26 @@ def test_a_model_takes_what_the_tokenizer_gives(
 
 def test_sample_yields_one_text_and_samples_returns_several(trained: Path) -> None:
     run = attnlm.open_run("single-head", checkpoint_dir=trained / "checkpoints")
-    how: dict[str, Any] = {"tokens": 12, "prompt": "the ", "seed": 3}
-    pieces = list(attnlm.sample(run, num_samples=1, **how))
+    how: dict[str, Any] = {"tokens": 12, "prompt": "the "}
+    pieces = list(attnlm.sample(run, num_samples=1, seed=3, **how))
     assert pieces[0] == "the " and len(pieces) > 2
-    texts = attnlm.samples(run, num_samples=3, **how)
+    texts = attnlm.samples(run, num_samples=3, seed=3, **how)
     assert texts[0] == "".join(pieces)
     assert len(set(texts)) == 3
     assert all(text.startswith("the ") and len(text) == 16 for text in texts)
-    assert attnlm.samples(run, num_samples=1, **how) == texts[:1]
-
-
-def test_several_texts_are_not_for_sample(trained: Path) -> None:
-    run = attnlm.open_run("bigram", checkpoint_dir=trained / "checkpoints")
+    assert attnlm.samples(run, num_samples=1, seed=3, **how) == texts[:1]
     with pytest.raises(attnlm.UsageError, match="one text") as raised:
         attnlm.sample(run, num_samples=3)
     assert "attnlm.samples(" in raised.value.hint
     with pytest.raises(attnlm.UsageError, match="invalid value for `num_samples`: 0"):
         attnlm.samples(run, num_samples=0)
 
-
-def test_a_drawn_seed_is_reported_and_gives_the_same_texts(trained: Path) -> None:
-    run = attnlm.open_run("bigram", checkpoint_dir=trained / "checkpoints")
-    for several in (False, True):
-
-        def texts(several: bool = several, **how: Any) -> list[str]:
-            if several:
-                return attnlm.samples(run, num_samples=2, tokens=20, **how)
-            return ["".join(attnlm.sample(run, tokens=20, **how))]
-
-        events: list[object] = []
-        drawn = texts(on_event=events.append)
-        (note,) = events
-        assert isinstance(note, attnlm.Note)
-        assert texts(seed=int(note.text.removeprefix("seed "))) == drawn
+    events: list[Any] = []  # a drawn seed is reported and gives the same texts
+    one = "".join(attnlm.sample(run, **how, on_event=events.append))
+    several = attnlm.samples(run, num_samples=2, **how, on_event=events.append)
+    first, second = (int(event.text.removeprefix("seed ")) for event in events)
+    assert "".join(attnlm.sample(run, seed=first, **how)) == one
+    assert attnlm.samples(run, num_samples=2, seed=second, **how) == several
 
 
 # --- What is shown --------------------------------------------------------------------------------

@@ -161,14 +161,6 @@ def test_it_is_resumed_exactly(folder: Path) -> None:
     assert whole.metrics()[-1]["val_loss"] == parted.metrics()[-1]["val_loss"]
 
 
-def test_its_command_makes_it_again(folder: Path) -> None:
-    run = child(folder, lora_on="all", lora_alpha=1.5)
-    _, *words = shlex.split(train_command(run))
-    command(*words, "--checkpoint-dir", "elsewhere", "--name", "again", cwd=folder)
-    again = attnlm.open_run(folder / "elsewhere" / "again")
-    assert again.last.read_bytes() == run.last.read_bytes()
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
 def test_several_processes_train_one_adapter(folder: Path) -> None:
@@ -211,17 +203,21 @@ def test_its_own_children_start_from_all_of_it(folder: Path) -> None:
             assert_near(weight, weights_of(first)[name])
 
 
-def test_commands_read_it_merged(folder: Path) -> None:
-    run, where = child(folder).path, ("--data-dir", folder / "data")
-    loss = json.loads(command("eval", "--json", run, *where, cwd=folder).stdout)["val_loss"]
-    assert loss == min(r["val_loss"] for r in attnlm.open_run(run).metrics())
-    command("trace", "3 apples", "--run", run, cwd=folder)
-    adapted = attnlm.open_run(run)
-    weights = load_weights(adapted, adapted.checkpoint())  # of a page in which it computes
+def test_its_command_makes_it_again_and_commands_read_it_merged(folder: Path) -> None:
+    run = child(folder, lora_on="all", lora_alpha=1.5)
+    _, *words = shlex.split(train_command(run))
+    command(*words, "--checkpoint-dir", "elsewhere", "--name", "again", cwd=folder)
+    again = attnlm.open_run(folder / "elsewhere" / "again")
+    assert again.last.read_bytes() == run.last.read_bytes()
+
+    done = command("eval", "--json", run.path, "--data-dir", folder / "data", cwd=folder)
+    assert json.loads(done.stdout)["val_loss"] == min(r["val_loss"] for r in run.metrics())
+    command("trace", "3 apples", "--run", run.path, cwd=folder)
+    weights = load_weights(run, run.checkpoint())  # of a page in which it computes
     ids = some_ids(5)
     with torch.inference_mode():
-        expected = attnlm.load_model(adapted, device="cpu")[0](ids[None])[0]
-    assert_near(forward(adapted.config.model, weights, ids), expected)
+        expected = attnlm.load_model(run, device="cpu")[0](ids[None])[0]
+    assert_near(forward(run.config.model, weights, ids), expected)
 
 
 @pytest.mark.parametrize(

@@ -137,22 +137,17 @@ def test_theirs_is_a_run_of_ours(name: str, folder: Path, peft: Any, tmp_path: P
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
+def test_what_is_more_than_adapters_is_refused(folder: Path, peft: Any, tmp_path: Path) -> None:
+    before = sorted((folder / "checkpoints").iterdir())
+    for settings, says in (
         ({"target_modules": ["c_attn"], "use_dora": True}, "'use_dora' True"),
         ({"target_modules": ["c_attn"], "bias": "all"}, "'bias' 'all'"),
         ({"target_modules": ["wte"]}, "is not an adapter of GPT2LMHeadModel"),
         ({"target_modules": ["c_attn"], "modules_to_save": ["lm_head"]}, "'modules_to_save'"),
-    ],
-)
-def test_what_is_more_than_adapters_is_refused(
-    settings: dict[str, Any], says: str, folder: Path, peft: Any, tmp_path: Path
-) -> None:
-    theirs_of(folder, peft, "gpt2", settings).save_pretrained(tmp_path / "theirs")
-    before = sorted((folder / "checkpoints").iterdir())
-    with pytest.raises(AttnlmError, match=says):
-        attnlm.import_run(tmp_path / "theirs", base="gpt2", checkpoint_dir=folder / "checkpoints")
+    ):
+        theirs_of(folder, peft, "gpt2", settings).save_pretrained(tmp_path)
+        with pytest.raises(AttnlmError, match=says):
+            attnlm.import_run(tmp_path, base="gpt2", checkpoint_dir=folder / "checkpoints")
     assert sorted((folder / "checkpoints").iterdir()) == before
 
 
