@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import settings as examples
@@ -91,6 +92,17 @@ def gpt2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         pytest.skip("ATTNLM_TEST_DATA names no folder with tiktoken's files")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(Path(data) / "tiktoken"))
     return published("gpt2", spool=tmp_path, offline=True)
+
+
+@pytest.fixture(scope="module")
+def few_tales() -> Iterator[str]:
+    """Makes the built-in corpus begin as it does and end soon."""
+    from attnlm.text import tales
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tales, "MINIMUM_CHARACTERS", 20_000)
+        patch.setattr(tales, "SHA256", mock.ANY)
+        yield tales.generate()[0]
 
 
 @pytest.fixture(scope="session")

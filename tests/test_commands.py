@@ -1,8 +1,8 @@
 """The commands in the documents run as written.
 
-Further options cut training to one step of small batches, and budgets to a second. `tales` is a
-fiftieth of its length. test_learn.py and test_troubleshooting.py run the commands of their pages,
-test_readme.py those within sentences.
+Further options cut training to one step of small batches, and budgets to a second. `tales` ends
+soon. test_learn.py and test_troubleshooting.py run the commands of their pages, test_readme.py
+those within sentences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from attnlm.text import tales
 from tests.command import attnlm
 
 ROOT = Path(__file__).parent.parent
@@ -80,18 +79,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _few_tales_and_no_curves() -> Iterator[None]:
-    text = tales.generate()[0][-(10**6) // 50 :]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tales, "generate", lambda: (text, {}))
-        patch.setattr("attnlm.see.ladder.panels_png", lambda *_: b"")  # test_ladder.py draws it
-        patch.setattr("attnlm.see.ladder.panel_svg", lambda *_: "")
-        yield
-
-
 @pytest.mark.parametrize("page", BEFORE)
-def test_the_commands_of_a_page_run(page: str, folder: Path) -> None:
+@pytest.mark.usefixtures("few_tales")
+def test_the_commands_of_a_page_run(
+    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlm.see.ladder.panels_png", lambda *_: b"")  # test_ladder.py draws it
+    monkeypatch.setattr("attnlm.see.ladder.panel_svg", lambda *_: "")
     shown = dict.fromkeys(commands(page))
     assert shown
     for line in filter(None, BEFORE[page].split("; ")):
