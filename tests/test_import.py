@@ -82,9 +82,14 @@ def transformers() -> Any:
     return pytest.importorskip("transformers", reason="transformers is not installed")
 
 
+@pytest.fixture(scope="module")
+def tokenizer_json() -> str:
+    return str(library_tokenizer(TOKENIZERS[2]).to_str())
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_model_of_transformers_computes_the_same_here(
-    name: str, tmp_path: Path, transformers: Any
+    name: str, tmp_path: Path, transformers: Any, tokenizer_json: str
 ) -> None:
     family, sizes = FAMILIES[name]
     head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
@@ -99,7 +104,7 @@ def test_a_model_of_transformers_computes_the_same_here(
     theirs.to(dtype).save_pretrained(tmp_path / "theirs", **sharded)
     theirs = type(theirs).from_pretrained(tmp_path / "theirs", dtype=torch.float32)
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists() == (name == "llama")
-    (tmp_path / "theirs" / "tokenizer.json").write_text(library_tokenizer(TOKENIZERS[2]).to_str())
+    (tmp_path / "theirs" / "tokenizer.json").write_text(tokenizer_json)
 
     run = attnlm.import_run(tmp_path / "theirs", checkpoint_dir=tmp_path / "checkpoints")
     model, _ = attnlm.load_model(run, device="cpu")
@@ -109,7 +114,7 @@ def test_a_model_of_transformers_computes_the_same_here(
     assert expected.abs().max() > 0.5
     assert_near(ours, expected)
     assert run.tokenizer.to_json() == TOKENIZERS[2].to_json()
-    assert attnlm.samples(run, num_samples=1, tokens=50, seed=1)
+    assert attnlm.samples(run, num_samples=1, tokens=5, seed=1)
 
     again = attnlm.export(run, tmp_path / "again")
     assert again.form == AGAIN.get(family, family) + head
@@ -466,8 +471,8 @@ def test_tokenizers_come_back_the_same(tokenizer: Any) -> None:
     assert back.to_json() | {"name": tokenizer.name} == tokenizer.to_json()
 
 
-def test_merges_in_another_order_are_refused() -> None:
-    content = json.loads(library_tokenizer(TOKENIZERS[2]).to_str())
+def test_merges_in_another_order_are_refused(tokenizer_json: str) -> None:
+    content = json.loads(tokenizer_json)
     content["model"]["merges"].reverse()
     with pytest.raises(AttnlmError, match="another order"):
         read_tokenizer(content, len(RANKS))

@@ -57,8 +57,8 @@ def test_r1_ends_its_hundred_steps_under_2_9(trained: Any) -> None:
     assert len(before) == 100
 
 
-def test_r2_with_four_heads_is_on_its_way_after_a_tenth(trained: Any) -> None:
-    assert trained("r2-multi-head", steps=1000).metrics()[-1]["val_loss"] < 2.68
+def test_r2_with_four_heads_is_on_its_way_after_a_twentieth(trained: Any) -> None:
+    assert trained("r2-multi-head", steps=500).metrics()[-1]["val_loss"] < 2.72
 
 
 def test_r2_bigram_and_r3_bigram_fall_from_guessing(trained: Any) -> None:
@@ -100,7 +100,7 @@ def test_r4_trains_on_gpt2_tokens_that_skip_one_in_five(
 
 
 def test_r5_wide_heads_learn(trained: Any) -> None:
-    assert trained("r5-wide-heads", steps=150).metrics()[-1]["val_loss"] < 2.7
+    assert trained("r5-wide-heads", steps=100).metrics()[-1]["val_loss"] < 2.7
 
 
 def test_multi_head_fast_reaches_r2s_loss_in_a_twentieth_of_its_steps(trained: Any) -> None:
