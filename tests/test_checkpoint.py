@@ -15,7 +15,7 @@ from attnlm.model.inspection import model_of
 from attnlm.model.language_model import build_model
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.runs import checkpoint
-from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
+from attnlm.runs.checkpoint import load_checkpoint, load_header, save_checkpoint
 from attnlm.training.optimizer import FlatOptimizer
 
 V = 11
@@ -50,6 +50,10 @@ def test_weights_facts_and_the_optimizer_come_back_bit_for_bit(rung: str, tmp_pa
     assert any(tensor.any() for tensor in optimizer.state().values())
     for name, tensor in optimizer.state().items():
         assert torch.equal(tensor, tensors[name]), name
+
+    older = load_header(path, config.model, V)  # of a file that is replaced before its tensors
+    save_checkpoint(path, dict(model.named_parameters()), {"step": 3})
+    assert load_checkpoint(path, config.model, V, header=older)[0] == {"step": 3}
 
 
 BIGRAM = resolve({"model": "bigram"}).model

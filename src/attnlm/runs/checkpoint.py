@@ -54,9 +54,6 @@ FACTS = "facts.json"
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _SHARD = re.compile(r"shard-\d{5,7}-model-0000[12]-of-0000[12]\.safetensors")
 _LARGEST_FACTS = 2**24  # bytes
-_HEADER_ROOM = 2**16  # bytes, of which 8 are the header's length
-_HEADER_BYTES_PER_PARAMETER = 2**10  # name, shape and offsets of weight, mean and square
-_BYTES_PER_NUMBER = 12  # a float32 weight with its mean and square
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,9 @@ class CheckpointHeader:
     """
 
     facts: Mapping[str, Any]
-    file: Header | None
+    file: Header | None = None
+    identity: tuple[int, int] | None = None
+    """the file's inode number and time of change"""
 
     @property
     def digest(self) -> str:
@@ -161,14 +160,9 @@ def _read(
     def read() -> tuple[CheckpointHeader, dict[str, Tensor]]:
         hint = "try the run's other checkpoint: `checkpoint` last or best"
         with explaining_reads(path, ": it does not match its own digest", hint):
-            if not path.suffix:
-                return _read_folder(path, shapes, rank, count, numbers)
-            try:
+            if path.suffix:
                 return _read_file(path, shapes, header, numbers)
-            except ValueError:  # a trainer may have replaced the file after `header`
-                if header is None:
-                    raise
-                return _read_file(path, shapes, None, numbers)
+            return _read_folder(path, shapes, rank, count, numbers)
 
     return files.unless_replaced(path, read)
 
@@ -177,10 +171,12 @@ def _read_file(
     path: Path, shapes: Mapping[str, Shape], header: CheckpointHeader | None, numbers: bool
 ) -> tuple[CheckpointHeader, dict[str, Tensor]]:
     with files.open_regular(path) as opened:
-        if header is None or header.file is None:
-            most = _HEADER_ROOM + _HEADER_BYTES_PER_PARAMETER * len(shapes)
-            most += _BYTES_PER_NUMBER * sum(map(math.prod, shapes.values()))
-            if os.fstat(opened.fileno()).st_size > most:
+        about = os.fstat(opened.fileno())
+        identity = about.st_ino, about.st_ctime_ns
+        if header is None or header.identity != identity:
+            # For each parameter, a part of the header, and a weight with its mean and square.
+            most = 2**16 + sum(2**10 + 12 * math.prod(shape) for shape in shapes.values())
+            if about.st_size > most:
                 raise ValueError("too large")
             found = read_header(opened)
             fits = (
@@ -192,7 +188,7 @@ def _read_file(
             facts = files.json_value(found.metadata.get("facts", ""))
             if not isinstance(facts, dict):
                 raise ValueError("no facts")
-            header = CheckpointHeader(facts, found)
+            header = CheckpointHeader(facts, found, identity)
         assert header.file is not None
         if not numbers:
             return header, {}
@@ -238,7 +234,7 @@ def _read_folder(
             whole = shapes[parameter_of(tensor)]
             ours = rows_of(whole[0], rank, count)
             tensors[tensor] = _joined(tensor, whole, sorted(found, key=lambda p: p[:2]), ours)
-    return CheckpointHeader(facts, None), tensors
+    return CheckpointHeader(facts), tensors
 
 
 def _first_row(places: Any, name: str) -> int:
