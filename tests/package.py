@@ -28,7 +28,7 @@ _COMMANDS = (
 
 
 def main() -> None:
-    """Exits with an error where a check fails. What was built lies in dist/."""
+    """Exit with an error where a check fails. What was built lies in dist/."""
     with tempfile.TemporaryDirectory() as temporary:
         first, second = (_built(Path(temporary) / name) for name in ("first", "second"))
         assert first.keys() == second.keys() and len(first) == 2, list(first)
@@ -49,14 +49,17 @@ def main() -> None:
         print(f"{path.relative_to(ROOT)}  {path.stat().st_size:,} bytes")
 
 
+def _tracked(folder: str) -> list[str]:
+    """Return the paths of the files below a folder of the repository that git tracks."""
+    command = ["git", "ls-files", "-z", folder]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, encoding="utf-8")
+    return listed.stdout.split("\0")[:-1]
+
+
 def _built(folder: Path) -> dict[str, bytes]:
     """From a copy of what git tracks, as a release would be."""
     source = folder / "source"
-    source.mkdir(parents=True)
-    tracked = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, encoding="utf-8"
-    ).stdout
-    for name in filter(None, tracked.split("\0")):
+    for name in _tracked("."):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
     _run(sys.executable, "-m", "build", "--outdir", folder / "dist", source)
@@ -67,27 +70,14 @@ def _check_contents(wheel: Path, sdist: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert names >= _MUST_HAVE, _MUST_HAVE - names
-    about = f"attnlm-{__version__}.dist-info/"
-    strange = {
-        name
-        for name in names
-        if not name.startswith(about)
-        and not (name.startswith("attnlm/") and Path(name).suffix in _SUFFIXES)
-    }
+    package = {name for name in names if not name.startswith(f"attnlm-{__version__}.dist-info/")}
+    assert package == {name.removeprefix("src/") for name in _tracked("src")}
+    strange = {name for name in package if Path(name).suffix not in _SUFFIXES}
     assert not strange, strange
-    tracked = {path.relative_to(ROOT / "src").as_posix() for path in _sources()}
-    assert {name for name in names if not name.startswith(about)} == tracked
-    with tarfile.open(sdist) as archive:
-        inside = {name.partition("/")[2] for name in archive.getnames()}
+    with tarfile.open(sdist) as tar:
+        inside = {name.partition("/")[2] for name in tar.getnames()}
     assert inside >= _SDIST_HAS, _SDIST_HAS - inside
     assert {name.partition("/")[0] for name in inside} >= {"src", "tests", "docs", "benchmarks"}
-
-
-def _sources() -> list[Path]:
-    tracked = subprocess.run(
-        ["git", "ls-files", "-z", "src"], cwd=ROOT, capture_output=True, check=True
-    ).stdout.decode()
-    return [ROOT / name for name in filter(None, tracked.split("\0"))]
 
 
 def _try(wheel: Path, folder: Path) -> None:
@@ -106,9 +96,9 @@ def _try(wheel: Path, folder: Path) -> None:
 
 def _run(*command: object, cwd: Path = ROOT) -> None:
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([*map(str, command)], cwd=cwd, env=variables, check=False)
-    if done.returncode:
-        sys.exit(f"failed: {' '.join(map(str, command))}")
+    words = [*map(str, command)]
+    if subprocess.run(words, cwd=cwd, env=variables).returncode:
+        sys.exit(f"failed: {' '.join(words)}")
 
 
 if __name__ == "__main__":

@@ -25,11 +25,10 @@ from tests.arm64 import COMPILER, EMULATOR
 
 _ROOT = Path(__file__).parent.parent
 _OF_C = ("ops", "textbook", "native_decoder", "one_layer", "words")
-_OTHERS = ("golden_losses", "share", "tolerances", "attention", "optimizer")
+_ALL = (*_OF_C, "golden_losses", "share", "tolerances", "attention", "optimizer")
 _TESTS = tuple(f"tests/test_{name}.py" for name in _OF_C)
 _ALL_TESTS = (
-    *_TESTS,
-    *(f"tests/test_{name}.py" for name in _OTHERS),
+    *(f"tests/test_{name}.py" for name in _ALL),
     "tests/test_training.py::test_a_stopped_run_goes_on_as_if_it_had_not_been",
     "tests/test_lora.py::test_it_is_resumed_exactly",
 )
@@ -46,40 +45,23 @@ print(0 if compiled is None else compiled.attention_lanes(), get_cpu_capability(
 class Environment(NamedTuple):
     """Limits by environment variables and compiler flags, and their expected effect."""
 
-    variables: dict[str, str]
-    compiler: str | None  # None: cc or gcc or clang; "": none
-    flags: str
-    lanes: int | None
-    capability: str | None
+    limits: tuple[str, ...] = ()
+    """The values of _LIMITS, if any."""
+    flags: str = ""
+    lanes: int | None = None
+    capability: str | None = None
+    compiler: str | None = None
+    """None: cc or gcc or clang. "": none."""
 
 
+_LIMITS = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 ENVIRONMENTS = {
-    "this processor": Environment({}, None, "", None, None),
-    "AVX2": Environment(
-        {
-            "ATEN_CPU_CAPABILITY": "avx2",
-            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-            "ONEDNN_MAX_CPU_ISA": "AVX2",
-        },
-        None,
-        "-march=haswell",
-        8,
-        "AVX2",
-    ),
-    "SSE": Environment(
-        {
-            "ATEN_CPU_CAPABILITY": "default",
-            "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
-            "ONEDNN_MAX_CPU_ISA": "SSE41",
-        },
-        None,
-        "-march=x86-64",
-        4,
-        "DEFAULT",
-    ),
-    "no C compiler": Environment({}, "", "", 0, None),
-    "clang": Environment({}, "clang", "", None, None),
-    "ARM64": Environment({}, "", "", 0, None),
+    "this processor": Environment(),
+    "AVX2": Environment(("avx2", "AVX2", "AVX2"), "-march=haswell", 8, "AVX2"),
+    "SSE": Environment(("default", "SSE4_2", "SSE41"), "-march=x86-64", 4, "DEFAULT"),
+    "no C compiler": Environment(lanes=0, compiler=""),
+    "clang": Environment(compiler="clang"),
+    "ARM64": Environment(lanes=0, compiler=""),
 }
 
 
@@ -126,11 +108,8 @@ def outcome(name: str, folder: Path) -> tuple[bool, str]:
     if done.returncode > 1 or not (folder / "found.xml").exists():
         return False, f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-300:]!r}"
     suite = ElementTree.parse(folder / "found.xml").getroot()[0]
-    failed = [
-        f"{case.get('classname')}::{case.get('name')}"
-        for case in suite.iter("testcase")
-        if case.find("failure") is not None or case.find("error") is not None
-    ]
+    cases = [case for kind in ("failure", "error") for case in suite.iterfind(f"testcase[{kind}]")]
+    failed = [f"{case.get('classname')}::{case.get('name')}" for case in cases]
     not_run = int(suite.get("skipped", 0))
     passed = int(suite.get("tests", 0)) - not_run - len(failed)
     line = f"{passed} passed, {len(failed)} failed, {not_run} skipped"
@@ -141,7 +120,8 @@ def limited(name: str, folder: Path) -> dict[str, str]:
     """Return the variables of an environment, whose compiler and empty cache lie in `folder`."""
     one = ENVIRONMENTS[name]
     # No code that another environment made can be loaded.
-    variables = {**os.environ, **one.variables, "ATTNLM_CACHE_DIR": str(folder / "cache")}
+    variables = {**os.environ, "ATTNLM_CACHE_DIR": str(folder / "cache")}
+    variables.update(zip(_LIMITS, one.limits, strict=False))
     if one.compiler == "":
         return variables | {"CC": "", "PATH": str(folder)}
     (folder / "cc").write_text(f'#!/bin/sh\nexec "{_compiler(one)}" "$@" {one.flags}\n')

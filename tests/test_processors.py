@@ -33,6 +33,7 @@ def test_without_the_tools_environments_are_skipped(
 def test_failures_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     test = tmp_path / "test_wrong.py"
     test.write_text("def test_right(): pass\ndef test_wrong(): assert False\n")
+    monkeypatch.setattr(processors, "_FOUND", "print(0, None)")  # without torch
     monkeypatch.setattr(processors, "_ALL_TESTS", [str(test)])
     monkeypatch.setattr(processors, "_WORKERS", "0")
     passes, line = outcome("no C compiler", tmp_path)
