@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import attnlm
 from attnlm.experiments.settle import _has_compiler
@@ -27,25 +27,18 @@ _SECONDS = 5.0  # within which a signal is answered
 _AT_ONCE = 2.0  # within which a second one is, on a machine that has other work too
 _LONGEST_START = 60.0  # seconds until it compiles C
 _ENDLESS = 10**8
-_COMPILING = "train, compiling"
-_COMPILERS = {
-    "sample, compiling C": 'exec cc "$@"',
-    "train, compiling C": 'exec cc "$@"',
-    "sample, compiling C slowly": "sleep 100 & wait",
-    "train, compiling C slowly": "sleep 100 & wait",
-}
-"""What CC names, by the command that calls it."""
 _OF_TWO = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-_JOINING = {
-    "train, waiting for rank 1": {**_OF_TWO, "RANK": "0"},
-    "train, waiting for rank 0": {**_OF_TWO, "RANK": "1"},
-    "train, waiting for a host": {**_OF_TWO, "RANK": "1", "MASTER_ADDR": "no.such.host"},
-}
-"""Variables of a process that joins others, which never come."""
-_LONGEST = {_COMPILING: 12.0, "prepare": 1.5, **dict.fromkeys(_COMPILERS, 1.0)}
-_LONGEST |= dict.fromkeys(_JOINING, 8.0)
-"""Seconds to the signal: of commands that compile C, from when the compiler is called. None is so
-long that a command may have ended."""
+
+
+class _Command(NamedTuple):
+    """A command that does not end by itself before it is stopped, on any machine."""
+
+    words: list[str]
+    longest: float = 4.0
+    """Seconds to the signal: with a compiler, from when it is called."""
+    compiler: str = ""
+    """What the program that CC names does, if the command calls it."""
+    variables: dict[str, str] = {}  # noqa: RUF012 - never changed
 
 
 @Trial("signals", short=2, full=96, skip=not_linux, forks=True)
@@ -58,16 +51,15 @@ def _signals(tally: Tally, folder: Path) -> None:
         commands = _commands(data, folder, settings, web.url)
         for number, generator in tally.drawn(tally.wanted):
             name = list(commands)[number % len(commands)]
+            command = commands[name]
             place = folder / f"case-{number}"
             place.mkdir()
             signum = generator.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-            delay = generator.uniform(0, _LONGEST.get(name, 4.0))
+            delay = generator.uniform(0, command.longest)
             gap = generator.uniform(0, 0.3) if generator.random() < 0.4 else None
-            if name in _COMPILERS:
-                _write_compiler(place, _COMPILERS[name])
-            joining = _JOINING.get(name, {})
-            failure = _stop(commands[name], place, signum, delay, gap, joining) or _left(place)
-            if failure is None and joining and len(lines := _said(place).splitlines()) > 1:
+            failure = _stop(command, place, signum, delay, gap) or _left(place)
+            lines = _said(place).splitlines()
+            if failure is None and command.variables and len(lines) > 1:
                 failure = f"it says more than one line: {lines}"
             part = place / "runs" / "run"
             if failure is None and name == "train" and part.exists():
@@ -78,8 +70,7 @@ def _signals(tally: Tally, folder: Path) -> None:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def _commands(data: Path, folder: Path, settings: dict[str, Any], url: str) -> dict[str, list[str]]:
-    """Return commands by name. None ends by itself before it is stopped, on any machine."""
+def _commands(data: Path, folder: Path, settings: dict[str, Any], url: str) -> dict[str, _Command]:
     runs = folder / "whole"
     in_child(lambda: attnlm.train(data, checkpoint_dir=runs, name="run", **settings).name)
     (folder / "long.txt").write_text(TEXT * 100_000)
@@ -90,19 +81,27 @@ def _commands(data: Path, folder: Path, settings: dict[str, Any], url: str) -> d
     compiling = [*train, *flags, "--model=transformer", "--compile=on"]
     parts = [*train, *flags, "--compile=parts"]
     sample = ["sample", str(runs / "run"), f"--tokens={_ENDLESS}"]
-    in_c = {name: parts if "train" in name else sample for name in _COMPILERS}
-    return {
-        "train": [*train, *flags],
-        "prepare, downloading slowly": ["prepare", f"{url}/slow"],
-        **({_COMPILING: compiling} if _has_compiler() else {}),
-        "sample": sample,
-        "prepare": ["prepare", str(folder / "long.txt"), "--tokenizer=bpe:512"],
-        "prepare, a download stalled": ["prepare", f"{url}/stalled"],
-        "train, threads and budget tried": [*train, *untimed, "--budget=60"],
-        "prepare, reading stdin": ["prepare", "-"],
-        **(in_c if shutil.which("cc") else {}),
-        **dict.fromkeys(_JOINING, train),
+    elsewhere = {"RANK": "1", "MASTER_ADDR": "no.such.host"}
+    commands = {
+        "train": _Command([*train, *flags]),
+        "prepare, downloading slowly": _Command(["prepare", f"{url}/slow"]),
+        "train, compiling": _Command(compiling, longest=12.0),
+        "sample": _Command(sample),
+        "prepare": _Command(["prepare", str(folder / "long.txt"), "--tokenizer=bpe:512"], 1.5),
+        "prepare, a download stalled": _Command(["prepare", f"{url}/stalled"]),
+        "train, threads and budget tried": _Command([*train, *untimed, "--budget=60"]),
+        "prepare, reading stdin": _Command(["prepare", "-"]),
+        "sample, compiling C": _Command(sample, 1.0, 'exec cc "$@"'),
+        "train, compiling C": _Command(parts, 1.0, 'exec cc "$@"'),
+        "sample, compiling C slowly": _Command(sample, 1.0, "sleep 100 & wait"),
+        "train, compiling C slowly": _Command(parts, 1.0, "sleep 100 & wait"),
+        "train, waiting for rank 1": _Command(train, 8.0, variables={**_OF_TWO, "RANK": "0"}),
+        "train, waiting for rank 0": _Command(train, 8.0, variables={**_OF_TWO, "RANK": "1"}),
+        "train, waiting for a host": _Command(train, 8.0, variables={**_OF_TWO, **elsewhere}),
     }
+    if _has_compiler():
+        return commands
+    return {name: command for name, command in commands.items() if "compiling" not in name}
 
 
 @contextlib.contextmanager
@@ -158,28 +157,23 @@ def _processes_with(folder: bytes) -> Iterator[str]:
 
 
 def _stop(
-    arguments: list[str],
-    place: Path,
-    signum: signal.Signals,
-    delay: float,
-    gap: float | None,
-    joining: dict[str, str],
+    command: _Command, place: Path, signum: signal.Signals, delay: float, gap: float | None
 ) -> str | None:
     """Send the signal, and another after a gap unless that is None; return what goes wrong."""
     variables = {
         **os.environ,
-        **joining,
+        **command.variables,
         "MASTER_PORT": str(free_port()),
         "NO_PROXY": "127.0.0.1",
         "ATTNLM_CACHE_DIR": str(place / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(place / "compiled"),
     }
-    compiler, called = place / "compiler", place / "called"
-    if compiler.exists():
-        variables |= {"CC": str(compiler), "TMPDIR": str(place / "temporary")}
+    if command.compiler:
+        _write_compiler(place, command.compiler)
+        variables |= {"CC": str(place / "compiler"), "TMPDIR": str(place / "temporary")}
     with (place / "stderr").open("wb") as stderr:
         process = subprocess.Popen(
-            [*ATTNLM, *arguments],
+            [*ATTNLM, *command.words],
             cwd=place,
             env=variables,
             stdin=subprocess.PIPE,
@@ -187,12 +181,12 @@ def _stop(
             stderr=stderr,
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # not nohup's
         )
-    assert process.stdin is not None
-    with _killed_at_last(process), process.stdin:
+    with process, contextlib.ExitStack() as at_last:
+        at_last.callback(process.kill)
         while process.poll() is None and not _listens(process.pid):
             time.sleep(0.001)  # Python itself is not up yet
         began = time.perf_counter()
-        while compiler.exists() and not called.exists():
+        while command.compiler and not (place / "called").exists():
             time.sleep(0.001)
             if process.poll() is not None or time.perf_counter() - began > _LONGEST_START:
                 return f"it calls no compiler: {_said(place)[-200:]!r}"
@@ -216,15 +210,6 @@ def _stop(
         return f"exit {code}: {said[-200:]!r}"
     is_insisted = gap is not None and signum != signal.SIGHUP
     return f"it took {took:.1f} s" if took > (_AT_ONCE if is_insisted else _SECONDS) else None
-
-
-@contextlib.contextmanager
-def _killed_at_last(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _said(place: Path) -> str:
