@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.models import contents
 from tests.trials import small
 from tests.trials.anywhere import COMMANDS
 from tests.trials.children import Outcome, before_each_event, command_in_child, in_child
@@ -121,10 +122,10 @@ def _on_a_full_disk(command: list[str], left: int, folder: Path) -> str | None:
     return "it failed, and changed what was there" if changed else None
 
 
-def _contents(place: Path) -> dict[Path, bytes]:
+def _contents(place: Path) -> dict[str, bytes]:
     """Return all files but those that a new run changes from its first moment on."""
-    files = (path for path in place.rglob("*") if path.is_file())
-    return {p: p.read_bytes() for p in files if p.name != "latest" and p.suffix != ".jsonl"}
+    changing = ("latest", ".jsonl")
+    return {name: there for name, there in contents(place).items() if not name.endswith(changing)}
 
 
 @contextlib.contextmanager

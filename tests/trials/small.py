@@ -23,6 +23,7 @@ from attnlm.runs import checkpoint
 from attnlm.runs.run import Run
 from attnlm.training.state import begun_state
 from attnlm.training.step import Stepper
+from tests import models
 
 CHAR, BPE, RUN = "fruits-char", "fruits-bpe260", "small"
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))
@@ -41,8 +42,7 @@ SMALL: dict[str, Any] = {
 def prepared(folder: Path, tokenizer: str = "char") -> Path:
     """Prepare TEXT in `folder`; return the path of the data set."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "fruits.txt").write_text(TEXT)
-    return attnlm.prepare(folder / "fruits.txt", data_dir=folder / "data", tokenizer=tokenizer).path
+    return models.prepared(folder, TEXT, tokenizer=tokenizer).path
 
 
 def settings_of(rung: str, **settings: Any) -> dict[str, Any]:
@@ -91,22 +91,14 @@ def seal(path: Path, tensors: dict[str, torch.Tensor], facts: object) -> None:
 
 def same_run(one: Run, other: Run) -> str | None:
     """Return how two runs differ, apart from the time they took, or None."""
-    records = [
-        [{k: v for k, v in r.items() if k not in ("seconds", "tokens_per_second")} for r in rs]
-        for rs in (one.metrics(), other.metrics())
-    ]
-    if records[0] != records[1]:
+    if models.timeless(one.path) != models.timeless(other.path):
         return "other metrics"
-    tickers = [(run.path / "ticker.jsonl").read_bytes() for run in (one, other)]
-    if tickers[0] != tickers[1]:
+    if (one.path / "ticker.jsonl").read_bytes() != (other.path / "ticker.jsonl").read_bytes():
         return "another ticker"
     for which in ("best", "last"):
         ours, theirs = (run.checkpoint(which).path for run in (one, other))
         if ours.is_dir():  # a sharded one, whose files have an order of their own
-            first, second = (_tensors(run, which) for run in (one, other))
-            if {n: t.tolist() for n, t in first.items()} != {
-                n: t.tolist() for n, t in second.items()
-            }:
+            if _numbers(one, which) != _numbers(other, which):
                 return f"other numbers in {which}"
         elif facts_of(ours) != facts_of(theirs):
             return f"other facts in {which}"
@@ -115,10 +107,10 @@ def same_run(one: Run, other: Run) -> str | None:
     return None
 
 
-def _tensors(run: Run, which: str) -> dict[str, torch.Tensor]:
+def _numbers(run: Run, which: str) -> dict[str, Any]:
     path, architecture = run.path / which, run.config.model
     _, weights, state = checkpoint.load_checkpoint(path, architecture, run.vocab_size)
-    return checkpoint.named_tensors(weights, state)
+    return {name: t.tolist() for name, t in checkpoint.named_tensors(weights, state).items()}
 
 
 def make_all(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import random
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import attnlm
 from attnlm.training.events import Evaluated
+from tests.models import contents
 from tests.trials.children import Child, in_child
 from tests.trials.small import TEXT, prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial, place
@@ -38,21 +40,19 @@ def _train(data: Path, runs: Path, **settings: Any) -> None:
 @contextlib.contextmanager
 def _paused(data: Path, runs: Path, step: int) -> Iterator[Child]:
     """Yield a child that trains a run, and waits after this step's evaluation until we are done."""
-    (reached, says_reached), (goes_on, says_go_on) = os.pipe(), os.pipe()
+    reached, goes_on = multiprocessing.Semaphore(0), multiprocessing.Semaphore(0)
 
     def wait(event: object) -> None:
         if isinstance(event, Evaluated) and event.record["step"] == step:
-            os.write(says_reached, b"!")
-            os.read(goes_on, 1)
+            reached.release()
+            goes_on.acquire()
 
     child = Child(lambda: _train(data, runs, on_event=wait))
-    os.read(reached, 1)
+    reached.acquire()
     try:
         yield child
     finally:
-        os.write(says_go_on, b"!")
-        for descriptor in (reached, says_reached, goes_on, says_go_on):
-            os.close(descriptor)
+        goes_on.release()
 
 
 def _resumed(run: Path, whole: Path) -> str | None:
@@ -89,17 +89,13 @@ def _folder_taken(data: Path, whole: Path, here: Path, generator: random.Random)
             shutil.rmtree(here / "moved")
         if failure := in_child(lambda: _train(data, here, seed=2)).failure:
             return f"the second: {failure}"
-        before = _contents(here / "run")
+        before = contents(here / "run")
     told = str(first.wait().error)
     if not told.endswith("run was moved, removed or replaced during training"):
         return f"the first: {told}"
-    if _contents(here / "run") != before:
+    if contents(here / "run") != before:
         return "the first has written to the second"
     return _resumed(here / "moved", whole) if is_moved else None
-
-
-def _contents(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def _data_written(data: Path, whole: Path, here: Path, generator: random.Random) -> str | None:
