@@ -9,7 +9,7 @@ import re
 import shutil
 import signal
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,25 +163,21 @@ def test_a_run_can_be_given_wherever_a_name_can(
     assert attnlm.train(resume=run, patience=9).config.training.steps == 3
 
 
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
-        (lambda run, dataset: attnlm.train(run), "a data set cannot be of type Run"),
-        (lambda run, dataset: attnlm.train(resume=dataset), "a run cannot be of type Dataset"),
-        (lambda run, dataset: attnlm.sample(dataset), "a run cannot be of type Dataset"),
-        (
-            lambda run, dataset: attnlm.samples(run.parameters, num_samples=2),
-            "a run cannot be of type int",
-        ),
-        (lambda run, dataset: attnlm.evaluate(run, data=run), "a data set cannot be of type Run"),
-        (lambda run, dataset: attnlm.load_model(dataset), "a run cannot be of type Dataset"),
-    ],
-)
-def test_what_is_neither_a_name_nor_opened_is_refused(call: Any, says: str, trained: Path) -> None:
-    run = attnlm.open_run("bigram", checkpoint_dir=trained / "checkpoints")
-    with pytest.raises(attnlm.UsageError, match=says) as raised:
-        call(run, attnlm.open_dataset(trained / "data" / "foxes"))
-    assert "pass a name, a path or an open" in raised.value.hint
+def test_what_is_neither_a_name_nor_opened_is_refused(trained: Path) -> None:
+    run: Any = attnlm.open_run("bigram", checkpoint_dir=trained / "checkpoints")
+    dataset: Any = attnlm.open_dataset(trained / "data" / "foxes")
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: attnlm.train(run), "a data set cannot be of type Run"),
+        (lambda: attnlm.train(resume=dataset), "a run cannot be of type Dataset"),
+        (lambda: attnlm.sample(dataset), "a run cannot be of type Dataset"),
+        (lambda: attnlm.samples(run.parameters, num_samples=2), "a run cannot be of type int"),
+        (lambda: attnlm.evaluate(run, data=run), "a data set cannot be of type Run"),
+        (lambda: attnlm.load_model(dataset), "a run cannot be of type Dataset"),
+    ]
+    for call, says in calls:
+        with pytest.raises(attnlm.UsageError, match=says) as raised:
+            call()
+        assert "pass a name, a path or an open" in raised.value.hint
 
 
 @pytest.mark.parametrize("name", RUNGS)
