@@ -162,7 +162,7 @@ def test_a_damaged_adapter_is_told_in_one_line(folder: Path, tmp_path: Path) -> 
     intact, described = load_file(tensors), json.loads(config.read_text())
     first = min(intact)
     for changed, says in (
-        ({n: t for n, t in intact.items() if n != first}, "only"),
+        ({n: t for n, t in intact.items() if n != first}, "needs both matrices"),
         ({**intact, first: intact[first][:, :5].contiguous()}, "have shapes"),
         ({**intact, first: intact[first] * float("nan")}, "NaN"),
         ({**intact, "more": intact[first].clone()}, "not an adapter of GPT2LMHeadModel"),

@@ -7,6 +7,7 @@ token at each place. It is the only tokenizer of llama.cpp without a default end
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from attnlm.base.errors import AttnlmError
@@ -23,7 +24,10 @@ _SPLITTERS = {
     specs.SMOLLM_PATTERN: "smollm",
 }
 _TAKE_WORDS_WHOLE = ("llama-bpe",)  # pre-tokenizers that skip merges if the whole word is a token
-_OTHER = "use `to` hf, or prepare the text with `tokenizer` byte or bpe:N, and train again"
+_refused = functools.partial(
+    AttnlmError,
+    hint="use `to` hf, or prepare the text with `tokenizer` byte or bpe:N, and train again",
+)
 # Texts that llama.cpp reads as special tokens, whatever their type; some mean end of text.
 _MARKS = (
     "<|endoftext|> <|eot_id|> <|im_end|> <|end|> <end_of_turn> <|end_of_text|> <EOT> _<EOT> [EOT] "
@@ -47,10 +51,9 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     if isinstance(tokenizer, CharTokenizer) and not tokenizer.characters.isascii():
         # It hangs on an unknown character that begins with the same bytes as a known one.
         known = next(c for c in tokenizer.characters if not c.isascii())
-        raise AttnlmError(
+        raise _refused(
             f"llama.cpp cannot tokenize single characters outside of ASCII, such as {known!r}: it "
-            "hangs at such a character that is not in the vocabulary",
-            _OTHER,
+            "hangs at such a character that is not in the vocabulary"
         )
     plain = bytes(set(range(32, 127)) - {ord("\\")})  # it reads other bytes in hexadecimal
     tokens = [
@@ -63,20 +66,14 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
 def _pairs(tokenizer: BpeTokenizer) -> dict[str, Any]:
     splitter = _SPLITTERS.get(tokenizer.pattern)
     if splitter is None:
-        raise AttnlmError(
-            f"llama.cpp has no pre-tokenizer that is equal to that of {tokenizer.name}",
-            _OTHER,
-        )
+        raise _refused(f"llama.cpp has no pre-tokenizer that is equal to that of {tokenizer.name}")
     if tokenizer.nfc:
-        raise AttnlmError(
-            f"{tokenizer.name} normalises texts to NFC, which llama.cpp does not do", _OTHER
-        )
+        raise _refused(f"{tokenizer.name} normalises texts to NFC, which llama.cpp does not do")
     tokens = [byte_characters.written(token) for token in tokenizer.tokens]
     types = [_NORMAL] * len(tokens)
     if marks := set(_MARKS.split()).intersection(map(byte_characters.written, tokenizer.ranks)):
-        raise AttnlmError(
-            f"{min(marks)!r} is an ordinary token of the vocabulary, but special in llama.cpp",
-            _OTHER,
+        raise _refused(
+            f"{min(marks)!r} is an ordinary token of the vocabulary, but special in llama.cpp"
         )
     for i, token in enumerate(tokenizer.tokens):
         if not token:  # cannot collide: written tokens have no spaces

@@ -7,7 +7,6 @@ over a short passage of text. Axes of maps: L layers, H heads, T tokens of the p
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 import math
 import os
@@ -48,7 +47,7 @@ class Journal:
         if not self.path.exists():
             return []
         *lines, _ = files.read_bytes(self.path, self.largest).split(b"\n")
-        records = []
+        records: list[Record] = []
         for line in lines:
             try:
                 record = files.json_value(line.decode())
@@ -58,10 +57,9 @@ class Journal:
             if not intact:
                 raise self.damaged()
             decoded(self.record, record, self.path, self.hint)
-            records.append(record)
-        for earlier, later in itertools.pairwise(records):
-            if later["step"] <= earlier["step"]:
+            if records and record["step"] <= records[-1]["step"]:
                 raise self.damaged()
+            records.append(record)
         return records
 
     def append(self, record: Mapping[str, Any]) -> None:

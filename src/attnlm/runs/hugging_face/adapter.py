@@ -196,20 +196,22 @@ def _read_adapter(
     config = read_object(path)
     check_options(path, config, _ALLOWED, _HINT, _OFF)
     with open_tensors(folder / _TENSORS) as file:
-        pairs = ((module, _pair(file, module, a)) for module in _modules(stock, a))
-        found = [(module, pair) for module, pair in pairs if pair is not None]
-        read = {name for module, _ in found for name in module.tensors}
-        for name in sorted(file.header.tensors.keys() - read):
+        names = file.header.tensors.keys()
+        modules = [module for module in _modules(stock, a) if not names.isdisjoint(module.tensors)]
+        for name in sorted(names - {name for module in modules for name in module.tensors}):
             raise AttnlmError(f"the tensor {quoted(name)} is not an adapter of {stock.name}", _HINT)
-    if not found:
-        raise AttnlmError(f"{folder / _TENSORS} has no adapters of {stock.name}", _COPY)
-    scales = {module: _scale(config, module, len(down), path) for module, (down, _) in found}
-    on = {map_name(ours) for module, _ in found for ours in module.maps}
+        if not modules:
+            raise AttnlmError(f"{folder / _TENSORS} has no adapters of {stock.name}", _COPY)
+        found = {module: _pair(file, module, a) for module in modules}
+    scales = {
+        module: _scale(config, module, len(down), path) for module, (down, _) in found.items()
+    }
+    on = {map_name(ours) for module in modules for ours in module.maps}
     shapes = map_shapes(a)
-    rank, scale = max(len(down) for _, (down, _) in found), scales[found[0][0]]
+    rank, scale = max(len(down) for down, _ in found.values()), scales[modules[0]]
     lora = LoRA(rank, scale * rank, tuple(name for name in shapes if name in on))
     tensors = {name: torch.zeros(shape) for name, shape in adapter_shapes(a, lora).items()}
-    for module, (down, up) in found:
+    for module, (down, up) in found.items():
         outputs_of = [shapes[map_name(ours)][0] for ours in module.maps]
         for ours, rows in zip(module.maps, up.split(outputs_of), strict=True):
             tensors[f"{ours}.lora_down"][: len(down)] = down
@@ -217,18 +219,13 @@ def _read_adapter(
     return lora, tensors
 
 
-def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, Tensor] | None:
-    """Return a module's A (rank, inputs) and B (outputs, rank), or None if `file` lacks both."""
-    there = [name for name in module.tensors if name in file.header.tensors]
-    if not there:
-        return None
-    if len(there) < 2:
-        raise AttnlmError(
-            f"{module.name} has {there[0]} only; an adapter needs both matrices", _COPY
-        )
-    for name in there:
+def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, Tensor]:
+    """Return a module's A (rank, inputs) and B (outputs, rank)."""
+    for name in module.tensors:
+        if name not in file.header.tensors:
+            raise AttnlmError(f"{module.name} lacks {name}; an adapter needs both matrices", _COPY)
         check_type(name, file.header.tensors[name].dtype, _HINT)
-    down, up = (read_tensor(file, name).to(torch.float32) for name in there)
+    down, up = (read_tensor(file, name).to(torch.float32) for name in module.tensors)
     shapes = [map_shapes(a)[map_name(path)] for path in module.maps]
     rank = len(down) if down.ndim else 0
     outputs, inputs = sum(shape[0] for shape in shapes), shapes[0][1]
