@@ -43,13 +43,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
 
-    def do_HEAD(self) -> None:
-        self.answer(with_content=False)
-
     def do_GET(self) -> None:
-        self.answer(with_content=True)
-
-    def answer(self, *, with_content: bool) -> None:
         path = self.path.partition("?")[0].lstrip("/")
         model, files = f"api/models/{MODEL}/", self.server.files
         file = path.removeprefix(f"{MODEL}/resolve/{COMMIT}/")
@@ -57,14 +51,14 @@ class Handler(BaseHTTPRequestHandler):
         if path in (f"{model}revision/main", f"{model}revision/v1"):
             content = json.dumps({"id": MODEL, "sha": COMMIT}).encode()
         elif path == f"{model}tree/{COMMIT}":
-            sizes = {name: len(content) for name, content in files.items()}
-            tree = [{"type": "file", "path": n, "size": s, "oid": "0"} for n, s in sizes.items()]
+            about = {"type": "file", "oid": "0"}
+            tree = [{**about, "path": name, "size": len(files[name])} for name in files]
             content = json.dumps(tree).encode()
         elif file in files:
             content = whole = files[file]
             headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hash(whole) % 10**9}"'}
             asked = self.headers.get("Range", "")
-            if with_content:
+            if self.command == "GET":
                 self.server.sent.append((file, asked))
             if asked:
                 begin = int(asked.removeprefix("bytes=").partition("-")[0])
@@ -79,12 +73,16 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {**headers, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
         self.end_headers()
-        if with_content and file in self.server.cut:
+        if self.command == "HEAD":
+            return
+        if file in self.server.cut:
             self.server.cut.remove(file)
             content = content[: len(content) // 2]
             self.close_connection = True
-        if with_content:
-            self.wfile.write(content)
+        self.wfile.write(content)
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def log_message(self, *arguments: object) -> None:
         """Says nothing."""

@@ -225,6 +225,10 @@ def test_what_is_left_of_a_run_can_be_removed_or_is_told_in_one_line(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = project / "checkpoints"
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda path, *_: not str(path).endswith("first"))
+        says = "cannot open checkpoints/first: you have no permission to read it"
+        fails("eval", "first", cwd=project, code=1, says=says, hints="permissions")
     (runs / "first" / "config.json").write_text("{")
     attnlm.remove_run("first", checkpoint_dir=runs)
     unlink = os.unlink
@@ -242,14 +246,6 @@ def test_what_is_left_of_a_run_can_be_removed_or_is_told_in_one_line(
     assert [path.name for path in left.rglob("*.json")] == ["tokenizer.json"]
     with pytest.raises(AttnlmError, match="run 'second' not found"):
         attnlm.remove_run("second", checkpoint_dir=runs)
-
-
-def test_a_run_that_may_not_be_read_is_called_that(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.access", lambda path, *_: not str(path).endswith("first"))
-    says = "cannot open checkpoints/first: you have no permission to read it"
-    fails("eval", "first", cwd=project, code=1, says=says, hints="permissions")
 
 
 def test_a_table_leaves_out_empty_columns_and_wraps_on_a_terminal(project: Path) -> None:
