@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -95,6 +96,21 @@ def test_a_compiler_that_makes_nothing_of_use_is_none(
     if "sleep" in script:
         monkeypatch.setattr(native, "_LONGEST_COMPILATION", 0.5)
     assert (compiled_by(script, tmp_path, monkeypatch) is not None) == is_found
+
+
+def test_a_signal_kills_the_compiler_before_it_waits_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    def interrupted(seconds: float) -> None:
+        waited.append(seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compiled_by("sleep 30 & wait", tmp_path, monkeypatch)
+    assert len(waited) == 1  # a second signal, which ends the process, would come while it waits
 
 
 @pytest.fixture

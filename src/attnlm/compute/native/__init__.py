@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -29,7 +30,7 @@ from attnlm.base.caches import code_folder, is_ours_alone, may_load_from
 from attnlm.base.errors import AttnlmError
 
 FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
-_LONGEST_COMPILATION = 30.0  # seconds
+_LONGEST_COMPILATION, _BETWEEN_LOOKS = 30.0, 0.01  # seconds
 _MOST_KEPT = 4 * 2**20  # bytes
 _DIGEST = 32  # bytes
 # The fields of /proc/cpuinfo on which `-march=native` can depend.
@@ -156,10 +157,12 @@ def _run_compiler(command: list[str], folder: str) -> None:
         env={**os.environ, "TMPDIR": folder},
         start_new_session=True,
     )
+    ends = time.monotonic() + _LONGEST_COMPILATION
     try:
-        status = process.wait(_LONGEST_COMPILATION)
-    except subprocess.TimeoutExpired:
-        raise OSError from None
+        # After a SIGINT, `wait` would give the compiler more time, and a second signal would end
+        # this process before the compiler is killed.
+        while (status := process.poll()) is None and time.monotonic() < ends:
+            time.sleep(_BETWEEN_LOOKS)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
