@@ -185,7 +185,8 @@ class ModuleDecoder:
         """Return the next token's logits, (B, V), in float32 at least. The cache must hold the
         first `known` tokens of the window `ids_BS`."""
         if known == 0:
-            self._caches.clear()
+            for cache in self._caches:  # their memory is used again
+                cache.length = 0
         ids = torch.from_numpy(np.ascontiguousarray(ids_BS[:, known:])).to(self._device.torch)
         with torch.inference_mode(), self._device.autocast():
             logits_BV = self._model.next_logits(ids, self._caches)
