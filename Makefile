@@ -24,7 +24,8 @@ help:
 	@echo "make format     format the code as \`make test\` requires"
 	@echo "make clean      remove the environment and what the demo made"
 
-$(READY): pyproject.toml constraints.txt
+# Changed C files are compiled again.
+$(READY): pyproject.toml constraints.txt hatch_build.py $(wildcard src/attnlm/compute/native/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "attnlm needs Python 3.11 or later; try: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)

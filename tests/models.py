@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlm.base.settings import Setting, Settings
+from attnlm.compute.native import kernels
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
@@ -21,13 +22,13 @@ from attnlm.data.prepare import prepare
 from attnlm.model.architecture import MODELS
 from attnlm.model.attention import SelfAttention
 from attnlm.model.language_model import Block, LanguageModel, Transformer, build_model
-from attnlm.model.ops import Kernels, operations_in_c
+from attnlm.model.ops import Kernels
 from attnlm.model.ops.pointwise import rotary_angles
 
 V = 11
 FRUITS = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
 COMPILED = Kernels(compiled=True, matmul="onednn", attention="native")
-needs_compiler = pytest.mark.skipif(operations_in_c() is None, reason="there is no C compiler")
+needs_kernels = pytest.mark.skipif(kernels() is None, reason="there are no kernels here")
 SIZES: Settings = {"embed_dim": 22, "heads": 4, "head_size": 6, "layers": 2, "block_size": 13}
 
 VARIANTS = (

@@ -1,13 +1,15 @@
 """`python -m tests.processors [NAME…]`: the numerical tests as other processors compute them.
 
 Prints one line for each environment: what passed, or why it was skipped. Ends with 1 if any failed.
-The libraries that PyTorch computes with, and the C compiler, are limited to the instructions of
-older processors. ARM64 is emulated, for the C files alone (tests/arm64).
+The libraries that PyTorch computes with, and the kernels, are limited to the instructions of older
+processors, or the kernels are compiled by zig, as in wheels. ARM64 is emulated, for the kernels
+alone (tests/arm64).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import platform
 import shutil
@@ -21,7 +23,9 @@ from xml.etree import ElementTree
 
 import torch
 
+from hatch_build import ZIG
 from tests.arm64 import COMPILER, EMULATOR
+from tests.kernels import compile_copy
 
 _ROOT = Path(__file__).parent.parent
 _OF_C = ("ops", "textbook", "native_decoder", "one_layer", "words")
@@ -36,53 +40,48 @@ _WORKERS = "2"
 _LEFT_OUT = "not sanitizers"  # they say the same everywhere, and take half a minute
 _FOUND = """
 from torch.backends.cpu import get_cpu_capability
-from attnlm.compute.native import library
-compiled = library("attention.c")
-print(0 if compiled is None else compiled.attention_lanes(), get_cpu_capability())
+from attnlm.compute.native import kernels
+native = kernels()
+print(0 if native is None else native.attention_lanes(), get_cpu_capability())
 """
 
 
 class Environment(NamedTuple):
-    """Limits by environment variables and compiler flags, and their expected effect."""
+    """Limits by environment variables, and their expected effect."""
 
     limits: tuple[str, ...] = ()
     """The values of _LIMITS, if any."""
-    flags: str = ""
     lanes: int | None = None
+    """The floats in a vector of the kernels; 0 without kernels."""
     capability: str | None = None
-    compiler: str | None = None
-    """None: cc or gcc or clang. "": none."""
+    kernels: str = ""
+    """The value of ATTNLM_KERNELS."""
 
 
 _LIMITS = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 ENVIRONMENTS = {
     "this processor": Environment(),
-    "AVX2": Environment(("avx2", "AVX2", "AVX2"), "-march=haswell", 8, "AVX2"),
-    "SSE": Environment(("default", "SSE4_2", "SSE41"), "-march=x86-64", 4, "DEFAULT"),
-    "no C compiler": Environment(lanes=0, compiler=""),
-    "clang": Environment(compiler="clang"),
-    "ARM64": Environment(lanes=0, compiler=""),
+    "AVX2": Environment(("avx2", "AVX2", "AVX2"), 8, "AVX2"),
+    "SSE": Environment(("default", "SSE4_2", "SSE41"), 4, "DEFAULT"),
+    "no kernels": Environment(lanes=0, kernels="none"),
+    "zig": Environment(),
+    "ARM64": Environment(lanes=0, kernels="none"),
 }
 
 
 def skipped(name: str) -> str | None:
     """Return why nothing can be said about an environment here."""
     one = ENVIRONMENTS[name]
-    if one.flags and platform.machine() != "x86_64":
+    if one.limits and platform.machine() != "x86_64":
         return f"this is {platform.machine()}"
     if name == "AVX2" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         return "this processor has no AVX2"
-    if one.compiler != "" and _compiler(one) is None:
-        return f"there is no {one.compiler or 'C compiler'}"
+    if name == "zig" and importlib.util.find_spec("ziglang") is None:
+        return "zig is not installed; `make package` installs it"
     missing = [program for program in (COMPILER, EMULATOR) if shutil.which(program) is None]
     if name == "ARM64" and missing:
         return f"there is no {' and no '.join(missing)}"
     return None
-
-
-def _compiler(one: Environment) -> str | None:
-    names = (one.compiler,) if one.compiler else (os.environ.get("CC"), "cc", "gcc", "clang")
-    return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
 def outcome(name: str, folder: Path) -> tuple[bool, str]:
@@ -92,8 +91,7 @@ def outcome(name: str, folder: Path) -> tuple[bool, str]:
     if wrong := _not_as_wanted(one, variables):
         return False, wrong
     if name == "ARM64":
-        # The limits above are not for the cross compiler.
-        variables |= {"PATH": os.environ["PATH"], "PYTEST_PLUGINS": "tests.arm64"}
+        variables |= {"ATTNLM_KERNELS": "", "PYTEST_PLUGINS": "tests.arm64"}
         tests = _TESTS
         left_out += " and not does_not_depend_on_the_others"  # 100,000 tokens
     options = ["-m", "not slow", "-k", left_out, "-p", "no:cacheprovider", "-n", _WORKERS]
@@ -117,16 +115,15 @@ def outcome(name: str, folder: Path) -> tuple[bool, str]:
 
 
 def limited(name: str, folder: Path) -> dict[str, str]:
-    """Return the variables of an environment, whose compiler and empty cache lie in `folder`."""
+    """Return the variables of an environment. A copy of the package, if any, lies in `folder`."""
     one = ENVIRONMENTS[name]
-    # No code that another environment made can be loaded.
-    variables = {**os.environ, "ATTNLM_CACHE_DIR": str(folder / "cache")}
+    variables = {**os.environ, "ATTNLM_KERNELS": one.kernels}
     variables.update(zip(_LIMITS, one.limits, strict=False))
-    if one.compiler == "":
-        return variables | {"CC": "", "PATH": str(folder)}
-    (folder / "cc").write_text(f'#!/bin/sh\nexec "{_compiler(one)}" "$@" {one.flags}\n')
-    (folder / "cc").chmod(0o755)
-    return variables | {"CC": str(folder / "cc")}
+    if name == "zig":
+        shutil.copytree(_ROOT / "src", folder / "src")
+        compile_copy(folder / "src" / "attnlm", ZIG)
+        variables["PYTHONPATH"] = str(folder / "src")
+    return variables
 
 
 def _not_as_wanted(one: Environment, variables: dict[str, str]) -> str:
@@ -137,9 +134,9 @@ def _not_as_wanted(one: Environment, variables: dict[str, str]) -> str:
         return f"attnlm fails: {done.stderr.strip().splitlines()[-1]}"
     lanes, capability = done.stdout.split()
     if one.lanes is None and lanes == "0":
-        return f"{variables['CC']} compiles nothing"
+        return "there are no kernels"
     if one.lanes is not None and int(lanes) != one.lanes:
-        return f"compiled code has {lanes} lanes, not {one.lanes}"
+        return f"the kernels have {lanes} lanes, not {one.lanes}"
     if one.capability is not None and capability != one.capability:
         return f"PyTorch takes {capability}, not {one.capability}"
     return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import json
 import re
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +12,15 @@ from typing import Any
 import pytest
 
 import attnlm
-from attnlm.compute.choices import fastest
+from attnlm.compute import native
 from attnlm.compute.device import Device
 from attnlm.experiments import doctor as examination
 from attnlm.experiments import speed_check
 from attnlm.experiments.doctor import Finding
+from attnlm.model.ops import kernels_in_use
+from tests.clock import Clock
 from tests.command import attnlm as command
+from tests.models import needs_kernels
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +50,7 @@ def test_a_sound_machine_has_nothing_to_mend(tmp_path: Path) -> None:
     found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert found.keys() >= {
         *("attnlm", "Python", "packages", "PyTorch", "device", "cpu", "cuda", "mps", "threads"),
-        *("compiler", "cache", "disk here", "locale", "speed", "terminal"),
+        *("kernels", "cache", "disk here", "locale", "speed", "terminal"),
     }
     assert "network" not in found and found["device"]["text"].startswith("cpu, float32")
     assert "60% of" in found["speed"]["text"]
@@ -80,8 +82,7 @@ def test_what_a_broken_machine_lacks_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "cache").write_text("a file in place of the cache")
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("attnlm.compute.native.kernels", lambda: None)
     monkeypatch.setattr("locale.getpreferredencoding", lambda _: "ANSI_X3.4-1968")
     monkeypatch.setattr("attnlm.compute.device._problem", lambda name: "a small trial failed (no)")
 
@@ -90,7 +91,7 @@ def test_what_a_broken_machine_lacks_is_told(
 
     monkeypatch.setattr("attnlm.experiments.speed_check.check_speed", broken)
     found = findings()
-    assert "install gcc" in found["compiler"].remedy
+    assert "install attnlm again" in found["kernels"].remedy
     assert "ATTNLM_CACHE_DIR" in found["cache"].remedy
     assert "LC_ALL" in found["locale"].remedy
     assert "a small trial failed (no)" in found["cuda"].text and found["cuda"].remedy
@@ -124,11 +125,27 @@ def test_a_network_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Mo
     assert "127.0.0.1 is not reachable" in found["network"].text and found["network"].remedy
 
 
-def test_the_newest_choices_are_shown() -> None:
-    assert "choice" not in findings()
-    chosen = fastest("matmul", "some sizes", {"blas": lambda: time.sleep(0.005), "onednn": int})
-    assert chosen == "onednn"
-    assert re.fullmatch(
-        r"matmul: onednn \(blas: [\d.]+ ms, onednn: [\d.e-]+ ms\), for some sizes",
-        findings()["choice"].text,
-    )
+@needs_kernels
+def test_the_kernels_of_this_processor_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert findings()["kernels"].text.startswith(native.instruction_set())
+    monkeypatch.setattr("attnlm.compute.native.instruction_set", lambda: "none")
+    assert "unset ATTNLM_KERNELS" in findings()["kernels"].remedy
+
+
+@pytest.mark.parametrize(
+    ("slow", "remedy"), [("onednn", ""), ("blas", "`matmul` onednn is faster here")]
+)
+def test_a_setting_that_is_faster_than_the_rules_is_named(
+    slow: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(speed_check, "faster_matmul", lambda: "blas")
+    monkeypatch.setattr(speed_check, "native_kernels", lambda: None)
+
+    def product(*_: object) -> None:
+        clock.advance(0.004 if kernels_in_use().matmul == slow else 0.001)
+
+    monkeypatch.setattr(speed_check, "product", product)
+    ((name, text, found),) = speed_check.compare_kernels()
+    assert name == "matmul" and text.startswith("blas (blas ")
+    assert found.startswith(remedy) and bool(found) == bool(remedy)

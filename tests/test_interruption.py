@@ -134,32 +134,6 @@ def test_a_signal_always_ends_the_process_with_its_code(command: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "")
 
 
-COMPILING = """
-from attnlm.cli import exits
-from attnlm.compute.native import library
-
-exits.run_and_exit(lambda: library("decoding.c"))
-"""
-
-
-def test_a_compiler_that_is_stopped_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    temporary, compiler, pid = tmp_path / "temporary", tmp_path / "compiler", tmp_path / "pid"
-    temporary.mkdir()
-    stops = "sleep 0.3\nkill -TERM $PPID\nexec sleep 100\n"
-    compiler.write_text(f'#!/bin/sh\ntouch "$TMPDIR/half.s"\necho $$ > {pid}\n{stops}')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    monkeypatch.setenv("CC", str(compiler))
-    done = subprocess.run([sys.executable, "-c", COMPILING], capture_output=True, timeout=50)
-    assert done.returncode == 128 + signal.SIGTERM
-    assert not done.stderr
-    assert not list(temporary.iterdir())
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)
-
-
 @pytest.mark.parametrize(
     ("came", "answered"),
     [("HUP HUP", "HUP"), ("TERM HUP", "TERM"), ("HUP TERM", "TERM"), ("INT HUP HUP", "INT")],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ import torch
 from attnlm.base.errors import NotFiniteError
 from attnlm.base.settings import Setting, Settings
 from attnlm.compute.device import Device
-from attnlm.compute.native import library
+from attnlm.compute.native import instruction_sets, kernels, load
 from attnlm.generation import native_decoder
 from attnlm.generation.decoders import Decoding, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
@@ -27,24 +26,21 @@ from attnlm.generation.next_token import Ids, Uniforms
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model import textbook
 from attnlm.model.language_model import Transformer
+from tests.kernels import compile_native
 from tests.models import VARIANTS, V, small_model, some_ids
 from tests.tolerances import assert_near
 
 CPU = Device("cpu", "float32", "tests")
 BLOCK = 13
 
-WIDTHS: dict[str, tuple[str, ...]] = {
-    "the widest vectors": (),
-    "AVX2": ("-mno-avx512f",),
-    "SSE2": ("-mno-avx512f", "-mno-avx"),
-}
+SETS = instruction_sets()
 
 
-@functools.cache
-def compiled(width: str = "the widest vectors") -> CDLL:
-    found = library("decoding.c", *WIDTHS[width])
+def library(name: str = "") -> CDLL:
+    """The kernels for an instruction set; by default, those that are used."""
+    found = load(name) if name else kernels()
     if found is None:
-        pytest.skip(f"nothing can be compiled for {width}")
+        pytest.skip("there are no kernels here")
     return found
 
 
@@ -92,15 +88,15 @@ REFILLS = [(0, 1), (1, 2), (2, 7), (7, 8), (8, BLOCK), (0, BLOCK), (0, 3), (3, 4
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_logits_are_the_textbooks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for num_samples in (1, 3):
-        assert_textbook(a_model(name), num_samples, REFILLS, compiled())
+        assert_textbook(a_model(name), num_samples, REFILLS, library())
     monkeypatch.setattr(native_decoder, "_LARGE", 0)
-    assert_textbook(a_model(name), 3, [(0, 7), (7, 8)], compiled(), threads=3)
+    assert_textbook(a_model(name), 3, [(0, 7), (7, 8)], library(), threads=3)
 
 
 LONG = [(0, 70), (70, 71), (71, 79), (79, 80), (0, 80), (0, 40), (40, 41)]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", SETS)
 @pytest.mark.parametrize("num_samples", [1, 24])
 @pytest.mark.parametrize(("head_size", "vocab_size"), [
     (1, 2), (2, 31), (3, 32), (5, 33), (8, 65), (15, 300), (16, 2), (17, 31), (24, 32), (32, 33),
@@ -112,19 +108,19 @@ def test_prompts_of_many_tokens_and_odd_sizes(
     sizes: Settings = {"embed_dim": 9, "heads": 3, "head_size": head_size, "block_size": 80}
     positions = "learned" if head_size % 2 else "rotary"
     model = a_model(f"qwen3:kv_heads=1:positions={positions}", vocab_size, **sizes)
-    assert_textbook(model, num_samples, LONG, compiled(width))
+    assert_textbook(model, num_samples, LONG, library(width))
     model = a_model("multi-head:projection=true:qkv_bias=true", vocab_size, **sizes)
-    assert_textbook(model, num_samples, [(0, 65), (0, 80)], compiled(width))
+    assert_textbook(model, num_samples, [(0, 65), (0, 80)], library(width))
 
 
 def test_wide_models_and_large_vocabularies() -> None:
     for width, vocab_size in ((70, 50_257), (1026, V)):
         name = "transformer:heads=1:layers=1:mlp_width=3"
         model = a_model(name, vocab_size, embed_dim=width, block_size=5)
-        assert_textbook(model, 2, [(0, 3), (3, 4)], compiled())
+        assert_textbook(model, 2, [(0, 3), (3, 4)], library())
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", SETS)
 @pytest.mark.parametrize("members", [1, 2, 5])
 def test_large_models_are_computed_by_threads_from_the_weights_where_they_lie(
     width: str, members: int, monkeypatch: pytest.MonkeyPatch
@@ -139,13 +135,13 @@ def test_large_models_are_computed_by_threads_from_the_weights_where_they_lie(
         "llama:heads=2:mlp=none",
     ):
         model = a_model(name, 99, embed_dim=64, block_size=80)
-        native = NativeModel(model, compiled(width))
+        native = NativeModel(model, library(width))
         assert native.laid.head.rows and not native.laid.head.panels
         for num_samples in (1, 3):
-            assert_textbook(model, num_samples, LONG, compiled(width), members)
+            assert_textbook(model, num_samples, LONG, library(width), members)
     monkeypatch.setattr(native_decoder, "_MOST_ROWS", 41)
     model = a_model("gpt2", embed_dim=64, block_size=80)
-    native = NativeModel(model, compiled(width))
+    native = NativeModel(model, library(width))
     for total in (1, 40, 70):
         assert_rows_alike(native, 7, total, total + 1)
     decoder = NativeDecoder(native, 1, members)
@@ -159,8 +155,8 @@ def test_large_models_are_computed_by_threads_from_the_weights_where_they_lie(
 def test_tables_are_made_up_to_a_size(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_decoder, "_LARGEST_TABLES", largest)
     model = a_model("multi-head:qkv_bias=true")
-    assert bool(NativeModel(model, compiled()).laid.token_maps) == (largest > 1)
-    assert_textbook(model, 2, REFILLS, compiled())
+    assert bool(NativeModel(model, library()).laid.token_maps) == (largest > 1)
+    assert_textbook(model, 2, REFILLS, library())
 
 
 @pytest.mark.parametrize("factor", [30.0, 1e4])
@@ -172,13 +168,13 @@ def test_large_scores_and_activations_do_not_overflow(factor: float) -> None:
                 if any(part in weights for part in ("query", "gate", "up")):
                     parameter.mul_(factor)
         expected_BV = expected_logits(model, ids_BS := some_ids(1, BLOCK).numpy())
-        got_BV = NativeDecoder(NativeModel(model, compiled()), 1).logits(ids_BS, 0)
+        got_BV = NativeDecoder(NativeModel(model, library()), 1).logits(ids_BS, 0)
         scale = float(np.abs(expected_BV).max())
         np.testing.assert_allclose(got_BV / scale, expected_BV / scale, atol=1e-3, rtol=0)
 
 
 def test_an_id_outside_the_vocabulary_is_refused() -> None:
-    decoder = NativeDecoder(NativeModel(a_model("transformer"), compiled()), 1)
+    decoder = NativeDecoder(NativeModel(a_model("transformer"), library()), 1)
     for wrong in (-1, V, 2**40):
         with pytest.raises(IndexError):
             decoder.logits(np.array([[0, wrong, 1]]), 0)
@@ -206,9 +202,9 @@ def assert_generation(
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_tokens_made_in_c_are_those_drawn_in_python(name: str) -> None:
     model = a_model(name)
-    assert_generation(model, 1, 0.0, compiled())
-    assert_generation(model, 3, 30.0, compiled())
-    assert_generation(model, 2, 1.0, compiled(), threads=2)
+    assert_generation(model, 1, 0.0, library())
+    assert_generation(model, 3, 30.0, library())
+    assert_generation(model, 2, 1.0, library(), threads=2)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -221,7 +217,7 @@ def test_tokens_before_logits_that_are_not_finite_are_made(
     with torch.no_grad():
         assert model.position_embedding is not None
         model.position_embedding.weight[4] = wrong
-    decoder = NativeDecoder(NativeModel(model, compiled()), 2)
+    decoder = NativeDecoder(NativeModel(model, library()), 2)
     made = []
     with pytest.raises(NotFiniteError):
         for block_TB in decoder.generate([1, 2], 9, temperature, Uniforms(1, range(2))):
@@ -234,7 +230,7 @@ def test_a_sample_does_not_depend_on_the_others(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over 2,000 tokens, and divided among threads."""
-    monkeypatch.setattr("attnlm.generation.decoders.library", lambda source: compiled())
+    library()
     monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 3)
     built = a_model(model, embed_dim=36, block_size=33)
     decoding = fastest_decoding(built, CPU)
@@ -257,10 +253,10 @@ def test_a_sample_does_not_depend_on_the_others(
     assert len(set(map(tuple, many))) == 64
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", SETS)
 def test_rows_are_computed_alike_whatever_their_number(width: str) -> None:
     for name in EMBEDDED:
-        assert_rows_alike(NativeModel(a_model(name), compiled(width)), 24, 10, BLOCK)
+        assert_rows_alike(NativeModel(a_model(name), library(width)), 24, 10, BLOCK)
 
 
 def assert_rows_alike(native: NativeModel, samples: int, known: int, total: int) -> None:
@@ -275,11 +271,13 @@ def assert_rows_alike(native: NativeModel, samples: int, known: int, total: int)
 
 
 SANITIZED = """
-from attnlm.compute.native import library
+import sys
+from pathlib import Path
+from attnlm.compute import native
 from tests import test_native_decoder as tests
 
-found = library("decoding.c", "-O1", "-g", "-fsanitize=address,undefined",
-                "-fno-sanitize-recover=all")
+native._FOLDER = Path(sys.argv[1])
+found = native.load("sanitized")
 assert found is not None
 for name in tests.EMBEDDED:
     list(tests.decoded(tests.a_model(name), 3, tests.REFILLS, found))
@@ -302,19 +300,21 @@ print("clean")
 
 
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
-    compiled()
-    if shutil.which("cc") is None:
+    if (compiler := shutil.which("cc")) is None:
         pytest.skip("there is no cc to ask for libasan")
-    asked = subprocess.run(["cc", "-print-file-name=libasan.so"], capture_output=True, text=True)
+    asked = subprocess.run(
+        [compiler, "-print-file-name=libasan.so"], capture_output=True, text=True
+    )
     if not Path(asked.stdout.strip()).is_absolute():
         pytest.skip("the compiler has no libasan")
+    flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    compile_native(compiler, tmp_path / "kernels-sanitized.so", *flags, "-march=native")
     done = subprocess.run(
-        [sys.executable, "-c", SANITIZED],
+        [sys.executable, "-c", SANITIZED, str(tmp_path)],
         env={
             **os.environ,
             "LD_PRELOAD": asked.stdout.strip(),
             "ASAN_OPTIONS": "detect_leaks=0",
-            "ATTNLM_CACHE_DIR": str(tmp_path),
         },
         capture_output=True,
         text=True,

@@ -14,7 +14,7 @@ from attnlm.config.variants import variant
 from attnlm.model.language_model import LanguageModel, Transformer, build_model
 from attnlm.model.ops import Kernels
 from attnlm.training.one_layer import one_layer_form
-from tests.models import COMPILED, gradients, needs_compiler, small_model
+from tests.models import COMPILED, gradients, needs_kernels, small_model
 from tests.tolerances import assert_rounded
 
 CPU = Device("cpu", "float32", "")
@@ -52,7 +52,7 @@ BARE = (
 )
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize(
     ("name", "vocab_size", "batch_size"),
     [
@@ -90,7 +90,7 @@ def test_loss_and_gradients_are_autograds(name: str, vocab_size: int, batch_size
         assert_rounded(found, with_autograds, exact, inputs, targets, before)
 
 
-@needs_compiler
+@needs_kernels
 def test_a_loss_of_hopeless_logits_is_finite() -> None:
     model = a_model("single-head:embed_dim=7", vocab_size=11).float()
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_a_loss_of_hopeless_logits_is_finite() -> None:
     assert_rounded([found], lambda: [exact.loss(inputs, targets)])
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize(
     "part",
     [
@@ -117,7 +117,7 @@ def test_other_parts_are_left_to_autograd(part: str) -> None:
     assert one_layer_form(model, 4, CPU, COMPILED) is None
 
 
-@needs_compiler
+@needs_kernels
 def test_other_precisions_vocabularies_and_models_are_left_to_autograd() -> None:
     model = a_model(BARE, vocab_size=11).float()
     assert one_layer_form(model, 3, CPU, COMPILED) is not None

@@ -24,7 +24,7 @@ from attnlm.model.ops.pointwise import (
     split_heads,
     swiglu,
 )
-from tests.models import COMPILED, needs_compiler
+from tests.models import COMPILED, needs_kernels
 from tests.tolerances import assert_rounded
 
 Op = Callable[..., Tensor]
@@ -109,7 +109,7 @@ def test_values_and_gradients(name: str) -> None:
     assert gradcheck(ours, inputs)
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_compiler)])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_kernels)])
 def test_a_frozen_head_has_no_gradient_and_its_input_the_same(compiled: bool) -> None:
     hopeless = torch.full((1, 5, 2), 30.0), torch.randn(V, 2) * 100
     for given, weight in ((torch.randn(B, T, D), torch.randn(V, D)), hopeless):
@@ -151,7 +151,7 @@ def test_products_by_either_library_are_products(
             assert_rounded(found, exact)
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_compiler)])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_kernels)])
 @pytest.mark.parametrize("size", [1e-8, 1.0, 1e4, 1e15])
 @pytest.mark.parametrize("name", [n for n in OPS if n != "joined maps"])
 def test_extreme_numbers_in_float32(name: str, size: float, compiled: bool) -> None:
@@ -171,7 +171,7 @@ def _of_squares(op: Op, inputs: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(op(*inputs).square().sum(), inputs)
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("length", [1, 2, 255, 256, 257])
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 64])
 def test_compiled_forms_of_odd_sizes(length: int, width: int) -> None:
@@ -219,7 +219,7 @@ def test_rotation_makes_products_depend_on_distance_alone() -> None:
     torch.testing.assert_close(queries.norm(dim=-1), query_D.norm().expand(length))
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize(("tokens", "inputs", "outputs"), [(3, 5, 7), (300, 64, 96)])
 def test_a_linear_map_and_its_gradients_are_pytorchs(
     tokens: int, inputs: int, outputs: int
@@ -243,7 +243,7 @@ def _explicit_attention(query: Tensor, key: Tensor, value: Tensor, scale: float)
     return scores_and_weights(query, key, True, scale)[1] @ value
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize(
     ("windows", "heads", "kv_heads", "tokens", "size", "spread"),
     [
@@ -280,7 +280,7 @@ def test_attention_in_c_is_attention(
         assert_rounded(runs[0], expected)
 
 
-@needs_compiler
+@needs_kernels
 def test_attention_in_c_is_taken_where_it_is_chosen_and_possible() -> None:
     query, key = torch.randn(2, 4, 100, 8, requires_grad=True), torch.randn(2, 2, 100, 8)
     for value, kernels, expected in (
@@ -297,7 +297,7 @@ def test_attention_in_c_is_taken_where_it_is_chosen_and_possible() -> None:
         assert taken == expected
 
 
-@needs_compiler
+@needs_kernels
 def test_what_is_no_number_is_seen_by_later_tokens() -> None:
     key = torch.randn(1, 1, 130, 4)
     query, value = key.clone().requires_grad_(), key.clone()

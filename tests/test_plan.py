@@ -32,7 +32,7 @@ from attnlm.model.sizes import forward_flops, training_flops
 from attnlm.training.memory import FACTOR, estimate_memory, kept_by_block
 from attnlm.training.optimizer import FlatOptimizer
 from tests.command import alone, attnlm, fails
-from tests.models import SIZES, VARIANTS, needs_compiler
+from tests.models import SIZES, VARIANTS, needs_kernels
 
 LLAMA_1B: dict[str, Any] = variant(
     "llama:layers=16:embed_dim=2048:heads=32:kv_heads=8:mlp_width=8192:tie_embeddings=true:"
@@ -96,7 +96,7 @@ KEPT = (
 )
 
 
-@needs_compiler
+@needs_kernels
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize(
     ("name", "on"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -13,21 +14,20 @@ from tests.processors import ENVIRONMENTS, outcome, skipped
 def test_a_limit_without_effect_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a compiler the reference implementation would be tested instead."""
-    limited = ENVIRONMENTS["SSE"]._replace(compiler="")
+    """Without kernels the reference implementation would be tested instead."""
+    limited = ENVIRONMENTS["SSE"]._replace(kernels="none")
     monkeypatch.setitem(processors.ENVIRONMENTS, "SSE", limited)
-    assert outcome("SSE", tmp_path) == (False, "compiled code has 0 lanes, not 4")
+    assert outcome("SSE", tmp_path) == (False, "the kernels have 0 lanes, not 4")
 
 
 def test_without_the_tools_environments_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    assert skipped("clang") == "there is no clang"
-    assert skipped("this processor") == "there is no C compiler"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert skipped("zig") == "zig is not installed; `make package` installs it"
     assert skipped("ARM64") == "there is no aarch64-linux-gnu-gcc and no qemu-aarch64"
-    assert skipped("no C compiler") is None
+    assert skipped("no kernels") is None
 
 
 def test_failures_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +36,6 @@ def test_failures_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(processors, "_FOUND", "print(0, None)")  # without torch
     monkeypatch.setattr(processors, "_ALL_TESTS", [str(test)])
     monkeypatch.setattr(processors, "_WORKERS", "0")
-    passes, line = outcome("no C compiler", tmp_path)
+    passes, line = outcome("no kernels", tmp_path)
     assert not passes and line.splitlines()[0] == "1 passed, 1 failed, 0 skipped"
     assert line.splitlines()[1].endswith("test_wrong::test_wrong")

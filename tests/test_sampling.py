@@ -16,7 +16,7 @@ import torch
 
 from attnlm.base.errors import NotFiniteError, UsageError
 from attnlm.compute.device import Device
-from attnlm.compute.native import library
+from attnlm.compute.native import kernels
 from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder
 from attnlm.generation.next_token import (
@@ -228,9 +228,9 @@ def test_a_text_ends_before_the_first_stop_text(stop: str | tuple[str, ...], siz
 @pytest.mark.parametrize("native", [True, False])
 def test_every_way_of_sampling_ends_alike(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not native:
-        monkeypatch.setattr("attnlm.generation.decoders.library", lambda source: None)
-    elif library("decoding.c") is None:
-        pytest.skip("there is no C compiler")
+        monkeypatch.setattr("attnlm.generation.decoders.kernels", lambda: None)
+    elif kernels() is None:
+        pytest.skip("there are no kernels here")
     tokenizer = CharTokenizer("".join(map(chr, range(ord("A"), ord("A") + V))))
     sampler = Sampler(small_model("transformer").float(), tokenizer, CPU)
     decoder = fastest_decoding(sampler.model, CPU).new_decoder(1)

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 import attnlm
-from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import Device
-from attnlm.compute.native import library
+from attnlm.compute.native import kernels
 from attnlm.compute.threads import (
     FlushingHere,
     compute_all,
@@ -24,6 +23,7 @@ from attnlm.compute.threads import (
     flushing_subnormals,
     new_pool,
     threads_of_torch,
+    torch_settings_restored,
 )
 from attnlm.data.dataset import Dataset
 from attnlm.experiments import evaluate as evaluation
@@ -39,7 +39,7 @@ from attnlm.model.recorder import record
 from attnlm.training import step as steps
 from attnlm.training.step import Share
 from attnlm.training.validation import validation_loss
-from tests.models import small_model
+from tests.models import needs_kernels, small_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads inherit modes on Linux")
 CPU = Device("cpu", "float32", "tests")
@@ -90,9 +90,9 @@ def modes() -> Modes:
 def test_torchs_threads_flush_though_they_were_there_before() -> None:
     with threads_of_torch(3):
         assert share_of_zeros() == 0  # now all three are there
-        with keeping_threads():
+        with torch_settings_restored():
             assert share_of_zeros() == 1
-            with keeping_threads():
+            with torch_settings_restored():
                 pass
             assert share_of_zeros() == 1
         assert share_of_zeros() == 0
@@ -199,14 +199,14 @@ def test_what_is_recorded_is_flushed(modes: Modes) -> None:
 
 def test_threads_in_c_flush() -> None:
     """Each of the decoder's threads computes some of the logits, which are subnormal."""
-    if (compiled := library("decoding.c")) is None:
-        pytest.skip("there is no C compiler")
+    if (native := kernels()) is None:
+        pytest.skip("there are no kernels here")
     parts = {"embed_dim": 16, "heads": 2, "layers": 1, "block_size": 8}
     model = build_model(architecture("llama", {**parts, "tie_embeddings": False}), 320)
     assert isinstance(model, Transformer)
     torch.nn.init.constant_(model.token_embedding.weight, 1.0)
     torch.nn.init.constant_(model.head.weight, SUBNORMAL)
-    decoder = NativeDecoder(NativeModel(model.eval(), compiled), 1, threads=3)
+    decoder = NativeDecoder(NativeModel(model.eval(), native), 1, threads=3)
     ids = np.array([[1, 2, 3]])
     assert (decoder.logits(ids, 0) != 0).all()
     with FlushingHere():
@@ -214,9 +214,8 @@ def test_threads_in_c_flush() -> None:
     assert (decoder.logits(ids, 0) != 0).all()
 
 
-def test_openmps_threads_in_c_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    if attention.attention_in_c() is None:
-        pytest.skip("there is no C compiler")
+@needs_kernels
+def test_threads_of_attention_in_c_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_ALONE", 0)
     zeros = torch.zeros(3, 4, 70, 8)
     values = torch.full_like(zeros, SUBNORMAL)
@@ -227,6 +226,6 @@ def test_openmps_threads_in_c_flush(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with threads_of_torch(3):
         assert (mixed() != 0).all()
-        with keeping_threads():
+        with torch_settings_restored():
             assert (mixed() == 0).all()
         assert (mixed() != 0).all()

@@ -14,7 +14,7 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops import using
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.model.recorder import Recorder
-from tests.models import COMPILED, VARIANTS, gradients, needs_compiler, small_model, some_ids
+from tests.models import COMPILED, VARIANTS, gradients, needs_kernels, small_model, some_ids
 from tests.tolerances import assert_near, assert_rounded
 
 variants = pytest.mark.parametrize("variant", VARIANTS)
@@ -41,7 +41,7 @@ def test_logits_and_gradients(variant: str) -> None:
         assert_near(found, by_book, within=1e-10)
 
 
-@needs_compiler
+@needs_kernels
 @variants
 def test_compiled_parts(variant: str) -> None:
     """In float32, of windows that are cut into pieces at odd places."""

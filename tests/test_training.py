@@ -26,7 +26,6 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.base.settings import Setting
 from attnlm.base.signals import Interrupted
-from attnlm.compute.choices import remembered_choices
 from attnlm.compute.device import choose_device
 from attnlm.compute.threads import threads_of_torch
 from attnlm.config.settings import Config, resolve
@@ -39,7 +38,7 @@ from attnlm.training.one_layer import OneLayer
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.state import begun_state
 from tests.command import attnlm as command
-from tests.models import FRUITS, contents, needs_compiler, prepared, timeless
+from tests.models import FRUITS, contents, needs_kernels, prepared, timeless
 
 SMALL: dict[str, Setting] = {"block_size": 8, "batch_size": 4, "steps": 12, "eval_every": 5}
 SMALL |= {"seed": 1, "device": "cpu"}
@@ -351,7 +350,7 @@ def test_folders_that_the_user_keeps_elsewhere_work_through_links(
     assert len("".join(attnlm.sample(opened, tokens=5, seed=1, device="cpu"))) == 5
 
 
-@needs_compiler
+@needs_kernels
 def test_few_functions_stand_between_the_command_and_a_gradient(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -509,15 +508,12 @@ def test_evaluation_gives_the_number_that_training_logged(
             assert torch.get_num_threads() == others
 
 
-def test_a_trial_chooses_between_one_thread_and_two(
-    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
+@pytest.mark.parametrize(("model", "threads"), [("bigram", 1), ("transformer", 2)])
+def test_a_small_step_uses_one_thread(model: str, threads: int, trained: Any) -> None:
+    sizes = {} if model == "bigram" else {"embed_dim": 64, "block_size": 64, "batch_size": 32}
     with threads_of_torch(2):
-        chosen = trained(model="single-head", steps=2, eval_every=2).config.training.threads
+        assert trained(model=model, steps=1, **sizes).config.training.threads == threads
         assert torch.get_num_threads() == 2
-    (choice,) = (choice for choice in remembered_choices() if choice.kind == "threads")
-    assert choice.chosen == str(chosen) and set(choice.milliseconds) == {"1", "2"}
 
 
 @pytest.mark.slow  # half a minute in the C++ compiler

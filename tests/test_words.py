@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 import attnlm
-from attnlm.compute.native import library
+from attnlm.compute.native import baseline_kernels
 from attnlm.data import bins
 from attnlm.tokens import word_table as words
 from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, ByteTokenizer
@@ -23,10 +23,10 @@ MADE = [TRAINED, *map(published_like, PATTERNS)]
 
 
 @pytest.fixture(scope="module")
-def compiled() -> ctypes.CDLL:
-    found = library("words.c")
+def native() -> ctypes.CDLL:
+    found = baseline_kernels()
     if found is None:
-        pytest.skip("there is no C compiler")
+        pytest.skip("there are no kernels here")
     return found
 
 
@@ -36,8 +36,8 @@ def random_text(seed: int, parts: int) -> str:
 
 
 @pytest.mark.parametrize("made", MADE, ids=lambda made: made.name)
-def test_ids_are_those_of_the_tokenizer(made: BpeTokenizer, compiled: ctypes.CDLL) -> None:
-    table = WordTable(made, compiled)
+def test_ids_are_those_of_the_tokenizer(made: BpeTokenizer, native: ctypes.CDLL) -> None:
+    table = WordTable(made, native)
 
     @settings(max_examples=60)
     @given(TRICKY, TRICKY)
@@ -51,18 +51,18 @@ def test_ids_are_those_of_the_tokenizer(made: BpeTokenizer, compiled: ctypes.CDL
         assert np.array_equal(table.encode_piece(text), made.encode_piece(text))
 
 
-def test_a_full_table_forgets(compiled: ctypes.CDLL) -> None:
+def test_a_full_table_forgets(native: ctypes.CDLL) -> None:
     for most_words, most_bytes in ((40, 4096), (4096, 200), (1, 1)):
-        table = WordTable(TRAINED, compiled, most_words=most_words, most_bytes=most_bytes)
+        table = WordTable(TRAINED, native, most_words=most_words, most_bytes=most_bytes)
         for seed in range(40):
             text = random_text(seed, 30) + " the cat sat"
             assert np.array_equal(table.encode_piece(text), TRAINED.encode_piece(text))
 
 
 def test_known_words_are_not_encoded_again(
-    compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+    native: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = WordTable(TRAINED, compiled)
+    table = WordTable(TRAINED, native)
     ids = TRAINED.encode_piece(TALE)
     assert np.array_equal(table.encode_piece(TALE), ids)
     encode_piece, encoded = TRAINED.encode_piece, []
@@ -76,34 +76,34 @@ def test_known_words_are_not_encoded_again(
     assert encoded == ["", "It's", "\n"]  # no new words, the beginning, the end
 
 
-def test_the_longest_pieces_have_room(compiled: ctypes.CDLL) -> None:
-    table = WordTable(TRAINED, compiled)
+def test_the_longest_pieces_have_room(native: ctypes.CDLL) -> None:
+    table = WordTable(TRAINED, native)
     for text in ("a " * (PIECE // 2), "\U0001f600" * PIECE, "a b! " * (PIECE // 5), "\n" * PIECE):
         assert np.array_equal(table.encode_piece(text), TRAINED.encode_piece(text))
 
 
 def test_a_token_that_reaches_over_words_is_noticed(
-    compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+    native: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Were a pattern to take more than was thought, the plain form's ids would be given."""
     made = BpeTokenizer("cl100k_base", [*TRAINED.ranks, b"!\n"])
     monkeypatch.setattr(words, "takes_line_ends", lambda pattern: False)
-    table = WordTable(made, compiled)
+    table = WordTable(made, native)
     text = "a x!\nb x! c"
     assert made.vocab_size - 1 in made.encode_piece(text)
     assert np.array_equal(table.encode_piece(text), made.encode_piece(text))
 
 
 def test_prepare_writes_the_same_files_either_way(
-    tmp_path: Path, compiled: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, native: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text(random_text(1, 30_000) + TALE)
     made: dict[str, attnlm.Dataset] = {}
     of_bytes = ByteTokenizer()
     assert piece_encoder(of_bytes) == of_bytes.encode_piece
-    for kind, found in (("plain", None), ("words", compiled)):
-        monkeypatch.setattr(words, "library", lambda source, found=found: found)
+    for kind, found in (("plain", None), ("words", native)):
+        monkeypatch.setattr(words, "baseline_kernels", lambda found=found: found)
         assert (piece_encoder(TRAINED) == TRAINED.encode_piece) == (found is None)
         monkeypatch.setattr(bins, "PIECE", PIECE if kind == "plain" else 1000)
         made[kind] = attnlm.prepare(text, tokenizer="bpe:400", data_dir=tmp_path / kind)

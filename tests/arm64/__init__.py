@@ -1,6 +1,6 @@
 """A pytest plugin, `-p tests.arm64`: the C files run on an emulated ARM64 processor.
 
-Python and PyTorch stay on this one, so that each test compares both processors. Each C file is
+Python and PyTorch stay on this one, so that each test compares both processors. The C files are
 compiled with serve.c into a program that qemu runs. The program gets the pages of memory that it
 touches through a pipe.
 """
@@ -14,7 +14,6 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,8 @@ import numpy as np
 
 from attnlm.compute import native
 from attnlm.compute.native import _SIGNATURES
+from hatch_build import FLAGS
+from tests.kernels import SOURCES
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 _PAGE, _CHANGED, _RESULT = range(3)  # as in serve.c
@@ -29,26 +30,21 @@ _SIZE, _INTEGERS = 4096, 20
 
 
 class _Library:
-    """The functions of a C file, as ctypes would give them."""
+    """The kernels, as ctypes would give them."""
 
-    def __init__(self, command: list[str], source: str, folder: Path) -> None:
-        signatures = _SIGNATURES[source]
-        names = " ".join(f"F({name})" for name in signatures)
-        program = str(folder / f"{len(list(folder.iterdir()))}")
-        options = [word for word in command if word not in ("-shared", "-fPIC")]
-        with resources.as_file(resources.files(native)) as sources:
-            files = [str(sources / source), str(Path(__file__).with_name("serve.c"))]
-            subprocess.run(
-                [*options, "-static", f"-DFUNCTIONS={names}", *files, "-o", program, "-lm"],
-                check=True,
-                stderr=subprocess.DEVNULL,
-            )
+    def __init__(self, folder: Path) -> None:
+        names = " ".join(f"F({name})" for name in _SIGNATURES)
+        program = str(folder / "kernels")
+        options = [word for word in FLAGS if word not in ("-shared", "-fPIC")]
+        files = [*map(str, SOURCES), str(Path(__file__).with_name("serve.c"))]
+        command = [COMPILER, *options, "-static", f"-DFUNCTIONS={names}", *files, "-o", program]
+        subprocess.run([*command, "-lm"], check=True, stderr=subprocess.DEVNULL)
         self._process = subprocess.Popen(
             [EMULATOR, program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._memory = os.open("/proc/self/mem", os.O_RDWR)
         self._lock = threading.Lock()
-        for number, (name, (arguments, result)) in enumerate(signatures.items()):
+        for number, (name, (arguments, result)) in enumerate(_SIGNATURES.items()):
             setattr(self, name, self._function(number, arguments, result))
 
     def _function(self, number: int, arguments: list[Any], kind: Any) -> Callable[..., int | None]:
@@ -119,22 +115,16 @@ _folder = tempfile.TemporaryDirectory(prefix="attnlm-arm64-")
 _libraries: list[_Library] = []
 
 
-def _loaded(command: list[str], source: str, place: str) -> _Library:
-    try:
-        _libraries.append(_Library(command, source, Path(_folder.name)))
-    except subprocess.CalledProcessError as error:
-        raise OSError from error
-    return _libraries[-1]
-
-
 def pytest_configure() -> None:
-    """Take the place of the compiler and of ctypes."""
-    native.commands = lambda: iter([[COMPILER, *native.FLAGS]])
-    native._loaded = _loaded  # type: ignore[assignment]
+    """Take the place of the kernels of this processor."""
+    _libraries.append(library := _Library(Path(_folder.name)))
+    native.instruction_sets = lambda: ("neon",)
+    native._machine_sets = native.instruction_sets
+    native.load = lambda name: library  # type: ignore[assignment]
 
 
 def pytest_unconfigure() -> None:
-    """End the emulated programs."""
+    """End the emulated program."""
     for library in _libraries:
         library.end()
     _folder.cleanup()

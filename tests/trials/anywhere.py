@@ -164,7 +164,7 @@ _TEMPORARY = {
 COMMANDS = {
     "prepare": ["prepare", "fruits.txt", "--tokenizer", "bpe:280", "--force"],
     "train": ["train", small.CHAR, *_STEPS],
-    "sample": ["sample", small.RUN, "--tokens", "25000"],  # so many that C is worth compiling
+    "sample": ["sample", small.RUN, "--tokens", "25000"],
     "eval": ["eval", small.RUN],
     "report": ["report", small.RUN],
     "ladder": ["ladder", small.CHAR, "--rungs", "bigram,average", "--steps", "2", "--seed", "1"],

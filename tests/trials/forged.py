@@ -18,7 +18,6 @@ import torch
 from safetensors.torch import load_file
 
 import attnlm
-from attnlm.compute.native import library
 from attnlm.config.settings import Config, resolve
 from attnlm.model.architecture import RUNGS
 from attnlm.model.inspection import parameter_shapes
@@ -55,7 +54,6 @@ def _forged(tally: Tally, folder: Path) -> None:
     work, or refuses in a line and a hint, in bounded memory and time; a run whose tensors are of a
     wrong type or size is always refused.
     """
-    library("decoding.c")  # once for all children
     for number, generator in tally.drawn(tally.wanted):
         forge = _FORGERIES[number % len(_FORGERIES)]
         vocab_size = generator.choice(_VOCABULARIES)

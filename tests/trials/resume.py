@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
+from attnlm.compute.native import kernels
 from attnlm.config.settings import resolve
 from attnlm.experiments.settle import _has_compiler
 from attnlm.model.architecture import RUNGS
-from attnlm.training.kernels import has_parts, parts_compile
+from attnlm.training.kernels import has_parts
 from tests.trials.children import in_child
 from tests.trials.small import around_steps, facts_of, prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial
@@ -53,7 +54,7 @@ def _ways(vocab_size: int) -> list[dict[str, Any]]:
             tokens = config.training.batch_size * config.model.block_size
             if has_parts(config.model, vocab_size, tokens):
                 ways.append(way)
-                if parts_compile(config.model, vocab_size, tokens):
+                if kernels() is not None:
                     ways.append({**way, "compile": "parts"})
     return ways
 

@@ -25,7 +25,6 @@ from tests.web_server import WebServer
 
 _SECONDS = 5.0  # within which a signal is answered
 _AT_ONCE = 2.0  # within which a second one is, on a machine that has other work too
-_LONGEST_START = 60.0  # seconds until it compiles C
 _ENDLESS = 10**8
 _OF_TWO = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
 
@@ -35,9 +34,7 @@ class _Command(NamedTuple):
 
     words: list[str]
     longest: float = 4.0
-    """Seconds to the signal: with a compiler, from when it is called."""
-    compiler: str = ""
-    """What the program that CC names does, if the command calls it."""
+    """Seconds to the signal."""
     variables: dict[str, str] = {}  # noqa: RUF012 - never changed
 
 
@@ -57,7 +54,7 @@ def _signals(tally: Tally, folder: Path) -> None:
             signum = generator.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
             delay = generator.uniform(0, command.longest)
             gap = generator.uniform(0, 0.3) if generator.random() < 0.4 else None
-            failure = _stop(command, place, signum, delay, gap) or _left(place)
+            failure = _stop(command, place, signum, delay, gap)
             lines = _said(place).splitlines()
             if failure is None and command.variables and len(lines) > 1:
                 failure = f"it says more than one line: {lines}"
@@ -66,7 +63,6 @@ def _signals(tally: Tally, folder: Path) -> None:
                 failure = in_child(_as_never_stopped, data, part, settings).failure
             again = "" if gap is None else f" and {gap:.2f} s later"
             tally.count(failure, f"{name}, {signum.name} after {delay:.2f} s{again}")
-            # A compiler that lost its parent may still be writing.
             shutil.rmtree(place, ignore_errors=True)
 
 
@@ -79,7 +75,6 @@ def _commands(data: Path, folder: Path, settings: dict[str, Any], url: str) -> d
     untimed = [flag for flag in flags if "threads" not in flag and "steps" not in flag]
     train = ["train", str(data), "--checkpoint-dir=runs", "--name=run"]
     compiling = [*train, *flags, "--model=transformer", "--compile=on"]
-    parts = [*train, *flags, "--compile=parts"]
     sample = ["sample", str(runs / "run"), f"--tokens={_ENDLESS}"]
     elsewhere = {"RANK": "1", "MASTER_ADDR": "no.such.host"}
     commands = {
@@ -89,12 +84,8 @@ def _commands(data: Path, folder: Path, settings: dict[str, Any], url: str) -> d
         "sample": _Command(sample),
         "prepare": _Command(["prepare", str(folder / "long.txt"), "--tokenizer=bpe:512"], 1.5),
         "prepare, a download stalled": _Command(["prepare", f"{url}/stalled"]),
-        "train, threads and budget tried": _Command([*train, *untimed, "--budget=60"]),
+        "train, with a budget": _Command([*train, *untimed, "--budget=60"]),
         "prepare, reading stdin": _Command(["prepare", "-"]),
-        "sample, compiling C": _Command(sample, 1.0, 'exec cc "$@"'),
-        "train, compiling C": _Command(parts, 1.0, 'exec cc "$@"'),
-        "sample, compiling C slowly": _Command(sample, 1.0, "sleep 100 & wait"),
-        "train, compiling C slowly": _Command(parts, 1.0, "sleep 100 & wait"),
         "train, waiting for rank 1": _Command(train, 8.0, variables={**_OF_TWO, "RANK": "0"}),
         "train, waiting for rank 0": _Command(train, 8.0, variables={**_OF_TWO, "RANK": "1"}),
         "train, waiting for a host": _Command(train, 8.0, variables={**_OF_TWO, **elsewhere}),
@@ -128,34 +119,6 @@ def _serving() -> Iterator[WebServer]:
             child.wait()
 
 
-def _write_compiler(place: Path, command: str) -> None:
-    """Write a compiler that notes that it was `called`, and a temporary folder for it."""
-    (place / "temporary").mkdir()
-    script = f'#!/bin/sh\ntouch "{place}/called" "$TMPDIR/left"\n{command}\n'
-    (place / "compiler").write_text(script)
-    (place / "compiler").chmod(0o755)
-
-
-def _left(place: Path) -> str | None:
-    """Return what a compiler of `_write_compiler` left: a process with its folder, or a file."""
-    temporary = place / "temporary"
-    for _ in range(100):  # what was killed a moment ago may not be gone yet
-        if not (processes := list(_processes_with(os.fsencode(temporary)))):
-            break
-        time.sleep(0.01)
-    else:
-        return f"it left process {', '.join(processes)}"
-    files = [str(path.relative_to(temporary)) for path in temporary.rglob("*")]
-    return f"it left {', '.join(files)}" if files else None
-
-
-def _processes_with(folder: bytes) -> Iterator[str]:
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if folder in environ.read_bytes():
-                yield environ.parent.name
-
-
 def _stop(
     command: _Command, place: Path, signum: signal.Signals, delay: float, gap: float | None
 ) -> str | None:
@@ -168,9 +131,6 @@ def _stop(
         "ATTNLM_CACHE_DIR": str(place / "cache"),
         "TORCHINDUCTOR_CACHE_DIR": str(place / "compiled"),
     }
-    if command.compiler:
-        _write_compiler(place, command.compiler)
-        variables |= {"CC": str(place / "compiler"), "TMPDIR": str(place / "temporary")}
     with (place / "stderr").open("wb") as stderr:
         process = subprocess.Popen(
             [*ATTNLM, *command.words],
@@ -185,11 +145,6 @@ def _stop(
         at_last.callback(process.kill)
         while process.poll() is None and not _listens(process.pid):
             time.sleep(0.001)  # Python itself is not up yet
-        began = time.perf_counter()
-        while command.compiler and not (place / "called").exists():
-            time.sleep(0.001)
-            if process.poll() is not None or time.perf_counter() - began > _LONGEST_START:
-                return f"it calls no compiler: {_said(place)[-200:]!r}"
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(delay)
             return f"it ended by itself, with {process.returncode}: {_said(place)[-200:]!r}"

@@ -144,6 +144,21 @@ def flushing_subnormals() -> Iterator[None]:
             _end_torch_pool()
 
 
+@contextlib.contextmanager
+def torch_settings_restored() -> Iterator[None]:
+    """Flush subnormal numbers to zero within the context. On exit, restore the flushing mode,
+    PyTorch's number of threads and the precision of PyTorch's matmuls."""
+    import torch
+
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    try:
+        with flushing_subnormals():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision(precision)
+
+
 def _end_torch_pool() -> None:
     """End the calling thread's OpenMP threads. New ones will start in the calling thread's mode."""
     import torch

@@ -140,7 +140,7 @@ class TrainingConfig:
         choices=("auto", "torch", "native"),
     )
     threads: int | None = _count(
-        "CPU threads; default: the number that is fastest in a short trial", at_most=1024
+        "CPU threads; default: one for a small step, else all", at_most=1024
     )
     processes: int = _count(
         "number of processes; each computes an equal part of each batch", default=1, at_most=2**16

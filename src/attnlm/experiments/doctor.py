@@ -26,7 +26,6 @@ from attnlm.text.corpus import TINY_SHAKESPEARE_URL
 _PACKAGES = ("numpy", "safetensors", "tiktoken", "tokenizers", "typer", "matplotlib", "requests")
 _PATIENCE = 3.0  # seconds for the network
 _FREE = 10**9  # bytes: a disk with less free space is soon full
-_CHOICES_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ def doctor(*, offline: bool = False, on_event: OnEvent | None = None) -> Iterato
 
         problems = [finding for finding in attnlm.doctor(offline=True) if finding.remedy]
 
-    Examines versions, devices, threads, compiler, caches, disk, network (not if `offline`), locale,
-    the speed of ten steps, and the settings that were last chosen by timing alternatives.
+    Examines versions, devices, threads, kernels, caches, disk, network (not if `offline`), locale,
+    the speed of ten steps, and whether the kernels that rules choose are the faster ones here.
     `on_event` receives a Note before the ten steps. An examination that fails yields a finding.
     """
     yield from _examined("versions", _versions)
@@ -57,7 +56,7 @@ def doctor(*, offline: bool = False, on_event: OnEvent | None = None) -> Iterato
     if is_there:
         yield from _examined("device", _devices)
         yield from _examined("threads", _threads)
-        yield from _examined("compiler", _compiler)
+        yield from _examined("kernels", _kernels)
     yield from _examined("caches", _caches)
     yield from _examined("disk", _disk)
     if not offline:
@@ -135,25 +134,22 @@ def _threads() -> Iterator[Finding]:
     yield Finding("threads", text, remedy)
 
 
-def _compiler() -> Iterator[Finding]:
-    if sys.platform == "win32":
-        yield Finding("compiler", "not used on Windows; PyTorch's own operations are used instead")
-        return
-    from attnlm.compute.native import commands, library
+def _kernels() -> Iterator[Finding]:
+    from attnlm.compute.native import instruction_set, instruction_sets, kernels
 
-    found = next(commands(), None)
-    if found is None:
-        text = "no C compiler found: tried $CC, cc, gcc, clang"
-        remedy = "install gcc or clang: small models then train and sample several times as fast"
-    elif library("words.c") is None:
-        text = f"code compiled by {found[0]} cannot be loaded"
-        remedy = (
-            "check that it can compile a file, or set TMPDIR to a folder that code may be loaded "
-            "from"
-        )
+    name, possible = instruction_set(), instruction_sets()
+    remedy = ""
+    if possible == ("none",):
+        text = "there are no kernels in C for this kind of processor: training is slower"
+    elif name == "none":
+        text = "switched off by ATTNLM_KERNELS"
+        remedy = "unset ATTNLM_KERNELS: small models then train and sample several times as fast"
+    elif kernels() is None:
+        text = f"the kernels for {name} are missing or cannot be loaded: training is slower"
+        remedy = "install attnlm again, from a wheel, or from source with a network or gcc or clang"
     else:
-        text, remedy = f"{found[0]} works", ""
-    yield Finding("compiler", text, remedy)
+        text = f"{name}, from {', '.join(possible)}"
+    yield Finding("kernels", text, remedy)
 
 
 def _caches() -> Iterator[Finding]:
@@ -168,7 +164,7 @@ def _caches() -> Iterator[Finding]:
     remedy = _if_not_writable(folder, "set ATTNLM_CACHE_DIR to one that is")
     yield Finding("cache", f"{folder}: {', '.join(parts) or 'empty'}", remedy)
     if sys.platform != "win32":
-        yield Finding("compiled code", str(code_folder("native")))
+        yield Finding("compiled code", str(code_folder()))
 
 
 def _if_not_writable(folder: Path, remedy: str) -> str:
@@ -224,11 +220,10 @@ def _locale() -> Iterator[Finding]:
 
 
 def _choices() -> Iterator[Finding]:
-    from attnlm.compute.choices import remembered_choices
+    from attnlm.experiments.speed_check import compare_kernels
 
-    for choice in remembered_choices()[-_CHOICES_SHOWN:]:
-        times = ", ".join(f"{name}: {took:.3g} ms" for name, took in choice.milliseconds.items())
-        yield Finding("choice", f"{choice.kind}: {choice.chosen} ({times}), for {choice.sizes}")
+    for name, text, remedy in compare_kernels():
+        yield Finding(name, text, remedy)
 
 
 def _speed() -> Iterator[Finding]:

@@ -11,8 +11,8 @@ import torch
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import Note, OnEvent
-from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import Device, choose_device, use_precision
+from attnlm.compute.threads import torch_settings_restored
 from attnlm.data.dataset import Dataset, ids_at, open_dataset
 from attnlm.generation.sampling import Sampler
 from attnlm.generation.sampling_config import SamplingConfig
@@ -65,7 +65,7 @@ def evaluate(
         lay_side_by_side(model, training)
     else:
         model.requires_grad_(False)  # other libraries compute with frozen parameters
-    with keeping_threads():
+    with torch_settings_restored():
         use_precision(chosen)
         evaluation = validation_loss(
             model,

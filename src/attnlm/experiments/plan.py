@@ -17,9 +17,9 @@ import numpy as np
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.settings import Setting, quoted
-from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
+from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
@@ -323,7 +323,7 @@ def _measured(
     more than 60 s.
     """
     device = choose_device(config.training.device, config.training.dtype)
-    with keeping_threads(), keeping_random_state(device):
+    with torch_settings_restored(), keeping_random_state(device):
         if processes.is_main:
             on_event(Note("measuring ten steps"))
             seeded = config.with_training(seed=config.training.seed or 0)

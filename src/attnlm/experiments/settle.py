@@ -5,33 +5,32 @@ For a recipe of several sizes, choose the size that suits the budget, the machin
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import math
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from attnlm.base.caches import use_own_compiler_cache
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.readable import quantity
 from attnlm.base.settings import Setting, Settings
-from attnlm.compute.choices import fastest, keeping_threads
 from attnlm.compute.device import Device, choose_device, use_precision
+from attnlm.compute.native import kernels
 from attnlm.compute.processes import ALONE, Processes
+from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.settings import Config, resolve
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameters_of
 from attnlm.model.sizes import multiplied_weights
 from attnlm.training.cost import step_cost
-from attnlm.training.kernels import faster_attention, faster_matmul, has_parts, parts_compile
+from attnlm.training.kernels import faster_attention, faster_matmul, has_parts
 from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.schedule import Clock
 from attnlm.training.state import initial_state, keeping_random_state
@@ -40,40 +39,22 @@ from attnlm.training.step import Stepper, TrainingData
 # Floating-point operations of a long run: a large GPU takes some minutes.
 _LONG = 1e17
 _LONG_BUDGET = 600.0  # seconds
-# Floating-point operations of a step that is too long for a trial, and uses every thread well.
-_LARGE_STEP = 4e9
-# A second thread that saves less than this fraction of the time isn't worth its cost on a busy
-# machine, where each matmul waits for the slowest thread.
-_WORTH = 0.1
+# Floating-point operations of a step below which a device computes faster than the next: one thread
+# than several, which wait for each other once per step, and the CPU than a GPU, which waits for the
+# CPU at every operation. The latter is an estimate, since no GPU was available.
+_SMALL_FOR_THREADS, _SMALL_FOR_GPU = 3e7, 5e8
 
 
 def chosen_device(config: Config, dataset: TrainingData) -> Device:
-    """Return the device to train on. If the settings leave the device open and a step is small,
-    measure whether the GPU or the CPU is faster.
-
-    With a small model, a GPU waits for the CPU at every operation, so the CPU may be faster.
-    """
+    """Return the device to train on. If the settings leave the device open, small steps are
+    computed on the CPU, even if there is a GPU."""
     training = config.training
     device = choose_device(training.device, training.dtype)
     is_open = training.device == training.dtype == "auto" and training.processes == 1
-    work = _work(config, dataset)
-    if device.name == "cpu" or not is_open or training.compile == "on" or work >= _LARGE_STEP:
+    is_small = training.compile != "on" and _work(config, dataset) < _SMALL_FOR_GPU
+    if device.name == "cpu" or not is_open or not is_small:
         return device
-    cpu = choose_device("cpu")
-
-    def step_on(device: Device) -> Callable[[], object]:
-        @functools.cache
-        def stepper() -> Stepper:
-            return trial(settle(config, device, dataset), device, dataset)
-
-        return lambda: stepper().step().item()
-
-    with keeping_random_state(device):
-        ways = {found.name: step_on(found) for found in (device, cpu)}
-        shape = asdict(config.model), asdict(training), dataset.vocab_size
-        about = *shape, device.reason, torch.get_num_threads()
-        name = fastest("device", _sizes(config, dataset), ways, about=about, worth=_WORTH)
-    return device if name == device.name else replace(cpu, reason=f"faster here than {device.name}")
+    return replace(choose_device("cpu"), reason=f"a step is too small for {device.name}")
 
 
 def settle(
@@ -95,7 +76,7 @@ def settle(
         config = config.with_training(micro_batch_size=size)
     check_fits(config, dataset, device)
     use_precision(device)
-    config = config.with_training(**_kernels(config, device, dataset))
+    config = config.with_training(**_kernels(config, device))
     threads = config.training.threads or _chosen_threads(config, device, dataset)
     return config.with_training(threads=threads)
 
@@ -133,24 +114,23 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
     about = config.model, dataset.vocab_size, tokens
     possible = on_cpu and device.dtype == "float32" and has_parts(*about)
     if asked == "auto":
-        return "parts" if possible and parts_compile(*about) else "off"
+        return "parts" if possible and kernels() is not None else "off"
     if not possible:
         raise UsageError(
             "`compile` parts needs float32 on a CPU, and a model with one layer of small heads, "
             "or with an MLP, RMS norm or rotary positions",
             "use `compile` off",
         )
-    if not parts_compile(*about):
+    if kernels() is None:
         raise AttnlmError(
-            "`compile` parts needs a working C compiler, but none was found",
-            "install gcc or clang, set TMPDIR to a folder from which programs can run, "
-            "or use `compile` off",
+            "`compile` parts needs attnlm's kernels in C, which were not found",
+            "use `compile` off; `attnlm doctor` says why",
         )
     return "parts"
 
 
-def _kernels(config: Config, device: Device, dataset: TrainingData) -> dict[str, str]:
-    """Return the settings for kernels, with the faster kernel for each that is auto."""
+def _kernels(config: Config, device: Device) -> dict[str, str]:
+    """Return the settings for kernels, replacing auto by what a rule selects."""
     a, training = config.model, config.training
     is_plain = (device.name, device.dtype) != ("cpu", "float32") or training.compile == "on"
     matmul, attention = training.matmul, training.attention_kernel
@@ -160,12 +140,11 @@ def _kernels(config: Config, device: Device, dataset: TrainingData) -> dict[str,
         raise UsageError(
             "`attention_kernel` native needs `compile` parts", "leave `attention_kernel` out"
         )
-    tokens = config.tokens_per_step // (training.processes * torch.get_num_threads())
     if matmul == "auto":
         large = training.compile == "parts" or training.optimizer == "muon" or training.lora
-        matmul = faster_matmul(a, dataset.vocab_size, tokens) if large else "blas"
+        matmul = faster_matmul() if large and a.embed_dim is not None else "blas"
     if attention == "auto":
-        attention = faster_attention(a, tokens) if training.compile == "parts" else "torch"
+        attention = faster_attention(a) if training.compile == "parts" else "torch"
     return {"matmul": matmul, "attention_kernel": attention}
 
 
@@ -186,19 +165,10 @@ def _work(config: Config, dataset: TrainingData) -> float:
 
 
 def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> int:
-    """Return the number of threads: all, or one if all save too little time in a trial."""
-    training, everything = config.training, torch.get_num_threads()
-    is_small = everything > 1 and _work(config, dataset) < _LARGE_STEP
-    if device.name != "cpu" or training.compile == "on" or training.is_sharded or not is_small:
-        return everything
-    kernels = training.compile, training.matmul, training.attention_kernel
-    about = asdict(config.model), dataset.vocab_size, training.optimizer, kernels, training.lora
-    with keeping_random_state(device):
-        ways = {
-            str(count): trial(config.with_training(threads=count), device, dataset).step
-            for count in (1, everything)
-        }
-        return int(fastest("threads", _sizes(config, dataset), ways, about=about, worth=_WORTH))
+    """Return the number of threads: one for a small step, else all."""
+    everything, training = torch.get_num_threads(), config.training
+    is_divided = device.name == "cpu" and training.compile != "on" and not training.is_sharded
+    return 1 if is_divided and _work(config, dataset) < _SMALL_FOR_THREADS else everything
 
 
 def trial(
@@ -208,12 +178,6 @@ def trial(
     config = config.with_training(steps=2**30, budget=None)
     state = initial_state(config, dataset.vocab_size, device, processes)
     return Stepper(state, config, dataset, processes)
-
-
-def _sizes(config: Config, dataset: TrainingData) -> str:
-    """Return a text with the sizes that the time of a step depends on."""
-    work, tokens = _work(config, dataset), config.tokens_per_step // config.training.processes
-    return f"{config.model.model}, {quantity(work)} FLOPs, {tokens:,} tokens a step"
 
 
 def _has_compiler(*commands: str) -> bool:
@@ -290,7 +254,7 @@ def affordable_size(
 def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
     """Return the seconds per token of training. Measure at least two steps and `least` seconds."""
     device = choose_device(config.training.device, config.training.dtype)
-    with keeping_threads(), keeping_random_state(device):  # each trial begins with all threads
+    with torch_settings_restored(), keeping_random_state(device):
         stepper = trial(settle(config, device, dataset), device, dataset)
         began = time.perf_counter()
         stepper.step().item()  # the first step is slower than others

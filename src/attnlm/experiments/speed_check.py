@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from attnlm.base.readable import quantity
 from attnlm.compute.device import choose_device
+from attnlm.compute.native import kernels as native_kernels
 from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
 from attnlm.config.variants import variant
 from attnlm.experiments.plan import plan
 from attnlm.model.ops import Kernels, using
+from attnlm.model.ops.attention import fused_attention
 from attnlm.model.ops.linear import product
+from attnlm.training.kernels import faster_matmul
 
 # Fraction of the FLOP/s of matmuls that training reaches on a CPU: 0.42 to 0.48 were measured with
 # two threads, 0.48 to 0.52 with one, on an idle machine.
@@ -24,6 +28,8 @@ _LEAST_TIME, _LEAST_OF_USUAL = 0.85, 0.5
 _MODEL = "transformer:layers=2:heads=4:embed_dim=128:block_size=128:batch_size=16:optimizer=adamw"
 _SIZE, _PRODUCTS = 1024, 12
 _SMALL_SIZE, _SECONDS = 192, 0.25
+_ROWS, _WIDTH, _ROUNDS = 512, 256, 8
+_MUCH_SLOWER = 1.2  # a smaller difference may be noise
 
 
 def check_speed() -> tuple[str, str]:
@@ -49,7 +55,7 @@ def check_speed() -> tuple[str, str]:
         left = f"left {given:.0%} to this one"
         return text, f"other programs use the processor, which {left}: stop them"
     if reached < _LEAST_OF_USUAL * _USUAL_SHARE * peak:
-        return text, "try `threads` 1 or another number, and check the compiler above"
+        return text, "try `threads` 1 or another number, and check the kernels above"
     return text, ""
 
 
@@ -68,6 +74,45 @@ def peak_of_products(threads: int) -> float:
                     product(one, other)
                 best = min(best, time.perf_counter() - began)
     return 2 * _SIZE**3 / best
+
+
+def compare_kernels() -> Iterator[tuple[str, str, str]]:
+    """Yield the name of a setting, the milliseconds of each of its values, and a remedy, else "".
+
+    A remedy is a value that is faster than the one that a rule chooses.
+    """
+    x, query = torch.rand(_ROWS, _WIDTH), torch.rand(1, 4, _ROWS, 64, requires_grad=True)
+    weight = torch.rand(4 * _WIDTH, _WIDTH)
+
+    def attend() -> None:
+        fused_attention(query, query, query).sum().backward()
+
+    matmuls = {n: (Kernels(matmul=n), lambda: product(x, weight)) for n in ("blas", "onednn")}
+    yield _compared("matmul", faster_matmul(), matmuls)
+    if native_kernels() is not None:
+        kernels = {n: Kernels(compiled=True, attention=n) for n in ("torch", "native")}
+        ways = {name: (used, attend) for name, used in kernels.items()}
+        yield _compared("attention_kernel", "native", ways)
+
+
+def _compared(
+    setting: str, chosen: str, ways: Mapping[str, tuple[Kernels, Callable[[], object]]]
+) -> tuple[str, str, str]:
+    """Compare ways to compute the same in one thread, in turns; the minimum of each counts."""
+    best = dict.fromkeys(ways, float("inf"))
+    with threads_of_torch(1):
+        for _ in range(_ROUNDS):
+            for name, (kernels, compute) in ways.items():
+                with using(kernels):
+                    compute()
+                    began = time.perf_counter()
+                    compute()
+                best[name] = min(best[name], time.perf_counter() - began)
+    fastest = min(best, key=lambda name: best[name])
+    text = ", ".join(f"{name} {1e3 * seconds:.2g} ms" for name, seconds in best.items())
+    is_slow = best[chosen] > _MUCH_SLOWER * best[fastest]
+    remedy = f"`{setting}` {fastest} is faster here than the default" if is_slow else ""
+    return setting, f"{chosen} ({text})", remedy
 
 
 def _processor_share(threads: int) -> float:

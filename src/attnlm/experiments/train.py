@@ -21,9 +21,9 @@ from attnlm.base.folders import resume_command
 from attnlm.base.readable import duration
 from attnlm.base.settings import Setting
 from attnlm.base.workspaces import FolderGoneError
-from attnlm.compute.choices import keeping_threads
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import LostProcessError, Processes, joined, restarts
+from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.new_training import Resolved, resolve_new
 from attnlm.config.settings import described_settings, resolve
 from attnlm.config.training import TrainingConfig
@@ -118,7 +118,7 @@ def train(
             resume, settings = before, {}
         on_event = CurveDrawer(on_event or ignore)
         listener = meanwhile.enter_context(contextlib.closing(LogListener(on_event, log)))
-        meanwhile.enter_context(keeping_threads())
+        meanwhile.enter_context(torch_settings_restored())
         if resume is None:
             parent = None if start_from is None else open_run(start_from, checkpoint_dir=folder)
             weights = None if parent is None else (parent.config.model, parent.name)
@@ -373,7 +373,7 @@ def _join(processes: Processes, data_dir: Path, verify: bool) -> Run:
         hint = "each machine needs the same data set: copy it from the first one"
         raise AttnlmError(error.message, hint) from None
     device = choose_device(config.training.device, config.training.dtype)
-    with keeping_threads():
+    with torch_settings_restored():
         use_precision(device)
         state = begun_state(run, device, told["fresh"], processes)
         return fit(run, dataset, state, ignore, processes=processes)

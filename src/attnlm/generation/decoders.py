@@ -18,10 +18,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from attnlm.base.readable import quantity
-from attnlm.compute.choices import fastest
 from attnlm.compute.device import Device
-from attnlm.compute.native import library
+from attnlm.compute.native import kernels
 from attnlm.compute.threads import FlushingHere, cores
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel, kept_of_full_window
 from attnlm.generation.next_token import (
@@ -36,9 +34,6 @@ from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.attention import LayerCache
 from attnlm.model.language_model import Bigram, LanguageModel
 
-_TOKENS_TRIED = 16
-_WORTH = 0.1
-"""Several threads decode a token only if they save at least this fraction of one thread's time."""
 _FEWEST_SHARED = 2**18
 """Several threads decode a token only if the model's linear maps have at least this many weights.
 With fewer weights, synchronizing the threads takes longer than the token."""
@@ -136,21 +131,11 @@ def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
     """Return the fastest way to decode on a device. All ways give equal logits up to rounding."""
     is_single = all(p.dtype == torch.float32 for p in model.parameters())
     is_native = (device.name, device.dtype) == ("cpu", "float32") and is_single
-    if isinstance(model, Bigram) or not is_native or (compiled := library("decoding.c")) is None:
+    if isinstance(model, Bigram) or not is_native or (library := kernels()) is None:
         cast = _cast(model, device)
         return Decoding(model, lambda _: ModuleDecoder(cast, device))
-    native, all_cores = NativeModel(model, compiled), cores()
+    native, all_cores = NativeModel(model, library), cores()
     threads = all_cores if native.numbers >= _FEWEST_SHARED else 1
-    if threads > 1 and not native.is_large:
-
-        def tokens_by(threads: int) -> Callable[[], object]:
-            decoder, uniforms = NativeDecoder(native, 1, threads), Uniforms(0, range(1))
-            return lambda: list(decoder.generate([0], _TOKENS_TRIED, 1.0, uniforms))
-
-        a = model.architecture
-        sizes = f"{a.model}, {quantity(native.numbers)} weights, context {a.block_size}"
-        ways = {str(count): tokens_by(count) for count in (1, all_cores)}
-        threads = int(fastest("threads for a token", sizes, ways, worth=_WORTH))
 
     def new_decoder(samples: int) -> NativeDecoder:
         return NativeDecoder(native, samples, threads if native.is_large or samples == 1 else 1)

@@ -10,7 +10,6 @@ import ctypes
 import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnlm.base.errors import NotFiniteError
+from attnlm.compute.native.structs import Block, Generation, Map, Memory, Model
 from attnlm.compute.threads import FlushingHere
 from attnlm.generation.next_token import Uniforms
 from attnlm.model.architecture import Architecture
@@ -25,7 +25,6 @@ from attnlm.model.language_model import Transformer
 from attnlm.model.textbook import part
 
 _Floats = NDArray[np.float32]
-_IN_C = (np.float32, np.float64, np.int64, np.uintp)
 
 # As in the C file. A panel holds 32 rows of a linear map's matrix.
 _PANEL = 32
@@ -47,68 +46,6 @@ _LARGEST_TABLES = 2**24
 """The most numbers in the result of `_tables`; larger tables are not made."""
 
 
-class _Struct(ctypes.Structure):
-    """A struct of the C file; keeps the arrays that it points to alive."""
-
-    def __init__(self, **values: Any) -> None:
-        super().__init__()
-        self._kept = values
-        for name, value in values.items():
-            if isinstance(value, np.ndarray):
-                assert value.dtype in _IN_C and value.flags.c_contiguous
-                value = value.ctypes.data
-            setattr(self, name, value)
-
-
-def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
-    return [(name, kind) for name in names]
-
-
-_INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
-
-
-class _Map(_Struct):
-    _fields_ = (
-        *_fields(_INTEGER, "inputs", "outputs"),
-        *_fields(_POINTER, "panels", "rows", "bias"),
-    )
-
-
-class _Block(_Struct):
-    _fields_ = (
-        *_fields(_POINTER, "attention_norm", "mlp_norm", "query_gains", "key_gains"),
-        *_fields(_Map, "qkv", "projection", "up", "down"),
-    )
-
-
-class _Model(_Struct):
-    _fields_ = (
-        *_fields(_INTEGER, "layers", "width", "vocab_size", "heads", "kv_heads", "size"),
-        *_fields(_INTEGER, "key_at", "value_at", "norm", "normed_heads", "residual", "mlp"),
-        ("epsilon", ctypes.c_float),
-        *_fields(_POINTER, "tokens", "positions", "token_maps", "position_maps"),
-        *_fields(_POINTER, "cosines", "sines", "blocks", "last_norm"),
-        ("head", _Map),
-    )
-
-
-class _Memory(_Struct):
-    _fields_ = (
-        *_fields(_INTEGER, "rows", "capacity", "stride", "mixed_stride"),
-        *_fields(_POINTER, "keys", "values", "x", "read", "packed", "mixed", "hidden"),
-        *_fields(_POINTER, "query", "scores", "panel"),
-        *_fields(_INTEGER, "panel_size"),
-    )
-
-
-class _Generation(_Struct):
-    _fields_ = (
-        *_fields(_INTEGER, "block_size", "kept", "columns", "start", "known", "length"),
-        *_fields(_POINTER, "ids", "fresh", "logits", "sums"),
-        ("temperature", ctypes.c_double),
-    )
-
-
 class NativeModel:
     """The weights of a model in the layout of the C file, for any number of decoders.
 
@@ -116,15 +53,15 @@ class NativeModel:
     the model does.
     """
 
-    def __init__(self, model: Transformer, compiled: ctypes.CDLL) -> None:
+    def __init__(self, model: Transformer, native: ctypes.CDLL) -> None:
         a, weights = model.architecture, model.state_dict()
-        self.architecture, self.compiled = a, compiled
+        self.architecture, self.library = a, native
         heads, kv_heads, size = {
             "softmax": (a.heads, a.num_kv_heads, a.head_dim),
             "none": (0, 0, 0),
         }.get(a.attention, (1, 1, a.width))
         blocks = [_block(a, size, part(weights, f"blocks.{layer}.")) for layer in range(a.layers)]
-        row = (_Block * a.layers)(*blocks)
+        row = (Block * a.layers)(*blocks)
         self.first_block, self._kept = blocks[0], (blocks, row)
         maps = [head := _map(weights, "head")]
         for block in blocks:
@@ -139,7 +76,7 @@ class NativeModel:
             angles = {"cosines": model.cosines, "sines": model.sines}
             positions = {name: _array(table[:, : size // 2]) for name, table in angles.items()}
         key_at = _whole(heads * size) if a.attention == "softmax" else 0
-        self.laid = _Model(
+        self.laid = Model(
             layers=a.layers,
             width=a.width,
             vocab_size=model.vocab_size,
@@ -175,7 +112,7 @@ class NativeDecoder:
         self._logits_BV, self._out = logits[:, : laid.vocab_size], logits.ctypes.data
         self._samples, self._block_size = num_samples, a.block_size
         self._model = model  # kept alive: the calls read its memory
-        self._memory = _Memory(
+        self._memory = Memory(
             rows=rows,
             capacity=capacity,
             stride=stride,
@@ -193,8 +130,8 @@ class NativeDecoder:
             panel_size=model.panel_size,
         )
         places = ctypes.addressof(laid), ctypes.addressof(self._memory), threads
-        self._next_logits = functools.partial(model.compiled.next_logits, *places)
-        self._generate = functools.partial(model.compiled.generate, *places, num_samples)
+        self._next_logits = functools.partial(model.library.next_logits, *places)
+        self._generate = functools.partial(model.library.generate, *places, num_samples)
 
     def logits(self, ids_BS: NDArray[np.int64], known: int) -> _Floats:
         """Return the next token's logits, (B, V).
@@ -222,7 +159,7 @@ class NativeDecoder:
         ids_BS = np.zeros((samples, 2 * a.block_size), np.int64)
         kept = np.array(prompt[-a.block_size :], np.int64)
         ids_BS[:, : len(kept)] = kept
-        state = _Generation(
+        state = Generation(
             block_size=a.block_size,
             kept=kept_of_full_window(a),
             columns=ids_BS.shape[1],
@@ -266,7 +203,7 @@ def kept_of_full_window(a: Architecture) -> int:
 _QKV = tuple(f"attention.{name}" for name in ("query", "key", "value"))
 
 
-def _block(a: Architecture, size: int, weights: Mapping[str, Tensor]) -> _Block:
+def _block(a: Architecture, size: int, weights: Mapping[str, Tensor]) -> Block:
     """Return a block with the given weights; `size` is the width of a head."""
     # A scale of 0 makes all scores 0 and all weights equal.
     scale = 0 if a.attention == "uniform" else max(1, size) ** -0.5
@@ -274,7 +211,7 @@ def _block(a: Architecture, size: int, weights: Mapping[str, Tensor]) -> _Block:
     key_gains = weights.get("attention.key_norm.gain", ones)
     as_they_are = not a.query_key_norm and a.positions != "rotary"
     gate = ["mlp.gate"] if a.mlp == "swiglu" else []
-    return _Block(
+    return Block(
         attention_norm=_norm(part(weights, "attention_norm."), a.width),
         mlp_norm=_norm(part(weights, "mlp_norm."), a.width),
         query_gains=_array(weights.get("attention.query_norm.gain", ones) * scale),
@@ -334,20 +271,20 @@ def _norm(weights: Mapping[str, Tensor], size: int) -> _Floats:
     return _array(torch.stack((gain, bias)))
 
 
-def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
+def _map(weights: Mapping[str, Tensor], *names: str) -> Map:
     """Return linear maps of the same input as one map, or an empty map if the model lacks them.
 
     If the number of inputs is a multiple of 32 and at least `_LONG`, the C code reads the rows of
     the matrices where the model stores them. Other rows are copied to panels, (N/32, C, 32).
     """
     if f"{names[0]}.weight" not in weights:
-        return _Map()
+        return Map()
     matrices = [weights[f"{name}.weight"] for name in names]
     inputs, bias_N = matrices[0].size(1), _array(_side_by_side(weights, "bias", *names))
     size = {"inputs": inputs, "outputs": len(bias_N), "bias": bias_N}
     if inputs < _LONG or inputs % _PANEL:
         panels = _side_by_side(weights, "weight", *names).view(-1, _PANEL, inputs).transpose(1, 2)
-        return _Map(**size, panels=_array(panels))
+        return Map(**size, panels=_array(panels))
     # The addresses of the rows. A row of zeros fills up the last panel of each matrix.
     zeros, places = np.zeros(inputs, np.float32), list[int]()
     arrays = [_array(matrix) for matrix in matrices]
@@ -355,7 +292,7 @@ def _map(weights: Mapping[str, Tensor], *names: str) -> _Map:
         begin = array.ctypes.data
         places += range(begin, begin + array.nbytes, array.strides[0])
         places += [zeros.ctypes.data] * (_whole(len(array)) - len(array))
-    return _Map(**size, rows=np.array(places, np.uintp), arrays=[zeros, *arrays])
+    return Map(**size, rows=np.array(places, np.uintp), arrays=[zeros, *arrays])
 
 
 def _side_by_side(weights: Mapping[str, Tensor], kind: str, *names: str) -> Tensor:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.compute.native import library
+from attnlm.compute.native import baseline_kernels
+from attnlm.compute.native.structs import Words
 from attnlm.tokens.specs import takes_line_ends
 from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, Tokenizer, encoded
 
@@ -34,7 +35,7 @@ def piece_encoder(tokenizer: Tokenizer) -> PieceEncoder:
 
     Several threads may call the returned function.
     """
-    if not isinstance(tokenizer, BpeTokenizer) or (compiled := library("words.c")) is None:
+    if not isinstance(tokenizer, BpeTokenizer) or (native := baseline_kernels()) is None:
         return tokenizer.encode_piece
     idle: SimpleQueue[WordTable] = SimpleQueue()
 
@@ -42,7 +43,7 @@ def piece_encoder(tokenizer: Tokenizer) -> PieceEncoder:
         try:
             table = idle.get_nowait()
         except Empty:
-            table = WordTable(tokenizer, compiled)
+            table = WordTable(tokenizer, native)
         ids = table.encode_piece(text)
         idle.put(table)
         return ids
@@ -56,13 +57,13 @@ class WordTable:
     def __init__(
         self,
         tokenizer: BpeTokenizer,
-        compiled: ctypes.CDLL,
+        native: ctypes.CDLL,
         *,
         most_words: int = _MOST_WORDS,
         most_bytes: int = _MOST_BYTES,
     ) -> None:
         self._tokenizer = tokenizer
-        self._find, self._gather = compiled.find_words, compiled.gather_ids
+        self._find, self._gather = native.find_words, native.gather_ids
         self._length_of = np.fromiter(map(len, tokenizer.tokens), np.int64)
         self._words = np.zeros(1, np.int64)
         self._word_at = np.zeros(most_words + 1, np.int64)
@@ -81,10 +82,14 @@ class WordTable:
         self._span = np.zeros(2, np.int64)
         self._out = (self._numbers.ctypes.data, self._span.ctypes.data)
         pointed = ("words", "word_at", "ids_at", "slot", "hashes", "ends", "bytes", "ids")
-        pointers = [getattr(self, f"_{name}").ctypes.data for name in pointed]
-        numbers = [most_words, most_bytes, _SLOTS, secrets.randbits(63), *pointers]
-        self._struct = np.array(numbers, np.int64)  # the fields of the struct Words of words.c
-        self._place = self._struct.ctypes.data
+        self._struct = Words(
+            most_words=most_words,
+            most_bytes=most_bytes,
+            slots=_SLOTS,
+            seed=secrets.randbits(64),
+            **{name: getattr(self, f"_{name}") for name in pointed},
+        )
+        self._address = ctypes.addressof(self._struct)
 
     def encode_piece(self, text: str) -> Ids:
         """Return the same ids as the tokenizer for a text of at most `PIECE` characters."""
@@ -94,7 +99,7 @@ class WordTable:
             return plain(text)
         for _ in range(2):
             known = self._words[0]
-            found = self._find(self._place, utf8, len(utf8), *self._out)
+            found = self._find(self._address, utf8, len(utf8), *self._out)
             if found >= 0 and self._learn(known):
                 break
             self._words[0] = 0  # it is full: forget all words
@@ -103,7 +108,7 @@ class WordTable:
             return plain(text)
         begin, end = self._span
         ids = np.empty(end - begin, np.uint32)
-        tokens = self._gather(self._place, found, self._out[0], ids.ctypes.data)
+        tokens = self._gather(self._address, found, self._out[0], ids.ctypes.data)
         head, tail = utf8[:begin].decode(), utf8[end:].decode()
         return np.concatenate((plain(head), ids[:tokens], plain(tail)))
 

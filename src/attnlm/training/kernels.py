@@ -1,25 +1,19 @@
-"""Choice of the kernels of a training step on a CPU: those that compile and are fastest on it."""
+"""Choice of the kernels of a training step on a CPU, by rules, so that no timing decides a result.
+
+docs/speed.md has the measurements behind the rules; `make bench PARTS=choices` repeats them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 
-from attnlm.compute.choices import fastest
-from attnlm.compute.threads import threads_of_torch
+from attnlm.compute.native import kernels as native_kernels
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import Architecture
-from attnlm.model.ops import Kernels, operations_in_c, using
-from attnlm.model.ops.attention import attention_in_c, fused_attention
-from attnlm.model.ops.linear import FEWEST_BY_ONEDNN, onednn_linear, product
+from attnlm.model.ops import Kernels
+from attnlm.model.ops.linear import onednn_linear
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
-from attnlm.model.sizes import map_shapes
-from attnlm.training.one_layer import compiled_parts, is_one_layer
-
-# The largest sizes timed. The kernel that is faster at these sizes is also faster at larger ones.
-_MOST_TOKENS, _MOST_OUTPUTS, _MOST_KV_HEADS = 512, 4096, 4
+from attnlm.training.one_layer import is_one_layer
 
 
 def kernels_of(training: TrainingConfig) -> Kernels:
@@ -42,80 +36,16 @@ def has_parts(a: Architecture, vocab_size: int, tokens: int) -> bool:
     )
 
 
-def parts_compile(a: Architecture, vocab_size: int, tokens: int) -> bool:
-    """Compile the operations written in C unless cached; return False if no compiler works."""
-    if is_one_layer(a, vocab_size, tokens):
-        return compiled_parts(a) is not None
-    return operations_in_c() is not None and attention_in_c() is not None
+def faster_matmul() -> str:
+    """Return the library for a step's large matmuls: onednn with AVX-512, else blas.
 
-
-def faster_matmul(a: Architecture, vocab_size: int, tokens: int) -> str:
-    """Return the faster library for a step's matmuls, forward and backward: blas or onednn.
-
-    Each thread computes `tokens` tokens. Small matmuls always use BLAS.
+    On processors that are not Intel's, PyTorch's BLAS (MKL) does not use AVX-512.
     """
-    if onednn_linear() is None or a.embed_dim is None:
-        return "blas"
-    rows = _tokens_measured(tokens)
-    large = {
-        (min(outputs, _MOST_OUTPUTS), inputs)
-        for outputs, inputs in (*map_shapes(a).values(), (vocab_size, a.body_dim))
-        if rows * outputs * inputs >= FEWEST_BY_ONEDNN
-    }
-    if not large:
-        return "blas"
-    shapes = sorted(large)
-    factors = [(torch.ones(rows, c), torch.ones(n, c), torch.ones(rows, n)) for n, c in shapes]
-
-    def multiply() -> None:
-        for x_MC, weight_NC, d_out_MN in factors:
-            product(x_MC, weight_NC)
-            product(d_out_MN, weight_NC.T)
-            product(d_out_MN.T, x_MC.T)
-
-    sizes = f"{rows} × {', '.join(f'{inputs} → {outputs}' for outputs, inputs in shapes)}"
-    names = ("blas", "onednn")
-    ways = {name: partial(_compute_with, Kernels(matmul=name), multiply) for name in names}
-    return fastest("matmul", sizes, ways)
+    capability = torch.backends.cpu.get_cpu_capability()
+    return "onednn" if capability == "AVX512" and onednn_linear() is not None else "blas"
 
 
-def _compute_with(kernels: Kernels, compute: Callable[[], object]) -> None:
-    """Call `compute` with these kernels in one thread."""
-    with using(kernels), threads_of_torch(1):
-        compute()
-
-
-def _tokens_measured(tokens: int) -> int:
-    """Return `tokens` rounded down to a power of two, at most `_MOST_TOKENS`, for timing."""
-    return min(_MOST_TOKENS, 1 << (max(1, tokens).bit_length() - 1))
-
-
-def faster_attention(a: Architecture, tokens: int) -> str:
-    """Return the faster kernel for causal attention, forward and backward: torch or native.
-
-    Each thread computes `tokens` tokens.
-    """
-    if a.attention == "none" or a.holds_weights or attention_in_c() is None:
-        return "torch"
-    if a.attention == "softmax":
-        kv_heads, size = min(a.num_kv_heads, _MOST_KV_HEADS), a.head_dim
-        heads = kv_heads * (a.heads // a.num_kv_heads)
-    else:
-        kv_heads, heads, size = 1, 1, a.body_dim
-    length = min(a.block_size, _MOST_TOKENS)
-    windows = max(1, _tokens_measured(tokens) // length)
-
-    query, key, value = (
-        torch.ones(windows, count, length, size, requires_grad=True)
-        for count in (heads, kv_heads, kv_heads)
-    )
-    d_out = torch.ones(windows, heads, length, size)
-
-    def attend() -> None:
-        # Passing d_out to `backward` would make PyTorch load sympy.
-        (fused_attention(query, key, value) * d_out).sum().backward()
-
-    sizes = f"{heads} heads of {size}, {kv_heads} of keys, {windows} × {length} tokens"
-    kernels = {name: Kernels(compiled=True, attention=name) for name in ("torch", "native")}
-    ways = {name: partial(_compute_with, used, attend) for name, used in kernels.items()}
-    return fastest("attention", sizes, ways)
+def faster_attention(a: Architecture) -> str:
+    """Return the kernel for causal attention: native where it can compute the model, else torch."""
+    is_possible = a.attention != "none" and not a.holds_weights and native_kernels() is not None
+    return "native" if is_possible else "torch"

@@ -16,6 +16,7 @@ queries, keys and values side by side, 3·H·D. R is the number of rows of the t
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from ctypes import CDLL
@@ -24,17 +25,17 @@ import torch
 from torch import Tensor
 
 from attnlm.compute.device import Device
-from attnlm.compute.native import library
+from attnlm.compute.native import kernels as native_kernels
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.model.ops import Kernels, operations_in_c, place
+from attnlm.model.ops import Kernels, place
 
 # All attention weights of a window are in memory together: a longer context would take too much.
 LONGEST_CONTEXT = 256
 # The C code keeps a query's sums in vectors of at most 64 numbers.
 LARGEST_HEAD = 64
-# Unused numbers at the end of each row of the logits. Rows at distances of a power of two would map
-# to the same few sets of a cache.
+# Unused numbers at the end of arrays that C reads in whole vectors, and of each row of the logits:
+# rows at distances of a power of two would map to the same few sets of a cache.
 _PADDING = 16
 
 # Settings that may have any value in this form; all others must have their defaults.
@@ -64,14 +65,6 @@ def is_one_layer(a: Architecture, vocab_size: int, tokens: int) -> bool:
     )
 
 
-def compiled_parts(a: Architecture) -> tuple[CDLL, CDLL] | None:
-    """Return the C libraries for attention with this head size and for pointwise operations, or
-    None if no compiler works."""
-    pointwise = operations_in_c()
-    attention = library("one_layer.c", SIZE=a.head_dim) if pointwise is not None else None
-    return (attention, pointwise) if attention is not None and pointwise is not None else None
-
-
 def one_layer_form(
     model: LanguageModel, batch_size: int, device: Device, kernels: Kernels
 ) -> OneLayer | None:
@@ -84,10 +77,10 @@ def one_layer_form(
         or (device.name, device.dtype) != ("cpu", "float32")
         or model.head.weight.dtype != torch.float32
         or not model.head.weight.is_cpu
-        or (parts := compiled_parts(a)) is None
+        or (native := native_kernels()) is None
     ):
         return None
-    return OneLayer(model, batch_size, *parts)
+    return OneLayer(model, batch_size, native)
 
 
 class OneLayer:
@@ -97,30 +90,28 @@ class OneLayer:
     parameters and gradients must keep their addresses in memory.
     """
 
-    def __init__(
-        self, model: Transformer, batch_size: int, attention: CDLL, pointwise: CDLL
-    ) -> None:
-        self._model, self._attention, self._pointwise = model, attention, pointwise
+    def __init__(self, model: Transformer, batch_size: int, native: CDLL) -> None:
+        self._model, self._native = model, native
         self._parameters = _tensors(model, Tensor.detach)
         a, vocab_size = model.architecture, model.vocab_size
         length, embed_dim, width = a.block_size, a.embed_dim or 0, a.heads * a.head_dim
         rows, tokens = vocab_size + length, batch_size * length
-        self._sizes = batch_size, length, a.heads, a.head_dim**-0.5
+        self._sizes = batch_size, length, a.heads, a.head_dim, a.head_dim**-0.5
         self._qkv_NC = torch.empty(3 * width, embed_dim)
         self._embeddings_RC = torch.empty(rows, embed_dim)
         self._tables_RN = torch.empty(rows, 3 * width)
         self._d_tables_RN = torch.empty(rows, 3 * width)
         self._positions_TN = self._tables_RN[vocab_size:]
         self._d_tokens_VN, self._d_positions_TN = self._d_tables_RN.split((vocab_size, length))
-        self._packed_BTN = torch.empty(batch_size, length, 3 * width)
+        self._packed_BTN = _with_room(batch_size, length, 3 * width)
         self._d_packed_BTN = torch.empty(batch_size, length, 3 * width)
         self._packed_MN = self._packed_BTN.flatten(0, 1)
         self._d_packed_MN = self._d_packed_BTN.flatten(0, 1)
-        self._mixed_MC, self._d_mixed_MC = torch.empty(tokens, width), torch.empty(tokens, width)
+        self._mixed_MC, self._d_mixed_MC = _with_room(tokens, width), _with_room(tokens, width)
         self._projected_MC = self._mixed_MC  # unless there is a projection
         self._logits_VM = torch.empty(vocab_size, tokens + _PADDING)[:, :tokens]
-        self._kept = torch.empty(batch_size * a.heads * attention.attention_kept(length))
-        self._scratch = torch.empty(attention.attention_scratch(length))
+        self._kept = torch.empty(batch_size * a.heads * native.one_layer_kept(length))
+        self._scratch = torch.empty(native.one_layer_scratch(length, a.head_dim))
 
     @torch.no_grad()
     def __call__(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -146,8 +137,7 @@ class OneLayer:
         torch.index_select(self._tables_RN, 0, inputs_BT.reshape(-1), out=self._packed_MN)
         self._packed_BTN += self._positions_TN
 
-        arrays = self._packed_MN, self._mixed_MC, self._kept, self._scratch
-        self._attention.attend(*self._sizes, *map(place, arrays))
+        self._attend(None, None)
         if "projection.weight" in p:
             self._projected_MC = self._mixed_MC @ p["projection.weight"].T
             if "projection.bias" in p:
@@ -157,11 +147,16 @@ class OneLayer:
 
         targets_M, loss = targets_BT.reshape(-1), torch.zeros((), dtype=torch.float64)
         tokens = targets_M.numel()
-        self._pointwise.cross_entropy(
+        self._native.cross_entropy(
             *(*logits_VM.shape, logits_VM.stride(0), 1 / tokens),
             *map(place, (None, logits_VM, targets_M, loss, None)),
         )
         return loss.div_(tokens).float()
+
+    def _attend(self, d_mixed_MC: Tensor | None, d_packed_MN: Tensor | None) -> None:
+        """Compute the outputs of the heads or, given their gradient, that of `_packed_MN`."""
+        arrays = self._packed_MN, self._mixed_MC, self._kept, d_mixed_MC, d_packed_MN, self._scratch
+        self._native.one_layer_attend(*self._sizes, *map(place, arrays))
 
     @functools.cached_property
     def _gradients(self) -> dict[str, Tensor]:
@@ -182,9 +177,7 @@ class OneLayer:
         else:
             torch.mm(d_logits_VM.T, p["head.weight"], out=self._d_mixed_MC)
 
-        arrays = self._packed_MN, self._mixed_MC, self._d_mixed_MC, self._kept, self._d_packed_MN
-        self._attention.attend_backward(*self._sizes, *map(place, (*arrays, self._scratch)))
-
+        self._attend(self._d_mixed_MC, self._d_packed_MN)
         self._d_tokens_VN.zero_().index_add_(0, tokens_M, self._d_packed_MN)
         torch.sum(self._d_packed_BTN, 0, out=self._d_positions_TN)
         if "query.bias" in d:
@@ -194,6 +187,12 @@ class OneLayer:
             d[name].addmm_(d_table_RN.T, self._embeddings_RC)
         d["token_embedding.weight"].addmm_(self._d_tokens_VN, self._qkv_NC)
         d["position_embedding.weight"].addmm_(self._d_positions_TN, self._qkv_NC)
+
+
+def _with_room(*shape: int) -> Tensor:
+    """Return an uninitialised tensor, with room for a vector of C behind it."""
+    size = math.prod(shape)
+    return torch.empty(size + _PADDING)[:size].view(shape)
 
 
 def _tensors(model: Transformer, tensor_of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:

@@ -5,6 +5,9 @@
 
 #include "vectors.h"
 
+#include "layout.h"
+#include "team.h"
+
 #define BLOCK 64 /* number of queries, and of keys */
 #define ACROSS (BLOCK / LANES)
 #define SIDE 2 /* vectors of a tile */
@@ -30,8 +33,6 @@ struct attention {
 };
 
 int64_t attention_lanes(void) { return LANES; }
-
-INLINE int64_t filled(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
 /* Return the scratch numbers that each thread needs: for all keys and values and their gradients; for
    a block of queries and the gradients of its outputs, both by rows and by columns, and its sums; and
@@ -112,20 +113,11 @@ static void scatter(const float *from, float *to, int64_t stride, int64_t count,
 }
 
 /* Transpose the rows of a block to (D, BLOCK), padded with zeros. */
-static void turn_over(float *columns, const float *rows, int64_t count, int64_t size)
+static void transpose(float *columns, const float *rows, int64_t count, int64_t size)
 {
     for (int64_t i = 0; i < size; i++)
         for (int64_t t = 0; t < BLOCK; t++)
             columns[i * BLOCK + t] = t < count ? rows[t * filled(size) + i] : 0;
-}
-
-/* Mark the queries among LANES, from `first` on, that come before a key: the mask hides it. */
-INLINE integers before(int64_t first, int64_t key)
-{
-    integers lanes;
-    for (int l = 0; l < LANES; l++)
-        lanes[l] = l;
-    return lanes < (integers){0} + (int32_t)(key - first);
 }
 
 /* Replace scores (keys, BLOCK) by exp(score − the largest score of the query so far), and add them to
@@ -177,7 +169,7 @@ static void attend_piece(const struct attention *about, int64_t window, int64_t 
             for (int c = 0; c < ACROSS; c++)
                 largest[c] = (vector){0} - INFINITY;
             gather(queries, place_of(q, window, head, t), q->token, count, size, about->scale);
-            turn_over(columns, queries, count, size);
+            transpose(columns, queries, count, size);
             for (int64_t s = 0; s <= t; s += BLOCK) {
                 const int64_t there = s < t ? BLOCK : count;
                 multiply(there, BLOCK, size, keys + s * width, width, 1, columns, BLOCK, scores,
@@ -240,9 +232,9 @@ static void attend_piece_backward(const struct attention *about, int64_t window,
             memcpy(log_sums, about->log_sums + (window * about->heads + head) * length + t,
                    count * sizeof(float));
             gather(queries, place_of(q, window, head, t), q->token, count, size, about->scale);
-            turn_over(columns, queries, count, size);
+            transpose(columns, queries, count, size);
             gather(grads, place_of(d_o, window, head, t), d_o->token, count, size, 1);
-            turn_over(grad_columns, grads, count, size);
+            transpose(grad_columns, grads, count, size);
             for (int64_t i = 0; i < count; i++)
                 for (int64_t d = 0; d < size; d++)
                     shared[i] += grads[i * width + d] * out[i * o->token + d];
@@ -270,19 +262,14 @@ static void attend_piece_backward(const struct attention *about, int64_t window,
     scatter(d_values, place_of(d_v, window, kv_head, 0), d_v->token, length, size, 1);
 }
 
-/* The threads are those of PyTorch if it and the compiler share one OpenMP. Other threads would compete
-   with PyTorch's threads, which spin while they wait for work. */
-static void attend_all(const struct attention *about, int64_t threads)
+static void attend_pieces(struct member who, const void *given)
 {
-    const int64_t pieces = about->windows * about->kv_heads, heads = about->kv_heads;
-    const int64_t scratch = attention_scratch(about->length, about->size);
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-#endif
-    for (int64_t n = 0; n < threads; n++)
-        for (int64_t i = pieces * n / threads; i < pieces * (n + 1) / threads; i++)
-            (about->d_out ? attend_piece_backward : attend_piece)(about, i / heads, i % heads,
-                                                                  about->scratch + n * scratch);
+    const struct attention *about = given;
+    const int64_t heads = about->kv_heads;
+    float *scratch = about->scratch + who.number * attention_scratch(about->length, about->size);
+    struct range own = share(who, about->windows * heads);
+    for (int64_t i = own.begin; i < own.end; i++)
+        (about->d_out ? attend_piece_backward : attend_piece)(about, i / heads, i % heads, scratch);
 }
 
 /* `scratch` has room for `threads` threads. */
@@ -292,7 +279,7 @@ void attend(int64_t threads, int64_t windows, int64_t heads, int64_t kv_heads, i
 {
     struct attention about = {windows, heads, kv_heads, length, size, scale, query, key, value, out,
                               log_sums, .scratch = scratch};
-    attend_all(&about, threads);
+    together(threads, attend_pieces, &about);
 }
 
 void attend_backward(int64_t threads, int64_t windows, int64_t heads, int64_t kv_heads,
@@ -303,5 +290,11 @@ void attend_backward(int64_t threads, int64_t windows, int64_t heads, int64_t kv
 {
     struct attention about = {windows, heads, kv_heads, length, size, scale, query, key, value, out,
                               log_sums, d_query, d_key, d_value, d_out, scratch};
-    attend_all(&about, threads);
+    together(threads, attend_pieces, &about);
 }
+
+const struct layout attention_layouts[] = {
+    STRUCT(heads),
+    FIELD(heads, at), FIELD(heads, window), FIELD(heads, head), FIELD(heads, token),
+    {NULL, 0, 0},
+};

@@ -7,6 +7,7 @@
 
 #include "vectors.h"
 
+#include "layout.h"
 #include "team.h"
 #include "products.h"
 
@@ -319,13 +320,6 @@ static void pass_on(struct member who, const struct model *m, const struct memor
     barrier(who);
 }
 
-/* 1 / (1 + e^−x), without overflow. */
-INLINE vector sigmoid(vector x)
-{
-    vector e = exp_of(either(x < 0, x, -x));
-    return either(x < 0, e, (vector){0} + 1) / (1 + e);
-}
-
 INLINE vector activation(int64_t kind, vector x)
 {
     if (kind == SWIGLU)
@@ -548,3 +542,30 @@ int64_t generate(const struct model *m, const struct memory *to, int64_t members
     together(members, continue_texts, &stream);
     return stream.made;
 }
+
+const struct layout decoding_layouts[] = {
+    STRUCT(map),
+    FIELD(map, inputs), FIELD(map, outputs), FIELD(map, panels), FIELD(map, rows), FIELD(map, bias),
+    STRUCT(block),
+    FIELD(block, attention_norm), FIELD(block, mlp_norm), FIELD(block, query_gains),
+    FIELD(block, key_gains), FIELD(block, qkv), FIELD(block, projection), FIELD(block, up),
+    FIELD(block, down),
+    STRUCT(model),
+    FIELD(model, layers), FIELD(model, width), FIELD(model, vocab_size), FIELD(model, heads),
+    FIELD(model, kv_heads), FIELD(model, size), FIELD(model, key_at), FIELD(model, value_at),
+    FIELD(model, norm), FIELD(model, normed_heads), FIELD(model, residual), FIELD(model, mlp),
+    FIELD(model, epsilon), FIELD(model, tokens), FIELD(model, positions), FIELD(model, token_maps),
+    FIELD(model, position_maps), FIELD(model, cosines), FIELD(model, sines), FIELD(model, blocks),
+    FIELD(model, last_norm), FIELD(model, head),
+    STRUCT(memory),
+    FIELD(memory, rows), FIELD(memory, capacity), FIELD(memory, stride),
+    FIELD(memory, mixed_stride), FIELD(memory, keys), FIELD(memory, values), FIELD(memory, x),
+    FIELD(memory, read), FIELD(memory, packed), FIELD(memory, mixed), FIELD(memory, hidden),
+    FIELD(memory, query), FIELD(memory, scores), FIELD(memory, panel), FIELD(memory, panel_size),
+    STRUCT(generation),
+    FIELD(generation, block_size), FIELD(generation, kept), FIELD(generation, columns),
+    FIELD(generation, start), FIELD(generation, known), FIELD(generation, length),
+    FIELD(generation, ids), FIELD(generation, fresh), FIELD(generation, logits),
+    FIELD(generation, sums), FIELD(generation, temperature),
+    {NULL, 0, 0},
+};

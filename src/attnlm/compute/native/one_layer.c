@@ -5,208 +5,287 @@
    (B, H, 2, T) has the largest score and the inverse sum of each query's softmax, for the backward
    pass. It computes the weights again, which is faster than reading them (Dao et al., 2022). A vector
    holds scores of LANES queries, or D features of a sum of rows, so nothing is summed within a vector.
-   SIZE, which is D, is a constant of the compilation, so that sums stay in registers. */
+
+   `row` is the number of features in a row: 8, 16, 32 or 64. It is a constant of each instance of the
+   functions, so that sums stay in registers. Rows of other sizes are copied and padded with zeros. */
 
 #include "vectors.h"
 
-#if SIZE <= 8
-#define ROW 8
-#elif SIZE <= 16
-#define ROW 16
-#elif SIZE <= 32
-#define ROW 32
-#elif SIZE <= 64
-#define ROW 64
-#else
-#error "a row has no room for so large a head"
-#endif
-#define PARTS (ROW > LANES ? ROW / LANES : 1)      /* vectors of a row */
-#define ACROSS (ROW / PARTS)                       /* elements of a part */
-#define SOME (PARTS <= 2 ? 4 : PARTS <= 4 ? 2 : 1) /* outputs at once; LANES is a multiple */
+#define WIDEST 64
+#define MOST_SUMS (WIDEST / LANES > 8 ? WIDEST / LANES : 8) /* vectors */
 
-typedef float part __attribute__((vector_size(4 * ACROSS), aligned(4), may_alias));
+/* Return the number of vectors that hold a row. The last may hold other numbers behind the row. */
+INLINE int parts_of(const int row) { return row > LANES ? row / LANES : 1; }
 
-static int64_t filled(int64_t length) { return (length + LANES - 1) / LANES * LANES; }
+/* Return how many rows are summed at once; LANES is a multiple. */
+INLINE int rows_at_once(const int row) { return parts_of(row) <= 2 ? 4 : parts_of(row) <= 4 ? 2 : 1; }
 
-int64_t attention_kept(int64_t length) { return 2 * filled(length); }
-
-int64_t attention_scratch(int64_t length) { return 2 * length * filled(length); }
-
-/* Transpose up to LANES rows (T, D), `stride` apart, times a factor, to (D, LANES). */
-INLINE void turn_over(vector *columns, const float *rows, int64_t stride, int64_t count,
-                      float factor)
+/* Transpose up to LANES rows, times a factor, to `row` vectors, by blocks of 4 × 4. */
+INLINE void transpose(const int row, const float *rows, int64_t stride, int64_t count, float factor,
+                      vector *columns)
 {
-    for (int64_t i = 0; i < SIZE; i++) {
-        columns[i] = (vector){0};
+    float copy[LANES * WIDEST];
+    if (count < LANES) {
+        memset(copy, 0, LANES * row * sizeof(float));
         for (int64_t t = 0; t < count; t++)
-            columns[i][t] = rows[t * stride + i] * factor;
+            memcpy(copy + t * row, rows + t * stride, row * sizeof(float));
+        rows = copy, stride = row;
     }
-}
-
-/* Mark the positions among LANES, from `first` on, that come before `other`. */
-INLINE integers before(int64_t first, int64_t other)
-{
-    integers lanes;
-    for (int l = 0; l < LANES; l++)
-        lanes[l] = l;
-    return lanes < (integers){0} + (int32_t)(other - first);
+    for (int t = 0; t < LANES; t += 4, rows += 4 * stride)
+        for (int i = 0; i < row; i += 4) {
+            const four a = *(four *)(rows + i), b = *(four *)(rows + stride + i);
+            const four c = *(four *)(rows + 2 * stride + i), d = *(four *)(rows + 3 * stride + i);
+            for (int l = 0; l < 4; l++)
+                *(four *)((float *)(columns + i + l) + t) = (four){a[l], b[l], c[l], d[l]} * factor;
+        }
 }
 
 /* Return the product of a row and LANES columns, (D) · (D, LANES). */
-INLINE vector along(const float *one, const vector *columns)
+INLINE vector along(const int row, const float *one, const vector *columns)
 {
     vector even = {0}, odd = {0};
-    for (int64_t i = 0; i < SIZE; i += 2)
+    for (int i = 0; i < row; i += 2)
         even += one[i] * columns[i];
-    for (int64_t i = 1; i < SIZE; i += 2)
+    for (int i = 1; i < row; i += 2)
         odd += one[i] * columns[i];
     return even + odd;
 }
 
-/* Return part p of a row, padded with zeros after SIZE elements. A whole part is read by one
-   instruction: compilers may copy it in two halves, and the processor then waits for both stores. */
-INLINE part read_part(const float *row, const int p)
-{
-    part read = {0};
-    if (SIZE >= (p + 1) * ACROSS)
-        return *(const part *)(row + p * ACROSS);
-    if (SIZE > p * ACROSS)
-        memcpy(&read, row + p * ACROSS, (SIZE - p * ACROSS) * sizeof(float));
-    return read;
-}
-
-INLINE void write_part(float *row, const int p, part values)
-{
-    if (SIZE >= (p + 1) * ACROSS)
-        *(part *)(row + p * ACROSS) = values;
-    else if (SIZE > p * ACROSS)
-        memcpy(row + p * ACROSS, &values, (SIZE - p * ACROSS) * sizeof(float));
-}
-
 /* For `some` outputs j: Σ weights[j · across + r · down] · row r, over `count` rows. */
-INLINE void sum_some(const int some, int64_t count, const float *weights, int64_t across,
-                     int64_t down, const float *rows, int64_t stride, float *out,
+INLINE void sum_some(const int row, const int some, int64_t count, const float *weights,
+                     int64_t across, int64_t down, const float *rows, int64_t stride, float *out,
                      int64_t out_stride)
 {
-    part sums[SOME * PARTS] = {{0}};
+    const int parts = parts_of(row);
+    vector sums[MOST_SUMS] = {{0}};
     for (int64_t r = 0; r < count; r++)
-        for (int p = 0; p < PARTS; p++) {
-            const part one = read_part(rows + r * stride, p);
+        for (int p = 0; p < parts; p++) {
+            const vector one = load(rows + r * stride + p * LANES);
             for (int j = 0; j < some; j++)
-                sums[j * PARTS + p] += one * weights[j * across + r * down];
+                sums[j * parts + p] += one * weights[j * across + r * down];
         }
     for (int j = 0; j < some; j++)
-        for (int p = 0; p < PARTS; p++)
-            write_part(out + j * out_stride, p, sums[j * PARTS + p]);
+        memcpy(out + j * out_stride, sums + j * parts, row * sizeof(float));
 }
 
 /* For each query t: Σ weights (s, t) · row s, over the keys s ≤ t. */
-static void sum_keys(int64_t length, const float *weights, const float *rows, int64_t stride,
-                     float *out, int64_t out_stride)
+INLINE void sum_keys(const int row, int64_t length, const float *weights, const float *rows,
+                     int64_t stride, float *out, int64_t out_stride)
 {
-    const int64_t width = filled(length);
+    const int64_t width = filled(length), some = rows_at_once(row);
     int64_t t = 0;
-    for (; t + SOME <= length; t += SOME) /* weights of later keys are 0 */
-        sum_some(SOME, t + SOME, weights + t, 1, width, rows, stride, out + t * out_stride,
-                 out_stride);
+    for (; t + some <= length; t += some) /* weights of later keys are 0 */
+        sum_some(row, rows_at_once(row), t + some, weights + t, 1, width, rows, stride,
+                 out + t * out_stride, out_stride);
     for (; t < length; t++)
-        sum_some(1, t + 1, weights + t, 1, width, rows, stride, out + t * out_stride, out_stride);
+        sum_some(row, 1, t + 1, weights + t, 1, width, rows, stride, out + t * out_stride, out_stride);
 }
 
 /* For each key s: Σ weights (s, t) · row t, over the queries t ≥ s. */
-static void sum_queries(int64_t length, const float *weights, const float *rows, int64_t stride,
-                        float *out, int64_t out_stride)
+INLINE void sum_queries(const int row, int64_t length, const float *weights, const float *rows,
+                        int64_t stride, float *out, int64_t out_stride)
 {
-    const int64_t width = filled(length);
+    const int64_t width = filled(length), some = rows_at_once(row);
     int64_t s = 0;
-    for (; s + SOME <= length; s += SOME)
-        sum_some(SOME, length - s, weights + s * width + s, width, 1, rows + s * stride, stride,
-                 out + s * out_stride, out_stride);
+    for (; s + some <= length; s += some)
+        sum_some(row, rows_at_once(row), length - s, weights + s * width + s, width, 1,
+                 rows + s * stride, stride, out + s * out_stride, out_stride);
     for (; s < length; s++)
-        sum_some(1, length - s, weights + s * width + s, width, 1, rows + s * stride, stride,
+        sum_some(row, 1, length - s, weights + s * width + s, width, 1, rows + s * stride, stride,
                  out + s * out_stride, out_stride);
 }
 
-static void attend_head(int64_t length, int64_t stride, float scale, const float *q, float *mixed,
-                        int64_t mixed_stride, float *kept, float *weights)
+/* Queries, keys and values of a head, its outputs, and their gradients, with the strides between two
+   tokens. `d_q` and `d_mixed` are NULL in the forward pass. */
+struct head {
+    const float *q, *k, *v;
+    int64_t stride;
+    float *mixed;
+    const float *d_mixed;
+    int64_t mixed_stride;
+    float *d_q, *d_k, *d_v, *kept;
+};
+
+/* LANES queries, from t on. */
+struct queries {
+    int64_t t;
+    vector queries[WIDEST], grads[WIDEST];
+    vector largest, inverse, shared;
+};
+
+/* Write the scores of some keys, and update the largest of each query. With `masked`, some of the keys
+   come after some of the queries. */
+INLINE void scores(const int row, const int masked, int64_t begin, int64_t count, const struct head *h,
+                   struct queries *q, float *out, int64_t width)
 {
-    const int64_t width = filled(length);
-    const float *k = q + stride / 3, *v = k + stride / 3;
-    for (int64_t t = 0; t < length; t += LANES) {
-        const int64_t end = t + LANES < length ? t + LANES : length;
-        vector queries[SIZE], largest = (vector){0} - INFINITY, sum = {0};
-        turn_over(queries, q + t * stride, stride, end - t, scale);
-        for (int64_t s = 0; s < end; s++) {
-            vector score = along(k + s * stride, queries);
-            score = either(before(t, s), (vector){0} - INFINITY, score);
-            largest = either(score > largest, score, largest);
-            *(vector *)(weights + s * width + t) = score;
-        }
-        for (int64_t s = 0; s < end; s++) {
-            vector weight = exp_of(load(weights + s * width + t) - largest);
-            weight = either(before(t, s), (vector){0}, weight);
-            sum += weight;
-            *(vector *)(weights + s * width + t) = weight;
-        }
-        vector share = 1 / sum;
-        for (int64_t s = 0; s < end; s++)
-            *(vector *)(weights + s * width + t) = load(weights + s * width + t) * share;
-        *(vector *)(kept + t) = largest;
-        *(vector *)(kept + width + t) = share;
+    vector largest = q->largest;
+    for (int64_t i = 0, s = begin; i < count; i++, s++) {
+        vector score = along(row, h->k + s * h->stride, q->queries);
+        if (masked)
+            score = either(before(q->t, s), (vector){0} - INFINITY, score);
+        largest = either(score > largest, score, largest);
+        *(vector *)(out + s * width + q->t) = score;
     }
-    sum_keys(length, weights, v, stride, mixed, mixed_stride);
+    q->largest = largest;
 }
 
-static void attend_head_backward(int64_t length, int64_t stride, float scale, const float *q,
-                                 const float *mixed, const float *d_mixed, int64_t mixed_stride,
-                                 const float *kept, float *d_q, float *weights)
+/* Replace scores by their exponentials. Return `sum` plus these. */
+INLINE vector exponentials(const int masked, int64_t begin, int64_t count, const struct queries *q,
+                           vector sum, float *out, int64_t width)
+{
+    for (int64_t i = 0, s = begin; i < count; i++, s++) {
+        vector weight = exp_of(load(out + s * width + q->t) - q->largest);
+        if (masked)
+            weight = either(before(q->t, s), (vector){0}, weight);
+        sum += weight;
+        *(vector *)(out + s * width + q->t) = weight;
+    }
+    return sum;
+}
+
+INLINE void attend(const int row, int64_t length, float scale, const struct head *h, float *weights)
 {
     const int64_t width = filled(length);
-    const float *k = q + stride / 3, *v = k + stride / 3;
+    for (int64_t t = 0; t < length; t += LANES) {
+        const int64_t count = length - t < LANES ? length - t : LANES;
+        struct queries q = {.t = t, .largest = (vector){0} - INFINITY};
+        transpose(row, h->q + t * h->stride, h->stride, count, scale, q.queries);
+        scores(row, 0, 0, t, h, &q, weights, width);
+        scores(row, 1, t, count, h, &q, weights, width);
+        const vector sum = exponentials(0, 0, t, &q, (vector){0}, weights, width);
+        const vector inverse = 1 / exponentials(1, t, count, &q, sum, weights, width);
+        for (int64_t s = 0; s < t + count; s++)
+            *(vector *)(weights + s * width + t) = load(weights + s * width + t) * inverse;
+        *(vector *)(h->kept + t) = q.largest;
+        *(vector *)(h->kept + width + t) = inverse;
+    }
+    sum_keys(row, length, weights, h->v, h->stride, h->mixed, h->mixed_stride);
+}
+
+/* Write the weights of some keys, and the gradients of their scores. */
+INLINE void weights_backward(const int row, const int masked, int64_t begin, int64_t count,
+                             const struct head *h, const struct queries *q, float *weights,
+                             float *d_scores, int64_t width)
+{
+    const vector largest = q->largest, inverse = q->inverse, shared = q->shared;
+    for (int64_t i = 0, s = begin; i < count; i++, s++) {
+        vector score = along(row, h->k + s * h->stride, q->queries);
+        vector weight = exp_of(score - largest) * inverse;
+        if (masked)
+            weight = either(before(q->t, s), (vector){0}, weight);
+        *(vector *)(weights + s * width + q->t) = weight;
+        *(vector *)(d_scores + s * width + q->t)
+            = weight * (along(row, h->v + s * h->stride, q->grads) - shared);
+    }
+}
+
+INLINE void attend_backward(const int row, int64_t length, float scale, const struct head *h,
+                            float *weights)
+{
+    const int64_t width = filled(length);
     float *d_scores = weights + length * width;
     for (int64_t t = 0; t < length; t += LANES) {
-        const int64_t end = t + LANES < length ? t + LANES : length;
-        vector queries[SIZE], outputs[SIZE], grads[SIZE], shared = {0};
-        turn_over(queries, q + t * stride, stride, end - t, scale);
-        turn_over(outputs, mixed + t * mixed_stride, mixed_stride, end - t, 1);
-        turn_over(grads, d_mixed + t * mixed_stride, mixed_stride, end - t, scale);
-        for (int64_t i = 0; i < SIZE; i++) /* Σ weight · its gradient, which softmax subtracts */
-            shared += outputs[i] * grads[i];
-        for (int64_t s = 0; s < end; s++) {
-            vector score = along(k + s * stride, queries);
-            vector weight = exp_of(score - load(kept + t)) * load(kept + width + t);
-            weight = either(before(t, s), (vector){0}, weight);
-            *(vector *)(weights + s * width + t) = weight;
-            *(vector *)(d_scores + s * width + t) = weight * (along(v + s * stride, grads) - shared);
-        }
+        const int64_t count = length - t < LANES ? length - t : LANES;
+        struct queries q;
+        vector outputs[WIDEST];
+        q.t = t, q.largest = load(h->kept + t), q.inverse = load(h->kept + width + t);
+        transpose(row, h->q + t * h->stride, h->stride, count, scale, q.queries);
+        transpose(row, h->mixed + t * h->mixed_stride, h->mixed_stride, count, 1, outputs);
+        transpose(row, h->d_mixed + t * h->mixed_stride, h->mixed_stride, count, scale, q.grads);
+        vector shared = {0};
+        for (int i = 0; i < row; i++) /* Σ weight · its gradient, which softmax subtracts */
+            shared += outputs[i] * q.grads[i];
+        q.shared = shared;
+        weights_backward(row, 0, 0, t, h, &q, weights, d_scores, width);
+        weights_backward(row, 1, t, count, h, &q, weights, d_scores, width);
     }
-    sum_keys(length, d_scores, k, stride, d_q, stride);
-    sum_queries(length, d_scores, q, stride, d_q + stride / 3, stride);
-    sum_queries(length, weights, d_mixed, mixed_stride, d_q + stride / 3 * 2, stride);
+    sum_keys(row, length, d_scores, h->k, h->stride, h->d_q, h->stride);
+    sum_queries(row, length, d_scores, h->q, h->stride, h->d_k, h->stride);
+    sum_queries(row, length, weights, h->d_mixed, h->mixed_stride, h->d_v, h->stride);
 }
 
-void attend(int64_t batch, int64_t length, int64_t heads, float scale, const float *packed,
-            float *mixed, float *kept, float *scratch)
+#define INSTANCE(row) \
+    static void compute_##row(int64_t length, float scale, const struct head *h, float *scratch) \
+    { \
+        if (h->d_q) \
+            attend_backward(row, length, scale, h, scratch); \
+        else \
+            attend(row, length, scale, h, scratch); \
+    }
+INSTANCE(8)
+INSTANCE(16)
+INSTANCE(32)
+INSTANCE(64)
+
+/* Copy rows to wider rows, padded with zeros, or to narrower rows, without the padding. */
+static void copy_rows(int64_t length, const float *from, int64_t stride, int64_t size, float *to,
+                      int64_t to_stride, int64_t to_size)
 {
-    const int64_t width = heads * SIZE;
-    for (int64_t b = 0; b < batch; b++)
-        for (int64_t h = 0; h < heads; h++)
-            attend_head(length, 3 * width, scale, packed + b * length * 3 * width + h * SIZE,
-                        mixed + b * length * width + h * SIZE, width,
-                        kept + (b * heads + h) * attention_kept(length), scratch);
+    for (int64_t t = 0; t < length; t++, from += stride, to += to_stride)
+        for (int64_t i = 0; i < to_size; i++)
+            to[i] = i < size ? from[i] : 0;
 }
 
-void attend_backward(int64_t batch, int64_t length, int64_t heads, float scale,
-                     const float *packed, const float *mixed, const float *d_mixed,
-                     const float *kept, float *d_packed, float *scratch)
+static int64_t row_of(int64_t size) { return size <= 8 ? 8 : size <= 16 ? 16 : size <= 32 ? 32 : 64; }
+
+/* Compute a head by the instance of its size, with padded copies of its rows if the size has none. */
+static void compute(int64_t length, int64_t size, float scale, struct head h, float *scratch)
 {
-    const int64_t width = heads * SIZE;
+    const int64_t row = row_of(size), stride = 3 * row, all = length * row;
+    void (*const instance)(int64_t, float, const struct head *, float *)
+        = row == 8 ? compute_8 : row == 16 ? compute_16 : row == 32 ? compute_32 : compute_64;
+    if (size == row) {
+        instance(length, scale, &h, scratch);
+        return;
+    }
+    float *rows = scratch + 2 * length * filled(length), *mixed = rows + 3 * all;
+    float *d_mixed = mixed + all, *d_rows = d_mixed + all;
+    struct head padded = {.q = rows, .k = rows + row, .v = rows + 2 * row, .stride = stride,
+                          .mixed = mixed, .mixed_stride = row, .kept = h.kept};
+    copy_rows(length, h.q, h.stride, size, rows, stride, row);
+    copy_rows(length, h.k, h.stride, size, rows + row, stride, row);
+    copy_rows(length, h.v, h.stride, size, rows + 2 * row, stride, row);
+    if (!h.d_q) {
+        instance(length, scale, &padded, scratch);
+        copy_rows(length, mixed, row, row, h.mixed, h.mixed_stride, size);
+        return;
+    }
+    padded.d_mixed = d_mixed;
+    padded.d_q = d_rows, padded.d_k = d_rows + row, padded.d_v = d_rows + 2 * row;
+    copy_rows(length, h.mixed, h.mixed_stride, size, mixed, row, row);
+    copy_rows(length, h.d_mixed, h.mixed_stride, size, d_mixed, row, row);
+    instance(length, scale, &padded, scratch);
+    copy_rows(length, d_rows, stride, row, h.d_q, h.stride, size);
+    copy_rows(length, d_rows + row, stride, row, h.d_k, h.stride, size);
+    copy_rows(length, d_rows + 2 * row, stride, row, h.d_v, h.stride, size);
+}
+
+/* Return the numbers that the forward pass keeps for a head. */
+int64_t one_layer_kept(int64_t length) { return 2 * filled(length); }
+
+/* Return the numbers of scratch. The last vector of a row may lie LANES behind it. */
+int64_t one_layer_scratch(int64_t length, int64_t size)
+{
+    return 2 * length * filled(length) + 8 * length * row_of(size) + LANES;
+}
+
+/* Compute all heads, of at most WIDEST features; backward if `d_packed` is not NULL. `packed`, `mixed`
+   and `d_mixed` have room for LANES numbers behind them. */
+void one_layer_attend(int64_t batch, int64_t length, int64_t heads, int64_t size, float scale,
+                      const float *packed, float *mixed, float *kept, const float *d_mixed,
+                      float *d_packed, float *scratch)
+{
+    const int64_t width = heads * size;
     for (int64_t b = 0; b < batch; b++)
-        for (int64_t h = 0; h < heads; h++) {
-            int64_t at = b * length * width + h * SIZE, packed_at = b * length * 3 * width + h * SIZE;
-            attend_head_backward(length, 3 * width, scale, packed + packed_at, mixed + at,
-                                 d_mixed + at, width,
-                                 kept + (b * heads + h) * attention_kept(length),
-                                 d_packed + packed_at, scratch);
+        for (int64_t i = 0; i < heads; i++) {
+            const int64_t at = b * length * width + i * size;
+            const float *q = packed + 3 * b * length * width + i * size;
+            float *d_q = d_packed ? d_packed + (q - packed) : NULL;
+            struct head h = {.q = q, .k = q + width, .v = q + 2 * width, .stride = 3 * width,
+                             .mixed = mixed + at, .mixed_stride = width,
+                             .kept = kept + (b * heads + i) * one_layer_kept(length)};
+            if (d_q)
+                h.d_mixed = d_mixed + at, h.d_q = d_q, h.d_k = d_q + width, h.d_v = d_q + 2 * width;
+            compute(length, size, scale, h, scratch);
         }
 }

@@ -20,20 +20,6 @@ INLINE void store_some(float *x, vector values, int64_t count)
         memcpy(x, &values, count * sizeof(float));
 }
 
-INLINE float sum_of(vector values)
-{
-    float sum = 0;
-    for (int l = 0; l < LANES; l++)
-        sum += values[l];
-    return sum;
-}
-
-INLINE vector sigmoid_of(vector x)
-{
-    const vector e = exp_of(either(x > 0, -x, x)), share = 1.0f / (1.0f + e);
-    return either(x > 0, share, e * share);
-}
-
 /* GELU with tanh: x · σ(2 √(2/π) (x + 0.044715 x³)). Beyond ±16, σ is 0 or 1. */
 #define LINEAR 1.5957691216f
 #define CUBIC 0.0713548162726f
@@ -49,7 +35,7 @@ void gelu(int64_t rows, int64_t width, const float *x, float *out)
     const int64_t count = rows * width;
     for (int64_t i = 0; i < count; i += LANES) {
         const vector a = some_of(x + i, count - i), b = within(a);
-        store_some(out + i, a * sigmoid_of(b * (LINEAR + CUBIC * b * b)), count - i);
+        store_some(out + i, a * sigmoid(b * (LINEAR + CUBIC * b * b)), count - i);
     }
 }
 
@@ -58,7 +44,7 @@ void gelu_backward(int64_t rows, int64_t width, const float *x, const float *gra
     const int64_t count = rows * width;
     for (int64_t i = 0; i < count; i += LANES) {
         const vector a = within(some_of(x + i, count - i));
-        const vector share = sigmoid_of(a * (LINEAR + CUBIC * a * a));
+        const vector share = sigmoid(a * (LINEAR + CUBIC * a * a));
         const vector slope = share * (1 + a * (1 - share) * (LINEAR + 3 * CUBIC * a * a));
         store_some(d_x + i, slope * some_of(grad + i, count - i), count - i);
     }
@@ -72,7 +58,7 @@ INLINE float inverse_rms(int64_t width, const float *x, float epsilon)
         const vector a = some_of(x + i, width - i);
         squares += a * a;
     }
-    return 1 / sqrtf(sum_of(squares) / width + epsilon);
+    return 1 / sqrtf(total(squares) / width + epsilon);
 }
 
 void rms_norm(int64_t rows, int64_t width, float epsilon, const float *x, const float *gain,
@@ -94,7 +80,7 @@ INLINE void rms_norm_row_backward(int64_t width, float inverse, const float *x, 
     for (int64_t i = 0; i < width; i += LANES)
         along += some_of(grad + i, width - i) * some_of(gain + i, width - i)
                  * some_of(x + i, width - i);
-    const float share = sum_of(along) / width * inverse * inverse;
+    const float share = total(along) / width * inverse * inverse;
     for (int64_t i = 0; i < width; i += LANES) {
         const vector a = some_of(x + i, width - i), d = some_of(grad + i, width - i);
         store_some(d_gain + i, some_of(d_gain + i, width - i) + d * a * inverse, width - i);
@@ -169,7 +155,7 @@ void swiglu(int64_t rows, int64_t width, const float *gate_up, float *out)
         for (int64_t i = 0; i < width; i += LANES) {
             const vector gate = some_of(gate_up + i, width - i);
             const vector up = some_of(gate_up + width + i, width - i);
-            store_some(out + i, gate * sigmoid_of(gate) * up, width - i);
+            store_some(out + i, gate * sigmoid(gate) * up, width - i);
         }
 }
 
@@ -180,7 +166,7 @@ void swiglu_backward(int64_t rows, int64_t width, const float *gate_up, const fl
         for (int64_t i = 0; i < width; i += LANES) {
             const vector gate = some_of(gate_up + i, width - i);
             const vector up = some_of(gate_up + width + i, width - i);
-            const vector d = some_of(grad + i, width - i), share = sigmoid_of(gate);
+            const vector d = some_of(grad + i, width - i), share = sigmoid(gate);
             const vector slope = share * (1 + gate * (1 - share));
             store_some(d_gate_up + i, d * up * slope, width - i);
             store_some(d_gate_up + width + i, d * gate * share, width - i);
@@ -230,7 +216,7 @@ INLINE void of_some_tokens(int64_t vocab_size, int64_t tokens, int64_t stride, f
             along += left < LANES ? some_of(place, left) : d;
         }
         if (d_bias)
-            d_bias[v] += sum_of(along);
+            d_bias[v] += total(along);
     }
     for (int64_t t = 0; t < tokens; t++) {
         logits[targets[t] * stride + t] -= scale;

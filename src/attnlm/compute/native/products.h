@@ -19,8 +19,6 @@
 #define MOST_SUMS 16 /* vectors: TILE rows and one panel, or one row and WIDE panels */
 #define NEAR 65536   /* elements of a matrix that stay in the cache for all rows of x */
 
-typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
-
 /* A projection. Its matrix has one of two layouts. Panels: the weights of 32 outputs for the first
    input, then for the second input, and so on. Rows: pointers to the rows of the model's own matrix,
    one row for each output. `outputs` is padded with zeros to whole panels. */
@@ -82,14 +80,6 @@ static void by_panels(const struct map *map, const float *panels, struct range o
             PRODUCT(1, 1);
     }
 #undef PRODUCT
-}
-
-INLINE float total(vector x)
-{
-    float sum = 0;
-    for (int l = 0; l < LANES; l++)
-        sum += x[l];
-    return sum;
 }
 
 /* Return the sum of a vector's elements, added by quarters. */

@@ -45,7 +45,7 @@ INLINE void wait_while(_Atomic int64_t *number, int64_t is)
 }
 
 /* Wait for all members. After it, each can read what any of them wrote before. */
-static void barrier(struct member who)
+INLINE void barrier(struct member who)
 {
     struct team *team = who.team;
     if (team->members == 1)

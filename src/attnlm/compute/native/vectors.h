@@ -17,6 +17,8 @@ typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 typedef int32_t integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t bits __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
+typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+
 INLINE vector load(const float *x) { return *(const vector *)x; }
 
 INLINE vector either(integers condition, vector yes, vector no)
@@ -35,4 +37,32 @@ INLINE vector exp_of(vector x)
     vector e = 1.0f + r * (1.0f + r * (0.5f + r * (0.166666667f + r * (0.0416666667f
         + r * (0.00833333333f + r * (0.00138888889f + r * 0.000198412698f))))));
     return e * (vector)(((bits)shifted << 23) + 0x3f800000);
+}
+
+/* 1 / (1 + e^−x), without overflow. */
+INLINE vector sigmoid(vector x)
+{
+    const vector e = exp_of(either(x > 0, -x, x)), inverse = 1.0f / (1.0f + e);
+    return either(x > 0, inverse, e * inverse);
+}
+
+/* Return the sum of a vector's elements. */
+INLINE float total(vector x)
+{
+    float sum = 0;
+    for (int l = 0; l < LANES; l++)
+        sum += x[l];
+    return sum;
+}
+
+/* Return `size` rounded up to whole vectors. */
+INLINE int64_t filled(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
+
+/* Mark the positions among LANES, from `first` on, that come before `other`. */
+INLINE integers before(int64_t first, int64_t other)
+{
+    integers lanes;
+    for (int l = 0; l < LANES; l++)
+        lanes[l] = l;
+    return lanes < (integers){0} + (int32_t)(other - first);
 }

@@ -1,10 +1,11 @@
 /* A table of the words of a text, so that each different word is encoded only once. tokens/word_table.py
    defines where a word begins and ends, and why. */
 
-#include <stdint.h>
 #include <string.h>
 
-typedef struct {
+#include "layout.h"
+
+struct words {
     int64_t most_words, most_bytes, slots; /* slots are a power of two, above twice most_words */
     uint64_t seed;
     int64_t *words;      /* their number */
@@ -15,20 +16,20 @@ typedef struct {
     const uint8_t *ends; /* for each byte: which next bytes end a word after it */
     uint8_t *bytes;
     uint32_t *ids;
-} Words;
+};
 
 enum { BEFORE_SPACE = 1, BEFORE_ANY_WHITESPACE = 2 };
 
 static int is_whitespace(uint8_t byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
 
 /* Return nonzero if a word ends between these two bytes. */
-static int is_cut(const Words *w, uint8_t before, uint8_t after)
+static int is_cut(const struct words *w, uint8_t before, uint8_t after)
 {
     int ends = w->ends[before];
     return ends && is_whitespace(after) && (after == ' ' || ends == BEFORE_ANY_WHITESPACE);
 }
 
-static int64_t next_cut(const Words *w, const uint8_t *text, int64_t at, int64_t size)
+static int64_t next_cut(const struct words *w, const uint8_t *text, int64_t at, int64_t size)
 {
     while (++at < size && !is_cut(w, text[at - 1], text[at]))
         ;
@@ -47,7 +48,7 @@ static uint64_t hash(const uint8_t *word, int64_t size, uint64_t seed)
     return mixed;
 }
 
-static int append(Words *w, const uint8_t *word, int64_t size, uint64_t mixed)
+static int append(struct words *w, const uint8_t *word, int64_t size, uint64_t mixed)
 {
     int64_t n = *w->words, at = w->word_at[n];
     if (n == w->most_words || at + size > w->most_bytes)
@@ -61,7 +62,7 @@ static int append(Words *w, const uint8_t *word, int64_t size, uint64_t mixed)
 
 /* Return a word's number, or -1 if there is no room for a new word. New words are stored and encoded one
    after another, with a filler between two that would otherwise merge. */
-static int64_t number_of(Words *w, int64_t known, const uint8_t *word, int64_t size)
+static int64_t number_of(struct words *w, int64_t known, const uint8_t *word, int64_t size)
 {
     uint64_t mixed = hash(word, size, w->seed), mask = (uint64_t)w->slots - 1;
     uint64_t s = mixed & mask;
@@ -84,7 +85,7 @@ static int64_t number_of(Words *w, int64_t known, const uint8_t *word, int64_t s
 /* Find the words of a text between its first and its last cut, and write their numbers to `numbers` and
    the offsets of the first start and the last end to `span`. Return the number of words, or -1 if there
    is no room for the new ones. */
-int64_t find_words(Words *w, const uint8_t *text, int64_t size, int32_t *numbers, int64_t *span)
+int64_t find_words(struct words *w, const uint8_t *text, int64_t size, int32_t *numbers, int64_t *span)
 {
     int64_t known = *w->words, found = 0, at = next_cut(w, text, 0, size);
     span[0] = at;
@@ -99,7 +100,7 @@ int64_t find_words(Words *w, const uint8_t *text, int64_t size, int32_t *numbers
 }
 
 /* Write the ids of these words, in order. Return the number of ids. */
-int64_t gather_ids(const Words *w, int64_t count, const int32_t *numbers, uint32_t *ids)
+int64_t gather_ids(const struct words *w, int64_t count, const int32_t *numbers, uint32_t *ids)
 {
     uint32_t *next = ids;
     for (int64_t i = 0; i < count; i++)
@@ -107,3 +108,11 @@ int64_t gather_ids(const Words *w, int64_t count, const int32_t *numbers, uint32
             *next++ = w->ids[j];
     return next - ids;
 }
+
+const struct layout words_layouts[] = {
+    STRUCT(words),
+    FIELD(words, most_words), FIELD(words, most_bytes), FIELD(words, slots), FIELD(words, seed),
+    FIELD(words, words), FIELD(words, word_at), FIELD(words, ids_at), FIELD(words, slot),
+    FIELD(words, hashes), FIELD(words, ends), FIELD(words, bytes), FIELD(words, ids),
+    {NULL, 0, 0},
+};

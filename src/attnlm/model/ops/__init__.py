@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlm.compute.native import library
+from attnlm.compute.native import kernels as native_kernels
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Kernels:
     """Which implementations compute the operations of a model on a CPU, in float32."""
 
     compiled: bool = False
-    """Use the operations in C if a compiler is installed."""
+    """Use the operations in C if the package has kernels for this processor."""
     matmul: str = "blas"
     """The library for large matmuls: blas (PyTorch's default) or onednn."""
     attention: str = "torch"
@@ -42,16 +42,11 @@ class _Used(threading.local):
 _used = _Used()
 
 
-def operations_in_c() -> CDLL | None:
-    """Return the compiled operations, or None without a working compiler."""
-    return library("pointwise.c")
-
-
 @contextlib.contextmanager
 def using(kernels: Kernels) -> Iterator[None]:
     """Use these kernels for the operations of this thread."""
     before = _used.kernels, _used.parts
-    _used.kernels, _used.parts = kernels, operations_in_c() if kernels.compiled else None
+    _used.kernels, _used.parts = kernels, native_kernels() if kernels.compiled else None
     try:
         yield
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import CDLL
 from typing import Any
 
 import torch
@@ -12,7 +11,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from attnlm.compute.native import library
+from attnlm.compute.native import kernels
+from attnlm.compute.native.structs import Heads
 from attnlm.model.ops import compiled_for, kernels_in_use, place
 
 _ALONE = 2**22
@@ -36,8 +36,7 @@ def fused_attention(
     new, total = query.size(-2), key.size(-2)
     wanted = kernels_in_use().attention == "native" and compiled_for(query) is not None
     is_plain = causal and new == total and key.shape == value.shape
-    in_c = wanted and is_plain and not torch.is_autocast_enabled("cpu")
-    if in_c and attention_in_c() is not None:
+    if wanted and is_plain and not torch.is_autocast_enabled("cpu"):
         scale = query.size(-1) ** -0.5 if scale is None else scale
         out: Tensor = Blocks.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
         return out
@@ -63,11 +62,6 @@ def reads_groups(query: Tensor) -> bool:
     """
     is_half = query.dtype in (torch.bfloat16, torch.float16) or torch.is_autocast_enabled("cuda")
     return query.is_cuda and is_half
-
-
-def attention_in_c() -> CDLL | None:
-    """Return the compiled kernel, or None without a working compiler."""
-    return library("attention.c", "-fopenmp") or library("attention.c")
 
 
 class Blocks(Function):
@@ -109,18 +103,19 @@ def _call(name: str, scale: float, heads: Any, log_sums: Tensor, gradients: Any)
     (windows, count, length, size), pieces = heads[0].shape, heads[1].size(0) * heads[1].size(1)
     work = windows * count * length * length * size
     threads = min(torch.get_num_threads(), pieces) if work >= _ALONE else 1
-    compiled = attention_in_c()
-    assert compiled is not None
-    scratch = log_sums.new_empty(threads, compiled.attention_scratch(length, size))
-    getattr(compiled, name)(
+    native = kernels()
+    assert native is not None
+    scratch = log_sums.new_empty(threads, native.attention_scratch(length, size))
+    getattr(native, name)(
         *(threads, windows, count, heads[1].size(1), length, size, scale),
-        *map(_where, heads),
+        *(ctypes.byref(_where(x)) for x in heads),
         place(log_sums),
-        *map(_where, gradients),
+        *(ctypes.byref(_where(x)) for x in gradients),
         place(scratch),
     )
 
 
-def _where(x_BHTD: Tensor) -> ctypes.Array[ctypes.c_int64]:
+def _where(x_BHTD: Tensor) -> Heads:
     """Return the address of x, and its strides in elements along B, H and T."""
-    return (ctypes.c_int64 * 4)(x_BHTD.data_ptr(), *x_BHTD.stride()[:3])
+    window, head, token = x_BHTD.stride()[:3]
+    return Heads(at=x_BHTD.data_ptr(), window=window, head=head, token=token)

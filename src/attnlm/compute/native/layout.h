@@ -1,0 +1,12 @@
+/* Sizes and offsets of structs, which Python compares with its own when it loads the library. */
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct layout {
+    const char *name;     /* struct.field, or struct */
+    int64_t offset, size; /* in bytes */
+};
+
+#define STRUCT(name) {#name, 0, sizeof(struct name)}
+#define FIELD(of, field) {#of "." #field, offsetof(struct of, field), sizeof(((struct of *)0)->field)}

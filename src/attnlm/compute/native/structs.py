@@ -1,0 +1,135 @@
+"""The structs that the C files share with Python.
+
+`check_layouts` compares each struct with the C compiler's layout, so that a difference is an error
+instead of corrupted memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+_INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
+_TYPES = (np.float32, np.float64, np.int32, np.int64, np.uint8, np.uint32, np.uint64, np.uintp)
+
+
+class Struct(ctypes.Structure):
+    """A struct of a C file. It keeps the arrays that it points to alive."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__()
+        self._kept = values
+        for name, value in values.items():
+            if isinstance(value, np.ndarray):
+                assert value.dtype in _TYPES and value.flags.c_contiguous
+                value = value.ctypes.data
+            setattr(self, name, value)
+
+
+def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names]
+
+
+class Map(Struct):
+    """A linear map (decoding.c)."""
+
+    _fields_ = (
+        *_fields(_INTEGER, "inputs", "outputs"),
+        *_fields(_POINTER, "panels", "rows", "bias"),
+    )
+
+
+class Block(Struct):
+    """The weights of a block (decoding.c)."""
+
+    _fields_ = (
+        *_fields(_POINTER, "attention_norm", "mlp_norm", "query_gains", "key_gains"),
+        *_fields(Map, "qkv", "projection", "up", "down"),
+    )
+
+
+class Model(Struct):
+    """The parts and the weights of a model (decoding.c)."""
+
+    _fields_ = (
+        *_fields(_INTEGER, "layers", "width", "vocab_size", "heads", "kv_heads", "size"),
+        *_fields(_INTEGER, "key_at", "value_at", "norm", "normed_heads", "residual", "mlp"),
+        ("epsilon", ctypes.c_float),
+        *_fields(_POINTER, "tokens", "positions", "token_maps", "position_maps"),
+        *_fields(_POINTER, "cosines", "sines", "blocks", "last_norm"),
+        ("head", Map),
+    )
+
+
+class Memory(Struct):
+    """The memory of a decoder (decoding.c)."""
+
+    _fields_ = (
+        *_fields(_INTEGER, "rows", "capacity", "stride", "mixed_stride"),
+        *_fields(_POINTER, "keys", "values", "x", "read", "packed", "mixed", "hidden"),
+        *_fields(_POINTER, "query", "scores", "panel"),
+        *_fields(_INTEGER, "panel_size"),
+    )
+
+
+class Generation(Struct):
+    """The texts so far, and the position of their window (decoding.c)."""
+
+    _fields_ = (
+        *_fields(_INTEGER, "block_size", "kept", "columns", "start", "known", "length"),
+        *_fields(_POINTER, "ids", "fresh", "logits", "sums"),
+        ("temperature", ctypes.c_double),
+    )
+
+
+class Heads(Struct):
+    """A tensor (B, H, T, D) with its strides in elements (attention.c)."""
+
+    _fields_ = (("at", _POINTER), *_fields(_INTEGER, "window", "head", "token"))
+
+
+class Words(Struct):
+    """A table of words (words.c)."""
+
+    _fields_ = (
+        *_fields(_INTEGER, "most_words", "most_bytes", "slots"),
+        ("seed", ctypes.c_uint64),
+        *_fields(_POINTER, "words", "word_at", "ids_at", "slot", "hashes", "ends", "bytes", "ids"),
+    )
+
+
+class _Layout(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("offset", _INTEGER), ("size", _INTEGER))
+
+
+_STRUCTS: dict[str, tuple[type[Struct], ...]] = {
+    "decoding_layouts": (Map, Block, Model, Memory, Generation),
+    "attention_layouts": (Heads,),
+    "words_layouts": (Words,),
+}
+
+
+def check_layouts(library: ctypes.CDLL) -> None:
+    """Raise ValueError if a struct's size, or a field's offset or size, differs in the library."""
+    for table, structs in _STRUCTS.items():
+        ours = {name: layout for struct in structs for name, layout in _layout(struct).items()}
+        theirs = {}
+        entries = (_Layout * (len(ours) + 1)).in_dll(library, table)
+        for entry in entries:
+            if entry.name is None:
+                break
+            theirs[entry.name.decode()] = entry.offset, entry.size
+        for name in ours.keys() | theirs.keys():
+            if ours.get(name) != theirs.get(name):
+                raise ValueError(f"struct {name} is {theirs.get(name)} in C, not {ours.get(name)}")
+
+
+def _layout(struct: type[Struct]) -> dict[str, tuple[int, int]]:
+    """Return the size of a struct, and the offset and size of each field, in bytes, by name."""
+    name = struct.__name__.lower()
+    fields = [(field, getattr(struct, field)) for field, *_ in struct._fields_]
+    return {name: (0, ctypes.sizeof(struct))} | {
+        f"{name}.{field}": (where.offset, where.size) for field, where in fields
+    }
