@@ -40,13 +40,15 @@ demo: $(READY)
 	$(BIN)/attnlm sample --tokens 500 --seed 1 --checkpoint-dir build/demo/checkpoints
 	@echo "To type attnlm yourself: source $(BIN)/activate"
 
-# Types are checked beside the tests. The many processes that tests start share
+# Types are checked beside the tests, also as on macOS and Windows. The many processes that tests start share
 # compiled modules, even where Python is told to keep none.
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@mkdir -p build
-	@$(BIN)/mypy >build/types 2>&1 & types=$$!; \
+	@{ $(BIN)/mypy && for system in darwin win32; do \
+		$(BIN)/mypy --platform $$system --cache-dir .mypy_cache/$$system src || exit 1; done; } \
+		>build/types 2>&1 & types=$$!; \
 	echo '$(BIN)/pytest -m "not slow" --numprocesses 3 --dist worksteal'; \
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "not slow" --numprocesses 3 --dist worksteal; tests=$$?; \
 	echo '$(BIN)/mypy'; wait $$types; types=$$?; cat build/types; \

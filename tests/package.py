@@ -1,8 +1,12 @@
-"""`python -m tests.package`: the wheel and the sdist, built twice, checked, installed, and used."""
+"""`python -m tests.package`: the sdist and a wheel for each system, checked, installed, and used.
+
+Everything is built twice, from copies of what git tracks, and must be the same both times.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -11,27 +15,38 @@ import zipfile
 from pathlib import Path
 
 from attnlm import __version__
+from hatch_build import TARGETS
 
 ROOT = Path(__file__).parent.parent
 DIST = ROOT / "dist"
-_SUFFIXES = {".py", ".c", ".h", ".toml", ".html", ".css", ".js", ".svg", ".typed"}
+_NATIVE = "attnlm/compute/native"
+_SUFFIXES = {".py", ".toml", ".html", ".css", ".js", ".svg", ".typed"}
 _MUST_HAVE = {
-    *("attnlm/py.typed", "attnlm/compute/native/decoding.c", "attnlm/recipes/r2-bigram.toml"),
-    *("attnlm/see/pages/report.html", f"attnlm-{__version__}.dist-info/licenses/LICENSE"),
+    *("attnlm/py.typed", "attnlm/recipes/r2-bigram.toml", "attnlm/see/pages/report.html"),
+    f"attnlm-{__version__}.dist-info/licenses/LICENSE",
 }
-_SDIST_HAS = {"README.md", "CHANGELOG.md", "LICENSE", "CITATION.cff", "Makefile", "constraints.txt"}
+_SDIST_HAS = {
+    *("README.md", "CHANGELOG.md", "LICENSE", "CITATION.cff", "Makefile", "constraints.txt"),
+    *("hatch_build.py", f"src/{_NATIVE}/decoding.c", f"src/{_NATIVE}/vectors.h"),
+}
+# How a shared library of each system begins.
+_MAGIC = {".so": b"\x7fELF", ".dylib": b"\xcf\xfa\xed\xfe", ".dll": b"MZ"}
 _COMMANDS = (
     ("prepare", "tales"),
     ("train", "--steps", "20", "--seed", "1"),
     ("sample", "--tokens", "50", "--seed", "1"),
 )
+# The numerical tests of the C files.
+_TESTS = ("ops", "textbook", "native_decoder", "one_layer", "words", "golden_losses")
+_HERE = "manylinux_2_28_x86_64"
 
 
 def main() -> None:
     """Exit with an error where a check fails. What was built lies in dist/."""
     with tempfile.TemporaryDirectory() as temporary:
-        first, second = (_built(Path(temporary) / name) for name in ("first", "second"))
-        assert first.keys() == second.keys() and len(first) == 2, list(first)
+        place = Path(temporary)
+        first, second = (_built(place / name, place / "zig") for name in ("first", "second"))
+        assert first.keys() == second.keys() and len(first) == 1 + len(TARGETS), list(first)
         for name in first:
             assert first[name] == second[name], f"{name} differs from build to build"
         DIST.mkdir(exist_ok=True)
@@ -41,12 +56,18 @@ def main() -> None:
             (DIST / name).write_bytes(content)
         files = sorted(DIST.glob("attnlm-*"))
         _run(sys.executable, "-m", "twine", "check", "--strict", *files)
-        (wheel,) = DIST.glob("*.whl")
         (sdist,) = DIST.glob("*.tar.gz")
-        _check_contents(wheel, sdist)
-        _try(wheel, Path(temporary))
+        _check_sdist(sdist)
+        for tag in TARGETS:
+            _check_wheel(tag)
+        _try(_wheel(_HERE), place)
+        _try_windows(place)
     for path in files:
         print(f"{path.relative_to(ROOT)}  {path.stat().st_size:,} bytes")
+
+
+def _wheel(tag: str) -> Path:
+    return DIST / f"attnlm-{__version__}-py3-none-{tag}.whl"
 
 
 def _tracked(folder: str) -> list[str]:
@@ -56,48 +77,82 @@ def _tracked(folder: str) -> list[str]:
     return listed.stdout.split("\0")[:-1]
 
 
-def _built(folder: Path) -> dict[str, bytes]:
-    """From a copy of what git tracks, as a release would be."""
+def _built(folder: Path, cache: Path) -> dict[str, bytes]:
+    """From a copy of what git tracks, as a release would be. zig keeps its own parts in `cache`."""
     source = folder / "source"
     for name in _tracked("."):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
-    _run(sys.executable, "-m", "build", "--outdir", folder / "dist", source)
+    build = (sys.executable, "-m", "build", "--outdir", folder / "dist", source)
+    _run(*build, "--sdist")
+    for tag in TARGETS:
+        caches = {f"ZIG_{kind}_CACHE_DIR": str(cache) for kind in ("GLOBAL", "LOCAL")}
+        _run(*build, "--wheel", variables={"ATTNLM_WHEEL": tag, **caches})
     return {path.name: path.read_bytes() for path in sorted((folder / "dist").iterdir())}
 
 
-def _check_contents(wheel: Path, sdist: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
+def _check_wheel(tag: str) -> None:
+    target, suffix = TARGETS[tag]
+    sets = ("sse4.2", "avx2", "avx512") if target.startswith("x86_64") else ("neon",)
+    kernels = {f"{_NATIVE}/kernels-{name}{suffix}" for name in sets}
+    with zipfile.ZipFile(_wheel(tag)) as archive:
         names = set(archive.namelist())
+        for name in kernels:
+            assert archive.read(name).startswith(_MAGIC[suffix]), name
     assert names >= _MUST_HAVE, _MUST_HAVE - names
     package = {name for name in names if not name.startswith(f"attnlm-{__version__}.dist-info/")}
-    assert package == {name.removeprefix("src/") for name in _tracked("src")}
-    strange = {name for name in package if Path(name).suffix not in _SUFFIXES}
+    sources = {name.removeprefix("src/") for name in _tracked("src")}
+    assert package == {n for n in sources if Path(n).suffix not in (".c", ".h")} | kernels
+    strange = {name for name in package - kernels if Path(name).suffix not in _SUFFIXES}
     assert not strange, strange
+
+
+def _check_sdist(sdist: Path) -> None:
     with tarfile.open(sdist) as tar:
         inside = {name.partition("/")[2] for name in tar.getnames()}
     assert inside >= _SDIST_HAS, _SDIST_HAS - inside
     assert {name.partition("/")[0] for name in inside} >= {"src", "tests", "docs", "benchmarks"}
+    assert not [name for name in inside if "/kernels-" in name]
 
 
 def _try(wheel: Path, folder: Path) -> None:
-    """The three commands, in an environment that has the wheel and what it needs."""
+    """The three commands and the numerical tests, in an environment that has the wheel."""
     environment, place = folder / "environment", folder / "place"
     place.mkdir()
     _run(sys.executable, "-m", "venv", environment)
     python = environment / "bin" / "python"
     pinned = ("--quiet", "--constraint", ROOT / "constraints.txt")
     _run(python, "-m", "pip", "install", *pinned, "torch")
-    _run(python, "-m", "pip", "install", *pinned, wheel)
+    tools = ("hatchling", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+    _run(python, "-m", "pip", "install", *pinned, wheel, *tools)
     for command in _COMMANDS:
         _run(environment / "bin" / "attnlm", *command, cwd=place)
     _run(python, "-m", "attnlm", "--version", cwd=place)
+    found = "from attnlm.compute.native import kernels; assert kernels() is not None"
+    _run(python, "-c", found, cwd=place)
+    tests = [f"tests/test_{name}.py" for name in _TESTS]
+    left_out = ("-k", "not sanitizers", "-p", "no:cacheprovider", "-n", "2", "-m", "not slow")
+    _run(python, "-m", "pytest", *left_out, *tests)
 
 
-def _run(*command: object, cwd: Path = ROOT) -> None:
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def _try_windows(folder: Path) -> None:
+    """The C files as a program for Windows, under Wine: its kernels give the numbers of Linux's."""
+    wine = shutil.which("wine64") or shutil.which("wine")
+    if wine is None:
+        print("Windows: skipped, there is no wine64")
+        return
+    libraries = []
+    for tag, suffix in ((_HERE, ".so"), ("win_amd64", ".dll")):
+        name = f"{_NATIVE}/kernels-avx2{suffix}"
+        with zipfile.ZipFile(_wheel(tag)) as archive:
+            libraries.append(Path(archive.extract(name, folder)))
+    _run(sys.executable, "-m", "tests.windows", wine, *libraries)
+
+
+def _run(*command: object, cwd: Path = ROOT, variables: dict[str, str] | None = None) -> None:
+    without_path = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     words = [*map(str, command)]
-    if subprocess.run(words, cwd=cwd, env=variables).returncode:
+    if subprocess.run(words, cwd=cwd, env=without_path | (variables or {})).returncode:
         sys.exit(f"failed: {' '.join(words)}")
 
 

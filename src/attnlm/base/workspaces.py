@@ -41,23 +41,23 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """
     if sys.platform == "win32":
         yield False
-        return
-    # Without O_NONBLOCK, opening a pipe would block forever.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    descriptor = os.open(path, flags)
-    try:
-        if not _is_file_or_folder(os.fstat(descriptor)):
-            raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
+    else:
+        # Without O_NONBLOCK, opening a pipe would block forever.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            got_it = True
-        except BlockingIOError:
-            raise
-        except OSError:
-            got_it = False
-        yield got_it
-    finally:
-        os.close(descriptor)
+            if not _is_file_or_folder(os.fstat(descriptor)):
+                raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                got_it = True
+            except BlockingIOError:
+                raise
+            except OSError:
+                got_it = False
+            yield got_it
+        finally:
+            os.close(descriptor)
 
 
 def is_locked(path: Path) -> bool:

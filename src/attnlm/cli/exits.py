@@ -90,9 +90,10 @@ def _prepare_streams() -> None:
         ("stderr", "w", "backslashreplace"),
     ):
         stream = getattr(sys, name) or os.fdopen(os.open(os.devnull, os.O_RDWR), mode)
-        # Python takes a pipe that another program left non-blocking for one that has ended.
-        with contextlib.suppress(OSError, ValueError):  # a stream in memory, or closed
-            os.set_blocking(stream.fileno(), True)
+        if sys.platform != "win32":
+            # Python takes a pipe that another program left non-blocking for one that has ended.
+            with contextlib.suppress(OSError, ValueError):  # a stream in memory, or closed
+                os.set_blocking(stream.fileno(), True)
         if mode == "w" and stream.isatty():
             terminal = _Terminal(stream.fileno(), "w", closefd=False)
             stream = io.TextIOWrapper(io.BufferedWriter(terminal), line_buffering=True)
