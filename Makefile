@@ -12,7 +12,7 @@ help:
 	@echo "make test       environment, install, then lint, types, tests and short trials"
 	@echo "make processors the numerical tests as on other processors, NAMES=\"AVX2 SSE …\" or all"
 	@echo "make browser    install Chromium for the tests of pages; needs apt-get and root"
-	@echo "make emulator   install an ARM64 compiler and emulator for it; needs apt-get and root"
+	@echo "make emulator   install emulators of ARM64 and Windows for it; needs apt-get and root"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make trials     robustness tests in full, TRIALS=\"kill …\" or all"
 	@echo "make mutations  check that the tests notice faults made on purpose"
@@ -64,13 +64,13 @@ browser:
 processors: $(READY)
 	$(BIN)/python -m tests.processors $(NAMES)
 
-# `make processors` skips ARM64 without it.
+# `make processors` skips ARM64 and Windows without it.
 emulator:
-	@{ command -v aarch64-linux-gnu-gcc && command -v qemu-aarch64; } || \
+	@{ command -v aarch64-linux-gnu-gcc && command -v qemu-aarch64 && command -v wine; } || \
 		{ [ "$$(id -u)" = 0 ] && timeout 60 apt-get update --quiet=2 && \
 		DEBIAN_FRONTEND=noninteractive timeout 240 apt-get install --yes --quiet=2 \
-		gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user >/dev/null; } || \
-		{ echo "install an ARM64 compiler and qemu-user from your system's packages" >&2; exit 1; }
+		gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user wine wine64 >/dev/null; } || \
+		{ echo "install an ARM64 compiler, qemu-user and wine from your system's packages" >&2; exit 1; }
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow

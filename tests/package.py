@@ -6,7 +6,6 @@ Everything is built twice, from copies of what git tracks, and must be the same 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -61,7 +60,7 @@ def main() -> None:
         for tag in TARGETS:
             _check_wheel(tag)
         _try(_wheel(_HERE), place)
-        _try_windows(place)
+        _run(sys.executable, "-m", "tests.processors", "zig", "Windows")
     for path in files:
         print(f"{path.relative_to(ROOT)}  {path.stat().st_size:,} bytes")
 
@@ -133,20 +132,6 @@ def _try(wheel: Path, folder: Path) -> None:
     tests = [f"tests/test_{name}.py" for name in _TESTS]
     left_out = ("-k", "not sanitizers", "-p", "no:cacheprovider", "-n", "2", "-m", "not slow")
     _run(python, "-m", "pytest", *left_out, *tests)
-
-
-def _try_windows(folder: Path) -> None:
-    """The C files as a program for Windows, under Wine: its kernels give the numbers of Linux's."""
-    wine = shutil.which("wine64") or shutil.which("wine")
-    if wine is None:
-        print("Windows: skipped, there is no wine64")
-        return
-    libraries = []
-    for tag, suffix in ((_HERE, ".so"), ("win_amd64", ".dll")):
-        name = f"{_NATIVE}/kernels-avx2{suffix}"
-        with zipfile.ZipFile(_wheel(tag)) as archive:
-            libraries.append(Path(archive.extract(name, folder)))
-    _run(sys.executable, "-m", "tests.windows", wine, *libraries)
 
 
 def _run(*command: object, cwd: Path = ROOT, variables: dict[str, str] | None = None) -> None:

@@ -2,8 +2,8 @@
 
 Prints one line for each environment: what passed, or why it was skipped. Ends with 1 if any failed.
 The libraries that PyTorch computes with, and the kernels, are limited to the instructions of older
-processors, or the kernels are compiled by zig, as in wheels. ARM64 is emulated, for the kernels
-alone (tests/arm64).
+processors, or the kernels are compiled by zig, as in wheels. ARM64 and
+Windows are emulated, for the kernels alone (tests/emulated).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from xml.etree import ElementTree
 import torch
 
 from hatch_build import ZIG
-from tests.arm64 import COMPILER, EMULATOR
+from tests.emulated import EMULATED
 from tests.kernels import compile_copy
 
 _ROOT = Path(__file__).parent.parent
@@ -66,6 +66,7 @@ ENVIRONMENTS = {
     "no kernels": Environment(lanes=0, kernels="none"),
     "zig": Environment(),
     "ARM64": Environment(lanes=0, kernels="none"),
+    "Windows": Environment(lanes=0, kernels="none"),
 }
 
 
@@ -76,12 +77,13 @@ def skipped(name: str) -> str | None:
         return f"this is {platform.machine()}"
     if name == "AVX2" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         return "this processor has no AVX2"
-    if name == "zig" and importlib.util.find_spec("ziglang") is None:
+    if name in ("zig", "Windows") and importlib.util.find_spec("ziglang") is None:
         return "zig is not installed; `make package` installs it"
-    missing = [program for program in (COMPILER, EMULATOR) if shutil.which(program) is None]
-    if name == "ARM64" and missing:
-        return f"there is no {' and no '.join(missing)}"
-    return None
+    if name not in EMULATED:
+        return None
+    programs = EMULATED[name].compiler[0], EMULATED[name].emulator
+    missing = [program for program in programs if shutil.which(program) is None]
+    return f"there is no {' and no '.join(missing)}" if missing else None
 
 
 def outcome(name: str, folder: Path) -> tuple[bool, str]:
@@ -90,8 +92,9 @@ def outcome(name: str, folder: Path) -> tuple[bool, str]:
     variables = limited(name, folder)
     if wrong := _not_as_wanted(one, variables):
         return False, wrong
-    if name == "ARM64":
-        variables |= {"ATTNLM_KERNELS": "", "PYTEST_PLUGINS": "tests.arm64"}
+    if name in EMULATED:
+        emulated = {"ATTNLM_EMULATED": name, "PYTEST_PLUGINS": "tests.emulated"}
+        variables |= {"ATTNLM_KERNELS": "", **emulated}
         tests = _TESTS
         left_out += " and not does_not_depend_on_the_others"  # 100,000 tokens
     options = ["-m", "not slow", "-k", left_out, "-p", "no:cacheprovider", "-n", _WORKERS]

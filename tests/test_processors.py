@@ -26,6 +26,7 @@ def test_without_the_tools_environments_are_skipped(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert skipped("zig") == "zig is not installed; `make package` installs it"
+    assert skipped("Windows") == skipped("zig")
     assert skipped("ARM64") == "there is no aarch64-linux-gnu-gcc and no qemu-aarch64"
     assert skipped("no kernels") is None
 
