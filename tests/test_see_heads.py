@@ -135,13 +135,41 @@ def test_ablation_measures_the_loss_without_a_head(name: str, trained: Path) -> 
 def test_heads_prints_a_line_for_each_head(trained: Path) -> None:
     flags = ["heads", "--run", "multi-head", "--windows", "3", "--ablate"]
     done = attnlm(*flags, cwd=trained)
-    lines = done.stdout.splitlines()
-    assert lines[0].split()[:4] == ["layer", "head", "name", PATTERNS[0]] and len(lines) == 4
-    assert "3 windows of 16 tokens" in done.stderr and "loss with all heads" in done.stderr
+    *titles, last, first, second, _ = done.stdout.splitlines()
+    assert last.split()[:4] == ["layer", "head", "name", "token"]
+    stacked = [word for line in (*titles, last[17:]) for word in line.split()]
+    words = [word for pattern in PATTERNS for word in pattern.split("-")] + ["loss", "change"]
+    assert sorted(stacked) == sorted(words)
     facts = json.loads(attnlm(*flags, "--json", cwd=trained).stdout)
     assert facts["windows"] == 3 and [head["head"] for head in facts["heads"]] == [1, 2]
-    for line, head in zip(lines[1:-1], facts["heads"], strict=True):
+    for line, head in zip((first, second), facts["heads"], strict=True):
         assert line.split()[-1] == f"{head['loss_change']:+z.4f}" and head["name"] in line
+
+
+@pytest.mark.parametrize("ablate", [False, True])
+def test_the_table_of_heads_fits_80_columns(ablate: bool, trained: Path) -> None:
+    report = study_heads(open_run(trained / "checkpoints" / "multi-head"), ablate=ablate)
+    change = -1.5 if ablate else None
+    named = [
+        replace(report.heads[0], layer=99, head=head, name=name, loss_change=change)
+        for head, name in enumerate((*PATTERNS, "mixed"), 98)
+    ]
+    lines = list(see.in_words(replace(report, heads=named)))
+    assert len(lines) == 3 + len(named) + 1 and max(map(len, lines)) <= 80
+    assert len({len(line) for line in lines[3:-1]}) == 1
+    assert lines[-2].split()[:3] == ["100", "105", "mixed"]
+
+
+def test_the_loss_over_a_part_of_the_split_is_said_to_be_of_that_part(trained: Path) -> None:
+    run = open_run(trained / "checkpoints" / "multi-head")
+    all_windows = (run.dataset["val_tokens"] - 1) // 16
+    flags = ("heads", "--run", "multi-head", "--ablate", "--windows")
+    part = attnlm(*flags, 3, cwd=trained).stderr
+    assert f"measured over 3 of {all_windows} windows of 16 tokens" in part
+    assert f"loss over these windows (--windows {all_windows} uses all), with all heads: " in part
+    whole = attnlm(*flags, all_windows, cwd=trained).stderr
+    assert f"measured over all {all_windows} windows of 16 tokens" in whole
+    assert "loss over these windows, with all heads: " in whole
 
 
 def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Path) -> None:
@@ -256,7 +284,7 @@ def test_an_imported_run_needs_no_text(built: Run, tmp_path: Path) -> None:
     finally:
         built.save_config()
     assert f"3 windows of {CONTEXT // 2} random tokens, repeated once" in done.stderr
-    named = [line.split()[2] for line in done.stdout.splitlines()[1:-1]]
+    named = [line.split()[2] for line in done.stdout.splitlines()[3:-1]]
     assert named == [
         BUILT.get((layer, head), "uniform") for layer in range(2) for head in range(HEADS)
     ]

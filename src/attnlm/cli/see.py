@@ -219,8 +219,11 @@ def heads(
             data_dir=data_dir,
             on_event=display,
         )
-    loss = "" if report.loss is None else f"; loss with all heads {report.loss:.4f} nats per token"
-    console.say(f"{report.run}, {chosen}, measured over {report.measured_on}{loss}")
+    console.say(f"{report.run}, {chosen}, measured over {report.measured_on}")
+    if report.loss is not None:
+        more = "" if report.measures_all else f" (--windows {report.windows_of_text} uses all)"
+        loss = f"{report.loss:.4f} nats per token"
+        console.say(f"loss over these windows{more}, with all heads: {loss}")
     console.result_or_json("\n".join(see.in_words(report)), report.facts(), json)
 
 

@@ -24,8 +24,9 @@ tokens. docs/insight.md explains the names.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,8 @@ class HeadsReport:
     """the number of random tokens that each window for induction has twice"""
     has_text: bool
     """True if only induction is measured on random tokens, and all other scores on a text"""
+    windows_of_text: int
+    """the number of windows of the whole text, of which `windows` are measured; 0 without a text"""
     heads: list[HeadReport]
     chance: dict[str, float]
     """the score of uniform attention, by pattern"""
@@ -103,12 +106,19 @@ class HeadsReport:
     """the loss over the same windows with no head silenced, if measured"""
 
     @property
+    def measures_all(self) -> bool:
+        """True if all windows of the text are measured."""
+        return self.windows == self.windows_of_text
+
+    @property
     def measured_on(self) -> str:
         """What the scores were measured on, in words: number and length of the windows."""
         random = f"{self.repeated} random tokens, repeated once"
         if not self.has_text:
-            return f"{self.windows} windows of {random}"
-        return f"{self.windows} windows of {self.window} tokens (induction: {random})"
+            return f"{self.windows:,} windows of {random}"
+        part = "all" if self.measures_all else f"{self.windows:,} of"
+        windows = f"{part} {self.windows_of_text:,} windows of {self.window} tokens"
+        return f"{windows} (induction: {random})"
 
     def facts(self) -> dict[str, Any]:
         """Return the fields as JSON values, in which layers and heads count from 1."""
@@ -144,6 +154,7 @@ def study_heads(
             f"{run.name} was imported and has no text to measure a loss on", "use `text`"
         )
     block_size = run.config.model.block_size
+    there = 0
     inputs_NT = random_NT = repeated_random_tokens(run.vocab_size, block_size, windows)
     if has_text:
         tokens, origin = _tokens(run, text, data_dir)
@@ -186,6 +197,7 @@ def study_heads(
         window=inputs_NT.shape[1],
         repeated=random_NT.shape[1] // 2,
         has_text=has_text,
+        windows_of_text=there,
         heads=heads,
         chance=chance,
         loss=loss,
@@ -323,13 +335,26 @@ def _loss(model: LanguageModel, windows_NT: Tensor, silenced: Head | None) -> fl
 
 
 def in_words(report: HeadsReport) -> Iterator[str]:
-    """Yield the lines of a table with a row for each head."""
-    column: Callable[[str], str] = "{:>14}".format
-    columns = "".join(map(column, PATTERNS))
-    yield f"layer  head  {'name':<14}{columns}{column('loss change') if report.loss else ''}"
+    """Yield the lines of a table with a row for each head, which fits 80 columns.
+
+    The words of a title are stacked, since most titles are wider than their numbers.
+    """
+    titles = [pattern.split("-") for pattern in PATTERNS]
+    widths = [max(map(len, [*words, "0.000"])) for words in titles]
+    if report.loss is not None:
+        titles.append(["loss", "change"])
+        widths.append(len("+0.0000"))
+
+    def row(start: str, cells: Sequence[str]) -> str:
+        columns = (f" {cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
+        return f"{start:<25}{''.join(columns)}".rstrip()
+
+    *above, last = reversed([*itertools.zip_longest(*map(reversed, titles), fillvalue="")])
+    yield from (row("", words) for words in above)
+    yield row("layer head name", last)
     for head in report.heads:
-        scores = "".join(column(f"{head.scores[pattern]:.3f}") for pattern in PATTERNS)
-        change = "" if head.loss_change is None else column(f"{head.loss_change:+z.4f}")
-        yield f"{head.layer + 1:>5}  {head.head + 1:>4}  {head.name:<14}{scores}{change}"
-    chance = "".join(column(f"{report.chance[pattern]:.3f}") for pattern in PATTERNS)
-    yield f"{'uniform attention':<27}{chance}"
+        cells = [f"{head.scores[pattern]:.3f}" for pattern in PATTERNS]
+        if head.loss_change is not None:
+            cells.append(f"{head.loss_change:+z.4f}")
+        yield row(f"{head.layer + 1:>5} {head.head + 1:>4} {head.name}", cells)
+    yield row("uniform attention", [f"{report.chance[pattern]:.3f}" for pattern in PATTERNS])
