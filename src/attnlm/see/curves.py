@@ -287,6 +287,16 @@ def verdict(records: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any]) ->
     return "; ".join(words)
 
 
+def recent_fall(records: Sequence[Mapping[str, Any]]) -> float:
+    """Return by how much the lowest loss fell over the last fifth of training, in nats per token.
+
+    With fewer than three evaluations, return 0.
+    """
+    losses = [float(record["val_loss"]) for record in records]
+    tail = max(1, len(losses) // 5)
+    return min(losses[:-tail]) - min(losses) if len(losses) > 2 else 0.0
+
+
 def _trend(records: Sequence[Mapping[str, Any]], floor: float | None, tokens: float) -> str:
     if len(records) < 3:
         return "too few evaluations to tell whether the loss still falls"
@@ -307,9 +317,7 @@ def _trend(records: Sequence[Mapping[str, Any]], floor: float | None, tokens: fl
         return f"{why}; the best checkpoint is kept"
     if floor is not None and losses[best] < floor + _NEAR_FLOOR:
         return f"within {max(0.0, losses[best] - floor):.3f} of the floor: little is left to learn"
-    tail = max(1, len(losses) // 5)
-    fallen = min(losses[:-tail]) - losses[best]
-    if fallen > _NOTICEABLE:
+    if (fallen := recent_fall(records)) > _NOTICEABLE:
         over = "over the last fifth of training"
         return f"loss still falling ({fallen:.3f} {over}): more steps would help"
     rates = [float(record.get("learning_rate", 0)) for record in records]

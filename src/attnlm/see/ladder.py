@@ -17,7 +17,7 @@ from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS
 from attnlm.runs.ladder_plan import Plan
 from attnlm.runs.run import Result, Run
-from attnlm.see.curves import Line, panel_svg, panels_png, verdict
+from attnlm.see.curves import Line, panel_svg, panels_png, recent_fall, verdict
 from attnlm.see.page import render
 from attnlm.see.play import SCRIPTS, first_text, run_data
 from attnlm.see.reproduce import ladder_command
@@ -210,9 +210,15 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
             yield f"{rung.model} made {step:,} steps, not {ladder.plan.steps or 0:,}"
         if rung.result.last["val_loss"] > rung.result.best["val_loss"]:
             yield f"{rung.model} is shown at step {best:,}: its loss rose after that"
-    falling = [r.model for r in ladder.rungs if r.verdict.startswith("loss still falling")]
-    if falling:
-        yield f"too few steps to compare final losses: still falling for {', '.join(falling)}"
+    for rung, gain in zip(ladder.rungs, ladder.gains, strict=True):
+        if gain is not None:
+            fall = max(recent_fall(one.result.records) for one in (rung, gain.rival))
+            if fall > max(_NOTICEABLE, abs(gain.nats)):
+                yield (
+                    f"too few steps to rank {gain.rival.model} and {rung.model}: they are "
+                    f"{abs(gain.nats):.3f} apart, and a loss fell by {fall:.3f} over the last "
+                    "fifth of training"
+                )
 
 
 def explained(ladder: Ladder) -> list[tuple[str, str]]:
