@@ -130,6 +130,9 @@ ids_at(ids, slice(None), meta.vocab_size, str(file)) => pass
 == see/heads.py
 heads are measured on ids that the vocabulary lacks | test_dataset.py
 ids_at(tokens, places_NT, run.vocab_size, origin) => tokens[places_NT]
+== see/ladder.py
+rungs are ranked while their losses fall | test_ladder.py
+if fall > max(_NOTICEABLE, abs(gain.nats)): => if False:
 == tokens/tokenizer.py
 any pattern is taken | test_tokenizer.py::test_a_file_that_makes_no_tokenizer_is_refused
 != pattern_of(found.name) => == ""

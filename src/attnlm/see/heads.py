@@ -112,7 +112,7 @@ class HeadsReport:
 
     @property
     def measured_on(self) -> str:
-        """What the scores were measured on, in words: number and length of the windows."""
+        """The number and the length of the windows, in words."""
         random = f"{self.repeated} random tokens, repeated once"
         if not self.has_text:
             return f"{self.windows:,} windows of {random}"
