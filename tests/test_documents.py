@@ -100,7 +100,7 @@ KINDS = pytest.mark.parametrize("kind", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".
 
 @KINDS
 def test_records_end_with_a_newline_where_no_id_ends_them(kind: str, here: Path) -> None:
-    dataset = prepare(write_kind(kind, here / "cats", TEXTS))
+    dataset = prepare(write_kind(kind, here / "cats", TEXTS), split="tail")
     assert text_of(dataset) == "".join(text.removesuffix("\n") + "\n" for text in TEXTS)
     assert (dataset.name, dataset.documents, dataset.column) == ("cats-char", 0, "text")
 
@@ -108,13 +108,14 @@ def test_records_end_with_a_newline_where_no_id_ends_them(kind: str, here: Path)
 @needs_gpt2
 @KINDS
 def test_records_are_ended_by_the_end_of_text(kind: str, here: Path) -> None:
-    dataset = prepare(write_kind(kind, here / "cats", TEXTS), tokenizer="gpt2", offline=True)
+    options: dict[str, Any] = {"tokenizer": "gpt2", "split": "tail", "offline": True}
+    dataset = prepare(write_kind(kind, here / "cats", TEXTS), **options)
     assert documents_of(dataset) == TEXTS
     assert (dataset.documents, dataset.characters) == (len(TEXTS), sum(map(len, TEXTS)))
     first, second, *others = TEXTS  # only the end of the first document moves
     write_kind(kind, here / "cats", [first + second[0], second[1:], *others])
     with pytest.raises(AttnlmError, match="other content"):
-        prepare(f"cats{kind}", tokenizer="gpt2", offline=True)
+        prepare(f"cats{kind}", **options)
 
 
 @pytest.mark.parametrize("kind", [".txt.gz", ".txt.zst"])
@@ -188,7 +189,7 @@ def test_one_plain_text_stays_as_it_is(here: Path) -> None:
 def test_no_document_can_forge_an_end(here: Path) -> None:
     texts = [f"a{END_OF_TEXT}b", END_OF_TEXT, "<|endof", "text|>", f"{END_OF_TEXT[:-1]}", "x"] * 30
     (here / "cats.jsonl").write_bytes(lines(texts))
-    dataset = prepare("cats.jsonl", tokenizer="gpt2", offline=True)
+    dataset = prepare("cats.jsonl", tokenizer="gpt2", split="tail", offline=True)
     assert documents_of(dataset) == texts
     (here / "many").mkdir()
     for name in "ab":
@@ -447,7 +448,7 @@ def hub(here: Path) -> Path:
 
 @needs_gpt2
 def test_a_data_set_of_the_hub_is_streamed(hub: Path, here: Path) -> None:
-    options = ("--tokenizer", "gpt2", "--column", "story", "--offline", "--json")
+    options = ("--tokenizer", "gpt2", "--column", "story", "--offline", "--split=tail", "--json")
     done = attnlm("prepare", "hf:./stories", *options, cwd=here)
     assert json.loads(done.stdout)["documents"] == len(TEXTS)
     dataset = open_dataset()

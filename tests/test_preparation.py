@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,9 @@ def test_a_large_text_is_sampled_evenly(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(splits, "_SAMPLE_BYTES", 2000)
     monkeypatch.setattr(splits, "_SAMPLE_BLOCK", 100)
     (tmp_path / "t.txt").write_text("ab" * 5000 + "cd" * 5000 + "ef" * 5000)
-    text = splits.read_text(get_corpus(tmp_path / "t.txt", spool=tmp_path), ignore)
-    sample = "".join(splits.Split(text, 0.1, None).train_sample())
+    choice = splits.Choice(Fraction("0.1"), 1)
+    text = splits.read_text(get_corpus(tmp_path / "t.txt", spool=tmp_path), choice, ignore)
+    sample = "".join(splits.Split(text).train_sample())
     assert 1600 <= len(sample) <= 2000
     counts = {pair: sample.count(pair) // 100 for pair in ("ab", "cd", "ef")}
     assert counts == {"ab": 3, "cd": 3, "ef": 2}

@@ -106,6 +106,7 @@ _COLUMNS: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
         "ids": lambda dataset: _number(dataset.vocab_size, ","),
         "train": lambda dataset: quantity(dataset.train_tokens) if dataset.train_tokens else "",
         "validate": lambda dataset: quantity(dataset.val_tokens) if dataset.val_tokens else "",
+        "split": lambda dataset: dataset.split or ("file" if dataset.val_tokens else ""),
         **_SIZE_AND_AGE,
     },
     "recipes": {
@@ -116,7 +117,7 @@ _COLUMNS: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
     },
 }
 _TEXTS = (
-    *("run", "model", "data", "parent", "data set", "source", "tokenizer"),
+    *("run", "model", "data", "parent", "data set", "source", "tokenizer", "split"),
     *("recipe", "purpose"),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import asdict
 from pathlib import Path
 
 import attnlm
@@ -14,8 +15,9 @@ from attnlm.config.settings import resolve
 
 _FACTS = (
     *("characters", "documents", "vocab_size", "train_tokens", "val_tokens"),
-    *("bigram_loss", "floor"),
+    *("bigram_loss", "floor", "split", "split_seed"),
 )
+_NAMED = 5  # parts of the validation split
 
 
 def prepare(
@@ -33,11 +35,21 @@ def prepare(
         "data set, to use its tokenizer",
         completion.tokenizers,
     ),
-    val_fraction: float = option(0.1, "fraction of the text, at its end, for the validation split"),
+    val_fraction: float = option(0.1, "fraction of the text for the validation split"),
     val_file: str | None = option(
         None,
         "use this file as the validation split, and all of SOURCE for training",
         metavar="<path>",
+    ),
+    split: str | None = option(
+        None,
+        "validation split: the tail of the text, or some of its documents (records or files), "
+        "chosen at random: tail|documents; default: documents if there are at least 10 for each "
+        "split, else tail",
+        completion.choices("tail", "documents"),
+    ),
+    split_seed: int | None = option(
+        None, "random seed for the choice of documents for validation; default: 1"
     ),
     name: str | None = option(None, "name of the data set; default: <source>-<tokenizer>"),
     data_dir: Path = options.DATA_DIR,
@@ -62,6 +74,8 @@ def prepare(
             tokenizer=tokenizer,
             val_fraction=val_fraction,
             val_file=val_file,
+            split=split,
+            split_seed=split_seed,
             name=name,
             data_dir=data_dir,
             encoding=encoding,
@@ -81,6 +95,7 @@ def prepare(
                 f"{dataset.vocab_size:,} ({dataset.tokenizer.name})",
                 "split": f"{dataset.train_tokens:,} for training, "
                 f"{dataset.val_tokens:,} for validation",
+                "validation": _validation(dataset),
                 "losses": reference_losses(dataset.vocab_size, vars(dataset)),
             }
         )
@@ -88,4 +103,22 @@ def prepare(
         flags = ["--block-size", str(dataset.largest_block_size)] if is_small else []
         console.say_next(command_for("attnlm train", dataset.path, *flags, kind="data set"))
     facts = {"dataset": str(dataset.path)} | {name: getattr(dataset, name) for name in _FACTS}
+    facts["val_parts"] = [*map(asdict, dataset.val_parts)]
     console.result_or_json(str(dataset.path), facts, json)
+
+
+def _validation(dataset: attnlm.Dataset) -> str:
+    """Return which text the validation split consists of: `the last 10%, only from jargon.txt`."""
+    share = f"{100 * (dataset.val_fraction or 0):g}%"
+    if dataset.val_source is not None:
+        words = dataset.val_source
+    elif dataset.split == "documents":
+        words = f"{share} of the documents, chosen with seed {dataset.split_seed}"
+    else:
+        words = f"the last {share}"
+    parts = dataset.val_parts
+    if len(parts) == 1:
+        return f"{words}, only from {parts[0].source}"
+    named = [f"{part.source} {part.tokens / dataset.val_tokens:.0%}" for part in parts[:_NAMED]]
+    more = [f"{len(parts) - _NAMED} more"] if len(parts) > _NAMED else []
+    return ", ".join([words, *(["from " + ", ".join(named + more)] if named else [])])

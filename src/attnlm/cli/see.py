@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from attnlm.cli.options import option, switch, typed
 
 if TYPE_CHECKING:
     from attnlm.see.attend import Attention
+    from attnlm.training.validation import Evaluation
 
 
 def evaluate(
@@ -34,14 +36,21 @@ def evaluate(
 ) -> None:
     """Measure a model's loss on the validation split.
 
-    Of a larger split, the first 4,194,304 tokens are used.
+    Of a larger split, the first 4,194,304 tokens are used. If the text has several sources, the
+    loss on the part of each is measured too.
     """
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
     other = None if data is None else attnlm.open_dataset(data, data_dir=data_dir, verify=verify)
     about = opened.dataset if other is None else vars(other)
     chosen = opened.checkpoint(checkpoint)
     evaluation = attnlm.evaluate(
-        opened, checkpoint=chosen.which, data=other, device=device, data_dir=data_dir, verify=verify
+        opened,
+        checkpoint=chosen.which,
+        data=other,
+        device=device,
+        data_dir=data_dir,
+        verify=verify,
+        by_source=True,
     )
     console.say(
         f"{opened.name}, step {chosen.step} ({chosen.which}), "
@@ -57,11 +66,38 @@ def evaluate(
         "floor": about["floor"],
         "checkpoint": chosen.which,
         "step": chosen.step,
+        "sources": [
+            {
+                "source": source,
+                "val_loss": found and found.loss,
+                "bits_per_byte": found and found.bits_per_byte,
+                "tokens": found.tokens if found else 0,
+            }
+            for source, found in evaluation.sources
+        ],
     }
     perplexity = evaluation.perplexity
     shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"
     words = f"{evaluation.loss:.4f} nats per token, {evaluation.bits_per_byte:.4f} bits per byte"
     console.result_or_json(f"{words}, perplexity {shown}", facts, json)
+    if len(evaluation.sources) > 1 and not json:
+        _print_sources(evaluation.sources, opened.config.model.block_size)
+
+
+_UNKNOWN = "–"
+
+
+def _print_sources(sources: Sequence[tuple[str, Evaluation | None]], block_size: int) -> None:
+    """Print a table of the losses on the parts of the sources."""
+    rows = [
+        [source, f"{found.loss:.4f}", f"{found.bits_per_byte:.4f}", f"{found.tokens:,}"]
+        if found
+        else [source, *[_UNKNOWN] * 3]
+        for source, found in sources
+    ]
+    console.print_table(("source", "loss", "bits per byte", "tokens"), rows, ("source",))
+    if not all(found for _, found in sources):
+        console.say(f"{_UNKNOWN} shorter than a window of {block_size:,} tokens and its targets")
 
 
 def _windows(default: int) -> Any:

@@ -6,9 +6,10 @@ import contextlib
 import functools
 import hashlib
 import itertools
-from operator import itemgetter
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +18,15 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent, Progress
 from attnlm.base.files import replacing
 from attnlm.compute.threads import cores, map_ahead
-from attnlm.data.dataset import Ids, id_dtype, sampled_hash
-from attnlm.data.splits import Split
+from attnlm.data.dataset import Ids, SourcePart, id_dtype, sampled_hash
+from attnlm.data.splits import SPLITS, Split
 from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import (
     PIECE,
     BpeTokenizer,
     Tokenizer,
     UnknownCharactersError,
-    safe_pieces,
+    safe_pieces_of_texts,
 )
 from attnlm.tokens.word_table import PieceEncoder, piece_encoder
 
@@ -39,58 +40,61 @@ def write_bins(
     """Encode both splits to train.bin and val.bin in `folder`. Return what meta.json records of
     them. Raises AttnlmError if a split has less than two tokens.
     """
-    encode_piece, is_bpe = piece_encoder(tokenizer), isinstance(tokenizer, BpeTokenizer)
+    is_bpe = isinstance(tokenizer, BpeTokenizer)
     # Characters take one worker: this thread, which reads, hashes and writes, has as much to do.
     workers = min(cores(), _MOST_WORKERS) if is_bpe else 1
-    meta: dict[str, Any] = {}
-    pair_counts: dict[str, NDArray[np.int64] | None] = {}
-    done = 0
-    for key, found in itertools.groupby(split.pieces(), itemgetter(0)):
-        text, path, pieces = split.text_of(key), folder / f"{key}.bin", map(itemgetter(1), found)
-        encode = functools.partial(_encode, encode_piece, tokenizer, text.corpus.has_documents)
-        ahead = map_ahead(encode, safe_pieces(pieces, PIECE) if is_bpe else pieces, workers)
-        digest, tokens, utf8_bytes, last = hashlib.sha256(), 0, 0, 0
-        pairs_VV: NDArray[np.int64] | None = None
-        try:
-            with replacing(path) as file, contextlib.closing(ahead) as encoded:
-                for ids, characters, size, counts_VV in encoded:
-                    file.write(ids.data)
-                    digest.update(ids.data)
-                    if pairs_VV is None:
-                        pairs_VV = counts_VV
-                    elif counts_VV is not None:
-                        pairs_VV += counts_VV
-                        pairs_VV[last, ids[0]] += 1
-                    tokens, utf8_bytes, last = tokens + len(ids), utf8_bytes + size, ids[-1]
-                    done += characters
-                    on_event(Progress("encode", done, split.characters, "chars"))
-        except UnknownCharactersError:  # the vocabulary was made from the whole text
-            raise text.changed() from None
-        meta |= {f"{key}_tokens": tokens, f"{key}_sha256": digest.hexdigest()}
-        meta[f"{key}_sampled_sha256"], pair_counts[key] = sampled_hash(path), pairs_VV
-    for key, title in (("train", "training"), ("val", "validation")):
-        if meta.get(f"{key}_tokens", 0) < 2:
+    pieces = split.pieces()
+    encode = functools.partial(_encode, piece_encoder(tokenizer), tokenizer, split)
+    parts, done = _Parts(split.val_parts, encode), 0
+    ahead = map_ahead(encode, safe_pieces_of_texts(pieces, PIECE) if is_bpe else pieces, workers)
+    paths = {key: folder / f"{key}.bin" for key in SPLITS}
+    with contextlib.ExitStack() as opening:
+        bins = {key: _Bin(opening.enter_context(replacing(paths[key]))) for key in SPLITS}
+        for found in opening.enter_context(contextlib.closing(ahead)):
+            bins[found.key].add(found)
+            if found.key == "val":
+                parts.add(found)
+            done += len(found.piece.text)
+            on_event(Progress("encode", done, split.characters, "chars"))
+    meta: dict[str, Any] = {"val_bytes": bins["val"].utf8_bytes, "val_parts": tuple(parts.found)}
+    for (key, made), title in zip(bins.items(), ("training", "validation"), strict=True):
+        if made.tokens < 2:
             raise AttnlmError(
                 f"the {title} split of {split.text_of(key).corpus.shown} has fewer than two tokens",
                 "use a longer text" + ("" if split.val_text else ", or another `val_fraction`"),
             )
-    meta["val_bytes"] = utf8_bytes  # of the last split
-    return {**meta, "bigram_loss": _bigram_loss(pair_counts["train"], pair_counts["val"])}
+        meta |= {f"{key}_tokens": made.tokens, f"{key}_sha256": made.digest.hexdigest()}
+        meta[f"{key}_sampled_sha256"] = sampled_hash(paths[key])
+    return {**meta, "bigram_loss": _bigram_loss(bins["train"].pairs_VV, bins["val"].pairs_VV)}
+
+
+class _Encoded(NamedTuple):
+    """A piece of the split `key`, encoded.
+
+    `pair_counts`, of shape (V, V), says how often each id (row) is followed by each id (column). It
+    is None for large vocabularies.
+    """
+
+    key: str
+    piece: Piece
+    ids: Ids
+    utf8_bytes: int
+    pair_counts: NDArray[np.int64] | None
 
 
 def _encode(
-    encode_piece: PieceEncoder, tokenizer: Tokenizer, has_documents: bool, piece: Piece
-) -> tuple[Ids, int, int, NDArray[np.int64] | None]:
-    """Return the ids of a piece, its numbers of characters and UTF-8 bytes, and its pair counts.
-
-    The counts, of shape (V, V), say how often each id (row) is followed by each id (column). They
-    are None for large vocabularies.
-    """
-    text, vocab_size = piece.text, tokenizer.vocab_size
-    if has_documents and isinstance(tokenizer, BpeTokenizer):
-        ids = encode_documents(encode_piece, tokenizer, piece)
-    else:
-        ids = encode_piece(text)
+    encode_piece: PieceEncoder, tokenizer: Tokenizer, split: Split, item: tuple[str, Piece]
+) -> _Encoded:
+    """Return a piece of a split encoded. Raises AttnlmError if the text has changed."""
+    (key, piece), vocab_size = item, tokenizer.vocab_size
+    text, found = split.text_of(key), piece.text
+    try:
+        if text.corpus.marks_ends and isinstance(tokenizer, BpeTokenizer):
+            ids = encode_documents(encode_piece, tokenizer, piece)
+        else:
+            ids = encode_piece(found)
+    except UnknownCharactersError:  # the vocabulary was made from the whole text
+        raise text.changed() from None
     counts_VV: NDArray[np.int64] | None = None
     if vocab_size <= _MOST_BIGRAM_IDS:
         dtype = np.min_scalar_type(vocab_size**2 - 1)  # narrow is fast
@@ -98,8 +102,63 @@ def _encode(
         pairs += ids[1:]
         counts_VV = np.bincount(pairs, minlength=vocab_size**2).reshape(vocab_size, vocab_size)
     stored = ids.astype(id_dtype(vocab_size), copy=False)
-    utf8_bytes = len(text) if text.isascii() else len(text.encode())
-    return stored, len(text), utf8_bytes, counts_VV
+    utf8_bytes = len(found) if found.isascii() else len(found.encode())
+    return _Encoded(key, piece, stored, utf8_bytes, counts_VV)
+
+
+class _Bin:
+    """A file of ids that is being written, with the counts of pairs of adjacent ids."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.digest = file, hashlib.sha256()
+        self.tokens = self.utf8_bytes = self._last = 0
+        self.pairs_VV: NDArray[np.int64] | None = None
+
+    def add(self, found: _Encoded) -> None:
+        """Write the ids of the next piece."""
+        ids, counts_VV = found.ids, found.pair_counts
+        self._file.write(ids.data)
+        self.digest.update(ids.data)
+        if self.pairs_VV is None:
+            self.pairs_VV = counts_VV
+        elif counts_VV is not None:
+            self.pairs_VV += counts_VV
+            self.pairs_VV[self._last, ids[0]] += 1
+        self._last = ids[-1]
+        self.tokens, self.utf8_bytes = self.tokens + len(ids), self.utf8_bytes + found.utf8_bytes
+
+
+class _Parts:
+    """The parts of the validation split: their tokens and bytes are found piece by piece.
+
+    `sizes` are the names and characters of the parts. A token across the end of a part counts for
+    either part.
+    """
+
+    def __init__(
+        self, sizes: Sequence[tuple[str, int]], encode: Callable[[tuple[str, Piece]], _Encoded]
+    ) -> None:
+        ends = itertools.accumulate(characters for _, characters in sizes)
+        self._ends = deque(zip((name for name, _ in sizes), ends, strict=True))
+        self._encode = encode
+        self._characters = self._tokens = self._bytes = 0  # of the pieces so far
+        self.found: list[SourcePart] = []
+
+    def add(self, piece: _Encoded) -> None:
+        """Add the next piece of the validation split, and the parts that end in it."""
+        end = self._characters + len(piece.piece.text)
+        while self._ends and self._ends[0][1] <= end:
+            source, place = self._ends.popleft()
+            before = piece
+            if place < end:
+                before = self._encode((piece.key, piece.piece.cut(place - self._characters)[0]))
+            tokens = self._tokens + min(len(before.ids), len(piece.ids))
+            tokens -= sum(part.tokens for part in self.found)
+            size = self._bytes + before.utf8_bytes - sum(part.bytes for part in self.found)
+            if tokens > 0:
+                self.found.append(SourcePart(source=source, tokens=tokens, bytes=size))
+        self._characters = end
+        self._tokens, self._bytes = self._tokens + len(piece.ids), self._bytes + piece.utf8_bytes
 
 
 def _bigram_loss(

@@ -40,6 +40,18 @@ Ids: TypeAlias = NDArray[np.uint16] | NDArray[np.uint32]
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourcePart:
+    """A part of a validation split: its tokens, and the UTF-8 bytes of its text.
+
+    `source` is one of the sources or, if a folder or pattern was the only source, a file.
+    """
+
+    source: str
+    tokens: int = limited(at_least=1)
+    bytes: int = limited(at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Facts:
     """The properties of a data set that meta.json records. `Dataset` explains them."""
 
@@ -54,12 +66,15 @@ class Facts:
     column: str
     documents: int = limited(at_least=0)
     val_fraction: float | None = limited(above=0, below=1)
+    split: str | None = limited(default="tail", choices=("tail", "documents"))
+    split_seed: int | None = limited(default=None, at_least=0, below=2**63)
     characters: int = limited(at_least=1)
     train_characters: int = limited(at_least=1)
     val_characters: int = limited(at_least=1)
     train_tokens: int = limited(at_least=1, below=2**48)
     val_tokens: int = limited(at_least=1, below=2**48)
     val_bytes: int = limited(at_least=1)
+    val_parts: tuple[SourcePart, ...] = ()
     train_sha256: str
     val_sha256: str
     train_sampled_sha256: str
@@ -81,6 +96,8 @@ class Meta(Facts):
     def __post_init__(self) -> None:
         if not is_safe_name(self.name):
             raise ValueError("its 'name' is not a folder name")
+        if self.val_parts and sum(part.tokens for part in self.val_parts) != self.val_tokens:
+            raise ValueError("its 'val_parts' do not have its 'val_tokens'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,13 +112,16 @@ class Dataset(Facts):
     (numpy.memmap), so a split of any size opens fast. `tokenizer` converts ids to text and back.
 
     `source` names the origin of the text; `sources` lists the origins if there were several.
-    `documents` counts the documents that the end-of-text id follows. `val_bytes` is the length of
-    the validation text in UTF-8. `bigram_loss` (the loss of bigrams counted in the training split)
-    and `floor` (the least possible loss) are in nats per token of the validation split; None stands
-    for unknown. `tokenizer_from` is the folder of the run or data set from which the tokenizer was
-    taken, if any. `source_sha256` covers the text in UTF-8 and the places where its documents end.
-    `val_source_sha256` covers the same for a validation text that has its own source. The other
-    hashes cover files.
+    `documents` counts the documents that the end-of-text id follows, or that were divided among the
+    splits. `split` says which part of the text is for validation: its "tail", or the "documents"
+    that `split_seed` chose; None stands for a text of its own, `val_source`. `val_bytes` is the
+    length of the validation text in UTF-8. If the text has several sources, `val_parts` lists the
+    part of each in the validation split, in order. `bigram_loss` (the loss of bigrams counted in
+    the training split) and `floor` (the least possible loss) are in nats per token of the
+    validation split; None stands for unknown. `tokenizer_from` is the folder of the run or data set
+    from which the tokenizer was taken, if any. `source_sha256` covers the text in UTF-8 and the end
+    of each document that an end-of-text id follows. `val_source_sha256` covers the same for a
+    validation text that has its own source. The other hashes cover files.
     """
 
     path: Path
@@ -262,7 +282,10 @@ def sampled_hash(path: Path) -> str:
 
 # A folder with any of these files is a data set, perhaps a damaged one.
 _OF_A_DATASET = ("meta.json", "train.bin", "val.bin")
-_FACTS = ("source", "tokenizer", "vocab_size", "train_tokens", "val_tokens", "bigram_loss", "floor")
+_FACTS = (
+    *("source", "tokenizer", "vocab_size", "train_tokens", "val_tokens", "split"),
+    *("bigram_loss", "floor"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,6 +299,8 @@ class DatasetEntry:
     vocab_size: int | None = None
     train_tokens: int | None = None
     val_tokens: int | None = None
+    split: str | None = None
+    """tail or documents: the part of the text that is for validation; None for a text of its own"""
     bigram_loss: float | None = None
     """The loss of bigrams that were counted in the training split, in nats per token."""
     floor: float | None = None

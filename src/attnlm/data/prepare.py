@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import functools
+import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
 
 from attnlm.base.errors import AttnlmError, UsageError
@@ -18,11 +20,13 @@ from attnlm.base.workspaces import exchange, workspace
 from attnlm.config.settings import resolve
 from attnlm.data.bins import write_bins
 from attnlm.data.dataset import FORMAT, Dataset, Facts, Meta, id_dtype, open_dataset, open_folder
-from attnlm.data.splits import Split, Text, read_text
-from attnlm.text.corpus import Source, get_corpus, safe_name
+from attnlm.data.splits import Choice, Split, Text, read_text
+from attnlm.text.corpus import MOST_PARTS, Source, get_corpus, safe_name
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens.specs import PUBLISHED, bpe_size, canonical_spec
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load
+
+_DEFAULT_SEED = 1
 
 
 def prepare(
@@ -31,6 +35,8 @@ def prepare(
     tokenizer: str | Path = "char",
     val_fraction: float = 0.1,
     val_file: str | os.PathLike[str] | None = None,
+    split: str | None = None,
+    split_seed: int | None = None,
     name: str | None = None,
     data_dir: str | Path = "data",
     encoding: str = "utf-8",
@@ -54,8 +60,13 @@ def prepare(
     each of several files, is a document: the end-of-text id follows each document if the tokenizer
     has such an id.
 
-    The validation split is the last `val_fraction` of the characters, or the whole text of
-    `val_file` if given. Line ends are kept; if `newlines` is "unix", CR LF and CR become LF.
+    If `split` is "tail", the validation split is the last `val_fraction` of the characters. If
+    `split` is "documents", it is this fraction of the documents, chosen by `split_seed` (default:
+    1), so that every source can be in both splits. The default is "documents" if both splits then
+    have at least 10 documents (100 documents at a `val_fraction` of 0.1), else "tail". If
+    `val_file` is given, the validation split is its whole text instead.
+
+    Line ends are kept; if `newlines` is "unix", CR LF and CR become LF.
 
     A data set with the same content is left unchanged; a data set with other content is replaced
     only if `force` is true. A new data set appears at its path when it is complete; a preparation
@@ -74,8 +85,17 @@ def prepare(
         taken.dataset = origin.name
     check_value(Facts, "newlines", newlines)
     check_value(Facts, "val_fraction", val_fraction)
+    for setting, value in (("split", split), ("split_seed", split_seed)):
+        if value is not None:
+            check_value(Facts, setting, value)
     if val_file is not None and not os.fspath(val_file):
         raise UsageError("`val_file` cannot be empty", "name a file, or leave it out")
+    if val_file is not None and (split, split_seed) != (None, None):
+        what = "`split`" if split_seed is None else "`split_seed`"
+        raise UsageError(f"`val_file` cannot be combined with {what}", "use only one of them")
+    seed = _DEFAULT_SEED if split_seed is None else split_seed
+    # The digits as written count: the double 0.9 exceeds 9/10, which would cost a character.
+    choice = Choice(Fraction(str(float(val_fraction))), seed)
     if name is not None:
         check_name(name)
     with explaining(data_dir, ", or name another `data_dir`"), workspace(data_dir) as work:
@@ -91,25 +111,29 @@ def prepare(
                 spool=work,
                 on_event=on_event,
             )
-            return read_text(corpus, on_event)
+            return read_text(corpus, choice, on_event)
 
+        text = read(source)
+        if len(text.corpus.sources) > MOST_PARTS:
+            on_event(
+                Note(f"the losses of more than {MOST_PARTS} sources are not measured separately")
+            )
         if val_file is None:
-            split = Split(read(source), float(val_fraction), None)
+            splits = Split(text, by_documents=_is_by_documents(text, split, split_seed, on_event))
         else:
-            split = Split(read(source), None, read(Path(val_file)))
+            splits = Split(text, read(Path(val_file)))
         kind = spec.replace(":", "") if origin is None else safe_name(origin.name)
-        name = name or f"{split.text.corpus.name}-{kind}"
+        name = name or f"{text.corpus.name}-{kind}"
         target = data_dir / name
-        is_prepared = functools.partial(_is_prepared, target, taken or spec, split, force)
+        is_prepared = functools.partial(_is_prepared, target, taken or spec, splits, force)
         if is_prepared():
-            text_hash = f"{split.text.sha256[:12]}…"
-            on_event(Note(f"{target} exists, prepared from the same text ({text_hash})"))
+            on_event(Note(f"{target} exists, prepared from the same text ({text.sha256[:12]}…)"))
         else:
             if taken is not None:
-                taken.encode("".join(text.distinct for text in split.texts))  # for its error
-            chosen = taken or _made(spec, split, work, offline, on_event)
+                taken.encode("".join(text.distinct for text in splits.texts))  # for its error
+            chosen = taken or _made(spec, splits, work, offline, on_event)
             (work / "new").mkdir()
-            _build(work / "new", name, split, chosen, origin, on_event)
+            _build(work / "new", name, splits, chosen, origin, on_event)
             _install(work / "new", target, is_prepared)
         write_latest(data_dir, name)
         dataset = unless_replaced(target, lambda: open_folder(target, trusted=True))
@@ -122,6 +146,43 @@ def prepare(
             )
         )
     return dataset
+
+
+# --- The splits -----------------------------------------------------------------------------------
+
+
+def _is_by_documents(text: Text, split: str | None, seed: int | None, on_event: OnEvent) -> bool:
+    """Return True if documents are chosen for the validation split, False if it is the tail.
+
+    Raises AttnlmError if the documents are too few to choose from, and UsageError for a seed that
+    has no effect.
+    """
+    by_documents = split == "documents" or (split is None and text.has_many_documents)
+    if not by_documents and seed is not None:
+        raise UsageError("`split_seed` needs `split` documents", "use it, or leave out the seed")
+    if by_documents:
+        shown, fraction = text.corpus.shown, float(text.choice.fraction)
+        if text.documents < 2:
+            raise AttnlmError(
+                f"{shown} is a single document, which `split` documents cannot divide",
+                "use `split` tail, or name several files, or a file of records (.jsonl, .parquet)",
+            )
+        share = sum(part.chosen for part in text.parts) / text.characters
+        if share == 0:
+            raise AttnlmError(
+                f"a `val_fraction` of {fraction:g} of {text.documents} documents chooses none",
+                f"use `val_fraction` {math.ceil(100 / text.documents) / 100:g} or more, or `split` "
+                "tail",
+            )
+        if not fraction / 2 <= share <= 2 * fraction:
+            on_event(
+                Note(
+                    f"the documents for validation have {share:.2%} of the text, not "
+                    f"{fraction:.2%}: documents differ in length; another `split_seed` chooses "
+                    "others, and `split` tail divides the text between any two characters"
+                )
+            )
+    return by_documents
 
 
 # --- The tokenizer --------------------------------------------------------------------------------
@@ -181,8 +242,12 @@ def _build(
         encoding=text.corpus.encoding,
         newlines=text.corpus.newlines,
         column=text.corpus.column,
-        documents=sum(text.documents for text in split.texts),
-        val_fraction=split.val_fraction,
+        documents=sum(
+            text.documents for text in split.texts if text.corpus.marks_ends or split.by_documents
+        ),
+        val_fraction=None if val_text else float(text.choice.fraction),
+        split=None if val_text else "documents" if split.by_documents else "tail",
+        split_seed=text.choice.seed if split.by_documents else None,
         characters=split.characters,
         train_characters=split.train_characters,
         val_characters=split.characters - split.train_characters,
@@ -220,7 +285,15 @@ def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: boo
         is_alike = there.tokenizer.to_json() == wanted.to_json()
     theirs = there.source_sha256, there.val_source_sha256, there.train_characters
     val_hash = split.val_text.sha256 if split.val_text else None
-    if not is_alike or theirs != (split.text.sha256, val_hash, split.train_characters):
+    ours = split.text.sha256, val_hash, split.train_characters
+    kind = "documents" if split.by_documents else "tail"
+    if is_alike and theirs[:2] == ours[:2] and not val_hash and there.split != kind:
+        raise AttnlmError(
+            f"{target} exists with `split` {there.split}, not {kind}",
+            f"`split` {there.split} uses it, {hint}",
+        )
+    seed = split.text.choice.seed if split.by_documents else None
+    if not is_alike or theirs != ours or there.split_seed != seed:
         raise AttnlmError(f"{target} exists with other content", hint)
     return True
 

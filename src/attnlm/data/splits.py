@@ -6,10 +6,10 @@ import contextlib
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,28 +25,91 @@ from attnlm.tokens.tokenizer import code_points, encoded
 _SAMPLE_BYTES = 2**22
 _SAMPLE_BLOCK = 2**14  # characters
 _END = b"\xff"  # marks a document's end in hashed bytes; never in UTF-8
+_ENOUGH = 10  # documents of each split, for which documents are split by default
+SPLITS = ("train", "val")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice of documents for the validation split: of 1/`fraction` documents in a row, one.
+
+    Whether a document is chosen depends only on its index, the fraction and `seed`.
+    """
+
+    fraction: Fraction
+    seed: int
+
+    def indices(self) -> Iterator[int]:
+        """Yield the indices of the chosen documents, without end."""
+        for row in itertools.count():
+            first, end = (math.ceil(place / self.fraction) for place in (row, row + 1))
+            digest = hashlib.blake2b(f"{self.seed} {row}".encode(), digest_size=8).digest()
+            yield first + int.from_bytes(digest) % (end - first)
+
+
+class _Divider:
+    """Divides a text, piece by piece, into the documents of the two splits."""
+
+    def __init__(self, choice: Choice) -> None:
+        self._chosen = choice.indices()
+        self._next = next(self._chosen)  # the next document that is chosen
+        self._document = 0  # the document in which the next piece begins
+
+    def divide(self, piece: Piece) -> list[tuple[str, Piece]]:
+        """Return the parts of the next piece, in order, each with its split, "train" or "val"."""
+        parts: list[tuple[str, Piece]] = []
+        begin = passed = 0  # the characters and the ends of `piece` that are in `parts`
+        while begin < len(piece.text):
+            is_chosen = self._document == self._next
+            count = 1 if is_chosen else self._next - self._document
+            ends = piece.ends[passed : passed + count]
+            is_complete = len(ends) == count
+            end = ends[-1] if is_complete else len(piece.text)
+            inside = tuple(place - begin for place in ends)
+            parts.append((SPLITS[is_chosen], Piece(piece.text[begin:end], inside)))
+            begin, passed = end, passed + len(ends)
+            self._document += len(ends)
+            if is_chosen and is_complete:
+                self._next = next(self._chosen)
+        return parts
+
+
+class Part(NamedTuple):
+    """A part of a text: its name, its characters, and the characters of its chosen documents."""
+
+    name: str
+    characters: int
+    chosen: int
 
 
 @dataclass(frozen=True)
 class Text:
     """A corpus, and its size, hash and characters, found in a first reading.
 
-    `sha256` covers the text in UTF-8 and the ends of its documents. `distinct` has the distinct
-    characters of the text, sorted. `documents` counts the documents whose ends the corpus marks.
+    `sha256` covers the text in UTF-8 and the ends of its documents, if the corpus marks them.
+    `distinct` has the distinct characters of the text, sorted. `parts` are named by the corpus.
     """
 
     corpus: Corpus
+    choice: Choice
     characters: int
     utf8_bytes: int
     sha256: str
     distinct: str
     documents: int
+    parts: tuple[Part, ...]
+
+    @property
+    def has_many_documents(self) -> bool:
+        """Return True if documents are split by default: each split then has at least 10."""
+        share = self.choice.fraction
+        return self.documents * min(share, 1 - share) >= _ENOUGH
 
     def pieces(self) -> Iterator[Piece]:
         """Read the text again and yield it. Raises AttnlmError at the end if it has changed."""
         digest = hashlib.sha256()
         for piece in self.corpus.pieces():
-            digest.update(_marked(piece, encoded(piece.text, "utf-8")))
+            digest.update(_marked(piece, encoded(piece.text, "utf-8"), self.corpus.marks_ends))
             yield piece
         if digest.hexdigest() != self.sha256:
             raise self.changed()
@@ -61,17 +124,39 @@ class Text:
 
 @dataclass(frozen=True)
 class Split:
-    """A training and a validation split: two texts, or the start and the end of one text."""
+    """A training and a validation split: two texts, or two parts of one text.
+
+    The validation split of one text is its end or, if `by_documents`, its chosen documents.
+    """
 
     text: Text
-    val_fraction: float | None
-    val_text: Text | None
+    val_text: Text | None = None
+    by_documents: bool = False
 
     @property
     def train_characters(self) -> int:
-        # The digits as written count: the double 0.9 exceeds 9/10, which would cost a character.
-        fraction = Fraction(str(self.val_fraction or 0))
-        return math.floor(self.text.characters * (1 - fraction))
+        if self.val_text:
+            return self.text.characters
+        if self.by_documents:
+            return self.text.characters - sum(part.chosen for part in self.text.parts)
+        return math.floor(self.text.characters * (1 - self.text.choice.fraction))
+
+    @property
+    def val_parts(self) -> list[tuple[str, int]]:
+        """Return the name and the characters of each part of the validation split that is not
+        empty; [] if the text has only one part."""
+        parts = self.text_of("val").parts
+        if self.val_text:
+            found = [(part.name, part.characters) for part in parts]
+        elif self.by_documents:
+            found = [(part.name, part.chosen) for part in parts]
+        else:
+            ends = itertools.accumulate(part.characters for part in parts)
+            after = (end - self.train_characters for end in ends)
+            found = [
+                (part.name, min(n, part.characters)) for part, n in zip(parts, after, strict=True)
+            ]
+        return [(name, n) for name, n in found if n > 0] if len(parts) > 1 else []
 
     @property
     def characters(self) -> int:
@@ -86,14 +171,27 @@ class Split:
         return self.val_text if key == "val" and self.val_text else self.text
 
     def pieces(self) -> Iterator[tuple[str, Piece]]:
-        """Yield the pieces of both splits, each with its split's name, "train" or "val"."""
+        """Yield the pieces of both splits, each with its split's name, "train" or "val".
+
+        Only the pieces of a corpus that marks the ends of documents have these ends.
+        """
+        for key, piece in self._parts():
+            if piece.text:
+                yield key, piece if self.text_of(key).corpus.marks_ends else Piece(piece.text)
+
+    def _parts(self) -> Iterator[tuple[str, Piece]]:
+        if self.by_documents:
+            divider = _Divider(self.text.choice)
+            for piece in self.text.pieces():
+                parts = divider.divide(piece)
+                for key in SPLITS:
+                    yield key, _joined([part for split, part in parts if split == key])
+            return
         left = self.train_characters
         for piece in self.text.pieces():
             before, after = piece.cut(left)
-            if before.text:
-                yield "train", before
-            if after.text:
-                yield "val", after
+            yield "train", before
+            yield "val", after
             left -= len(before.text)
         if self.val_text:
             for piece in self.val_text.pieces():
@@ -105,33 +203,46 @@ class Split:
         stride = math.ceil(_SAMPLE_BLOCK / share)
         blocks = []
         position = 0
-        for _, piece in itertools.takewhile(lambda item: item[0] == "train", self.pieces()):
+        characters = self.train_characters
+        for piece in (piece for key, piece in self.pieces() if key == "train"):
             for start in range(-(position % stride), len(piece.text), stride):
                 blocks.append(piece.text[max(start, 0) : max(start + _SAMPLE_BLOCK, 0)])
             position += len(piece.text)
+            if position == characters:
+                break
         return blocks
 
 
-def read_text(corpus: Corpus, on_event: OnEvent) -> Text:
+def read_text(corpus: Corpus, choice: Choice, on_event: OnEvent) -> Text:
     """Read a corpus once to count and hash it. Raises AttnlmError if it is empty."""
     characters = utf8_bytes = documents = 0
-    digest = hashlib.sha256()
+    digest, divider, names = hashlib.sha256(), _Divider(choice), corpus.parts
+    parts: list[Part] = []
     is_there = np.zeros(0x110000, np.bool_)
 
-    def survey(piece: Piece) -> tuple[Piece, bytes, NDArray[np.unsignedinteger[Any]]]:
-        """Return the piece, its UTF-8, and its code points that `is_there` lacks."""
-        utf8 = encoded(piece.text, "utf-8")
-        if piece.text.isascii():
+    def survey(
+        item: tuple[int, Piece],
+    ) -> tuple[int, Piece, bytes, NDArray[np.unsignedinteger[Any]]]:
+        """Return the item, the piece in UTF-8, and its code points that `is_there` lacks."""
+        text = item[1].text
+        utf8 = encoded(text, "utf-8")
+        if text.isascii():
             known = np.flatnonzero(is_there[:128]).astype(np.uint8).tobytes()
-            return piece, utf8, np.frombuffer(utf8.translate(None, known), np.uint8)
-        points = code_points(piece.text)
-        return piece, utf8, points[~is_there.take(points)]
+            return *item, utf8, np.frombuffer(utf8.translate(None, known), np.uint8)
+        points = code_points(text)
+        return *item, utf8, points[~is_there.take(points)]
 
-    with contextlib.closing(map_ahead(survey, corpus.pieces())) as surveys:
-        for piece, utf8, newcomers in surveys:
-            digest.update(_marked(piece, utf8))
+    with contextlib.closing(map_ahead(survey, corpus.pieces_of_files())) as surveys:
+        for file, piece, utf8, newcomers in surveys:
+            digest.update(_marked(piece, utf8, corpus.marks_ends))
             is_there[newcomers] = True
             characters += len(piece.text)
+            chosen = sum(len(part.text) for key, part in divider.divide(piece) if key == "val")
+            if parts and parts[-1].name == names[file]:
+                _, before, chosen_before = parts.pop()
+            else:
+                before = chosen_before = 0
+            parts.append(Part(names[file], before + len(piece.text), chosen_before + chosen))
             utf8_bytes += len(utf8)
             documents += len(piece.ends)
             on_event(Progress("read", characters, None, "chars"))
@@ -145,12 +256,28 @@ def read_text(corpus: Corpus, on_event: OnEvent) -> Text:
                 "use `newlines` unix to convert them to LF"
             )
         )
-    return Text(corpus, characters, utf8_bytes, digest.hexdigest(), distinct, documents)
+    return Text(
+        corpus,
+        choice,
+        characters,
+        utf8_bytes,
+        digest.hexdigest(),
+        distinct,
+        documents,
+        tuple(parts),
+    )
 
 
-def _marked(piece: Piece, utf8: bytes) -> bytes:
-    """Return a piece in UTF-8, with the byte `_END` wherever a document ends."""
-    if not piece.ends:
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    """Return the texts of `pieces` in one piece."""
+    starts = itertools.accumulate((len(piece.text) for piece in pieces), initial=0)
+    ends = [start + end for start, piece in zip(starts, pieces, strict=False) for end in piece.ends]
+    return Piece("".join(piece.text for piece in pieces), tuple(ends))
+
+
+def _marked(piece: Piece, utf8: bytes, marks_ends: bool) -> bytes:
+    """Return a piece in UTF-8; if `marks_ends`, with the byte `_END` wherever a document ends."""
+    if not piece.ends or not marks_ends:
         return utf8
     places = itertools.pairwise((0, *piece.ends, len(piece.text)))
     return _END.join(piece.text[begin:end].encode() for begin, end in places)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import Note, OnEvent
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.threads import torch_settings_restored
-from attnlm.data.dataset import Dataset, ids_at, open_dataset
+from attnlm.data.dataset import Dataset, Ids, ids_at, open_dataset
 from attnlm.generation.sampling import Sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel
@@ -37,6 +38,7 @@ def evaluate(
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
     verify: bool = False,
+    by_source: bool = False,
 ) -> Evaluation:
     """Return the loss of a run's checkpoint on the validation split of a data set.
 
@@ -47,6 +49,10 @@ def evaluate(
     equals bit for bit what training logged for the same tokens, because `evaluate` keeps the
     layout of parameters in memory, the threads and the precision of the training. `open_dataset`
     explains `verify`.
+
+    If `by_source` is true, the result's `sources` have the loss on each part of `val_parts` of the
+    data set. Each part is measured as a text of its own: its first token is not predicted, and no
+    window crosses its end. This takes as long again as the loss itself.
 
     Raises AttnlmError if something is missing or damaged, if `data` was encoded with another
     tokenizer, or if the loss is not finite.
@@ -67,17 +73,38 @@ def evaluate(
         model.requires_grad_(False)  # other libraries compute with frozen parameters
     with torch_settings_restored():
         use_precision(chosen)
-        evaluation = validation_loss(
-            model,
-            dataset.val,
-            chosen,
-            bytes_per_token=dataset.bytes_per_token,
-            kernels=kernels_of(training),
-            threads=max(training.threads or 1, torch.get_num_threads()),  # training may leave 1
-        )
-    if not math.isfinite(evaluation.loss):
-        raise NotFiniteError
-    return evaluation
+
+        def measured(tokens: Ids, bytes_per_token: float, most: int | None = None) -> Evaluation:
+            evaluation = validation_loss(
+                model,
+                tokens,
+                chosen,
+                bytes_per_token=bytes_per_token,
+                kernels=kernels_of(training),
+                threads=max(training.threads or 1, torch.get_num_threads()),  # training may leave 1
+                most=most,
+            )
+            if not math.isfinite(evaluation.loss):
+                raise NotFiniteError
+            return evaluation
+
+        whole = measured(dataset.val, dataset.bytes_per_token)
+        if not by_source:
+            return whole
+        if len(dataset.val_parts) == 1:
+            return replace(whole, sources=((dataset.val_parts[0].source, whole),))
+        share = min(1.0, MOST_TOKENS / dataset.val_tokens)
+        begin, sources = 0, list[tuple[str, Evaluation | None]]()
+        for part in dataset.val_parts:
+            place = slice(begin, begin + part.tokens)
+            tokens = ids_at(dataset.val, place, model.vocab_size, "val.bin")
+            found = None
+            if len(tokens) > model.architecture.block_size:
+                most = None if share == 1 else int(share * part.tokens)
+                found = measured(tokens, part.bytes / part.tokens, most)
+            sources.append((part.source, found))
+            begin += part.tokens
+        return replace(whole, sources=tuple(sources))
 
 
 def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:

@@ -20,8 +20,9 @@ def prepare_command(dataset: Dataset) -> str:
     words += ["--tokenizer", dataset.tokenizer_from or dataset.tokenizer.name]
     if dataset.val_source is not None:
         words += ["--val-file", dataset.val_source]
-    elif dataset.val_fraction is not None:
-        words += ["--val-fraction", str(dataset.val_fraction)]
+    for name in ("val_fraction", "split", "split_seed"):
+        if dataset.val_source is None and getattr(dataset, name) is not None:
+            words += [flag(name), str(getattr(dataset, name))]
     for name, default in (("encoding", "utf-8"), ("newlines", "keep"), ("column", "text")):
         if getattr(dataset, name) != default:
             words += [flag(name), getattr(dataset, name)]

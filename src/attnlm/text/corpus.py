@@ -47,15 +47,21 @@ DEFAULT_DEADLINE = 15.0  # seconds that the default corpus may take, before `tal
 
 NAMES = ("tinyshakespeare", "tales")
 SOURCES = "a file, a folder, a pattern, a URL, hf:NAME, tinyshakespeare, tales, or - for stdin"
+MOST_PARTS = 64
+"""The most parts of a text whose losses are measured separately."""
 _MOST_IN_SOURCES = 2**20  # characters, of all sources together
 
 
 class TextFile(NamedTuple):
-    """A file with text, called `shown` in messages. .jsonl and .parquet files ignore `encoding`."""
+    """A file with text, called `shown` in messages. .jsonl and .parquet files ignore `encoding`.
+
+    `source` is the index of the source to which the file belongs.
+    """
 
     path: Path
     shown: str
     encoding: str = "utf-8"
+    source: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,8 +74,9 @@ class Corpus:
     probability of the text from this offset to the end.
 
     Each record of a .jsonl or .parquet file is a document, whose text is in `column`. If the user
-    named several files or a folder, each file of another kind is a document too. If `has_documents`
-    is set, pieces mark the ends of documents; otherwise, each record ends with a newline.
+    named several files or a folder, each file of another kind is a document too. `has_documents` is
+    set if the text consists of documents; pieces then have their ends. `marks_ends` is set if an
+    end-of-text id will follow each document; otherwise, each record ends with a newline.
     """
 
     name: str
@@ -79,6 +86,7 @@ class Corpus:
     newlines: str = "keep"
     column: str = "text"
     has_documents: bool = False
+    marks_ends: bool = False
     floor_nats: Mapping[int, float] | None = None
 
     @property
@@ -92,20 +100,38 @@ class Corpus:
         """Return the name of the source in messages."""
         return _shown(self.source)
 
+    @property
+    def parts(self) -> list[str]:
+        """Return, for each file, the name of the part of the text to which the file belongs.
+
+        A part is a source, or a file if the user named only one source. If there are more than 64
+        parts, the whole text counts as one part.
+        """
+        if len(self.sources) > 1:
+            names = [_shown(self.sources[file.source]) for file in self.files]
+        else:
+            names = [os.fsencode(file.shown).decode(errors="replace") for file in self.files]
+        count = sum(1 for _ in itertools.groupby(names))
+        return names if count <= MOST_PARTS else [self.shown] * len(names)
+
     def pieces(self) -> Iterator[Piece]:
         """Yield the text in pieces of 1 to 2¹⁸ characters, without byte order marks.
 
         Raises AttnlmError for a file that can't be read. The error names the byte offset of text
         that can't be decoded, or the line or row of an invalid record.
         """
-        for path, shown, encoding in self.files:
+        return (piece for _, piece in self.pieces_of_files())
+
+    def pieces_of_files(self) -> Iterator[tuple[int, Piece]]:
+        """Yield each piece of `pieces`, after the index of its file."""
+        for number, (path, shown, encoding, _) in enumerate(self.files):
             if kind_of(path):
-                marks_ends = self.has_documents
-                pieces = record_pieces(path, self.column, self.newlines, shown, marks_ends)
+                pieces = record_pieces(path, self.column, self.newlines, shown, self.marks_ends)
             else:
                 pieces = text_pieces(path, encoding, self.newlines, shown)
             try:
-                yield from ended(pieces) if self.has_documents else pieces
+                for piece in ended(pieces) if self.has_documents else pieces:
+                    yield number, piece
             except OSError as error:
                 raise _unreadable(shown, error) from error
 
@@ -129,8 +155,8 @@ def get_corpus(
 
     A string may be a name such as "tales"; a path object is always a path. A source that can't be
     read twice, such as a pipe, is copied into the existing folder `spool`, which must outlive the
-    corpus. `encoding` applies to text from the user's files, the web and stdin. If `marks_ends` is
-    set, the pieces of the corpus mark the ends of documents. The environment variable
+    corpus. `encoding` applies to text from the user's files, the web and stdin. `marks_ends` is set
+    if an end-of-text id will follow each document. The environment variable
     `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare with the same bytes. Raises
     AttnlmError for a text that is not available, UsageError for an unknown encoding or if no source
     is named.
@@ -156,8 +182,8 @@ def get_corpus(
                 found = _from_web(source, encoding, offline, spool, on_event)
             case _:
                 found = _from_path(os.fspath(source), encoding, spool, on_event)
-        has_documents = marks_ends and found.has_documents
-        return replace(found, newlines=newlines, column=column, has_documents=has_documents)
+        marks = marks_ends and found.has_documents
+        return replace(found, newlines=newlines, column=column, marks_ends=marks)
 
     if source is None or isinstance(source, str | os.PathLike):
         return one(source)
@@ -176,9 +202,10 @@ def get_corpus(
         parts[0],
         name=f"{parts[0].name}-and-{len(parts) - 1}-more",
         sources=sources,
-        files=tuple(file for part in parts for file in part.files),
+        files=tuple(file._replace(source=i) for i, part in enumerate(parts) for file in part.files),
         encoding=encoding,
-        has_documents=marks_ends,
+        has_documents=True,
+        marks_ends=marks_ends,
         floor_nats=None,
     )
 

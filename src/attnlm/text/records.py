@@ -22,7 +22,7 @@ def record_pieces(
 ) -> Iterator[Piece]:
     """Yield, in pieces, the texts in one column of a file of records. Empty texts are left out.
 
-    Pieces mark the end of each text if `marks_ends` is set; else each text ends with a newline.
+    Pieces have the end of each text. Unless `marks_ends` is set, each text ends with a newline.
     `shown` is the file's name in messages. Raises AttnlmError for content that is not JSON or
     parquet, and for a column that is missing, null or not text. The error names the line or row.
     """
@@ -41,8 +41,7 @@ def record_pieces(
                 waiting, ends, length = [], [], 0
             waiting.append(part)
             length += len(part)
-        if marks_ends:
-            ends.append(length)
+        ends.append(length)
     if waiting:
         yield Piece("".join(waiting), tuple(ends))
 

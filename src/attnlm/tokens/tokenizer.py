@@ -262,8 +262,19 @@ def safe_pieces(pieces: Iterable[Piece], limit: int = PIECE) -> Iterator[Piece]:
     ends at a place that no token can cross, or where a document ends. If `limit` characters have no
     such place, the piece ends after `limit` characters.
     """
-    rest = Piece("")
-    for piece in pieces:
+    return (piece for _, piece in safe_pieces_of_texts((("", piece) for piece in pieces), limit))
+
+
+def safe_pieces_of_texts(
+    pieces: Iterable[tuple[str, Piece]], limit: int = PIECE
+) -> Iterator[tuple[str, Piece]]:
+    """Yield what `safe_pieces` yields for several texts, whose pieces alternate in `pieces`.
+
+    Each piece, given and yielded, is preceded by the name of its text.
+    """
+    rests: dict[str, Piece] = {}
+    for key, piece in pieces:
+        rest = rests.get(key, Piece(""))
         ends = (len(rest.text) + end for end in piece.ends)
         rest = Piece(rest.text + piece.text, (*rest.ends, *ends))
         while len(rest.text) > limit:
@@ -271,9 +282,9 @@ def safe_pieces(pieces: Iterable[Piece], limit: int = PIECE) -> Iterator[Piece]:
             within = rest.ends[: bisect.bisect_right(rest.ends, limit)]
             places = [*([cut.end()] if cut else []), *within[-1:]]
             safe, rest = rest.cut(max(places, default=limit))
-            yield safe
-    if rest.text:
-        yield rest
+            yield key, safe
+        rests[key] = rest
+    yield from ((key, rest) for key, rest in rests.items() if rest.text)
 
 
 def code_points(text: str) -> NDArray[np.uint32]:

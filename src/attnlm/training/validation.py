@@ -27,11 +27,16 @@ MOST_TOKENS = 2**22
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss in nats per token over `tokens` predicted tokens."""
+    """Loss in nats per token over `tokens` predicted tokens.
+
+    `sources` has the losses on the parts of several sources, if they were asked for: pairs of a
+    source's name and the loss on its part, None if the part is shorter than a window.
+    """
 
     loss: float
     tokens: int
     bits_per_byte: float
+    sources: tuple[tuple[str, Evaluation | None], ...] = ()
 
     @property
     def perplexity(self) -> float:
