@@ -42,10 +42,16 @@ CLASSES = {
     "llama:kv_heads=1:tie_embeddings=true:rotary_factor=2": "LlamaForCausalLM",
     "llama:bias=true:mlp_width=20": "LlamaForCausalLM",
     "llama:qkv_bias=true:head_size=10:norm_epsilon=0.03": "LlamaForCausalLM",
-    "transformer:query_key_norm=false:qkv_bias=true:kv_heads=2": "Qwen2ForCausalLM",
+    "transformer:query_key_norm=false:qkv_bias=true:kv_heads=2": "LlamaForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "gpt2:bias=false:tie_embeddings=false:mlp=relu2": "GPT2LMHeadModel",
     "gpt2:positions=none:qkv_bias=false": "GPT2LMHeadModel",
+    "transformer:mlp=none": "Qwen3ForCausalLM",
+    "llama:mlp=none:bias=true:kv_heads=2": "LlamaForCausalLM",
+    "gpt2:mlp=none:tie_embeddings=false": "GPT2LMHeadModel",
+    "gpt2:mlp=none:bias=false:positions=none": "GPT2LMHeadModel",
+    "llama:projection=false:bias=true": "LlamaForCausalLM",
+    "gpt2:projection=false:mlp=none": "GPT2LMHeadModel",
 }
 
 
@@ -86,6 +92,11 @@ def test_a_stock_class_computes_the_same(
         logits, their_logits = model(ids), theirs(ids).logits
     assert logits.abs().max() > 1
     assert_near(their_logits, logits)
+    their_tokenizer = transformers.AutoTokenizer.from_pretrained(exported.path)
+    encoded = run.tokenizer.encode(FRUITS[:300])
+    assert their_tokenizer(FRUITS[:300]).input_ids == encoded
+    assert their_tokenizer.decode(encoded) == FRUITS[:300]
+    assert their_tokenizer.model_max_length == 210
 
     if name not in ("transformer", "llama:kv_heads=1:tie_embeddings=true:rotary_factor=2", "gpt2"):
         return  # two hundred tokens of one model of each class are enough
@@ -93,18 +104,60 @@ def test_a_stock_class_computes_the_same(
     text = "".join(attnlm.sample(run, prompt="3 apples", tokens=200, temperature=0, device="cpu"))
     generated = theirs.generate(prompt, max_new_tokens=200, do_sample=False)[0]
     assert len(generated) == 208 and run.tokenizer.decode(generated.tolist()) == text
-    their_tokenizer = transformers.AutoTokenizer.from_pretrained(exported.path)
-    encoded = run.tokenizer.encode(FRUITS[:300])
-    assert their_tokenizer(FRUITS[:300]).input_ids == encoded
-    assert their_tokenizer.decode(encoded) == FRUITS[:300]
-    assert their_tokenizer.model_max_length == 210
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama:mlp=none", "qwen3"])
+def test_saved_again_by_transformers_it_comes_back_the_same(
+    name: str, dataset: Dataset, tmp_path: Path, transformers: Any
+) -> None:
+    run = random_run(name, dataset, tmp_path)
+    exported = attnlm.export(run, tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported.path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported.path)
+    for saved in (model, tokenizer):
+        saved.save_pretrained(tmp_path / "saved")
+    back = attnlm.import_run(tmp_path / "saved", checkpoint_dir=tmp_path, name="back")
+    assert back.tokenizer.to_json() == run.tokenizer.to_json()
+    ids = torch.arange(20)[None] % run.vocab_size
+    ours, theirs = (attnlm.load_model(one, device="cpu")[0] for one in (run, back))
+    assert torch.equal(ours(ids), theirs(ids))
+    assert back.config.model.mlp == run.config.model.mlp
+
+
+def test_no_character_is_a_special_token_there(
+    dataset: Dataset, tmp_path: Path, transformers: Any
+) -> None:
+    run = random_run("llama", dataset, tmp_path)
+    path = attnlm.export(run, tmp_path / "out").path
+    model = transformers.AutoModelForCausalLM.from_pretrained(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    assert tokenizer.special_tokens_map == {} and len(tokenizer) == run.vocab_size
+    for config in (model.config, model.generation_config):
+        assert {config.bos_token_id, config.eos_token_id, config.pad_token_id} == {None}
+    texts = ["3 apples and", "12"]
+    with pytest.raises(ValueError, match="does not have a padding token"):
+        tokenizer(texts, padding=True)
+
+    def generated(given: Any) -> list[str]:
+        made = model.generate(**given, max_new_tokens=20, do_sample=False)
+        return [tokenizer.decode(ids[-20:]) for ids in made]
+
+    alone = [generated(tokenizer(text, return_tensors="pt"))[0] for text in texts]
+    # Any character will do: padding is on the left and masked.
+    tokenizer.pad_token = "\n"
+    together = tokenizer(texts, padding=True, return_tensors="pt")
+    assert together.input_ids[1, :3].tolist() == run.tokenizer.encode("\n" * 3)
+    assert generated(together) == alone
+    tokenizer.save_pretrained(path)
+    back = attnlm.import_run(path, checkpoint_dir=tmp_path, name="back")
+    assert back.tokenizer.to_json() == run.tokenizer.to_json()
 
 
 @pytest.mark.parametrize(
     ("name", "to", "reason"),
     [
         ("bigram", "hf", "a table of logits"),
-        ("multi-head", "hf", "no `projection`, no `norm`, no `mlp`, no `residual`"),
+        ("multi-head", "hf", "it has no `norm`, no `residual`, `head_bias`;"),
         ("gpt2:kv_heads=2", "hf", "has `kv_heads` 2; the closest format is GPT2LMHeadModel"),
         ("gpt2:head_size=10", "hf", "has `head_size` 10; the closest format is GPT2LMHeadModel"),
         ("gpt2:query_key_norm=true", "hf", "has `query_key_norm`"),
@@ -113,7 +166,9 @@ def test_a_stock_class_computes_the_same(
         ("transformer:bias=true", "hf", "has `bias`; the closest format is Qwen3ForCausalLM"),
         ("transformer:head_bias=true", "hf", "has `head_bias`"),
         ("transformer:attention=none:positions=learned", "hf", "no `attention`"),
-        ("transformer:mlp=none", "hf", "has no `mlp`; the closest format is Qwen3ForCausalLM"),
+        ("transformer:mlp=none:norm=none", "hf", "has no `norm`; the closest format is Qwen3"),
+        ("transformer:mlp=none:positions=learned", "hf", "it has `positions` learned; the closest"),
+        ("transformer:attention=uniform:positions=none", "hf", "has `attention` uniform"),
         ("gpt2:mlp=relu2", "gguf", "it has `mlp` relu2; the closest format is gpt2"),
         ("llama:rotary_factor=4", "gguf", "has `rotary_factor` 4"),
     ],

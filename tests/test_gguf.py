@@ -115,6 +115,33 @@ def test_every_tensor_is_ours(name: str, kind: str, dataset: Dataset, tmp_path: 
     assert value(reader, "general.file_type") == {"f32": 0, "f16": 1, "q8_0": 7}[kind]
 
 
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [
+        ("qwen3:kv_heads=2:mlp=none", "qwen3"),
+        ("llama:mlp=none:projection=false", "llama"),
+        ("gpt2:mlp=none:projection=false:positions=none", "gpt2"),
+    ],
+)
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_part_that_the_model_lacks_is_written_without_effect(
+    name: str, architecture: str, kind: str, dataset: Dataset, tmp_path: Path
+) -> None:
+    run = random_run(name, dataset, tmp_path)
+    reader = exported(run, tmp_path / "out.gguf", type=kind)
+    assert value(reader, "general.architecture") == architecture
+    assert value(reader, f"{architecture}.feed_forward_length") == 1
+    written = {t.name: gguf.dequantize(t.data, t.tensor_type) for t in reader.tensors}
+    for layer in range(2):
+        gate = ["gate"] if architecture != "gpt2" else []
+        for part, shape in {"up": (1, 24), "down": (24, 1), **dict.fromkeys(gate, (1, 24))}.items():
+            numbers = written[f"blk.{layer}.ffn_{part}.weight"]
+            assert numbers.shape == shape and not numbers.any()
+        is_identity = np.array_equal(written[f"blk.{layer}.attn_output.weight"], np.eye(24))
+        assert is_identity is ("projection" in name)
+    assert architecture != "gpt2" or not written["position_embd.weight"].any()
+
+
 def interleaved(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     """Of each head, the rows 0, D/2, 1, D/2 + 1, …"""
     size = len(rows) // heads

@@ -26,6 +26,7 @@ from attnlm.tokens.tokenizer_json import library_tokenizer, read_tokenizer, read
 from tests.command import attnlm as command
 from tests.command import fails
 from tests.test_export import RANKS, TOKENIZERS, random_run
+from tests.test_imported_tokenizers import PUBLISHED, texts
 from tests.tolerances import assert_near
 
 GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 40, "vocab_size": 600}
@@ -73,7 +74,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("Mistral", {**LLAMA, "sliding_window": 40, "head_dim": 10}),
 }
-AGAIN = {"Mistral": "Llama"}
+AGAIN = {"Mistral": "Llama", "Qwen2": "Llama"}
 """the class that a run is exported as, if it is not the one that it was imported from"""
 
 
@@ -125,6 +126,64 @@ def test_a_model_of_transformers_computes_the_same_here(
         assert torch.equal(numbers, intact.get(tensor, torch.zeros(1)).expand(numbers.shape)), (
             tensor
         )
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "form"), [("qwen2", "Qwen2ForCausalLM"), ("smollm", "LlamaForCausalLM")]
+)
+def test_transformers_reads_the_ids_of_the_exported_tokenizer(
+    tokenizer: str, form: str, tmp_path: Path, transformers: Any
+) -> None:
+    """`transformers` reads every tokenizer of a Qwen2 model as Qwen2's."""
+    torch.manual_seed(1)
+    config = transformers.Qwen2Config(**{**LLAMA, "vocab_size": 612})
+    transformers.Qwen2ForCausalLM(config).save_pretrained(tmp_path / "theirs")
+    content, _ = PUBLISHED[tokenizer]
+    (tmp_path / "theirs" / "tokenizer.json").write_text(json.dumps(content))
+    run = attnlm.import_run(tmp_path / "theirs", checkpoint_dir=tmp_path / "checkpoints")
+    again = attnlm.export(run, tmp_path / "again")
+    assert again.form == form
+    theirs = transformers.AutoTokenizer.from_pretrained(again.path)
+    for text in texts(["<|im_start|>"], 20):
+        assert theirs(text).input_ids == run.tokenizer.encode(text)
+
+
+def test_truncation_and_padding_of_the_last_call_are_ignored(
+    tmp_path: Path, transformers: Any
+) -> None:
+    made = library_tokenizer(TOKENIZERS[3])
+    before = read_tokenizer(json.loads(made.to_str()), 601)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<|endoftext|>")
+    theirs(["a", "apples and"], padding=True, truncation=True, max_length=4)
+    theirs.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert content["truncation"] and content["padding"]
+    assert read_tokenizer(content, 601).to_json() == before.to_json()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama:bias=true"])
+def test_only_an_mlp_without_effect_is_left_out(name: str, dataset: Any, tmp_path: Path) -> None:
+    run = random_run(f"{name}:mlp=none", dataset, tmp_path / "runs")
+    folder = attnlm.export(run, tmp_path / "out").path
+
+    def imported() -> attnlm.Run:
+        return attnlm.import_run(folder, checkpoint_dir=tmp_path / "checkpoints")
+
+    assert imported().config.model.mlp == "none"
+    part = "transformer.h.1.mlp.c_proj" if name == "gpt2" else "model.layers.1.mlp.down_proj"
+
+    def set_last(kind: str, number: float) -> None:
+        def edit(tensors: dict[str, torch.Tensor]) -> None:
+            tensors[f"{part}.{kind}"].view(-1)[-1] = number
+
+        change_weights(edit)(folder)
+
+    for kind in ("weight", "bias"):
+        set_last(kind, 0.5)
+        back = imported().config.model
+        assert back.mlp != "none" and back.mlp_width == 1
+        set_last(kind, 0)
+    assert imported().config.model.mlp == "none"
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ from attnlm.base.files import write_json
 from attnlm.data.bins import encode_documents
 from attnlm.text.text_files import Piece
 from attnlm.tokens import byte_characters
-from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, load
+from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer, load
 from attnlm.tokens.tokenizer_json import library_tokenizer, listed_pairs, read_tokenizer
 from attnlm.tokens.word_table import piece_encoder
-from tests.test_export import RANKS
+from tests.test_export import RANKS, TOKENIZERS
 
 LLAMA3_REGEX = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -235,3 +235,15 @@ def test_each_id_of_a_model_has_a_character() -> None:
     assert read_tokenizer(content, 3).to_json() == CharTokenizer("abc").to_json()
     with pytest.raises(AttnlmError, match="the model has 64 ids, but its tokenizer has 3\n"):
         read_tokenizer(content, 64)
+
+
+@pytest.mark.parametrize("ours", TOKENIZERS[:2], ids=lambda tokenizer: tokenizer.name)
+def test_only_a_post_processor_that_changes_nothing_is_accepted(ours: Tokenizer) -> None:
+    content = json.loads(library_tokenizer(ours).to_str())
+    size = ours.vocab_size
+    identity = {"post_processor": template(A)}  # `transformers` adds it
+    assert read_tokenizer(content | identity, size).to_json() == ours.to_json()
+    begins = {**template(BEGIN, A), "special_tokens": {BOS: {"id": BOS, "ids": [3]}}}
+    for other in (template(A, BEGIN), begins, {"type": "BertProcessing"}):
+        with pytest.raises(AttnlmError, match=r"post_processor|is damaged"):
+            read_tokenizer(content | {"post_processor": other}, size)

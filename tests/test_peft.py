@@ -27,7 +27,12 @@ SIZES: dict[str, Any] = {
     "block_size": 10,
     **TRAINING,
 }
-MODELS = {"gpt2": "gpt2", "llama": "llama", "qwen": "transformer"}
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt2": {"model": "gpt2"},
+    "llama": {"model": "llama", "kv_heads": 2},
+    "qwen": {"model": "transformer"},
+    "bare": {"model": "gpt2", "mlp": "none", "projection": False},
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With the data set fruits-char, and a run of each stock class, exported too."""
     path = tmp_path_factory.mktemp("project")
     prepared(path)
-    for name, model in MODELS.items():
-        sizes = {**SIZES, "kv_heads": 2} if name == "llama" else SIZES
-        run = attnlm.train(**places(path), name=name, model=model, **sizes)
+    for name, parts in MODELS.items():
+        run = attnlm.train(**places(path), name=name, **parts, **SIZES)
         attnlm.export(run, path / f"{name}-hf")
     return path
 
@@ -74,7 +78,10 @@ def logits_of(run: Run) -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "on"),
-    [("gpt2", "all"), ("gpt2", "key,down"), ("llama", "query,value"), ("qwen", "all")],
+    [
+        *[("gpt2", "all"), ("gpt2", "key,down"), ("llama", "query,value"), ("qwen", "all")],
+        ("bare", "all"),
+    ],
 )
 def test_peft_loads_ours(name: str, on: str, folder: Path, peft: Any, tmp_path: Path) -> None:
     run = adapted(folder, name, lora_on=on)
@@ -139,15 +146,17 @@ def test_theirs_is_a_run_of_ours(name: str, folder: Path, peft: Any, tmp_path: P
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_more_than_adapters_is_refused(folder: Path, peft: Any, tmp_path: Path) -> None:
     before = sorted((folder / "checkpoints").iterdir())
-    for settings, says in (
-        ({"target_modules": ["c_attn"], "use_dora": True}, "'use_dora' True"),
-        ({"target_modules": ["c_attn"], "bias": "all"}, "'bias' 'all'"),
-        ({"target_modules": ["wte"]}, "is not an adapter of GPT2LMHeadModel"),
-        ({"target_modules": ["c_attn"], "modules_to_save": ["lm_head"]}, "'modules_to_save'"),
+    for name, settings, says in (
+        ("bare", {"target_modules": ["c_attn", "c_fc"]}, "c_fc.* is not an adapter of GPT2"),
+        ("bare", {"target_modules": ["attn.c_proj"]}, "c_proj.* is not an adapter of GPT2"),
+        ("gpt2", {"target_modules": ["c_attn"], "use_dora": True}, "'use_dora' True"),
+        ("gpt2", {"target_modules": ["c_attn"], "bias": "all"}, "'bias' 'all'"),
+        ("gpt2", {"target_modules": ["wte"]}, "is not an adapter of GPT2LMHeadModel"),
+        ("gpt2", {"target_modules": ["c_attn"], "modules_to_save": ["lm_head"]}, "'modules_to_sav"),
     ):
-        theirs_of(folder, peft, "gpt2", settings).save_pretrained(tmp_path)
+        theirs_of(folder, peft, name, settings).save_pretrained(tmp_path)
         with pytest.raises(AttnlmError, match=says):
-            attnlm.import_run(tmp_path, base="gpt2", checkpoint_dir=folder / "checkpoints")
+            attnlm.import_run(tmp_path, base=name, checkpoint_dir=folder / "checkpoints")
     assert sorted((folder / "checkpoints").iterdir()) == before
 
 

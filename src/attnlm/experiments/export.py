@@ -19,14 +19,14 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.workspaces import workspace
-from attnlm.model.architecture import Architecture
+from attnlm.model.inspection import parameter_shapes
 from attnlm.runs.forms import (
     GGUF_ARCHITECTURES,
-    STOCK_CLASSES,
     Exported,
     Form,
     StockClass,
     check_format,
+    classes_for,
     form_for,
 )
 from attnlm.runs.gguf_vocabulary import vocabulary
@@ -87,19 +87,23 @@ def export(
 _Made = tuple[dict[str, Shape], Callable[[str], Tensor]]
 
 
-def _tensors(form: Form, a: Architecture, weights: dict[str, Tensor]) -> _Made:
+def _tensors(form: Form, run: Run, checkpoint: Checkpoint) -> _Made:
     """Return the shape of each tensor that `form`, the other tool's architecture, stores, by name;
     and a function that takes a tensor's name and returns the tensor, in float32.
 
-    The returned tensor may be a view that is not contiguous. Biases and positions that the other
-    tool stores but our model lacks are zeros.
+    The returned tensor may be a view that is not contiguous. `Form.completed` describes the parts
+    that the other tool stores but our model lacks.
     """
+    a, weights = form.completed(run.config.model), load_weights(run, checkpoint)
     stored = {one.name: one for one in form.stored(a)}
+    shapes = parameter_shapes(a, run.vocab_size)
     for part in (part for one in stored.values() for part in one.parts if part not in weights):
-        module = part.removesuffix(".bias")
-        if part == "position_embedding.weight":
-            weights[part] = torch.zeros(a.block_size, a.embed_dim or 0)
-        else:
+        if part.endswith("projection.weight"):
+            weights[part] = torch.eye(a.width)
+        elif part in shapes:
+            weights[part] = torch.zeros(shapes[part])
+        else:  # a bias
+            module = part.removesuffix(".bias")
             kind = "weight" if f"{module}.weight" in weights else "gain"
             weights[part] = torch.zeros(len(weights[f"{module}.{kind}"]))
 
@@ -119,11 +123,11 @@ def _tensors(form: Form, a: Architecture, weights: dict[str, Tensor]) -> _Made:
 
 
 def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
-    stock = form_for(run.config.model, STOCK_CLASSES, run.name)
+    stock = form_for(run.config.model, classes_for(run.tokenizer.name), run.name)
     _check_folder_free(folder)
     chosen = run.checkpoint(checkpoint)
     content = _described(run, chosen, stock)
-    tensors = _tensors(stock, run.config.model, load_weights(run, chosen))
+    tensors = _tensors(stock, run, chosen)
     with (
         files.explaining(folder, ", or name another folder"),
         workspace(folder.absolute().parent) as work,
@@ -149,7 +153,7 @@ def _check_folder_free(folder: Path) -> None:
 
 def _described(run: Run, checkpoint: Checkpoint, stock: StockClass) -> dict[str, str]:
     """Return the files of the folder by name, without the weights."""
-    a, tokenizer = run.config.model, run.tokenizer
+    a, tokenizer = stock.completed(run.config.model), run.tokenizer
     end, beginning = tokenizer.end_of_text, tokenizer.beginning
     first = end if beginning is None else beginning
     # Without such a key, `transformers` would use a default id.
@@ -166,6 +170,7 @@ def _described(run: Run, checkpoint: Checkpoint, stock: StockClass) -> dict[str,
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": a.block_size,
             "clean_up_tokenization_spaces": False,
+            "padding_side": "left",  # as `generate` needs it
             "model_input_names": ["input_ids", "attention_mask"],
             **{key.removesuffix("_id"): text for key, text in texts.items()},
         },
@@ -235,7 +240,7 @@ def _export_gguf(run: Run, path: Path, type: str, checkpoint: str, on_event: OnE
     optional("gguf", "writing GGUF")
     chosen = run.checkpoint(checkpoint)
     metadata = _metadata(form, run, chosen, type)
-    tensors = _tensors(form, run.config.model, load_weights(run, chosen))
+    tensors = _tensors(form, run, chosen)
     with files.explaining(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         _write_gguf(path, form.name, metadata, tensors, type)
@@ -255,7 +260,7 @@ def _check_file_free(path: Path) -> None:
 
 
 def _metadata(form: Form, run: Run, checkpoint: Checkpoint, type: str) -> dict[str, Any]:
-    a = run.config.model
+    a = form.completed(run.config.model)
     about = "; ".join(f"{label}: {value}" for label, value in _facts(run, checkpoint).items())
     keys_of: dict[str, dict[str, Any]] = {
         "general": {

@@ -1,14 +1,14 @@
 """Forms: model architectures of other tools, with the tools' names of sizes and tensors.
 
 The tools are transformers and llama.cpp. Whether a form can express a model depends on the model's
-architecture, not on its name. If a form has biases or position embeddings that a model lacks, zeros
-are stored, which changes no logit.
+architecture, not on its name. If a form has parts that a model lacks, parts are stored that change
+no logit: biases, position embeddings and an MLP of zeros, and the identity as a projection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,7 +20,7 @@ from attnlm.model.sizes import MAP_NAMES, map_name
 FORMATS = {"hf": (), "gguf": ("f32", "f16", "q8_0"), "html": ("f32", "f16")}
 """The formats that runs are exported to, each with its number types; hf is always float32."""
 
-Expressible = Mapping[str, Container[object] | None]
+Expressible = Mapping[str, tuple[Any, ...] | None]
 """The values that a form can express, keyed by field of Architecture; None stands for all values.
 For a field that is not a key, the form can express only the field's default."""
 
@@ -60,10 +60,27 @@ class Form:
     interleaves: bool = field(default=False, kw_only=True)
     """whether the tool rotates adjacent outputs of a head as pairs; attnlm pairs i with i + D/2"""
 
+    def completed(self, a: Architecture) -> Architecture:
+        """Return the model with the parts that this form always has and the model lacks.
+
+        These parts change no logit: an MLP with one hidden unit and position embeddings, both of
+        zeros, and a projection that is the identity.
+        """
+        parts: dict[str, Any] = {}
+        if a.mlp == "none":
+            mlps = self.expressible["mlp"] or ()
+            parts |= {"mlp": mlps[0], "mlp_width": 1}
+        if a.positions == "none" and "learned" in (self.expressible["positions"] or ()):
+            parts["positions"] = "learned"
+        if a.body_dim == a.width:
+            parts["projection"] = True
+        return replace(a, **parts)
+
     def reasons(self, a: Architecture) -> list[str]:
         """Return, in words, what this form can't express of the model; [] if it fits."""
         if a.embed_dim is None:
             return ["a table of logits, and no layers"]
+        a = self.completed(a)
         values = {part.name: getattr(a, part.name) for part in fields(a)}
         # These are the defaults, written out.
         values["kv_heads"] = None if a.num_kv_heads == a.heads else a.kv_heads
@@ -114,6 +131,9 @@ class StockClass(Form):
     """A class of `transformers` for language models."""
 
     model_type: str
+    tokenizer: str | None = field(default=None, kw_only=True)
+    """the name of the only tokenizer that `transformers` reads with this class, whatever
+    tokenizer.json has; None if it reads any tokenizer"""
 
     def options(self, a: Architecture) -> dict[str, Any]:
         """Return what config.json contains in addition to sizes."""
@@ -164,6 +184,11 @@ def check_format(to: str, type: str | None) -> None:
 AnyForm = TypeVar("AnyForm", bound=Form)
 
 
+def classes_for(tokenizer: str) -> list[StockClass]:
+    """Return the classes of transformers for models with a tokenizer of this name."""
+    return [stock for stock in STOCK_CLASSES if stock.tokenizer in (None, tokenizer)]
+
+
 def fitting_class(a: Architecture) -> StockClass | None:
     """Return the class of transformers that expresses a model exactly, or None."""
     return next((stock for stock in STOCK_CLASSES if not stock.reasons(a)), None)
@@ -201,14 +226,14 @@ _COMMON: Expressible = {
 }
 
 
-_LLAMA = {**_COMMON, "positions": ("rotary",), "norm": ("rms",), "mlp": ("swiglu",)}
-_QWEN2 = {**_LLAMA, "head_size": (None,), "qkv_bias": (True,), "bias": (False,)}
-_QWEN3 = {**_LLAMA, "query_key_norm": (True,), "bias": (False,)}
-_GPT2 = {
+_LLAMA: Expressible = {**_COMMON, "positions": ("rotary",), "norm": ("rms",), "mlp": ("swiglu",)}
+_QWEN2: Expressible = {**_LLAMA, "head_size": (None,), "qkv_bias": (True,), "bias": (False,)}
+_QWEN3: Expressible = {**_LLAMA, "query_key_norm": (True,), "bias": (False,)}
+_GPT2: Expressible = {
     **_COMMON,
     **dict.fromkeys(("kv_heads", "head_size"), (None,)),
     "wide_heads": (False,),
-    "positions": ("learned", "none"),
+    "positions": ("learned",),
     "norm": ("layer",),
     "mlp": ("gelu", "relu2"),
 }
@@ -318,7 +343,7 @@ _GGUF_GPT2 = (_GGUF_GPT2_SIZES, _names(_GPT2_MODULES, 1), _gpt2_biases)
 
 STOCK_CLASSES = (
     StockClass("Qwen3ForCausalLM", _QWEN3, *_HF_LLAMA, _llama_biases, "qwen3"),
-    StockClass("Qwen2ForCausalLM", _QWEN2, *_HF_LLAMA, _own_biases, "qwen2"),
+    StockClass("Qwen2ForCausalLM", _QWEN2, *_HF_LLAMA, _own_biases, "qwen2", tokenizer="qwen2"),
     StockClass("LlamaForCausalLM", _LLAMA, *_HF_LLAMA, _llama_biases, "llama"),
     StockClass("GPT2LMHeadModel", _GPT2, *_HF_GPT2, _gpt2_biases, "gpt2", transposes=True),
 )

@@ -148,9 +148,9 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
 
     Raises AttnlmError, with the reason, if attnlm can't encode and decode in exactly the same way.
     """
+    # `transformers` stores the truncation and padding of the last call, and sets them at each call.
+    content = {**content, "truncation": None, "padding": None}
     try:
-        for key in ("truncation", "padding"):
-            _expect(key, content.get(key), content.get(key) is None)
         decoder, normaliser = _kind(content.get("decoder")), content.get("normalizer")
         _expect("decoder", decoder, decoder in ("ByteLevel", "Fuse"))
         _expect("normalizer", normaliser, normaliser in (None, {"type": "NFC"}))
@@ -161,8 +161,9 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
         if is_char or _has(splits, {**_BYTES, "use_regex": False}):
             ours = CharTokenizer("".join(tokens)) if is_char else ByteTokenizer()
             # Only attnlm writes such tokenizers.
-            same = library_tokenizer(ours).to_str() == _loaded(content).to_str()
-            _expect("the tokenizer", kind, same)
+            theirs = _loaded({**content, "post_processor": None})
+            _expect("the tokenizer", kind, library_tokenizer(ours).to_str() == theirs.to_str())
+            _expect("post_processor", content.get("post_processor"), beginning is None)
             if ours.vocab_size != vocab_size:
                 raise AttnlmError(
                     f"the model has {vocab_size:,} ids, but its tokenizer has {ours.vocab_size:,}",

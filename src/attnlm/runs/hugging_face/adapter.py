@@ -80,9 +80,10 @@ class _Module(NamedTuple):
 
 def _modules(stock: StockClass, a: Architecture) -> Iterator[_Module]:
     """Yield the linear layers of all blocks."""
+    shapes = map_shapes(a)
     for stored in stock.stored(a):
-        if stored.parts[0].startswith("blocks.") and stored.parts[0].endswith(".weight"):
-            maps = tuple(part.removesuffix(".weight") for part in stored.parts)
+        maps = tuple(part.removesuffix(".weight") for part in stored.parts)
+        if all(map_name(path) in shapes for path in maps):
             yield _Module(stored.name.removesuffix(".weight"), maps)
 
 

@@ -21,6 +21,7 @@ from attnlm.runs.hugging_face.read_model import (
     opened_weights,
     read_config,
     read_object,
+    without_empty_mlp,
 )
 from attnlm.runs.run import DatasetFacts, Run
 from attnlm.tokens.tokenizer import Tokenizer
@@ -89,6 +90,7 @@ def import_run(
         if not is_here:
             download(str(source), folder.name, WEIGHTS, on_event or ignore)
         with opened_weights(folder, described, file) as weight:
+            described = without_empty_mlp(described, weight)
             tokenizer = _tokenizer(folder, described.vocab_size)
 
             def fill(run: Run) -> Run:

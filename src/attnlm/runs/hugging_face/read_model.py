@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,21 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
     )
     shapes = parameter_shapes(config.model, size)
     return Described(config, size, positions, tuple(stored), shapes)
+
+
+def without_empty_mlp(described: Described, weight: Callable[[str], Tensor]) -> Described:
+    """Return a description of the same model without its MLP, if the MLP never adds anything.
+
+    attnlm exports a model without MLP with such an MLP: one hidden unit, and zeros as its outgoing
+    weights. `weight` returns a parameter, given our name for the parameter.
+    """
+    a = described.config.model
+    outgoing = [name for name in described.shapes if ".mlp.down." in name]
+    if a.mlp_dim != 1 or any(weight(name).any() for name in outgoing):
+        return described
+    config = replace(described.config, model=replace(a, mlp="none", mlp_width=None))
+    shapes = parameter_shapes(config.model, described.vocab_size)
+    return replace(described, config=config, shapes=shapes)
 
 
 def read_object(path: Path, at_most: int = _LARGEST) -> Content:
