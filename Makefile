@@ -4,12 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+NEWEST := build/newest
 
-.PHONY: help demo test processors browser emulator test-slow trials mutations audit bench site notebook package format clean
+.PHONY: help demo test index newest processors browser emulator test-slow trials mutations audit bench site notebook package format clean
 
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
 	@echo "make test       environment, install, then lint, types, tests and short trials"
+	@echo "make newest     every command with the newest versions of all dependencies; needs a network"
+	@echo "make index      check that packages can be installed, as \`make newest\` requires"
 	@echo "make processors the numerical tests as on other processors, NAMES=\"AVX2 SSE …\" or all"
 	@echo "make browser    install Chromium for the tests of pages; needs apt-get and root"
 	@echo "make emulator   install emulators of ARM64 and Windows for it; needs apt-get and root"
@@ -53,6 +56,19 @@ test: $(READY)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "not slow" --numprocesses 3 --dist worksteal; tests=$$?; \
 	echo '$(BIN)/mypy'; wait $$types; types=$$?; cat build/types; \
 	exit $$((tests ? tests : types))
+
+# Fails, and says why, if packages cannot be installed: for CI, which leaves `newest` out then.
+index:
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip download --quiet --no-deps --dest $(NEWEST)/downloads typer
+
+# As a user installs it: no versions are pinned, except that of PyTorch, which is large.
+newest: index
+	grep '^torch==' constraints.txt >$(NEWEST)/constraints.txt
+	$(NEWEST)/bin/python -m pip install --quiet --constraint $(NEWEST)/constraints.txt torch
+	$(NEWEST)/bin/python -m pip install --quiet --constraint $(NEWEST)/constraints.txt \
+		--upgrade --upgrade-strategy eager .
+	env -u PYTHONPATH $(NEWEST)/bin/python -m tests.installed
 
 # The tests of pages are skipped without it.
 browser:

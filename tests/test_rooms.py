@@ -73,6 +73,21 @@ def test_nothing_below_the_command_line_prints_or_names_a_flag() -> None:
     assert found == []
 
 
+def test_only_documented_names_of_typer_and_tqdm_are_used() -> None:
+    """Users get the newest versions, in which inner classes may have changed."""
+    documented = {
+        *("typer", "typer.core.TyperCommand", "typer.core.TyperGroup", "tqdm.tqdm"),
+        "typer.completion",  # its functions have no other name; only completion needs them
+    }
+    used = {
+        f"{module} in {path.name}"
+        for path in modules()
+        for module in imported(ast.parse(path.read_text(encoding="utf-8")))
+        if module.split(".")[0] in ("typer", "click", "tqdm") and module not in documented
+    }
+    assert used == set()
+
+
 def test_no_module_is_long() -> None:
     lengths = {p.name: len(p.read_text(encoding="utf-8").splitlines()) for p in modules()}
     assert {name: length for name, length in lengths.items() if length > LONGEST} == {}

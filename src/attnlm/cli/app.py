@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 import attnlm
 from attnlm.cli import completion, console
 from attnlm.cli.help import Command
-from attnlm.cli.options import option
+from attnlm.cli.options import option, with_our_values
 
 _COMMANDS = {
     "Start here": {
@@ -67,7 +67,7 @@ class _Root(TyperGroup):
             module, function = _PLACES[cmd_name].split(":")
             home: Any = importlib.import_module(f"attnlm.cli.{module}")
             app = typer.Typer(**_HABITS)
-            app.command(cmd_name, cls=Command)(getattr(home, function))
+            app.command(cmd_name, cls=Command)(with_our_values(getattr(home, function)))
             command: Any = typer.main.get_command(app)
             self.commands[cmd_name] = command
             command.groups = getattr(home, "GROUPS", {})

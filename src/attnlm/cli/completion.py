@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from typer import completion as typers
 
 from attnlm.base.errors import UsageError
 from attnlm.base.folders import KINDS, folder_names
@@ -94,6 +93,8 @@ def complete(root: Any, instruction: str) -> int:
     # Make rich look uninstalled: Typer would render each line of help with it, and importing rich
     # takes longer than everything else.
     sys.modules["rich"] = None  # type: ignore[assignment]
+    from typer import completion as typers
+
     typers.completion_init()  # type: ignore[attr-defined]
     try:
         return int(typers.shell_complete(root, {}, "attnlm", VARIABLE, instruction))
@@ -106,6 +107,8 @@ def complete(root: Any, instruction: str) -> int:
 def install(wanted: bool) -> None:
     """Handle the option --install-completion."""
     if wanted:
+        from typer import completion as typers
+
         shell, path = typers.install(_shell(), "attnlm", VARIABLE)  # type: ignore[attr-defined]
         if shell == "zsh":
             path.write_text(f"{path.read_text('utf-8')}\n{_AT_FIRST_KEYPRESS}\n", "utf-8")

@@ -143,8 +143,8 @@ def run(command: Callable[[], object]) -> int:
 
 
 def _explain(error: BaseException) -> int:
-    usage, text = typer.BadParameter.__base__, str(error)
-    if usage is not None and isinstance(error, usage):
+    text = str(error)
+    if hasattr(error, "format_message"):  # an exception of Typer: invalid arguments
         return _explain_usage(error)
     has_no_memory = "out of memory" in text or "can't allocate memory" in text
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and has_no_memory):
@@ -174,8 +174,6 @@ def _explain(error: BaseException) -> int:
 def _explain_usage(error: Any) -> int:
     message = str(error.format_message()).splitlines()[0]
     message = re.split(r" Did you mean | \(Possible options: ", message)[0].removesuffix(".")
-    for kind, plain in (("int", "whole number"), ("float", "number")):
-        message = re.sub(rf"is not a valid {kind}$", f"is not a {plain}", message)
     console.fail(message[:1].lower() + message[1:], _usage_hint(error))
     return 2
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from typer.core import TyperCommand, TyperOption
+import typer
+from typer.core import TyperCommand
 
 from attnlm.base.errors import UsageError
 from attnlm.base.settings import Setting, Settings, fields_of
@@ -27,7 +28,7 @@ class Command(TyperCommand):
         self.groups: Mapping[str, Iterable[str]] = {}
         """The options in each section of `--help`; all other options come last."""
         if any(parameter.name == "run" for parameter in self.params):
-            self.params.append(TyperOption(param_decls=["--run", "run_option"], hidden=True))
+            self.params += _made_by_typer(_run_option)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; the value of `--run` takes the place of RUN."""
@@ -39,8 +40,9 @@ class Command(TyperCommand):
         return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the pieces `TEXT` or `[RUN]`, without Typer's braces around required arguments."""
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+        """Return the pieces of the usage line: `[OPTIONS]`, `TEXT`, `[RUN]`."""
+        arguments = [p for p in self.get_params(ctx) if p.param_type_name == "argument"]
+        return ["[OPTIONS]", *(_in_usage(one.metavar, one.required) for one in arguments)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of `--help`."""
@@ -51,12 +53,32 @@ class Command(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
-                text = _TYPERS_DEFAULT.sub(r"; default: \1", record[1])
-                rows[group_of.get(str(parameter.name), usual)].append((record[0], text))
+                name, text = record[0], _TYPERS_DEFAULT.sub(r"; default: \1", record[1])
+                group = group_of.get(parameter.name, "Options")
+                if parameter.param_type_name == "argument":
+                    name, group = parameter.metavar, "Arguments"
+                rows[group].append((name, text))
         for group in filter(rows.get, rows):
             with formatter.section(group):
                 formatter.write_dl(rows[group])
+
+
+def _in_usage(metavar: str, is_required: bool) -> str:
+    """Return an argument as the usage line shows it, in brackets if it may be left out."""
+    return metavar if is_required or metavar.startswith("[") else f"[{metavar}]"
+
+
+def _run_option(run_option: str | None = typer.Option(None, "--run", hidden=True)) -> None:
+    """Declare the hidden option --run."""
+
+
+@functools.cache
+def _made_by_typer(declaration: Callable[..., None]) -> list[Any]:
+    """Return the options that Typer makes of a function's parameters."""
+    app = typer.Typer(add_completion=False)
+    app.command()(declaration)
+    made: Any = typer.main.get_command(app)
+    return list(made.params)
 
 
 def help_with_default(name: str) -> str:

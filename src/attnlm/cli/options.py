@@ -6,16 +6,17 @@ Typer puts the default of the option in its place.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from attnlm.base.files import utf8
-from attnlm.base.settings import fields_of, type_of
+from attnlm.base.settings import fields_of, number, type_of
 from attnlm.cli import completion
 from attnlm.cli.help import help_with_default
 from attnlm.config.settings import RECORD_OF, check_setting, help_of, seconds
@@ -79,6 +80,49 @@ def with_settings(names: Iterable[str]) -> Callable[[Callable[..., None]], Calla
         return command
 
     return given
+
+
+def _whole_number(value: Any) -> Any:
+    return _number(int, value, "a whole number")
+
+
+def _real_number(value: Any) -> Any:
+    return _number(float, value, "a number")
+
+
+def _number(kind: type[int] | type[float], value: Any, words: str) -> Any:
+    """Return the number that was typed; `value` is a number already if it is a default."""
+    try:
+        return number(kind, value) if isinstance(value, str) else value
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is not {words}") from None
+
+
+_VALUES: Mapping[Any, tuple[str, Callable[[Any], Any] | None]] = {
+    **dict.fromkeys((int, int | None), ("<int>", _whole_number)),
+    **dict.fromkeys((float, float | None), ("<float>", _real_number)),
+    **dict.fromkeys((str, str | None, list[str] | None), ("<str>", None)),
+    **dict.fromkeys((Path, Path | None), ("<path>", None)),
+}
+"""The values of options by type: what `--help` calls them, and the function that reads them."""
+
+
+def with_our_values(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command`, whose options read and describe their values as `_VALUES` says.
+
+    Versions of Typer differ: some read 5.0 as a whole number, and some call a text TEXT.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    parameters = []
+    for parameter in signature.parameters.values():
+        declared = parameter.default
+        if parameter.annotation in _VALUES and declared.metavar is None:
+            declared = copy.copy(declared)
+            declared.metavar, declared.parser = _VALUES[parameter.annotation]
+        parameters.append(parameter.replace(default=declared))
+    signature = signature.replace(parameters=parameters)
+    command.__signature__ = signature  # type: ignore[attr-defined]
+    return command
 
 
 def typed(argument: str, name: str) -> str:

@@ -1,0 +1,91 @@
+"""`python -m tests.installed`: uses the package that this environment has installed.
+
+`make newest` runs it with the newest versions of all dependencies, `make package` with the wheel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import attnlm
+from attnlm.cli.app import root_command
+from attnlm.cli.completion import VARIABLE
+from docs.generate import commands_page
+from tests.command import Done, here
+
+_ROOT = Path(__file__).parent.parent
+_PROGRAM = Path(sys.executable).parent / "attnlm"
+_FIRST = (
+    ("prepare", "tales"),
+    ("train", "--steps", "20", "--seed", "1"),
+    ("sample", "--tokens", "50", "--seed", "1"),
+)
+_OTHERS = (
+    ("eval",),
+    ("ladder", "--rungs", "bigram,single-head", "--steps", "5", "--seed", "1", "--tokens", "9"),
+    ("attend", "the fox", "multi-head-001", "--output", "attention.html"),
+    ("trace", "the fox", "--run", "multi-head-001"),
+    ("heads", "multi-head-001", "--windows", "2"),
+    ("report", "multi-head-001", "--windows", "2", "--output", "report.html"),
+    ("export", "multi-head-001", "page.html", "--to", "html"),
+    ("train", "--model", "transformer", "--steps", "5", "--seed", "1", "--quiet"),
+    ("export", "transformer-001", "folder"),
+    ("import", "folder", "--name", "imported"),
+    ("diff", "transformer-001", "imported"),
+    ("plan", "--peak", "1e12"),
+    ("rm", "imported", "--yes"),
+    ("list",),
+    ("doctor", "--offline"),
+)
+_PAGES = ("attention.html", "report.html", "page.html")
+
+
+def main() -> None:
+    """Exit with an error if a command fails. All work is done in a folder that is then removed."""
+    place = Path(attnlm.__file__).parent
+    if place.parent.name != "site-packages":
+        sys.exit(f"attnlm is in {place}, not installed: unset PYTHONPATH")
+    is_documented = commands_page() == (_ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert is_documented, "--help differs from docs/cli.md: another version changes it"
+    names = root_command().list_commands(None)
+    assert {*names} == {command[0] for command in (*_FIRST, *_OTHERS)}, names
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for command in (("--version",), *_FIRST):
+            print("attnlm", *command, flush=True)
+            if subprocess.run([_PROGRAM, *command]).returncode:
+                sys.exit("failed")
+        # A process of its own would load PyTorch for each of them.
+        for name in ("", *names):
+            assert "Usage: attnlm" in _done(*[name] * bool(name), "--help").stdout
+        for command in _OTHERS:
+            _done(*command)
+        for page in map(Path, _PAGES):
+            assert page.read_text(encoding="utf-8").lower().startswith("<!doctype html>"), page
+        wrong = here(["train", "--heads", "four"])
+        assert wrong.code == 2 and "'four' is not a whole number" in wrong.stderr, wrong
+        assert "train" in _completed("attnlm tra").split()
+
+
+def _done(*command: str) -> Done:
+    """Run a command in this process; exit with an error if the command fails."""
+    print("attnlm", *command, flush=True)
+    done = here(command)
+    if done.code or done.fault():
+        sys.exit(f"failed with exit code {done.code}:\n{done.stdout}{done.stderr}")
+    return done
+
+
+def _completed(words: str) -> str:
+    """Return the words that bash receives to complete the last of `words`."""
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" ")), VARIABLE: "complete_bash"}
+    done = subprocess.run([_PROGRAM], env={**os.environ, **asked}, check=True, capture_output=True)
+    return done.stdout.decode()
+
+
+if __name__ == "__main__":
+    main()
