@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import sys
@@ -16,6 +17,7 @@ from attnlm.cli import console, displays
 from attnlm.config.settings import resolve
 from attnlm.runs.journal import Snapshot
 from attnlm.training.events import Evaluated, Stepped
+from tests.test_rooms import modules
 
 
 class Terminal(io.StringIO):
@@ -124,6 +126,7 @@ def test_a_long_preparation_is_told_in_lines_where_there_is_no_terminal(
         ("`num_samples`, `top_k`, `windows`", "--num-samples, --top-k, --windows"),
         ("the --steps of before, `budget`", "the --steps of before, --budget"),
         ("a file of `key = value` lines", "a file of `key = value` lines"),
+        ("no text in `tales`, `x`", "no text in `tales`, `x`"),
     ],
 )
 def test_settings_are_named_as_they_are_typed(
@@ -133,6 +136,19 @@ def test_settings_are_named_as_they_are_typed(
     console.fail(library, library)
     displays.Display()(Note(library))
     assert capsys.readouterr().err == f"error: {shown}\nhint: {shown}\n{shown}\n"
+
+
+def test_every_word_in_backticks_is_an_option() -> None:
+    """In the messages of the library: commands and other names stand without backticks."""
+    others = []
+    for path in modules():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and id(node) not in docstrings:
+                words = re.findall(r"(?<!`)`\w+`", str(node.value))
+                others += [f"{path.name}: {w}" for w in words if console.with_flags(w) == w]
+    assert others == []
 
 
 def test_a_model_is_told_by_its_sizes_and_by_what_was_changed_in_it() -> None:

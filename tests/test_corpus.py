@@ -399,7 +399,7 @@ def test_tales_replace_a_default_that_cannot_be_had_or_takes_too_long(
     assert "".join(texts(found)) == "Once upon a time.\n"
     assert found.floor_nats == {0: 1.5}
     problem = f"cannot download {play}: HTTP 404 Not Found"
-    assert events == [Note(f"{problem}; using `tales` instead, which needs no network")]
+    assert events == [Note(f"{problem}; using tales instead, which needs no network")]
     # A corpus that was named is never replaced.
     with pytest.raises(AttnlmError, match="HTTP 404"):
         get_corpus("tinyshakespeare", spool=spool)

@@ -129,6 +129,15 @@ def root_command() -> Any:
     return typer.main.get_command(_app)
 
 
+@cache
+def option_of_each() -> dict[str, str]:
+    """Return the option of each parameter of all commands, as {"start_from": "--from"}."""
+    root = root_command()
+    commands = [root.get_command(None, name) for name in root.list_commands(None)]
+    given = [p for command in commands for p in command.params if p.param_type_name == "option"]
+    return {p.name: next(o for o in p.opts if o.startswith("--")) for p in given}
+
+
 def run_command() -> None:
     """Run the command that the arguments name. Every failure is raised as an exception."""
     if instruction := os.environ.get(completion.VARIABLE):

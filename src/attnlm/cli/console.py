@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from attnlm.base.folders import flag
 from attnlm.base.readable import harmless
+from attnlm.config.settings import RECORD_OF
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_FLAGS = {"start_from": "--from"}  # options not named after their setting
 _NARROWEST = 9  # characters: a column of texts is not made narrower than this
 
 
@@ -108,8 +108,20 @@ def fail(message: str, hint: str) -> None:
 
 
 def with_flags(text: str) -> str:
-    """Return the text with settings written as options: `embed_dim` becomes --embed-dim."""
-    return re.sub(r"`(\w+)`", lambda name: _FLAGS.get(name[1], flag(name[1])), text)
+    """Return the text with settings written as options: `embed_dim` becomes --embed-dim.
+
+    A word that is not an option of any command stays in its backticks.
+    """
+    return re.sub(r"`(\w+)`", lambda found: _option(found[1]) or found[0], text)
+
+
+def _option(name: str) -> str | None:
+    """Return the option for a setting or another parameter, or None if there is no such option."""
+    if name in RECORD_OF:
+        return flag(name)
+    from attnlm.cli.app import option_of_each  # which imports this module
+
+    return option_of_each().get(name)
 
 
 def one_line(text: str) -> str:

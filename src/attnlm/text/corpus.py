@@ -239,7 +239,7 @@ def _built_in(source: str | None, offline: bool, spool: Path, on_event: OnEvent)
         except AttnlmError as error:
             if source:
                 raise
-            on_event(Note(f"{error.message}; using `tales` instead, which needs no network"))
+            on_event(Note(f"{error.message}; using tales instead, which needs no network"))
     from attnlm.text import tales
 
     text, floor_nats = tales.generate()

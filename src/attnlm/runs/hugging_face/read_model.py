@@ -140,7 +140,7 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
     family = _FAMILIES.get(kind) if isinstance(kind, str) else None
     if "attnlm" in content:
         raise AttnlmError(
-            f"{path.parent} is already a run of attnlm", "use its path as RUN, without `import`"
+            f"{path.parent} is already a run of attnlm", "use its path as RUN; do not import it"
         )
     if family is None:
         raise AttnlmError(
