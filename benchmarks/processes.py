@@ -23,8 +23,10 @@ SHAPES = {
         *("--block-size", "256", "--batch-size", "16", "--steps", "40"),
     ],
 }
-BIG = [
-    *("--model", "transformer", "--layers", "8", "--embed-dim", "1024", "--heads", "8"),
+TINY = ["--layers", "1", "--embed-dim", "64"]
+LARGE = ["--layers", "8", "--embed-dim", "1024"]
+SHARDED = [
+    *("--model", "transformer", "--heads", "8"),
     *("--block-size", "64", "--batch-size", "16", "--steps", "4", "--eval-every", "2"),
     *("--optimizer", "adamw", "--learning-rate", "0.0001"),
 ]
@@ -57,8 +59,8 @@ def processes(dataset: Dataset, text: Path) -> list[Row]:
 
 def sharding(dataset: Dataset, text: Path) -> list[Row]:
     """Speed, and the peak memory of a process less that of one with hardly a model."""
-    _, tiny = _run(dataset, [*BIG, "--embed-dim", "64", "--layers", "1"], 2, 1)
-    results = {name: _run(dataset, [*BIG, *more], 2, 1) for name, more in FORMS.items()}
+    _, tiny = _run(dataset, [*SHARDED, *TINY], 2, 1)
+    results = {name: _run(dataset, [*SHARDED, *LARGE, *more], 2, 1) for name, more in FORMS.items()}
     whole_speed, whole_peak = results["whole"]
     return [
         Row(

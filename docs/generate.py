@@ -13,6 +13,7 @@ from typing import Any
 
 import attnlm
 from attnlm.cli.app import root_command
+from attnlm.cli.help import SHOWS_ALL
 from attnlm.runs.forms import Exported
 from attnlm.runs.journal import Snapshot
 from attnlm.runs.run import Checkpoint, Result
@@ -63,6 +64,7 @@ def commands_page() -> str:
     for name in root.list_commands(top):
         command = root.get_command(top, name)
         context = command.context_class(command, info_name=name, parent=top)
+        context.meta[SHOWS_ALL] = True
         sections += [f"## {name}\n", _block(command.get_help(context))]
     return "\n".join(sections)
 

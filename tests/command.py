@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import multiprocessing
 import os
 import pty
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -72,6 +73,16 @@ def attnlm(
     assert done.code == code, done.stderr
     assert "Traceback" not in done.stderr
     return done
+
+
+def changed(words: Iterable[str], *options: str) -> list[str]:
+    """A command with these options, in place of its own: an option can't be given twice."""
+    kept = list(words)
+    for name, value in itertools.zip_longest(options, options[1:], fillvalue="--"):
+        if name.startswith("--") and name in kept:
+            at = kept.index(name)
+            del kept[at : at + (1 if value.startswith("--") else 2)]
+    return [*kept, *options]
 
 
 def fails(*arguments: object, cwd: Path, code: int, says: str, hints: str) -> None:

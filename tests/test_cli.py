@@ -27,7 +27,7 @@ from attnlm.config.settings import seconds
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.run import open_run
 from attnlm.training.step import Stepper
-from tests.command import Done, alone, attnlm, fails, here, on_a_terminal
+from tests.command import Done, alone, attnlm, changed, fails, here, on_a_terminal
 
 TEXT = "the quick brown fox jumps over the lazy dog.\nso the dog naps; the fox jumps on.\n" * 40
 TRAIN = len(TEXT) * 9 // 10
@@ -281,7 +281,7 @@ def test_what_is_next_after_a_small_text_works(tmp_path: Path) -> None:
 
 
 def test_patience_stops_a_run_that_gets_no_better(project: Path) -> None:
-    flags = [*QUICK, "--steps", "4000", "--eval-every", "2", "--patience", "3"]
+    flags = changed(QUICK, "--steps", "4000", "--eval-every", "2", "--patience", "3")
     done = attnlm("train", *flags, "--learning-rate", "1e-9", "--json", cwd=project)
     assert json.loads(done.stdout)["steps"] < 4000
     assert "no improvement in --patience evaluations" in done.stderr
@@ -413,7 +413,7 @@ def test_names_of_folders_need_not_be_unicode(trained: Path, tmp_path: Path) -> 
 def test_bytes_are_printed_on_whole_characters(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("äöü € 🙂 " * 100, encoding="utf-8")
     attnlm("prepare", "text.txt", "--tokenizer", "byte", cwd=tmp_path)
-    attnlm("train", *QUICK, "--steps", "1", cwd=tmp_path)
+    attnlm("train", *changed(QUICK, "--steps", "1"), cwd=tmp_path)
     done = attnlm("sample", "--tokens", "200", "--seed", "1", cwd=tmp_path)
     assert "\ufffd" in done.stdout  # an untrained model's bytes make no characters
 
@@ -439,6 +439,9 @@ def test_named_errors(project: Path) -> None:
         (["attend", "a", "small", "--run", "small"], 2, "RUN and --run cannot be", "one of them"),
         (["trace"], 2, "missing argument 'TEXT'", "see attnlm trace --help"),
         (["eval", "--checkpoint"], 2, "requires an argument", "see attnlm eval --help"),
+        (["train", "--steps", "1", "--steps=2"], 2, "--steps was given 2 times", "only once"),
+        (["train", "--bias", "--no-bias"], 2, "--bias or --no-bias was given 2", "only once"),
+        (["prepare", "-q", "tales", "--quiet", "-q"], 2, "--quiet was given 3 times", "only once"),
         (["train", "--heads", "four"], 2, "'--heads': 'four' is not a whole number", "--help"),
         (["train", "--heads", "4.0"], 2, "'--heads': '4.0' is not a whole number", "--help"),
         (["train", "--steps", "1_0"], 2, "'--steps': '1_0' is not a whole number", "--help"),

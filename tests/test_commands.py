@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import attnlm
+from tests.command import attnlm, changed
 
 ROOT = Path(__file__).parent.parent
 NETWORK = ("https:", "hf:", "tinyshakespeare", "/")  # the last: a model of the Hub, for `import`
@@ -57,13 +57,14 @@ def commands(page: str) -> Iterator[tuple[str, ...]]:
 def shortened(command: Iterable[str]) -> list[str]:
     """The same command, with options that save time or say yes."""
     words = [{"RUN": "spare", "OTHER": "tuned"}.get(word, word) for word in command]
-    if words[0] in ("train", "ladder") and "--resume" not in words:
-        words += ["--budget", "1s"] if "--budget" in words else ["--steps", "1"]
-    if words[0] in ("train", "plan") and not {"--resume", "--budget", "--processes"} & set(words):
-        words += ["--batch-size", "1" if words[0] == "plan" else "4"]
-    return words + {"prepare": ["--offline"], "sample": ["--tokens", "5"], "rm": ["--yes"]}.get(
+    options = {"prepare": ["--offline"], "sample": ["--tokens", "5"], "rm": ["--yes"]}.get(
         words[0], []
     )
+    if words[0] in ("train", "ladder") and "--resume" not in words:
+        options += ["--budget", "1s"] if "--budget" in words else ["--steps", "1"]
+    if words[0] in ("train", "plan") and not {"--resume", "--budget", "--processes"} & set(words):
+        options += ["--batch-size", "1" if words[0] == "plan" else "4"]
+    return changed(words, *options)
 
 
 @pytest.fixture

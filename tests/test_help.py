@@ -17,9 +17,9 @@ from attnlm.model.architecture import MODELS, Architecture
 from tests.command import attnlm, here
 
 
-def sections(command: str) -> dict[str, str]:
+def sections(command: str, option: str = "--help") -> dict[str, str]:
     """The text of each section of a command's help, without its line breaks."""
-    shown = here([command, "--help"]).stdout
+    shown = here([command, option]).stdout
     parts = re.split(r"^(\w+):\n", shown, flags=re.MULTILINE)
     return {
         heading: re.sub(r"\s+", " ", re.sub(r"-\n\s+", "-", body))
@@ -28,7 +28,7 @@ def sections(command: str) -> dict[str, str]:
 
 
 def test_every_setting_is_an_option_in_its_section() -> None:
-    shown = sections("train")
+    shown = sections("train", "--help-all")
     assert list(shown) == ["Arguments", "Model", "Data", "Training", "Run", "Options"]
     for name in RECORD_OF:
         flag = f"--{name.replace('_', '-')}"
@@ -38,6 +38,19 @@ def test_every_setting_is_an_option_in_its_section() -> None:
     assert "--wide-heads" not in str(shown)
     assert "--batch-size" in shown["Data"] and "--learning-rate" in shown["Training"]
     assert "--resume" in shown["Run"] and "--json" in shown["Options"]
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_help_shows_the_common_options_and_help_all_the_others(command: str) -> None:
+    few, all_of_them = (here([command, option]).stdout for option in ("--help", "--help-all"))
+    assert len(few.splitlines()) < 80 < 120 < len(all_of_them.splitlines())
+    for name in ("--steps", "--model", "--batch-size", "--from", "--json", "--help-all"):
+        assert name in few, name
+    assert "--norm-epsilon" in all_of_them and "--norm-epsilon" not in few
+    words = set(re.findall("--[a-z-]+", all_of_them))
+    assert words >= set(re.findall("--[a-z-]+", few))
+    # What --help shows does not depend on what was shown before.
+    assert here([command, "--help"]).stdout == few
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -29,7 +29,7 @@ from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined,
 from attnlm.runs.run import open_run
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
-from tests.command import ATTNLM
+from tests.command import ATTNLM, changed
 from tests.command import attnlm as attnlm_command
 from tests.models import contents, timeless
 from tests.processes import (
@@ -503,7 +503,7 @@ def test_processes_accept_a_finished_run_or_end_with_one_error(
     rate: str, whole: Path, project: Path, tmp_path: Path
 ) -> None:
     content = contents(whole)
-    arguments = (*TRAIN, "--learning-rate", rate, "--name", "whole", "--exist-ok")
+    arguments = tuple(changed(TRAIN, "--learning-rate", rate, "--name", "whole", "--exist-ok"))
     main, other = commands(project, tmp_path, int(rate != "0.003"), arguments, arguments)
     if rate == "0.003":
         assert other == ("", "") and main[0] == "checkpoints/whole\n"

@@ -71,10 +71,11 @@ _WORDS = (
 
 
 def _words(generator: Random, flags: tuple[str, ...]) -> list[str]:
-    """Return some flags, most with a value, in all kinds of wrong ways."""
-    words = []
-    for _ in range(generator.choice((0, 1, 1, 2, 2, 3, 5))):
-        name, value = generator.choice(flags), generator.choice(_WORDS)
+    """Return some flags, most with a value, in all kinds of wrong ways; rarely one flag twice."""
+    words: list[str] = []
+    some = generator.sample(flags, generator.choice((0, 1, 1, 2, 2, 3, 5)))
+    for name in some + some[: generator.random() < 0.1]:
+        value = generator.choice(_WORDS)
         part = name[: generator.randrange(2, len(name) + 1)]
         odd = ([name], [f"{name}={value}"], [value], [part, value])
         words += generator.choice((*odd, *[[name, value]] * 8))

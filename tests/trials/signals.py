@@ -71,20 +71,23 @@ def _commands(data: Path, folder: Path, settings: dict[str, Any], url: str) -> d
     in_child(lambda: attnlm.train(data, checkpoint_dir=runs, name="run", **settings).name)
     (folder / "long.txt").write_text(TEXT * 100_000)
     settings = {**settings, "steps": _ENDLESS}
-    flags = [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
-    untimed = [flag for flag in flags if "threads" not in flag and "steps" not in flag]
+    untimed = {key: settings[key] for key in settings.keys() - {"threads", "steps"}}
     train = ["train", str(data), "--checkpoint-dir=runs", "--name=run"]
-    compiling = [*train, *flags, "--model=transformer", "--compile=on"]
+
+    def training(**settings: Any) -> list[str]:
+        return train + [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
+
+    compiling = training(**{**settings, "model": "transformer", "compile": "on"})
     sample = ["sample", str(runs / "run"), f"--tokens={_ENDLESS}"]
     elsewhere = {"RANK": "1", "MASTER_ADDR": "no.such.host"}
     commands = {
-        "train": _Command([*train, *flags]),
+        "train": _Command(training(**settings)),
         "prepare, downloading slowly": _Command(["prepare", f"{url}/slow"]),
         "train, compiling": _Command(compiling, longest=12.0),
         "sample": _Command(sample),
         "prepare": _Command(["prepare", str(folder / "long.txt"), "--tokenizer=bpe:512"], 1.5),
         "prepare, a download stalled": _Command(["prepare", f"{url}/stalled"]),
-        "train, with a budget": _Command([*train, *untimed, "--budget=60"]),
+        "train, with a budget": _Command(training(**untimed, budget=60)),
         "prepare, reading stdin": _Command(["prepare", "-"]),
         "train, waiting for rank 1": _Command(train, 8.0, variables={**_OF_TWO, "RANK": "0"}),
         "train, waiting for rank 0": _Command(train, 8.0, variables={**_OF_TWO, "RANK": "1"}),

@@ -70,7 +70,7 @@ class _Root(TyperGroup):
             app.command(cmd_name, cls=Command)(with_our_values(getattr(home, function)))
             command: Any = typer.main.get_command(app)
             self.commands[cmd_name] = command
-            command.groups = getattr(home, "GROUPS", {})
+            command.arrange(getattr(home, "GROUPS", {}), getattr(home, "COMMON", ()))
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

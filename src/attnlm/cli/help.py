@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,27 +13,44 @@ from typer.core import TyperCommand
 
 from attnlm.base.errors import UsageError
 from attnlm.base.settings import Setting, Settings, fields_of
-from attnlm.cli.console import with_flags
+from attnlm.cli.console import result, with_flags
 from attnlm.config.settings import help_of, resolve
 from attnlm.model.architecture import MODELS, Architecture
 
 _USUAL_MODEL = str(fields_of(Architecture)["model"].default)
+SHOWS_ALL = "attnlm.cli.help.shows_all"
+"""A key of a context's `meta`: its value is True if the help shows all options."""
 _TYPERS_DEFAULT = re.compile(r"  \[default: (.*)\]$")
 
 
 class Command(TyperCommand):
-    """A command whose help groups its options. A hidden option `--run` also sets argument RUN."""
+    """A command whose help groups its options, and which refuses repeated options.
+
+    If it has an argument RUN, the hidden option --run sets the argument too.
+    """
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.groups: Mapping[str, Iterable[str]] = {}
-        """The options in each section of `--help`; all other options come last."""
+        """The options in each section of the help; all other options come last."""
+        self.common: Iterable[str] = ()
+        """The options in `groups` that --help shows. If this is empty, --help shows all."""
         if any(parameter.name == "run" for parameter in self.params):
             self.params += _made_by_typer(_run_option)
 
+    def arrange(self, groups: Mapping[str, Iterable[str]], common: Iterable[str]) -> None:
+        """Set `groups` and `common`. If `common` is not empty, add the option --help-all."""
+        self.groups, self.common = groups, common
+        if common:
+            self.params += _made_by_typer(_help_all_option)
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; the value of `--run` takes the place of RUN."""
+        """Parse the arguments; the value of --run takes the place of RUN."""
+        typed = list(args)
         rest = super().parse_args(ctx, args)
+        ctx.params.pop("help_all", None)
+        if not ctx.resilient_parsing:
+            _refuse_repeated(self.make_parser(ctx).parse_args(typed)[2])
         if "run" in ctx.params and (named := ctx.params.pop("run_option")) is not None:
             if ctx.params["run"] is not None:
                 raise UsageError("RUN and --run cannot be combined", "use only one of them")
@@ -45,14 +63,16 @@ class Command(TyperCommand):
         return ["[OPTIONS]", *(_in_usage(one.metavar, one.required) for one in arguments)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the sections of `--help`."""
+        """Write the sections of the help."""
         group_of = {name: group for group, names in self.groups.items() for name in names}
         rows: dict[str, list[tuple[str, str]]] = {
             group: [] for group in ("Arguments", *self.groups, "Options")
         }
+        shows_all = not self.common or ctx.meta.get(SHOWS_ALL, False)
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
+            is_shown = shows_all or parameter.name in self.common or parameter.name not in group_of
+            if record is not None and is_shown:
                 name, text = record[0], _TYPERS_DEFAULT.sub(r"; default: \1", record[1])
                 group = group_of.get(parameter.name, "Options")
                 if parameter.param_type_name == "argument":
@@ -68,8 +88,34 @@ def _in_usage(metavar: str, is_required: bool) -> str:
     return metavar if is_required or metavar.startswith("[") else f"[{metavar}]"
 
 
+def _refuse_repeated(typed: Iterable[Any]) -> None:
+    """Raise UsageError if an option occurs twice, unless it takes several values."""
+    for parameter, count in Counter(typed).items():
+        if count > 1 and parameter.param_type_name == "option" and not parameter.multiple:
+            names = [name for name in (*parameter.opts, *parameter.secondary_opts) if name[2:]]
+            raise UsageError(f"{' or '.join(names)} was given {count} times", "use it only once")
+
+
 def _run_option(run_option: str | None = typer.Option(None, "--run", hidden=True)) -> None:
     """Declare the hidden option --run."""
+
+
+def _show_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        ctx.meta[SHOWS_ALL] = True
+        result(ctx.get_help())
+        raise typer.Exit
+
+
+_HELP_ALL = "Show all options and exit; --help shows the common ones."
+
+
+def _help_all_option(
+    help_all: bool = typer.Option(
+        False, "--help-all", help=_HELP_ALL, callback=_show_all, is_eager=True
+    ),
+) -> None:
+    """Declare the option --help-all."""
 
 
 @functools.cache

@@ -38,6 +38,11 @@ GROUPS = {
     "Device": _WHERE,
     "Budget": ("tokens", "steps"),
 }
+COMMON = (
+    *("model", "embed_dim", "layers", "block_size", "heads", "batch_size", "optimizer", "lora"),
+    *("recipe", "vocab_size", "start_from", "device", "dtype", "processes", "peak", "share"),
+    *("tokens", "steps"),
+)
 
 
 @with_settings(

@@ -39,6 +39,11 @@ GROUPS = {
     "Training": [name for name in fields_of(TrainingConfig) if name not in (*_DATA, *_RUN)],
     "Run": _RUN,
 }
+COMMON = (
+    *("model", "embed_dim", "layers", "block_size", "heads", "dropout"),
+    *("batch_size", "steps", "budget", "learning_rate", "optimizer", "eval_every", "seed"),
+    *("device", "recipe", "print_config", "name", "resume", "start_from", "lora", "log"),
+)
 
 
 @with_settings(RECORD_OF)
