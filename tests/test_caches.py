@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Callable
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 from attnlm.base import caches
-from attnlm.base.caches import code_folder
+from attnlm.base.caches import code_folder, is_safe_parent
 from attnlm.base.errors import AttnlmError
+from attnlm.compute import native
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.training.state import initial_state
@@ -71,6 +73,48 @@ def test_another_users_folder_is_not_taken(
         code_folder()
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+@pytest.mark.parametrize("above", ["", "above"])
+def test_a_cache_that_others_may_exchange_is_not_taken(
+    mode: int, above: str, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner of a folder above it could rename it once it was checked, unless that is sticky."""
+    cache, temporary = places
+    shared = cache.with_name("shared")
+    monkeypatch.setenv("ATTNLM_CACHE_DIR", str(shared / above / "cache"))
+    code_folder()
+    shared.chmod(mode)
+    kept = shared / above / "cache"
+    assert code_folder().parent == (kept if mode & stat.S_ISVTX else temporary)
+    (temporary.parent / "link").symlink_to(shared, target_is_directory=True)
+    monkeypatch.setenv("ATTNLM_CACHE_DIR", str(temporary.parent / "link" / above / "cache"))
+    assert code_folder().parent == (kept if mode & stat.S_ISVTX else temporary)
+
+
+def test_a_folder_in_a_folder_of_another_user_is_not_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs" / "ours").mkdir(parents=True)
+    assert is_safe_parent(tmp_path / "theirs" / "ours")
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "theirs", 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert not is_safe_parent(tmp_path / "theirs" / "ours")
+
+
+def test_c_code_is_not_compiled_where_others_may_exchange_it(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, temporary = places
+    loaded: list[str] = []
+    monkeypatch.setattr(native, "_loaded", lambda command, source, place: loaded.append(place))
+    for mode in (0o1777, 0o777):
+        temporary.chmod(mode)
+        native.library.__wrapped__("pointwise.c")
+    assert loaded == [str(temporary), str(cache / "native")]
+
+
 def test_without_a_cache_or_where_it_holds_no_programs_it_is_temporary(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,14 +133,19 @@ def test_every_process_that_compiles_keeps_its_code_there(
 ) -> None:
     """Also those that are told the settled configuration, as all but the first of several are."""
     found: list[str] = []
+    kept = places[0] / "compiled"
 
-    def compiled(function: object) -> object:
+    def compiled(function: object, *, options: dict[str, object]) -> object:
+        # PyTorch keeps precompiled headers in the temporary folder, under a name that all know.
+        assert not any(options.values()) and options.keys() <= {"cpp_cache_precompile_headers"}
+        assert options or "cpp_cache_precompile_headers" not in torch._inductor.list_options()
         found.append(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
         return function
 
+    monkeypatch.chdir(places[1])
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
     config = resolve({"model": "bigram", "compile": "on", "steps": 1, "threads": 1, "seed": 1})
     state = initial_state(config, 10, choose_device("cpu"))
     Share(state, config, 1, first=True)
-    assert found == [named or str(places[0] / "compiled")]
+    assert [Path(path).absolute() for path in found] == [Path(named or kept).absolute()]

@@ -221,8 +221,8 @@ def test_every_training_run_of_a_process_is_compiled(
     """By default PyTorch compiles a function for eight models, and then runs it uncompiled."""
     from torch._dynamo.testing import CompileCounter  # loading it takes seconds
 
-    counter = CompileCounter()
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    counter, compile = CompileCounter(), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda loss, options: compile(loss, backend=counter))
     small = {"layers": 1, "embed_dim": 4, "heads": 1, "compile": "on", "threads": 1}
     with torch._dynamo.config.patch(recompile_limit=2):
         for number in range(4):

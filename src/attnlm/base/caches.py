@@ -12,6 +12,7 @@ from pathlib import Path
 from attnlm.base.errors import AttnlmError
 
 _COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder() -> Path | None:
@@ -32,8 +33,8 @@ def code_folder(name: str = "compiled") -> Path:
     """Make a folder for compiled code that only this user may write to, and return its path.
 
     The folder is `name` in `cache_folder`, or a folder in the temporary folder if the cache is not
-    suitable. A suitable folder is private, and the system loads code from it. Raises AttnlmError if
-    neither folder is suitable.
+    suitable. A suitable folder is private, nobody else can replace it, and the system loads code
+    from it. Raises AttnlmError if neither folder is suitable.
     """
     cache = cache_folder()
     places = [cache / name] if cache else []
@@ -42,10 +43,12 @@ def code_folder(name: str = "compiled") -> Path:
     for folder in places:
         with contextlib.suppress(OSError):
             folder.mkdir(0o700, parents=True, exist_ok=True)
-            about = folder.lstat()
-            is_writable = stat.S_ISDIR(about.st_mode) and os.access(folder, os.W_OK)
-            if is_writable and is_ours_alone(about) and may_load_from(folder):
-                return folder.absolute()
+            real = folder.parent.resolve() / folder.name
+            about = real.lstat()
+            is_ours = stat.S_ISDIR(about.st_mode) and is_ours_alone(about)
+            is_usable = os.access(real, os.W_OK) and may_load_from(real)
+            if is_ours and is_safe_parent(real.parent) and is_usable:
+                return real
     raise AttnlmError(
         "found no private folder from which compiled code can run",
         f"set {_COMPILER_CACHE} to such a folder, or use `compile` off",
@@ -67,6 +70,20 @@ def may_load_from(folder: str | Path) -> bool:
     return not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0)
 
 
+def is_safe_parent(folder: str | Path) -> bool:
+    """Return True if no other user but root can replace what this user makes in this folder.
+
+    The folder and all folders above it must belong to this user or to root, and each must be sticky
+    or not writable by its group and others.
+    """
+    real = Path(folder).resolve()
+    for about in (path.lstat() for path in (*reversed(real.parents), real)):
+        is_shared = about.st_mode & _OTHERS_WRITE and not about.st_mode & stat.S_ISVTX
+        if about.st_uid not in (0, os.geteuid()) or is_shared:
+            return False
+    return True
+
+
 def is_ours_alone(about: os.stat_result) -> bool:
     """Return True if a file or folder belongs to this user and nobody else may write to it."""
-    return about.st_uid == os.geteuid() and not about.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return about.st_uid == os.geteuid() and not about.st_mode & _OTHERS_WRITE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -81,7 +81,7 @@ class Share:
             # PyTorch compiles the same function for a few models at most, and runs it uncompiled
             # for further models: discard the code of earlier training runs of this process.
             torch._dynamo.reset()
-            self._loss = torch.compile(_loss)
+            self._loss = torch.compile(_loss, options=_compiler_options())
         self._draws = bool(config.model.dropout)
         own = self._draws and state.device.name == "cpu" and not is_compiled
         self._generators = [torch.Generator() for _ in range(windows if own else 0)]
@@ -113,6 +113,15 @@ class Share:
                 loss = self._loss(self._model, inputs_BT, targets_BT)
             loss.backward()
         return loss.detach()
+
+
+def _compiler_options() -> dict[str, Any]:
+    """Return options that keep the compiler from using a folder that another user may have made.
+
+    PyTorch keeps precompiled headers in the system's temporary folder, not in the compiler's cache.
+    """
+    headers = "cpp_cache_precompile_headers"  # older versions of PyTorch have no such option
+    return {headers: False} if headers in torch._inductor.list_options() else {}
 
 
 def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
