@@ -108,18 +108,52 @@ def test_a_tool_gets_numbers_samples_and_pictures(
     assert capsys.readouterr().out == ""
 
 
-def test_a_resumed_run_goes_on_with_its_tools(
+def test_a_resumed_run_continues_the_log_of_the_tools_that_are_named_again(
     dataset: Dataset, tmp_path: Path, kept: type[Kept]
 ) -> None:
     run = train(dataset, tmp_path, log=["json"])
-    attnlm.train(resume=run, steps=9)
+    attnlm.train(resume=run, steps=9, log="json")
     first, second = kept.made
     assert (second.id, second.first_step) == (first.id, 6)
     assert list(second.series("loss/batch")) == [7, 8, 9]
-    attnlm.train(resume=run, steps=10, log=[])  # and from now on without
-    attnlm.train(resume=run, steps=11)
-    assert len(kept.made) == 2
     assert not (train(dataset, tmp_path).path / "logs.json").exists()
+
+
+def test_a_run_starts_no_tool_that_is_not_named(
+    dataset: Dataset, tmp_path: Path, kept: type[Kept]
+) -> None:
+    """Its logs.json may come from a stranger, and a tool may send losses and samples elsewhere."""
+    run = train(dataset, tmp_path)
+    files.write_json(run.path / "logs.json", {"id": "00000000", "tools": [["\33"], "ssl", "json"]})
+    notes: list[object] = []
+    attnlm.train(resume=run, steps=7, on_event=notes.append)
+    said = [note.text for note in notes if isinstance(note, Note)]
+    assert not kept.made
+    again = "to continue that log, resume it with `log` json"
+    assert said == [f"{run.name} was logged to json before; {again}"]
+    notes.clear()
+    attnlm.train(resume=run, steps=8, log=[])
+    attnlm.train(resume=run, steps=9, on_event=notes.append)
+    assert not [note for note in notes if isinstance(note, Note)] and not kept.made
+
+
+@pytest.mark.parametrize("name", ["json", ".json", "json/inner", "json/inner/file"])
+def test_a_tool_writes_nothing_through_a_link_that_leads_out_of_its_folder(
+    name: str, dataset: Dataset, tmp_path: Path, kept: type[Kept]
+) -> None:
+    run, victim = train(dataset, tmp_path), tmp_path / "victim"
+    victim.mkdir()
+    link = run.path / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(victim)
+    notes: list[object] = []
+    attnlm.train(resume=run, steps=7, log="json", on_event=notes.append)
+    assert not kept.made and any(str(link) in n.text for n in notes if isinstance(n, Note))
+    link.unlink()
+    (run.path / "json").mkdir(exist_ok=True)
+    (run.path / "json" / "latest").symlink_to("run-1")  # as tools make them
+    attnlm.train(resume=run, steps=8, log="json")
+    assert kept.made
 
 
 @pytest.mark.parametrize("failing", ["__init__", "numbers", "text", "image", "close"])
@@ -219,7 +253,7 @@ def test_tensorboard_reads_what_was_written(
     log = logs.TensorBoard(run, "", 0)  # as a process that was killed before it saved
     log.numbers(8, {"loss/batch": 99.0})
     log.close(is_finished=False)
-    attnlm.train(resume=run, steps=9, on_event=Display())
+    attnlm.train(resume=run, steps=9, log="tensorboard", on_event=Display(log=["tensorboard"]))
     assert f"tensorboard --logdir {tmp_path}" in capsys.readouterr().err
     read = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"images": 0})
     read.Reload()
@@ -238,10 +272,11 @@ def test_wandb_offline(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("WANDB_MODE", "offline")
     notes: list[object] = []
     run = train(dataset, tmp_path, log="wandb", on_event=notes.append)
-    assert not [n for n in notes if isinstance(n, Note)]
     id = files.read_json(run.path / "logs.json")["id"]
     assert len(list(run.path.glob(f"wandb/offline-run-*-{id}/run-{id}.wandb"))) == 1
     assert len(list(run.path.glob("wandb/offline-run-*/files/media/images/attention_*"))) == 3
+    attnlm.train(resume=run, steps=7, log="wandb", on_event=notes.append)
+    assert not [n for n in notes if isinstance(n, Note)]
 
 
 def test_mlflow_with_local_files(
@@ -251,7 +286,7 @@ def test_mlflow_with_local_files(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     run = train(dataset, tmp_path / "checkpoints", log="mlflow")
-    attnlm.train(resume=run, steps=9)
+    attnlm.train(resume=run, steps=9, log="mlflow")
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("attnlm").experiment_id
     (found,) = client.search_runs([experiment])

@@ -102,7 +102,6 @@ def _header(event: Any, log: Sequence[str]) -> dict[str, str]:
     model, part, device = run.config.model, run.evaluated_part, event.device
     threads = f", {_counted(training.threads, 'thread')}" if device.name == "cpu" else ""
     folder = shlex.quote(str(run.path.parent))
-    is_shown = "tensorboard" in log or (run.path / "tensorboard").exists()
     each = ", in each process" if training.processes > 1 else ""
     return {
         "data": f"{dataset['name']}: {run.vocab_size:,} ids, "
@@ -118,7 +117,7 @@ def _header(event: Any, log: Sequence[str]) -> dict[str, str]:
         "split": division_in_words(training),
         "memory": f"about {byte_size(event.memory)} in addition to PyTorch{each}",
         "run": str(run.path),
-        "log": f"to see it: tensorboard --logdir {folder}" if is_shown else "",
+        "log": f"to see it: tensorboard --logdir {folder}" if "tensorboard" in log else "",
     }
 
 

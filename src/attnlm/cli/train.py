@@ -69,7 +69,7 @@ def train(
     log: str | None = option(
         None,
         "tools to log to, separated by commas: tensorboard|wandb|mlflow|trackio, "
-        "or none; default: none, or the tools of the resumed run",
+        "or none; name them again to continue the log of a resumed run",
         completion.several("tensorboard", "wandb", "mlflow", "trackio", "none"),
     ),
     json: bool = options.JSON,
@@ -144,7 +144,8 @@ def train(
                 console.say(
                     f"stopped; the last complete step, {step:,}, is saved in {display.run.path}"
                 )
-                console.say_next(command_for("attnlm train --resume", display.run.path))
+                again = ["--log", ",".join(tools)] if tools else []
+                console.say_next(command_for("attnlm train --resume", display.run.path, *again))
             elif is_main():
                 console.say("stopped before the first step; nothing was saved")
             raise

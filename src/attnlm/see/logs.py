@@ -3,6 +3,9 @@
 A tool's package is imported only when a training run that it logs starts. An adapter takes the
 numbers, texts and images of a step. Its argument `id` identifies the run in the tool, and stays the
 same when the run is resumed. `close` writes all buffered data.
+
+A run may come from a stranger. So its files never start a tool: the user names the tools each time.
+A tool's folder in the run may not contain links that lead out of it.
 """
 
 from __future__ import annotations
@@ -195,8 +198,9 @@ def check_tools(names: Iterable[str]) -> None:
 class LogListener:
     """A listener that passes training events to `on_event`, then to the tools in `names`.
 
-    If `names` is None, the run keeps the tools that logged it before. The listener drops a tool
-    that fails and sends one Note; training continues. Output printed by tools goes to stderr.
+    If `names` is None, no tool starts, and a Note names the tools that logged the run before. The
+    listener drops a tool that fails and sends one Note; training continues. Output printed by tools
+    goes to stderr.
     """
 
     def __init__(self, on_event: OnEvent, names: Sequence[str] | None) -> None:
@@ -234,7 +238,7 @@ class LogListener:
         self._tools = {}
 
     def _start(self, event: Started) -> None:
-        """Start the tools, and save their names and the run's id in them for resuming."""
+        """Start the tools. Save their names, and the id by which they continue a resumed run."""
         self._next_point = 0
         path, known = event.run.path / _RECORD, {"id": secrets.token_hex(4), "tools": []}
         try:
@@ -243,7 +247,12 @@ class LogListener:
                 is_list = isinstance(known.get("tools"), list)
                 if not is_list or not re.fullmatch("[0-9a-f]{8}", str(known.get("id"))):
                     raise damaged(path)
-            tools = known["tools"] if self._names is None else list(dict.fromkeys(self._names))
+            if self._names is None:
+                if before := ",".join(name for name in TOOLS if name in known["tools"]):
+                    again = f"to continue that log, resume it with `log` {before}"
+                    self._on_event(Note(f"{event.run.name} was logged to {before} before; {again}"))
+                return
+            tools = list(dict.fromkeys(self._names))
             check_tools(tools)
             if tools != known["tools"]:
                 with files.explaining(event.run.path):
@@ -253,6 +262,7 @@ class LogListener:
             return
         for name in tools:
             with self._dropping_if_it_fails(name):
+                _check_links(event.run.path, name)
                 self._tools[name] = TOOLS[name](event.run, str(known["id"]), event.first_step)
 
     def _tell_numbers(self, step: int, names: Mapping[str, str], values: Mapping[str, Any]) -> None:
@@ -273,6 +283,20 @@ class LogListener:
             self._tools.pop(name, None)
             reason = (str(error) or type(error).__name__).strip().splitlines()[0]
             self._on_event(Note(f"{name} failed and no longer logs this run: {reason}"))
+
+
+def _check_links(run: Path, tool: str) -> None:
+    """Raise OSError if a link leads out of the tool's folder in the run, to another folder.
+
+    Links to files are left alone: W&B makes such links to its own logs, and a tool's new files have
+    names that nobody can foresee.
+    """
+    for folder in (run / tool, run / f".{tool}"):  # W&B prefers .wandb
+        inside = os.path.realpath(run) + f"/{folder.name}/"
+        for path in (folder, *folder.rglob("*")):
+            is_link = path.is_symlink() and (path.is_dir() or path == folder)
+            if is_link and not os.path.realpath(path).startswith(inside):
+                raise OSError(f"the link {path} leads out of its folder; remove the link")
 
 
 def _pixels(path: Path) -> Pixels:
