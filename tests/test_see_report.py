@@ -353,6 +353,23 @@ def test_the_command_writes_it(runs: Path, tmp_path: Path, monkeypatch: pytest.M
     assert facts["commands"][1].startswith("attnlm train foxes --model bigram")
 
 
+@pytest.mark.parametrize("characters", ["a", "ab"])
+@pytest.mark.parametrize("model", ["bigram", "single-head", "transformer"])
+def test_the_smallest_runs_are_shown_too(
+    model: str, characters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A context of one token, one step, a vocabulary of one or two ids, few tokens to validate."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(characters * 20)
+    attnlm.prepare("text.txt")
+    size: dict[str, Any] = {} if model == "bigram" else {"embed_dim": 8}
+    attnlm.train(model=model, block_size=1, steps=1, seed=1, threads=1, name="least", **size)
+    shown = ["attend a --output a.html", "attend a --output a.png"] if model != "bigram" else []
+    for line in (*shown, "trace a", "report", "report --json", "export least b.html --to html"):
+        done = here(line.split())
+        assert done.code == 0, (line, done.stderr)
+
+
 def test_what_is_wrong_is_said_and_nothing_is_written(runs: Path, tmp_path: Path) -> None:
     cwd, tied = runs.parent, ["report", "tied"]
     weights = (runs / "tied" / "best.safetensors").read_bytes()

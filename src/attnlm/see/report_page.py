@@ -77,15 +77,16 @@ def _shown(text: str) -> str:
 
 
 def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]]:
-    """Return the heads' maps and previous-token scores over training; [] if maps are not recorded.
+    """Return the heads' maps and previous-token scores over training.
 
-    A map is stored as its lower triangle, row by row. A weight is stored in one byte, multiplied by
-    255 and rounded. If a model has many heads, the result has only the heads with the largest final
-    scores, since each head takes about 10 KB.
+    The result is empty if maps were not recorded, or if the passage is a single token. A map is
+    stored as its lower triangle, row by row. A weight is stored in one byte, multiplied by 255 and
+    rounded. If a model has many heads, the result has only the heads with the largest final scores,
+    since each head takes about 10 KB.
     """
     maps = [one.maps for one in snapshots if one.maps is not None]
-    shapes = {one.shape for one in maps}
-    if len(maps) < len(snapshots) or len(shapes) != 1 or len(report.passage) != maps[0].shape[-1]:
+    shapes, length = {one.shape for one in maps}, len(report.passage)
+    if len(maps) < len(snapshots) or len(shapes) != 1 or length != maps[0].shape[-1] or length < 2:
         return []
     # The previous-token scores of heads.py: the mean weight of the previous token.
     maps_SLHTT = np.stack(maps)
@@ -93,7 +94,7 @@ def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]
     films = []
     for number in sorted(np.argsort(-scores_SLH[-1].ravel(), kind="stable")[:_MOST_FILMS]):
         layer, head = divmod(int(number), scores_SLH.shape[-1])
-        weights = maps_SLHTT[:, layer, head][:, *np.tril_indices(len(report.passage))]
+        weights = maps_SLHTT[:, layer, head][:, *np.tril_indices(length)]
         film = {
             "name": f"layer {layer + 1} head {head + 1}",
             "maps": base64_of(np.rint(255 * weights).astype(np.uint8)),
