@@ -11,10 +11,10 @@ from torch.autograd import gradcheck
 
 from attnlm.compute.threads import threads_of_torch
 from attnlm.model.attention import scores_and_weights
-from attnlm.model.layers import Linear
+from attnlm.model.layers import Linear, joined_linear
 from attnlm.model.ops import Kernels, attention, loss, using
 from attnlm.model.ops.attention import shared_heads
-from attnlm.model.ops.linear import joined_linear, linear, onednn_linear, product
+from attnlm.model.ops.linear import linear, onednn_linear, product
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.pointwise import (
     gelu,

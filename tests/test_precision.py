@@ -21,8 +21,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.experiments import settle as launch
 from attnlm.experiments.settle import settle
 from attnlm.generation.decoders import ModuleDecoder, fastest_decoding
-from attnlm.model.layers import Linear
-from attnlm.model.ops.linear import joined_linear
+from attnlm.model.layers import Linear, joined_linear
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
 from attnlm.training import memory
 from tests.models import V, prepared, small_model, some_ids

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnlm.model import textbook
 from attnlm.model.attention import LayerCache
 from attnlm.model.language_model import LanguageModel
+from attnlm.model.layers import Dropout, Linear, RMSNorm
 from attnlm.model.ops import using
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.model.recorder import Recorder
-from tests.models import COMPILED, VARIANTS, gradients, needs_kernels, small_model, some_ids
+from tests.models import (
+    COMPILED,
+    VARIANTS,
+    gradients,
+    needs_kernels,
+    self_attention,
+    small_model,
+    some_ids,
+)
 from tests.tolerances import assert_near, assert_rounded
 
 variants = pytest.mark.parametrize("variant", VARIANTS)
@@ -75,3 +86,65 @@ def test_float32_stays_close_where_weights_are_large(variant: str) -> None:
     ids_BT = some_ids(3, 13)
     found = copy.deepcopy(model).float()(ids_BT)
     assert_rounded([found], lambda: [by_the_book(model, ids_BT)])
+
+
+HOOKS: dict[str, Callable[[nn.Module, Callable[..., None]], Any]] = {
+    "before": lambda module, hook: module.register_forward_pre_hook(hook),
+    "after": lambda module, hook: module.register_forward_hook(hook),
+    "before the gradient": lambda module, hook: module.register_full_backward_pre_hook(hook),
+    "after the gradient": lambda module, hook: module.register_full_backward_hook(hook),
+}
+
+
+@variants
+@pytest.mark.parametrize("kind", HOOKS)
+def test_hooks_on_all_modules_fire_and_change_nothing(kind: str, variant: str) -> None:
+    model = small_model(variant)
+    inputs, targets = some_ids(2, 3, 13)
+    expected = model(inputs)
+    # Ids have no gradient, and a block without residual connections does not call its dropout.
+    kinds = (Linear, RMSNorm) if "gradient" in kind else nn.Module
+    residual = model.architecture.residual
+    watched = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, kinds)
+        and not isinstance(module, nn.ModuleList)
+        and (residual or not (isinstance(module, Dropout) and "blocks" in name))
+    }
+    fired = set()
+    for name, module in watched.items():
+        # By its default, each hook has the name of its own module.
+        HOOKS[kind](module, lambda *_, name=name: fired.add(name))
+    logits = model(inputs)
+    cross_entropy(logits, targets).backward()
+    assert fired == watched.keys()
+    assert_near(logits, expected, within=1e-12)
+
+
+@torch.no_grad()
+def test_hooks_and_modules_of_others_change_what_is_computed() -> None:
+    class Doubled(Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    model, ids_BT = small_model("qwen3:kv_heads=2"), some_ids(3, 13)
+    for layer in range(2):
+        attention = self_attention(model, layer)
+        attention.key.weight.mul_(2)
+        attention.value.weight.mul_(2)
+        assert attention.query_norm is not None
+        attention.query_norm.gain.mul_(2)
+    expected = by_the_book(model, ids_BT)
+    for layer in range(2):
+        attention = self_attention(model, layer)
+        doubled = Doubled(attention.key.in_features, attention.key.out_features, bias=False)
+        doubled.weight = attention.key.weight
+        attention.key = doubled
+        attention.key.weight.div_(2)
+        attention.value.weight.div_(2)
+        attention.value.register_forward_hook(lambda module, given, made: 2 * made)
+        assert attention.query_norm is not None
+        attention.query_norm.gain.div_(2)
+        attention.query_norm.register_forward_hook(lambda module, given, made: 2 * made)
+    assert_near(model(ids_BT), expected, within=1e-12)

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from attnlm.model.architecture import Architecture
-from attnlm.model.layers import Linear, RMSNorm
+from attnlm.model.layers import Linear, RMSNorm, is_plain, joined_linear
 from attnlm.model.layers import dropout as dropped
 from attnlm.model.ops.attention import fused_attention, shared_heads
-from attnlm.model.ops.linear import joined_linear
-from attnlm.model.ops.pointwise import Rotation, split_heads
+from attnlm.model.ops.pointwise import Rotation, rotate, split_heads
 from attnlm.model.recorder import Recorder
 
 
@@ -117,13 +116,27 @@ class SelfAttention(nn.Module):
         """Map (B, T, C) → (B, T, C), or (B, T, H·D) without a projection."""
         maps = self.query, self.key, self.value
         packed_BTN = joined_linear(x_BTC, maps, joins_weights=self.joins_weights)
-        gains = None
-        if self.query_norm is not None and self.key_norm is not None:
-            gains = self.query_norm.gain, self.key_norm.gain, self.query_norm.epsilon
-        qkv = split_heads(packed_BTN, self.heads, self.kv_heads, gains, rotation)
-        mixed_BHTD = mix(*qkv, cache, recorder, self.dropout if self.training else 0.0)
+        query, key, value = self._split(packed_BTN, rotation)
+        dropout = self.dropout if self.training else 0.0
+        mixed_BHTD = mix(query, key, value, cache, recorder, dropout)
         mixed = mixed_BHTD.transpose(1, 2).flatten(2)
         return mixed if self.projection is None else self.projection(mixed)
+
+    def _split(
+        self, packed_BTN: Tensor, rotation: Rotation | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Split into heads (B, H or K, T, D); normalise and rotate the queries and keys."""
+        sizes, query_norm, key_norm = (self.heads, self.kv_heads), self.query_norm, self.key_norm
+        if query_norm is None or key_norm is None:
+            return split_heads(packed_BTN, *sizes, None, rotation)
+        if is_plain(query_norm, RMSNorm) and is_plain(key_norm, RMSNorm):
+            gains = query_norm.gain, key_norm.gain, query_norm.epsilon
+            return split_heads(packed_BTN, *sizes, gains, rotation)
+        query, key, value = split_heads(packed_BTN, *sizes, None, None)
+        query, key = query_norm(query), key_norm(key)
+        if rotation is not None:
+            query, key = rotate(query, *rotation), rotate(key, *rotation)
+        return query, key, value
 
 
 def mix(

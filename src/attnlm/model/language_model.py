@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from attnlm.base.errors import AttnlmError
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import AttentionWithoutMaps, LayerCache, SelfAttention
-from attnlm.model.layers import Dropout, Linear, norm_of, recomputed
-from attnlm.model.ops.linear import joined_linear
+from attnlm.model.layers import Dropout, Linear, joined_linear, norm_of, recomputed
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.pointwise import Rotation, gelu, rotary_angles, swiglu
 from attnlm.model.recorder import Layer, Recorder
@@ -136,7 +135,8 @@ class Transformer(nn.Module):
             )
         x_BTC: Tensor = self.token_embedding(tokens_BT)
         if self.position_embedding is not None:
-            x_BTC = x_BTC + self.position_embedding.weight[start:end]
+            places_T = torch.arange(start, end, device=tokens_BT.device)
+            x_BTC = x_BTC + self.position_embedding(places_T)
         if recorder is not None:
             recorder.embedded = x_BTC
         x_BTC = self.dropout(x_BTC)

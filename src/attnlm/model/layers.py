@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 
 from attnlm.model.architecture import Architecture
 from attnlm.model.ops.linear import linear
@@ -18,7 +19,42 @@ from attnlm.model.ops.pointwise import rms_norm
 from attnlm.model.sizes import LoRA, map_path
 
 
-class Linear(nn.Linear):
+class Hookable(nn.Module):
+    """A module whose weights may be used without a call, which is faster, if it has no hooks."""
+
+    has_hooks = False
+    """True once a hook was registered"""
+
+    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """Register a hook as nn.Module does."""
+        self.has_hooks = True
+        return super().register_forward_pre_hook(*args, **kwargs)
+
+    def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """Register a hook as nn.Module does."""
+        self.has_hooks = True
+        return super().register_forward_hook(*args, **kwargs)
+
+    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """Register a hook as nn.Module does."""
+        self.has_hooks = True
+        return super().register_full_backward_pre_hook(*args, **kwargs)
+
+    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
+        """Register a hook as nn.Module does."""
+        self.has_hooks = True
+        return super().register_full_backward_hook(*args, **kwargs)
+
+
+def is_plain(module: nn.Module | None, kind: type[Hookable]) -> bool:
+    """Return True if a call of the module does nothing but compute the `forward` of `kind`.
+
+    Otherwise, the module must be called: it has hooks, or it is of another class.
+    """
+    return type(module) is kind and not module.has_hooks and "forward" not in vars(module)
+
+
+class Linear(Hookable, nn.Linear):
     """A linear map x Wᵀ + b. An adapter (Hu et al., 2021) replaces W by W + scale · B A.
 
     Weights are initialised from N(0, std²) and biases to zeros. If `std` is None, both are
@@ -60,7 +96,22 @@ class Linear(nn.Linear):
         return out + F.linear(F.linear(x, self.lora_down) * self.lora_scale, self.lora_up)
 
 
-class RMSNorm(nn.Module):
+def joined_linear(x: Tensor, maps: Sequence[nn.Module], *, joins_weights: bool = True) -> Tensor:
+    """Return the concatenated outputs of `maps`: (..., C) → (..., N), N the sum of their widths.
+
+    One matmul with joined weights is faster. The maps are called one by one, however, if
+    `joins_weights` is False, if they are not plain, or if their weights are frozen. Autograd would
+    keep a joined copy of frozen weights, and frozen maps may have adapters, which the joined matmul
+    would leave out.
+    """
+    plain = [m for m in maps if isinstance(m, Linear) and is_plain(m, Linear)]
+    if not joins_weights or len(plain) < len(maps) or not plain[0].weight.requires_grad:
+        return torch.cat([m(x) for m in maps], dim=-1)
+    bias_N = None if plain[0].bias is None else torch.cat([m.bias for m in plain])
+    return linear(x, torch.cat([m.weight for m in plain]), bias_N)
+
+
+class RMSNorm(Hookable):
     """RMS norm, x / √(mean x² + ε) · gain (Zhang and Sennrich, 2019)."""
 
     def __init__(self, size: int, epsilon: float) -> None:

@@ -46,8 +46,9 @@ def load_model(
         ids = attnlm.open_run("multi-head-001").tokenizer.encode("Once ")
         logits = model(torch.tensor([ids], device=device.torch))
 
-    `checkpoint` is auto, best or last. `device` is auto, cpu, cuda or mps. Raises AttnlmError if
-    files are missing or damaged, or if the device is not available.
+    Hooks of all its modules fire when the model is called. `model.loss(inputs, targets)` does not
+    call the LM head. `checkpoint` is auto, best or last. `device` is auto, cpu, cuda or mps. Raises
+    AttnlmError if files are missing or damaged, or if the device is not available.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     chosen = run.checkpoint(checkpoint)

@@ -1,4 +1,4 @@
-"""Linear maps: one map, or several maps of the same input as one matmul.
+"""Linear maps, forward and backward.
 
 PyTorch has two libraries for matmuls on a CPU: a BLAS, which is the default (MKL on x86), and
 oneDNN. On x86 processors that are not Intel's, MKL does not use AVX-512, but oneDNN does. On all
@@ -8,8 +8,8 @@ other processors, oneDNN can be slower. `Kernels.matmul` names the library to us
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from attnlm.model.ops import compiled_for, kernels_in_use
-
-if TYPE_CHECKING:
-    from attnlm.model.layers import Linear
 
 FEWEST_BY_ONEDNN = 2**20
 """With fewer multiplications, a call to oneDNN (a dozen microseconds) costs more than it saves."""
@@ -77,16 +74,3 @@ class _Linear(Function):
             product(grad_MN.T, x.flatten(0, -2).T) if to_weight else None,
             grad_MN.sum(0) if to_bias else None,
         )
-
-
-def joined_linear(x: Tensor, maps: Sequence[Linear], *, joins_weights: bool = True) -> Tensor:
-    """Return the concatenated outputs of `maps`: (..., C) → (..., N), N the sum of their widths.
-
-    One matmul with joined weights is faster. The maps are computed one by one, however, if
-    `joins_weights` is False or if their weights are frozen. Autograd would keep a joined copy of
-    frozen weights, and frozen maps may have adapters, which the joined matmul would leave out.
-    """
-    if not (joins_weights and maps[0].weight.requires_grad):
-        return torch.cat([m(x) for m in maps], dim=-1)
-    bias_N = None if maps[0].bias is None else torch.cat([m.bias for m in maps])
-    return linear(x, torch.cat([m.weight for m in maps]), bias_N)
