@@ -19,9 +19,11 @@ from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
-from attnlm.model.architecture import MODELS
+from attnlm.model import attention as of_attention
+from attnlm.model.architecture import MODELS, Architecture
 from attnlm.model.attention import SelfAttention
 from attnlm.model.language_model import Block, LanguageModel, Transformer, build_model
+from attnlm.model.layers import Linear
 from attnlm.model.ops import Kernels
 from attnlm.model.ops.pointwise import rotary_angles
 
@@ -50,7 +52,7 @@ VARIANTS = (
     "transformer:attention=none:positions=learned",
     "transformer:layers=1:query_key_norm=false:mlp=none:norm=none:residual=false:kv_heads=2",
     "gpt2:layers=1:norm=none:mlp=none:positions=none",
-    "gpt2:norm=none:query_key_norm=true:mlp=swiglu",
+    "gpt2:norm=none:query_key_norm=true:mlp=swiglu:dropout=0.2",
     "gpt2:attention=uniform:layers=1:mlp=none:residual=false",
     "gpt2:attention=none:positions=none:layers=3",
 )
@@ -71,6 +73,49 @@ def small_model(name: str, vocab_size: int = V, **more: Setting) -> LanguageMode
         rotary = a.rotary_base, a.rotary_factor, a.rotary_context, torch.float64
         model.cosines, model.sines = rotary_angles(a.block_size, a.head_dim, *rotary)
     return model
+
+
+class Tempered(SelfAttention):
+    """Attention with a parameter of its own. It multiplies the input, and is 1 at first."""
+
+    def __init__(self, a: Architecture) -> None:
+        super().__init__(a)
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, x_BTC: Tensor, *others: Any) -> Tensor:
+        return super().forward(x_BTC * self.factor, *others)
+
+
+class Widened(SelfAttention):
+    """Attention whose values are twice as wide as its queries; its halves are added up."""
+
+    def __init__(self, a: Architecture) -> None:
+        super().__init__(a)
+        self.value = Linear(a.width, 2 * a.heads * a.head_dim, bias=a.qkv_bias)
+
+    def forward(self, x_BTC: Tensor, rotation: Any = None, *others: Any) -> Tensor:
+        maps = self.query, self.key, self.value
+        qkv = (m(x_BTC).unflatten(-1, (self.heads, -1)).transpose(1, 2) for m in maps)
+        halves = of_attention.mix(*qkv, *others).chunk(2, -1)
+        mixed = (halves[0] + halves[1]).transpose(1, 2).flatten(2)
+        return mixed if self.projection is None else self.projection(mixed)
+
+
+CHANGES: dict[str, tuple[str, Any]] = {
+    "a class with one more parameter": ("language_model.SelfAttention", Tempered),
+    "a class with other shapes": ("language_model.SelfAttention", Widened),
+    "another forward": (
+        "attention.SelfAttention.forward",
+        lambda self, x_BTC, *others, forward=SelfAttention.forward: forward(
+            self, 2 * x_BTC, *others
+        ),
+    ),
+    "another scale": (
+        "attention.attention",
+        lambda *qkv, attention=of_attention.attention, **_: attention(*qkv, scale=1.0),
+    ),
+}
+"""Changes of a model from outside: what is replaced in attnlm.model, and by what."""
 
 
 def prepared(folder: Path, text: str = FRUITS, name: str = "fruits", **about: Any) -> Dataset:

@@ -21,6 +21,8 @@ from attnlm.model import textbook
 from attnlm.model.architecture import MODELS, PRESETS, RUNGS, Architecture
 from attnlm.model.inspection import model_skeleton, parameter_shapes, parameters_of
 from attnlm.model.language_model import build_model
+from attnlm.model.sizes import weight_shapes
+from tests.models import SIZES, VARIANTS
 from tests.tolerances import assert_near
 
 V = 7
@@ -86,6 +88,15 @@ def resolved(settings: Settings) -> Config:
     raise AssertionError(settings)
 
 
+@pytest.mark.parametrize("name", fields_of(Architecture))
+def test_every_part_and_each_of_its_choices_is_in_a_variant(name: str) -> None:
+    """The tests of the textbook pass, its script, the decoder in C and pages take each variant."""
+    described = fields_of(Architecture)[name]
+    values = {getattr(resolve(variant(model), SIZES).model, name) for model in VARIANTS}
+    assert values - {described.default}
+    assert values >= set(described.metadata["choices"] or ())
+
+
 @examples(max_examples=70)
 @given(SETTINGS)
 def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Settings) -> None:
@@ -94,7 +105,7 @@ def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Sett
     assert resolve({}, config.settings()) == resolve(config.settings()) == config
     skeleton = model_skeleton(a, V)
     shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
-    assert parameter_shapes(a, V) == shapes
+    assert parameter_shapes(a, V) == weight_shapes(a, V) == shapes
     if parameters_of(a, V) > 10**6 or a.block_size > 100:
         return
     model = build_model(a, V).double().eval()

@@ -16,18 +16,19 @@ import pytest
 import torch
 
 from attnlm.base.errors import NotFiniteError
+from attnlm.base.events import Note
 from attnlm.base.settings import Setting, Settings
 from attnlm.compute.device import Device
 from attnlm.compute.native import instruction_sets, kernels, load
 from attnlm.generation import native_decoder
-from attnlm.generation.decoders import Decoding, fastest_decoding
+from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
 from attnlm.generation.next_token import Ids, Uniforms
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model import textbook
 from attnlm.model.language_model import Transformer
 from tests.kernels import compile_native
-from tests.models import VARIANTS, V, small_model, some_ids
+from tests.models import CHANGES, VARIANTS, V, small_model, some_ids
 from tests.tolerances import assert_near
 
 CPU = Device("cpu", "float32", "tests")
@@ -268,6 +269,36 @@ def assert_rows_alike(native: NativeModel, samples: int, known: int, total: int)
         ids_bS, few = ids_BS[:count], NativeDecoder(native, min(count, samples))
         assert np.array_equal(few.logits(ids_bS[:, :known], 0), both[0][:count])
         assert np.array_equal(few.logits(ids_bS, known), both[1][:count])
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_a_model_is_decoded_in_c_if_it_agrees(name: str) -> None:
+    library()
+    events: list[object] = []
+    model = a_model(name)
+    assert isinstance(fastest_decoding(model, CPU, events.append).new_decoder(1), NativeDecoder)
+    model.head.weight.data.fill_(float("nan"))  # the first token will say so
+    assert isinstance(fastest_decoding(model, CPU, events.append).new_decoder(1), NativeDecoder)
+    assert not events
+
+
+@pytest.mark.parametrize("name", ["multi-head:projection=true:qkv_bias=true", "transformer"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_changed_from_outside_decodes_by_itself_and_a_note_says_so(
+    change: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library()
+    place, other = CHANGES[change]
+    monkeypatch.setattr(f"attnlm.model.{place}", other)
+    model, events = a_model(name, heads=2), list[object]()
+    decoding = fastest_decoding(model, CPU, events.append)
+    decoder = decoding.new_decoder(1)
+    assert isinstance(decoder, ModuleDecoder)
+    (note,) = events
+    assert isinstance(note, Note) and "slower" in note.text
+    ids_BS = some_ids(1, BLOCK)
+    expected_BV = model(ids_BS)[:, -1].detach().numpy()
+    np.testing.assert_allclose(decoder.logits(ids_BS.numpy(), 0), expected_BV, rtol=1e-4, atol=1e-5)
 
 
 SANITIZED = """

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from attnlm import load_model, train
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
+from attnlm.data.dataset import Dataset
+from attnlm.model import attention as of_attention
 from attnlm.model.language_model import LanguageModel, Transformer, build_model
 from attnlm.model.ops import Kernels
 from attnlm.training.one_layer import one_layer_form
-from tests.models import COMPILED, gradients, needs_kernels, small_model
+from attnlm.training.validation import validation_loss
+from tests.models import (
+    CHANGES,
+    COMPILED,
+    Tempered,
+    gradients,
+    needs_kernels,
+    self_attention,
+    small_model,
+)
 from tests.tolerances import assert_rounded
 
 CPU = Device("cpu", "float32", "")
@@ -129,3 +144,48 @@ def test_other_precisions_vocabularies_and_models_are_left_to_autograd() -> None
     assert one_layer_form(model.float().to("meta"), 3, gpu, COMPILED) is None
     for other in ("bigram", "average"):
         assert one_layer_form(small_model(other).float(), 4, CPU, COMPILED) is None
+
+
+WITHOUT_GRADIENTS = "keys without gradients"
+ALL_CHANGES = {
+    **CHANGES,
+    WITHOUT_GRADIENTS: (
+        "attention.mix",
+        lambda query, key, *others, mix=of_attention.mix: mix(query, key.detach(), *others),
+    ),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("change", ALL_CHANGES)
+def test_a_model_changed_from_outside_is_left_to_autograd(
+    change: str, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither loss nor gradients of a new model show all of these changes: its head is zero."""
+    place, other = ALL_CHANGES[change]
+    monkeypatch.setattr(f"attnlm.model.{place}", other)
+    for initial in (True, False):
+        model = a_model(BARE, 11).float()
+        if initial:
+            nn.init.zeros_(model.head.weight)
+        assert one_layer_form(model, 4, CPU, COMPILED) is None
+    tokens = np.arange(200, dtype=np.uint16) * 7 % 11
+    losses = [
+        validation_loss(model, tokens, CPU, bytes_per_token=1.0, kernels=kernels).loss
+        for kernels in (Kernels(), COMPILED)
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    if change == "a class with one more parameter":
+        settings: dict[str, Any] = {"steps": 3, "batch_size": 8, "threads": 2, "seed": 1}
+        run = train(
+            dataset, model="multi-head", compile="parts", checkpoint_dir=tmp_path, **settings
+        )
+        attention = self_attention(load_model(run, device="cpu")[0])
+        assert isinstance(attention, Tempered) and attention.factor.item() != 1
+
+
+@needs_kernels
+def test_a_model_whose_instance_is_changed_is_left_to_autograd() -> None:
+    model = a_model(BARE, 11).float()
+    self_attention(model).query.register_forward_hook(lambda module, given, made: 2 * made)
+    assert one_layer_form(model, 4, CPU, COMPILED) is None

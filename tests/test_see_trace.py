@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from attnlm import load_model, open_run, train
+from attnlm import export, load_model, open_run, train
 from attnlm.model.architecture import RUNGS
-from attnlm.see.script import as_script
+from attnlm.model.inspection import ChangedModelError
+from attnlm.see.script import as_script, specialised
 from attnlm.see.trace import in_words, trace
 from tests.command import attnlm, fails
+from tests.models import CHANGES, VARIANTS, small_model, some_ids
 from tests.tolerances import assert_near
 
 NAMES = [*RUNGS, "projected", "tied"]
@@ -55,6 +57,35 @@ def test_steps_and_script_give_the_models_logits(name: str, trained: Path, capsy
     assert sum(p for _, p in traced.next) <= 1 + 1e-6
     words = "\n".join(in_words(traced))
     assert all(f". {step.name}  (" in words for step in traced.steps)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_functions_of_a_script_compute_every_variant(name: str) -> None:
+    model, ids = small_model(name), some_ids(13)
+    names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
+    exec(specialised(model.architecture), names)
+    with torch.inference_mode():
+        assert_near(names["forward"](model.state_dict(), ids), model(ids[None])[0], within=1e-12)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_no_script_page_or_export_of_a_model_changed_from_outside(
+    change: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, other = CHANGES[change]
+    monkeypatch.setattr(f"attnlm.model.{place}", other)
+    small: dict[str, Any] = {"model": "transformer", "embed_dim": 8, "heads": 2, "layers": 1}
+    data = trained / "data" / "foxes"
+    run = train(data, checkpoint_dir=tmp_path, steps=20, block_size=16, seed=1, **small)
+    calls = [lambda: as_script(run, TEXT)]
+    calls += [
+        lambda: export(run, tmp_path / "p.html", to="html"),
+        lambda: export(run, tmp_path / "hf"),
+    ]
+    for call in calls:
+        with pytest.raises(ChangedModelError, match="computes something else"):
+            call()
+    assert not (tmp_path / "p.html").exists() and not (tmp_path / "hf").exists()
 
 
 def test_trace_prints_steps_a_script_or_json(trained: Path) -> None:

@@ -17,6 +17,7 @@ from attnlm.base.folders import command_for
 from attnlm.base.readable import duration, harmless
 from attnlm.base.settings import number
 from attnlm.cli import console, options
+from attnlm.cli.displays import Display
 from attnlm.cli.options import option, switch, typed
 from attnlm.generation.sampling_config import (
     MOST_CHOICES_HELD,
@@ -92,7 +93,7 @@ def sample(
     from attnlm.generation.sampling import load_sampler
 
     chosen = opened.checkpoint(checkpoint)
-    sampler = load_sampler(opened, checkpoint=chosen, device=device)
+    sampler = load_sampler(opened, checkpoint=chosen, device=device, on_event=Display())
     ids = [] if interactive else sampler.prompt_ids(text)
     console.say(
         f"{opened.name}, {chosen} on {sampler.device.name}, "

@@ -30,7 +30,7 @@ from attnlm.runs.forms import (
     form_for,
 )
 from attnlm.runs.gguf_vocabulary import vocabulary
-from attnlm.runs.load_model import load_weights
+from attnlm.runs.load_model import described_weights
 from attnlm.runs.run import Checkpoint, Run, open_run, run_facts
 from attnlm.runs.safetensors_file import Shape, write_tensors
 from attnlm.see.play import export_to_html
@@ -94,7 +94,7 @@ def _tensors(form: Form, run: Run, checkpoint: Checkpoint) -> _Made:
     The returned tensor may be a view that is not contiguous. `Form.completed` describes the parts
     that the other tool stores but our model lacks.
     """
-    a, weights = form.completed(run.config.model), load_weights(run, checkpoint)
+    a, weights = form.completed(run.config.model), described_weights(run, checkpoint)
     stored = {one.name: one for one in form.stored(a)}
     shapes = parameter_shapes(a, run.vocab_size)
     for part in (part for one in stored.values() for part in one.parts if part not in weights):

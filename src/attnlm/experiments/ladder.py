@@ -117,7 +117,7 @@ def climb(
                 made.write(path)
         is_whole = all(run.whole() for run in trained.values())
         each = {r: [run for key, run in trained.items() if key[0] == r] for r in made.rungs}
-        shown = (_shown(rung, each[rung], made, is_whole) for rung in made.rungs)
+        shown = (_shown(rung, each[rung], made, is_whole, on_event) for rung in made.rungs)
         return Ladder(path, made, tuple(shown))
 
 
@@ -251,7 +251,7 @@ def _trained(
     )
 
 
-def _shown(model: str, runs: list[Run], made: Plan, is_whole: bool) -> Rung:
+def _shown(model: str, runs: list[Run], made: Plan, is_whole: bool, on_event: OnEvent) -> Rung:
     """Return a rung, with the run of median loss and a text sampled from this run.
 
     `runs` has one run per seed. Of two middle losses, the lower one is the median.
@@ -263,7 +263,7 @@ def _shown(model: str, runs: list[Run], made: Plan, is_whole: bool) -> Rung:
         found.append((result if is_whole else replace(result, whole={}), run))
     found.sort(key=lambda pair: float(pair[0].final["val_loss"]))
     run = found[(len(runs) - 1) // 2][1]
-    sampler = load_sampler(run, device=run.config.training.device)
+    sampler = load_sampler(run, device=run.config.training.device, on_event=on_event)
     config = SamplingConfig(tokens=made.tokens, seed=made.seed)
     text = "".join(sampler.stream(sampler.prompt_ids(made.prompt), config))
     return Rung(model, run, text, [result for result, _ in found])

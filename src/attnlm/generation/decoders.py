@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
 from attnlm.compute.native import kernels
 from attnlm.compute.threads import FlushingHere, cores
@@ -32,11 +33,15 @@ from attnlm.generation.next_token import (
 )
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.attention import LayerCache
+from attnlm.model.inspection import agree, has_usual_weights
 from attnlm.model.language_model import Bigram, LanguageModel
 
 _FEWEST_SHARED = 2**18
 """Several threads decode a token only if the model's linear maps have at least this many weights.
 With fewer weights, synchronizing the threads takes longer than the token."""
+_FEWEST_COMPARED, _MOST_COMPARED, _WEIGHTS_COMPARED = 8, 256, 2**24
+"""The decoder in C is compared with the model on a few tokens: the fewest and the most, and the
+number of weights in linear maps that these tokens are multiplied with (milliseconds)."""
 
 
 @dataclass(frozen=True)
@@ -127,14 +132,16 @@ class Decoding:
                 stopped.set()
 
 
-def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
-    """Return the fastest way to decode on a device. All ways give equal logits up to rounding."""
-    is_single = all(p.dtype == torch.float32 for p in model.parameters())
-    is_native = (device.name, device.dtype) == ("cpu", "float32") and is_single
-    if isinstance(model, Bigram) or not is_native or (library := kernels()) is None:
+def fastest_decoding(model: LanguageModel, device: Device, on_event: OnEvent = ignore) -> Decoding:
+    """Return the fastest way to decode on a device. All ways give equal logits up to rounding.
+
+    The modules of the model may have been changed from outside. The decoder in C is therefore
+    compared with them on a few tokens. If it differs, a Note says so, and the model itself decodes.
+    """
+    if (native := _native_model(model, device, on_event)) is None:
         cast = _cast(model, device)
         return Decoding(model, lambda _: ModuleDecoder(cast, device))
-    native, all_cores = NativeModel(model, library), cores()
+    all_cores = cores()
     threads = all_cores if native.numbers >= _FEWEST_SHARED else 1
 
     def new_decoder(samples: int) -> NativeDecoder:
@@ -142,6 +149,37 @@ def fastest_decoding(model: LanguageModel, device: Device) -> Decoding:
 
     # In a small model, each thread decodes samples of its own, without waiting for others.
     return Decoding(model, new_decoder, 1 if native.is_large else all_cores)
+
+
+def _native_model(model: LanguageModel, device: Device, on_event: OnEvent) -> NativeModel | None:
+    """Return the model in the layout of the decoder in C, or None if this decoder can't be used."""
+    is_single = all(p.dtype == torch.float32 for p in model.parameters())
+    is_native = (device.name, device.dtype) == ("cpu", "float32") and is_single
+    if isinstance(model, Bigram) or not is_native or (library := kernels()) is None:
+        return None
+    if has_usual_weights(model):
+        native = NativeModel(model, library)
+        if _equals_model(native, model, device):
+            return native
+    words = "the C decoder does not compute this model, so the model itself generates the text"
+    on_event(Note(f"{words}, which is slower"))
+    return None
+
+
+def _equals_model(native: NativeModel, model: LanguageModel, device: Device) -> bool:
+    """Return True if the decoder in C gives the model's logits for a few tokens, the first half of
+    them in its cache, or if these logits are not finite, which is an error of its own."""
+    affordable = max(_FEWEST_COMPARED, _WEIGHTS_COMPARED // native.numbers)
+    length = min(affordable, _MOST_COMPARED, model.architecture.block_size)
+    ids_BS = np.arange(length)[None] % model.vocab_size
+    decoder = NativeDecoder(native, 1)
+    with FlushingHere(), np.errstate(all="ignore"):
+        expected_BV = ModuleDecoder(model, device).logits(ids_BS, 0)
+        if known := length // 2:
+            decoder.logits(ids_BS[:, :known], 0)
+        found_BV = decoder.logits(ids_BS, known)
+    is_finite = bool(np.isfinite(expected_BV).all())
+    return not is_finite or agree(torch.from_numpy(found_BV), torch.from_numpy(expected_BV))
 
 
 def _cast(model: LanguageModel, device: Device) -> LanguageModel:

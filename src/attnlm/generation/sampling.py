@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
-from attnlm.generation.decoders import fastest_decoding
+from attnlm.generation.decoders import Decoding, fastest_decoding
 from attnlm.generation.next_token import normalised
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.model.language_model import LanguageModel
@@ -96,6 +97,13 @@ class Sampler:
     model: LanguageModel
     tokenizer: Tokenizer
     device: Device
+    on_event: OnEvent = ignore
+    """receives a Note if the model must be decoded in a slower way"""
+
+    @functools.cached_property
+    def decoding(self) -> Decoding:
+        """The fastest way to decode the model."""
+        return fastest_decoding(self.model, self.device, self.on_event)
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """Return the ids of a prompt; if the prompt is empty, only the id `tokenizer.first`.
@@ -108,7 +116,7 @@ class Sampler:
         """Yield the text that continues `ids`, in whole characters; append its ids to the list."""
         assert config.num_samples == 1
         made = Continuation(self.tokenizer, config)
-        for block_TB in fastest_decoding(self.model, self.device).generate(ids, config):
+        for block_TB in self.decoding.generate(ids, config):
             before, text = made.tokens, made.add(new := block_TB[:, 0].tolist())
             ids += new[: made.tokens - before]
             if text:
@@ -125,8 +133,8 @@ class Sampler:
         """
         assert config.num_samples == 1
         made, decode = Continuation(self.tokenizer, config), self.tokenizer.decode
-        decoding = fastest_decoding(self.model, self.device)
-        for next_B, weights_BV in decoding.drawn(ids, config, decoding.new_decoder(1), range(1)):
+        decoder = self.decoding.new_decoder(1)
+        for next_B, weights_BV in self.decoding.drawn(ids, config, decoder, range(1)):
             ids.append(token := int(next_B[0]))
             text = made.add([token])
             text += made.close() if made.tokens == config.tokens else ""
@@ -147,20 +155,25 @@ class Sampler:
             texts[sample].append(made[sample].add(new))
             return made[sample].has_ended
 
-        fastest_decoding(self.model, self.device).generate_all(ids, config, receive)
+        self.decoding.generate_all(ids, config, receive)
         whole = ["".join((*text, one.close())) for text, one in zip(texts, made, strict=True)]
         return whole, sum(one.tokens for one in made)
 
 
 def load_sampler(
-    run: Run, *, checkpoint: str | Checkpoint = "auto", device: str = "auto"
+    run: Run,
+    *,
+    checkpoint: str | Checkpoint = "auto",
+    device: str = "auto",
+    on_event: OnEvent = ignore,
 ) -> Sampler:
     """Return a Sampler with the model of a run's checkpoint (auto, best or last), on a device.
 
-    Raises AttnlmError if files are missing or damaged, or if the device is not available.
+    `on_event` receives a Note if the model must be decoded in a slower way. Raises
+    AttnlmError if files are missing or damaged, or if the device is not available.
     """
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
-    return Sampler(model, run.tokenizer, chosen)
+    return Sampler(model, run.tokenizer, chosen, on_event)
 
 
 def sample(
@@ -243,10 +256,11 @@ def _ready(
     **chosen: Any,
 ) -> tuple[Sampler, list[int], SamplingConfig]:
     """Check all arguments of `sample` or `samples`, and load the model."""
+    on_event = on_event or ignore
     if seed is None:
         seed = drawn_seed()
-        (on_event or ignore)(Note(f"seed {seed}"))
+        on_event(Note(f"seed {seed}"))
     config = SamplingConfig(seed=seed, **chosen)
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
+    sampler = load_sampler(opened, checkpoint=checkpoint, device=device, on_event=on_event)
     return sampler, sampler.prompt_ids(prompt), config

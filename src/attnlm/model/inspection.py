@@ -1,4 +1,4 @@
-"""Skeletons (models without numbers), sizes of models, and checks for finite numbers."""
+"""Skeletons (models without numbers), sizes of models, and checks of models and numbers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,20 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from attnlm.base.errors import NotFiniteError
+from attnlm.base.errors import AttnlmError, NotFiniteError
+from attnlm.model import textbook
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import LanguageModel, build_model
+from attnlm.model.sizes import weight_shapes
+
+_TOLERANCE = 1e-3
+"""The largest difference of two results that are equal, as a fraction of the largest number."""
+_COMPARED = 32
+"""The most tokens for which a model is compared with the textbook pass."""
+
+
+class ChangedModelError(AttnlmError):
+    """Raised when a model computes something else than its settings say."""
 
 
 def model_skeleton(architecture: Architecture, vocab_size: int) -> LanguageModel:
@@ -33,6 +44,41 @@ def parameter_shapes(architecture: Architecture, vocab_size: int) -> dict[str, t
         for name, p in skeleton.named_parameters()
         for layer in range(architecture.layers if name.startswith("blocks.0.") else 1)
     }
+
+
+def has_usual_weights(model: LanguageModel) -> bool:
+    """Return True if a model has exactly the parameters that its settings describe.
+
+    It may have others if its classes were replaced. Code that reads the weights itself, instead of
+    calling the model, would then read wrong ones.
+    """
+    found = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return found == weight_shapes(model.architecture, model.vocab_size)
+
+
+def agree(found: Tensor, expected: Tensor) -> bool:
+    """Return True if two results are equal up to rounding. NaN and infinity differ."""
+    return bool((found - expected).abs().max() <= _TOLERANCE * expected.abs().max())
+
+
+def check_textbook(model: LanguageModel, name: str) -> None:
+    """Raise ChangedModelError unless the textbook pass gives a model's logits for a few tokens.
+
+    Scripts, pages and other tools compute what that pass does. The modules of the model may have
+    been changed from outside. `name` is the run's. Logits that are not finite are not compared.
+    """
+    a = model.architecture
+    ids_T = torch.arange(min(_COMPARED, a.block_size)) % model.vocab_size
+    if has_usual_weights(model):
+        with torch.inference_mode():
+            expected_TV = model(ids_T[None])[0]
+            found_TV = textbook.forward(a, model.state_dict(), ids_T)
+        if not expected_TV.isfinite().all() or agree(found_TV, expected_TV):
+            return
+    raise ChangedModelError(
+        f"{name} computes something else than its settings say",
+        "use a model of attnlm's own classes, unchanged",
+    )
 
 
 def model_of(

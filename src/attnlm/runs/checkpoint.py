@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -131,7 +130,6 @@ def load_header(
     return _read(path, _shapes(architecture, vocab_size, lora), numbers=False)[0]
 
 
-@functools.lru_cache(maxsize=8)
 def _shapes(architecture: Architecture, vocab_size: int, lora: LoRA | None) -> Mapping[str, Shape]:
     """Return the shapes of the parameters in a checkpoint."""
     if lora is not None:

@@ -22,7 +22,7 @@ from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.compute.device import Device, choose_device
 from attnlm.compute.processes import rows_of
 from attnlm.data.dataset import Dataset
-from attnlm.model.inspection import model_of
+from attnlm.model.inspection import check_textbook, model_of
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import fold
 from attnlm.runs.checkpoint import FACTS, load_checkpoint, load_header, save_checkpoint
@@ -76,6 +76,16 @@ def load_weights(
     fold(weights, adapters, lora)
     if count > 1:
         weights = {n: w[rows_of(len(w), rank, count)].clone() for n, w in weights.items()}
+    return weights
+
+
+def described_weights(run: Run, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return the weights of a run's model, for code that computes the model without its modules.
+
+    Raises as `load_weights` and `check_textbook` do.
+    """
+    weights = load_weights(run, checkpoint)
+    check_textbook(model_of(run.config.model, run.vocab_size, weights).eval(), run.name)
     return weights
 
 

@@ -5,16 +5,18 @@ A ladder trains several models on the same batches. Each model is a rung, with a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import attnlm
 from attnlm.base import files
 from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS
+from attnlm.model.inspection import ChangedModelError
 from attnlm.runs.ladder_plan import Plan
 from attnlm.runs.run import Result, Run
 from attnlm.see.curves import Line, panel_svg, panels_png, recent_fall, verdict
@@ -266,10 +268,11 @@ def write_ladder(ladder: Ladder) -> Path:
     files.write_bytes(ladder.path / "curves.png", panels_png(panels, known))
     pictures = {x: panel_svg(lines, known, x) for x, lines in panels.items()}
     header, rows = ladder.table()
-    models, runs = [], [rung.run for rung in ladder.rungs]
+    models, runs = list[dict[str, Any]](), [rung.run for rung in ladder.rungs]
     if sum(run.parameters for run in runs) <= _MOST_TO_TRY:
-        for run, name in zip(runs, ladder.labels.values(), strict=True):
-            models.append(run_data(run, run.checkpoint(), name=name))
+        named = zip(runs, ladder.labels.values(), strict=True)
+        with contextlib.suppress(ChangedModelError):  # the page then shows no models
+            models = [run_data(run, run.checkpoint(), name=name) for run, name in named]
     page = render(
         "ladder.html",
         ladder=ladder,

@@ -17,7 +17,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.readable import quantity
 from attnlm.model.architecture import Architecture
 from attnlm.runs.forms import Exported
-from attnlm.runs.load_model import load_weights
+from attnlm.runs.load_model import described_weights
 from attnlm.runs.run import Checkpoint, Run
 from attnlm.see.page import base64_of, render
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
@@ -69,11 +69,14 @@ def export_to_html(
 def run_data(
     run: Run, checkpoint: Checkpoint, number_type: str | None = None, name: str | None = None
 ) -> dict[str, Any]:
-    """Return `model_data` for a run's checkpoint, with adapters merged. `name` is the run's."""
+    """Return `model_data` for a run's checkpoint, with adapters merged; default name: the run's.
+
+    Raises as `described_weights` does.
+    """
     origin = f"trained on {run.dataset['name']}"
     if run.imported_from:
         origin = f"imported from {run.imported_from}"
-    a, weights = run.config.model, load_weights(run, checkpoint)
+    a, weights = run.config.model, described_weights(run, checkpoint)
     told = f"{a.model}, {run.parameters:,} parameters, {origin}"
     return model_data(name or run.name, a, weights, run.tokenizer, told, number_type)
 

@@ -141,7 +141,7 @@ def report(
     given = None if text is None else ids_within_context(run, text)
     checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    sampler = Sampler(model, run.tokenizer, choose_device("cpu", "float32"))
+    sampler = Sampler(model, run.tokenizer, choose_device("cpu", "float32"), on_event)
     dataset, gone = None, "it has no data set"
     if not run.imported_from:
         try:

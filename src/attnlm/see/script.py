@@ -12,6 +12,7 @@ import inspect
 from attnlm.base.errors import AttnlmError
 from attnlm.model import textbook
 from attnlm.model.architecture import Architecture
+from attnlm.model.inspection import check_textbook
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
 from attnlm.see.text import ids_within_context, token_texts
@@ -45,12 +46,12 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     """Return a script of at most 80 lines that computes the `logits` (T, V) of `text`.
 
     The script loads the checkpoint file and prints the likeliest next tokens. Raises AttnlmError
-    if the text does not fit the context or the vocabulary, if the run has adapters, or if files are
-    missing or damaged.
+    if the text does not fit the context or the vocabulary, if the run has adapters, if files are
+    missing or damaged, or if the model's classes were changed.
     """
     ids = ids_within_context(run, text)
     chosen = run.checkpoint(checkpoint)
-    load_model(run, checkpoint=chosen, device="cpu")  # raises if it is damaged
+    check_textbook(load_model(run, checkpoint=chosen, device="cpu")[0], run.name)
     if run.config.training.adapters is not None:
         raise AttnlmError(
             f"{run.name} has adapters, so its weights are not in one file",
