@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import attnlm
 from attnlm import AttnlmError, Batches, UsageError
@@ -27,6 +28,8 @@ def test_targets_are_the_inputs_one_token_later() -> None:
     inputs, targets = batches(11)
     assert inputs.shape == targets.shape == (5, 7)
     assert inputs.dtype == np.int64
+    assert inputs.flags.c_contiguous and targets.flags.c_contiguous
+    assert torch.from_numpy(targets).view(5 * 7).tolist() == targets.ravel().tolist()
     assert np.array_equal(targets, inputs + 1)
     assert np.array_equal(inputs, inputs[:, :1] + np.arange(7))
 

@@ -30,8 +30,8 @@ class Batches:
         inputs, targets = batches(0)  # of step 0
 
     `inputs` are windows of `tokens`, `targets` the same windows one token later: both are of int64
-    and of shape (batch_size, block_size). No call depends on an earlier call, so steps can be
-    computed in any order.
+    and of shape (batch_size, block_size), and contiguous in memory. No call depends on an earlier
+    call, so steps can be computed in any order.
 
     If `stride` is None, windows start at uniformly random places. Otherwise, an epoch is a pass
     over windows that start `stride` tokens apart. Each epoch has a new random order, and its
@@ -68,22 +68,23 @@ class Batches:
         self._possible = len(tokens) - block_size
         at_once = _TOKENS_AT_ONCE // (len(self._rows) * block_size)
         self._steps_at_once = max(1, min(_MOST_STEPS_AT_ONCE, at_once))
-        self._block = functools.lru_cache(maxsize=2)(self._windows_of_block)
+        self._block = functools.lru_cache(maxsize=2)(self._read_block)
 
     def __call__(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return inputs and targets of a step, each of int64 and shape (rows, block_size)."""
         block, place = divmod(step, self._steps_at_once)
-        count = len(self._rows)
-        windows = self._block(block)[place * count : (place + 1) * count]
-        return windows[:, :-1], windows[:, 1:]
+        rows = slice(place * len(self._rows), (place + 1) * len(self._rows))
+        inputs, targets = self._block(block)
+        return inputs[rows], targets[rows]
 
-    def _windows_of_block(self, block: int) -> NDArray[np.int64]:
+    def _read_block(self, block: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return inputs and targets of all steps of a block."""
         steps = np.arange(block * self._steps_at_once, (block + 1) * self._steps_at_once)
         numbers = steps[:, None] * self.batch_size + self._rows
         starts = self.starts(numbers.ravel().astype(np.uint64))
         places = starts[:, None] + np.arange(self.block_size + 1)
         windows = ids_at(self.tokens, places, self.vocab_size, "train.bin")
-        return windows.astype(np.int64)
+        return windows[:, :-1].astype(np.int64, "C"), windows[:, 1:].astype(np.int64, "C")
 
     def starts(self, windows: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the offset at which each window starts, given the numbers of the windows.

@@ -103,7 +103,7 @@ class Share:
         ids = [torch.from_numpy(some) for some in (inputs, targets)]
         # CUDA copies pinned memory asynchronously. Other GPUs might then read memory that is
         # already reused.
-        ids = [some.contiguous().pin_memory() for some in ids] if on_cuda else ids
+        ids = [some.pin_memory() for some in ids] if on_cuda else ids
         inputs_BT, targets_BT = (i.to(self._device.torch, non_blocking=on_cuda) for i in ids)
         if self._form is not None:
             return self._form(inputs_BT, targets_BT)
