@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from attnlm.base.settings import Setting, Settings
 from attnlm.compute.native import kernels
@@ -98,6 +99,16 @@ class Widened(SelfAttention):
         qkv = (m(x_BTC).unflatten(-1, (self.heads, -1)).transpose(1, 2) for m in maps)
         halves = of_attention.mix(*qkv, *others).chunk(2, -1)
         mixed = (halves[0] + halves[1]).transpose(1, 2).flatten(2)
+        return mixed if self.projection is None else self.projection(mixed)
+
+
+class Unrecorded(SelfAttention):
+    """Attention as a lecture writes it, which neither records its weights nor keeps a cache."""
+
+    def forward(self, x_BTC: Tensor, *others: Any) -> Tensor:
+        maps = self.query, self.key, self.value
+        qkv = (m(x_BTC).unflatten(-1, (self.heads, -1)).transpose(1, 2) for m in maps)
+        mixed = F.scaled_dot_product_attention(*qkv, is_causal=True).transpose(1, 2).flatten(2)
         return mixed if self.projection is None else self.projection(mixed)
 
 

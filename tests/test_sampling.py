@@ -34,7 +34,7 @@ from attnlm.model.architecture import RUNGS
 from attnlm.model.language_model import LanguageModel
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from tests.command import attnlm, fails
-from tests.models import V, small_model
+from tests.models import Unrecorded, V, small_model, some_ids
 
 CPU = Device("cpu", "float32", "tests")
 BLOCK = 13
@@ -167,6 +167,15 @@ def test_the_window_is_the_one_that_the_design_promises(rung: str) -> None:
         with torch.no_grad():
             assert token == int(model(torch.tensor([text[start:]]))[0, -1].argmax())
         text.append(token)
+
+
+def test_an_attention_that_keeps_no_cache_sees_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnlm.model.language_model.SelfAttention", Unrecorded)
+    model, ids_BS = small_model("transformer"), some_ids(3, BLOCK)
+    decoder = ModuleDecoder(model, CPU)
+    for known, end in ((0, 4), (4, 5), (5, BLOCK), (0, 2), (2, 3)):
+        found_BV = decoder.logits(ids_BS[:, :end].numpy(), known)
+        np.testing.assert_allclose(found_BV, model(ids_BS[:, :end])[:, -1].detach(), rtol=1e-9)
 
 
 def test_what_makes_no_sense_is_refused() -> None:

@@ -23,8 +23,11 @@ from attnlm.model.architecture import RUNGS
 from attnlm.model.recorder import record
 from attnlm.runs.journal import PASSAGE, Journal, Snapshot, ticker_journal
 from attnlm.runs.run import Run
+from attnlm.see.heads import study_heads
+from attnlm.see.report import report
+from attnlm.see.report_page import report_page
 from attnlm.training.events import Evaluated
-from tests.models import FRUITS
+from tests.models import FRUITS, Unrecorded
 
 CPU = choose_device("cpu")
 
@@ -76,6 +79,30 @@ def test_every_evaluation_leaves_what_the_model_said_and_where_it_looked(
     packed = np.frombuffer(base64.b64decode(records[-1]["maps"]), np.uint8).reshape(-1, 36)
     assert (packed[:, 0] == 255).all()
     assert last.maps.reshape(-1, 8, 8)[:, 1, :2] == pytest.approx(packed[:, 1:3] / 255)
+
+
+@pytest.mark.parametrize("model", ["multi-head", "transformer"])
+def test_an_attention_that_records_nothing_trains_and_has_no_maps(
+    model: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlm.model.language_model.SelfAttention", Unrecorded)
+    run = attnlm.train(resume=trained(data, tmp_path, model=model).path, steps=13)
+    assert steps(run) == [0, 5, 10, 12, 13]
+    assert all(snapshot.text and snapshot.maps is None for snapshot in run.ticker())
+    module, _ = attnlm.load_model(run, device="cpu")
+    ids = run.tokenizer.encode("1 ")
+    for _ in range(6):  # within the context
+        with torch.no_grad():
+            ids.append(int(module(torch.tensor([ids]))[0, -1].argmax()))
+    greedy = attnlm.sample(run, prompt="1 ", tokens=6, temperature=0)
+    assert "".join(greedy) == run.tokenizer.decode(ids)
+    for call in (lambda: attnlm.attend(run, "1 apples"), lambda: study_heads(run, data_dir=data)):
+        with pytest.raises(AttnlmError, match="does not record its weights") as caught:
+            call()
+        assert "recorder.mix" in caught.value.hint
+    found = report(run, data_dir=data)
+    assert found.heads is None and "does not record" in found.heads_over
+    assert report_page(found).startswith(b"<!doctype html>")
 
 
 @pytest.mark.parametrize("dataset", ["fruits-byte", "fruits-bpe300"])

@@ -154,8 +154,8 @@ def take_snapshot(
                 sampler = Sampler(model, dataset.tokenizer, device)
                 config = SamplingConfig(tokens=tokens, seed=0, ignore_eos=True)
                 text = "".join(sampler.stream(sampler.prompt_ids(""), config))
-            if model.architecture.maps_per_layer:
-                recorded = record(model, torch.tensor([passage], device=device.torch))
+            recorded = record(model, torch.tensor([passage], device=device.torch))
+            if recorded.has_maps(model.architecture):
                 maps = recorded.weights[:, 0].float().cpu().numpy()
     finally:
         model.train(training)

@@ -207,7 +207,9 @@ class ModuleDecoder:
     def logits(self, ids_BS: Ids, known: int) -> Array:
         """Return the next token's logits, (B, V), in float32 at least. The cache must hold the
         first `known` tokens of the window `ids_BS`."""
-        if known == 0:
+        # An attention from outside may keep nothing in its cache: it computes all tokens again.
+        if any(cache.length != known for cache in self._caches):
+            known = 0
             for cache in self._caches:  # their memory is used again
                 cache.length = 0
         ids = torch.from_numpy(np.ascontiguousarray(ids_BS[:, known:])).to(self._device.torch)

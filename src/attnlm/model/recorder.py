@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.threads import FlushingHere
+from attnlm.model.architecture import Architecture
 
 Head = tuple[int, int]
 """The position of a head: its layer and its number in the layer, both from 0."""
@@ -83,6 +84,13 @@ class Recorder:
             self.watch(weights)
         return mixed
 
+    def has_maps(self, a: Architecture) -> bool:
+        """Return True if each layer has recorded as many attention maps as its settings say."""
+        recorded = [
+            0 if layer.heads is None else layer.heads.weights.size(1) for layer in self.layers
+        ]
+        return bool(a.maps_per_layer) and recorded == [a.maps_per_layer] * a.layers
+
     @property
     def weights(self) -> Tensor:
         """Return every head's attention weights, (L, B, H, T, S).
@@ -93,6 +101,16 @@ class Recorder:
         if not found:
             raise no_attention()
         return torch.stack(found)
+
+
+class NotRecordedError(AttnlmError):
+    """Raised when the attention of a model, a class from outside, does not record its weights."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the attention of this model does not record its weights, so there are no maps",
+            "let its `forward` call `recorder.mix`, as attnlm's SelfAttention does",
+        )
 
 
 def no_attention() -> AttnlmError:

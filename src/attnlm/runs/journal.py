@@ -109,7 +109,8 @@ class Snapshot:
     """sampled with the same prompt and seed at every evaluation"""
     maps: NDArray[np.float32] | None
     """(L, H, T, T): the attention weights of all heads over the passage, stored in steps of 1/255;
-    row t has the weights of token t on tokens 0 to t; None for a model without heads (bigram)"""
+    row t has the weights of token t on tokens 0 to t; None for a model without heads (bigram), or
+    whose heads do not record their weights"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +146,8 @@ def snapshot_record(snapshot: Snapshot) -> Record:
 def snapshot_of(record: Record, architecture: Architecture) -> Snapshot:
     """Return the snapshot of a record. Raises ValueError if the maps do not fit the model."""
     packed, layers, heads = record["maps"], architecture.layers, architecture.maps_per_layer
-    if (packed is None) != (heads == 0):
-        raise ValueError("it has maps but the model has no heads, or the reverse")
+    if packed is not None and heads == 0:
+        raise ValueError("it has maps, but the model has no heads")
     if packed is None:
         return Snapshot(record["step"], record["text"], None)
     weights = np.frombuffer(base64.b64decode(packed, validate=True), np.uint8)

@@ -18,7 +18,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.recorder import Recorder, no_attention, record
+from attnlm.model.recorder import NotRecordedError, Recorder, no_attention, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.text import ids_of, tint, token_texts, visible
@@ -129,7 +129,8 @@ def attend(
     If the text is longer than the context, the model reads only the last tokens that fit, and
     `on_event` receives a Note. `checkpoint` is auto, best or last. Runs on the CPU. Raises
     AttnlmError for characters that the vocabulary lacks, for missing or damaged files, for numbers
-    that are not finite, and for a bigram, which has no attention.
+    that are not finite, for a bigram, which has no attention, and for a class of your own that does
+    not record its attention.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if not run.config.model.maps_per_layer:
@@ -140,26 +141,34 @@ def attend(
         words = f"the text has {count} tokens; {run.name} reads only {last}, its context"
         (on_event or ignore)(Note(words))
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    return attention_of(run, model, ids[-most:])[0]
+    attention = attention_of(run, model, ids[-most:])[0]
+    if not attention.weights.size:
+        raise NotRecordedError
+    return attention
 
 
 def attention_of(run: Run, model: LanguageModel, ids: list[int]) -> tuple[Attention, Recorder]:
     """Run a forward pass over `ids`; return its attention, and the recorder of all activations.
 
-    For a model without attention, `weights` is empty.
+    `weights` is empty for a model without attention, or whose attention does not record all maps.
 
     Raises NotFiniteError for NaN and infinity.
     """
     a, length = run.config.model, len(ids)
     layers = a.layers if a.maps_per_layer else 0
     weights_LHTT = np.empty((layers, a.maps_per_layer, length, length), np.float32)
-    free = iter(weights_LHTT)
+    kept = 0
 
     def keep(weights_BHTT: torch.Tensor) -> None:
-        next(free)[:] = weights_BHTT[0].numpy()
+        nonlocal kept
+        if weights_BHTT.shape[1:] == weights_LHTT.shape[1:] and kept < layers:
+            weights_LHTT[kept] = weights_BHTT[0].numpy()
+            kept += 1
 
     seen = record(model, torch.tensor([ids]), watch=keep)
     check_finite(seen.logits)
+    if kept < layers:
+        weights_LHTT = weights_LHTT[:0]
     found = Attention(
         run=run.name,
         model=a.model,

@@ -43,7 +43,7 @@ from attnlm.data.dataset import ids_at
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops.loss import cross_entropy
-from attnlm.model.recorder import Head, no_attention, record
+from attnlm.model.recorder import Head, NotRecordedError, no_attention, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_dataset_of
 from attnlm.tokens.tokenizer import Tokenizer
@@ -253,8 +253,11 @@ def word_starts(tokenizer: Tokenizer, ids_NT: NDArray[np.int64]) -> NDArray[np.b
 def _mean_scores(
     model: LanguageModel, tokenizer: Tokenizer, ids_NT: NDArray[np.int64], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the scores on P patterns of all heads, (L, H, P), and of uniform attention, (P,)."""
-    heads, length = model.architecture.maps_per_layer, ids_NT.shape[1]
+    """Return the scores on P patterns of all heads, (L, H, P), and of uniform attention, (P,).
+
+    Raises NotRecordedError if the model's attention does not record all maps.
+    """
+    a, length = model.architecture, ids_NT.shape[1]
     uniform_TT = torch.ones(length, length, device=device).tril()
     uniform_TT /= uniform_TT.sum(-1, keepdim=True)
 
@@ -265,7 +268,9 @@ def _mean_scores(
             found.append(pattern_sums(weights_NHTT, ids_NT, starts_NT))
 
         check_finite(record(model, ids_NT, watch=score).logits)
-        score(uniform_TT.expand(len(ids_NT), heads, -1, -1))
+        if [layer_sums.size(1) for layer_sums, _ in found] != [a.maps_per_layer] * a.layers:
+            raise NotRecordedError
+        score(uniform_TT.expand(len(ids_NT), a.maps_per_layer, -1, -1))
         return torch.stack([layer_sums for layer_sums, _ in found]), found[0][1]
 
     at_once = max(1, _TOKENS_AT_ONCE // length)

@@ -21,7 +21,7 @@ from attnlm.generation.sampling import Sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.model.recorder import Recorder
+from attnlm.model.recorder import NotRecordedError, Recorder
 from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Result, Run, open_dataset_of
@@ -171,7 +171,7 @@ def report(
             on_given = f" of the text above only, since {gone}" if given else ""
             where = ", spread over the validation split" if dataset else on_given
             heads_over = heads.measured_on + where
-        except TooShortError as error:
+        except (NotRecordedError, TooShortError) as error:
             heads_over = error.message
     on_event(Progress("sampling", 1, STAGES, "step"))
     config = SamplingConfig(tokens=_TOKENS, seed=_SEED)

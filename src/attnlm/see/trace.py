@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnlm.base.errors import UsageError
 from attnlm.model.architecture import Architecture
-from attnlm.model.inspection import check_finite
+from attnlm.model.inspection import check_finite, check_textbook
 from attnlm.model.recorder import Layer, Recorder, record
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
@@ -62,10 +62,12 @@ def trace(run: Run, text: str, *, checkpoint: str = "auto") -> Trace:
     """Return the forward pass of a run's checkpoint over `text`, computed on the CPU.
 
     Raises AttnlmError if the text does not fit the context or the vocabulary, if files are missing
-    or damaged, and for numbers that are not finite.
+    or damaged, for numbers that are not finite, and if the model's classes were changed, so that
+    the formulas would be wrong.
     """
     ids = ids_within_context(run, text)
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
+    check_textbook(model, run.name)
     seen = record(model, torch.tensor([ids]))
     steps = list(_steps(run.config.model, seen))
     check_finite(*(step.values for step in steps if not step.name.endswith("mask")))
