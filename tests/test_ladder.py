@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from attnlm.see.reproduce import ladder_command
 from attnlm.training.events import Evaluated, Started
 from tests.browser import PHONE, asks_for_nothing, check_fits, elements, opened, until
 from tests.clock import Clock
+from tests.command import ATTNLM
 from tests.models import FRUITS, prepared
 from tests.test_console import terminal
 
@@ -111,6 +115,40 @@ def test_each_rung_is_explained_with_its_gain(climbed: Ladder) -> None:
     assert said["multi-head"].endswith("As good as single-head after these steps.")
     every = with_losses(climbed, **{rung.replace("-", "_"): 2.0 for rung in RUNGS})
     assert len(dict(explained(every))) == len(RUNGS)
+
+
+def test_a_preset_that_is_in_no_other_table_makes_a_ladder(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    """In a copy of the source, as somebody would add the presets."""
+    shutil.copytree(Path(attnlm.__file__).parent, tmp_path / "attnlm")
+    path = tmp_path / "attnlm" / "model" / "architecture.py"
+    text = path.read_text(encoding="utf-8")
+    text = text.replace('"llama", "qwen3"),', '"llama", "qwen3", "bare", "deep"),')
+    of_bare = 'Preset({**_ONE_LAYER, "heads": 2}, ("embed_dim", "block_size", "heads"))'
+    of_deep = 'Preset({**_TRANSFORMER, "layers": 1}, _ALL_PARTS)'
+    presets = f'PRESETS |= {{"bare": {of_bare}, "deep": {of_deep}}}\n\n\ndef architecture('
+    path.write_text(text.replace("def architecture(", presets), encoding="utf-8")
+    flags = ("--rungs", "bigram,bare,deep,deep:layers=2", "--steps", "2", "--seed", "1", "--json")
+    done = subprocess.run(
+        [*ATTNLM, "ladder", str(dataset.path), *flags],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    rungs = json.loads(done.stdout)["rungs"]
+    assert [rung["model"] for rung in rungs] == ["bigram", "bare", "deep", "deep:layers=2"]
+    page = elements((tmp_path / "checkpoints" / "ladder-001" / "index.html").read_bytes())
+    assert "The model bare." in page.text and "deep with layers 2" in page.text
+    dots = {found["style"] for name, found in page.found if found.get("class") == "dot"}
+    assert len(dots) == 4
+    rates = [
+        read_json(tmp_path / rung["run"] / "config.json")["config"]["learning_rate"]
+        for rung in rungs
+    ]
+    assert rates[1:3] == [0.03, 0.02]  # those of multi-head and transformer
 
 
 def variants(climbed: Ladder, *models: str) -> Ladder:

@@ -12,7 +12,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted, type_of
 from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
-from attnlm.model.architecture import MODELS, PRESETS, RUNGS, Architecture, architecture, unused
+from attnlm.model.architecture import PRESETS, Architecture, architecture, unused
 from attnlm.model.sizes import map_shapes
 
 Given = Mapping[str, Setting]
@@ -55,17 +55,17 @@ RECORD_OF: dict[str, type] = {
 del RECORD_OF["wide_heads"]
 
 # Default training settings of each model, measured on Tiny Shakespeare's characters and tuned on
-# the last tenth of its training split.
+# the last tenth of its training split. A model without an entry has those of _ONE_LAYER, or of
+# _DEEP if it has residual connections.
 _ONE_LAYER: Settings = {"steps": 1000}
 _DEEP: Settings = {"batch_size": 16, "steps": 800, "beta2": 0.99}
 _TRAINING_DEFAULTS: dict[str, Settings] = {
     "bigram": {"learning_rate": 0.1, "steps": 1000},
     "average": {"steps": 2000},
     "dot-product": {"steps": 2000},
-    **dict.fromkeys(("single-head", "multi-head", "wide-head"), _ONE_LAYER),
-    **dict.fromkeys(MODELS[len(RUNGS) - 1 :], _DEEP),
 }
 # Muon is the default if it has matrices to update. Then each optimizer has its own learning rate.
+# A model without an entry has the rates of multi-head or transformer.
 _LEARNING_RATES: dict[str, dict[str, float]] = {
     "single-head": {"muon": 0.03, "adamw": 0.02},
     "multi-head": {"muon": 0.03, "adamw": 0.03},
@@ -148,10 +148,13 @@ def _merge(settings: Given, recipe: Given, parent: Parent | None) -> Config:
     changed = other or any(k in settings for k in parts)
     useless = [k for k in parts if changed and k not in settings and unused(k, beside) is not None]
     model = architecture(name, {k: v for k, v in parts.items() if k not in useless})
-    defaults = dict(_TRAINING_DEFAULTS[name])
+    is_deep = bool(PRESETS[name].parts.get("residual"))
+    defaults = dict(_TRAINING_DEFAULTS.get(name, _DEEP if is_deep else _ONE_LAYER))
     if _has_matrices(model):
         optimizer = str(given.get("optimizer", "muon"))
-        defaults |= {"optimizer": optimizer, "learning_rate": _LEARNING_RATES[name][optimizer]}
+        usual = _LEARNING_RATES["transformer" if is_deep else "multi-head"]
+        rates = _LEARNING_RATES.get(name, usual)
+        defaults |= {"optimizer": optimizer, "learning_rate": rates[optimizer]}
     if "lora" in given:
         defaults |= {"optimizer": "adamw", "learning_rate": ADAPTERS_RATE}
     if "budget" in given:

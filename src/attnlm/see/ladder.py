@@ -25,14 +25,15 @@ from attnlm.see.play import SCRIPTS, first_text, run_data
 from attnlm.see.reproduce import ladder_command
 
 # Colours that are legible on white and on black. A model has the same colour in all pictures; a
-# variant takes the colour of a model that the ladder does not have.
+# variant, or a model beyond these colours, takes the colour of a model that the ladder lacks.
 _COLOURS = (
     *("#a8607f", "#7c7fd0", "#4f8fd8", "#1f9bb5", "#2a9d6e", "#8a961c", "#d9730d"),
     *("#c2554d", "#8c6bb1", "#5f7f4f"),
 )
-_COLOUR_OF = dict(zip(MODELS, _COLOURS, strict=True))
+_COLOUR_OF = dict(zip(MODELS, _COLOURS, strict=False))
 
-# For each rung: what it is, why it helps, and why it may not.
+# For each rung: what it is, why it helps, and why it may not. A rung without an entry is named by
+# its model, and its gain has no reason.
 _IDEAS = {
     "bigram": (
         "A table in which the last token's row holds the logits of the next",
@@ -232,10 +233,9 @@ def explained(ladder: Ladder) -> list[tuple[str, str]]:
     sentences = []
     for rung, gain in zip(ladder.rungs, ladder.gains, strict=True):
         model, *changes = rung.model.split(":")
-        idea, why, why_not = _IDEAS[model]
-        if changes:
-            changed = " and ".join(change.replace("=", " ").replace("_", " ") for change in changes)
-            idea, why, why_not = f"{model} with {changed}", "", ""
+        changed = " and ".join(change.replace("=", " ").replace("_", " ") for change in changes)
+        unexplained = (f"{model} with {changed}" if changed else f"The model {model}", "", "")
+        idea, why, why_not = unexplained if changed else _IDEAS.get(model, unexplained)
         if gain is None:
             said = "The others are compared with it"
         elif gain.beyond_seeds is False:
