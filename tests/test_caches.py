@@ -103,18 +103,6 @@ def test_a_folder_in_a_folder_of_another_user_is_not_safe(
     assert not is_safe_parent(tmp_path / "theirs" / "ours")
 
 
-def test_c_code_is_not_compiled_where_others_may_exchange_it(
-    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache, temporary = places
-    loaded: list[str] = []
-    monkeypatch.setattr(native, "_loaded", lambda command, source, place: loaded.append(place))
-    for mode in (0o1777, 0o777):
-        temporary.chmod(mode)
-        native.library.__wrapped__("pointwise.c")
-    assert loaded == [str(temporary), str(cache / "native")]
-
-
 def test_without_a_cache_or_where_it_holds_no_programs_it_is_temporary(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

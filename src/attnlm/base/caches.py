@@ -1,4 +1,4 @@
-"""The user's cache folders, for downloads, timings and compiled code."""
+"""The user's cache folders, for downloads and for the code that PyTorch compiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_folder() -> Path | None:
-    """Return the folder for downloads and timings: $ATTNLM_CACHE_DIR or the user's cache folder.
+    """Return the folder for downloads: $ATTNLM_CACHE_DIR or the user's cache folder.
 
     Return None when the system does not know the user's home folder.
     """
@@ -29,17 +29,18 @@ def cache_folder() -> Path | None:
         return None
 
 
-def code_folder(name: str = "compiled") -> Path:
-    """Make a folder for compiled code that only this user may write to, and return its path.
+def code_folder() -> Path:
+    """Make a folder for PyTorch's compiler that only this user may write to, and return its path.
 
-    The folder is `name` in `cache_folder`, or a folder in the temporary folder if the cache is not
-    suitable. A suitable folder is private, nobody else can replace it, and the system loads code
-    from it. Raises AttnlmError if neither folder is suitable.
+    The folder is `compiled` in `cache_folder`, or a folder in the temporary folder if the cache is
+    not suitable. A suitable folder is private, nobody else can replace it, and the system loads
+    code from it. Raises AttnlmError if neither folder is suitable. Windows has other permissions.
     """
+    assert sys.platform != "win32"
     cache = cache_folder()
-    places = [cache / name] if cache else []
+    places = [cache / "compiled"] if cache else []
     with contextlib.suppress(OSError):
-        places.append(Path(tempfile.gettempdir(), f"attnlm-{name}-{os.getuid()}"))
+        places.append(Path(tempfile.gettempdir(), f"attnlm-compiled-{os.getuid()}"))
     for folder in places:
         with contextlib.suppress(OSError):
             folder.mkdir(0o700, parents=True, exist_ok=True)
@@ -67,6 +68,7 @@ def use_own_compiler_cache() -> None:
 
 def may_load_from(folder: str | Path) -> bool:
     """Return True if the system loads code from this folder, False if it is mounted noexec."""
+    assert sys.platform != "win32"
     return not os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0)
 
 
@@ -76,6 +78,7 @@ def is_safe_parent(folder: str | Path) -> bool:
     The folder and all folders above it must belong to this user or to root, and each must be sticky
     or not writable by its group and others.
     """
+    assert sys.platform != "win32"
     real = Path(folder).resolve()
     for about in (path.lstat() for path in (*reversed(real.parents), real)):
         is_shared = about.st_mode & _OTHERS_WRITE and not about.st_mode & stat.S_ISVTX
@@ -86,4 +89,5 @@ def is_safe_parent(folder: str | Path) -> bool:
 
 def is_ours_alone(about: os.stat_result) -> bool:
     """Return True if a file or folder belongs to this user and nobody else may write to it."""
+    assert sys.platform != "win32"
     return about.st_uid == os.geteuid() and not about.st_mode & _OTHERS_WRITE
