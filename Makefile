@@ -4,15 +4,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-NEWEST := build/newest
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: help demo test index newest processors browser emulator test-slow trials mutations audit bench site notebook package format clean
+.PHONY: help demo test index newest oldest processors browser emulator test-slow trials mutations audit bench site notebook package format clean
 
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
 	@echo "make test       environment, install, then lint, types, tests and short trials"
 	@echo "make newest     every command with the newest versions of all dependencies; needs a network"
-	@echo "make index      check that packages can be installed, as \`make newest\` requires"
+	@echo "make oldest     the same with the oldest versions that pyproject.toml allows"
+	@echo "make index      check that packages can be installed, as both require"
 	@echo "make processors the numerical tests as on other processors, NAMES=\"AVX2 SSE …\" or all"
 	@echo "make browser    install Chromium for the tests of pages; needs apt-get and root"
 	@echo "make emulator   install emulators of ARM64 and Windows for it; needs apt-get and root"
@@ -57,18 +58,22 @@ test: $(READY)
 	echo '$(BIN)/mypy'; wait $$types; types=$$?; cat build/types; \
 	exit $$((tests ? tests : types))
 
-# Fails, and says why, if packages cannot be installed: for CI, which leaves `newest` out then.
+# Fails, and says why, if packages cannot be installed: for CI, which leaves the two below out then.
 index:
-	$(PYTHON) -m venv $(NEWEST)
-	$(NEWEST)/bin/python -m pip download --quiet --no-deps --dest $(NEWEST)/downloads typer
+	$(PYTHON) -m venv build/index
+	build/index/bin/python -m pip download --quiet --no-deps --dest build/index/downloads typer
 
-# As a user installs it: no versions are pinned, except that of PyTorch, which is large.
-newest: index
-	grep '^torch==' constraints.txt >$(NEWEST)/constraints.txt
-	$(NEWEST)/bin/python -m pip install --quiet --constraint $(NEWEST)/constraints.txt torch
-	$(NEWEST)/bin/python -m pip install --quiet --constraint $(NEWEST)/constraints.txt \
+# As a user installs it, with the newest versions or the oldest that pyproject.toml allows. PyTorch is
+# the one of constraints.txt, since each of them is large: `make oldest TORCH=2.6.0` takes another.
+newest oldest: index
+	$(PYTHON) -m venv build/$@
+	echo torch==$(TORCH) >build/$@/versions.txt
+	[ $@ = newest ] || sed -n 's/^    "\([a-z0-9-]*\)>=\([0-9.]*\)",$$/\1==\2/p' pyproject.toml | \
+		grep -v '^torch==' >>build/$@/versions.txt
+	build/$@/bin/python -m pip install --quiet --constraint build/$@/versions.txt torch
+	build/$@/bin/python -m pip install --quiet --constraint build/$@/versions.txt \
 		--upgrade --upgrade-strategy eager .
-	env -u PYTHONPATH $(NEWEST)/bin/python -m tests.installed
+	env -u PYTHONPATH build/$@/bin/python -m tests.installed
 
 # The tests of pages are skipped without it.
 browser:
@@ -120,6 +125,7 @@ notebook: $(READY)
 package: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[package]'
 	$(BIN)/python -m tests.package
+	$(MAKE) newest oldest
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
