@@ -415,6 +415,9 @@ test_logs.py::test_a_run_starts_no_tool_that_is_not_named
 a tool writes through a link |
 test_logs.py::test_a_tool_writes_nothing_through_a_link_that_leads_out_of_its_folder
 _check_links(event.run.path, name) => pass
+== see/ladder.py
+a ladder of two seeds claims a difference | test_ladder.py
+apart = True if self.plan.seeds >= _FEWEST_SEEDS else None => apart = self.plan.seeds > 1
 == generation/decoders.py
 what a cache should hold is not looked at | test_sampling.py
 if any(cache.length != known for cache in self._caches): => if known == 0:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -12,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import attnlm
@@ -365,17 +368,60 @@ def test_a_sweep_over_a_setting_shows_the_median_of_several_seeds(
 
 
 def test_the_spread_between_seeds_decides_what_a_gain_is_worth(climbed: Ladder) -> None:
-    losses = {"bigram": (2.4, 2.5, 2.6), "average": (2.3, 2.45, 2.5), "multi_head": (2.0, 2.1, 2.2)}
+    losses = {
+        "bigram": (2.4, 2.5, 2.6, 2.7, 2.8),
+        "average": (2.3, 2.45, 2.55, 2.6, 2.75),
+        "multi_head": (2.0, 2.1, 2.2, 2.21, 2.22),
+    }
     ladder = with_losses(climbed, **losses)
     assert [gain and gain.beyond_seeds for gain in ladder.gains] == [None, False, True]
     assert climbed.gains[1] is not None and climbed.gains[1].beyond_seeds is None
     said = dict(explained(ladder))
     assert "Not clearly different from bigram: the losses of their seeds overlap" in said["average"]
     assert "better than average, more than the seeds differ: they look" in said["multi-head"]
-    assert _lines(ladder, "tokens")[0].band == [(2.4, 2.6)]
+    assert _lines(ladder, "tokens")[0].band == [(2.4, 2.8)]
     assert not _lines(ladder, "seconds")[0].band
-    page = write_ladder(ladder).read_text(encoding="utf-8")
-    assert "the band is from the lowest to the highest of 3 seeds" in " ".join(page.split())
+    page = " ".join(write_ladder(ladder).read_text(encoding="utf-8").split())
+    assert "the band is from the lowest to the highest of 5 seeds" in page
+    assert "This also happens" not in page and "two equal models, in 1 of 126 comparisons." in page
+
+
+@pytest.mark.parametrize(("seeds", "often"), [(2, 3), (3, 10), (4, 35), (5, 126)])
+def test_equal_models_are_told_apart_as_rarely_as_the_ladder_says(
+    seeds: int, often: int, climbed: Ladder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of all orders of the losses, each as likely as any other."""
+    claims = apart = 0
+    places = range(2 * seeds)
+    for first in itertools.combinations(places, seeds):
+        second = tuple(set(places).difference(first))
+        ladder = with_losses(climbed, bigram=tuple(map(float, first)), average=second)
+        (_, gain) = ladder.gains
+        assert gain is not None
+        claims += gain.beyond_seeds is True
+        apart += gain.beyond_seeds is not False
+    count = math.comb(2 * seeds, seeds)
+    assert apart == 2 and count / apart == often
+    assert claims == (2 if seeds >= 5 else 0)
+    assert ladder.false_claim_probability == (pytest.approx(2 / count) if claims else None)
+    _say_table(ladder)
+    assert f"in 1 of {often:,} comparisons" in " ".join(capsys.readouterr().err.split())
+    draws = np.random.default_rng(seeds).normal(size=(2000, 2, seeds))
+    found = 0
+    for one, other in np.sort(draws, -1).tolist():
+        ladder = with_losses(climbed, bigram=tuple(one), average=tuple(other))
+        found += any(gain is not None and bool(gain.beyond_seeds) for gain in ladder.gains)
+    assert found <= (35 if claims else 0)  # 16 are expected
+
+
+def test_fewer_than_five_seeds_claim_nothing(climbed: Ladder) -> None:
+    losses = {"bigram": (2.5, 2.6, 2.7), "average": (2.1, 2.2, 2.3), "single_head": (2.1, 2.2, 2.4)}
+    ladder = with_losses(climbed, **losses)
+    assert [gain and gain.beyond_seeds for gain in ladder.gains] == [None, None, False]
+    said = dict(explained(ladder))["average"]
+    assert "0.400 nats per token better than bigram, which may be chance with so few seeds" in said
+    assert ladder.certainty.startswith("3 seeds are too few to tell a gain from chance")
+    assert climbed.certainty == "with one seed, a gain may be chance: use five seeds or more"
 
 
 def test_rungs_can_be_tried_in_the_page(

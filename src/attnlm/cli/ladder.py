@@ -38,8 +38,8 @@ def ladder(
     seed: int | None = setting_option("seed"),
     seeds: int | None = option(
         None,
-        "number of seeds: each model is trained with all of them, and the median is shown; "
-        "default: 1",
+        "number of seeds: each model is trained with all of them, and the median is shown; 5 or "
+        "more can tell a gain from chance; default: 1",
     ),
     prompt: str | None = option(None, "text that each model continues"),
     tokens: int | None = option(None, "tokens that each model generates; default: 200"),
@@ -118,6 +118,7 @@ def _say_table(climbed: Ladder) -> None:
     if part:
         baselines += f", on the whole split; the rungs on {part}"
     console.say(baselines)
+    console.say(climbed.certainty)
     for warning in map(console.with_flags, climbed.warnings):
         console.say_styled("not like for like:", "yellow", f" {warning}")
 
@@ -128,6 +129,7 @@ def _facts(climbed: Ladder) -> dict[str, object]:
         "steps": climbed.plan.steps,
         "seed": climbed.plan.seed,
         "seeds": climbed.plan.seeds,
+        "false_claim_probability": climbed.false_claim_probability,
         "warnings": climbed.warnings,
         "rungs": [
             {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,8 @@ _IDEAS |= {
     for model, shape in _SHAPES.items()
 }
 _NOTICEABLE = 0.01  # nats per token
+_FEWEST_SEEDS = 5
+"""The number of seeds from which on a ladder may claim a difference."""
 _MOST_TO_TRY = 2_000_000  # parameters of all rungs, for a page of about 10 MB
 
 
@@ -124,7 +127,8 @@ class Gain(NamedTuple):
     nats: float
     """the rival's loss minus the rung's loss, in nats per token"""
     beyond_seeds: bool | None
-    """True if the two rungs' ranges of losses over all seeds do not overlap; None with one seed"""
+    """False if the losses of the two rungs' seeds overlap, True if they don't; but None if they
+    don't overlap and there are fewer than five seeds, which is often chance"""
 
 
 @dataclass(frozen=True)
@@ -151,8 +155,9 @@ class Ladder:
         best = self.rungs[0]
         for rung in self.rungs[1:]:
             low, high = sorted((rung.losses, best.losses))  # each ascending
-            is_beyond = max(low) < min(high) if self.plan.seeds > 1 else None
-            gains.append(Gain(best, best.loss - rung.loss, is_beyond))
+            overlap = self.plan.seeds > 1 and max(low) >= min(high)
+            apart = True if self.plan.seeds >= _FEWEST_SEEDS else None
+            gains.append(Gain(best, best.loss - rung.loss, False if overlap else apart))
             best = min(best, rung, key=lambda one: one.loss)
         return gains
 
@@ -175,9 +180,41 @@ class Ladder:
         return ["rung", *header], rows
 
     @property
+    def false_claim_probability(self) -> float | None:
+        """The probability that `Gain.beyond_seeds` is True for two equal models; None if it can't
+        be True because the ladder has fewer than five seeds."""
+        return 1 / _one_of(self.plan.seeds) if self.plan.seeds >= _FEWEST_SEEDS else None
+
+    @property
+    def certainty(self) -> str:
+        """A sentence on what the number of seeds can tell."""
+        seeds, enough = self.plan.seeds, "use five seeds or more"
+        if seeds == 1:
+            return f"with one seed, a gain may be chance: {enough}"
+        often = f"1 of {_one_of(seeds):,} comparisons"
+        if seeds < _FEWEST_SEEDS:
+            return (
+                f"{seeds} seeds are too few to tell a gain from chance, since the losses of two "
+                f"equal models do not overlap in {often}: {enough}"
+            )
+        return (
+            "a gain is larger than chance if the losses of the seeds of both rungs do not overlap; "
+            f"this also happens to two equal models, in {often}"
+        )
+
+    @property
     def warnings(self) -> list[str]:
         """Sentences on differences that make the comparison unfair."""
         return list(_warnings(self))
+
+
+def _one_of(seeds: int) -> int:
+    """Return in one of how many comparisons the losses of two equal models do not overlap.
+
+    Of the (2n choose n) equally likely orders of 2n losses, n of each model, two have all losses of
+    one model first. The result is at most a million.
+    """
+    return min(math.comb(2 * seeds, seeds) // 2, 10**6)
 
 
 def _warnings(ladder: Ladder) -> Iterator[str]:
@@ -246,7 +283,10 @@ def explained(ladder: Ladder) -> list[tuple[str, str]]:
         elif abs(gain.nats) <= _NOTICEABLE:
             said = f"As good as {gain.rival.model} after these steps"
         else:
-            other = gain.rival.model + (", more than the seeds differ" if gain.beyond_seeds else "")
+            other = gain.rival.model
+            if ladder.plan.seeds > 1:
+                few = ", which may be chance with so few seeds"
+                other += ", more than the seeds differ" if gain.beyond_seeds else few
             than, reason = ("better", why) if gain.nats > 0 else ("worse", why_not)
             said = f"{abs(gain.nats):.3f} nats per token {than} than {other}"
             said += f": {reason}" if reason else ""
