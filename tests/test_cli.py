@@ -552,10 +552,12 @@ def test_a_deleted_working_directory_is_an_error_of_every_command(
 ) -> None:
     (gone := tmp_path / "gone").mkdir()
     monkeypatch.chdir(gone)
+    monkeypatch.setenv("PWD", str(gone))
     gone.rmdir()
     for command in root_command().list_commands(None):
         done = here([command])
-        assert done.code == 1 and done.stderr.startswith("error: No such file or directory\n")
+        assert done.code == 1
+        assert done.stderr.startswith(f"error: the current folder {gone} no longer exists\nhint: ")
     monkeypatch.chdir(tmp_path)
 
 

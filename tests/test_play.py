@@ -240,6 +240,26 @@ def test_a_head_that_is_switched_off_adds_nothing(browser: Any, tmp_path: Path) 
         assert view.evaluate(asked, ids) == before
 
 
+def test_a_head_that_a_model_does_not_have_cannot_be_switched_off(all_variants: Any) -> None:
+    script = """([n, ...where]) => {
+      try { attnlm.models[n].silence(...where.map((one) => eval(one))); return "off"; }
+      catch (error) { return `${error.name}: ${error.message}`; }
+    }"""
+    number = VARIANTS.index("transformer")
+    for where, says in (
+        ("99 99", "RangeError: invalid value for layer: 99"),
+        ("0 99", "RangeError: invalid value for head: 99"),
+        ("-1 0", "RangeError: invalid value for layer: -1"),
+        ("'0' 0", "RangeError: invalid value for layer: 0;"),
+        ("0 0.5", "RangeError: invalid value for head: 0.5"),
+        ("0 undefined", "RangeError: invalid value for head: undefined;"),
+    ):
+        assert all_variants.evaluate(script, [number, *where.split()]).startswith(says), where
+    none = [VARIANTS.index("bigram"), "0", "0"]
+    assert all_variants.evaluate(script, none) == "RangeError: this model has no heads"
+    assert all_variants.evaluate("n => attnlm.models[n].silenced.size", number) == 0
+
+
 WIDTHS = pytest.mark.parametrize("width", [1300, 400])
 
 

@@ -43,6 +43,7 @@ _SECONDS_BETWEEN_DRAWINGS = 20.0  # a drawing takes about 0.3 s
 # Nats per token. The verdict ignores smaller differences between evaluations.
 _NOTICEABLE = 0.01
 _NEAR_FLOOR = 0.05
+_LONG = 6  # digits of a loss before the decimal point, from which on it is a power of ten
 _FEW_TOKENS = 1000  # fewer validation tokens give an unreliable loss
 
 
@@ -182,7 +183,7 @@ def _draw_losses(
     end = max((line.x[-1] for line in lines), default=0) or 1
     for label, loss in known.items():
         how: dict[str, Any] = {"color": QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3))}
-        axes.axhline(loss, label=f"{label} {loss:z.3f}", zorder=1, **how)
+        axes.axhline(loss, label=f"{label} {_nats(loss)}", zorder=1, **how)
     for number, line in enumerate(lines):
         if line.band:
             low, high = zip(*line.band, strict=True)
@@ -190,7 +191,7 @@ def _draw_losses(
         axes.plot(
             line.x,
             line.losses,
-            label=f"{line.label} {line.losses[-1]:.3f}",
+            label=f"{line.label} {_nats(line.losses[-1])}",
             color=line.colour,
             linewidth=1.8,
             linestyle=(0, (2.5, 1)) if line.dashed else "-",
@@ -201,7 +202,7 @@ def _draw_losses(
     by_last_loss = sorted(axes.lines, key=lambda drawn: -np.asarray(drawn.get_ydata())[-1])
     axes.legend(handles=by_last_loss, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.set_ylabel("loss, nats per token")
-    axes.ticklabel_format(axis="y", style="plain", useOffset=False)
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-6, _LONG), useOffset=False)
     axes.set_xlabel(x_label)
     if x_label == "seconds" and min((line.x[-1] for line in lines), default=end) < end / 10:
         axes.set_xscale("log")
@@ -260,15 +261,22 @@ def plain_curve(
     names = [""] * height
     for label, loss in known.items():
         rows[row(loss)] = list((" -" * width)[:width])
-        names[row(loss)] = f" {label} {loss:z.2f}"
+        names[row(loss)] = f" {label} {_nats(loss, 2)}"
     columns = np.interp(np.linspace(steps[0], steps[-1], width), steps, losses)
     for column, loss in enumerate(columns.tolist()):
         rows[row(loss)][column] = "*"
-    axis = [f"{mark:z6.2f} |" for mark in np.linspace(high, low, height).tolist()]
+    marks = [_nats(mark, 2) for mark in np.linspace(high, low, height).tolist()]
+    wide = max(6, *map(len, marks))
+    axis = [f"{mark:>{wide}} |" for mark in marks]
     lines = map("".join, zip(axis, map("".join, rows), names, strict=True))
     first, last = f"{steps[0]:,}", f"step {steps[-1]:,}"
-    below = f"{'':8}{first}{last:>{width - len(first)}}"
+    below = f"{'':{wide + 2}}{first}{last:>{width - len(first)}}"
     return "\n".join([*(line.rstrip() for line in lines), below])
+
+
+def _nats(loss: float, digits: int = 3) -> str:
+    """Return a loss with this many decimal places, or a power of ten if it is very large."""
+    return f"{loss:z.{digits}f}" if abs(loss) < 10**_LONG else f"{loss:.{digits}g}"
 
 
 def verdict(records: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any]) -> str:
@@ -311,7 +319,7 @@ def _trend(records: Sequence[Mapping[str, Any]], floor: float | None, tokens: fl
             why = f"overfitting since {since}: the validation loss has risen by {risen:.3f}"
         else:
             why = (
-                f"the validation loss has risen by {risen:.3f} since {since} and the training "
+                f"the validation loss has risen by {_nats(risen)} since {since} and the training "
                 "loss does not fall: a lower `learning_rate` may help"
             )
         return f"{why}; the best checkpoint is kept"
@@ -319,7 +327,7 @@ def _trend(records: Sequence[Mapping[str, Any]], floor: float | None, tokens: fl
         return f"within {max(0.0, losses[best] - floor):.3f} of the floor: little is left to learn"
     if (fallen := recent_fall(records)) > _NOTICEABLE:
         over = "over the last fifth of training"
-        return f"loss still falling ({fallen:.3f} {over}): more steps would help"
+        return f"loss still falling ({_nats(fallen)} {over}): more steps would help"
     rates = [float(record.get("learning_rate", 0)) for record in records]
     if rates[-1] < max(rates) / 2:  # the lower rate may be why the loss levelled off
         return "loss levelled off as the learning rate fell: a longer run may reach a lower loss"

@@ -79,8 +79,12 @@ class Model {
     return [...window, id].slice(slides ? -block_size : -Math.max(1, Math.floor(block_size / 2)));
   }
 
-  /* Switch a head off or on: its output is zero while it is off. */
+  /* Switch a head off or on: its output is zero while it is off. Layers and heads count from 0. */
   silence(layer, head, isOff = true) {
+    const {attention, embed_dim} = this.architecture;
+    if (this.depth === 0 || attention === "none") throw new RangeError("this model has no heads");
+    checkNumber("layer", layer, 0, this.depth - 1);
+    checkNumber("head", head, 0, this.heads(embed_dim).H - 1);
     this.silenced[isOff ? "add" : "delete"](`${layer}.${head}`);
     this.cache = newCache();
   }

@@ -9,6 +9,7 @@
      attention(ids)              [layer][head] → Float32Array T × T
      generate({ids, tokens, temperature, topK, topP, seed})
                                  a promise of the new ids
+     silence(layer, head, isOff) switch a head off (default) or on
    Numbers and ids out of range throw a RangeError. A model sees the last `architecture.block_size` ids only. */
 
 const LARGEST_TEXT = 512; // tokens whose attention is shown
