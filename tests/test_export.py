@@ -170,7 +170,7 @@ def test_no_character_is_a_special_token_there(
         ("transformer:mlp=none:positions=learned", "hf", "it has `positions` learned; the closest"),
         ("transformer:attention=uniform:positions=none", "hf", "has `attention` uniform"),
         ("gpt2:mlp=relu2", "gguf", "it has `mlp` relu2; the closest format is gpt2"),
-        ("llama:rotary_factor=4", "gguf", "has `rotary_factor` 4"),
+        ("llama:rotary_factor=4:rotary_context=60", "gguf", "has `rotary_context` 60"),
     ],
 )
 def test_what_no_form_can_express_is_refused(

@@ -162,7 +162,7 @@ def within_its_type(numbers: Any, wanted: NDArray[np.float32], kind: str) -> Non
 
 
 def test_the_file_says_what_it_is(dataset: Dataset, tmp_path: Path) -> None:
-    run = random_run("llama:rotary_base=500:kv_heads=2", dataset, tmp_path)
+    run = random_run("llama:rotary_base=500:rotary_factor=4:kv_heads=2", dataset, tmp_path)
     reader = exported(run, tmp_path / "out.gguf")
     sizes = {
         "context_length": 210,
@@ -175,6 +175,8 @@ def test_the_file_says_what_it_is(dataset: Dataset, tmp_path: Path) -> None:
         "attention.value_length": 6,
         "rope.dimension_count": 6,
         "rope.freq_base": 500.0,
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 4.0,
         "vocab_size": run.vocab_size,
     }
     assert {key: value(reader, f"llama.{key}") for key in sizes} == sizes

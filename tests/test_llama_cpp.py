@@ -27,7 +27,7 @@ from tests.tolerances import assert_near
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
-NAMES = [name for name in CLASSES if "relu2" not in name and "rotary_factor" not in name]
+NAMES = [name for name in CLASSES if "relu2" not in name and "rotary_context" not in name]
 TOKENS = 100
 
 

@@ -270,7 +270,7 @@ def _metadata(form: Form, run: Run, checkpoint: Checkpoint, type: str) -> dict[s
             "file_type": _FILE_TYPES[type],
             "quantization_version": 2,
         },
-        form.name: {**form.size_values(a), "vocab_size": run.vocab_size},
+        form.name: {**form.size_values(a), **form.options(a), "vocab_size": run.vocab_size},
         "attnlm": {"version": attnlm.__version__},
         "tokenizer.ggml": vocabulary(run.tokenizer),
     }

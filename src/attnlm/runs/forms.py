@@ -100,6 +100,12 @@ class Form:
         """Return the model's sizes by the tool's names."""
         return {name: getattr(a, attribute) for name, attribute in self.sizes.items()}
 
+    def options(self, a: Architecture) -> dict[str, Any]:
+        """Return what the tool's description of the model has in addition to sizes."""
+        if a.rotary_factor is None:
+            return {}
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": float(a.rotary_factor)}
+
     def stored(self, a: Architecture) -> Iterator[Stored]:
         """Yield the tensors of a file: all except an LM head that is tied to the embedding."""
         missing = ["head"] if a.tie_embeddings else []
@@ -237,7 +243,7 @@ _GPT2: Expressible = {
     "norm": ("layer",),
     "mlp": ("gelu", "relu2"),
 }
-_UNSCALED: Expressible = {"rotary_factor": (None,)}
+_LINEAR: Expressible = {"rotary_context": (None,)}
 
 
 # --- Which modules have a bias --------------------------------------------------------------------
@@ -348,8 +354,8 @@ STOCK_CLASSES = (
     StockClass("GPT2LMHeadModel", _GPT2, *_HF_GPT2, _gpt2_biases, "gpt2", transposes=True),
 )
 GGUF_ARCHITECTURES = (
-    Form("qwen3", {**_QWEN3, **_UNSCALED}, *_GGUF_LLAMA),
-    Form("qwen2", {**_QWEN2, **_UNSCALED}, *_GGUF_LLAMA),
-    Form("llama", {**_LLAMA, **_UNSCALED}, *_GGUF_LLAMA, interleaves=True),
+    Form("qwen3", {**_QWEN3, **_LINEAR}, *_GGUF_LLAMA),
+    Form("qwen2", {**_QWEN2, **_LINEAR}, *_GGUF_LLAMA),
+    Form("llama", {**_LLAMA, **_LINEAR}, *_GGUF_LLAMA, interleaves=True),
     Form("gpt2", {**_GPT2, "mlp": ("gelu",)}, *_GGUF_GPT2),
 )
