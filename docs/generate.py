@@ -16,16 +16,22 @@ from attnlm.cli.app import root_command
 from attnlm.cli.help import SHOWS_ALL
 from attnlm.runs.forms import Exported
 from attnlm.runs.journal import Snapshot
+from attnlm.runs.ladder_plan import Plan
 from attnlm.runs.run import Checkpoint, Result
+from attnlm.see.heads import HeadReport
+from attnlm.see.ladder import Gain, Rung
+from attnlm.see.report import LensRow
+from attnlm.see.trace import Step
 
 _FOLDER = Path(__file__).parent
 _NOTE = "<!-- Written by `python docs/generate.py`: edit the program instead. -->\n"
 _WIDTH = 100  # characters of a line
-_RETURNED = (Checkpoint, Exported, Result, Snapshot)
+_RETURNED = (Checkpoint, Exported, Gain, HeadReport, LensRow, Plan, Result, Rung, Snapshot, Step)
 """Classes without a public name of which public functions return objects."""
 _INTERNAL = {
     "Batches": {"starts"},
     "Checkpoint": {"header"},
+    "Plan": {"check", "runs", "settings", "write"},
     "ProgressBar": {"begin", "clear", "close"},
     "Run": {
         "alone",

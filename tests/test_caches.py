@@ -15,7 +15,6 @@ import torch
 from attnlm.base import caches
 from attnlm.base.caches import code_folder, is_safe_parent
 from attnlm.base.errors import AttnlmError
-from attnlm.compute import native
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.training.state import initial_state

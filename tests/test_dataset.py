@@ -20,7 +20,7 @@ from attnlm.data.prepare import prepare
 from attnlm.experiments.evaluate import evaluate, take_snapshot
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import open_run
-from attnlm.see.heads import study_heads
+from attnlm.see.heads import heads as study_heads
 from attnlm.see.report import report
 
 

@@ -24,11 +24,12 @@ from attnlm.base.files import read_json, write_json
 from attnlm.base.signals import Interrupted
 from attnlm.cli.ladder import _say_table, _say_texts
 from attnlm.data.dataset import Dataset
-from attnlm.experiments.ladder import LadderStarted, climb
+from attnlm.experiments.ladder import LadderStarted
+from attnlm.experiments.ladder import ladder as climb
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.ladder_plan import read_plan
 from attnlm.runs.run import open_run
-from attnlm.see.ladder import Ladder, _lines, explained, write_ladder
+from attnlm.see.ladder import Ladder, _lines, explained
 from attnlm.see.reproduce import ladder_command
 from attnlm.training.events import Evaluated, Started
 from tests.browser import PHONE, asks_for_nothing, check_fits, elements, opened, until
@@ -92,7 +93,7 @@ def test_gains_are_over_the_best_so_far(climbed: Ladder) -> None:
     ladder = with_losses(climbed, bigram=2.5, average=3.25, single_head=2.25, multi_head=2.0)
     assert nats(ladder) == [None, -0.75, 0.25, 0.25]
     ladder = with_losses(climbed, bigram=2.5, average=2.50002)
-    assert "-0.0000" not in write_ladder(ladder).read_text(encoding="utf-8")
+    assert "-0.0000" not in ladder.write_page().read_text(encoding="utf-8")
     assert not any("loss rose" in warning for warning in ladder.warnings)
 
 
@@ -167,9 +168,9 @@ def test_variants_of_one_model_are_named_by_what_they_change(climbed: Ladder) ->
     assert list(variants(climbed, *VARIANTS).labels.values()) == labels
     of_two = variants(climbed, *VARIANTS, "gpt2:positions=none").labels
     assert all(label == model for model, label in of_two.items())
-    shown = elements(write_ladder(variants(climbed, *VARIANTS)).read_bytes()).text
+    shown = elements(variants(climbed, *VARIANTS).write_page().read_bytes()).text
     assert "What each variant changes" in shown and "adds" not in shown
-    assert "What each rung adds" in write_ladder(climbed).read_text(encoding="utf-8")
+    assert "What each rung adds" in climbed.write_page().read_text(encoding="utf-8")
 
 
 def test_long_names_fit_a_terminal_and_lines_of_a_text_end_with_signs(
@@ -361,7 +362,7 @@ def test_a_sweep_over_a_setting_shows_the_median_of_several_seeds(
     said = "\n".join(ladder.warnings)
     assert "defaults" not in said and "steps are not equally large, in tokens: " in said
     assert "--seeds 3" in ladder_command(ladder.plan)
-    page = elements(write_ladder(ladder).read_bytes()).text
+    page = elements(ladder.write_page().read_bytes()).text
     assert "seed 1 to 3" in " ".join(page.split()) and "lowest to highest" in page
     again = climb(resume="mine", checkpoint_dir=tmp_path)
     assert facts(again) == facts(ladder)
@@ -381,7 +382,7 @@ def test_the_spread_between_seeds_decides_what_a_gain_is_worth(climbed: Ladder) 
     assert "better than average, more than the seeds differ: they look" in said["multi-head"]
     assert _lines(ladder, "tokens")[0].band == [(2.4, 2.8)]
     assert not _lines(ladder, "seconds")[0].band
-    page = " ".join(write_ladder(ladder).read_text(encoding="utf-8").split())
+    page = " ".join(ladder.write_page().read_text(encoding="utf-8").split())
     assert "the band is from the lowest to the highest of 5 seeds" in page
     assert "This also happens" not in page and "two equal models, in 1 of 126 comparisons." in page
 
@@ -427,7 +428,7 @@ def test_fewer_than_five_seeds_claim_nothing(climbed: Ladder) -> None:
 def test_rungs_can_be_tried_in_the_page(
     climbed: Ladder, browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "index.html").write_bytes(write_ladder(climbed).read_bytes())
+    (tmp_path / "index.html").write_bytes(climbed.write_page().read_bytes())
     with opened(browser, tmp_path / "index.html") as view:
         assert view.evaluate("attnlm.models.map((model) => model.name)") == [
             "bigram",
@@ -436,14 +437,14 @@ def test_rungs_can_be_tried_in_the_page(
         assert view.input_value("#prompt") == "1 "
         view.locator("#models li").first.wait_for()
     monkeypatch.setattr("attnlm.see.ladder._MOST_TO_TRY", 1000)
-    assert 'id="try"' not in write_ladder(climbed).read_text(encoding="utf-8")
+    assert 'id="try"' not in climbed.write_page().read_text(encoding="utf-8")
 
 
 def test_the_page_has_all_of_it_and_nothing_from_elsewhere(climbed: Ladder) -> None:
     hostile = replace(climbed.rungs[0], text="<script>alert(1)</script>")
     plan = replace(climbed.plan, prompt="<b>&")
     for ladder in (climbed, Ladder(climbed.path, plan, (hostile, climbed.rungs[1]))):
-        content = write_ladder(ladder).read_bytes()
+        content = ladder.write_page().read_bytes()
         assert (ladder.path / "curves.png").read_bytes().startswith(b"\x89PNG")
         asks_for_nothing(content)
         page, shown = content.decode(), elements(content).text
@@ -460,7 +461,7 @@ def test_the_page_has_all_of_it_and_nothing_from_elsewhere(climbed: Ladder) -> N
 
 def test_the_page_in_a_real_browser(browser: Any, climbed: Ladder, tmp_path: Path) -> None:
     page = tmp_path / "index.html"
-    page.write_bytes(write_ladder(variants(climbed, *VARIANTS, "gpt2:norm=rms")).read_bytes())
+    page.write_bytes(variants(climbed, *VARIANTS, "gpt2:norm=rms").write_page().read_bytes())
     check_fits(browser, page, "ladder")
     assert page.stat().st_size < 3_000_000
     with opened(browser, page, viewport=PHONE) as view:

@@ -16,7 +16,8 @@ import torch
 import attnlm
 from attnlm.model.recorder import record
 from attnlm.runs.load_model import load_model
-from attnlm.see.heads import HeadsReport, study_heads
+from attnlm.see.heads import HeadsReport
+from attnlm.see.heads import heads as study_heads
 from tests.command import attnlm as command
 from tests.command import here
 

@@ -20,6 +20,7 @@ import attnlm
 from attnlm.config.settings import RECORD_OF, described_settings, help_of
 from attnlm.experiments import speed_check
 from attnlm.model.architecture import RUNGS
+from tests.command import attnlm as command
 
 SMALL: dict[str, Any] = {"model": "single-head", "embed_dim": 8, "block_size": 8, "seed": 1}
 
@@ -55,6 +56,8 @@ def test_help_explains_the_package() -> None:
     for name in functions:
         assert re.search(rf"^    {name}\(", text, re.MULTILINE)  # pydoc shows it
         assert re.search(rf"\b{name}\b", attnlm.__doc__ or "")
+    for documented in (attnlm, attnlm.Batches):
+        assert "a baseline in the same loop" in " ".join((inspect.getdoc(documented) or "").split())
 
 
 def examples() -> Iterator[Any]:
@@ -110,7 +113,8 @@ def test_the_examples_run(
     monkeypatch.setattr(speed_check, "check_speed", lambda: ("fast", ""))
     if "export(" in example:
         shutil.rmtree("exported")
-    small = re.sub(r"steps=\d+", "steps=2, embed_dim=8, block_size=16", example)
+    sizes = "" if "ladder(" in example else ", embed_dim=8, block_size=16"
+    small = re.sub(r"steps=\d+", f"steps=2{sizes}", example)
     small = small.replace('"tales"', '"tales.txt"')
     exec(small, {"attnlm": attnlm, "torch": torch, "run": attnlm.open_run("multi-head-001")})
 
@@ -220,6 +224,51 @@ def test_sample_yields_one_text_and_samples_returns_several(trained: Path) -> No
     first, second = (int(event.text.removeprefix("seed ")) for event in events)
     assert "".join(attnlm.sample(run, seed=first, **how)) == one
     assert attnlm.samples(run, num_samples=2, seed=second, **how) == several
+
+
+# --- What commands print is returned --------------------------------------------------------------
+
+
+def test_heads_traces_and_reports_are_what_the_commands_show(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(trained)
+    about: dict[str, Any] = {"windows": 3, "ablate": True}
+    found = attnlm.heads("multi-head", **about)
+    flags = ("multi-head", "--windows", "3", "--ablate")
+    assert isinstance(found, attnlm.HeadsReport) and len(found.heads) == 2
+    assert f"{found}\n" == command("heads", *flags, cwd=trained).stdout
+    assert repr(found) == "<HeadsReport of 'multi-head': 2 heads>"
+    traced = attnlm.trace("multi-head", "the fox")
+    assert isinstance(traced, attnlm.Trace)
+    assert f"{traced}\n" == command("trace", "the fox", "multi-head", cwd=trained).stdout
+    code = command("trace", "the fox", "multi-head", "--as-code", cwd=trained).stdout
+    assert traced.as_code() == code
+    gathered = attnlm.report("multi-head", text="the fox", **about)
+    assert isinstance(gathered, attnlm.Report) and len(repr(gathered)) < 200
+    page = gathered.write_page(tmp_path / "ours.html")
+    command("report", *flags, "--text", "the fox", "-o", tmp_path / "theirs.html", cwd=trained)
+    assert page.read_bytes() == (tmp_path / "theirs.html").read_bytes()
+    (tmp_path / "mine.txt").write_text("the fox jumps")
+    measured = attnlm.heads("multi-head", text=str(tmp_path / "mine.txt"))
+    assert (measured.windows, measured.window) == (1, 12)
+    for call in (attnlm.heads, attnlm.report):
+        with pytest.raises(attnlm.UsageError, match="invalid value for `windows`: 0"):
+            call("multi-head", windows=0)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_ladder_is_trained_and_compared(trained: Path, tmp_path: Path, capsys: Any) -> None:
+    events: list[object] = []
+    settings: dict[str, Any] = {"steps": 2, "seed": 1, "tokens": 5, "on_event": events.append}
+    dataset = trained / "data" / "foxes"
+    compared = attnlm.ladder(dataset, rungs="bigram, average", checkpoint_dir=tmp_path, **settings)
+    assert isinstance(compared, attnlm.Ladder)
+    assert repr(compared).startswith("<Ladder 'ladder-001': bigram ")
+    assert [rung.model for rung in compared.rungs] == ["bigram", "average"]
+    assert any(isinstance(event, attnlm.LadderStarted) for event in events)
+    assert compared.write_page() == tmp_path / "ladder-001" / "index.html"
+    assert capsys.readouterr() == ("", "")
 
 
 # --- What is shown --------------------------------------------------------------------------------

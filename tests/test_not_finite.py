@@ -16,7 +16,7 @@ from attnlm.base.errors import NotFiniteError
 from attnlm.model.inspection import model_of
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run, open_run
-from attnlm.see.heads import study_heads
+from attnlm.see.heads import heads as study_heads
 from tests.command import fails
 
 COMMANDS = (

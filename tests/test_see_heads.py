@@ -26,7 +26,8 @@ from attnlm.runs.create_run import create_run
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.see import heads as see
-from attnlm.see.heads import PATTERNS, THRESHOLDS, repeated_random_tokens, study_heads, word_starts
+from attnlm.see.heads import PATTERNS, THRESHOLDS, repeated_random_tokens, word_starts
+from attnlm.see.heads import heads as study_heads
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from attnlm.training.validation import validation_loss
 from tests.command import attnlm, fails

@@ -23,7 +23,7 @@ from attnlm.model.architecture import RUNGS
 from attnlm.model.recorder import record
 from attnlm.runs.journal import PASSAGE, Journal, Snapshot, ticker_journal
 from attnlm.runs.run import Run
-from attnlm.see.heads import study_heads
+from attnlm.see.heads import heads as study_heads
 from attnlm.see.report import report
 from attnlm.see.report_page import report_page
 from attnlm.training.events import Evaluated

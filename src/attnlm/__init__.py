@@ -4,7 +4,11 @@
     train         a Dataset → a Run: a folder with configuration, metrics and weights
     sample        text from a Run, piece by piece; `samples` returns several whole texts
     evaluate      a Run's loss on a validation split
+    ladder        several models, trained on the same batches and compared
     attend        what each head of a Run attends to in a text: arrays, labelled with tokens
+    heads         scores and names of a Run's heads, and the loss without each
+    trace         one forward pass of a Run, step by step, or as a PyTorch script
+    report        all results of a Run, for use in Python or as a page
     export        a Run → a folder or file that other tools load
     import_run    a folder that Hugging Face's tools wrote → a Run
     open_dataset  a Dataset that was prepared before, by name or path: its `train` and `val` are ids
@@ -34,6 +38,9 @@ reports Note and Progress, `train` also Started, Stepped, Evaluated and Finished
 `on_event=print` shows each as a line, `on_event=attnlm.ProgressBar()` shows a bar. For fewer lines,
 filter: `lambda event: isinstance(event, attnlm.Evaluated) and print(event)`. A notebook shows a Run
 as a table with its curve, and an Attention as a shaded grid for each head.
+
+A training loop of your own (see Batches) has another optimizer, schedule, initialisation and
+evaluation than `train`. Compare its losses only with those of a baseline in the same loop.
 
 Errors are AttnlmError, with a `message` and a `hint`. Its subclass UsageError reports invalid
 values; an argument of a wrong type may raise TypeError.
@@ -66,6 +73,8 @@ if TYPE_CHECKING:
     from attnlm.experiments.doctor import doctor as doctor
     from attnlm.experiments.evaluate import evaluate as evaluate
     from attnlm.experiments.export import export as export
+    from attnlm.experiments.ladder import LadderStarted as LadderStarted
+    from attnlm.experiments.ladder import ladder as ladder
     from attnlm.experiments.train import train as train
     from attnlm.generation.sampling import sample as sample
     from attnlm.generation.sampling import samples as samples
@@ -80,7 +89,14 @@ if TYPE_CHECKING:
     from attnlm.runs.run import open_run as open_run
     from attnlm.see.attend import Attention as Attention
     from attnlm.see.attend import attend as attend
+    from attnlm.see.heads import HeadsReport as HeadsReport
+    from attnlm.see.heads import heads as heads
+    from attnlm.see.ladder import Ladder as Ladder
     from attnlm.see.progress_bar import ProgressBar as ProgressBar
+    from attnlm.see.report import Report as Report
+    from attnlm.see.report import report as report
+    from attnlm.see.trace import Trace as Trace
+    from attnlm.see.trace import trace as trace
     from attnlm.training.events import Evaluated as Evaluated
     from attnlm.training.events import Finished as Finished
     from attnlm.training.events import Started as Started
@@ -99,6 +115,7 @@ _NAMES = {
     "experiments.doctor": "Finding doctor",
     "experiments.evaluate": "evaluate",
     "experiments.export": "export",
+    "experiments.ladder": "LadderStarted ladder",
     "experiments.train": "train",
     "generation.sampling": "sample samples",
     "runs.hugging_face.import_run": "import_run",
@@ -106,7 +123,11 @@ _NAMES = {
     "runs.manage": "RunDiff RunEntry diff_runs list_runs remove_run",
     "runs.run": "Run open_run",
     "see.attend": "Attention attend",
+    "see.heads": "HeadsReport heads",
+    "see.ladder": "Ladder",
     "see.progress_bar": "ProgressBar",
+    "see.report": "Report report",
+    "see.trace": "Trace trace",
     "training.events": "Evaluated Finished Started Stepped",
     "training.validation": "Evaluation",
 }

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.base.folders import command_for, find_folder
 from attnlm.cli import completion, console, options
@@ -61,19 +62,16 @@ def ladder(
     if resume is None:
         find_folder(dataset, data_dir, kind="data set")
 
-    from attnlm.experiments.ladder import LadderStarted, climb
-    from attnlm.see.ladder import write_ladder
-
     started: list[Path] = []
     with contextlib.closing(Display(quiet)) as display:
 
         def listen(event: object) -> None:
-            if isinstance(event, LadderStarted):
+            if isinstance(event, attnlm.LadderStarted):
                 started.append(event.path)
             display(event)
 
         try:
-            climbed = climb(
+            climbed = attnlm.ladder(
                 dataset,
                 rungs=named,
                 budget=budget,
@@ -97,7 +95,7 @@ def ladder(
                 console.say(f"stopped; the models trained so far are saved next to {started[0]}")
                 console.say_next(command_for("attnlm ladder --resume", started[0]))
             raise
-    page = write_ladder(climbed)
+    page = climbed.write_page()
     if not json:
         _say_texts(climbed)
     _say_table(climbed)

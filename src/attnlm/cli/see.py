@@ -102,12 +102,13 @@ def _print_sources(sources: Sequence[tuple[str, Evaluation | None]], block_size:
 
 def _windows(default: int) -> Any:
     help = "number of windows to score heads on, spread over the validation split"
-    return option(default, help, callback=_check_windows)
+    return option(default, help, callback=_checked_windows)
 
 
-def _check_windows(windows: int) -> int:
-    if not 1 <= windows <= 10**5:
-        raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 to 100000")
+def _checked_windows(windows: int) -> int:
+    from attnlm.see.text import check_windows  # loads numpy
+
+    check_windows(windows)
     return windows
 
 
@@ -202,19 +203,19 @@ def trace(
     text = typed(text, "the text")
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
-    from attnlm.see import trace as see
     from attnlm.see.script import as_script
+    from attnlm.see.trace import in_words
 
     chosen = opened.checkpoint(checkpoint)
     console.say(f"{opened.name}, {chosen}: {opened.config.model.model}")
     if as_code:
         console.write(as_script(opened, text, checkpoint=chosen.which))
         return
-    traced = see.trace(opened, text, checkpoint=chosen.which)
+    traced = attnlm.trace(opened, text, checkpoint=chosen.which)
     if json:
         console.result_json(traced.facts())
     else:
-        console.result("\n".join(see.in_words(traced, 1 if head is None else head)))
+        console.result("\n".join(in_words(traced, 1 if head is None else head)))
 
 
 def heads(
@@ -241,11 +242,9 @@ def heads(
         )
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
-    from attnlm.see import heads as see
-
     chosen = opened.checkpoint(checkpoint)
     with contextlib.closing(Display()) as display:
-        report = see.study_heads(
+        report = attnlm.heads(
             opened,
             windows=windows,
             ablate=ablate,
@@ -260,7 +259,7 @@ def heads(
         more = "" if report.measures_all else f" (--windows {report.windows_of_text} uses all)"
         loss = f"{report.loss:.4f} nats per token"
         console.say(f"loss over these windows{more}, with all heads: {loss}")
-    console.result_or_json("\n".join(see.in_words(report)), report.facts(), json)
+    console.result_or_json(str(report), report.facts(), json)
 
 
 def report(
@@ -295,11 +294,9 @@ def report(
     with contextlib.closing(Display()) as display:
         display(Progress("loading", 0, None, "step"))
         from attnlm.see.report import STAGES
-        from attnlm.see.report import report as gather
-        from attnlm.see.report_page import report_page
 
         chosen = opened.checkpoint(checkpoint)
-        gathered = gather(
+        gathered = attnlm.report(
             opened,
             text=text,
             windows=windows,
@@ -310,8 +307,7 @@ def report(
             on_event=display,
         )
         display(Progress("drawing", STAGES - 1, STAGES, "step"))
-        page = output or opened.path / "report.html"
-        files.write_bytes(page, report_page(gathered))
+        page = gathered.write_page(output)
     result, words = gathered.result, console.with_flags(gathered.verdict)
     if result is None:
         console.say(f"{opened.name}: {words}")

@@ -39,7 +39,9 @@ class Batches:
     to `block_size`. If several processes divide each batch among them, `rows` is the slice of the
     batch that a call in this process returns.
 
-    The arrays are views of a cache: copy them before you write to them. Raises UsageError for
+    The arrays are views of a cache: copy them before you write to them. `train` has its own
+    optimizer, schedule, initialisation and evaluation, so compare the losses of your loop only with
+    those of a baseline in the same loop. Raises UsageError for
     invalid arguments, AttnlmError if `tokens` is too short for one window. A call raises
     AttnlmError if the data set's file has changed since it was opened, or an id is too large for
     `vocab_size`.

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,34 +51,62 @@ class LadderStarted:
     plan: Plan
 
 
-def climb(
+def ladder(
     dataset: str | Path | Dataset | None = None,
     *,
+    rungs: str | Sequence[str] | None = None,
+    budget: float | None = None,
+    steps: int | None = None,
+    eval_every: int | None = None,
+    eval_tokens: int | None = None,
+    threads: int | None = None,
+    seed: int | None = None,
+    seeds: int | None = None,
+    prompt: str | None = None,
+    tokens: int | None = None,
     name: str | None = None,
     resume: str | Path | None = None,
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
     on_event: OnEvent | None = None,
-    **asked: Any,
 ) -> Ladder:
-    """Train the rungs on the same batches, and return them in the given order.
+    """Train several models on the same batches, and compare them.
 
-    `asked` has fields of Plan, from `rungs` to `seeds`; None stands for the default. A rung is a
-    model, or a variant such as `transformer:learning_rate=0.005`. Each rung is trained with `seeds`
-    seeds; the result has the run with the median loss. With one seed, the run is named
-    `<ladder>-<rung>`. `budget` is in seconds for all rungs together: the largest rung is trained
-    first, for a fraction of the budget, and the others make the same number of steps. An existing
-    ladder, given by `resume` or `name`, is resumed; other arguments must equal the original ones.
-    `on_event` receives LadderStarted and all events of `train`.
+        compared = attnlm.ladder("tales-char", rungs=["bigram", "multi-head"], steps=50, seed=1)
+        for rung, gain in zip(compared.rungs, compared.gains):
+            print(rung.model, rung.loss, gain and gain.nats)
+        compared.write_page()  # index.html and curves.png in the ladder's folder
+
+    The result has the `rungs` in the given order. A rung is a model, or a variant such as
+    `transformer:learning_rate=0.005`; default: bigram, average, single-head, multi-head and
+    transformer. Each rung is trained with `seeds` seeds (default: 1), from `seed` on; the result
+    has the run with the median loss. With one seed, the run is named `<ladder>-<rung>`. `budget` is
+    in seconds for all rungs together (default: 120): the largest rung is trained first, for a
+    fraction of the budget, and the others make the same number of steps. `steps` are the updates of
+    each run, instead of `budget`. Each model continues `prompt` by `tokens` tokens (default: 200).
+    An existing ladder, given by `resume` or `name`, is resumed; other arguments must equal the
+    original ones. `on_event` receives LadderStarted and all events of `train`.
 
     Raises AttnlmError (UsageError for invalid arguments), and Interrupted on a signal, after saving
     the last complete step.
     """
     began, folder, data_dir = clock.began(), Path(checkpoint_dir), Path(data_dir)
     on_event = on_event or ignore
+    if rungs is not None:
+        rungs = tuple(r.strip() for r in (rungs.split(",") if isinstance(rungs, str) else rungs))
+    asked = {
+        "rungs": rungs,
+        "budget": budget,
+        "steps": steps,
+        "eval_every": eval_every,
+        "eval_tokens": eval_tokens,
+        "threads": threads,
+        "seed": seed,
+        "seeds": seeds,
+        "prompt": prompt,
+        "tokens": tokens,
+    }
     given = {key: value for key, value in asked.items() if value is not None}
-    if "rungs" in given:
-        given["rungs"] = tuple(given["rungs"])
     if resume is not None and name is not None:
         raise UsageError("`resume` and `name` cannot be combined", "use only one of them")
     if name is not None:
@@ -94,31 +122,38 @@ def climb(
         made, opened = _recorded(path, given, dataset, data_dir)
     with trained_alone(path, "wait until that process ends, or stop it, or start another ladder"):
         on_event(LadderStarted(path, made))
-        runs, trained = made.runs(path), dict[tuple[str, int], Run]()
-        configs = {rung: resolve({}, made.settings(rung, made.seed)) for rung in made.rungs}
-        costs = {r: step_cost(c, opened.vocab_size) + _STEP_OVERHEAD for r, c in configs.items()}
-        order = list(runs)
-        if made.budget is not None:  # train the largest first: it takes most of the time
-            order.sort(key=lambda key: (-costs[key[0]], key[1]))
-        for number, (rung, seed) in enumerate(order):
-            named = f"rung {number + 1} of {len(runs)}: {rung}"
-            on_event(Note(named if made.seeds == 1 else f"{named}, seed {seed}"))
-            settings = made.settings(rung, seed)
-            if made.budget is not None:
-                left = [costs[other] for other, _ in order[number:]]
-                settings["budget"] = _share(made, left, trained, costs, began)
-            run = _trained(runs[rung, seed], made, settings, opened, data_dir, on_event)
-            trained[rung, seed] = run
-            if made.steps is None:  # all runs make as many steps as the first one did
-                steps = int(run.metrics()[-1]["step"])
-                every = made.eval_every or max(1, math.ceil(steps / 10))
-                part = run.config.training.eval_tokens
-                made = replace(made, steps=steps, eval_every=every, eval_tokens=part)
-                made.write(path)
-        is_whole = all(run.whole() for run in trained.values())
-        each = {r: [run for key, run in trained.items() if key[0] == r] for r in made.rungs}
-        shown = (_shown(rung, each[rung], made, is_whole, on_event) for rung in made.rungs)
-        return Ladder(path, made, tuple(shown))
+        return _climb(path, made, opened, began, data_dir, on_event)
+
+
+def _climb(
+    path: Path, made: Plan, dataset: Dataset, began: float, data_dir: Path, on_event: OnEvent
+) -> Ladder:
+    """Train or resume the rungs of the ladder at `path`, and return them."""
+    runs, trained = made.runs(path), dict[tuple[str, int], Run]()
+    configs = {rung: resolve({}, made.settings(rung, made.seed)) for rung in made.rungs}
+    costs = {r: step_cost(c, dataset.vocab_size) + _STEP_OVERHEAD for r, c in configs.items()}
+    order = list(runs)
+    if made.budget is not None:  # train the largest first: it takes most of the time
+        order.sort(key=lambda key: (-costs[key[0]], key[1]))
+    for number, (rung, seed) in enumerate(order):
+        named = f"rung {number + 1} of {len(runs)}: {rung}"
+        on_event(Note(named if made.seeds == 1 else f"{named}, seed {seed}"))
+        settings = made.settings(rung, seed)
+        if made.budget is not None:
+            left = [costs[other] for other, _ in order[number:]]
+            settings["budget"] = _share(made, left, trained, costs, began)
+        run = _trained(runs[rung, seed], made, settings, dataset, data_dir, on_event)
+        trained[rung, seed] = run
+        if made.steps is None:  # all runs make as many steps as the first one did
+            steps = int(run.metrics()[-1]["step"])
+            every = made.eval_every or max(1, math.ceil(steps / 10))
+            part = run.config.training.eval_tokens
+            made = replace(made, steps=steps, eval_every=every, eval_tokens=part)
+            made.write(path)
+    is_whole = all(run.whole() for run in trained.values())
+    each = {r: [run for key, run in trained.items() if key[0] == r] for r in made.rungs}
+    shown = (_shown(rung, each[rung], made, is_whole, on_event) for rung in made.rungs)
+    return Ladder(path, made, tuple(shown))
 
 
 def _recorded(

@@ -45,7 +45,8 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.model.recorder import Head, NotRecordedError, no_attention, record
 from attnlm.runs.load_model import load_model
-from attnlm.runs.run import Run, open_dataset_of
+from attnlm.runs.run import Run, open_dataset_of, open_run
+from attnlm.see.text import check_windows
 from attnlm.tokens.tokenizer import Tokenizer
 
 PATTERNS = (
@@ -76,7 +77,7 @@ class TooShortError(AttnlmError):
 
 @dataclass(frozen=True)
 class HeadReport:
-    """One head: its layer and number, scores by pattern, name, and effect on the loss."""
+    """One head: its layer and number, from 0; scores by pattern, name, and effect on the loss."""
 
     layer: int
     head: int
@@ -86,7 +87,7 @@ class HeadReport:
     """loss without the head minus loss with it, in nats per token, if measured"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class HeadsReport:
     """Scores of all heads of a run, measured over `windows` windows of `window` tokens."""
 
@@ -104,6 +105,13 @@ class HeadsReport:
     """the score of uniform attention, by pattern"""
     loss: float | None
     """the loss over the same windows with no head silenced, if measured"""
+
+    def __repr__(self) -> str:
+        return f"<HeadsReport of {self.run!r}: {len(self.heads)} heads>"
+
+    def __str__(self) -> str:
+        """Return a table with a row for each head."""
+        return "\n".join(in_words(self))
 
     @property
     def measures_all(self) -> bool:
@@ -126,26 +134,38 @@ class HeadsReport:
         return {**vars(self), "heads": heads}
 
 
-def study_heads(
-    run: Run,
+def heads(
+    run: str | Path | Run | None = None,
     *,
     windows: int = 64,
     ablate: bool = False,
-    text: Path | list[int] | None = None,
+    text: str | Path | list[int] | None = None,
     checkpoint: str = "auto",
     device: str = "auto",
-    data_dir: Path = Path("data"),
-    on_event: OnEvent = ignore,
+    checkpoint_dir: str | Path = "checkpoints",
+    data_dir: str | Path = "data",
+    on_event: OnEvent | None = None,
 ) -> HeadsReport:
-    """Score every head over at most `windows` windows, spread evenly over a text.
+    """Score and name every head of a run (default: the one trained last) by what it attends to.
 
-    `text` is a file or ids, by default the run's validation split. Induction is always measured on
-    random tokens. All other scores are, too, if the run was imported and `text` is None. If
-    `ablate` is True, also silence one head after another and measure the loss over the same
-    windows. Raises AttnlmError if `ablate` is True but there is no text, if files are missing or
-    damaged, and for a bigram; TooShortError if the text or the context is too short; NotFiniteError
-    for NaN and infinity.
+        found = attnlm.heads("multi-head-001", windows=8, ablate=True)
+        for head in found.heads:
+            print(head.layer, head.head, head.name, head.scores["previous-token"], head.loss_change)
+        print(found)  # as a table
+
+    At most `windows` windows are measured, spread evenly over a text. `text` is the path of a file,
+    or ids; default: the run's validation split. Induction is always measured on random tokens. All
+    other scores are, too, if the run was imported and `text` is None. If `ablate` is True, one head
+    after another is silenced, and the loss measured over the same windows. `on_event` receives
+    events of type Progress.
+
+    Raises AttnlmError if `ablate` is True but there is no text, if files are missing or damaged,
+    for a text or a context that is too short, for a model without attention, and for NaN and
+    infinity.
     """
+    check_windows(windows)
+    on_event = on_event or ignore
+    run = open_run(run, checkpoint_dir=checkpoint_dir)
     if not run.config.model.maps_per_layer:
         raise no_attention()
     has_text = text is not None or not run.imported_from
@@ -157,7 +177,7 @@ def study_heads(
     there = 0
     inputs_NT = random_NT = repeated_random_tokens(run.vocab_size, block_size, windows)
     if has_text:
-        tokens, origin = _tokens(run, text, data_dir)
+        tokens, origin = _tokens(run, text, Path(data_dir))
         block_size = min(block_size, len(tokens) - 1)
     if block_size < 2:
         raise TooShortError(
@@ -180,7 +200,7 @@ def study_heads(
         chance_P[induction] = of_random[1][induction]
     chance = dict(zip(PATTERNS, chance_P.tolist(), strict=True))
     loss, count = None, math.prod(scores_LHP.shape[:2])
-    heads: list[HeadReport] = []
+    found: list[HeadReport] = []
     if ablate:
         ids_NT = torch.from_numpy(windows_NT).to(chosen.torch)
         loss = _loss(model, ids_NT, None)
@@ -188,9 +208,9 @@ def study_heads(
         scores = dict(zip(PATTERNS, scores_LHP[layer, head].tolist(), strict=True))
         change = None
         if loss is not None:
-            on_event(Progress("ablate", len(heads), count, "head"))
+            on_event(Progress("ablate", len(found), count, "head"))
             change = _loss(model, ids_NT, (layer, head)) - loss
-        heads.append(HeadReport(layer, head, scores, name_of(scores, chance), change))
+        found.append(HeadReport(layer, head, scores, name_of(scores, chance), change))
     return HeadsReport(
         run=run.name,
         windows=len(inputs_NT),
@@ -198,13 +218,15 @@ def study_heads(
         repeated=random_NT.shape[1] // 2,
         has_text=has_text,
         windows_of_text=there,
-        heads=heads,
+        heads=found,
         chance=chance,
         loss=loss,
     )
 
 
-def _tokens(run: Run, text: Path | list[int] | None, data_dir: Path) -> tuple[NDArray[Any], str]:
+def _tokens(
+    run: Run, text: str | Path | list[int] | None, data_dir: Path
+) -> tuple[NDArray[Any], str]:
     """Return the ids to measure on, and their name for error messages."""
     if isinstance(text, list):
         return np.array(text), "the text"
@@ -213,7 +235,7 @@ def _tokens(run: Run, text: Path | list[int] | None, data_dir: Path) -> tuple[ND
             return open_dataset_of(run, data_dir).val, "val.bin"
         except AttnlmError as error:
             raise AttnlmError(error.message, f"{error.hint}; or use `text`") from None
-    with text.open("rb") as file:
+    with Path(text).open("rb") as file:
         content = read_text(file, str(text))
     return run.tokenizer.encode_array(content), str(text)  # an array, since the file may be long
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import attnlm
 from attnlm.base import files
@@ -112,6 +112,7 @@ class Rung:
 
     @property
     def loss(self) -> float:
+        """The loss of `run`, in nats per token."""
         return float(self.result.final["val_loss"])
 
     @property
@@ -120,7 +121,8 @@ class Rung:
         return verdict(self.result.records, self.run.dataset)
 
 
-class Gain(NamedTuple):
+@dataclass(frozen=True)
+class Gain:
     """The comparison of a rung with its rival, the best rung before it."""
 
     rival: Rung
@@ -131,13 +133,18 @@ class Gain(NamedTuple):
     don't overlap and there are fewer than five seeds, which is often chance"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Ladder:
     """The trained rungs of a ladder; its folder `path` is next to the folders of the runs."""
 
     path: Path
     plan: Plan
+    """the resolved settings of the ladder"""
     rungs: tuple[Rung, ...]
+
+    def __repr__(self) -> str:
+        losses = ", ".join(f"{rung.model} {rung.loss:.4f}" for rung in self.rungs)
+        return f"<Ladder {self.path.name!r}: {losses} nats per token>"
 
     @property
     def labels(self) -> dict[str, str]:
@@ -206,6 +213,41 @@ class Ladder:
     def warnings(self) -> list[str]:
         """Sentences on differences that make the comparison unfair."""
         return list(_warnings(self))
+
+    def write_page(self) -> Path:
+        """Write curves.png and index.html to the ladder's folder; return the path of index.html.
+
+        The page works offline.
+        """
+        known = self.rungs[-1].run.references()
+        panels = {x: _lines(self, x) for x in ("tokens", "seconds")}
+        files.write_bytes(self.path / "curves.png", panels_png(panels, known))
+        pictures = {x: panel_svg(lines, known, x) for x, lines in panels.items()}
+        header, rows = self.table()
+        models, runs = list[dict[str, Any]](), [rung.run for rung in self.rungs]
+        if sum(run.parameters for run in runs) <= _MOST_TO_TRY:
+            named = zip(runs, self.labels.values(), strict=True)
+            with contextlib.suppress(ChangedModelError):  # the page then shows no models
+                models = [run_data(run, run.checkpoint(), name=name) for run, name in named]
+        page = render(
+            "ladder.html",
+            ladder=self,
+            header=header,
+            rows=list(zip(self.rungs, rows, strict=True)),
+            explained=explained(self),
+            what="variant changes" if any(":" in r.model for r in self.rungs) else "rung adds",
+            pictures=pictures,
+            colours=_colours(self),
+            again=ladder_command(self.plan),
+            references=known,
+            version=attnlm.__version__,
+            models=models,
+            scripts=SCRIPTS if models else (),
+            data={"models": models, "prompt": self.plan.prompt or first_text(runs)},
+        )
+        path = self.path / "index.html"
+        files.write_bytes(path, page)
+        return path
 
 
 def _one_of(seeds: int) -> int:
@@ -299,39 +341,6 @@ def _colours(ladder: Ladder) -> dict[str, str]:
     free = [colour for model, colour in _COLOUR_OF.items() if model not in models]
     others = itertools.cycle(free or _COLOURS)
     return {m: _COLOUR_OF[m] if m in _COLOUR_OF else next(others) for m in models}
-
-
-def write_ladder(ladder: Ladder) -> Path:
-    """Write curves.png and index.html to the ladder's folder; return the path of index.html."""
-    known = ladder.rungs[-1].run.references()
-    panels = {x: _lines(ladder, x) for x in ("tokens", "seconds")}
-    files.write_bytes(ladder.path / "curves.png", panels_png(panels, known))
-    pictures = {x: panel_svg(lines, known, x) for x, lines in panels.items()}
-    header, rows = ladder.table()
-    models, runs = list[dict[str, Any]](), [rung.run for rung in ladder.rungs]
-    if sum(run.parameters for run in runs) <= _MOST_TO_TRY:
-        named = zip(runs, ladder.labels.values(), strict=True)
-        with contextlib.suppress(ChangedModelError):  # the page then shows no models
-            models = [run_data(run, run.checkpoint(), name=name) for run, name in named]
-    page = render(
-        "ladder.html",
-        ladder=ladder,
-        header=header,
-        rows=list(zip(ladder.rungs, rows, strict=True)),
-        explained=explained(ladder),
-        what="variant changes" if any(":" in r.model for r in ladder.rungs) else "rung adds",
-        pictures=pictures,
-        colours=_colours(ladder),
-        again=ladder_command(ladder.plan),
-        references=known,
-        version=attnlm.__version__,
-        models=models,
-        scripts=SCRIPTS if models else (),
-        data={"models": models, "prompt": ladder.plan.prompt or first_text(runs)},
-    )
-    path = ladder.path / "index.html"
-    files.write_bytes(path, page)
-    return path
 
 
 def _lines(ladder: Ladder, x: str) -> list[Line]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.base.folders import resume_command
@@ -24,12 +25,12 @@ from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.recorder import NotRecordedError, Recorder
 from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import load_model
-from attnlm.runs.run import Result, Run, open_dataset_of
+from attnlm.runs.run import Result, Run, open_dataset_of, open_run
 from attnlm.see.attend import Attention, attention_of
 from attnlm.see.curves import verdict
-from attnlm.see.heads import HeadsReport, TooShortError, study_heads
+from attnlm.see.heads import HeadsReport, TooShortError, heads
 from attnlm.see.reproduce import import_command, prepare_command, sample_command, train_command
-from attnlm.see.text import ids_within_context
+from attnlm.see.text import check_windows, ids_within_context
 from attnlm.training.schedule import learning_rate
 
 STAGES = 3
@@ -49,7 +50,7 @@ class LensRow:
     """(T, K)"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """A run's training, its snapshots, and the forward pass of its checkpoint over a text."""
 
@@ -77,6 +78,20 @@ class Report:
     """a text of 500 tokens, sampled without a prompt"""
     sample_command: str
     """the command that prints `sample` again, on a CPU"""
+
+    def __repr__(self) -> str:
+        return f"<Report of {self.run.name!r}: {self.verdict}>"
+
+    def write_page(self, path: str | Path | None = None) -> Path:
+        """Write all of this as one HTML page that works offline; return the page's path.
+
+        The default path is report.html in the run's folder. A file at `path` is replaced.
+        """
+        from attnlm.see.report_page import report_page
+
+        page = self.run.path / "report.html" if path is None else Path(path)
+        files.write_bytes(page, report_page(self))
+        return page
 
     @property
     def verdict(self) -> str:
@@ -113,27 +128,36 @@ class Report:
 
 
 def report(
-    run: Run,
+    run: str | Path | Run | None = None,
     *,
     text: str | None = None,
     windows: int = 16,
     ablate: bool = False,
     checkpoint: str = "auto",
     device: str = "auto",
-    data_dir: Path = Path("data"),
-    on_event: OnEvent = ignore,
+    checkpoint_dir: str | Path = "checkpoints",
+    data_dir: str | Path = "data",
+    on_event: OnEvent | None = None,
 ) -> Report:
-    """Gather the results of a run. Progress events report each stage and each silenced head.
+    """Gather the results of a run (default: the one trained last).
+
+        found = attnlm.report("multi-head-001", windows=4)
+        print(found.verdict)
+        found.write_page("report.html")
 
     The model reads `text` (default: the beginning of the validation split). Heads are scored over
     `windows` windows of that split. If `ablate` is set, the loss is also measured with each head
     silenced in turn. If the data set is missing, heads are scored on `text` only; if `text` is None
     too, they are not scored. An imported run has no data set: its heads are scored on `text`, or,
-    if `text` is None, on random tokens.
+    if `text` is None, on random tokens. `on_event` receives events of type Progress, for each stage
+    and each silenced head.
 
     Raises AttnlmError if the text does not fit the context or the vocabulary, if the run was
     trained here and never evaluated, and if the run's files are missing or damaged.
     """
+    check_windows(windows)
+    on_event, data_dir = on_event or ignore, Path(data_dir)
+    run = open_run(run, checkpoint_dir=checkpoint_dir)
     result = run.result()
     if result is None and not run.imported_from:
         message = f"{run.name} has no evaluations yet"
@@ -153,12 +177,12 @@ def report(
         ids, text_is = _text(run, dataset, sampler, gone)
     attention, seen = attention_of(run, model, ids)
     on_event(Progress("scoring heads", 0, STAGES, "step"))
-    heads, heads_over = None, "the model has none"
+    scored, heads_over = None, "the model has none"
     if run.config.model.maps_per_layer and not (dataset or given or run.imported_from):
         heads_over = gone
     elif run.config.model.maps_per_layer:
         try:
-            heads = study_heads(
+            scored = heads(
                 run,
                 text=None if dataset else given,
                 windows=windows,
@@ -170,7 +194,7 @@ def report(
             )
             on_given = f" of the text above only, since {gone}" if given else ""
             where = ", spread over the validation split" if dataset else on_given
-            heads_over = heads.measured_on + where
+            heads_over = scored.measured_on + where
         except (NotRecordedError, TooShortError) as error:
             heads_over = error.message
     on_event(Progress("sampling", 1, STAGES, "step"))
@@ -186,7 +210,7 @@ def report(
         ids=ids,
         attention=attention,
         lens=logit_lens(model, seen),
-        heads=heads,
+        heads=scored,
         heads_over=heads_over,
         data_gone=gone,
         commands=[*commands, import_command(run) if run.imported_from else train_command(run)],

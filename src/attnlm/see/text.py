@@ -1,4 +1,4 @@
-"""Encode a text as a run's model reads it, and make its tokens visible."""
+"""Check and encode what a run's model reads, and make tokens visible."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from attnlm.tokens.tokenizer import Tokenizer
 
 _BACKGROUNDS = (0x1F, 0x24, 0x2B), (0x2F, 0x80, 0xD8)  # RGB for 0 and for 1
 _SHOWN = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
+
+
+def check_windows(windows: int) -> None:
+    """Raise UsageError for an invalid number of windows to score heads on."""
+    if not 1 <= windows <= 10**5:
+        raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 to 100000")
 
 
 def ids_of(run: Run, text: str) -> list[int]:

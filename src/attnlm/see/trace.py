@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,8 +15,9 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite, check_textbook
 from attnlm.model.recorder import Layer, Recorder, record
 from attnlm.runs.load_model import load_model
-from attnlm.runs.run import Run
+from attnlm.runs.run import Run, open_run
 from attnlm.see.attend import check_fits_json, likeliest, next_in_words
+from attnlm.see.script import as_script
 from attnlm.see.text import ids_within_context, token_texts, visible
 
 _FEW = 6  # numbers shown of a row
@@ -35,16 +37,36 @@ class Step:
     values: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
     """A forward pass over a text of T tokens."""
 
+    path: Path
+    """the folder of the run"""
+    checkpoint: str
+    """best or last"""
+    text: str
     run: str
     model: str
     tokens: list[str]
     steps: list[Step]
     next: list[tuple[str, float]]
     """candidates for the next token with their probabilities, likeliest first"""
+
+    def __repr__(self) -> str:
+        return f"<Trace of {self.run!r}: {len(self.steps)} steps over {len(self.tokens)} tokens>"
+
+    def __str__(self) -> str:
+        """Return lines of text: each step's shape, and its numbers for the last token."""
+        return "\n".join(in_words(self))
+
+    def as_code(self) -> str:
+        """Return a PyTorch script of at most 80 lines that computes the same logits.
+
+        It loads the run's weights, and needs PyTorch and safetensors, but not attnlm. Raises
+        AttnlmError if the run has adapters, or if its files are missing or damaged.
+        """
+        return as_script(open_run(self.path), self.text, checkpoint=self.checkpoint)
 
     def facts(self) -> dict[str, Any]:
         """Return steps and next tokens as JSON values. Raises AttnlmError for too many numbers."""
@@ -55,17 +77,31 @@ class Trace:
             numbers[step.values.isneginf().numpy()] = None  # JSON does not have −∞
             steps.append({**vars(step), "shape": [*numbers.shape], "values": numbers.tolist()})
         likeliest = [{"token": token, "probability": p} for token, p in self.next]
-        return {**vars(self), "steps": steps, "next": likeliest}
+        about = {"run": self.run, "model": self.model, "tokens": self.tokens}
+        return {**about, "steps": steps, "next": likeliest}
 
 
-def trace(run: Run, text: str, *, checkpoint: str = "auto") -> Trace:
-    """Return the forward pass of a run's checkpoint over `text`, computed on the CPU.
+def trace(
+    run: str | Path | Run | None,
+    text: str,
+    *,
+    checkpoint: str = "auto",
+    checkpoint_dir: str | Path = "checkpoints",
+) -> Trace:
+    """Follow one forward pass of a run (default: the one trained last) over `text`, step by step.
 
-    Raises AttnlmError if the text does not fit the context or the vocabulary, if files are missing
-    or damaged, for numbers that are not finite, and if the model's classes were changed, so that
-    the formulas would be wrong.
+        traced = attnlm.trace("multi-head-001", "Once upon")
+        for step in traced.steps:
+            print(step.name, step.formula, step.axes, step.values.shape)
+        print(traced)  # with numbers; traced.as_code() is a script that computes the same
+
+    `checkpoint` is auto, best or last. Runs on the CPU. Raises AttnlmError if the text does not fit
+    the context or the vocabulary, if files are missing or damaged, for numbers that are not finite,
+    and if the model's classes were changed, so that the formulas would be wrong.
     """
+    run = open_run(run, checkpoint_dir=checkpoint_dir)
     ids = ids_within_context(run, text)
+    checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     check_textbook(model, run.name)
     seen = record(model, torch.tensor([ids]))
@@ -75,6 +111,9 @@ def trace(run: Run, text: str, *, checkpoint: str = "auto") -> Trace:
     last_V = probabilities_TV[-1].numpy()
     order = likeliest(last_V, _LIKELIEST)
     return Trace(
+        path=run.path,
+        checkpoint=checkpoint,
+        text=text,
         run=run.name,
         model=run.config.model.model,
         tokens=token_texts(run.tokenizer, ids),
