@@ -20,7 +20,7 @@ from tests.command import Done, here
 
 _ROOT = Path(__file__).parent.parent
 _PROGRAM = Path(sys.executable).parent / "attnlm"
-_FIRST = (
+_FIRST: tuple[tuple[str, ...], ...] = (
     ("prepare", "tales"),
     ("train", "--steps", "20", "--seed", "1"),
     ("sample", "--tokens", "50", "--seed", "1"),

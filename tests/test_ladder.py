@@ -84,7 +84,7 @@ def with_losses(climbed: Ladder, **losses: float | tuple[float, ...]) -> Ladder:
 
 
 def nats(ladder: Ladder) -> list[float | None]:
-    return [gain and gain.nats for gain in ladder.gains]
+    return [None if gain is None else gain.nats for gain in ladder.gains]
 
 
 def test_gains_are_over_the_best_so_far(climbed: Ladder) -> None:

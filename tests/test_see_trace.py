@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,8 @@ def test_no_script_page_or_export_of_a_model_changed_from_outside(
     small: dict[str, Any] = {"model": "transformer", "embed_dim": 8, "heads": 2, "layers": 1}
     data = trained / "data" / "foxes"
     run = train(data, checkpoint_dir=tmp_path, steps=20, block_size=16, seed=1, **small)
-    calls = [lambda: as_script(run, TEXT)]
-    calls += [
+    calls: list[Callable[[], object]] = [
+        lambda: as_script(run, TEXT),
         lambda: export(run, tmp_path / "p.html", to="html"),
         lambda: export(run, tmp_path / "hf"),
     ]
