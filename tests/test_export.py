@@ -158,6 +158,7 @@ def test_no_character_is_a_special_token_there(
     [
         ("bigram", "hf", "a table of logits"),
         ("multi-head", "hf", "it has no `norm`, no `residual`, `head_bias`;"),
+        ("multi-head:head_size=10", "hf", "it has no `projection`, `positions` learned"),
         ("gpt2:kv_heads=2", "hf", "has `kv_heads` 2; the closest format is GPT2LMHeadModel"),
         ("gpt2:head_size=10", "hf", "has `head_size` 10; the closest format is GPT2LMHeadModel"),
         ("gpt2:query_key_norm=true", "hf", "has `query_key_norm`"),

@@ -66,14 +66,14 @@ class Form:
         These parts change no logit: an MLP with one hidden unit and position embeddings, both of
         zeros, and a projection that is the identity.
         """
-        parts: dict[str, Any] = {}
+        if a.body_dim != a.width:
+            return a  # the identity cannot change the width
+        parts: dict[str, Any] = {"projection": True}
         if a.mlp == "none":
             mlps = self.expressible["mlp"] or ()
             parts |= {"mlp": mlps[0], "mlp_width": 1}
         if a.positions == "none" and "learned" in (self.expressible["positions"] or ()):
             parts["positions"] = "learned"
-        if a.body_dim == a.width:
-            parts["projection"] = True
         return replace(a, **parts)
 
     def reasons(self, a: Architecture) -> list[str]:
