@@ -260,7 +260,7 @@ a struct that C lays out in another way is taken | test_native_library.py
 if ours.get(name) != theirs.get(name): => if False:
 == training/one_layer.py
 a model with changed classes trains without them | test_one_layer.py
-or not _equals_modules(model, *parts) => or not parts
+or not _equals_modules(model, native) => or not parts
 gradients of a one-layer rung overwrite those that are there | test_one_layer.py
 d["head.weight"].addmm_(d_logits_VM, x_MC) => torch.mm(d_logits_VM, x_MC, out=d["head.weight"])
 == compute/device.py

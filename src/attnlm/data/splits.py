@@ -33,7 +33,7 @@ SPLITS = ("train", "val")
 class Choice:
     """A choice of documents for the validation split: of 1/`fraction` documents in a row, one.
 
-    Whether a document is chosen depends only on its index, the fraction and `seed`.
+    The choice of a document depends only on its index, the fraction and `seed`.
     """
 
     fraction: Fraction

@@ -109,7 +109,7 @@ class NotRecordedError(AttnlmError):
     def __init__(self) -> None:
         super().__init__(
             "the attention of this model does not record its weights, so there are no maps",
-            "let its `forward` call `recorder.mix`, as attnlm's SelfAttention does",
+            "let its method forward call `recorder.mix`, as attnlm's SelfAttention does",
         )
 
 

@@ -132,7 +132,7 @@ def parent_record(parent: Run, checkpoint: str) -> dict[str, Any]:
 
 
 def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]:
-    """Return the weights that a run starts from: those of its parent, with adapters merged.
+    """Return the weights that a run starts from: its parent's, with adapters merged.
 
     If `count` is above 1, return only the rows that belong to process `rank` of `count`. Raises as
     `load_checkpoint` does, and AttnlmError if the parent was trained further after the run began.

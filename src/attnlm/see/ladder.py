@@ -253,8 +253,8 @@ class Ladder:
 def _one_of(seeds: int) -> int:
     """Return in one of how many comparisons the losses of two equal models do not overlap.
 
-    Of the (2n choose n) equally likely orders of 2n losses, n of each model, two have all losses of
-    one model first. The result is at most a million.
+    With n losses of each model, (2n choose n) orders are equally likely. In two of these orders,
+    all losses of one model come first. The result is at most a million.
     """
     return min(math.comb(2 * seeds, seeds) // 2, 10**6)
 
@@ -346,7 +346,7 @@ def _colours(ladder: Ladder) -> dict[str, str]:
 def _lines(ladder: Ladder, x: str) -> list[Line]:
     """Return the curve of each rung.
 
-    By tokens, a curve has a band from the lowest to the highest loss of all seeds, unless there is
+    A curve by tokens has a band from the lowest to the highest loss of all seeds, unless there is
     one seed only or a seed lacks an evaluation.
     """
     colours, lines = _colours(ladder), []

@@ -39,7 +39,7 @@ def has_parts(a: Architecture, vocab_size: int, tokens: int) -> bool:
 def faster_matmul() -> str:
     """Return the library for a step's large matmuls: onednn with AVX-512, else blas.
 
-    On processors that are not Intel's, PyTorch's BLAS (MKL) does not use AVX-512.
+    PyTorch's BLAS on x86 is MKL, which does not use AVX-512 on processors that are not Intel's.
     """
     capability = torch.backends.cpu.get_cpu_capability()
     return "onednn" if capability == "AVX512" and onednn_linear() is not None else "blas"

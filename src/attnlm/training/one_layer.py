@@ -199,7 +199,7 @@ class OneLayer:
         return loss.div_(tokens).float()
 
     def _attend(self, d_mixed_MC: Tensor | None, d_packed_MN: Tensor | None) -> None:
-        """Compute the outputs of the heads or, given their gradient, that of `_packed_MN`."""
+        """Compute the outputs of the heads or, from their gradient, the gradient of q, k and v."""
         arrays = self._packed_MN, self._mixed_MC, self._kept, d_mixed_MC, d_packed_MN, self._scratch
         self._native.one_layer_attend(*self._sizes, *map(place, arrays))
 
