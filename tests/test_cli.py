@@ -420,6 +420,7 @@ def test_bytes_are_printed_on_whole_characters(tmp_path: Path) -> None:
 
 def test_named_errors(project: Path) -> None:
     (project / "bad.toml").write_text("embed_dmi = 3\n")
+    (project / "a.jsonl").write_text('{"a": "x", "b": "y", "c": "z"}\n')
     for arguments, code, says, hints in [
         (["prepare", "nowhere.txt"], 1, "nowhere.txt", ""),
         (["prepare", "text.txt", "--tokenizer", "chars"], 2, "chars", "char"),
@@ -427,12 +428,21 @@ def test_named_errors(project: Path) -> None:
         (["prepare", "text.txt", "--val-fraction", "1"], 2, "--val-fraction", ""),
         (["prepare", "text.txt", "--name", "../x"], 2, "--name", ""),
         (["prepare", "text.txt", "--encoding", "utf-99"], 2, "utf-99", ""),
+        (["prepare", "text.txt", "--column", "a"], 2, "--column a does not apply to text", "jsonl"),
+        (["prepare", "a.jsonl", "--encoding", "latin-1"], 2, "--encoding latin-1 does", "UTF-8"),
+        (["prepare", "tales", "--encoding", "utf16"], 2, "utf16 does not apply to tales", "leave"),
+        (["prepare", "a.jsonl", "--column", "a", "--column=b"], 2, "--column was", "from a, b, c"),
+        (["prepare", "tales", "--column", "a", "--column", "b"], 2, "--column was", "only once"),
         (["train", "--dataset=text-char"], 2, "--dataset", "an option: attnlm train DATASET"),
         (["heads", "small", "x"], 2, "(x)", "see attnlm heads --help"),
         (["heads", "smal"], 1, "smal", "small"),
         (["eval", ""], 2, "the name of a run cannot be empty", "leave it out"),
         (["import", ""], 2, "the name of a model cannot be empty", "folder"),
         (["export", "small", ""], 2, "the name of the output cannot be empty", "new folder"),
+        (
+            *(["prepare", "text.txt", "--val-file", "text.txt", "--val-fraction", "0.1"], 2),
+            *("--val-fraction and --val-file cannot be combined", "only one"),
+        ),
         (["prepare", "text.txt", "--val-file", ""], 2, "--val-file cannot be empty", "name a file"),
         (["ladder", "--tokens", str(2**27)], 2, "value for --tokens", "at most 67108864"),
         (["sample", "."], 1, ". is not a run: it has no config.json", "attnlm train"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import gzip
 import hashlib
 import io
 import os
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -196,6 +198,33 @@ def test_stdin_is_read_once_and_can_be_read_twice(
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(AttnlmError, match="stdin is closed"):
         get_corpus("-", spool=spool)
+
+
+def test_stdin_and_pipes_contain_records_if_a_column_is_given(here: Path, spool: Path) -> None:
+    """A pipe named like a file of records contains records anyhow."""
+    lines = b'{"a": "x", "b": "y"}\n' * 3
+
+    def text(source: str, content: bytes, column: str | None) -> str:
+        if source == "-":
+            stdin = io.BytesIO(content)
+            return "".join(texts(get_corpus(source, column=column, spool=spool, stdin=stdin)))
+        os.mkfifo(source)
+        writer = threading.Thread(target=Path(source).write_bytes, args=[content])
+        writer.start()
+        found = get_corpus(source, column=column, spool=spool)
+        writer.join()
+        return "".join(texts(found))
+
+    assert text("-", lines, None) == lines.decode()
+    assert text("-", lines, "a") == "x\nx\nx\n"
+    assert text("pipe", lines, "b") == "y\ny\ny\n"
+    assert text("b.jsonl", lines, "b") == "y\ny\ny\n"
+    assert text("c.jsonl.gz", gzip.compress(lines), "b") == "y\ny\ny\n"
+    assert text("text", b"abc", None) == "abc"
+    with pytest.raises(AttnlmError, match="line 1 of stdin has no column 'c'"):
+        text("-", lines, "c")
+    with pytest.raises(AttnlmError, match="stdin is not valid utf-8 at byte 0"):
+        text("-", b"\xff", "c")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import itertools
 import json
 import os
@@ -206,6 +207,29 @@ def test_another_column_line_ends_and_blank_lines_of_records(here: Path) -> None
     assert "--column story" in prepare_command(dataset)
     unix = prepare("cats.jsonl", column="story", newlines="unix", name="unix")
     assert text_of(unix) == "a\nb\nc\n" * 30
+
+
+@pytest.mark.parametrize("column", [None, "text", "story"])
+def test_records_on_stdin_are_prepared_again_alike(
+    column: str | None, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = lines(["a b c d e f"] * 30, column or "text")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    dataset = prepare("-", column=column)
+    assert dataset.records_on_stdin == (column is not None)
+    assert text_of(dataset) == ("a b c d e f\n" * 30 if column else content.decode())
+    words = prepare_command(dataset).removesuffix(" < TEXT").split()[1:]
+    again = attnlm(*words, "--force", cwd=here, stdin=content.decode())
+    assert open_dataset(here / again.stdout.strip()).source_sha256 == dataset.source_sha256
+
+
+def test_a_column_is_of_any_of_the_sources(here: Path) -> None:
+    (here / "cats.jsonl").write_bytes(lines(["a b c d e f"] * 30, "story"))
+    (here / "dogs.txt").write_bytes(b"g h\xe9 " * 60)
+    train = prepare(["dogs.txt", "cats.jsonl"], column="story", encoding="latin-1")
+    assert "g hé" in text_of(train) and train.column == "story"
+    validation = prepare("cats.jsonl", column="story", val_file="dogs.txt", encoding="latin-1")
+    assert "g hé" in text_of(validation)
 
 
 # --- Pieces ---------------------------------------------------------------------------------------

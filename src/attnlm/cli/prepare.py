@@ -7,11 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import attnlm
+from attnlm.base.errors import UsageError
 from attnlm.base.folders import command_for
 from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, reference_losses
 from attnlm.cli.options import argument, option, switch
 from attnlm.config.settings import resolve
+from attnlm.text.records import columns_of, listed
 
 _FACTS = (
     *("characters", "documents", "vocab_size", "train_tokens", "val_tokens"),
@@ -35,7 +37,9 @@ def prepare(
         "data set, to use its tokenizer",
         completion.tokenizers,
     ),
-    val_fraction: float = option(0.1, "fraction of the text for the validation split"),
+    val_fraction: float | None = option(
+        None, "fraction of the text for the validation split; default: 0.1"
+    ),
     val_file: str | None = option(
         None,
         "use this file as the validation split, and all of SOURCE for training",
@@ -59,8 +63,10 @@ def prepare(
         "line endings: keep them, or convert CR LF and CR to LF: keep|unix",
         completion.choices("keep", "unix"),
     ),
-    column: str = option(
-        "text", "name of the column with the text, in .jsonl and .parquet files and hf: data"
+    column: list[str] | None = option(
+        None,
+        "name of the column with the text, in .jsonl and .parquet files, hf: data, and "
+        "JSON lines on stdin; default: text",
     ),
     offline: bool = options.OFFLINE,
     force: bool = switch("replace an existing data set of the same name", "--force"),
@@ -68,6 +74,9 @@ def prepare(
     quiet: bool = options.QUIET,
 ) -> None:
     """Encode a text with a tokenizer, and split off validation data."""
+    columns = column or []
+    if len(columns) > 1:
+        raise _two_columns(len(columns), source or [])
     with contextlib.closing(Display(quiet)) as display:
         dataset = attnlm.prepare(
             source or None,
@@ -80,7 +89,7 @@ def prepare(
             data_dir=data_dir,
             encoding=encoding,
             newlines=newlines,
-            column=column,
+            column=columns[0] if columns else None,
             offline=offline,
             force=force,
             on_event=display,
@@ -122,3 +131,10 @@ def _validation(dataset: attnlm.Dataset) -> str:
     named = [f"{part.source} {part.tokens / dataset.val_tokens:.0%}" for part in parts[:_NAMED]]
     more = [f"{len(parts) - _NAMED} more"] if len(parts) > _NAMED else []
     return ", ".join([words, *(["from " + ", ".join(named + more)] if named else [])])
+
+
+def _two_columns(count: int, sources: list[str]) -> UsageError:
+    """Return the error for several columns; its hint names the columns of the first source."""
+    found = next(filter(None, (columns_of(Path(source)) for source in sources)), [])
+    hint = f"choose one from {listed(found)}" if found else "use it only once"
+    return UsageError(f"--column was given {count} times", hint)

@@ -64,6 +64,7 @@ class Facts:
     encoding: str
     newlines: str = limited(choices=("keep", "unix"))
     column: str
+    records_on_stdin: bool = False
     documents: int = limited(at_least=0)
     val_fraction: float | None = limited(above=0, below=1)
     split: str | None = limited(default="tail", choices=("tail", "documents"))
@@ -112,6 +113,7 @@ class Dataset(Facts):
     (numpy.memmap), so a split of any size opens fast. `tokenizer` converts ids to text and back.
 
     `source` names the origin of the text; `sources` lists the origins if there were several.
+    `records_on_stdin` is True if stdin had records instead of a plain text.
     `documents` counts the documents that the end-of-text id follows, or that were divided among the
     splits. `split` says which part of the text is for validation: its "tail", or the "documents"
     that `split_seed` chose; None stands for a text of its own, `val_source`. `val_bytes` is the

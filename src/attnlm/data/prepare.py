@@ -21,7 +21,8 @@ from attnlm.config.settings import resolve
 from attnlm.data.bins import write_bins
 from attnlm.data.dataset import FORMAT, Dataset, Facts, Meta, id_dtype, open_dataset, open_folder
 from attnlm.data.splits import Choice, Split, Text, read_text
-from attnlm.text.corpus import MOST_PARTS, Source, get_corpus, safe_name
+from attnlm.text.corpus import MOST_PARTS, Corpus, Source, get_corpus, safe_name
+from attnlm.text.text_files import kind_of, text_encoding
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens.specs import PUBLISHED, bpe_size, canonical_spec
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load
@@ -33,7 +34,7 @@ def prepare(
     source: Source | Iterable[Source] | None = None,
     *,
     tokenizer: str | Path = "char",
-    val_fraction: float = 0.1,
+    val_fraction: float | None = None,
     val_file: str | os.PathLike[str] | None = None,
     split: str | None = None,
     split_seed: int | None = None,
@@ -41,7 +42,7 @@ def prepare(
     data_dir: str | Path = "data",
     encoding: str = "utf-8",
     newlines: str = "keep",
-    column: str = "text",
+    column: str | None = None,
     offline: bool = False,
     force: bool = False,
     on_event: OnEvent | None = None,
@@ -52,17 +53,17 @@ def prepare(
 
     `source` is a file, a folder, a pattern, a URL, "hf:NAME", "tinyshakespeare", "tales", or "-"
     for stdin. Several sources are joined in their order. The default is Tiny Shakespeare, or
-    `tales` if Tiny Shakespeare is not available. `column` is the column that holds the text, if
-    a source consists of records.
+    `tales` if Tiny Shakespeare is not available. `column` is the column of records that holds the
+    text, by default "text". If it is given, stdin contains records, one JSON object per line.
 
     `tokenizer` is a spec such as "char" or "bpe:512", or names a run or data set. The tokenizer of
     this run or data set is then used, so that ids have the same meaning in both. Each record, and
     each of several files, is a document: the end-of-text id follows each document if the tokenizer
     has such an id.
 
-    If `split` is "tail", the validation split is the last `val_fraction` of the characters. If
-    `split` is "documents", it is this fraction of the documents, chosen by `split_seed` (default:
-    1), so that every source can be in both splits. The default is "documents" if both splits then
+    If `split` is "tail", the validation split is the last `val_fraction` (default: 0.1) of the
+    characters. If `split` is "documents", it is this fraction of the documents, chosen by
+    `split_seed` (default: 1), so that every source can be in both splits. The default is "documents" if both splits then
     have at least 10 documents (100 documents at a `val_fraction` of 0.1), else "tail". If
     `val_file` is given, the validation split is its whole text instead.
 
@@ -84,6 +85,9 @@ def prepare(
         taken = load(origin / "tokenizer.json")
         taken.dataset = origin.name
     check_value(Facts, "newlines", newlines)
+    if val_fraction is not None and val_file is not None:
+        raise UsageError("`val_fraction` and `val_file` cannot be combined", "use only one of them")
+    val_fraction = 0.1 if val_fraction is None else val_fraction
     check_value(Facts, "val_fraction", val_fraction)
     for setting, value in (("split", split), ("split_seed", split_seed)):
         if value is not None:
@@ -98,6 +102,7 @@ def prepare(
     choice = Choice(Fraction(str(float(val_fraction))), seed)
     if name is not None:
         check_name(name)
+    corpora: list[Corpus] = []
     with explaining(data_dir, ", or name another `data_dir`"), workspace(data_dir) as work:
 
         def read(place: Source | Iterable[Source] | None) -> Text:
@@ -111,6 +116,9 @@ def prepare(
                 spool=work,
                 on_event=on_event,
             )
+            corpora.append(corpus)
+            if val_file is None or len(corpora) == 2:
+                _check_effect(corpora, column, encoding)
             return read_text(corpus, choice, on_event)
 
         text = read(source)
@@ -185,6 +193,22 @@ def _is_by_documents(text: Text, split: str | None, seed: int | None, on_event: 
     return by_documents
 
 
+def _check_effect(corpora: list[Corpus], column: str | None, encoding: str) -> None:
+    """Raise UsageError if no file of the corpora uses the given column or encoding."""
+    files, shown = [file for corpus in corpora for file in corpus.files], corpora[0].shown
+    if column is not None and not any(kind_of(file.path) for file in files):
+        raise UsageError(
+            f"`column` {column} does not apply to {shown}",
+            "it needs records: a .jsonl or .parquet file, hf: data, or JSON lines on stdin",
+        )
+    name = text_encoding(encoding)
+    if name != "utf-8" and all(kind_of(file.path) or file.encoding != name for file in files):
+        raise UsageError(
+            f"`encoding` {encoding} does not apply to {shown}",
+            "leave it out: records, hf: data and built-in texts are UTF-8",
+        )
+
+
 # --- The tokenizer --------------------------------------------------------------------------------
 
 
@@ -242,6 +266,7 @@ def _build(
         encoding=text.corpus.encoding,
         newlines=text.corpus.newlines,
         column=text.corpus.column,
+        records_on_stdin=text.corpus.has_records_on_stdin,
         documents=sum(
             text.documents for text in split.texts if text.corpus.marks_ends or split.by_documents
         ),

@@ -23,7 +23,8 @@ def prepare_command(dataset: Dataset) -> str:
     for name in ("val_fraction", "split", "split_seed"):
         if dataset.val_source is None and getattr(dataset, name) is not None:
             words += [flag(name), str(getattr(dataset, name))]
-    for name, default in (("encoding", "utf-8"), ("newlines", "keep"), ("column", "text")):
+    column = None if dataset.records_on_stdin else "text"  # if given, stdin has records
+    for name, default in (("encoding", "utf-8"), ("newlines", "keep"), ("column", column)):
         if getattr(dataset, name) != default:
             words += [flag(name), getattr(dataset, name)]
     words += ["--name", dataset.name, *elsewhere(dataset.path.parent, "data set")]

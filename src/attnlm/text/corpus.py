@@ -45,6 +45,7 @@ TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca
 TINY_SHAKESPEARE_BYTES = 1_115_394
 DEFAULT_DEADLINE = 15.0  # seconds that the default corpus may take, before `tales` replaces it
 
+_STDIN = "-"
 NAMES = ("tinyshakespeare", "tales")
 SOURCES = "a file, a folder, a pattern, a URL, hf:NAME, tinyshakespeare, tales, or - for stdin"
 MOST_PARTS = 64
@@ -114,6 +115,11 @@ class Corpus:
         count = sum(1 for _ in itertools.groupby(names))
         return names if count <= MOST_PARTS else [self.shown] * len(names)
 
+    @property
+    def has_records_on_stdin(self) -> bool:
+        """Return True if text came from stdin as records, False if it came as plain text."""
+        return any(file.shown == _shown(_STDIN) and kind_of(file.path) for file in self.files)
+
     def pieces(self) -> Iterator[Piece]:
         """Yield the text in pieces of 1 to 2¹⁸ characters, without byte order marks.
 
@@ -144,7 +150,7 @@ def get_corpus(
     *,
     encoding: str = "utf-8",
     newlines: str = "keep",
-    column: str = "text",
+    column: str | None = None,
     marks_ends: bool = False,
     offline: bool = False,
     spool: Path,
@@ -155,13 +161,15 @@ def get_corpus(
 
     A string may be a name such as "tales"; a path object is always a path. A source that can't be
     read twice, such as a pipe, is copied into the existing folder `spool`, which must outlive the
-    corpus. `encoding` applies to text from the user's files, the web and stdin. `marks_ends` is set
-    if an end-of-text id will follow each document. The environment variable
+    corpus. If `column` is given, stdin and pipes without a suffix are read like .jsonl files.
+    `encoding` applies to text from the user's files, the web and stdin. `marks_ends` is set if an
+    end-of-text id will follow each document. The environment variable
     `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare with the same bytes. Raises
     AttnlmError for a text that is not available, UsageError for an unknown encoding or if no source
     is named.
     """
     encoding = text_encoding(encoding)
+    suffix = "" if column is None else ".jsonl"  # of pipes
 
     def one(source: Source | None) -> Corpus:
         match source:
@@ -172,18 +180,18 @@ def get_corpus(
                 stream = stdin or getattr(sys.stdin, "buffer", None)
                 if stream is None:
                     raise AttnlmError("stdin is closed", "pipe a text into the command")
-                path = _spooled(stream, "stdin", encoding, spool)
+                path = _spooled(stream, "stdin", encoding, spool, suffix)
                 found = _of_file("stdin", "-", path, encoding)
             case str() if source.startswith(hub.PREFIX):
                 path = Path(tempfile.mkdtemp(dir=spool)) / "rows.jsonl.gz"
-                hub.copy_texts(source, column, path, offline=offline, on_event=on_event)
+                hub.copy_texts(source, column or "text", path, offline=offline, on_event=on_event)
                 found = _of_file(safe_name(Path(hub.parsed(source)[0]).name), source, path)
             case str() if "://" in source:
                 found = _from_web(source, encoding, offline, spool, on_event)
             case _:
-                found = _from_path(os.fspath(source), encoding, spool, on_event)
+                found = _from_path(os.fspath(source), encoding, spool, suffix, on_event)
         marks = marks_ends and found.has_documents
-        return replace(found, newlines=newlines, column=column, marks_ends=marks)
+        return replace(found, newlines=newlines, column=column or "text", marks_ends=marks)
 
     if source is None or isinstance(source, str | os.PathLike):
         return one(source)
@@ -261,14 +269,18 @@ def _from_web(url: str, encoding: str, offline: bool, spool: Path, on_event: OnE
             f"{without_password(url)} is not a valid address: {error}", "check the address"
         ) from error
     file = Path(unquote(parts.path))
-    kept = [suffix for suffix in file.suffixes[-2:] if suffix.lower() in RECORDS + COMPRESSED]
-    path = Path(tempfile.mkdtemp(dir=spool)) / "".join(["download", *kept])
+    path = Path(tempfile.mkdtemp(dir=spool)) / f"download{_kind(file)}"
     fetch(url, path, on_event=on_event)
     name = safe_name(bare_stem(file) or parts.hostname or "")
     return _of_file(name, without_password(url), path, encoding)
 
 
-def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Corpus:
+def _kind(file: Path) -> str:
+    """Return the suffixes that say how to read a file, such as ".jsonl.gz"."""
+    return "".join(s for s in file.suffixes[-2:] if s.lower() in RECORDS + COMPRESSED)
+
+
+def _from_path(source: str, encoding: str, spool: Path, suffix: str, on_event: OnEvent) -> Corpus:
     path = folder = Path(source)
     # A name that is not valid Unicode could not be written to meta.json.
     readable = os.fsencode(source).decode(errors="replace")
@@ -285,8 +297,10 @@ def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Co
         elif path.is_dir():
             files = list(files_in(path))
         else:
+            file, suffix = path, _kind(path) or suffix
             with path.open("rb") as stream:
-                file = path if path.is_file() else _spooled(stream, source, encoding, spool)
+                if not path.is_file():
+                    file = _spooled(stream, source, encoding, spool, suffix)
             return _of_file(safe_name(bare_stem(path)), readable, file, encoding)
         texts = texts_among(files, str(path), encoding, on_event)
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -303,12 +317,14 @@ def _from_path(source: str, encoding: str, spool: Path, on_event: OnEvent) -> Co
     return Corpus(name, (readable,), found, encoding, has_documents=True)
 
 
-def _spooled(stream: BinaryIO, shown: str, encoding: str, spool: Path) -> Path:
-    """Copy a stream, which can't be read twice, to a new file in `spool`."""
-    with tempfile.NamedTemporaryFile(dir=spool, delete=False) as file:
+def _spooled(stream: BinaryIO, shown: str, encoding: str, spool: Path, suffix: str) -> Path:
+    """Copy a stream, which can't be read twice, to a new file in `spool` with this suffix."""
+    with tempfile.NamedTemporaryFile(dir=spool, suffix=suffix, delete=False) as file:
         file.write(stream.read(PIECE))
         file.flush()
-        next(text_pieces(Path(file.name), encoding, "keep", shown), None)  # it may be endless
+        if suffix in ("", ".jsonl"):  # it may be endless
+            encoding = encoding if suffix == "" else "utf-8"
+            next(text_pieces(Path(file.name), encoding, "keep", shown), None)
         shutil.copyfileobj(stream, file)
     return Path(file.name)
 
@@ -317,7 +333,7 @@ def _spooled(stream: BinaryIO, shown: str, encoding: str, spool: Path) -> Path:
 
 
 def _shown(source: str) -> str:
-    return "stdin" if source == "-" else source
+    return "stdin" if source == _STDIN else source
 
 
 def _unreadable(shown: object, error: OSError) -> AttnlmError:

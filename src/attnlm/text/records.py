@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,9 +73,29 @@ def _too_long(where: str) -> AttnlmError:
 
 def missing(column: str, columns: list[str], where: str) -> AttnlmError:
     """Return the error for a column that does not exist, with a similar column as its hint."""
-    there = ", ".join(columns[:_MOST_NAMED]) + (", …" if len(columns) > _MOST_NAMED else "")
-    choice = f"choose a `column` from {there}" if there else "it has no columns at all"
+    choice = f"choose a `column` from {listed(columns)}" if columns else "it has no columns at all"
     return AttnlmError(f"{where} has no column {column!r}", suggestion(column, columns, choice))
+
+
+def listed(columns: list[str]) -> str:
+    """Return the names of columns in one line; of many, only the first ones."""
+    return ", ".join(columns[:_MOST_NAMED]) + (", …" if len(columns) > _MOST_NAMED else "")
+
+
+def columns_of(path: Path) -> list[str]:
+    """Return the columns of a .parquet file or of the first line of a .jsonl file, for a hint.
+
+    The result is [] if the columns can't be read.
+    """
+    with contextlib.suppress(AttnlmError, OSError, ValueError, RecursionError):
+        if kind_of(path) == ".jsonl":
+            with opened(path, str(path)) as file:
+                return list(dict(json.loads(file.readline(LONGEST).decode("utf-8-sig"))))
+        if kind_of(path) == ".parquet":
+            parquet = optional("pyarrow.parquet", f"reading {path}")
+            with open_regular(path) as file, parquet.ParquetFile(file) as table:
+                return list(table.schema_arrow.names)
+    return []
 
 
 def _two_columns(column: str, where: str) -> AttnlmError:
