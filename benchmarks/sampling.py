@@ -82,7 +82,7 @@ def _ours(model: LanguageModel, tokens: int, num_samples: int) -> Timed:
 
     def timed() -> int:
         if num_samples > 1:
-            fastest_decoding(model, CPU).generate_all([0], config, lambda sample, ids: False)
+            fastest_decoding(model, CPU).generate_all([[0]], config, lambda sample, ids: False)
             return tokens * num_samples
         return sum(len(block_TB) for block_TB in fastest_decoding(model, CPU).generate([0], config))
 

@@ -352,6 +352,18 @@ what Python dropped is shown | test_interruption.py
 if isinstance(dropped.exc_value, Interrupted): => if dropped.exc_value is None:
 a reader that leaves is an error | test_cli.py::test_a_reader_that_leaves_early_is_no_error
 except BrokenPipeError: => except BlockingIOError:
+== cli/help.py
+the last value of a repeated option counts | test_cli.py::test_named_errors
+if count > 1 and => if count > 9 and
+== cli/console.py
+every word in backticks is printed as an option | test_console.py
+_option(found[1]) or found[0] => flag(found[1])
+== data/prepare.py
+options without effect are accepted | test_cli.py::test_named_errors
+_check_effect(corpora, column, encoding) => pass
+== generation/batch.py
+texts wait for others as long as it takes | test_sampling.py
+ or lengths[index] - lengths[group[0]] > tokens: => :
 == base/signals.py
 a second signal waits for whoever is busy | test_interruption.py
 -            at_second_signal(signum, frame)
@@ -359,6 +371,9 @@ a second signal waits for whoever is busy | test_interruption.py
 a signal that comes as a training ends is forgotten | test_interruption.py
 if self.signum is not None: => if self.raises:
 == generation/next_token.py
+a text that waits for others skips random numbers |
+test_sampling.py::test_prompts_of_any_length_are_continued_together_as_alone
+self._streams[text].random(most - delay) => self._streams[text].random(most)[delay:]
 temperature is not applied | test_sampling.py
 logits_BV /= temperature => pass
 a token is chosen by logits that are NaN | test_sampling.py

@@ -187,11 +187,51 @@ def test_train_says_what_it_does_and_what_comes_next(project: Path) -> None:
         assert word in done.stderr
     assert " |*" not in done.stderr
     quiet = attnlm("train", *QUICK, "-q", cwd=project)
-    assert "step " not in quiet.stderr.replace("at step", "") and "attnlm sample" in quiet.stderr
+    assert "step " not in quiet.stderr.replace("at step", "") and "baselines" in quiet.stderr
     command = ["train", *QUICK, "--name", "drawn"]
     shown = on_a_terminal(*command, cwd=project, streams=("stderr",))
     assert " |*" in shown and "- counted bigram" in shown and "step 6\r\n" in shown
     assert (project / "checkpoints" / "drawn" / "curve.png").is_file()
+
+
+def test_quiet_commands_name_no_command_to_type_next(project: Path) -> None:
+    rungs = ["--rungs", "bigram", "--steps", "1", "--seed", "1"]
+    for command in (
+        ["prepare", "text.txt", "--name", "silent"],
+        ["train", "text-char", *QUICK],
+        ["ladder", "text-char", *rungs],
+        ["sample", "small", "--tokens", "5", "--seed", "1"],
+        ["sample", "small", "--tokens", "5", "--seed", "1", "--num-samples", "2"],
+    ):
+        loud = attnlm(*command, cwd=project)
+        quiet = attnlm(*command, "-q", cwd=project)
+        assert quiet.stdout and len(quiet.stderr) < len(loud.stderr), command
+        assert "next  " not in quiet.stderr, command
+        assert command[0] == "ladder" or "next  attnlm" in loud.stderr, command
+        assert command[0] != "sample" or quiet.stderr == "", command
+    (project / "data" / "latest").write_text("text-char\n")
+
+
+def test_prompts_of_a_file_are_continued_as_alone(project: Path) -> None:
+    prompts = ["the", "a quick brown", "fox ", "the"]
+    (project / "prompts.txt").write_text("\r\n\nthe\na quick brown\r\nfox \n\nthe")
+    (project / "prompts.jsonl").write_text("".join(f'{{"prompt": "{p}"}}\n' for p in prompts))
+    flags = ["sample", "small", "--tokens", "20", "--seed", "4"]
+    alone = [attnlm(*flags, "--prompt", prompt, cwd=project).stdout for prompt in prompts]
+    for file, stdin in (("prompts.txt", ""), ("prompts.jsonl", ""), ("-", "\n".join(prompts))):
+        done = attnlm(*flags, "--prompts", file, cwd=project, stdin=stdin)
+        assert done.stdout == "\n---\n".join(alone)
+        found = json.loads(
+            attnlm(*flags, "--prompts", file, "--json", cwd=project, stdin=stdin).stdout
+        )
+        assert (found["prompts"], found["texts"], found["text"]) == (prompts, alone, alone[0])
+        assert found["tokens"] == 80
+    two = [*flags, "--num-samples", "2", "--json"]
+    both = json.loads(attnlm(*two, "--prompts", "prompts.txt", cwd=project).stdout)["texts"]
+    assert both[::2] == alone and len(both) == 8
+    assert (
+        both[2:4] == json.loads(attnlm(*two, "--prompt", prompts[1], cwd=project).stdout)["texts"]
+    )
 
 
 def test_the_ladder_from_outside(project: Path) -> None:
@@ -368,7 +408,7 @@ def test_commands_while_talking_are_obeyed_and_are_no_text(project: Path) -> Non
 def test_next_lines_name_a_run_that_is_not_the_newest(project: Path) -> None:
     attnlm("train", *QUICK, "--name", "older", cwd=project)
     attnlm("train", *QUICK, "--name", "newer", cwd=project)
-    longer = attnlm("train", "--resume", "older", "--steps", "8", "-q", cwd=project)
+    longer = attnlm("train", "--resume", "older", "--steps", "8", cwd=project)
     assert longer.stderr.endswith("next  attnlm sample older --tokens 500\n")
     sampled = attnlm("sample", "newer", "--tokens", "1", cwd=project)
     assert sampled.stderr.endswith("next  attnlm report\n")
@@ -380,7 +420,7 @@ def test_next_lines_name_a_run_that_is_not_the_newest(project: Path) -> None:
     for arguments in (["away/older"], ["older", "--checkpoint-dir", "away"]):
         sampled = attnlm("sample", *arguments, "--tokens", "1", cwd=project)
         assert sampled.stderr.endswith("next  attnlm report older --checkpoint-dir away\n")
-    longer = attnlm("train", "--resume", "away/older", "--steps", "9", "-q", cwd=project)
+    longer = attnlm("train", "--resume", "away/older", "--steps", "9", cwd=project)
     assert longer.stderr.endswith("next  attnlm sample older --tokens 500 --checkpoint-dir away\n")
 
 
@@ -421,6 +461,8 @@ def test_bytes_are_printed_on_whole_characters(tmp_path: Path) -> None:
 def test_named_errors(project: Path) -> None:
     (project / "bad.toml").write_text("embed_dmi = 3\n")
     (project / "a.jsonl").write_text('{"a": "x", "b": "y", "c": "z"}\n')
+    (project / "blank.txt").write_text("\n\r\n")
+    (project / "odd.txt").write_text("the\n§\n")
     for arguments, code, says, hints in [
         (["prepare", "nowhere.txt"], 1, "nowhere.txt", ""),
         (["prepare", "text.txt", "--tokenizer", "chars"], 2, "chars", "char"),
@@ -467,6 +509,16 @@ def test_named_errors(project: Path) -> None:
         (["train", "--device", "cuda", "--steps", "1"], 1, "cuda", "cpu"),
         (["train", "--name", "small"], 1, "small", "--resume small"),
         (["train", "--recipe", "/dev/zero"], 1, "has more than 16,384 bytes", ""),
+        (["sample", "small", "--prompts", "a.jsonl"], 1, "has no column 'prompt'", '"prompt"'),
+        (["sample", "small", "--prompts", "blank.txt"], 1, "blank.txt has no prompts", "a prompt"),
+        (["sample", "small", "--prompts", "odd.txt"], 1, "prompt 2: the vocabulary", "leave"),
+        (["sample", "small", "--prompts", "odd.txt", "-i"], 2, "--prompts", "leave"),
+        (["sample", "small", "--prompts", "odd.txt", "--prompt", "a"], 2, "--prompts", "leave"),
+        (["sample", "small", "--prompts", "odd.txt", "--show-probs"], 2, "--prompts", "leave"),
+        (
+            *(["sample", "small", "--prompts", "odd.txt", "--tokens", str(2**26)], 2),
+            *("2 prompts are too many for memory", "divide the prompts"),
+        ),
         (["sample", "small", "--prompt-file", "a\nb"], 1, "a\\nb", ""),
         (["sample", "small", "--prompt-file", "/dev/zero"], 1, "more than 16,777,216 bytes", ""),
         (["heads", "small", "--text", "/dev/zero"], 1, "more than 16,777,216 bytes", ""),

@@ -73,7 +73,15 @@ def folder(tmp_path: Path) -> Path:
     text = "Once there was a little Duck, and Dear Ella found a tiny bell.\n" * 60
     (tmp_path / "notes").mkdir()
     (tmp_path / "stories").mkdir()
-    for name in ("my-novel.txt", "letters.txt", "one.txt", "two.txt", "notes/a.txt", "notes/b.md"):
+    for name in (
+        "my-novel.txt",
+        "letters.txt",
+        "lines.txt",
+        "one.txt",
+        "two.txt",
+        "notes/a.txt",
+        "notes/b.md",
+    ):
         (tmp_path / name).write_text(text)
     records = "".join(json.dumps({"story": line}) + "\n" for line in text.splitlines())
     (tmp_path / "stories" / "a.jsonl.gz").write_bytes(gzip.compress(records.encode()))

@@ -212,6 +212,11 @@ def test_sample_yields_one_text_and_samples_returns_several(trained: Path) -> No
     assert len(set(texts)) == 3
     assert all(text.startswith("the ") and len(text) == 16 for text in texts)
     assert attnlm.samples(run, num_samples=1, seed=3, **how) == texts[:1]
+    many = {**how, "prompt": ["", how["prompt"], "a"]}
+    found = attnlm.samples(run, num_samples=3, seed=3, **many)
+    assert found[3:6] == texts and len(found) == 9
+    assert attnlm.samples(run, seed=3, **many) == found[::3]
+    assert attnlm.samples(run, **{**how, "prompt": []}) == []
     with pytest.raises(attnlm.UsageError, match="one text") as raised:
         attnlm.sample(run, num_samples=3)
     assert "attnlm.samples(" in raised.value.hint

@@ -21,9 +21,10 @@ from attnlm.base.settings import Setting, Settings
 from attnlm.compute.device import Device
 from attnlm.compute.native import instruction_sets, kernels, load
 from attnlm.generation import native_decoder
+from attnlm.generation.batch import Batch, batch_of
 from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
-from attnlm.generation.next_token import Ids, Uniforms
+from attnlm.generation.next_token import Ids
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model import textbook
 from attnlm.model.language_model import Transformer
@@ -174,27 +175,37 @@ def test_large_scores_and_activations_do_not_overflow(factor: float) -> None:
         np.testing.assert_allclose(got_BV / scale, expected_BV / scale, atol=1e-3, rtol=0)
 
 
+def batch(prompt: list[int], num_samples: int = 1, **settings: Any) -> Batch:
+    config = SamplingConfig(num_samples=num_samples, **settings)
+    return batch_of([prompt] * num_samples, range(num_samples), config, BLOCK)
+
+
 def test_an_id_outside_the_vocabulary_is_refused() -> None:
-    decoder = NativeDecoder(NativeModel(a_model("transformer"), library()), 1)
+    native = NativeModel(a_model("transformer"), library())
+    decoder = NativeDecoder(native, 1)
     for wrong in (-1, V, 2**40):
         with pytest.raises(IndexError):
             decoder.logits(np.array([[0, wrong, 1]]), 0)
         with pytest.raises(IndexError):
-            next(decoder.generate([0, wrong, 1], 1, 1.0, Uniforms(1, range(1))))
+            next(decoder.generate(batch([0, wrong, 1], tokens=1), 1.0))
+        with pytest.raises(IndexError):
+            given = batch_of([[0], [0, wrong]], [0, 0], SamplingConfig(tokens=1), BLOCK)
+            list(NativeDecoder(native, 2).generate(given, 1.0))
 
 
 def assert_generation(
     model: Transformer, num_samples: int, temperature: float, found: CDLL, threads: int = 1
 ) -> None:
     """Tokens that C makes by itself are those that Python draws from its logits, one at a time."""
-    native, samples = NativeModel(model, found), range(num_samples)
+    native = NativeModel(model, found)
     config = SamplingConfig(tokens=5 * BLOCK, temperature=temperature, num_samples=num_samples)
     for length in (1, BLOCK, BLOCK + 2):
         prompt = some_ids(length).tolist()
         decoders = [NativeDecoder(native, num_samples, count) for count in (threads, 1)]
-        made = decoders[0].generate(prompt, config.tokens, temperature, Uniforms(0, samples))
+        made = decoders[0].generate(batch(prompt, num_samples, tokens=config.tokens), temperature)
         decoding = Decoding(model, lambda count: NativeDecoder(native, count))
-        drawn = decoding.drawn(prompt, config, decoders[1], samples)
+        same = batch(prompt, num_samples, tokens=config.tokens)
+        drawn = decoding.drawn(same, config, decoders[1])
         expected_TB = np.stack([ids_B for ids_B, _ in drawn])
         assert np.array_equal(np.concatenate(list(made)), expected_TB)
         assert temperature < 5 or len(np.unique(expected_TB)) > 2
@@ -221,7 +232,7 @@ def test_tokens_before_logits_that_are_not_finite_are_made(
     decoder = NativeDecoder(NativeModel(model, library()), 2)
     made = []
     with pytest.raises(NotFiniteError):
-        for block_TB in decoder.generate([1, 2], 9, temperature, Uniforms(1, range(2))):
+        for block_TB in decoder.generate(batch([1, 2], 2, tokens=9, seed=1), temperature):
             made += block_TB.tolist()
     assert len(made) == 3
 
@@ -246,7 +257,7 @@ def test_a_sample_does_not_depend_on_the_others(
             return False
 
         config = SamplingConfig(tokens=2000, num_samples=count, seed=8)
-        decoding.generate_all([3, 1], config, receive)
+        decoding.generate_all([[3, 1]], config, receive)
         return made
 
     one, eight, many = rows(1), rows(8), rows(64)

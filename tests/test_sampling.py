@@ -17,6 +17,7 @@ import torch
 from attnlm.base.errors import NotFiniteError, UsageError
 from attnlm.compute.device import Device
 from attnlm.compute.native import kernels
+from attnlm.generation.batch import grouped
 from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder
 from attnlm.generation.next_token import (
@@ -178,6 +179,64 @@ def test_an_attention_that_keeps_no_cache_sees_all_tokens(monkeypatch: pytest.Mo
         np.testing.assert_allclose(found_BV, model(ids_BS[:, :end])[:, -1].detach(), rtol=1e-9)
 
 
+def texts_of(
+    decoding: Decoding, prompts: list[list[int]], config: SamplingConfig
+) -> list[list[int]]:
+    """The ids of each text, which must come to an end where `config` says."""
+    made: list[list[int]] = [[] for _ in prompts * config.num_samples]
+
+    def receive(text: int, ids: list[int]) -> bool:
+        assert ids and len(made[text]) < config.tokens
+        made[text] += ids
+        return len(made[text]) >= config.tokens - text % 3  # some end before others
+
+    decoding.generate_all(prompts, config, receive)
+    return made
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_prompts_of_any_length_are_continued_together_as_alone(
+    name: str, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any order, with repeated prompts, and with prompts longer than the context."""
+    if not native:
+        monkeypatch.setattr("attnlm.generation.decoders.kernels", lambda: None)
+    monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 2)
+    model = small_model(name)
+    decoding = fastest_decoding(model.float() if native else model, CPU)
+    lengths = (7, 1, 2 * BLOCK + 3, 2, BLOCK, 7, BLOCK + 1, 4)
+    prompts = [[int(i) for i in torch.randint(V, (length,))] for length in lengths]
+    for settings in ({"num_samples": 3}, {"top_k": 4}, {"temperature": 0.0, "num_samples": 2}):
+        for tokens in (1, 6, 2 * BLOCK):
+            config = SamplingConfig(tokens=tokens, seed=8, **settings)  # type: ignore[arg-type]
+            together = iter(texts_of(decoding, prompts, config))
+            for prompt in prompts:
+                alone = np.concatenate(list(decoding.generate(prompt, config)))
+                for ids in alone.T.tolist():
+                    text = next(together)
+                    assert text == ids[: len(text)] and len(text) >= tokens - 2
+
+
+def test_texts_wait_for_others_no_longer_than_for_themselves() -> None:
+    prompts = [[0] * length for length in (50, 1, 9, 30, 8, 12, 99, 31)]
+    groups = grouped(prompts, 40, 8, most=3)
+    assert groups == [[1, 4, 2], [5], [3, 7], [0, 6]]
+    assert grouped(prompts, 40, 10**6, most=100) == [[1, 4, 2, 5, 3, 7, 0, 6]]
+    assert grouped([[1]] * 5, 40, 0, most=2) == [[0, 1], [2, 3], [4]]
+
+
+def test_logits_after_the_end_of_a_text_may_be_infinite() -> None:
+    """A text that ends before the others of its batch is continued by token 0."""
+    model = small_model("transformer")
+    with torch.no_grad():
+        model.token_embedding.weight[0] = math.nan
+    config = SamplingConfig(tokens=1, temperature=0)
+    for made in (model, model.float()):
+        texts = texts_of(fastest_decoding(made, CPU), [[1, 2, 3], [1]], config)
+        assert [len(text) for text in texts] == [1, 1] and texts[1] != [0]
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     wrong: dict[str, tuple[float, ...]] = {
         "temperature": (-0.1, math.nan, math.inf),
@@ -203,7 +262,7 @@ def test_a_signal_ends_the_threads_of_all_samples(monkeypatch: pytest.MonkeyPatc
     threading.Timer(0.3, _thread.interrupt_main).start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            fastest_decoding(model, CPU).generate_all([1], config, lambda sample, ids: False)
+            fastest_decoding(model, CPU).generate_all([[1]], config, lambda sample, ids: False)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -244,7 +303,7 @@ def test_every_way_of_sampling_ends_alike(native: bool, monkeypatch: pytest.Monk
     sampler = Sampler(small_model("transformer").float(), tokenizer, CPU)
     decoder = fastest_decoding(sampler.model, CPU).new_decoder(1)
     assert isinstance(decoder, NativeDecoder if native else ModuleDecoder)
-    whole = sampler.samples([3], SamplingConfig(tokens=90, num_samples=3, seed=1))[0]
+    whole = sampler.samples([[3]], SamplingConfig(tokens=90, num_samples=3, seed=1))[0]
     end = whole[0][60]
     tokenizer.end_of_text = tokenizer.encode(end)[0]
     for stop, ignore_eos in (((), False), (whole[0][40:43], True), (whole[0][20:22], False)):
@@ -259,7 +318,7 @@ def test_every_way_of_sampling_ends_alike(native: bool, monkeypatch: pytest.Monk
         chosen = list(sampler.choices([3], config))
         assert "".join(choice.text for choice in chosen) == expected[0]
         assert "".join(choice.token for choice in chosen) == shown
-        texts, count = sampler.samples([3], replace(config, num_samples=3))
+        texts, count = sampler.samples([[3]], replace(config, num_samples=3))
         assert texts == expected and count >= sum(map(len, texts))
 
 

@@ -187,7 +187,7 @@ def test_sampling_flushes_in_all_threads(modes: Modes, monkeypatch: pytest.Monke
         assert not flushes_subnormals()
     assert modes.found == {"MainThread": True}
     decoding = Decoding(model, lambda _: ModuleDecoder(model, CPU), threads=2)
-    decoding.generate_all([1], SamplingConfig(tokens=50, num_samples=16), lambda *_: False)
+    decoding.generate_all([[1]], SamplingConfig(tokens=50, num_samples=16), lambda *_: False)
     assert len(modes.found) == 2 and all(modes.found.values())
 
 

@@ -93,7 +93,8 @@ def ladder(
             display.close()
             if started:
                 console.say(f"stopped; the models trained so far are saved next to {started[0]}")
-                console.say_next(command_for("attnlm ladder --resume", started[0]))
+                if not quiet:
+                    console.say_next(command_for("attnlm ladder --resume", started[0]))
             raise
     page = climbed.write_page()
     if not json:

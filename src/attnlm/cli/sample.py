@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import time
@@ -25,6 +26,8 @@ from attnlm.generation.sampling_config import (
     SamplingConfig,
     drawn_seed,
 )
+from attnlm.text.records import record_texts
+from attnlm.text.text_files import kind_of
 
 if TYPE_CHECKING:
     from attnlm.generation.sampling import Choice, Sampler
@@ -39,13 +42,18 @@ def sample(
     tokens: int = option(500, "number of tokens to generate, without the prompt"),
     prompt: str | None = option(None, "text to continue; - reads stdin, without its final newline"),
     prompt_file: Path | None = option(None, "file with the text to continue"),
+    prompts: Path | None = option(
+        None,
+        "file with a text to continue on each line (or - for stdin), or a .jsonl file of records "
+        'such as {"prompt": "…"}; all are continued together',
+    ),
     temperature: float = option(1.0, _TEMPERATURE),
     top_k: int | None = option(None, "sample only from the K likeliest tokens; default: all"),
     top_p: float | None = option(
         None, "sample only from the likeliest tokens whose probabilities sum to P; default: all"
     ),
     seed: int | None = option(None, "random seed; default: a random one"),
-    num_samples: int = option(1, "number of texts to generate"),
+    num_samples: int = option(1, "number of texts to generate, for each prompt"),
     stop: list[str] | None = option(
         None, "stop before this text, which is not printed; may be repeated"
     ),
@@ -60,24 +68,29 @@ def sample(
         "continue each line that you type; /help lists commands", "--interactive", "-i"
     ),
     json: bool = options.JSON,
+    quiet: bool = options.QUIET,
 ) -> None:
     """Generate text with a trained model."""
-    if interactive and (json or show_probs or num_samples != 1 or prompt == "-"):
+    many = num_samples != 1 or prompts is not None
+    if interactive and (json or show_probs or many or prompt == "-"):
         raise UsageError(
-            "--interactive cannot be combined with --json, --show-probs, --num-samples or a prompt "
-            "from stdin",
+            "--interactive cannot be combined with --json, --show-probs, --num-samples, --prompts "
+            "or a prompt from stdin",
             "leave one of them out",
         )
-    if show_probs and num_samples != 1:
-        message = "--show-probs cannot be combined with --num-samples"
+    if show_probs and many:
+        message = "--show-probs cannot be combined with --num-samples or --prompts"
         raise UsageError(message, "leave one of them out")
+    if [prompt, prompt_file, prompts].count(None) < 2:
+        message = "only one of --prompt, --prompt-file and --prompts can be used"
+        raise UsageError(message, "leave the others out")
     most = MOST_CHOICES_HELD if show_probs else MOST_HELD
     if json and tokens > most:
         raise UsageError(
             f"--tokens {tokens} is too many for --json, which keeps the whole text in memory",
             f"use --tokens {most} or less, or leave out --json",
         )
-    text = _prompt(prompt, prompt_file)
+    started = [_prompt(prompt, prompt_file)] if prompts is None else _prompts(prompts)
     config = SamplingConfig(
         tokens=tokens,
         temperature=temperature,
@@ -88,22 +101,27 @@ def sample(
         stop=[typed(text, "--stop") for text in stop or ()],
         ignore_eos=ignore_eos,
     )
+    if prompts is not None:
+        config.check_room(len(started))
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     from attnlm.generation.sampling import load_sampler
 
     chosen = opened.checkpoint(checkpoint)
     sampler = load_sampler(opened, checkpoint=chosen, device=device, on_event=Display())
-    ids = [] if interactive else sampler.prompt_ids(text)
-    console.say(
-        f"{opened.name}, {chosen} on {sampler.device.name}, "
-        f"temperature {temperature:g}, seed {config.seed}"
-    )
+    ids = [] if interactive else sampler.ids_of(started)
+    if not quiet:
+        console.say(
+            f"{opened.name}, {chosen} on {sampler.device.name}, "
+            f"temperature {temperature:g}, seed {config.seed}"
+        )
     if interactive:
-        _talk(sampler, text, config)
+        _talk(sampler, started[0], config, quiet)
         return
     began = time.perf_counter()
-    texts, count, facts = _generate(sampler, ids, text, config, json, show_probs)
+    texts, count, facts = _generate(sampler, ids, started, config, json, show_probs)
+    if prompts is not None:
+        facts["prompts"] = started
     seconds = time.perf_counter() - began
     speed = round(count / seconds) if seconds else 0
     if json:
@@ -123,15 +141,14 @@ def sample(
     elif not show_probs:  # its output ends with a line end
         if sys.stdout.isatty():
             console.write("\n")
-        else:
+        elif not quiet:
             console.say("")  # a terminal may show both streams: start a new line
-    console.say(f"{count:,} tokens in {duration(seconds)}, {speed:,} tokens/s")
-    console.say_next(command_for("attnlm report", opened.path))
+    if not quiet:
+        console.say(f"{count:,} tokens in {duration(seconds)}, {speed:,} tokens/s")
+        console.say_next(command_for("attnlm report", opened.path))
 
 
 def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    if prompt is not None and prompt_file is not None:
-        raise UsageError("--prompt and --prompt-file cannot be combined", "use only one of them")
     if prompt == "-":
         return read_text(sys.stdin.buffer, "the prompt on stdin").removesuffix("\n")
     if prompt_file is not None:
@@ -140,19 +157,44 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
     return typed(prompt, "--prompt") if prompt else ""
 
 
+def _prompts(path: Path) -> list[str]:
+    """Return the prompts in a file: its lines, without empty ones, or the field of its records."""
+    if kind_of(path):
+        try:
+            found = list(record_texts(path, "prompt", str(path)))
+        except AttnlmError as error:
+            raise AttnlmError(error.message, 'use records such as {"prompt": "…"}') from None
+    else:
+        is_stdin, name = str(path) == "-", "the prompts on stdin"
+        with contextlib.nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb") as file:
+            text = read_text(file, name if is_stdin else str(path))
+        found = [line.removesuffix("\r") for line in text.split("\n") if line.strip("\r")]
+    if not found:
+        raise AttnlmError(f"{path} has no prompts", "write a prompt on each line")
+    return found
+
+
 def _generate(
-    sampler: Sampler, ids: list[int], prompt: str, config: SamplingConfig, json: bool, probs: bool
+    sampler: Sampler,
+    prompt_ids: list[list[int]],
+    prompts: list[str],
+    config: SamplingConfig,
+    json: bool,
+    probs: bool,
 ) -> tuple[list[str], int, dict[str, object]]:
     """Generate text, and print it unless `json` is True; with `probs`, print each token in numbers.
 
     Return the texts (only the prompt if tokens were printed), the number of tokens, and values for
     the JSON output.
     """
-    if config.num_samples > 1:
-        continued, count = sampler.samples(ids, config)
-        texts = [prompt + text for text in continued]
+    if config.num_samples > 1 or len(prompts) > 1:
+        from attnlm.generation.sampling import with_prompts
+
+        continued, count = sampler.samples(prompt_ids, config)
+        texts = with_prompts(prompts, continued)
         console.write("" if json else "\n---\n".join(texts))
         return texts, count, {}
+    (ids,), (prompt,) = prompt_ids, prompts
     length, pieces = len(ids), [prompt]
     facts: dict[str, object] = {}
     if not probs:
@@ -205,9 +247,10 @@ def _in_words(choice: Choice) -> str:
 # --- --interactive --------------------------------------------------------------------------------
 
 
-def _talk(sampler: Sampler, prompt: str, config: SamplingConfig) -> None:
+def _talk(sampler: Sampler, prompt: str, config: SamplingConfig, quiet: bool) -> None:
     """Read lines until the user stops; add each line to the text and print the continuation."""
-    console.say("type a line and the model continues it; /help lists commands, /bye stops")
+    if not quiet:
+        console.say("type a line and the model continues it; /help lists commands, /bye stops")
     ids: list[int] = []
     if prompt:
         _extend(ids, sampler, prompt)

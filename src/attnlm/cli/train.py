@@ -144,15 +144,16 @@ def train(
                 console.say(
                     f"stopped; the last complete step, {step:,}, is saved in {display.run.path}"
                 )
-                again = ["--log", ",".join(tools)] if tools else []
-                console.say_next(command_for("attnlm train --resume", display.run.path, *again))
+                if not quiet:
+                    again = ["--log", ",".join(tools)] if tools else []
+                    console.say_next(command_for("attnlm train --resume", display.run.path, *again))
             elif is_main():
                 console.say("stopped before the first step; nothing was saved")
             raise
     if is_main():
         _report(run, json, quiet, display.memory)
         model = run.config.model.model
-        if model in RUNGS and not (recipe or resume or start_from):
+        if model in RUNGS and not (recipe or resume or start_from or quiet):
             words = ["attnlm", "train", *([] if dataset is None else [dataset])]
             if higher := RUNGS[RUNGS.index(model) + 1 :]:
                 words, about = [*words, "--model", higher[0]], "the next rung of the ladder"
@@ -197,7 +198,8 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
             "time": f"{duration(last['seconds'])}, {last['tokens']:,} tokens",
         }
     )
-    console.say_next(command_for("attnlm sample", run.path, "--tokens", "500"))
+    if not quiet:
+        console.say_next(command_for("attnlm sample", run.path, "--tokens", "500"))
     names = ("val_loss", "bits_per_byte", "evaluated_tokens", "seconds", "tokens_per_second")
     facts = {
         "run": str(run.path),

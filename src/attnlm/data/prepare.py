@@ -63,9 +63,9 @@ def prepare(
 
     If `split` is "tail", the validation split is the last `val_fraction` (default: 0.1) of the
     characters. If `split` is "documents", it is this fraction of the documents, chosen by
-    `split_seed` (default: 1), so that every source can be in both splits. The default is "documents" if both splits then
-    have at least 10 documents (100 documents at a `val_fraction` of 0.1), else "tail". If
-    `val_file` is given, the validation split is its whole text instead.
+    `split_seed` (default: 1), so that every source can be in both splits. The default is
+    "documents" if both splits then have at least 10 documents (100 documents at a `val_fraction` of
+    0.1), else "tail". If `val_file` is given, the validation split is its whole text instead.
 
     Line ends are kept; if `newlines` is "unix", CR LF and CR become LF.
 

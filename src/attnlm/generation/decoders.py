@@ -22,12 +22,12 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
 from attnlm.compute.native import kernels
 from attnlm.compute.threads import FlushingHere, cores
+from attnlm.generation.batch import Batch, batch_of, grouped
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel, kept_of_full_window
 from attnlm.generation.next_token import (
     Array,
     Ids,
     Probabilities,
-    Uniforms,
     draw,
     next_token_weights,
 )
@@ -42,6 +42,8 @@ With fewer weights, synchronizing the threads takes longer than the token."""
 _FEWEST_COMPARED, _MOST_COMPARED, _WEIGHTS_COMPARED = 8, 256, 2**24
 """The decoder in C is compared with the model on a few tokens: the fewest and the most, and the
 number of weights in linear maps that these tokens are multiplied with (milliseconds)."""
+_MOST_CACHED = 2**28
+"""The most numbers in the caches of texts that are continued together, 1 GiB in float32."""
 
 
 @dataclass(frozen=True)
@@ -71,60 +73,92 @@ class Decoding:
         Each sample gets `config.tokens` ids.
         """
         samples = range(config.num_samples) if samples is None else samples
-        decoder, top_k = self.new_decoder(len(samples)), config.top_k
+        return self._continue(self._batch([prompt] * len(samples), samples, config), config)
+
+    def _batch(
+        self, prompts: Sequence[Sequence[int]], samples: Sequence[int], config: SamplingConfig
+    ) -> Batch:
+        return batch_of(prompts, samples, config, self.model.architecture.block_size)
+
+    def _continue(self, batch: Batch, config: SamplingConfig) -> Iterator[Ids]:
+        """Yield the next ids of the texts of a batch in blocks (T, B), for all of its steps."""
+        decoder, top_k = self.new_decoder(len(batch.delays)), config.top_k
         takes_all = (top_k is None or top_k >= self.model.vocab_size) and config.top_p in (None, 1)
         if isinstance(decoder, NativeDecoder) and takes_all:
-            uniforms = Uniforms(config.seed, samples)
-            return decoder.generate(prompt, config.tokens, config.temperature, uniforms)
-        return (next_B[None] for next_B, _ in self.drawn(prompt, config, decoder, samples))
+            return decoder.generate(batch, config.temperature)
+        return (next_B[None] for next_B, _ in self.drawn(batch, config, decoder))
 
     def drawn(
-        self, prompt: Sequence[int], config: SamplingConfig, decoder: Decoder, samples: range
+        self, batch: Batch, config: SamplingConfig, decoder: Decoder
     ) -> Iterator[tuple[Ids, Probabilities]]:
-        """Draw the next token of some samples, `config.tokens` times. Each time, yield the ids (B,)
-        and the weights from which they were drawn, (B, V)."""
-        assert prompt, "there is always a first token"
-        a, uniforms = self.model.architecture, Uniforms(config.seed, samples)
-        window_BS = np.tile(np.array(prompt[-a.block_size :], np.int64), (len(samples), 1))
-        known = 0
-        for _ in range(config.tokens):
+        """Draw the next token of each text of a batch, in each of its steps. Each time, yield the
+        ids (B,) and the weights from which they were drawn, (B, V)."""
+        a, window_BS, known = self.model.architecture, batch.start, 0
+        for _ in range(batch.steps):
             if window_BS.shape[1] > a.block_size:
                 window_BS, known = window_BS[:, -kept_of_full_window(a) :], 0
+            given_B, uniforms_B = batch.given.take(1)[0], batch.uniforms.take(1)[0]
+            is_drawn_B = given_B < 0
             with np.errstate(all="ignore"), FlushingHere():
                 logits_BV = decoder.logits(window_BS, known)
+                logits_BV[~is_drawn_B] = 0  # they may be infinite
                 weights_BV = next_token_weights(
                     logits_BV, config.temperature, config.top_k, config.top_p
                 )
-                next_B = draw(weights_BV, uniforms.take(1)[0])
+                next_B = np.where(is_drawn_B, draw(weights_BV, uniforms_B), given_B)
             known = window_BS.shape[1]
             window_BS = np.concatenate([window_BS, next_B[:, None]], axis=1)
             yield next_B, weights_BV
 
     def generate_all(
         self,
-        prompt: Sequence[int],
+        prompts: Sequence[Sequence[int]],
         config: SamplingConfig,
         receive: Callable[[int, list[int]], bool],
     ) -> None:
-        """Continue all samples in threads that do not wait for each other.
+        """Continue each prompt by `config.num_samples` texts, many texts at the same time.
 
-        `receive` takes the number of a sample and its next ids, and returns True if the sample has
-        ended. Several threads call `receive`, but only one thread for each sample.
+        `receive` takes the number of a text and its next ids, and returns True if the text has
+        ended. The texts of the first prompt have the first numbers. Several threads call `receive`,
+        but only one thread for each text. The threads do not wait for each other.
         """
+        a, count = self.model.architecture, config.num_samples
+        prompts = [prompt for prompt in prompts for _ in range(count)]
+        cached = 2 * a.layers * a.block_size * max(a.width, a.num_kv_heads * a.head_dim)
+        most = max(1, _MOST_CACHED // (cached + self.model.vocab_size))
+        for texts in grouped(prompts, a.block_size, config.tokens, most):
+            self._run(texts, prompts, config, receive)
+
+    def _run(
+        self,
+        texts: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        config: SamplingConfig,
+        receive: Callable[[int, list[int]], bool],
+    ) -> None:
+        """Continue some texts in threads, each of which has a batch of its own."""
         stopped = threading.Event()
 
-        def run(samples: range) -> None:
-            going = set(samples)
-            for block_TB in self.generate(prompt, config, samples):
-                rows = zip(samples, block_TB.T.tolist(), strict=True)
-                going -= {one for one, ids in rows if one in going and receive(one, ids)}
+        def run(part: range) -> None:
+            mine = texts[part.start : part.stop]
+            samples = [text % config.num_samples for text in mine]
+            batch = self._batch([prompts[text] for text in mine], samples, config)
+            going, made = set(range(len(mine))), 0
+            for block_TB in self._continue(batch, config):
+                rows = block_TB.T.tolist()
+                for row in list(going):
+                    new = batch.drawn_of(row, rows[row], made)
+                    has_ended = bool(new) and receive(mine[row], new)
+                    if has_ended or made + len(block_TB) >= batch.given.ends[row]:
+                        going.remove(row)
+                made += len(block_TB)
                 if stopped.is_set() or not going:
                     return
 
-        first, *others = self.parts(config.num_samples)
+        first, *others = self.parts(len(texts))
         with ThreadPoolExecutor(max(1, len(others))) as pool:
             try:
-                futures = [pool.submit(run, samples) for samples in others]
+                futures = [pool.submit(run, part) for part in others]
                 run(first)
                 for future in futures:
                     future.result()

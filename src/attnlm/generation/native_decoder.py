@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from attnlm.base.errors import NotFiniteError
 from attnlm.compute.native.structs import Block, Generation, Map, Memory, Model
 from attnlm.compute.threads import FlushingHere
-from attnlm.generation.next_token import Uniforms
+from attnlm.generation.batch import Batch
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import Transformer
 from attnlm.model.textbook import part
@@ -146,34 +146,38 @@ class NativeDecoder:
             raise IndexError("an id is outside the vocabulary")
         return self._logits_BV.copy()
 
-    def generate(
-        self, prompt: Sequence[int], tokens: int, temperature: float, uniforms: Uniforms
-    ) -> Iterator[NDArray[np.int64]]:
-        """Yield the next ids of all samples in blocks (T, B), `tokens` ids for each sample.
+    def generate(self, batch: Batch, temperature: float) -> Iterator[NDArray[np.int64]]:
+        """Yield the next ids of all texts of a batch in blocks (T, B), for all of its steps.
 
         A block holds the tokens of one call of the C function, which takes some milliseconds.
         Raises IndexError for an id that the vocabulary lacks, NotFiniteError for logits that are
         NaN or infinite.
         """
-        a, samples = self._model.architecture, self._samples
+        a, samples, vocab_size = (
+            self._model.architecture,
+            self._samples,
+            self._model.laid.vocab_size,
+        )
         ids_BS = np.zeros((samples, 2 * a.block_size), np.int64)
-        kept = np.array(prompt[-a.block_size :], np.int64)
-        ids_BS[:, : len(kept)] = kept
+        length = batch.start.shape[1]
+        ids_BS[:, :length] = batch.start
         state = Generation(
             block_size=a.block_size,
             kept=kept_of_full_window(a),
             columns=ids_BS.shape[1],
-            length=len(kept),
+            length=length,
             ids=ids_BS,
             fresh=np.empty((samples, a.block_size), np.int64),
             logits=self._out,
-            sums=np.empty(self._model.laid.vocab_size),
+            sums=np.empty(vocab_size),
             temperature=temperature,
         )
-        count = 1
-        while tokens:
-            count = min(count, tokens)
-            out_TB, uniforms_TB = np.empty((count, samples), np.int64), uniforms.take(count)
+        count, left = 1, batch.steps
+        while left:
+            count = min(count, left)
+            out_TB, uniforms_TB = batch.given.take(count), batch.uniforms.take(count)
+            if out_TB.max() >= vocab_size:
+                raise IndexError("an id is outside the vocabulary")
             began = time.perf_counter()
             with FlushingHere():
                 made = self._generate(
@@ -186,7 +190,7 @@ class NativeDecoder:
                 yield out_TB[:made]
             if made < count:
                 raise NotFiniteError
-            tokens -= count
+            left -= count
             if took < _SECONDS_A_CALL / 2 and count < _MOST_A_CALL:
                 count *= 2
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,12 +75,18 @@ def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
 
 
 class Uniforms:
-    """Streams of random numbers in [0, 1), one per sample, each determined by (seed, sample)."""
+    """Streams of random numbers in [0, 1), one per sample, each determined by (seed, sample).
 
-    def __init__(self, seed: int, samples: Iterable[int]) -> None:
+    A stream begins with as many zeros as its delay.
+    """
+
+    def __init__(self, seed: int, samples: Iterable[int], delays: Sequence[int] = ()) -> None:
         keys = [np.random.SeedSequence([seed, sample]) for sample in samples]
         self._streams = [np.random.Generator(np.random.Philox(key)) for key in keys]
-        self._ahead_TB = np.empty((0, len(self._streams)))
+        most = max(delays, default=0)
+        self._ahead_TB = np.zeros((most, len(self._streams)))
+        for text, delay in enumerate(delays):
+            self._ahead_TB[delay:, text] = self._streams[text].random(most - delay)
 
     def take(self, count: int) -> Probabilities:
         """Return the next numbers of every sample, float64 (count, B)."""

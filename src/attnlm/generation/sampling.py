@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from attnlm.base.errors import UsageError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
+from attnlm.generation.batch import batch_of
 from attnlm.generation.decoders import Decoding, fastest_decoding
 from attnlm.generation.next_token import normalised
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
@@ -112,6 +113,18 @@ class Sampler:
         """
         return self.tokenizer.encode_from_start(prompt) or [self.tokenizer.first]
 
+    def ids_of(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of prompts as `prompt_ids` does. An error has the number of the prompt."""
+        found = []
+        for number, prompt in enumerate(prompts, 1):
+            try:
+                found.append(self.prompt_ids(prompt))
+            except AttnlmError as error:
+                if len(prompts) == 1:
+                    raise
+                raise AttnlmError(f"prompt {number:,}: {error.message}", error.hint) from None
+        return found
+
     def stream(self, ids: list[int], config: SamplingConfig) -> Iterator[str]:
         """Yield the text that continues `ids`, in whole characters; append its ids to the list."""
         assert config.num_samples == 1
@@ -133,8 +146,8 @@ class Sampler:
         """
         assert config.num_samples == 1
         made, decode = Continuation(self.tokenizer, config), self.tokenizer.decode
-        decoder = self.decoding.new_decoder(1)
-        for next_B, weights_BV in self.decoding.drawn(ids, config, decoder, range(1)):
+        batch = batch_of([ids], [0], config, self.model.architecture.block_size)
+        for next_B, weights_BV in self.decoding.drawn(batch, config, self.decoding.new_decoder(1)):
             ids.append(token := int(next_B[0]))
             text = made.add([token])
             text += made.close() if made.tokens == config.tokens else ""
@@ -146,16 +159,21 @@ class Sampler:
             if made.has_ended:
                 return
 
-    def samples(self, ids: list[int], config: SamplingConfig) -> tuple[list[str], int]:
-        """Return several continuations of `ids`, and the total number of their tokens."""
-        made = [Continuation(self.tokenizer, config) for _ in range(config.num_samples)]
+    def samples(self, prompts: list[list[int]], config: SamplingConfig) -> tuple[list[str], int]:
+        """Return the continuations of each prompt, and the total number of their tokens.
+
+        The first `config.num_samples` texts continue the first prompt. Each prompt gets the same
+        texts as alone: exactly if the decoder in C generates them, else up to rounding.
+        """
+        config.check_room(len(prompts))
+        made = [Continuation(self.tokenizer, config) for _ in prompts * config.num_samples]
         texts: list[list[str]] = [[] for _ in made]
 
-        def receive(sample: int, new: list[int]) -> bool:
-            texts[sample].append(made[sample].add(new))
-            return made[sample].has_ended
+        def receive(text: int, new: list[int]) -> bool:
+            texts[text].append(made[text].add(new))
+            return made[text].has_ended
 
-        self.decoding.generate_all(ids, config, receive)
+        self.decoding.generate_all(prompts, config, receive)
         whole = ["".join((*text, one.close())) for text, one in zip(texts, made, strict=True)]
         return whole, sum(one.tokens for one in made)
 
@@ -200,27 +218,30 @@ def sample(
         for piece in attnlm.sample(run, tokens=100, prompt="Once ", seed=1):
             print(piece, end="", flush=True)
 
-    `"".join(…)` gives the whole text. `num_samples` must be 1; `samples` returns several texts.
+    `"".join(…)` gives the whole text. `num_samples` must be 1; `samples` returns several texts, and
+    takes several prompts.
+
     The text ends after `tokens` tokens, or earlier: before the first of the texts in `stop` or,
-    unless `ignore_eos` is set, before the tokenizer's end-of-text token. Without `seed`,
-    a seed is drawn and reported as a Note. Raises AttnlmError (UsageError for invalid arguments)
-    at the call, before the first piece.
+    unless `ignore_eos` is set, before the tokenizer's end-of-text token. Without `seed`, a seed is
+    drawn and reported as a Note. Raises AttnlmError (UsageError for invalid arguments) at the call,
+    before the first piece.
     """
     if num_samples != 1:
         raise UsageError(
             f"sample yields one text, but num_samples is {num_samples}",
             "for several texts, call attnlm.samples(run, num_samples=N)",
         )
-    sampler, ids, config = _ready(**locals())
+    sampler, prompts, config = _ready(**locals())
+    (ids,) = sampler.ids_of(prompts)
     return itertools.chain([prompt] if prompt else [], sampler.stream(ids, config))
 
 
 def samples(
     run: str | Path | Run | None = None,
     *,
-    num_samples: int,
+    num_samples: int = 1,
     tokens: int = 500,
-    prompt: str = "",
+    prompt: str | Sequence[str] = "",
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -238,24 +259,38 @@ def samples(
             print(text, end="\\n---\\n")
 
     Each text begins with the prompt and ends as in `sample`; the first one is the text of `sample`
-    for the same seed. Without `seed`, a seed is drawn and reported as a Note. Raises AttnlmError
-    (UsageError for invalid arguments).
+    for the same seed. `prompt` can be a list:
+
+        texts = attnlm.samples(run, prompt=["Once ", "A fox "], tokens=100, seed=1)
+
+    The result then has `num_samples` texts for each prompt, in the order of the prompts. They are
+    generated together, whatever the lengths of the prompts. Each prompt gets the same texts as
+    alone with this seed; on a GPU, or without a C compiler, rounding can change them.
+
+    Without `seed`, a seed is drawn and reported as a Note. Raises AttnlmError (UsageError for
+    invalid arguments).
     """
-    sampler, ids, config = _ready(**locals())
-    return [prompt + text for text in sampler.samples(ids, config)[0]]
+    sampler, prompts, config = _ready(**locals())
+    return with_prompts(prompts, sampler.samples(sampler.ids_of(prompts), config)[0])
+
+
+def with_prompts(prompts: Sequence[str], continued: Sequence[str]) -> list[str]:
+    """Return whole texts. Each prompt has the same number of continuations."""
+    each = len(continued) // max(1, len(prompts))
+    return [prompts[number // each] + text for number, text in enumerate(continued)]
 
 
 def _ready(
     run: str | Path | Run | None,
-    prompt: str,
+    prompt: str | Sequence[str],
     checkpoint: str,
     device: str,
     checkpoint_dir: str | Path,
     seed: int | None,
     on_event: OnEvent | None,
     **chosen: Any,
-) -> tuple[Sampler, list[int], SamplingConfig]:
-    """Check all arguments of `sample` or `samples`, and load the model."""
+) -> tuple[Sampler, list[str], SamplingConfig]:
+    """Check the arguments of `sample` or `samples`, and load the model. Return also the prompts."""
     on_event = on_event or ignore
     if seed is None:
         seed = drawn_seed()
@@ -263,4 +298,4 @@ def _ready(
     config = SamplingConfig(seed=seed, **chosen)
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
     sampler = load_sampler(opened, checkpoint=checkpoint, device=device, on_event=on_event)
-    return sampler, sampler.prompt_ids(prompt), config
+    return sampler, [prompt] if isinstance(prompt, str) else list(prompt), config

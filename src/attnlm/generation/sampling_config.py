@@ -48,6 +48,15 @@ class SamplingConfig:
         """Return the stop texts as a tuple, also if `stop` is a single text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
+    def check_room(self, prompts: int) -> None:
+        """Raise UsageError if memory can't hold the texts of so many prompts."""
+        if prompts * self.num_samples * self.tokens > MOST_HELD:
+            raise UsageError(
+                f"{prompts:,} prompts are too many for memory, with `tokens` {self.tokens:,} and "
+                f"`num_samples` {self.num_samples:,}",
+                f"together, the texts can have {MOST_HELD:,} tokens: divide the prompts",
+            )
+
     def _require(self, holds: bool, name: str, words: str) -> None:
         if not holds:
             raise UsageError(

@@ -30,7 +30,7 @@ def record_pieces(
     waiting: list[str] = []
     ends: list[int] = []
     length = 0
-    for text in filter(None, (_lines if kind_of(path) == ".jsonl" else _rows)(path, column, shown)):
+    for text in filter(None, record_texts(path, column, shown)):
         if newlines == "unix":
             text = text.replace("\r\n", "\n").replace("\r", "\n")
         if not marks_ends and not text.endswith("\n"):
@@ -45,6 +45,11 @@ def record_pieces(
         ends.append(length)
     if waiting:
         yield Piece("".join(waiting), tuple(ends))
+
+
+def record_texts(path: Path, column: str, shown: str) -> Iterator[str]:
+    """Yield the text of each record, also if it is empty. Raises AttnlmError as `record_pieces`."""
+    return (_lines if kind_of(path) == ".jsonl" else _rows)(path, column, shown)
 
 
 def checked(value: object, column: str, where: str) -> str:

@@ -449,7 +449,7 @@ struct stream {
     int64_t wanted, made;
     int is_finite;
     const double *uniforms; /* (wanted, B) */
-    int64_t *out;           /* (wanted, B) */
+    int64_t *out;           /* (wanted, B): given tokens, and -1 for tokens to draw */
 };
 
 /* Return the token where the running sum of exp((logit - largest) / temperature) passes a fraction of
@@ -506,8 +506,10 @@ static void after_token(struct stream *stream)
         g->start = 0, g->length = g->known;
     }
     for (int64_t s = 0; s < task->samples; s++) {
-        int64_t id = choose(size, g->logits + s * task->model->head.outputs, g->temperature,
-                            stream->uniforms[at + s], g->sums);
+        int64_t id = stream->out[at + s];
+        if (id < 0)
+            id = choose(size, g->logits + s * task->model->head.outputs, g->temperature,
+                        stream->uniforms[at + s], g->sums);
         if (id < 0) {
             stream->is_finite = 0;
             return;
@@ -531,8 +533,8 @@ static void continue_texts(struct member who, const void *about)
     }
 }
 
-/* Continue texts by `wanted` tokens, each drawn with the next of `uniforms`, in [0, 1). Return how many
-   were made: fewer if logits are not finite, -1 if an id is not in the vocabulary. */
+/* Continue texts by `wanted` tokens: those given in `out`, or drawn with the next of `uniforms`, in [0, 1),
+   if `out` has -1. Return how many were made: fewer if logits are not finite, -1 if an id is not in the vocabulary. */
 int64_t generate(const struct model *m, const struct memory *to, int64_t members, int64_t samples,
                  struct generation *g, int64_t wanted, const double *uniforms, int64_t *out)
 {
