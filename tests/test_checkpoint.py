@@ -88,8 +88,10 @@ def test_every_changed_byte_and_every_truncation_is_noticed(saved: Path) -> None
 
 
 def test_another_model_is_refused_before_its_tensors_are_read(saved: Path) -> None:
-    with pytest.raises(AttnlmError, match="does not contain the model"):
+    with pytest.raises(AttnlmError, match="does not contain the model") as caught:
         load_checkpoint(saved, BIGRAM, 6)
+    assert caught.value.message.endswith(": table.weight has the shape (5, 5), not (6, 6)")
+    assert "config.json" in caught.value.hint
     with pytest.raises(AttnlmError, match="checkpoint not found"):
         load_checkpoint(saved.with_name("none.safetensors"), BIGRAM, 5)
     # Somebody else's safetensors, without a digest, and a pickle, which is never loaded.
@@ -113,16 +115,22 @@ def test_with_a_right_digest_only_what_a_checkpoint_has_is_taken(tmp_path: Path)
     whole = {"model.table.weight": table, "optimizer.table.weight/mean": table.clone()}
     sealed(path, whole)
     assert load_checkpoint(path, config, 5)[0] == {"step": 1}
-    for wrong in (
-        {"model.table.weight": table.double()},
-        {"optimizer.table.weight/mean": table.clone()},
-        {**whole, "optimizer.table.weight/mean": torch.zeros(5, 6)},
-        {**whole, "optimizer.tabel.weight/mean": table.clone()},
-        {**whole, "more": table.clone()},
+    mean, many = "optimizer.table.weight/mean", {f"more{i}": table.clone() for i in range(9)}
+    for wrong, says in (
+        ({"model.table.weight": table.double()}, "table.weight has the type F64, not F32"),
+        ({mean: table.clone()}, ": table.weight is missing"),
+        ({**whole, mean: torch.zeros(5, 6)}, f"{mean} has the shape (5, 6), not (5, 5)"),
+        (
+            {**whole, "optimizer.tabel.weight/mean": table.clone()},
+            ": optimizer.tabel.weight/mean is not a tensor of this model",
+        ),
+        ({**whole, "more": table.clone()}, ": more is not a tensor of this model"),
+        ({**whole, **many}, "more2 is not a tensor of this model; and 6 more"),
     ):
         sealed(path, wrong)
-        with pytest.raises(AttnlmError, match="does not contain the model"):
+        with pytest.raises(AttnlmError, match="does not contain the model") as caught:
             load_checkpoint(path, config, 5)
+        assert str(caught.value.message).endswith(says)
     for described in ("[1]", "[" * 10_000, "", "NaNs"):
         sealed(path, whole, described)
         with pytest.raises(AttnlmError, match=r"last\.safetensors"):

@@ -53,10 +53,21 @@ def test_json_is_refused_when_a_single_bit_has_changed(tmp_path: Path) -> None:
                 assert got == {"steps": 100, "name": "a run"}
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": 1}'])
-def test_what_is_no_json_of_ours_is_refused(content: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is not valid JSON: Expecting value in line 1, column 1"),
+        (b"[1]", "is not valid: it is not a JSON object"),
+        (b'{\n  "a": 1\n  "b": 2\n}', "is not valid JSON: .* delimiter in line 3, column 3"),
+        (b"{}\xff", "is not valid: byte 2 is not UTF-8"),
+        (b"[" * 100_000, "is not valid: it is nested too deeply"),
+        (b'{"a": 1}', "was changed after attnlm wrote it: it does not match its own hash"),
+    ],
+)
+def test_what_is_no_json_of_ours_is_refused(content: bytes, says: str, tmp_path: Path) -> None:
+    """By hand, a file is edited: the error says where, and does not call it damaged."""
     (tmp_path / "x.json").write_bytes(content)
-    with pytest.raises(AttnlmError, match="damaged"):
+    with pytest.raises(AttnlmError, match=rf"x\.json {says}"):
         read_json(tmp_path / "x.json")
     with pytest.raises(AttnlmError, match="cannot read"):
         read_json(tmp_path / "missing.json")

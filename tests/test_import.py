@@ -227,7 +227,7 @@ def test_what_was_exported_comes_back_the_same(name: str, dataset: Any, tmp_path
     # Only an imported run was trained on nothing.
     assert attnlm.open_run(back.path) == back
     replace(back, imported_from="").save_config()
-    with pytest.raises(AttnlmError, match=r"config\.json is damaged"):
+    with pytest.raises(AttnlmError, match=r"config\.json is not valid: its data set has no tokens"):
         attnlm.open_run(back.path)
 
 
@@ -345,8 +345,15 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         change_config(hidden_size=2**20, intermediate_size=2**20, num_hidden_layers=99),
         "of memory, but this machine has",
     ),
-    "deep JSON": (write("config.json", b"[" * 10**5), "not a JSON object"),
-    "a long number": (write("config.json", b'{"a": ' + b"9" * 10**4 + b"}"), "not a JSON object"),
+    "deep JSON": (write("config.json", b"[" * 10**5), "it is nested too deeply"),
+    "a long number": (
+        write("config.json", b'{"a": ' + b"9" * 10**4 + b"}"),
+        "a number that is too large",
+    ),
+    "a comma too many": (
+        write("config.json", b'{\n  "a": 1,,\n}'),
+        "config.json is not valid JSON: Expecting property name",
+    ),
     "a shape": (change_weights(lambda t: t.update({NORM: torch.ones(7)})), "has shape (7,)"),
     "a missing tensor": (change_weights(lambda t: t.pop(NORM)), f"{NORM} is missing"),
     "one too many": (change_weights(lambda t: t.update(x=torch.ones(7))), "'x' does not belong to"),

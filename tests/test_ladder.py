@@ -269,7 +269,7 @@ def test_a_ladder_that_goes_on_is_the_one_that_began(
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     (damaged / "ladder.json").write_text(record.read_text().replace('"steps": 6', '"steps": 9'))
-    with pytest.raises(AttnlmError, match="is damaged"):
+    with pytest.raises(AttnlmError, match="was changed after attnlm wrote it"):
         read_plan(damaged)
 
 
@@ -483,29 +483,42 @@ def test_the_page_in_a_real_browser(browser: Any, climbed: Ladder, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("key", "value", "says"),
     [
-        ("rungs", 1),
-        ("rungs", [["bigram"]]),
-        ("rungs", ["bigram", "bigram"]),
-        ("steps", "6"),
-        ("steps", -1),
-        ("block_size", 0),
-        ("tokens", -1),
-        ("seed", 2**70),
-        ("prompt", None),
-        ("prompt", "\ud800"),
-        ("budget", "2m"),
+        ("rungs", 1, "is not valid: its 'rungs' cannot be 1"),
+        ("rungs", [["bigram"]], "is not valid: its 'rungs' cannot be ['bigram']"),
+        ("rungs", ["bigram", "bigram"], "is not valid: `rungs` is empty or contains a rung twice"),
+        ("rungs", ["transformer:slope=2"], "is not valid: 'slope' is not a setting of transformer"),
+        ("steps", "6", "is not valid: its 'steps' cannot be '6'"),
+        ("steps", -1, "is not valid: invalid value for `steps`: -1"),
+        ("block_size", 0, "is not valid: invalid value for `block_size`: 0"),
+        ("tokens", -1, "is not valid: its 'tokens' cannot be -1"),
+        ("seed", 2**70, "is not valid: it has a number that is too large"),
+        ("prompt", None, "is not valid: its 'prompt' cannot be None"),
+        ("prompt", "\ud800", "is not valid: it has half a surrogate pair"),
+        ("budget", "2m", "is not valid: its 'budget' cannot be '2m'"),
+        ("tune", "rate", "has a setting that attnlm 1.0.0 does not have: 'tune'"),
     ],
 )
 def test_a_plan_that_nobody_would_write_is_refused(
-    key: str, value: object, climbed: Ladder, tmp_path: Path
+    key: str, value: object, says: str, climbed: Ladder, tmp_path: Path
 ) -> None:
     """Its hash is right: whoever makes a record can make that."""
     content = read_json(climbed.path / "ladder.json")
     write_json(tmp_path / "ladder.json", {**content, "plan": {**content["plan"], key: value}})
-    with pytest.raises(AttnlmError, match=r"ladder\.json is damaged"):
+    with pytest.raises(AttnlmError) as caught:
         read_plan(tmp_path)
+    assert caught.value.message == f"{tmp_path / 'ladder.json'} {says}"
+
+
+def test_a_plan_of_another_version_names_it(climbed: Ladder, tmp_path: Path) -> None:
+    content = read_json(climbed.path / "ladder.json") | {"attnlm": "2.1.0"}
+    plan = content["plan"]
+    for changed in ({"tune": "learning_rate"}, {"rungs": ["bigram", "transformer:slope=2"]}):
+        write_json(tmp_path / "ladder.json", {**content, "plan": {**plan, **changed}})
+        with pytest.raises(AttnlmError) as caught:
+            read_plan(tmp_path)
+        assert caught.value.hint.startswith("open it with the version that wrote it, 2.1.0, or ")
 
 
 def test_a_rung_that_never_saved_begins_again_and_one_without_its_metrics_is_refused(

@@ -132,7 +132,7 @@ def test_whatever_else_lies_there_stops_no_list(project: Path) -> None:
     }
     done = command("list", cwd=project)
     assert "skipped (not a run): notes" in done.stderr
-    assert "damaged  broken: " in done.stderr and "\x1b" not in done.stdout + done.stderr
+    assert "unreadable  broken: " in done.stderr and "\x1b" not in done.stdout + done.stderr
 
 
 def test_a_ladder_and_a_run_that_is_trained_are_told(project: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_run_starts_no_tool_that_is_not_named(
 ) -> None:
     """Its logs.json may come from a stranger, and a tool may send losses and samples elsewhere."""
     run = train(dataset, tmp_path)
-    files.write_json(run.path / "logs.json", {"id": "00000000", "tools": [["\33"], "ssl", "json"]})
+    files.write_json(run.path / "logs.json", {"id": "00000000", "tools": ["\33", "ssl", "json"]})
     notes: list[object] = []
     attnlm.train(resume=run, steps=7, on_event=notes.append)
     said = [note.text for note in notes if isinstance(note, Note)]
@@ -200,7 +200,7 @@ def test_a_damaged_record_stops_nothing(dataset: Dataset, tmp_path: Path) -> Non
         notes: list[object] = []
         steps = run.metrics()[-1]["step"] + 1
         attnlm.train(resume=run, steps=steps, on_event=notes.append)
-        assert any(isinstance(n, Note) and "logs.json is damaged" in n.text for n in notes)
+        assert any(isinstance(n, Note) and "logs.json is not valid: its '" in n.text for n in notes)
 
 
 def test_what_is_not_installed_is_said_before_anything_is_made(

@@ -81,7 +81,7 @@ def test_a_wrong_value_is_refused_by_file_and_key(name: str) -> None:
     changed, reason = WRONG[name]
     with pytest.raises(AttnlmError) as caught:
         decoded(Whole, CONTENT | changed, Path("x.json"), "make it again")
-    assert caught.value.message == f"x.json is damaged: {reason}"
+    assert caught.value.message == f"x.json is not valid: {reason}"
     assert caught.value.hint == "make it again"
 
 

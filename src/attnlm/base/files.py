@@ -27,6 +27,7 @@ _REMEDIES = {
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
 }
 
+_COPY_OR_MAKE = "copy it again from its source, or make it again"
 _LARGEST_JSON = 2**20  # bytes
 _LARGEST_INTEGER, _LARGEST_FLOAT = 2**63 - 1, 3.4028234663852886e38  # of int64 and float32
 _AT_ONCE, _NO_LINK = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)  # not on Windows
@@ -174,7 +175,9 @@ def read_bytes(path: Path, at_most: int) -> bytes:
         raise AttnlmError(
             f"cannot read {path}: {reason}", "check that it exists and that you may read it"
         ) from None
-    raise _damaged(path, f"it has {size:,} bytes, too many for such a file")
+    raise AttnlmError(
+        f"{path} is damaged: it has {size:,} bytes, too many for such a file", _COPY_OR_MAKE
+    )
 
 
 def read_text(file: IO[bytes], shown: str, at_most: int = 2**24) -> str:
@@ -216,30 +219,49 @@ def _float(digits: str) -> float:
 def read_json(path: Path, at_most: int = _LARGEST_JSON) -> dict[str, Any]:
     """Return what `write_json` wrote to `path`, without the hash.
 
-    Raises AttnlmError if the file is missing, exceeds `at_most` bytes, is not a JSON object, has a
-    number that is too large, or was changed after `write_json`.
+    Raises AttnlmError as `json_object` does, or if the file was changed after `write_json`.
+    """
+    content = json_object(path, at_most)
+    if content.pop("sha256", None) != _json_hash(content):
+        raise AttnlmError(
+            f"{path} was changed after attnlm wrote it: it does not match its own hash",
+            f"undo the change, {_COPY_OR_MAKE}",
+        )
+    return content
+
+
+def json_object(
+    path: Path, at_most: int, value_of: Callable[[str], Any] = json_value
+) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises AttnlmError, which names the line and column of a mistake, if the file is missing,
+    exceeds `at_most` bytes, is not a JSON object, or has a number that `value_of` refuses.
     """
     try:
-        content = json_value(read_bytes(path, at_most).decode())
-    except (ValueError, RecursionError):
-        raise _damaged(path, "it is not valid JSON, or has a number that is too large") from None
-    if not isinstance(content, dict):
-        raise _damaged(path, "it is not a JSON object")
-    if content.pop("sha256", None) != _json_hash(content):
-        raise _damaged(path, "it does not match its own hash")
-    return content
+        content = value_of(read_bytes(path, at_most).decode())
+        reason = "" if isinstance(content, dict) else "it is not a JSON object"
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise AttnlmError(
+            f"{path} is not valid JSON: {error.msg} in {place}", f"correct it, {_COPY_OR_MAKE}"
+        ) from None
+    except UnicodeDecodeError as error:
+        reason = f"byte {error.start:,} is not UTF-8"
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError:
+        reason = "it has a number that is too large"
+    if reason:
+        raise AttnlmError(f"{path} is not valid: {reason}", f"correct it, {_COPY_OR_MAKE}")
+    found: dict[str, Any] = content
+    return found
 
 
 def file_hash(path: Path) -> str:
     """Return the SHA-256 of a regular file in hexadecimal. Raises OSError for anything else."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-
-
-def _damaged(path: Path, reason: str) -> AttnlmError:
-    return AttnlmError(
-        f"{path} is damaged: {reason}", "copy it again from its source, or make it again"
-    )
 
 
 def _json_hash(content: dict[str, Any]) -> str:

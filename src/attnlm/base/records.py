@@ -6,6 +6,7 @@ check more in `__post_init__`, which raises ValueError.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
@@ -41,10 +42,26 @@ def read_record(
     content = read_json(path, at_most)
     if content.pop("format", None) != format:
         raise AttnlmError(
-            f"{path} was written by another version of attnlm",
+            f"{path} was written by another version of attnlm{_version_in(content)}",
             f"open it with that version, or {hint}",
         )
     return decoded(record, content, path, hint)
+
+
+def hint_on_version(path: Path, ours: str, hint: str) -> str:
+    """Return `hint`, for a value in a JSON file that this version of attnlm does not accept.
+
+    If the file names the version that wrote it, and that is not `ours`, the hint names it too.
+    """
+    version = _version_in(read_json(path))
+    is_other = version and version != f" {ours}"
+    return f"open it with the version that wrote it,{version}, or {hint}" if is_other else hint
+
+
+def _version_in(content: Mapping[str, Any]) -> str:
+    version = content.get("attnlm")
+    is_version = isinstance(version, str) and re.fullmatch(r"[\w.+-]{1,40}", version, re.ASCII)
+    return f" {version}" if is_version else ""
 
 
 def decoded(record: type[_Record], content: object, path: Path, hint: str = COPY_AGAIN) -> _Record:
@@ -57,7 +74,7 @@ def decoded(record: type[_Record], content: object, path: Path, hint: str = COPY
         found: _Record = _decoded(record, content, "")
         return found
     except (ValueError, UsageError) as error:
-        raise AttnlmError(f"{path} is damaged: {error}", hint) from None
+        raise AttnlmError(f"{path} is not valid: {error}", hint) from None
 
 
 def _decoded(record: Any, content: object, within: str) -> Any:

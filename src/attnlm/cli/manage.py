@@ -138,7 +138,7 @@ def _show(kind: str, entries: Sequence[Any]) -> None:
         console.say(f"* used by commands when no {next(iter(columns))} is named")
     for entry in entries:
         if entry.problem is not None:
-            console.say_styled("damaged", "bold yellow", f"  {entry.name}: {entry.problem}")
+            console.say_styled("unreadable", "bold yellow", f"  {entry.name}: {entry.problem}")
     if kind == "runs" and any(entry.evaluated_part for entry in entries):
         console.say(
             f"{_PART} measured on a part of the validation split; attnlm eval measures all of it,"
@@ -247,7 +247,7 @@ def _in_words(entry: attnlm.RunEntry) -> str:
         f"loss {entry.val_loss:.4f}{part}" if entry.val_loss is not None else "",
         f"imported from {entry.imported_from}" if entry.imported_from else "",
         quantity(entry.bytes, "B") if entry.bytes else "",
-        "damaged" if entry.problem is not None else "",
+        "unreadable" if entry.problem is not None else "",
     ]
     return ", ".join(filter(None, facts))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -53,6 +53,9 @@ RECORD_OF: dict[str, type] = {
 }
 """The record of each setting. The model's settings come first."""
 del RECORD_OF["wide_heads"]
+# Keys that a recipe may also have. attnlm 1.0.0 recorded the changing plan of a budget in "stages".
+_NOT_SETTINGS = ("stages", "tokenizer")
+_MOST_NAMED = 5
 
 # Default training settings of each model, measured on Tiny Shakespeare's characters and tuned on
 # the last tenth of its training split. A model without an entry has those of _ONE_LAYER, or of
@@ -77,6 +80,13 @@ _LEARNING_RATES: dict[str, dict[str, float]] = {
 }
 ADAPTERS_RATE = 0.001
 """The learning rate of low-rank adapters. AdamW trains them, whatever trained the model."""
+
+
+def unknown_settings(recorded: Iterable[str]) -> str:
+    """Return the keys in a run's configuration that are not settings, for a message, or ""."""
+    unknown = [quoted(key) for key in recorded if key not in (*RECORD_OF, *_NOT_SETTINGS)]
+    more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
+    return ", ".join(unknown[:_MOST_NAMED]) + more
 
 
 def help_of(name: str) -> str:
@@ -104,8 +114,7 @@ def resolve(settings: Given, recipe: Given | None = None, parent: Parent | None 
     wrong, AttnlmError if the recipe is wrong.
     """
     recipe = dict(recipe or {})
-    recipe.pop("stages", None)  # attnlm 1.0.0 recorded the changing plan of a budget here
-    tokenizer = recipe.pop("tokenizer", None)  # not a setting
+    _, tokenizer = (recipe.pop(name, None) for name in _NOT_SETTINGS)
     if tokenizer is not None and not (
         isinstance(tokenizer, str) and re.fullmatch(r"[a-z0-9_:]{1,20}", tokenizer)
     ):

@@ -18,7 +18,7 @@ import os
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
+from attnlm.base.settings import quoted
 from attnlm.base.workspaces import exchange, workspace
 from attnlm.compute.processes import Processes, noticing_lost, rows_of
 from attnlm.model.architecture import Architecture
@@ -37,6 +38,7 @@ from attnlm.model.sizes import LoRA, adapter_shapes
 from attnlm.runs.safetensors_file import (
     Header,
     Shape,
+    StoredTensor,
     TensorFile,
     explaining_reads,
     read_header,
@@ -52,7 +54,8 @@ _Part = tuple[int, int, TensorFile]  # consecutive rows of a tensor in one file:
 FACTS = "facts.json"
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 _SHARD = re.compile(r"shard-\d{5,7}-model-0000[12]-of-0000[12]\.safetensors")
-_LARGEST_FACTS = 2**24  # bytes
+_LARGEST_FACTS = _LARGEST_HEADER = 2**24  # bytes
+_MOST_NAMED = 3  # tensors that an error names
 
 
 @dataclass(frozen=True)
@@ -172,17 +175,13 @@ def _read_file(
         about = os.fstat(opened.fileno())
         identity = about.st_ino, about.st_ctime_ns
         if header is None or header.identity != identity:
+            found = read_header(opened, _LARGEST_HEADER)
+            _check_fits(path, shapes, found.tensors)
+            _check_complete(path, shapes, found.tensors)
             # For each parameter, a part of the header, and a weight with its mean and square.
             most = 2**16 + sum(2**10 + 12 * math.prod(shape) for shape in shapes.values())
             if about.st_size > most:
                 raise ValueError("too large")
-            found = read_header(opened)
-            fits = (
-                tensor.dtype == "F32" and tensor.shape == shapes.get(parameter_of(name))
-                for name, tensor in found.tensors.items()
-            )
-            if not (named_tensors(shapes, {}).keys() <= found.tensors.keys() and all(fits)):
-                raise _another_model(path)
             facts = files.json_value(found.metadata.get("facts", ""))
             if not isinstance(facts, dict):
                 raise ValueError("no facts")
@@ -216,17 +215,13 @@ def _read_folder(
             if numbers and i % count == rank and files.file_hash(path / name) != digest:
                 raise ValueError("wrong hash")
             opened = opening.enter_context(files.open_regular(path / name))
-            file = TensorFile(opened, read_header(opened))
+            file = TensorFile(opened, read_header(opened, _LARGEST_HEADER))
+            _check_fits(path, shapes, file.header.tensors, all_rows=False)
             places = json.loads(file.header.metadata.get("DCP_SHARDING_INFO", ""))
             for tensor, stored in file.header.tensors.items():
-                whole = shapes.get(parameter_of(tensor))
-                rows, *rest = stored.shape
-                if whole is None or stored.dtype != "F32" or tuple(rest) != whole[1:]:
-                    raise _another_model(path)
                 first = _first_row(places, tensor)
-                parts[tensor].append((first, first + rows, file))
-        if not named_tensors(shapes, {}).keys() <= parts.keys():
-            raise _another_model(path)
+                parts[tensor].append((first, first + stored.shape[0], file))
+        _check_complete(path, shapes, parts)
         tensors = {}
         for tensor, found in parts.items() if numbers else ():
             whole = shapes[parameter_of(tensor)]
@@ -260,11 +255,46 @@ def _joined(name: str, whole: Shape, parts: list[_Part], ours: slice) -> Tensor:
     return tensor
 
 
-def _another_model(path: Path) -> AttnlmError:
-    return AttnlmError(
-        f"{path} does not contain the model that config.json describes",
-        "copy the run's folder again from its source",
-    )
+def _check_fits(
+    path: Path,
+    shapes: Mapping[str, Shape],
+    stored: Mapping[str, StoredTensor],
+    *,
+    all_rows: bool = True,
+) -> None:
+    """Raise AttnlmError, which names tensors, unless all tensors of a file belong to the model.
+
+    They must be parameters with these shapes, or their optimizer state, in float32. If `all_rows`
+    is False, each may have any number of rows.
+    """
+    differing = []
+    for name, tensor in stored.items():
+        expected, shown = shapes.get(parameter_of(name)), quoted(name.removeprefix(_MODEL))[1:-1]
+        whole = tensor.shape
+        if expected and whole and not all_rows:
+            whole = (expected[0], *whole[1:])
+        if expected is None:
+            differing.append(f"{shown} is not a tensor of this model")
+        elif whole != expected:
+            differing.append(f"{shown} has the shape {whole}, not {expected}")
+        elif tensor.dtype != "F32":
+            differing.append(f"{shown} has the type {tensor.dtype}, not F32")
+    _check_none(path, differing)
+
+
+def _check_complete(path: Path, shapes: Mapping[str, Shape], stored: Collection[str]) -> None:
+    """Raise AttnlmError, which names tensors, unless every parameter of the model is stored."""
+    _check_none(path, [f"{name} is missing" for name in shapes if _MODEL + name not in stored])
+
+
+def _check_none(path: Path, differing: Sequence[str]) -> None:
+    if differing:
+        more = f"; and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
+        raise AttnlmError(
+            f"{path} does not contain the model that config.json describes: "
+            f"{'; '.join(differing[:_MOST_NAMED])}{more}",
+            "undo changes to config.json, or copy the run's folder again from its source",
+        )
 
 
 def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:

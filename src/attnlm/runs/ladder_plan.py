@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,8 @@ from typing import Any
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.records import limited, read_record
-from attnlm.base.settings import check_value
+from attnlm.base.records import decoded, hint_on_version, limited, read_record
+from attnlm.base.settings import check_value, fields_of, quoted
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 
@@ -82,18 +82,28 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Stored:
-    plan: Plan
+    plan: Mapping[str, Any]
 
 
 def read_plan(path: Path) -> Plan:
-    """Return the plan in a ladder's folder. Raises AttnlmError if it is missing or damaged."""
-    hint = "start a new ladder with another `name`"
-    made = read_record(_Stored, path / RECORD, format=_FORMAT, hint=hint).plan
+    """Return the plan in a ladder's folder.
+
+    Raises AttnlmError, which names the wrong value, if the plan is missing or invalid.
+    """
+    path, hint = path / RECORD, "start a new ladder with another `name`"
+    recorded = read_record(_Stored, path, format=_FORMAT, hint=hint).plan
+    if unknown := [quoted(key) for key in recorded if key not in fields_of(Plan)]:
+        reason = f"has a setting that attnlm {attnlm.__version__} does not have: {unknown[0]}"
+        raise AttnlmError(f"{path} {reason}", hint_on_version(path, attnlm.__version__, hint))
+    made = decoded(Plan, recorded, path, hint)
     try:
-        "".join((made.dataset, made.dataset_path, made.prompt)).encode()  # no lone surrogates
+        "".join((made.dataset, made.dataset_path, made.prompt)).encode()
         made.check()
-    except (UsageError, UnicodeEncodeError):
-        raise AttnlmError(f"{path / RECORD} is damaged", hint) from None
+    except UnicodeEncodeError:
+        raise AttnlmError(f"{path} is not valid: it has half a surrogate pair", hint) from None
+    except UsageError as error:
+        hint = hint_on_version(path, attnlm.__version__, hint)
+        raise AttnlmError(f"{path} is not valid: {error.message}", hint) from None
     return made
 
 

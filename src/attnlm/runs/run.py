@@ -19,10 +19,10 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import find_folder, how_to_make, is_folder, problem_of
-from attnlm.base.records import decoded, limited, read_record
+from attnlm.base.records import decoded, hint_on_version, limited, read_record
 from attnlm.base.settings import fields_of
 from attnlm.base.workspaces import remove_leftovers, trained_alone
-from attnlm.config.settings import Config, resolve
+from attnlm.config.settings import Config, resolve, unknown_settings
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.runs.journal import Journal, Snapshot, snapshot_of, snapshot_record, ticker_journal
 from attnlm.tokens import tokenizer
@@ -330,7 +330,10 @@ class Run:
         path = self.path / "tokenizer.json"
         loaded = tokenizer.load(path)
         if loaded.vocab_size != self.vocab_size:
-            raise damaged(path)
+            raise AttnlmError(
+                f"{path} has {loaded.vocab_size:,} ids, but config.json has {self.vocab_size:,}",
+                COPY_THE_RUN,
+            )
         loaded.dataset = self.dataset["name"]
         return loaded
 
@@ -464,7 +467,7 @@ def open_run(
         run.config.training.steps, run.metrics()[-1]["val_loss"]
 
     A Run is returned unchanged. Raises AttnlmError if the run does not exist or its configuration
-    is damaged.
+    is not valid.
     """
     if isinstance(name, Run):
         return name
@@ -486,15 +489,31 @@ def open_run(
             f"{path} is not a run: it has no config.json", how_to_make("run", Path(checkpoint_dir))
         )
     stored = read_record(StoredRun, path / "config.json", format=FORMAT, hint=COPY_THE_RUN)
-    try:
-        config = resolve({}, stored.config)
-    except AttnlmError as error:
-        raise AttnlmError(f"{path / 'config.json'} is damaged: {error}", error.hint) from None
-    about = stored.dataset
+    config, about = _config_in(stored, path / "config.json"), stored.dataset
     is_trained = about.train_tokens and about.val_tokens and about.val_bytes
-    if config.training.length == "?" or not (is_trained or stored.imported_from):
-        raise damaged(path / "config.json")
+    if not (is_trained or stored.imported_from):
+        raise AttnlmError(
+            f"{path / 'config.json'} is not valid: its data set has no tokens", COPY_THE_RUN
+        )
     return Run(path, **{**asdict(stored), "config": config})
+
+
+def _config_in(stored: StoredRun, path: Path) -> Config:
+    """Return the configuration in config.json. Raises AttnlmError, which names the wrong value."""
+    advice = ""
+    if unknown := unknown_settings(stored.config):
+        reason = f"has settings that attnlm {attnlm.__version__} does not have: {unknown}"
+    else:
+        try:
+            config = resolve({}, stored.config)
+            if config.training.length != "?":
+                return config
+            reason = "is not valid: it has neither `steps` nor `budget`"
+        except AttnlmError as error:
+            reason = f"is not valid: {error.message.removeprefix('in the recipe: ')}"
+            advice = f"{error.hint}; or "
+    hint = hint_on_version(path, attnlm.__version__, COPY_THE_RUN)
+    raise AttnlmError(f"{path} {reason}", advice + hint)
 
 
 def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:
@@ -554,7 +573,3 @@ def run_facts(run: Run) -> dict[str, str]:
             )
     baselines = (f"{name} {loss:z.4f}" for name, loss in run.references().items())
     return {**facts, "baselines": ", ".join(baselines)}
-
-
-def damaged(path: Path) -> AttnlmError:
-    return AttnlmError(f"{path} is damaged, or was not written by attnlm", COPY_THE_RUN)

@@ -14,11 +14,11 @@ import contextlib
 import html
 import importlib.util
 import os
-import re
 import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,10 @@ import numpy as np
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
+from attnlm.base.records import decoded, limited
 from attnlm.base.settings import quoted
 from attnlm.base.suggestions import suggestion
-from attnlm.runs.run import Run, damaged
+from attnlm.runs.run import Run
 from attnlm.see.pictures import Pixels, sheet
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 
@@ -48,6 +49,14 @@ _OF_EVALUATIONS = {
     "loss/validation": "val_loss",
     "bits_per_byte": "bits_per_byte",
 }
+
+
+@dataclass(frozen=True)
+class _Logged:
+    """The content of logs.json: the run's id in the tools, and the tools that logged it last."""
+
+    id: str = limited(matches="[0-9a-f]{8}")
+    tools: tuple[str, ...] = limited()
 
 
 class TensorBoard:
@@ -240,30 +249,27 @@ class LogListener:
     def _start(self, event: Started) -> None:
         """Start the tools. Save their names, and the id by which they continue a resumed run."""
         self._next_point = 0
-        path, known = event.run.path / _RECORD, {"id": secrets.token_hex(4), "tools": []}
+        path, known = event.run.path / _RECORD, _Logged(secrets.token_hex(4), ())
         try:
             if path.exists():
-                known = files.read_json(path)
-                is_list = isinstance(known.get("tools"), list)
-                if not is_list or not re.fullmatch("[0-9a-f]{8}", str(known.get("id"))):
-                    raise damaged(path)
+                known = decoded(_Logged, files.read_json(path), path)
             if self._names is None:
-                if before := ",".join(name for name in TOOLS if name in known["tools"]):
+                if before := ",".join(name for name in TOOLS if name in known.tools):
                     again = f"to continue that log, resume it with `log` {before}"
                     self._on_event(Note(f"{event.run.name} was logged to {before} before; {again}"))
                 return
-            tools = list(dict.fromkeys(self._names))
+            tools = tuple(dict.fromkeys(self._names))
             check_tools(tools)
-            if tools != known["tools"]:
+            if tools != known.tools:
                 with files.explaining(event.run.path):
-                    files.write_json(path, {**known, "tools": tools})
+                    files.write_json(path, {"id": known.id, "tools": tools})
         except AttnlmError as error:
             self._on_event(Note(f"the run is not logged: {error.message}; {error.hint}"))
             return
         for name in tools:
             with self._dropping_if_it_fails(name):
                 _check_links(event.run.path, name)
-                self._tools[name] = TOOLS[name](event.run, str(known["id"]), event.first_step)
+                self._tools[name] = TOOLS[name](event.run, known.id, event.first_step)
 
     def _tell_numbers(self, step: int, names: Mapping[str, str], values: Mapping[str, Any]) -> None:
         known = {name: x for name, key in names.items() if (x := values[key]) is not None}

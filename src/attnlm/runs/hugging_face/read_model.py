@@ -214,12 +214,9 @@ def without_empty_mlp(described: Described, weight: Callable[[str], Tensor]) -> 
 def read_object(path: Path, at_most: int = _LARGEST) -> Content:
     """Return the content of a JSON file. Raises AttnlmError if it is not a JSON object."""
     try:
-        content = json.loads(files.read_bytes(path, at_most).decode())
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise AttnlmError(f"{path} is not a JSON object", _COPY)
-    return content
+        return files.json_object(path, at_most, json.loads)
+    except AttnlmError as error:
+        raise AttnlmError(error.message, _COPY) from None
 
 
 def check_options(
