@@ -25,7 +25,7 @@ _FIRST: tuple[tuple[str, ...], ...] = (
     ("train", "--steps", "20", "--seed", "1"),
     ("sample", "--tokens", "50", "--seed", "1"),
 )
-_OTHERS = (
+_OTHERS: tuple[tuple[str, ...], ...] = (
     ("eval",),
     ("ladder", "--rungs", "bigram,single-head", "--steps", "5", "--seed", "1", "--tokens", "9"),
     ("attend", "the fox", "multi-head-001", "--output", "attention.html"),

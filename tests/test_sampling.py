@@ -32,7 +32,7 @@ from attnlm.generation.next_token import (
 from attnlm.generation.sampling import Continuation, Sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import RUNGS
-from attnlm.model.language_model import LanguageModel
+from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from tests.command import attnlm, fails
 from tests.models import Unrecorded, V, small_model, some_ids
@@ -209,7 +209,7 @@ def test_prompts_of_any_length_are_continued_together_as_alone(
     prompts = [[int(i) for i in torch.randint(V, (length,))] for length in lengths]
     for settings in ({"num_samples": 3}, {"top_k": 4}, {"temperature": 0.0, "num_samples": 2}):
         for tokens in (1, 6, 2 * BLOCK):
-            config = SamplingConfig(tokens=tokens, seed=8, **settings)  # type: ignore[arg-type]
+            config = SamplingConfig(tokens=tokens, seed=8, **settings)
             together = iter(texts_of(decoding, prompts, config))
             for prompt in prompts:
                 alone = np.concatenate(list(decoding.generate(prompt, config)))
@@ -229,6 +229,7 @@ def test_texts_wait_for_others_no_longer_than_for_themselves() -> None:
 def test_logits_after_the_end_of_a_text_may_be_infinite() -> None:
     """A text that ends before the others of its batch is continued by token 0."""
     model = small_model("transformer")
+    assert isinstance(model, Transformer)
     with torch.no_grad():
         model.token_embedding.weight[0] = math.nan
     config = SamplingConfig(tokens=1, temperature=0)

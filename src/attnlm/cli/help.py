@@ -59,7 +59,8 @@ class Command(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the pieces of the usage line: `[OPTIONS]`, `TEXT`, `[RUN]`."""
-        arguments = [p for p in self.get_params(ctx) if p.param_type_name == "argument"]
+        parameters: list[Any] = self.get_params(ctx)
+        arguments = [p for p in parameters if p.param_type_name == "argument"]
         return ["[OPTIONS]", *(_in_usage(one.metavar, one.required) for one in arguments)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -69,7 +70,8 @@ class Command(TyperCommand):
             group: [] for group in ("Arguments", *self.groups, "Options")
         }
         shows_all = not self.common or ctx.meta.get(SHOWS_ALL, False)
-        for parameter in self.get_params(ctx):
+        parameters: list[Any] = self.get_params(ctx)
+        for parameter in parameters:
             record = parameter.get_help_record(ctx)
             is_shown = shows_all or parameter.name in self.common or parameter.name not in group_of
             if record is not None and is_shown:

@@ -98,7 +98,7 @@ def columns_of(path: Path) -> list[str]:
                 return list(dict(json.loads(file.readline(LONGEST).decode("utf-8-sig"))))
         if kind_of(path) == ".parquet":
             parquet = optional("pyarrow.parquet", f"reading {path}")
-            with open_regular(path) as file, parquet.ParquetFile(file) as table:
+            with open_regular(path) as raw, parquet.ParquetFile(raw) as table:
                 return list(table.schema_arrow.names)
     return []
 
