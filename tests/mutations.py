@@ -180,6 +180,8 @@ test_training.py::test_stopping_between_evaluations_keeps_the_last_complete_step
 the best is the newest | test_training.py
 improved = evaluation.loss < state.best_loss => improved = True
 == text/text_files.py
+only the start of a file in a folder is decoded | test_corpus.py
+is_text = True => return True
 a byte order mark is kept | test_corpus.py
 text.removeprefix("\ufeff"), False => text, False
 == text/download.py

@@ -18,11 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.events import Note
+from attnlm.base.events import Note, Progress
 from attnlm.base.folders import is_safe_name
 from attnlm.text import corpus, text_files
 from attnlm.text.corpus import Corpus, Source, TextFile, get_corpus, safe_name
-from attnlm.text.text_files import PIECE, SNIFFED_BYTES
+from attnlm.text.text_files import PIECE
 from tests.web_server import WebServer, body
 
 PLAY = b"First Citizen:\nBefore we proceed any further, hear me speak.\n"
@@ -289,15 +289,18 @@ def test_a_folder_is_its_texts_in_the_order_of_their_paths(here: Path, spool: Pa
     found = get_corpus("books", spool=spool, on_event=events.append)
     assert texts(found) == ["B.txt", "a/z", "a-b/c", "a.txt", "b/1", "ß"]
     assert (found.name, found.source) == ("books", "books")
-    assert not events
+    assert not notes(events)
     assert get_corpus(".", spool=spool).name == "here"
     assert get_corpus("books/..", spool=spool).name == "here"
     assert get_corpus("./books/", spool=spool).name == "books"
 
 
+def notes(events: list[object]) -> list[str]:
+    return [event.text for event in events if isinstance(event, Note)]
+
+
 def test_what_is_no_text_is_left_out_with_a_note(here: Path, spool: Path) -> None:
-    edge = b"a" * (SNIFFED_BYTES - 1) + "é".encode()
-    texts = {"cut by the sniff.txt": edge, "plain.txt": PLAY}
+    texts = {"an edge.txt": b"a" * (PIECE - 1) + "é".encode(), "plain.txt": PLAY}
     others = {"1.png": b"\x89PNG\r\n", "2.bin": b"a\0b", "4.cut": b"a\xe2\x82", "5.bin": b"\0"}
     others |= {"3.empty": b"", "6.mark": codecs.BOM_UTF8}
     hidden = {".git/config": PLAY, ".hidden": PLAY}
@@ -305,10 +308,12 @@ def test_what_is_no_text_is_left_out_with_a_note(here: Path, spool: Path) -> Non
     events: list[object] = []
     found = get_corpus(".", spool=spool, on_event=events.append)
     assert [file.shown for file in found.files] == sorted(texts)
-    assert events == [
-        Note("left out 4 of 8 files because they are not utf-8 text: 1.png, 2.bin, 4.cut, …"),
-        Note("left out 2 of 8 files because they are empty: 3.empty, 6.mark"),
+    assert notes(events) == [
+        "left out 4 of 8 files because they are not utf-8 text: "
+        "1.png (byte 0), 2.bin, 4.cut (byte 1), 5.bin",
+        "left out 2 of 8 files because they are empty: 3.empty, 6.mark",
     ]
+    assert events[1] == Progress("check", 1, 8, "files")
     write_all(here / "none", {"a.png": b"\x89PNG\r\n", ".a.txt": PLAY, "b.txt": b""})
     counts = "2 files were checked, 1 of them empty"
     with pytest.raises(AttnlmError, match=rf"no utf-8 text in none \({counts}\)"):
@@ -337,7 +342,33 @@ def test_links_are_followed_but_not_in_circles(here: Path, spool: Path) -> None:
         "top/b/to a/text",
         "top/c/text",
     ]
-    assert events == [Note("left out 1 of 6 files because they are not utf-8 text: broken")]
+    assert notes(events) == ["left out 1 of 6 files because they are not utf-8 text: broken"]
+
+
+@pytest.mark.parametrize("offset", [0, 2000, 60_003, PIECE - 1, 3 * PIECE + 5])
+@pytest.mark.parametrize("bad", [b"\xff", b"\xe2\x82", b"\0"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_file_that_is_not_text_is_left_out_of_a_folder_wherever_its_bad_byte_is(
+    offset: int, bad: bytes, suffix: str, here: Path, spool: Path
+) -> None:
+    """A file that is named by itself is an error then, unless it only has a NUL."""
+    content = b"a" * offset + bad + b"a"
+    bad_name = f"books/b{suffix}"
+    write_all(here, {bad_name: gzip.compress(content) if suffix else content})
+    write_all(here, {"books/a": "é".encode(), "books/c": PLAY})
+    place = "" if bad == b"\0" else f" (byte {offset})"
+    for source, shown in (("books", f"b{suffix}"), ("books/*", bad_name)):
+        events: list[object] = []
+        found = get_corpus(source, spool=spool, on_event=events.append)
+        assert [file.shown for file in found.files] == ["books/a", "books/c"]
+        left_out = "left out 1 of 3 files because they are not utf-8 text: "
+        assert notes(events) == [f"{left_out}{shown}{place}"]
+    if bad != b"\0":
+        with pytest.raises(AttnlmError, match=f"{bad_name} is not valid utf-8 at byte {offset}\n"):
+            texts(get_corpus(bad_name, spool=spool))
+        with pytest.raises(AttnlmError, match="`encoding` holds for all files") as caught:
+            texts(get_corpus(["books/a", bad_name], spool=spool))
+        assert "latin-1" not in caught.value.hint
 
 
 # --- Several sources ------------------------------------------------------------------------------
@@ -360,10 +391,10 @@ def test_each_source_has_its_encoding_and_its_name_in_errors(
     here: Path, spool: Path, short_tales: None
 ) -> None:
     """The named corpora are UTF-8, whatever the user's own texts are."""
-    write_all(here, {"a": "é".encode("latin-1"), "b/c": b"c" * SNIFFED_BYTES + b"\xff"})
+    write_all(here, {"a": "é".encode("latin-1"), "b/c": b"c" * 8192 + b"\xff"})
     found = get_corpus(["a", "tales"], encoding="latin-1", spool=spool)
     assert "".join(texts(found)) == "éOnce upon a time.\n"
-    for sources, name in ((["b/c", "a"], "b/c"), (["b", "a"], "b/c"), (["tales", "a"], "a")):
+    for sources, name in ((["b/c", "a"], "b/c"), (["a", "b/c"], "a"), (["tales", "a"], "a")):
         with pytest.raises(AttnlmError, match=f"^{name} is not valid utf-8 at byte"):
             list(get_corpus(sources, spool=spool).pieces())
 

@@ -28,6 +28,7 @@ from attnlm.text.text_files import (
     COMPRESSED,
     PIECE,
     RECORDS,
+    NotTextError,
     Piece,
     bare_stem,
     ended,
@@ -140,6 +141,10 @@ class Corpus:
                     yield number, piece
             except OSError as error:
                 raise _unreadable(shown, error) from error
+            except NotTextError as error:
+                if len(self.files) > 1:
+                    raise _one_of_several(error) from error
+                raise
 
 
 Source: TypeAlias = str | os.PathLike[str]
@@ -204,8 +209,11 @@ def get_corpus(
     if sum(map(len, sources)) > _MOST_IN_SOURCES:
         raise UsageError(f"{len(parts):,} sources are too many", "name the folder that they are in")
     for part in parts:
-        if not any(part.pieces()):
-            on_event(Note(f"{part.shown} is empty"))
+        try:
+            if not any(part.pieces()):
+                on_event(Note(f"{part.shown} is empty"))
+        except NotTextError as error:
+            raise _one_of_several(error) from error
     return replace(
         parts[0],
         name=f"{parts[0].name}-and-{len(parts) - 1}-more",
@@ -334,6 +342,11 @@ def _spooled(stream: BinaryIO, shown: str, encoding: str, spool: Path, suffix: s
 
 def _shown(source: str) -> str:
     return "stdin" if source == _STDIN else source
+
+
+def _one_of_several(error: NotTextError) -> AttnlmError:
+    """Return the error for one of several files. Another encoding would garble the others."""
+    return AttnlmError(error.message, "convert it, or leave it out: `encoding` holds for all files")
 
 
 def _unreadable(shown: object, error: OSError) -> AttnlmError:

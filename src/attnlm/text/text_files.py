@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from attnlm.base.errors import AttnlmError, UsageError, optional
-from attnlm.base.events import Note, OnEvent
+from attnlm.base.events import Note, OnEvent, Progress
 from attnlm.base.files import open_regular
 
 RECORDS, COMPRESSED = (".jsonl", ".parquet"), (".gz", ".zst")
@@ -24,8 +24,16 @@ ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"  
 # The maximum number of characters in a piece of text, and of bytes in a read. All that is computed
 # from such a piece, up to its token ids, fits into a processor's cache.
 PIECE = 2**18
-SNIFFED_BYTES = 2**13  # of each file in a folder, to tell text from the rest
 UTF16_SNIFFED_BYTES = 2**16
+_MOST_NAMED = 10  # files that are left out
+
+
+class NotTextError(AttnlmError):
+    """Error for a file that is not text in the given encoding. `place` names the byte, if known."""
+
+    def __init__(self, shown: str, reason: str, hint: str, place: str = "") -> None:
+        super().__init__(f"{shown} {reason}{f' at {place}' if place else ''}", hint)
+        self.place = place
 
 
 class Piece(NamedTuple):
@@ -73,12 +81,20 @@ def texts_among(
 ) -> tuple[Path, ...]:
     """Return the text files among `paths` that are not empty. Report the other files as Notes.
 
-    `where` is the folder or the pattern by which `paths` were found.
+    `where` is the folder or the pattern by which `paths` were found. Each file is decoded whole, so
+    that the same rule holds wherever it has a byte that is not text.
     """
-    starts = {path: _start_of(path, encoding) for path in paths}
-    texts = [path for path, start in starts.items() if start]
-    empty = [path for path, start in starts.items() if start == ""]
-    others = [path for path, start in starts.items() if start is None]
+    texts, empty, others = [], [], []
+    for number, path in enumerate(paths):
+        on_event(Progress("check", number, len(paths), "files"))
+        shown = str(path.relative_to(where) if Path(where) in path.parents else path)
+        try:
+            if _is_text(path, encoding):
+                texts.append(path)
+            else:
+                empty.append(shown)
+        except NotTextError as error:
+            others.append(f"{shown} ({error.place})" if error.place else shown)
     if not texts:
         checked = f"{len(paths)} files were checked, {len(empty)} of them empty"
         raise AttnlmError(
@@ -87,33 +103,30 @@ def texts_among(
         )
     for left, what in ((others, f"not {encoding} text"), (empty, "empty")):
         if left:
-            named = [str(p.relative_to(where) if Path(where) in p.parents else p) for p in left[:3]]
-            more = ", …" if len(left) > 3 else ""
+            more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
             left_out = f"left out {len(left)} of {len(paths)} files because they are {what}"
-            on_event(Note(f"{left_out}: {', '.join(named)}{more}"))
+            on_event(Note(f"{left_out}: {', '.join(left[:_MOST_NAMED])}{more}"))
     return tuple(texts)
 
 
-def _start_of(path: Path, encoding: str) -> str | None:
-    """Return the first characters of a text file; None for any other file.
+def _is_text(path: Path, encoding: str) -> bool:
+    """Return True for a text file, False for an empty one. Raises NotTextError for other files.
 
-    A text file can be decoded. It has no NUL byte, except in UTF-16 and UTF-32. A file of records
-    (.jsonl or .parquet) counts as a text file by its name, and is not decoded: the result is
-    "records", or "" if the file is empty.
+    A text file can be decoded. It has no NUL character, except in UTF-16 and UTF-32. A file of
+    records (.jsonl or .parquet) counts as a text file by its name, and is not decoded.
     """
+    shown = str(path)
     if not path.is_file():
-        return None
+        raise NotTextError(shown, "is not a file", "leave it out")
     if kind_of(path):
-        return "records" if path.stat().st_size else ""
-    with opened(path, str(path)) as file:
-        start = file.read(SNIFFED_BYTES)
-    if b"\0" in start and not encoding.startswith(("utf-16", "utf-32")):
-        return None
-    try:
-        decoder = codecs.getincrementaldecoder(encoding)()
-        return decoder.decode(start, final=len(start) < SNIFFED_BYTES).removeprefix("\ufeff")
-    except UnicodeError:
-        return None
+        return path.stat().st_size > 0
+    may_have_nuls = encoding.startswith(("utf-16", "utf-32"))
+    is_text = False
+    for piece in text_pieces(path, encoding, "keep", shown):
+        if not may_have_nuls and "\0" in piece.text:
+            raise NotTextError(shown, "has NUL characters", "leave it out")
+        is_text = True
+    return is_text
 
 
 def files_in(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
@@ -184,7 +197,7 @@ def text_encoding(name: str) -> str:
 def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[Piece]:
     """Yield a file's text in pieces, without a byte order mark.
 
-    Raises AttnlmError for bytes that can't be decoded; the error has the byte offset in the
+    Raises NotTextError for bytes that can't be decoded; the error has the byte offset in the
     decompressed file. `shown` is the file's name in messages.
     """
     decoder: codecs.IncrementalDecoder | io.IncrementalNewlineDecoder
@@ -199,8 +212,9 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
                 raise BlockingIOError(errno.EAGAIN, "it ends where more may come")
             start = start or chunk[:UTF16_SNIFFED_BYTES]
             if encoding == "utf-8" and read == 0 and _is_full_of_nuls(start):
-                raise AttnlmError(
-                    f"{shown} looks like UTF-16: many of its bytes are NUL",
+                raise NotTextError(
+                    shown,
+                    "looks like UTF-16: many of its bytes are NUL",
                     f"if it is a text, try `encoding` {_likely_encoding(start, encoding)}",
                 )
             read += len(chunk)
@@ -211,9 +225,11 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
                 if isinstance(error, UnicodeDecodeError):
                     # The decoder's bytes end where `chunk` ends, and may start before it.
                     offset = read - len(error.object) + error.start
-                raise AttnlmError(
-                    f"{shown} is not valid {encoding} at byte {offset}",
+                raise NotTextError(
+                    shown,
+                    f"is not valid {encoding}",
                     f"set its encoding; try `encoding` {_likely_encoding(start, encoding)}",
+                    f"byte {offset}",
                 ) from error
             if text and is_first:
                 text, is_first = text.removeprefix("\ufeff"), False
