@@ -154,6 +154,10 @@ file_hash(path / "tokenizer.json"), tokenizer.name => meta.tokenizer_sha256, tok
 ids are not compared with the vocabulary | test_dataset.py
 ids_at(ids, slice(None), meta.vocab_size, str(file)) => pass
 == see/heads.py
+heads are named without regard to the others | test_see_heads.py
+beyond_others = min(MAJORITY, TIMES_OTHERS * others.get(pattern, 0.0)) => beyond_others = 0.0
+heads are named by a fixed share of the attention | test_see_heads.py
+excess = (score - level) / (1 - level) if level < 1 else 0.0 => excess = score - 0.3
 heads are measured on ids that the vocabulary lacks | test_dataset.py
 ids_at(tokens, places_NT, run.vocab_size, origin) => tokens[places_NT]
 == see/ladder.py

@@ -19,14 +19,15 @@ There it is the mean of a[t, t − (L − 1)] over the last L queries. The other
 a text, or on the same random tokens if no text is available.
 
 The chance level of a score is the score of uniform attention, a[t, s] = 1/(t+1), on the same
-tokens. docs/insight.md explains the names.
+tokens. A head is named by how far its scores lie above their chance levels, and above the scores of
+the other heads. docs/insight.md explains the names.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,13 +58,20 @@ PATTERNS = (
     "start-of-word",
     "induction",
 )
-THRESHOLDS = dict.fromkeys(PATTERNS, 0.5) | {"uniform": 0.8}
-"""The lowest score of a pattern for which a head can get the pattern's name. It is higher for
-`uniform`, because any head overlaps with uniform attention a lot."""
+LEAST_EXCESS = 0.2
+"""The lowest excess of a score with which a head can get a pattern's name: the attention above the
+chance level, as a fraction of the attention that uniform attention gives elsewhere."""
 
-TIMES_CHANCE = 2
-"""A head gets a pattern's name only if the score is also at least this multiple of the score's
-chance level. This does not apply to `uniform`."""
+TIMES_CHANCE, TIMES_OTHERS = 2, 1.25
+"""The score must also be at least these multiples of its chance level, and of the median of the
+other heads' scores."""
+
+MAJORITY = 0.5
+"""A score of at least this much need not lie above the other heads' scores."""
+
+LEAST_UNIFORM = 0.8
+"""The lowest score for the name `uniform`, to which nothing else applies: any head overlaps with
+uniform attention a lot."""
 
 REPEATED = 50
 """The number of random tokens that a window for induction repeats; fewer if they do not fit."""
@@ -198,19 +206,22 @@ def heads(
         of_random = _mean_scores(model, run.tokenizer, random_NT, chosen.torch)
         scores_LHP[..., induction] = of_random[0][..., induction]
         chance_P[induction] = of_random[1][induction]
-    chance = dict(zip(PATTERNS, chance_P.tolist(), strict=True))
+    chance = _by_pattern(chance_P.numpy())
     loss, count = None, math.prod(scores_LHP.shape[:2])
     found: list[HeadReport] = []
     if ablate:
         ids_NT = torch.from_numpy(windows_NT).to(chosen.torch)
         loss = _loss(model, ids_NT, None)
-    for layer, head in np.ndindex(*scores_LHP.shape[:2]):
-        scores = dict(zip(PATTERNS, scores_LHP[layer, head].tolist(), strict=True))
+    all_NP = scores_LHP.flatten(0, 1).numpy()
+    for number, scores_P in enumerate(all_NP):
+        layer, head = divmod(number, scores_LHP.size(1))
+        scores, others_MP = _by_pattern(scores_P), np.delete(all_NP, number, 0)
+        others = _by_pattern(np.median(others_MP, 0)) if len(others_MP) else {}
         change = None
         if loss is not None:
             on_event(Progress("ablate", len(found), count, "head"))
             change = _loss(model, ids_NT, (layer, head)) - loss
-        found.append(HeadReport(layer, head, scores, name_of(scores, chance), change))
+        found.append(HeadReport(layer, head, scores, name_of(scores, chance, others), change))
     return HeadsReport(
         run=run.name,
         windows=len(inputs_NT),
@@ -222,6 +233,10 @@ def heads(
         chance=chance,
         loss=loss,
     )
+
+
+def _by_pattern(scores_P: NDArray[Any]) -> dict[str, float]:
+    return dict(zip(PATTERNS, scores_P.tolist(), strict=True))
 
 
 def _tokens(
@@ -339,14 +354,23 @@ def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tup
     return torch.stack(sums_P), torch.stack([counted_NT.sum() for _, counted_NT in found.values()])
 
 
-def name_of(scores: dict[str, float], chance: dict[str, float]) -> str:
-    """Return the highest-scoring pattern that reaches THRESHOLDS and TIMES_CHANCE, or "mixed"."""
+def name_of(
+    scores: Mapping[str, float], chance: Mapping[str, float], others: Mapping[str, float]
+) -> str:
+    """Return the pattern with the largest excess among those that are clear, or "mixed".
 
-    def is_clear(pattern: str) -> bool:
-        beyond_chance = scores[pattern] >= TIMES_CHANCE * chance[pattern]
-        return scores[pattern] >= THRESHOLDS[pattern] and (pattern == "uniform" or beyond_chance)
-
-    return max(filter(is_clear, PATTERNS), key=lambda pattern: scores[pattern], default="mixed")
+    `others` has the medians of the other heads' scores; it is empty if there are no other heads.
+    """
+    clear = {}
+    if scores["uniform"] >= LEAST_UNIFORM:
+        clear["uniform"] = scores["uniform"]
+    for pattern in (pattern for pattern in PATTERNS if pattern != "uniform"):
+        score, level = scores[pattern], chance[pattern]
+        excess = (score - level) / (1 - level) if level < 1 else 0.0
+        beyond_others = min(MAJORITY, TIMES_OTHERS * others.get(pattern, 0.0))
+        if excess >= LEAST_EXCESS and score >= max(TIMES_CHANCE * level, beyond_others):
+            clear[pattern] = excess
+    return max(clear, key=lambda pattern: clear[pattern], default="mixed")
 
 
 def _loss(model: LanguageModel, windows_NT: Tensor, silenced: Head | None) -> float:
