@@ -107,8 +107,10 @@ class Unrecorded(SelfAttention):
 
     def forward(self, x_BTC: Tensor, *others: Any) -> Tensor:
         maps = self.query, self.key, self.value
-        q, k, v = (m(x_BTC).unflatten(-1, (self.heads, -1)).transpose(1, 2) for m in maps)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        qkv = (m(x_BTC).unflatten(-1, (self.heads, -1)).transpose(1, 2) for m in maps)
+        query, key, value = qkv
+        mixed_BHTD = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = mixed_BHTD.transpose(1, 2).flatten(2)
         return mixed if self.projection is None else self.projection(mixed)
 
 

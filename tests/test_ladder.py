@@ -35,7 +35,7 @@ from attnlm.training.events import Evaluated, Started
 from tests.browser import PHONE, asks_for_nothing, check_fits, elements, opened, until
 from tests.clock import Clock
 from tests.command import ATTNLM
-from tests.models import FRUITS, prepared
+from tests.models import FRUITS, Tempered, prepared
 from tests.test_console import terminal
 
 SMALL: dict[str, Any] = {"rungs": ("bigram", "single-head"), "steps": 6, "eval_every": 2}
@@ -84,7 +84,7 @@ def with_losses(climbed: Ladder, **losses: float | tuple[float, ...]) -> Ladder:
 
 
 def nats(ladder: Ladder) -> list[float | None]:
-    return [None if gain is None else gain.nats for gain in ladder.gains]
+    return [gain.nats if gain else None for gain in ladder.gains]
 
 
 def test_gains_are_over_the_best_so_far(climbed: Ladder) -> None:
@@ -119,6 +119,15 @@ def test_each_rung_is_explained_with_its_gain(climbed: Ladder) -> None:
     assert said["multi-head"].endswith("As good as single-head after these steps.")
     every = with_losses(climbed, **{rung.replace("-", "_"): 2.0 for rung in RUNGS})
     assert len(dict(explained(every))) == len(RUNGS)
+
+
+def test_the_page_of_models_with_changed_classes_does_not_run_them(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlm.model.language_model.SelfAttention", Tempered)
+    ladder = climb(dataset.path, checkpoint_dir=tmp_path, **SMALL)
+    page = elements(ladder.write_page().read_bytes())
+    assert "single-head" in page.text and not page.scripts
 
 
 def test_a_preset_that_is_in_no_other_table_makes_a_ladder(

@@ -70,7 +70,7 @@ def test_the_functions_of_a_script_compute_every_variant(name: str) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_no_script_page_or_export_of_a_model_changed_from_outside(
+def test_no_trace_script_page_or_export_of_a_model_changed_from_outside(
     change: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, other = CHANGES[change]
@@ -80,6 +80,7 @@ def test_no_script_page_or_export_of_a_model_changed_from_outside(
     run = train(data, checkpoint_dir=tmp_path, steps=20, block_size=16, seed=1, **small)
     calls: list[Callable[[], object]] = [
         lambda: as_script(run, TEXT),
+        lambda: trace(run, TEXT),
         lambda: export(run, tmp_path / "p.html", to="html"),
         lambda: export(run, tmp_path / "hf"),
     ]
