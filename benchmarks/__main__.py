@@ -1,6 +1,6 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
-Parts: steps, losses, best, process, quality, shakespeare, transformer, growth, vocabulary,
+Parts: steps, losses, best, choices, process, quality, shakespeare, transformer, growth, vocabulary,
 subnormals, lora, busy, processes, sharding, plan, sample, speaking, prepare, pages.
 ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt; NANOGPT, where it is set, a checkout of
 nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. PROCESSOR=AVX2 limits both sides
@@ -24,6 +24,7 @@ from attnlm.experiments.speed_check import peak_of_products
 from benchmarks import (
     best,
     busy,
+    choices,
     growth,
     lora,
     losses,
@@ -43,6 +44,7 @@ PARTS = {
     "steps": training.steps,
     "losses": losses.losses,
     "best": best.best,
+    "choices": choices.choices,
     "process": training.process,
     "quality": training.quality,
     "shakespeare": training.shakespeare,

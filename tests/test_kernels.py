@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from attnlm.compute.native import kernels as native_kernels
 from attnlm.model.architecture import architecture
 from attnlm.model.ops import linear
 from attnlm.training import kernels
@@ -13,25 +17,43 @@ from tests.models import needs_kernels
 
 
 @pytest.mark.parametrize(
-    ("capability", "library"), [("AVX512", "onednn"), ("AVX2", "blas"), ("DEFAULT", "blas")]
+    ("capability", "intel", "library"),
+    [
+        ("AVX512", 0, "onednn"),
+        ("AVX512", 1, "blas"),
+        ("AVX2", 0, "blas"),
+        ("AVX2", 1, "blas"),
+        ("DEFAULT", 0, "blas"),
+    ],
 )
-def test_the_library_for_matmuls_follows_the_instruction_set(
-    capability: str, library: str, monkeypatch: pytest.MonkeyPatch
+def test_the_library_for_matmuls_follows_the_processor(
+    capability: str, intel: int, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if linear.onednn_linear() is None:
         pytest.skip("PyTorch has no oneDNN here")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(kernels, "native_kernels", lambda: SimpleNamespace(is_intel=lambda: intel))
     assert faster_matmul() == library
     monkeypatch.setattr(kernels, "onednn_linear", lambda: None)
     assert faster_matmul() == "blas"
 
 
 @needs_kernels
-def test_attention_in_c_is_used_for_every_model_that_it_can_compute(
+def test_the_maker_of_the_processor_is_what_the_system_reports() -> None:
+    about = Path("/proc/cpuinfo")
+    if not about.exists():
+        pytest.skip("the system does not describe its processor")
+    native = native_kernels()
+    assert native is not None and native.is_intel() == ("GenuineIntel" in about.read_text())
+
+
+@needs_kernels
+def test_attention_in_c_is_used_for_long_contexts_if_it_can_compute_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert faster_attention(architecture("llama", {})) == "native"
-    assert faster_attention(architecture("single-head", {"dropout": 0.1})) == "torch"
+    assert faster_attention(architecture("llama", {"block_size": 65})) == "native"
+    assert faster_attention(architecture("llama", {"block_size": 64})) == "torch"
+    assert faster_attention(architecture("single-head", {"dropout": 0.1, "block_size": 65})) == "torch"
     assert faster_attention(architecture("bigram", {})) == "torch"
     monkeypatch.setattr(kernels, "native_kernels", lambda: None)
-    assert faster_attention(architecture("llama", {})) == "torch"
+    assert faster_attention(architecture("llama", {"block_size": 65})) == "torch"

@@ -182,10 +182,10 @@ def test_the_loss_over_a_part_of_the_split_is_said_to_be_of_that_part(trained: P
     run = open_run(trained / "checkpoints" / "multi-head")
     all_windows = (run.dataset["val_tokens"] - 1) // 16
     flags = ("heads", "--run", "multi-head", "--ablate", "--windows")
-    part = attnlm(*flags, 3, cwd=trained).stderr
+    part = command(*flags, 3, cwd=trained).stderr
     assert f"measured over 3 of {all_windows} windows of 16 tokens" in part
     assert f"loss over these windows (--windows {all_windows} uses all), with all heads: " in part
-    whole = attnlm(*flags, all_windows, cwd=trained).stderr
+    whole = command(*flags, all_windows, cwd=trained).stderr
     assert f"measured over all {all_windows} windows of 16 tokens" in whole
     assert "loss over these windows, with all heads: " in whole
 

@@ -42,7 +42,7 @@ _LONG_BUDGET = 600.0  # seconds
 # Floating-point operations of a step below which a device computes faster than the next: one thread
 # than several, which wait for each other once per step, and the CPU than a GPU, which waits for the
 # CPU at every operation. The latter is an estimate, since no GPU was available.
-_SMALL_FOR_THREADS, _SMALL_FOR_GPU = 3e7, 5e8
+_SMALL_FOR_THREADS, _SMALL_FOR_GPU = 1e8, 5e8
 
 
 def chosen_device(config: Config, dataset: TrainingData) -> Device:

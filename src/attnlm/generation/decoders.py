@@ -36,7 +36,7 @@ from attnlm.model.attention import LayerCache
 from attnlm.model.inspection import agree, has_usual_weights
 from attnlm.model.language_model import Bigram, LanguageModel
 
-_FEWEST_SHARED = 2**18
+_FEWEST_SHARED = 400_000
 """Several threads decode a token only if the model's linear maps have at least this many weights.
 With fewer weights, synchronizing the threads takes longer than the token."""
 _FEWEST_COMPARED, _MOST_COMPARED, _WEIGHTS_COMPARED = 8, 256, 2**24

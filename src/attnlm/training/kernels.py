@@ -15,6 +15,9 @@ from attnlm.model.ops.linear import onednn_linear
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.training.one_layer import is_one_layer
 
+_SHORT = 64
+"""The longest context for which PyTorch's attention is faster."""
+
 
 def kernels_of(training: TrainingConfig) -> Kernels:
     """Return the kernels that a configuration selects, by default PyTorch's."""
@@ -37,15 +40,21 @@ def has_parts(a: Architecture, vocab_size: int, tokens: int) -> bool:
 
 
 def faster_matmul() -> str:
-    """Return the library for a step's large matmuls: onednn with AVX-512, else blas.
+    """Return the library for a step's large matmuls: onednn or blas.
 
-    PyTorch's BLAS on x86 is MKL, which does not use AVX-512 on processors that are not Intel's.
+    PyTorch's BLAS on x86 is MKL. On processors that are not Intel's, MKL does not use AVX-512, and
+    oneDNN is faster.
     """
-    capability = torch.backends.cpu.get_cpu_capability()
-    return "onednn" if capability == "AVX512" and onednn_linear() is not None else "blas"
+    native, capability = native_kernels(), torch.backends.cpu.get_cpu_capability()
+    if native is None or capability != "AVX512" or onednn_linear() is None:
+        return "blas"
+    return "blas" if native.is_intel() else "onednn"
 
 
 def faster_attention(a: Architecture) -> str:
-    """Return the kernel for causal attention: native where it can compute the model, else torch."""
+    """Return the kernel for causal attention: native for contexts above 64 tokens, else torch.
+
+    The kernel in C computes blocks of 64 queries. It can't compute every model.
+    """
     is_possible = a.attention != "none" and not a.holds_weights and native_kernels() is not None
-    return "native" if is_possible else "torch"
+    return "native" if is_possible and a.block_size > _SHORT else "torch"
