@@ -430,5 +430,5 @@ def test_a_hostile_description_of_the_split_is_refused(changes: dict[str, Any], 
     (here / "cats.txt").write_text("The cat sat.\n" * 50)
     path = prepare("cats.txt").path / "meta.json"
     files.write_json(path, {**files.read_json(path), **changes})
-    with pytest.raises(AttnlmError, match=r"meta\.json is damaged"):
+    with pytest.raises(AttnlmError, match=r"meta\.json is not valid"):
         open_dataset("cats-char")
