@@ -129,13 +129,13 @@ class TrainingConfig:
         choices=("auto", "parts", "on", "off"),
     )
     matmul: str = setting(
-        "library for large matmuls on a CPU; auto measures which is faster",
+        "library for large matmuls on a CPU; auto chooses by the processor",
         default="auto",
         choices=("auto", "blas", "onednn"),
     )
     attention_kernel: str = setting(
-        "causal attention on a CPU: torch, or native (in C, needs `compile` parts); auto measures "
-        "which is faster",
+        "causal attention on a CPU: torch, or native (in C, needs `compile` parts); auto is native "
+        "for contexts above 64 tokens",
         default="auto",
         choices=("auto", "torch", "native"),
     )

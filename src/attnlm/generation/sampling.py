@@ -265,7 +265,7 @@ def samples(
 
     The result then has `num_samples` texts for each prompt, in the order of the prompts. They are
     generated together, whatever the lengths of the prompts. Each prompt gets the same texts as
-    alone with this seed; on a GPU, or without a C compiler, rounding can change them.
+    alone with this seed; on a GPU, or without the kernels in C, rounding can change them.
 
     Without `seed`, a seed is drawn and reported as a Note. Raises AttnlmError (UsageError for
     invalid arguments).
