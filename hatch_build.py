@@ -1,8 +1,8 @@
 """Build hook of hatchling: compile the kernels in C, one library for each instruction set.
 
 An install from source uses the machine's C compiler (CC, cc, gcc or clang) if that works, and else
-zig, which pip downloads as a build requirement. If neither works, attnlm is installed without
-kernels. ATTNLM_WHEEL names the platform tag of a wheel that is built with zig, on any system.
+zig, which pip downloads as a build requirement. If compiling fails, attnlm has no kernels.
+ATTNLM_WHEEL names the platform tag of a wheel that is built with zig, on any system.
 """
 
 import os
@@ -43,8 +43,9 @@ def wanted_tag() -> str:
 
 def own_compiler() -> list[str] | None:
     """Return a C compiler of this machine that can build the kernels, or None."""
-    names = () if "ATTNLM_WHEEL" in os.environ else (os.environ.get("CC", ""), "cc", "gcc", "clang")
-    for command in map(shlex.split, names):
+    if "ATTNLM_WHEEL" in os.environ or sys.platform == "win32":
+        return None
+    for command in map(shlex.split, (os.environ.get("CC", ""), "cc", "gcc", "clang")):
         if command and shutil.which(command[0]):
             with tempfile.TemporaryDirectory() as folder:
                 source = Path(folder, "test.c")

@@ -517,7 +517,7 @@ def test_named_errors(project: Path) -> None:
         (["sample", "small", "--prompts", "odd.txt", "--show-probs"], 2, "--prompts", "leave"),
         (
             *(["sample", "small", "--prompts", "odd.txt", "--tokens", str(2**26)], 2),
-            *("2 prompts are too many for memory", "divide the prompts"),
+            *("the texts of 2 prompts do not fit into memory", "the texts can have"),
         ),
         (["sample", "small", "--prompt-file", "a\nb"], 1, "a\\nb", ""),
         (["sample", "small", "--prompt-file", "/dev/zero"], 1, "more than 16,777,216 bytes", ""),

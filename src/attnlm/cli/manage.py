@@ -259,7 +259,7 @@ def doctor(
     offline: bool = options.OFFLINE,
     json: bool = options.JSON,
 ) -> None:
-    """Check this machine: devices, compiler, caches, network, speed."""
+    """Check this machine: devices, kernels, caches, network, speed."""
     found: list[attnlm.Finding] = []
     findings = attnlm.doctor(offline=offline, on_event=console.say_aside)
     for finding in itertools.chain(findings, [_terminal()]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import locale
 import os
@@ -164,7 +165,8 @@ def _caches() -> Iterator[Finding]:
     remedy = _if_not_writable(folder, "set ATTNLM_CACHE_DIR to one that is")
     yield Finding("cache", f"{folder}: {', '.join(parts) or 'empty'}", remedy)
     if sys.platform != "win32":
-        yield Finding("compiled code", str(code_folder()))
+        with contextlib.suppress(AttnlmError):  # only `compile` on needs it
+            yield Finding("compiled code", str(code_folder()))
 
 
 def _if_not_writable(folder: Path, remedy: str) -> str:

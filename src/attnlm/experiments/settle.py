@@ -92,10 +92,10 @@ def check_fits(config: Config, dataset: TrainingData, device: Device) -> None:
 
 
 def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> str:
-    """Return "on" to compile the whole step, "parts" for some operations, or "off" for none.
+    """Return "on" to compile the whole step, "parts" to use operations in C, or "off" for neither.
 
-    Raises AttnlmError if the settings demand compilation, but a compiler or a folder for compiled
-    code is missing, or the model has no operations that "parts" compiles.
+    Raises AttnlmError if the settings demand what is missing: a compiler or a folder for compiled
+    code, kernels in C, or operations of the model that exist in C.
     """
     asked, on_cpu = config.training.compile, device.name == "cpu"
     if asked == "on" and on_cpu and not _has_compiler():
@@ -117,14 +117,14 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
         return "parts" if possible and kernels() is not None else "off"
     if not possible:
         raise UsageError(
-            "`compile` parts needs float32 on a CPU, and a model with one layer of small heads, "
-            "or with an MLP, RMS norm or rotary positions",
+            "`compile` parts needs float32 on a CPU, and a model with one layer of small heads, a "
+            "GELU or SwiGLU MLP, RMS norm, rotary positions, or normalised queries and keys",
             "use `compile` off",
         )
     if kernels() is None:
         raise AttnlmError(
-            "`compile` parts needs attnlm's kernels in C, which were not found",
-            "use `compile` off; `attnlm doctor` says why",
+            "`compile` parts needs attnlm's kernels in C, which are missing or switched off",
+            "use `compile` off, or run attnlm doctor, which says why",
         )
     return "parts"
 

@@ -163,7 +163,7 @@ class Sampler:
         """Return the continuations of each prompt, and the total number of their tokens.
 
         The first `config.num_samples` texts continue the first prompt. Each prompt gets the same
-        texts as alone: exactly if the decoder in C generates them, else up to rounding.
+        texts as alone, up to rounding if a projection has 256 inputs or more, or without C.
         """
         config.check_room(len(prompts))
         made = [Continuation(self.tokenizer, config) for _ in prompts * config.num_samples]
@@ -265,7 +265,8 @@ def samples(
 
     The result then has `num_samples` texts for each prompt, in the order of the prompts. They are
     generated together, whatever the lengths of the prompts. Each prompt gets the same texts as
-    alone with this seed; on a GPU, or without the kernels in C, rounding can change them.
+    alone with this seed; rounding can change them on a GPU, without the kernels in C, and if the
+    model has 256 features or more.
 
     Without `seed`, a seed is drawn and reported as a Note. Raises AttnlmError (UsageError for
     invalid arguments).

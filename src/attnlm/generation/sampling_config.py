@@ -52,9 +52,9 @@ class SamplingConfig:
         """Raise UsageError if memory can't hold the texts of so many prompts."""
         if prompts * self.num_samples * self.tokens > MOST_HELD:
             raise UsageError(
-                f"{prompts:,} prompts are too many for memory, with `tokens` {self.tokens:,} and "
-                f"`num_samples` {self.num_samples:,}",
-                f"together, the texts can have {MOST_HELD:,} tokens: divide the prompts",
+                f"the texts of {prompts:,} prompts do not fit into memory, with `tokens` "
+                f"{self.tokens:,} and `num_samples` {self.num_samples:,}",
+                f"together, the texts can have {MOST_HELD:,} tokens",
             )
 
     def _require(self, holds: bool, name: str, words: str) -> None:

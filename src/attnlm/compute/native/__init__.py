@@ -57,7 +57,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
 def kernels() -> ctypes.CDLL | None:
     """Return the kernels for this processor, or None if they cannot be loaded.
 
-    Raises UsageError if $ATTNLM_KERNELS names an instruction set that this processor lacks.
+    Raises UsageError if $ATTNLM_KERNELS names no instruction set of this processor.
     """
     return load(instruction_set())
 
@@ -74,13 +74,13 @@ def baseline_kernels() -> ctypes.CDLL | None:
 def instruction_set() -> str:
     """Return the instruction set to use: $ATTNLM_KERNELS or the most capable, "none" for none.
 
-    Raises UsageError if $ATTNLM_KERNELS names an instruction set that this processor lacks.
+    Raises UsageError if $ATTNLM_KERNELS names no instruction set of this processor.
     """
     possible, named = instruction_sets(), os.environ.get(VARIABLE)
     if named and named not in ("none", *possible):
         raise UsageError(
-            f"{VARIABLE} is {named}, which this processor lacks",
-            f"use one of: {', '.join(('none', *possible))}",
+            f"{VARIABLE} is {named}, which is not an instruction set of this processor",
+            f"use one of {', '.join(dict.fromkeys(('none', *possible)))}, or unset {VARIABLE}",
         )
     return named or possible[-1]
 
