@@ -30,8 +30,7 @@ TARGETS = {
     "macosx_11_0_arm64": ("aarch64-macos.11.0", ".dylib"),
     "win_amd64": ("x86_64-windows-gnu", ".dll"),
 }
-# Instruction sets and the processors that have them. Without its flag for the width, clang computes
-# 512-bit vectors by halves.
+# Instruction sets, and flags for them. Without the last, clang computes vectors by halves.
 X86 = {"sse4.2": "x86-64-v2", "avx2": "x86-64-v3", "avx512": "x86-64-v4 -mprefer-vector-width=512"}
 
 
@@ -42,7 +41,7 @@ def wanted_tag() -> str:
 
 
 def own_compiler() -> list[str] | None:
-    """Return a C compiler of this machine that can build the kernels, or None."""
+    """Return a C compiler of this machine that knows all flags, or None."""
     if "ATTNLM_WHEEL" in os.environ or sys.platform == "win32":
         return None
     for command in map(shlex.split, (os.environ.get("CC", ""), "cc", "gcc", "clang")):
@@ -64,8 +63,8 @@ def compile_kernels(command: list[str], files: list[Path], folder: Path, **how: 
         if command == ZIG:
             flags = ["-target", target, *(flag.replace("x86-64-", "x86_64_") for flag in flags)]
         path = folder / f"kernels-{name}{suffix}"
-        words = [*command, *FLAGS, *flags, *map(str, files), "-o", str(path), "-lm"]
-        running[path] = subprocess.Popen(words, **how)
+        words = [*command, *FLAGS, *flags, *map(str, files), "-o", path.name, "-lm"]
+        running[path] = subprocess.Popen(words, cwd=folder, **how)  # macOS's contain this path
     failed = [path for path, process in running.items() if process.wait()]
     return [] if failed else list(running)
 
@@ -91,10 +90,8 @@ class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]
             for path in made:
                 path.replace(sources / path.name)
         else:
-            build_data |= {
-                "pure_python": False,
-                "tag": f"py3-none-{wheel or next(platform_tags())}",
-            }
+            tag = f"py3-none-{wheel or next(platform_tags())}"
+            build_data |= {"pure_python": False, "tag": tag}
             build_data["force_include"] |= {str(p): f"attnlm/compute/native/{p.name}" for p in made}
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
