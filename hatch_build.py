@@ -21,7 +21,7 @@ from packaging.tags import platform_tags
 NATIVE = Path("src", "attnlm", "compute", "native")
 FLAGS = ["-O3", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-ffp-contract=fast"]
-ZIG = [sys.executable, "-m", "ziglang", "cc", "-fno-sanitize=all", "-g0"]
+ZIG = [sys.executable, "-m", "ziglang", "cc", "-fno-sanitize=all", "-s"]
 # Platform tags of wheels: zig's name of the system, and the suffix of a shared library.
 TARGETS = {
     "manylinux_2_28_x86_64": ("x86_64-linux-gnu.2.28", ".so"),

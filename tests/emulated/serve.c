@@ -47,7 +47,6 @@ static void say(int64_t kind, int64_t value)
 
 static struct {
     char *at, *before;
-    HANDLE memory;
 } pages[MOST_PAGES / 16];
 
 static void finish(int code) { ExitProcess(code); }
@@ -74,16 +73,17 @@ static LONG CALLBACK fetch(EXCEPTION_POINTERS *about)
     while (known < count && pages[known].at != page)
         known++;
     if (known == count) { /* no other thread was faster */
-        HANDLE memory = CreateFileMappingA(INVALID_HANDLE_VALUE, NULL, PAGE_READWRITE, 0, SIZE, NULL);
-        char *filled = MapViewOfFile(memory, FILE_MAP_WRITE, 0, 0, SIZE);
+        DWORD access = PAGE_NOACCESS; /* other threads must not see the page before it is filled */
+        SIZE_T written = 0;
+        char *filled = VirtualAlloc(NULL, SIZE, MEM_COMMIT | MEM_RESERVE, PAGE_READWRITE);
         say(PAGE, (int64_t)address);
         all(1, filled, SIZE);
-        pages[count].before = VirtualAlloc(NULL, SIZE, MEM_COMMIT | MEM_RESERVE, PAGE_READWRITE);
-        memcpy(pages[count].before, filled, SIZE);
-        if (MapViewOfFileEx(memory, FILE_MAP_WRITE, 0, 0, SIZE, page) != page)
+        if (VirtualAlloc(page, SIZE, MEM_COMMIT | MEM_RESERVE, access) != page)
             finish(6);
-        UnmapViewOfFile(filled);
-        pages[count].at = page, pages[count++].memory = memory;
+        if (!WriteProcessMemory(GetCurrentProcess(), page, filled, SIZE, &written) || written != SIZE
+            || !VirtualProtect(page, SIZE, PAGE_READWRITE, &access))
+            finish(7);
+        pages[count].at = page, pages[count++].before = filled;
     }
     __atomic_store_n(&locked, 0, __ATOMIC_RELEASE);
     return EXCEPTION_CONTINUE_EXECUTION;
@@ -99,8 +99,7 @@ static void give_back(void)
             all(0, pages[p].before, SIZE);
             all(0, pages[p].at, SIZE);
         }
-        UnmapViewOfFile(pages[p].at);
-        CloseHandle(pages[p].memory);
+        VirtualFree(pages[p].at, 0, MEM_RELEASE);
         VirtualFree(pages[p].before, 0, MEM_RELEASE);
     }
     count = 0;
