@@ -21,6 +21,7 @@ from benchmarks.table import Row
 _SETTINGS = ("threads", "matmul", "attention_kernel")
 _ROUNDS, _SECONDS = 4, 0.15
 _SMALL: dict[str, Any] = {"heads": 4, "block_size": 64, "batch_size": 12, "optimizer": "adamw"}
+_LONGER = {**_SMALL, "block_size": 256, "batch_size": 8}
 _SHAPES: dict[str, dict[str, Any]] = {
     **{model: {"model": model} for model in ("bigram", "average", "single-head", "multi-head")},
     "r2-multi-head": {"model": "multi-head", "embed_dim": 32, "block_size": 32, "batch_size": 16},
@@ -29,6 +30,8 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "gpt2, 2 × 64": {"model": "gpt2", "layers": 2, "embed_dim": 64, **_SMALL},
     "gpt2, 4 × 128": {"model": "gpt2", "layers": 4, "embed_dim": 128, **_SMALL},
     "transformer, 4 × 128": {"model": "transformer", "layers": 4, "embed_dim": 128, **_SMALL},
+    "transformer, 4 × 192": {"model": "transformer", "layers": 4, "embed_dim": 192, **_LONGER},
+    "transformer, 4 × 256": {"model": "transformer", "layers": 4, "embed_dim": 256, **_LONGER},
 }
 
 
@@ -50,7 +53,8 @@ def _row(name: str, settings: dict[str, Any], dataset: Dataset, all_threads: int
 
     ruled = _chosen(settled())
     steps: dict[tuple[Any, ...], Callable[[], object]] = {}
-    for values in itertools.product((1, all_threads), ("blas", "onednn"), ("torch", "native")):
+    matmuls = "blas", "onednn", "native"
+    for values in itertools.product((1, all_threads), matmuls, ("torch", "native")):
         try:
             config = settled(**dict(zip(_SETTINGS, values, strict=True)))
         except AttnlmError:  # this model does not use the kernel

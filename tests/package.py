@@ -31,7 +31,7 @@ _SDIST_HAS = {
 # How a shared library of each system begins.
 _MAGIC = {".so": b"\x7fELF", ".dylib": b"\xcf\xfa\xed\xfe", ".dll": b"MZ"}
 # The numerical tests of the C files.
-_TESTS = ("ops", "textbook", "native_decoder", "one_layer", "words", "golden_losses")
+_TESTS = ("ops", "block", "textbook", "native_decoder", "one_layer", "words", "golden_losses")
 _HERE = "manylinux_2_28_x86_64"
 
 

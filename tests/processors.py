@@ -28,7 +28,7 @@ from tests.emulated import EMULATED
 from tests.kernels import compile_copy
 
 _ROOT = Path(__file__).parent.parent
-_OF_C = ("ops", "textbook", "native_decoder", "one_layer", "words")
+_OF_C = ("ops", "block", "textbook", "native_decoder", "one_layer", "words")
 _ALL = (*_OF_C, "golden_losses", "share", "tolerances", "attention", "optimizer")
 _TESTS = tuple(f"tests/test_{name}.py" for name in _OF_C)
 _ALL_TESTS = (

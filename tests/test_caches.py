@@ -17,6 +17,7 @@ from attnlm.base.caches import code_folder, is_safe_parent
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
+from attnlm.model.ops import Kernels
 from attnlm.training.state import initial_state
 from attnlm.training.step import Share
 
@@ -134,5 +135,5 @@ def test_every_process_that_compiles_keeps_its_code_there(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
     config = resolve({"model": "bigram", "compile": "on", "steps": 1, "threads": 1, "seed": 1})
     state = initial_state(config, 10, choose_device("cpu"))
-    Share(state, config, 1, first=True)
+    Share(state, config, Kernels(), 1, first=True)
     assert [Path(path).absolute() for path in found] == [Path(named or kept).absolute()]

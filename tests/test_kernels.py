@@ -8,11 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from attnlm.base.settings import Settings
 from attnlm.compute.native import kernels as native_kernels
+from attnlm.config.settings import resolve
 from attnlm.model.architecture import architecture
 from attnlm.model.ops import linear
 from attnlm.training import kernels
-from attnlm.training.kernels import faster_attention, faster_matmul
+from attnlm.training.kernels import chosen_matmul, faster_attention, faster_matmul
 from tests.models import needs_kernels
 
 
@@ -51,10 +53,34 @@ def test_the_maker_of_the_processor_is_what_the_system_reports() -> None:
 def test_attention_in_c_is_used_for_long_contexts_if_it_can_compute_the_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert faster_attention(architecture("llama", {"block_size": 65})) == "native"
-    assert faster_attention(architecture("llama", {"block_size": 64})) == "torch"
+    assert faster_attention(architecture("llama", {"block_size": 65}), "blas") == "native"
+    assert faster_attention(architecture("llama", {"block_size": 64}), "blas") == "torch"
     dropped = architecture("single-head", {"dropout": 0.1, "block_size": 65})
-    assert faster_attention(dropped) == "torch"
-    assert faster_attention(architecture("bigram", {})) == "torch"
+    assert faster_attention(dropped, "blas") == "torch"
+    assert faster_attention(architecture("bigram", {}), "blas") == "torch"
+    assert faster_attention(architecture("llama", {"block_size": 8}), "native") == "native"
     monkeypatch.setattr(kernels, "native_kernels", lambda: None)
-    assert faster_attention(architecture("llama", {"block_size": 65})) == "torch"
+    assert faster_attention(architecture("llama", {"block_size": 65}), "blas") == "torch"
+
+
+@pytest.mark.parametrize(
+    ("library", "settings", "chosen"),
+    [
+        ("blas", {}, "native"),
+        ("onednn", {}, "onednn"),
+        ("blas", {"embed_dim": 192}, "native"),
+        ("blas", {"embed_dim": 256}, "blas"),
+        ("blas", {"lora": 2}, "blas"),
+        ("blas", {"attention_kernel": "torch"}, "blas"),
+        ("blas", {"projection": False}, "blas"),
+        ("blas", {"compile": "off"}, "blas"),
+        ("blas", {"model": "multi-head"}, "blas"),
+    ],
+)
+def test_blocks_in_c_are_used_for_narrow_models_that_they_can_compute(
+    library: str, settings: Settings, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "faster_matmul", lambda: library)
+    given: Settings = {"model": "transformer", "compile": "parts", "embed_dim": 128}
+    config = resolve({**given, "heads": 4, "head_size": 32, **settings})
+    assert chosen_matmul(config.model, config.training) == chosen

@@ -315,7 +315,10 @@ def test_a_model_changed_from_outside_decodes_by_itself_and_a_note_says_so(
 SANITIZED = """
 import sys
 from pathlib import Path
+import torch
 from attnlm.compute import native
+from attnlm.model import ops
+from tests import test_block as blocks
 from tests import test_native_decoder as tests
 
 native._FOLDER = Path(sys.argv[1])
@@ -337,6 +340,12 @@ for name in ("gpt2", "qwen3"):
     list(tests.decoded(model, 2, [(0, 63), (63, 64), (0, 1)], found, threads=3))
     tests.assert_generation(model, 2, 1.0, found, threads=3)
 tests.assert_generation(tests.a_model("multi-head"), 3, 0.0, found)
+ops.native_kernels = lambda: found
+for name in blocks.BLOCKS:
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        model = blocks.a_model(name).float()
+        assert blocks.loss_and_gradients(model, blocks.some_windows(model))["loss"] > 0
 print("clean")
 """
 

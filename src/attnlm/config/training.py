@@ -129,9 +129,10 @@ class TrainingConfig:
         choices=("auto", "parts", "on", "off"),
     )
     matmul: str = setting(
-        "library for large matmuls on a CPU; auto chooses by the processor",
+        "large matmuls on a CPU: the libraries blas or onednn, or native (whole blocks in C, needs "
+        "`compile` parts); auto chooses by model and processor",
         default="auto",
-        choices=("auto", "blas", "onednn"),
+        choices=("auto", "blas", "onednn", "native"),
     )
     attention_kernel: str = setting(
         "causal attention on a CPU: torch, or native (in C, needs `compile` parts); auto is native "

@@ -30,7 +30,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameters_of
 from attnlm.model.sizes import multiplied_weights
 from attnlm.training.cost import step_cost
-from attnlm.training.kernels import faster_attention, faster_matmul, has_parts
+from attnlm.training.kernels import chosen_matmul, faster_attention, has_native_blocks, has_parts
 from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.schedule import Clock
 from attnlm.training.state import initial_state, keeping_random_state
@@ -118,7 +118,8 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
     if not possible:
         raise UsageError(
             "`compile` parts needs float32 on a CPU, and a model with one layer of small heads, a "
-            "GELU or SwiGLU MLP, RMS norm, rotary positions, or normalised queries and keys",
+            "GELU or SwiGLU MLP, RMS norm, rotary positions, normalised queries and keys, or "
+            "residual connections around softmax attention",
             "use `compile` off",
         )
     if kernels() is None:
@@ -140,11 +141,22 @@ def _kernels(config: Config, device: Device) -> dict[str, str]:
         raise UsageError(
             "`attention_kernel` native needs `compile` parts", "leave `attention_kernel` out"
         )
+    if matmul == "native" and (training.compile != "parts" or not has_native_blocks(a)):
+        raise UsageError(
+            "`matmul` native needs `compile` parts, and a model with softmax attention, a "
+            "projection and residual connections",
+            "leave `matmul` out",
+        )
+    if matmul == "native" and attention == "torch":
+        raise UsageError(
+            "`matmul` native computes whole blocks in C, with their attention",
+            "leave `attention_kernel` out",
+        )
     if matmul == "auto":
         large = training.compile == "parts" or training.optimizer == "muon" or training.lora
-        matmul = faster_matmul() if large and a.embed_dim is not None else "blas"
+        matmul = chosen_matmul(a, training) if large and a.embed_dim is not None else "blas"
     if attention == "auto":
-        attention = faster_attention(a) if training.compile == "parts" else "torch"
+        attention = faster_attention(a, matmul) if training.compile == "parts" else "torch"
     return {"matmul": matmul, "attention_kernel": attention}
 
 

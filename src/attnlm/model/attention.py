@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlm.model.architecture import Architecture
-from attnlm.model.layers import Linear, RMSNorm, is_plain, joined_linear
+from attnlm.model.layers import Hookable, Linear, RMSNorm, is_plain, joined_linear
 from attnlm.model.layers import dropout as dropped
 from attnlm.model.ops.attention import fused_attention, shared_heads
 from attnlm.model.ops.pointwise import Rotation, rotate, split_heads
@@ -75,7 +75,7 @@ class LayerCache:
         return tuple(stored[..., : self.length, :] for stored in self._stored)
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(Hookable):
     """Causal self-attention with H heads of any size D, all computed together.
 
     D = C/H gives the usual, narrow heads, and D = C gives wide heads. The outputs of the heads are

@@ -15,7 +15,19 @@ from torch.nn import functional as F
 from attnlm.base.errors import AttnlmError
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import AttentionWithoutMaps, LayerCache, SelfAttention
-from attnlm.model.layers import Dropout, Linear, joined_linear, norm_of, recomputed
+from attnlm.model.layers import (
+    Dropout,
+    Hookable,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+    dropout_factors,
+    is_plain,
+    joined_linear,
+    norm_of,
+    recomputed,
+)
+from attnlm.model.ops.block import BlockForm, block_pass, have_gradients, native_block_kernels
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.pointwise import Rotation, gelu, rotary_angles, swiglu
 from attnlm.model.recorder import Layer, Recorder
@@ -178,6 +190,13 @@ class Block(nn.Module):
         recorder: Recorder | None = None,
     ) -> Tensor:
         """Map (B, T, C) → (B, T, C), or (B, T, H·D) in a one-layer rung without a projection."""
+        if cache is None and recorder is None and (kernels := native_block_kernels(x)) is not None:
+            form = native_form(self)
+            if form is not None and have_gradients(form.weights.values()):
+                p = self.dropout.p if self.training else 0.0
+                attention_factors = dropout_factors(x, p) if p else None
+                mlp_factors = dropout_factors(x, p) if p and self.mlp is not None else None
+                return block_pass(x, form, kernels, rotation, attention_factors, mlp_factors)
         record = None
         if recorder is not None:
             recorder.layers.append(record := Layer())
@@ -200,7 +219,7 @@ class Block(nn.Module):
         return x
 
 
-class MLP(nn.Module):
+class MLP(Hookable):
     """An MLP, down(f(up(x))), where f is GELU, as in GPT-2, or ReLU² (So et al., 2021).
 
     With SwiGLU (Shazeer, 2020), the MLP is down(silu(gate(x)) · up(x)).
@@ -231,6 +250,58 @@ class MLP(nn.Module):
             hidden_BTF = F.relu(self.up(x_BTC)).square()
         down: Tensor = self.down(hidden_BTF)
         return down
+
+
+def native_form(block: Block) -> BlockForm | None:
+    """Return the form of a block for block.c; return None if block.c can't compute it."""
+    attention, mlp = block.attention, block.mlp
+    norms = {"attention": block.attention_norm} | ({} if mlp is None else {"mlp": block.mlp_norm})
+    kinds = {None if norm is None else type(norm) for norm in norms.values()}
+    if not (block.residual and len(kinds) == 1 and _are_ours(attention, block.dropout)):
+        return None
+    if not isinstance(attention, SelfAttention) or attention.projection is None:
+        return None
+    head_norms = {"query": attention.query_norm, "key": attention.key_norm}
+    maps = {name: getattr(attention, name) for name in ("query", "key", "value", "projection")}
+    if isinstance(mlp, MLP):
+        maps |= {"gate": mlp.gate, "up": mlp.up, "down": mlp.down}
+    parts = [mlp, *norms.values(), *head_norms.values(), *maps.values()]
+    if not attention.joins_weights or not _are_ours(*(p for p in parts if p is not None)):
+        return None
+    weights: dict[str, nn.Parameter | None] = {}
+    for name, part in maps.items():
+        if part is not None and part.lora_down is not None:
+            return None
+        if part is not None:
+            weights |= {name: part.weight, f"{name}_bias": part.bias}
+    for name, norm in (norms | head_norms).items():
+        if norm is not None:
+            assert isinstance(norm, RMSNorm | LayerNorm)
+            shift = norm.bias if isinstance(norm, LayerNorm) else None
+            weights |= {f"{name}_gain": norm.gain, f"{name}_shift": shift}
+    norm, query_norm = block.attention_norm, attention.query_norm
+    return BlockForm(
+        heads=attention.heads,
+        kv_heads=attention.kv_heads,
+        size=attention.head_size,
+        hidden=mlp.up.out_features if isinstance(mlp, MLP) else 0,
+        norm={RMSNorm: "rms", LayerNorm: "layer"}.get(type(norm), "none"),
+        mlp=mlp.kind if isinstance(mlp, MLP) else "none",
+        epsilon=norm.epsilon if isinstance(norm, RMSNorm | LayerNorm) else 0.0,
+        head_epsilon=0.0 if query_norm is None else query_norm.epsilon,
+        weights={name: p for name, p in weights.items() if p is not None},
+    )
+
+
+_OURS = {k: k.forward for k in (SelfAttention, MLP, Linear, RMSNorm, LayerNorm, Dropout)}
+
+
+def _are_ours(*modules: nn.Module | None) -> bool:
+    """Return True if each module has no hooks, and computes what its class in this package does."""
+    return all(
+        (kind := type(m)) in _OURS and kind.forward is _OURS[kind] and is_plain(m, kind)
+        for m in modules
+    )
 
 
 LanguageModel = Bigram | Transformer

@@ -124,7 +124,7 @@ class RMSNorm(Hookable):
         return rms_norm(x, self.gain, self.epsilon)
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(Hookable):
     """Layer norm, (x − mean) / √(variance + ε) · gain + bias (Ba et al., 2016)."""
 
     def __init__(self, size: int, epsilon: float, *, bias: bool) -> None:
@@ -168,15 +168,20 @@ def drawing_from(generators: Sequence[torch.Generator]) -> Iterator[None]:
 
 def dropout(x: Tensor, p: float) -> Tensor:
     """Zero numbers with probability p and divide the others by 1 − p (Srivastava et al., 2014)."""
-    if not _source.generators:
-        return F.dropout(x, p)
+    return x * dropout_factors(x, p) if _source.generators else F.dropout(x, p)
+
+
+def dropout_factors(x: Tensor, p: float) -> Tensor:
+    """Return the factors by which `dropout` multiplies x."""
     kept = torch.empty_like(x)
+    if not _source.generators:
+        return F.dropout(kept.fill_(1), p)
     for sequence, generator in zip(kept, _source.generators, strict=True):
         sequence.bernoulli_(1 - p, generator=generator)
-    return x * kept.div_(1 - p)
+    return kept.div_(1 - p)
 
 
-class Dropout(nn.Dropout):
+class Dropout(Hookable, nn.Dropout):
     """A layer that applies `dropout` in training."""
 
     def forward(self, x: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ from attnlm.model.ops.linear import onednn_linear
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.training.one_layer import is_one_layer
 
+_NARROW = 192
+"""The largest width for which blocks in C are faster than PyTorch's operations."""
 _SHORT = 64
 """The longest context for which PyTorch's attention is faster."""
 
@@ -23,7 +25,7 @@ def kernels_of(training: TrainingConfig) -> Kernels:
     """Return the kernels that a configuration selects, by default PyTorch's."""
     return Kernels(
         compiled=training.compile == "parts",
-        matmul="onednn" if training.matmul == "onednn" else "blas",
+        matmul="blas" if training.matmul == "auto" else training.matmul,
         attention="native" if training.attention_kernel == "native" else "torch",
     )
 
@@ -32,11 +34,29 @@ def has_parts(a: Architecture, vocab_size: int, tokens: int) -> bool:
     """Return True if some of this model's operations exist in C for batches of `tokens` tokens."""
     return a.embed_dim is not None and (
         is_one_layer(a, vocab_size, tokens)
+        or has_native_blocks(a)
         or vocab_size * tokens > LOGITS_AT_ONCE["cpu"]
         or a.mlp in ("gelu", "swiglu")
         or a.norm == "rms"
         or (a.attention == "softmax" and (a.query_key_norm or a.positions == "rotary"))
     )
+
+
+def has_native_blocks(a: Architecture) -> bool:
+    """Return True if block.c can compute the blocks of this model."""
+    return a.attention == "softmax" and a.residual and a.projection
+
+
+def chosen_matmul(a: Architecture, training: TrainingConfig) -> str:
+    """Return what computes a step's large matmuls: native, onednn or blas.
+
+    Blocks in C are faster than single operations as long as their matmuls are small. The library is
+    faster for large ones.
+    """
+    library = faster_matmul()
+    whole = training.compile == "parts" and not training.is_sharded and training.lora is None
+    by_block = whole and has_native_blocks(a) and training.attention_kernel != "torch"
+    return "native" if by_block and library == "blas" and a.width <= _NARROW else library
 
 
 def faster_matmul() -> str:
@@ -51,10 +71,13 @@ def faster_matmul() -> str:
     return "blas" if native.is_intel() else "onednn"
 
 
-def faster_attention(a: Architecture) -> str:
+def faster_attention(a: Architecture, matmul: str) -> str:
     """Return the kernel for causal attention: native for contexts above 64 tokens, else torch.
 
-    The kernel in C computes blocks of 64 queries. It can't compute every model.
+    The kernel in C computes blocks of 64 queries. It can't compute every model. Blocks in C use it
+    for any context.
     """
+    if matmul == "native":
+        return "native"
     is_possible = a.attention != "none" and not a.holds_weights and native_kernels() is not None
     return "native" if is_possible and a.block_size > _SHORT else "torch"

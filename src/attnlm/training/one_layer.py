@@ -15,7 +15,6 @@ queries, keys and values side by side, 3·H·D. R is the number of rows of the t
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import operator
@@ -24,14 +23,15 @@ from ctypes import CDLL
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnlm.compute.device import Device
 from attnlm.compute.native import kernels as native_kernels
 from attnlm.model.architecture import Architecture
-from attnlm.model.inspection import agree, has_usual_weights
+from attnlm.model.inspection import has_usual_weights
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.ops import Kernels, place
+from attnlm.training.comparison import computes_gradients
 
 # All attention weights of a window are in memory together: a longer context would take too much.
 LONGEST_CONTEXT = 256
@@ -93,39 +93,15 @@ def one_layer_form(
 
 
 _compared: WeakKeyDictionary[Transformer, bool] = WeakKeyDictionary()
-"""Results of `_equals_modules`: training makes a form for each evaluation."""
+"""Results of comparisons: training makes a form for each evaluation."""
 
 
 def _equals_modules(model: Transformer, native: CDLL) -> bool:
-    """Return True if the one-layer form has the gradients that the model's modules have.
-
-    Both are computed for one window of tokens, in a copy of the model with random weights. The
-    initial weights would hide differences, since the head is zero at first.
-    """
     if model not in _compared:
-        trial, generator = copy.deepcopy(model).train(), torch.Generator().manual_seed(0)
-        for module in trial.modules():
-            for parameter in module.parameters(recurse=False):
-                is_map = parameter.dim() > 1 and not isinstance(module, nn.Embedding)
-                std = parameter.size(-1) ** -0.5 if is_map else 1.0
-                nn.init.normal_(parameter, std=std, generator=generator)
-        shape = 2, 1, model.architecture.block_size
-        inputs_BT, targets_BT = torch.randint(model.vocab_size, shape, generator=generator)
-        trial.zero_grad()
-        with torch.enable_grad():
-            trial.loss(inputs_BT, targets_BT).backward()
-        expected = _gradients(trial)
-        for parameter in trial.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-        OneLayer(trial, 1, native)(inputs_BT, targets_BT)
-        _compared[model] = agree(_gradients(trial), expected)
+        _compared[model] = computes_gradients(
+            model, lambda trial, *windows: OneLayer(trial, 1, native)(*windows)
+        )
     return _compared[model]
-
-
-def _gradients(model: Transformer) -> Tensor:
-    """Return the gradients of all parameters as one vector."""
-    tensors = (torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters())
-    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 class OneLayer:

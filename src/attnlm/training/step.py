@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple, Protocol
@@ -20,9 +21,10 @@ from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import Batches, window_seeds
 from attnlm.data.dataset import Ids
-from attnlm.model.language_model import LanguageModel
+from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.layers import drawing_from
-from attnlm.model.ops import using
+from attnlm.model.ops import Kernels, using
+from attnlm.training.comparison import computes_gradients
 from attnlm.training.kernels import kernels_of
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import FlatOptimizer
@@ -65,14 +67,16 @@ def cut_batch(training: TrainingConfig, threads: int) -> Cut:
 class Share:
     """The model of one thread. All threads use the same weights, but separate gradients."""
 
-    def __init__(self, state: TrainingState, config: Config, windows: int, *, first: bool) -> None:
+    def __init__(
+        self, state: TrainingState, config: Config, kernels: Kernels, windows: int, *, first: bool
+    ) -> None:
         training = config.training
         self._device, self._seed, self._windows = state.device, training.seed or 0, windows
         self._model, self.gradient = state.model, state.optimizer.gradient
         if not first:
             assert isinstance(state.optimizer, FlatOptimizer)
             self._model, self.gradient = state.optimizer.replica(state.model)
-        self._kernels, self._form = kernels_of(training), None
+        self._kernels, self._form = kernels, None
         if not training.is_sharded and training.lora is None:
             self._form = one_layer_form(self._model, windows, state.device, self._kernels)
         self._loss, is_compiled = _loss, training.compile == "on"
@@ -122,6 +126,23 @@ def _compiler_options() -> dict[str, Any]:
     """
     headers = "cpp_cache_precompile_headers"  # older versions of PyTorch have no such option
     return {headers: False} if headers in torch._inductor.list_options() else {}
+
+
+def _usable_kernels(model: LanguageModel, training: TrainingConfig) -> Kernels:
+    """Return the kernels that a configuration selects, without those that this model can't use.
+
+    Blocks in C are compared with the modules, which may have been changed from outside.
+    """
+    kernels = kernels_of(training)
+
+    def compute(trial: Transformer, inputs_BT: Tensor, targets_BT: Tensor) -> None:
+        with using(kernels):
+            trial.loss(inputs_BT, targets_BT).backward()
+
+    if kernels.matmul != "native" or not isinstance(model, Transformer):
+        return kernels
+    is_right = computes_gradients(model, compute)
+    return kernels if is_right else dataclasses.replace(kernels, matmul="blas")
 
 
 def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -180,7 +201,10 @@ class Stepper:
             rows=slice(self._first, self._first + self._rows),
         )
         self._threads = threads // cut.shares
-        self._shares = [Share(state, config, cut.windows, first=i == 0) for i in range(cut.shares)]
+        kernels = _usable_kernels(state.model, training)
+        self._shares = [
+            Share(state, config, kernels, cut.windows, first=i == 0) for i in range(cut.shares)
+        ]
         self._pool = new_pool(cut.shares, self._threads)
         self._is_first = True
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)

@@ -7,6 +7,7 @@
 
 #include "layout.h"
 #include "team.h"
+#include "attention.h"
 
 #define BLOCK 64 /* number of queries, and of keys */
 #define ACROSS (BLOCK / LANES)
@@ -16,21 +17,6 @@
 #else
 #define DOWN 4
 #endif
-
-/* A tensor (B, H, T, D) with its strides, in numbers, between windows, heads and tokens. */
-struct heads {
-    float *at;
-    int64_t window, head, token;
-};
-
-struct attention {
-    int64_t windows, heads, kv_heads, length, size;
-    float scale;
-    const struct heads *query, *key, *value, *out;
-    float *log_sums; /* log Σ exp(score) of each query, (B, H, T) */
-    const struct heads *d_query, *d_key, *d_value, *d_out; /* gradients, for the backward pass */
-    float *scratch;
-};
 
 int64_t attention_lanes(void) { return LANES; }
 
@@ -64,15 +50,24 @@ INLINE void multiply_tile(const int rows, const int parts, int64_t steps, const 
         }
 }
 
-/* `multiply_tile` for any number of rows, and any number of whole vectors of columns. */
-static void multiply(int64_t rows, int64_t columns, int64_t steps, const float *a, int64_t a_row,
-                     int64_t a_step, const float *b, int64_t b_step, float *out, int64_t out_row,
-                     int add)
+/* In a block of scores whose keys and queries are the same tokens, half of the scores are masked. Which
+   products are needed then: of all, of columns from the row's own on, or only some of the steps. */
+enum needed { ALL, LATER_COLUMNS, STEPS_TO_ROW, STEPS_FROM_ROW };
+
+/* `multiply_tile` for any number of rows, and any number of whole vectors of columns. Elements that are
+   not needed keep any value. */
+static void multiply(enum needed needed, int64_t rows, int64_t columns, int64_t steps, const float *a,
+                     int64_t a_row, int64_t a_step, const float *b, int64_t b_step, float *out,
+                     int64_t out_row, int add)
 {
 #define TILES(down, side) \
-    for (; r + down <= rows; r += down) \
-        multiply_tile(down, side, steps, a + r * a_row, a_row, a_step, b + c, b_step, \
-                      out + r * out_row + c, out_row, add)
+    for (; r + down <= rows; r += down) { \
+        const int64_t from = needed == STEPS_FROM_ROW ? r : 0; \
+        const int64_t to = needed == STEPS_TO_ROW && r + down < steps ? r + down : steps; \
+        if (needed != LATER_COLUMNS || c + side * LANES > r) \
+            multiply_tile(down, side, to - from, a + r * a_row + from * a_step, a_row, a_step, \
+                          b + c + from * b_step, b_step, out + r * out_row + c, out_row, add); \
+    }
     for (int64_t c = 0, r = 0; c < columns; r = 0)
         if (c + SIDE * LANES <= columns) {
             TILES(DOWN, SIDE);
@@ -172,17 +167,18 @@ static void attend_piece(const struct attention *about, int64_t window, int64_t 
             transpose(columns, queries, count, size);
             for (int64_t s = 0; s <= t; s += BLOCK) {
                 const int64_t there = s < t ? BLOCK : count;
-                multiply(there, BLOCK, size, keys + s * width, width, 1, columns, BLOCK, scores,
-                         BLOCK, 0);
-                if (s < t)
+                const int own = s == t;
+                multiply(own ? LATER_COLUMNS : ALL, there, BLOCK, size, keys + s * width, width, 1,
+                         columns, BLOCK, scores, BLOCK, 0);
+                if (!own)
                     exponentials(0, there, scores, largest, sums, factors);
                 else
                     exponentials(1, there, scores, largest, sums, factors);
                 for (int64_t i = 0; s && i < count; i++)
                     for (int64_t d = 0; d < width; d++)
                         mixed[i * width + d] *= factors[i / LANES][i % LANES];
-                multiply(count, width, there, scores, 1, BLOCK, values + s * width, width, mixed,
-                         width, s > 0);
+                multiply(own ? STEPS_TO_ROW : ALL, count, width, there, scores, 1, BLOCK,
+                         values + s * width, width, mixed, width, s > 0);
             }
             for (int64_t i = 0; i < count; i++) {
                 const float sum = sums[i / LANES][i % LANES];
@@ -203,8 +199,11 @@ INLINE void weights_backward(const int masked, int64_t keys, float *scores, floa
             vector weight = exp_of(load(at) - load(log_sums + t));
             if (masked)
                 weight = either(before(t, s), (vector){0}, weight);
+            vector d_score = weight * (load(d_at) - load(shared + t));
+            if (masked)
+                d_score = either(before(t, s), (vector){0}, d_score);
             *(vector *)at = weight;
-            *(vector *)d_at = weight * (load(d_at) - load(shared + t));
+            *(vector *)d_at = d_score;
         }
 }
 
@@ -240,20 +239,21 @@ static void attend_piece_backward(const struct attention *about, int64_t window,
                     shared[i] += grads[i * width + d] * out[i * o->token + d];
             for (int64_t s = 0; s <= t; s += BLOCK) {
                 const int64_t there = s < t ? BLOCK : count;
-                multiply(there, BLOCK, size, keys + s * width, width, 1, columns, BLOCK, scores,
-                         BLOCK, 0);
-                multiply(there, BLOCK, size, values + s * width, width, 1, grad_columns, BLOCK,
-                         d_scores, BLOCK, 0);
-                if (s < t)
+                const int own = s == t;
+                multiply(own ? LATER_COLUMNS : ALL, there, BLOCK, size, keys + s * width, width, 1,
+                         columns, BLOCK, scores, BLOCK, 0);
+                multiply(own ? LATER_COLUMNS : ALL, there, BLOCK, size, values + s * width, width, 1,
+                         grad_columns, BLOCK, d_scores, BLOCK, 0);
+                if (!own)
                     weights_backward(0, there, scores, d_scores, log_sums, shared);
                 else
                     weights_backward(1, there, scores, d_scores, log_sums, shared);
-                multiply(there, width, count, scores, BLOCK, 1, grads, width, d_values + s * width,
-                         width, 1);
-                multiply(there, width, count, d_scores, BLOCK, 1, queries, width,
-                         d_keys + s * width, width, 1);
-                multiply(count, width, there, d_scores, 1, BLOCK, keys + s * width, width,
-                         d_queries, width, s > 0);
+                multiply(own ? STEPS_FROM_ROW : ALL, there, width, count, scores, BLOCK, 1, grads,
+                         width, d_values + s * width, width, 1);
+                multiply(own ? STEPS_FROM_ROW : ALL, there, width, count, d_scores, BLOCK, 1, queries,
+                         width, d_keys + s * width, width, 1);
+                multiply(own ? STEPS_TO_ROW : ALL, count, width, there, d_scores, 1, BLOCK,
+                         keys + s * width, width, d_queries, width, s > 0);
             }
             scatter(d_queries, place_of(d_q, window, head, t), d_q->token, count, size,
                     about->scale);
@@ -262,7 +262,7 @@ static void attend_piece_backward(const struct attention *about, int64_t window,
     scatter(d_values, place_of(d_v, window, kv_head, 0), d_v->token, length, size, 1);
 }
 
-static void attend_pieces(struct member who, const void *given)
+void attend_pieces(struct member who, const void *given)
 {
     const struct attention *about = given;
     const int64_t heads = about->kv_heads;

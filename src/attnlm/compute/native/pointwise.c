@@ -3,22 +3,7 @@
 
 #include "vectors.h"
 
-INLINE vector some_of(const float *x, int64_t count)
-{
-    vector part = {0};
-    if (count >= LANES)
-        return load(x);
-    memcpy(&part, x, count * sizeof(float));
-    return part;
-}
-
-INLINE void store_some(float *x, vector values, int64_t count)
-{
-    if (count >= LANES)
-        *(vector *)x = values;
-    else
-        memcpy(x, &values, count * sizeof(float));
-}
+#include "pointwise.h"
 
 /* GELU with tanh: x · σ(2 √(2/π) (x + 0.044715 x³)). Beyond ±16, σ is 0 or 1. */
 #define LINEAR 1.5957691216f
@@ -47,6 +32,16 @@ void gelu_backward(int64_t rows, int64_t width, const float *x, const float *gra
         const vector share = sigmoid(a * (LINEAR + CUBIC * a * a));
         const vector slope = share * (1 + a * (1 - share) * (LINEAR + 3 * CUBIC * a * a));
         store_some(d_x + i, slope * some_of(grad + i, count - i), count - i);
+    }
+}
+
+void gelu_and_slope(int64_t count, float *x, float *out)
+{
+    for (int64_t i = 0; i < count; i += LANES) {
+        const vector a = some_of(x + i, count - i), b = within(a);
+        const vector share = sigmoid(b * (LINEAR + CUBIC * b * b));
+        store_some(out + i, a * share, count - i);
+        store_some(x + i, share * (1 + b * (1 - share) * (LINEAR + 3 * CUBIC * b * b)), count - i);
     }
 }
 
@@ -170,6 +165,18 @@ void swiglu_backward(int64_t rows, int64_t width, const float *gate_up, const fl
             const vector slope = share * (1 + gate * (1 - share));
             store_some(d_gate_up + i, d * up * slope, width - i);
             store_some(d_gate_up + width + i, d * gate * share, width - i);
+        }
+}
+
+void swiglu_and_slopes(int64_t rows, int64_t width, float *gate_up, float *out)
+{
+    for (int64_t r = 0; r < rows; r++, gate_up += 2 * width, out += width)
+        for (int64_t i = 0; i < width; i += LANES) {
+            const vector gate = some_of(gate_up + i, width - i);
+            const vector up = some_of(gate_up + width + i, width - i), share = sigmoid(gate);
+            store_some(out + i, gate * share * up, width - i);
+            store_some(gate_up + i, up * share * (1 + gate * (1 - share)), width - i);
+            store_some(gate_up + width + i, gate * share, width - i);
         }
 }
 

@@ -90,6 +90,31 @@ class Heads(Struct):
     _fields_ = (("at", _POINTER), *_fields(_INTEGER, "window", "head", "token"))
 
 
+class Weights(Struct):
+    """The weights of a block, or their gradients (block.c)."""
+
+    _fields_ = (
+        *_fields(_POINTER, "attention_gain", "attention_shift", "mlp_gain", "mlp_shift"),
+        *_fields(_POINTER, "query_gain", "key_gain"),
+        *_fields(_POINTER, "query", "key", "value", "projection", "gate", "up", "down"),
+        *_fields(_POINTER, "query_bias", "key_bias", "value_bias", "projection_bias"),
+        *_fields(_POINTER, "gate_bias", "up_bias", "down_bias"),
+    )
+
+
+class Pass(Struct):
+    """A pass through a block (block.c)."""
+
+    _fields_ = (
+        *_fields(_INTEGER, "windows", "length", "width", "heads", "kv_heads", "size", "hidden"),
+        *_fields(_INTEGER, "norm", "mlp"),
+        *_fields(ctypes.c_float, "epsilon", "head_epsilon"),
+        *_fields(Weights, "weights", "gradients"),
+        *_fields(_POINTER, "cosines", "sines", "attention_factors", "mlp_factors", "x", "out"),
+        *_fields(_POINTER, "kept", "scratch", "d_out", "d_x"),
+    )
+
+
 class Words(Struct):
     """A table of words (words.c)."""
 
@@ -107,6 +132,7 @@ class _Layout(ctypes.Structure):
 _STRUCTS: dict[str, tuple[type[Struct], ...]] = {
     "decoding_layouts": (Map, Block, Model, Memory, Generation),
     "attention_layouts": (Heads,),
+    "block_layouts": (Weights, Pass),
     "words_layouts": (Words,),
 }
 

@@ -29,7 +29,8 @@ class Kernels:
     compiled: bool = False
     """Use the operations in C if the package has kernels for this processor."""
     matmul: str = "blas"
-    """The library for large matmuls: blas (PyTorch's default) or onednn."""
+    """The library for large matmuls: blas (PyTorch's default) or onednn. With native, whole blocks
+    of a transformer are computed in C, and other matmuls by blas."""
     attention: str = "torch"
     """The kernel for causal attention: torch or native (in C)."""
 

@@ -1,0 +1,21 @@
+/* Attention by one member of a team, for attention.c and block.c. */
+
+/* A tensor (B, H, T, D) with its strides, in numbers, between windows, heads and tokens. */
+struct heads {
+    float *at;
+    int64_t window, head, token;
+};
+
+struct attention {
+    int64_t windows, heads, kv_heads, length, size;
+    float scale;
+    const struct heads *query, *key, *value, *out;
+    float *log_sums; /* log Σ exp(score) of each query, (B, H, T) */
+    const struct heads *d_query, *d_key, *d_value, *d_out; /* gradients, for the backward pass */
+    float *scratch;
+};
+
+/* Compute a member's part of the forward pass, or of the backward pass if `d_out` is not NULL, of a
+   struct attention. `scratch` has attention_scratch(length, size) numbers for each member. */
+void attend_pieces(struct member who, const void *attention);
+int64_t attention_scratch(int64_t length, int64_t size);

@@ -1,0 +1,133 @@
+"""A transformer's block in C (block.c), forward and backward, in one call each.
+
+Its reference implementation is Block in language_model.py. One call replaces about thirty
+operations of PyTorch. Matmuls read the weights in place, and add to the gradients in place.
+Axes as in attention.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Mapping, Sequence
+from ctypes import CDLL
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from attnlm.compute.native.structs import Pass, Weights
+from attnlm.model.ops import compiled_for, kernels_in_use, place
+from attnlm.model.ops.pointwise import Rotation
+
+NORMS = ("none", "rms", "layer")
+MLPS = ("none", "swiglu", "gelu", "relu2")
+
+
+@dataclass(frozen=True)
+class BlockForm:
+    """The sizes and the parts of a block that block.c can compute."""
+
+    heads: int
+    kv_heads: int
+    size: int
+    hidden: int
+    norm: str
+    mlp: str
+    epsilon: float
+    head_epsilon: float
+    weights: Mapping[str, nn.Parameter]
+    """Weights and biases by their names in the struct `weights` of block.c."""
+
+
+def native_block_kernels(x_BTC: Tensor) -> CDLL | None:
+    """Return the kernels if blocks are to be computed by block.c for this input, else None."""
+    wanted = kernels_in_use().matmul == "native" and x_BTC.requires_grad
+    if not wanted or not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+        return None
+    return compiled_for(x_BTC)
+
+
+def have_gradients(parameters: Iterable[nn.Parameter]) -> bool:
+    """Return True if block.c can add to the parameters' gradients in place."""
+    return all(
+        p.grad is not None and p.dtype == torch.float32 and p.is_contiguous()
+        and p.grad.is_contiguous()
+        for p in parameters
+    )  # fmt: skip
+
+
+def block_pass(
+    x_BTC: Tensor,
+    form: BlockForm,
+    kernels: CDLL,
+    rotation: Rotation | None,
+    attention_factors: Tensor | None,
+    mlp_factors: Tensor | None,
+) -> Tensor:
+    """Return the output of a block, (B, T, C).
+
+    Dropout multiplies the outputs of attention and MLP by the factors, (B, T, C). The backward
+    pass adds to the `grad` of each weight, instead of returning the gradients of weights.
+    """
+    given = form, kernels, rotation, attention_factors, mlp_factors
+    out: Tensor = _BlockPass.apply(x_BTC, *given)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _BlockPass(Function):
+    @staticmethod
+    def forward(ctx: Any, x_BTC: Tensor, *given: Any) -> Tensor:
+        form, kernels, rotation, *factors = given
+        x_BTC, ctx.kernels = x_BTC.contiguous(), kernels
+        windows, length, width = x_BTC.shape
+        out_BTC = torch.empty_like(x_BTC)
+        cosines, sines = rotation or (None, None)
+        ctx.work = Pass(
+            windows=windows,
+            length=length,
+            width=width,
+            heads=form.heads,
+            kv_heads=form.kv_heads,
+            size=form.size,
+            hidden=form.hidden,
+            norm=NORMS.index(form.norm),
+            mlp=MLPS.index(form.mlp),
+            epsilon=form.epsilon,
+            head_epsilon=form.head_epsilon,
+            weights=Weights(**{name: p.data_ptr() for name, p in form.weights.items()}),
+            cosines=place(cosines),  # block_kept reads whether there are any
+            out=place(out_BTC),
+        )
+        kept = x_BTC.new_empty(kernels.block_kept(ctypes.byref(ctx.work)))
+        saved = x_BTC, kept, cosines, sines, *factors
+        _call(kernels, ctx.work, saved)
+        ctx.save_for_backward(*saved)
+        ctx.form = form
+        return out_BTC
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out_BTC: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors  # others than in the forward pass, if that was computed again
+        x_BTC = saved[0]
+        d_out_BTC, d_x_BTC = d_out_BTC.contiguous(), torch.empty_like(x_BTC)
+        gradients = {name: place(p.grad) for name, p in ctx.form.weights.items()}
+        ctx.work.gradients = Weights(**gradients)
+        ctx.work.d_out, ctx.work.d_x = place(d_out_BTC), place(d_x_BTC)
+        _call(ctx.kernels, ctx.work, saved)
+        return d_x_BTC, *[None] * 5
+
+
+_SAVED = "x", "kept", "cosines", "sines", "attention_factors", "mlp_factors"
+
+
+def _call(kernels: CDLL, work: Pass, saved: Sequence[Tensor | None]) -> None:
+    for name, tensor in zip(_SAVED, saved, strict=True):
+        setattr(work, name, place(tensor))
+    threads, about = torch.get_num_threads(), ctypes.byref(work)
+    scratch = torch.empty(kernels.block_scratch(threads, about))
+    work.scratch = place(scratch)
+    kernels.pass_through_block(threads, about)
