@@ -235,6 +235,7 @@ def test_a_head_that_is_switched_off_adds_nothing(browser: Any, tmp_path: Path) 
         view.locator("#switch").click()
         off_V = view.evaluate(asked, ids)
         assert np.abs(off_V - expected_V.numpy()).max() < 1e-4
+        view.locator("#thumbnails .off").first.wait_for()  # the page draws them a little later
         assert view.locator("#thumbnails .off").count() == 1
         view.locator("#switch").click()
         assert view.evaluate(asked, ids) == before
