@@ -317,7 +317,7 @@ def _join(rank: int, count: int) -> Processes:
     """Connect to the other processes. Raises AttnlmError if they can't be reached."""
     import torch
     import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
     if dist.is_initialized():
         raise AttnlmError(
