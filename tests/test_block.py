@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from attnlm.base.errors import UsageError
 from attnlm.base.settings import Settings
 from attnlm.compute.device import Device
 from attnlm.compute.native import instruction_sets, load
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
+from attnlm.experiments.settle import settle
+from attnlm.experiments.train import train
 from attnlm.model import ops
 from attnlm.model.language_model import Block, Transformer, native_form
 from attnlm.model.layers import adapt, drawing_from
@@ -201,3 +205,47 @@ def test_other_passes_are_computed_by_pytorch(monkeypatch: pytest.MonkeyPatch) -
     loss_and_gradients(adapted, windows)
     loss_and_gradients(a_model("transformer:residual=false:mlp=relu2").float(), windows)
     assert not made
+
+
+@pytest.mark.parametrize(
+    ("changed", "compiled", "matmul", "attention"),
+    [
+        ({"compile": "off"}, "off", "blas", "torch"),
+        ({"attention_kernel": "torch"}, "parts", "blas", "torch"),
+        ({"matmul": "blas"}, "parts", "blas", "torch"),
+        ({"steps": 3}, "parts", "native", "native"),
+    ],
+)
+def test_a_resumed_run_chooses_the_kernels_that_fit_a_changed_one(
+    changed: dict[str, Any],
+    compiled: str,
+    matmul: str,
+    attention: str,
+    dataset: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("attnlm.training.kernels.faster_matmul", lambda: "blas")
+    given: dict[str, Any] = {"model": "transformer", "device": "cpu", "batch_size": 2, **SIZES}
+    run = train(dataset, checkpoint_dir=tmp_path, steps=2, seed=1, **given)
+    assert run.config.training.matmul == "native"
+    run = train(resume=run, data_dir=dataset.path.parent, **{"steps": 3, **changed})
+    training = run.config.training
+    found = training.compile, training.matmul, training.attention_kernel
+    assert found == (compiled, matmul, attention)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "bigram"},
+        {"model": "multi-head"},
+        {"model": "transformer", "compile": "off"},
+        {"model": "transformer", "attention_kernel": "torch"},
+        {"model": "transformer", "shard": True, "processes": 2},
+    ],
+)
+def test_blocks_in_c_are_refused_where_they_cannot_be(settings: Settings, dataset: Dataset) -> None:
+    config = resolve({"steps": 2, "matmul": "native", **settings})
+    with pytest.raises(UsageError, match="native"):
+        settle(config, CPU, dataset)

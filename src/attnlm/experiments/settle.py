@@ -30,7 +30,12 @@ from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameters_of
 from attnlm.model.sizes import multiplied_weights
 from attnlm.training.cost import step_cost
-from attnlm.training.kernels import chosen_matmul, faster_attention, has_native_blocks, has_parts
+from attnlm.training.kernels import (
+    chosen_matmul,
+    faster_attention,
+    has_parts,
+    trains_native_blocks,
+)
 from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.schedule import Clock
 from attnlm.training.state import initial_state, keeping_random_state
@@ -141,10 +146,10 @@ def _kernels(config: Config, device: Device) -> dict[str, str]:
         raise UsageError(
             "`attention_kernel` native needs `compile` parts", "leave `attention_kernel` out"
         )
-    if matmul == "native" and (training.compile != "parts" or not has_native_blocks(a)):
+    if matmul == "native" and not trains_native_blocks(a, training):
         raise UsageError(
-            "`matmul` native needs `compile` parts, and a model with softmax attention, a "
-            "projection and residual connections",
+            "`matmul` native needs `compile` parts, a model with softmax attention, a projection "
+            "and residual connections, and neither `shard` nor `lora`",
             "leave `matmul` out",
         )
     if matmul == "native" and attention == "torch":

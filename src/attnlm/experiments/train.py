@@ -48,7 +48,8 @@ _ROUNDING = (
     *("processes", "micro_batch_size", "recompute"),
 )
 _FEW_STEPS = 10  # with fewer, a model learns next to nothing
-_OF_THE_DEVICE = ("dtype", "compile", "matmul", "attention_kernel", "threads")
+_KERNELS = ("compile", "matmul", "attention_kernel")
+_OF_THE_DEVICE = ("dtype", *_KERNELS, "threads")
 _FACTS, _RUN = ("vocab_size", "parameters", "dataset", "parent"), "run"
 _TAKEN_BESIDE_RESUME = ("steps", "eval_every", "patience", *_ROUNDING)
 
@@ -301,6 +302,8 @@ def _resume(
         chosen = ", ".join(f"`{k}`" for k in _OF_THE_DEVICE if k not in settings)
         other = "device" if computing["device"] != recorded["device"] else "precision"
         on_event(Note(f"{chosen} are chosen again, since the run was trained on another {other}"))
+    elif any(settings.get(key, recorded[key]) != recorded[key] for key in _KERNELS):
+        recorded = {k: v for k, v in recorded.items() if k not in _KERNELS[1:]}  # they may not fit
     changed = {key: value for key, value in settings.items() if recorded.get(key) != value}
     for key in sorted(changed.keys() & set(_ROUNDING)):
         on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))

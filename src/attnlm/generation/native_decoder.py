@@ -22,14 +22,13 @@ from attnlm.compute.threads import FlushingHere
 from attnlm.generation.batch import Batch
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import Transformer
+from attnlm.model.ops.block import MLPS, NORMS
 from attnlm.model.textbook import part
 
 _Floats = NDArray[np.float32]
 
 # As in the C file. A panel holds 32 rows of a linear map's matrix.
 _PANEL = 32
-_NORMS = ("none", "rms", "layer")
-_MLPS = ("none", "swiglu", "gelu", "relu2")
 
 _ROWS, _MOST_ROWS = 64, 512
 """The most tokens that go through all layers together, in a small and in a large model."""
@@ -85,10 +84,10 @@ class NativeModel:
             size=size,
             key_at=key_at,
             value_at=key_at + _whole(kv_heads * size) if key_at else 0,
-            norm=_NORMS.index(a.norm),
+            norm=NORMS.index(a.norm),
             normed_heads=a.query_key_norm,
             residual=a.residual,
-            mlp=_MLPS.index(a.mlp),
+            mlp=MLPS.index(a.mlp),
             epsilon=a.norm_epsilon,
             tokens=_array(weights["token_embedding.weight"]),
             blocks=ctypes.addressof(row),

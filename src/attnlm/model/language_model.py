@@ -253,7 +253,7 @@ class MLP(Hookable):
 
 
 def native_form(block: Block) -> BlockForm | None:
-    """Return the form of a block for block.c; return None if block.c can't compute it."""
+    """Return the form of a block that block.c can compute, else None."""
     attention, mlp = block.attention, block.mlp
     norms = {"attention": block.attention_norm} | ({} if mlp is None else {"mlp": block.mlp_norm})
     kinds = {None if norm is None else type(norm) for norm in norms.values()}

@@ -47,6 +47,15 @@ def has_native_blocks(a: Architecture) -> bool:
     return a.attention == "softmax" and a.residual and a.projection
 
 
+def trains_native_blocks(a: Architecture, training: TrainingConfig) -> bool:
+    """Return True if block.c can compute the blocks in this training run.
+
+    Operations in C are needed, no adapters, and all weights of a block in one process.
+    """
+    in_one_piece = not training.is_sharded and training.lora is None
+    return training.compile == "parts" and in_one_piece and has_native_blocks(a)
+
+
 def chosen_matmul(a: Architecture, training: TrainingConfig) -> str:
     """Return what computes a step's large matmuls: native, onednn or blas.
 
@@ -54,8 +63,7 @@ def chosen_matmul(a: Architecture, training: TrainingConfig) -> str:
     faster for large ones.
     """
     library = faster_matmul()
-    whole = training.compile == "parts" and not training.is_sharded and training.lora is None
-    by_block = whole and has_native_blocks(a) and training.attention_kernel != "torch"
+    by_block = trains_native_blocks(a, training) and training.attention_kernel != "torch"
     return "native" if by_block and library == "blas" and a.width <= _NARROW else library
 
 

@@ -16,9 +16,6 @@
 
 #define CHUNK 64 /* rows whose gradients of head gains are summed together */
 
-enum { NO_NORM, RMS_NORM, LAYER_NORM };
-enum { NO_MLP, SWIGLU, GELU, RELU2 };
-
 /* Weights in the layout of nn.Linear, (outputs, inputs), or their gradients. NULL if absent. */
 struct weights {
     float *attention_gain, *attention_shift, *mlp_gain, *mlp_shift; /* (C) */
@@ -196,7 +193,7 @@ static void gains_backward(struct member who, const struct pass *p, const float 
 
 /* --- Linear maps -------------------------------------------------------------------------------- */
 
-/* y (R, outputs) = x (R, inputs) Wᵀ + b, or += with `add` */
+/* y (R, outputs) = x (R, inputs) Wᵀ + b. Rows of y are `stride` apart. */
 static void linear(struct member who, const struct room *room, int64_t rows, int64_t inputs,
                    int64_t outputs, const float *x, const float *weight, const float *bias, float *y,
                    int64_t stride)

@@ -13,9 +13,6 @@
 
 #define MANY 32 /* with this many new tokens in a window, rows of matrices are copied to panels */
 
-enum { NO_NORM, RMS_NORM, LAYER_NORM };
-enum { NO_MLP, SWIGLU, GELU, RELU2 };
-
 struct block {
     const float *attention_norm, *mlp_norm; /* (2, C): gains and biases */
     const float *query_gains, *key_gains;   /* (D), the former times the scale; or NULL */

@@ -10,3 +10,7 @@ struct layout {
 
 #define STRUCT(name) {#name, 0, sizeof(struct name)}
 #define FIELD(of, field) {#of "." #field, offsetof(struct of, field), sizeof(((struct of *)0)->field)}
+
+/* The norms and MLPs of models, numbered as in model/ops/block.py. */
+enum { NO_NORM, RMS_NORM, LAYER_NORM };
+enum { NO_MLP, SWIGLU, GELU, RELU2 };

@@ -1,8 +1,8 @@
-"""A transformer's block in C (block.c), forward and backward, in one call each.
+"""Compute a transformer's block in C (block.c), with one call for each direction.
 
-Its reference implementation is Block in language_model.py. One call replaces about thirty
-operations of PyTorch. Matmuls read the weights in place, and add to the gradients in place.
-Axes as in attention.py.
+Block in language_model.py is the reference implementation. A call replaces about thirty operations
+of PyTorch. Matmuls read the weights in place, and add to the gradients in place. Axes as in
+attention.py.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from attnlm.compute.native.structs import Pass, Weights
 from attnlm.model.ops import compiled_for, kernels_in_use, place
 from attnlm.model.ops.pointwise import Rotation
 
+# The numbers of norms and MLPs in layout.h.
 NORMS = ("none", "rms", "layer")
 MLPS = ("none", "swiglu", "gelu", "relu2")
 
