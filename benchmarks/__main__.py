@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from attnlm.experiments.speed_check import peak_of_products
+from attnlm.workflows.speed_check import peak_of_products
 from benchmarks import (
     best,
     busy,

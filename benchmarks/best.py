@@ -57,7 +57,7 @@ def _losses(dataset: Dataset, name: str, budget: str) -> tuple[list[float], str]
             facts: dict[str, Any] = json.loads(done.stdout)
             whole = facts["whole"].get("best", {})
             losses.append(whole.get("val_loss", facts["best_val_loss"]))
-            model = library.open_run(facts["run"]).config.model
+            model = library.open_run(facts["run"]).config.spec
         size = f"{model.layers} × {model.embed_dim}, dropout {model.dropout:g}"
     return losses, size
 

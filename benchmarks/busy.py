@@ -17,10 +17,10 @@ from attnlm.compute.device import choose_device
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
-from attnlm.experiments.settle import settle
 from attnlm.model.architecture import RUNGS
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
+from attnlm.workflows.autotune import autotune
 from benchmarks import plain
 from benchmarks.table import Row
 
@@ -44,7 +44,7 @@ def busy(dataset: Dataset, text: Path) -> list[Row]:
         config = resolve(settings, load_recipe(name) if name in RECIPES else None)
         torch.set_num_threads(os.cpu_count() or 1)
         device = choose_device("cpu")
-        config = settle(config, device, dataset)
+        config = autotune(config, device, dataset)
         stepper = Stepper(initial_state(config, dataset.vocab_size, device), config, dataset)
 
         def steps(stepper: Stepper = stepper) -> float:

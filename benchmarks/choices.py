@@ -15,7 +15,7 @@ from attnlm.compute.device import choose_device
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
-from attnlm.experiments.settle import settle, trial
+from attnlm.workflows.autotune import autotune, trial
 from benchmarks.table import Row
 
 _SETTINGS = ("threads", "matmul", "attention_kernel")
@@ -49,7 +49,7 @@ def _row(name: str, settings: dict[str, Any], dataset: Dataset, all_threads: int
 
     def settled(**values: Any) -> Config:
         torch.set_num_threads(all_threads)
-        return settle(resolve({**settings, "seed": 1, "steps": 9, **values}), device, dataset)
+        return autotune(resolve({**settings, "seed": 1, "steps": 9, **values}), device, dataset)
 
     ruled = _chosen(settled())
     steps: dict[tuple[Any, ...], Callable[[], object]] = {}

@@ -112,7 +112,7 @@ def peak_of_matmuls(device: Device, size: int = _MATMUL) -> float:
 def _model(shape: Shape) -> LanguageModel:
     sizes = {"layers": shape.layers, "embed_dim": shape.width, "heads": shape.heads}
     config = resolve({"model": "gpt2", "block_size": shape.context, **sizes})
-    return build_model(config.model, shape.vocab_size)
+    return build_model(config.spec, shape.vocab_size)
 
 
 def _sampled(model: LanguageModel, device: Device, samples: int) -> int:

@@ -63,11 +63,11 @@ def main() -> None:
     for name, settings in SHAPES.items():
         config = resolve(settings)
         torch.manual_seed(0)
-        flat, wrapped = (build_model(config.model, VOCAB) for _ in range(2))
+        flat, wrapped = (build_model(config.spec, VOCAB) for _ in range(2))
         vector = FlatOptimizer(flat, config.training).gradient
         parallel = DistributedDataParallel(_Loss(wrapped), gradient_as_bucket_view=True)
         rows = config.training.batch_size // dist.get_world_size()
-        ids = torch.randint(VOCAB, (rows, config.model.block_size))
+        ids = torch.randint(VOCAB, (rows, config.spec.block_size))
 
         def by_vector(
             flat: LanguageModel = flat, vector: Tensor = vector, ids: Tensor = ids

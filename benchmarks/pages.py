@@ -82,7 +82,7 @@ def pages(dataset: Dataset, text: Path) -> list[Row]:
 
 def _played(name: str, folder: Path) -> Row:
     torch.manual_seed(1)
-    model = build_model(resolve(PLAYED[name]).model, 65)
+    model = build_model(resolve(PLAYED[name]).spec, 65)
     tokenizer = CharTokenizer("".join(map(chr, range(58, 123))))
     shown = model_data(name, model.architecture, model.state_dict(), tokenizer, "")
     page = folder / "play.html"
@@ -116,13 +116,13 @@ def _untrained(dataset: Dataset, folder: Path) -> Run:
     """As if GPT-2's shape had been imported, with random weights of sharp heads."""
     torch.manual_seed(1)
     config = resolve({"model": "gpt2", **SHAPE}, {})
-    model = build_model(config.model, dataset.vocab_size)
+    model = build_model(config.spec, dataset.vocab_size)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
             if "query" in name:
                 parameter.mul_(4)
-    parameters = parameters_of(config.model, dataset.vocab_size)
+    parameters = parameters_of(config.spec, dataset.vocab_size)
     run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
     save_checkpoint(run.best, dict(model.named_parameters()), {"step": 0})
     run = replace(run, imported_from="nowhere")

@@ -92,7 +92,7 @@ def _output(command: list[str], **variables: str) -> dict[str, Any]:
 
 def _counted(planned: dict[str, Any]) -> float:
     """Millions of operations that PyTorch counts in the plain form, for each token."""
-    model = build_model(resolve({}, planned["settings"]).model, planned["vocab_size"])
+    model = build_model(resolve({}, planned["settings"]).spec, planned["vocab_size"])
     ids = torch.zeros((1, model.architecture.block_size), dtype=torch.long)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model.loss(ids, ids).backward()

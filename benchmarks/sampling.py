@@ -70,7 +70,7 @@ def _rate(timed: Timed) -> float:
 
 def _model(**settings: Setting) -> LanguageModel:
     torch.manual_seed(1)
-    model = build_model(resolve(settings).model, VOCAB_SIZE).eval()
+    model = build_model(resolve(settings).spec, VOCAB_SIZE).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)

@@ -16,11 +16,11 @@ from attnlm.compute.device import choose_device
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
-from attnlm.experiments.settle import settle
-from attnlm.experiments.speed_check import peak_of_products
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation import validation_loss
+from attnlm.workflows.autotune import autotune
+from attnlm.workflows.speed_check import peak_of_products
 from benchmarks import plain
 from benchmarks.table import Row, attnlm, in_turn, seconds_of
 
@@ -165,7 +165,7 @@ def stepper_of(dataset: Dataset, recipe: str, seed: int = 1) -> Stepper:
     config = resolve({"seed": seed}, load_recipe(recipe))
     device = choose_device("cpu")
     torch.set_num_threads(os.cpu_count() or 1)
-    config = settle(config, device, dataset)
+    config = autotune(config, device, dataset)
     state = initial_state(config, dataset.vocab_size, device)
     return Stepper(state, config, dataset)
 

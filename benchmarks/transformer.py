@@ -16,14 +16,14 @@ import attnlm as library
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
-from attnlm.experiments.settle import settle
-from attnlm.experiments.speed_check import peak_of_products
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.model.sizes import multiplied_weights
 from attnlm.training.kernels import kernels_of
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation import validation_loss
+from attnlm.workflows.autotune import autotune
+from attnlm.workflows.speed_check import peak_of_products
 from benchmarks.nanogpt import Shape, steps_per_second
 from benchmarks.table import Row, attnlm, in_turn, measured
 
@@ -105,7 +105,7 @@ def _speed(command: list[str]) -> float:
 
 def _operations_per_token(model: str, shape: Shape) -> float:
     """Return the floating-point operations of a token, forward and backward, as nanoGPT counts."""
-    a = resolve(_settings(model, shape)).model
+    a = resolve(_settings(model, shape)).spec
     products = multiplied_weights(a, shape.vocab_size)
     return 6.0 * (products + shape.layers * shape.context * shape.width)
 
@@ -136,7 +136,7 @@ class Ours:
         torch.set_num_threads(os.cpu_count() or 1)
         device = choose_device("cpu")
         config = resolve({**_settings(model, shape), **settings})
-        config = settle(config, device, dataset)
+        config = autotune(config, device, dataset)
         state = initial_state(config, shape.vocab_size, device)
         self.stepper = Stepper(state, config, dataset)
         self._tokens = shape.tokens

@@ -14,7 +14,7 @@ from typing import Any
 import attnlm
 from attnlm.cli.app import root_command
 from attnlm.cli.help import SHOWS_ALL
-from attnlm.runs.forms import Exported
+from attnlm.runs.external_formats import Exported
 from attnlm.runs.journal import Snapshot
 from attnlm.runs.ladder_plan import Plan
 from attnlm.runs.run import Checkpoint, Result

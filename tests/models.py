@@ -64,7 +64,7 @@ def small_model(name: str, vocab_size: int = V, **more: Setting) -> LanguageMode
     """A model in evaluation, in float64, whose weights are nowhere zero: every path counts."""
     torch.manual_seed(1)
     config = resolve({**variant(name), **more}, SIZES)
-    model = build_model(config.model, vocab_size).double().eval()
+    model = build_model(config.spec, vocab_size).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from tests.kernels import compile_copy
 
-_SOURCE = Path(__file__).parent.parent / "src"
+_TESTS = Path(__file__).parent
+_SOURCE = _TESTS.parent / "src"
 
 
 class Mutation(NamedTuple):
@@ -112,7 +113,7 @@ an index of tensors may name any path | test_import.py
 if not re.fullmatch(r"[A-Za-z0-9][ => if not re.search(r"[A-Za-z0-9][
 every MLP of width 1 is left out | test_import.py::test_only_an_mlp_without_effect_is_left_out
 any(weight(name).any() for name in outgoing) => False
-== runs/forms.py
+== runs/external_formats.py
 a model with any tokenizer becomes a Qwen2 model | test_export.py
 if stock.tokenizer in (None, tokenizer) => if True
 == tokens/tokenizer_json.py
@@ -124,7 +125,7 @@ a tokenizer is exported without being compared | test_export.py
 +    return made
 the length of a token is not looked at | test_imported_tokenizers.py
 if len(token) > _LONGEST_TOKEN: => if False:
-== experiments/export.py
+== workflows/export.py
 GPT-2's matrices are not transposed | test_export.py
 joined.T if one.transposed => joined if one.transposed
 a missing projection is exported as zeros | test_export.py::test_a_stock_class_computes_the_same
@@ -139,7 +140,7 @@ with files.naming(self.path), files.open_regular( => with files.open_regular(
 == runs/run.py
 what the ticker says of later steps is kept | test_ticker.py
 self._ticker.records() if line["step"] in steps] => self._ticker.records()]
-== experiments/evaluate.py
+== workflows/evaluate.py
 the loss of a source is measured at the beginning of the split | test_splits.py
 begin += part.tokens => begin += 0
 an attention that records nothing stops a training | test_ticker.py
@@ -154,9 +155,9 @@ file_hash(path / "tokenizer.json"), tokenizer.name => meta.tokenizer_sha256, tok
 ids are not compared with the vocabulary | test_dataset.py
 ids_at(ids, slice(None), meta.vocab_size, str(file)) => pass
 == see/heads.py
-heads are named without regard to the others | test_see_heads.py
+heads are named without regard to the others | test_heads.py
 beyond_others = min(MAJORITY, TIMES_OTHERS * others.get(pattern, 0.0)) => beyond_others = 0.0
-heads are named by a fixed share of the attention | test_see_heads.py
+heads are named by a fixed share of the attention | test_heads.py
 excess = (score - level) / (1 - level) if level < 1 else 0.0 => excess = score - 0.3
 heads are measured on ids that the vocabulary lacks | test_dataset.py
 ids_at(tokens, places_NT, run.vocab_size, origin) => tokens[places_NT]
@@ -232,7 +233,7 @@ the residual stream is left out of the textbook | test_textbook.py
 +y = mlp(a, part(block, "mlp."), y)
 +            x = y
 == model/inspection.py
-a model with changed classes is exported | test_see_trace.py
+a model with changed classes is exported | test_trace.py
 if not expected_TV.isfinite().all() or agree(found_TV, expected_TV): => if found_TV is not None:
 == model/recorder.py
 the wrong head is silenced | test_recorder.py
@@ -303,7 +304,7 @@ a process stops by itself | test_processes.py
 self.stop.agree() => pass
 == training/sharding.py
 each process clips by the norm of its own rows | test_processes.py
-self._processes.add_up(square, "a step") => pass
+self._processes.all_reduce(square, "a step") => pass
 Muon makes rows orthogonal, not whole matrices | test_processes.py
 self._config, group.shape, orthogonalized) => self._config, group.shape)
 == model/layers.py
@@ -313,7 +314,7 @@ what is computed again drops other numbers | test_sharding.py
 generator.set_state(state) => pass
 == training/validation.py
 each process has its own validation loss | test_processes.py
-processes.add_up(numbers, "an evaluation") => pass
+processes.all_reduce(numbers, "an evaluation") => pass
 an evaluation goes on after a signal | test_interruption.py
 if stop.has_come and not is_sharded: => if False:
 evaluation drops the last window |
@@ -339,7 +340,7 @@ height = left if config.schedule == "linear" else => height = left if config.sch
 the clock of a budget leaves no time for the last evaluation |
 test_budget.py::test_evaluations_that_take_long_are_fewer
 left = self.ends - self.closing - now => left = self.ends - now
-== experiments/train.py
+== workflows/train.py
 a resumed run starts its budget anew |
 test_budget.py::test_a_run_that_is_resumed_continues_the_clock
 Clock.of((1 - state.progress) * budget, began) => Clock.of(budget, began)
@@ -502,11 +503,16 @@ def outdated(mutations: Sequence[Mutation]) -> list[str]:
             wrong.append(f"{mutation.name}: {mutation.file} has {count} times {mutation.old!r}")
         for test in mutation.tests.split():
             file, _, function = test.partition("::")
-            path = Path(__file__).parent / file
             named = f"def {function.partition('[')[0]}"
-            if not path.is_file() or named not in path.read_text(encoding="utf-8"):
+            if not any(named in path.read_text(encoding="utf-8") for path in _TESTS.rglob(file)):
                 wrong.append(f"{mutation.name}: there is no {test}")
     return wrong
+
+
+def _place(test: str) -> str:
+    """The path of a test file, or of a test in it, from the name of the file."""
+    file, colons, function = test.partition("::")
+    return f"{next(_TESTS.rglob(file))}{colons}{function}"
 
 
 def _pytest(tests: list[str], mutation: Mutation | None = None) -> int:
@@ -522,7 +528,7 @@ def _pytest(tests: list[str], mutation: Mutation | None = None) -> int:
                 compile_copy(source / "attnlm")
         options = ["-x", "-q", "-p", "no:cacheprovider"]
         return subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *(f"tests/{test}" for test in tests)],
+            [sys.executable, "-m", "pytest", *options, *map(_place, tests)],
             cwd=_SOURCE.parent,
             env={**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"},
             stdout=subprocess.DEVNULL,

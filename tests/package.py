@@ -31,7 +31,10 @@ _SDIST_HAS = {
 # How a shared library of each system begins.
 _MAGIC = {".so": b"\x7fELF", ".dylib": b"\xcf\xfa\xed\xfe", ".dll": b"MZ"}
 # The numerical tests of the C files.
-_TESTS = ("ops", "block", "textbook", "native_decoder", "one_layer", "words", "golden_losses")
+_TESTS = (
+    *("model/test_ops", "model/test_block", "model/test_textbook", "tokens/test_words"),
+    *("generation/test_native_decoder", "training/test_one_layer", "training/test_golden_losses"),
+)
 _HERE = "manylinux_2_28_x86_64"
 
 
@@ -120,7 +123,7 @@ def _try(wheel: Path, folder: Path) -> None:
     _run(python, "-m", "tests.installed")
     tools = ("hatchling", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
     _run(python, "-m", "pip", "install", *pinned, *tools)
-    tests = [f"tests/test_{name}.py" for name in _TESTS]
+    tests = [f"tests/{name}.py" for name in _TESTS]
     left_out = ("-k", "not sanitizers", "-p", "no:cacheprovider", "-n", "2", "-m", "not slow")
     _run(python, "-m", "pytest", *left_out, *tests)
 

@@ -24,7 +24,7 @@ from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.training.sharding import whole_model
 from attnlm.training.state import initial_state
-from attnlm.training.step import Share, StepNotFiniteError, Stepper
+from attnlm.training.step import Replica, StepNotFiniteError, Stepper
 from attnlm.training.validation import validation_loss
 from tests.command import forked
 
@@ -88,21 +88,21 @@ def failure(dataset: Dataset, processes: Processes) -> str:
     """What all say when the last process' loss is NaN in the second step."""
     config = config_of("bigram", processes.count)
     state = initial_state(config, dataset.vocab_size, choose_device("cpu"))
-    stepper, computed = Stepper(state, config, dataset, processes), Share.__call__
+    stepper, computed = Stepper(state, config, dataset, processes), Replica.__call__
 
-    def wrong(share: Share, step: int, *arguments: Any) -> torch.Tensor:
+    def wrong(share: Replica, step: int, *arguments: Any) -> torch.Tensor:
         loss = computed(share, step, *arguments)
         is_last = processes.rank == processes.count - 1
         return loss * float("nan") if step == 1 and is_last else loss
 
-    Share.__call__ = wrong  # type: ignore[method-assign, assignment]
+    Replica.__call__ = wrong  # type: ignore[method-assign, assignment]
     try:
         for _ in range(STEPS):
             stepper.step()
     except StepNotFiniteError as error:
         return str(error)
     finally:
-        Share.__call__ = computed  # type: ignore[method-assign]
+        Replica.__call__ = computed  # type: ignore[method-assign]
     return "nothing"
 
 
@@ -196,8 +196,8 @@ def compute(data: Path, out: Path) -> None:
         sharded = {name: numbers(name, dataset, processes, shard=True) for name in SHARDED}
     with joined() as processes:  # as in a program that trains twice
         subnormal = torch.full((8,), torch.finfo(torch.float32).tiny / 8)
-        processes.add_up(subnormal, "numbers that are flushed to zero")
-        told = processes.from_main({"a": [1, None, "ü"]} if processes.is_main else None)
+        processes.all_reduce(subnormal, "numbers that are flushed to zero")
+        told = processes.broadcast_object({"a": [1, None, "ü"]} if processes.is_main else None)
         content = (
             *(found, failure(dataset, processes), told, subnormal.tolist()),
             *(stopped(dataset, processes), sharded),

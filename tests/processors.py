@@ -28,13 +28,20 @@ from tests.emulated import EMULATED
 from tests.kernels import compile_copy
 
 _ROOT = Path(__file__).parent.parent
-_OF_C = ("ops", "block", "textbook", "native_decoder", "one_layer", "words")
-_ALL = (*_OF_C, "golden_losses", "share", "tolerances", "attention", "optimizer")
-_TESTS = tuple(f"tests/test_{name}.py" for name in _OF_C)
+_OF_C = (
+    *("model/test_ops", "model/test_block", "model/test_textbook"),
+    *("generation/test_native_decoder", "training/test_one_layer", "tokens/test_words"),
+)
+_ALL = (
+    *_OF_C,
+    *("training/test_golden_losses", "training/test_share", "model/test_tolerances"),
+    *("model/test_attention", "training/test_optimizer"),
+)
+_TESTS = tuple(f"tests/{name}.py" for name in _OF_C)
 _ALL_TESTS = (
-    *(f"tests/test_{name}.py" for name in _ALL),
-    "tests/test_training.py::test_a_stopped_run_goes_on_as_if_it_had_not_been",
-    "tests/test_lora.py::test_it_is_resumed_exactly",
+    *(f"tests/{name}.py" for name in _ALL),
+    "tests/training/test_training.py::test_a_stopped_run_goes_on_as_if_it_had_not_been",
+    "tests/runs/test_lora.py::test_it_is_resumed_exactly",
 )
 _WORKERS = "2"
 _LEFT_OUT = "not sanitizers"  # they say the same everywhere, and take half a minute

@@ -1,6 +1,6 @@
 """Find habits that make English hard to read: `python -m tests.prose [FILE or FOLDER …]`.
 
-A habit is not an error, and a few places are right. `tests/test_prose.py` has the budgets.
+A habit is not an error, and a few places are right. `tests/project/test_prose.py` has the budgets.
 Markdown counts outside of code, Python with its docstrings only.
 """
 

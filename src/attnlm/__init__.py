@@ -69,13 +69,6 @@ if TYPE_CHECKING:
     from attnlm.data.dataset import list_datasets as list_datasets
     from attnlm.data.dataset import open_dataset as open_dataset
     from attnlm.data.prepare import prepare as prepare
-    from attnlm.experiments.doctor import Finding as Finding
-    from attnlm.experiments.doctor import doctor as doctor
-    from attnlm.experiments.evaluate import evaluate as evaluate
-    from attnlm.experiments.export import export as export
-    from attnlm.experiments.ladder import LadderStarted as LadderStarted
-    from attnlm.experiments.ladder import ladder as ladder
-    from attnlm.experiments.train import train as train
     from attnlm.generation.sampling import sample as sample
     from attnlm.generation.sampling import samples as samples
     from attnlm.runs.hugging_face.import_run import import_run as import_run
@@ -102,6 +95,13 @@ if TYPE_CHECKING:
     from attnlm.training.events import Started as Started
     from attnlm.training.events import Stepped as Stepped
     from attnlm.training.validation import Evaluation as Evaluation
+    from attnlm.workflows.doctor import Finding as Finding
+    from attnlm.workflows.doctor import doctor as doctor
+    from attnlm.workflows.evaluate import evaluate as evaluate
+    from attnlm.workflows.export import export as export
+    from attnlm.workflows.ladder import LadderStarted as LadderStarted
+    from attnlm.workflows.ladder import ladder as ladder
+    from attnlm.workflows.train import train as train
 
 __version__ = "1.0.0"
 
@@ -112,11 +112,11 @@ _NAMES = {
     "data.batches": "Batches",
     "data.dataset": "Dataset DatasetEntry list_datasets open_dataset",
     "data.prepare": "prepare",
-    "experiments.doctor": "Finding doctor",
-    "experiments.evaluate": "evaluate",
-    "experiments.export": "export",
-    "experiments.ladder": "LadderStarted ladder",
-    "experiments.train": "train",
+    "workflows.doctor": "Finding doctor",
+    "workflows.evaluate": "evaluate",
+    "workflows.export": "export",
+    "workflows.ladder": "LadderStarted ladder",
+    "workflows.train": "train",
     "generation.sampling": "sample samples",
     "runs.hugging_face.import_run": "import_run",
     "runs.load_model": "load_model",

@@ -53,7 +53,7 @@ def _anywhere(tally: Tally, folder: Path) -> None:
     """Odd paths, other locales, no home, no terminal, no reader: the commands work.
 
     All three commands in each odd place with all that may surround it, or in so many of these. The
-    full form also has the named cases, most of which tests/test_cli.py tries too.
+    full form also has the named cases, most of which tests/cli/test_cli.py tries too.
     """
     everywhere = list(itertools.product(_PLACES, _SURROUNDINGS))
     for (place, env), generator in tally.chosen(everywhere, tally.wanted):

@@ -214,9 +214,9 @@ def _impossible_sizes(run: Path, vocab_size: int, generator: Random) -> str:
     agree(run / "config.json", **changed)
     with contextlib.suppress(attnlm.AttnlmError, ArithmeticError, RuntimeError, TypeError):
         if name == "vocab_size":
-            shapes = parameter_shapes(config.model, value)
+            shapes = parameter_shapes(config.spec, value)
         else:
-            shapes = parameter_shapes(replace(config.model, **{name: value}), vocab_size)
+            shapes = parameter_shapes(replace(config.spec, **{name: value}), vocab_size)
         if sum(map(math.prod, shapes.values())) < 4 * _MOST_NUMBERS:
             for path in _checkpoints(run):
                 seal(path, {f"model.{n}": torch.zeros(shapes[n]) for n in shapes}, _FACTS)
@@ -250,7 +250,7 @@ def _declared_sizes(run: Path, vocab_size: int, generator: Random) -> str:
     agree(run / "config.json", config={**config.settings(), **sizes})
     header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(_FACTS), "digest": "0" * 64}}
     end = 0
-    for name, shape in parameter_shapes(replace(config.model, **sizes), vocab_size).items():
+    for name, shape in parameter_shapes(replace(config.spec, **sizes), vocab_size).items():
         begin, end = end, end + 4 * math.prod(shape)
         about = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
         header[f"model.{name}"] = about
@@ -298,11 +298,11 @@ def _write(
         with contextlib.suppress(attnlm.AttnlmError):
             # As a recipe, whose settings that the model does not have are left out.
             config = resolve({"model": settings["model"]}, settings)
-            numbers = sum(map(math.prod, parameter_shapes(config.model, vocab_size).values()))
+            numbers = sum(map(math.prod, parameter_shapes(config.spec, vocab_size).values()))
             if numbers <= _MOST_NUMBERS:
                 break
     torch.manual_seed(generator.randrange(2**31))
-    model = build_model(config.model, vocab_size)
+    model = build_model(config.spec, vocab_size)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=generator.choice((0.02, 1.0, 30.0)))

@@ -222,7 +222,7 @@ def _differs(source: Path, data: Path, flags: Sequence[str] = ()) -> str | None:
     return None if text == expected else "the text does not come back as it was"
 
 
-# --- Named cases: tests/test_corpus.py and tests/test_preparation.py have others ------------------
+# --- Named cases: test_corpus.py and test_preparation.py have others ------------------------------
 
 
 def _recipe_of(content: Callable[[], str], file: str = "a.toml") -> Callable[[Path], str | None]:

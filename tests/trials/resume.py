@@ -11,9 +11,9 @@ from typing import Any
 import attnlm
 from attnlm.compute.native import kernels
 from attnlm.config.settings import resolve
-from attnlm.experiments.settle import _has_compiler
 from attnlm.model.architecture import RUNGS
-from attnlm.training.kernels import has_parts
+from attnlm.training.kernels import has_native_ops
+from attnlm.workflows.autotune import _has_compiler
 from tests.trials.children import in_child
 from tests.trials.small import around_steps, facts_of, prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial
@@ -51,8 +51,8 @@ def _ways(vocab_size: int) -> list[dict[str, Any]]:
             way = {"model": rung, "sampling": sampling, "optimizer": optimizer}
             ways.append(way if plain else {**way, "dropout": 0.2})
             config = resolve(settings_of(rung, **way))
-            tokens = config.training.batch_size * config.model.block_size
-            if has_parts(config.model, vocab_size, tokens):
+            tokens = config.training.batch_size * config.spec.block_size
+            if has_native_ops(config.spec, vocab_size, tokens):
                 ways.append(way)
                 if kernels() is not None:
                     ways.append({**way, "compile": "parts"})

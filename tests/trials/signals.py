@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import attnlm
-from attnlm.experiments.settle import _has_compiler
+from attnlm.workflows.autotune import _has_compiler
 from tests.command import ATTNLM
 from tests.processes import free_port
 from tests.trials.children import Child, in_child

@@ -21,7 +21,7 @@ from attnlm.base import files
 from attnlm.compute.device import choose_device
 from attnlm.runs import checkpoint
 from attnlm.runs.run import Run
-from attnlm.training.state import begun_state
+from attnlm.training.state import load_or_init_state
 from attnlm.training.step import Stepper
 from tests import models
 
@@ -108,7 +108,7 @@ def same_run(one: Run, other: Run) -> str | None:
 
 
 def _numbers(run: Run, which: str) -> dict[str, Any]:
-    path, architecture = run.path / which, run.config.model
+    path, architecture = run.path / which, run.config.spec
     _, weights, state = checkpoint.load_checkpoint(path, architecture, run.vocab_size)
     return {name: t.tolist() for name, t in checkpoint.named_tensors(weights, state).items()}
 
@@ -146,7 +146,7 @@ def open_the_run(folder: Path, name: str | None) -> str:
     for which in ("best", "last"):
         model, _ = attnlm.load_model(run, checkpoint=which, device="cpu")
         weights += [p.detach().numpy().tobytes() for p in model.parameters()]
-    state = begun_state(run, choose_device("cpu"), fresh=False)
+    state = load_or_init_state(run, choose_device("cpu"), fresh=False)
     weights += [tensor.numpy().tobytes() for tensor in state.optimizer.state().values()]
     records = run.metrics_until(state.evaluated_step)
     ticker = open_ticker(folder, name)

@@ -31,7 +31,7 @@ class NotFiniteError(AttnlmError):
         )
 
 
-class SaidElsewhereError(AttnlmError):
+class AlreadyReportedError(AttnlmError):
     """Raised when another process of the same training run has failed and reports the error."""
 
     def __init__(self, exit_code: int = 1) -> None:

@@ -41,7 +41,7 @@ _SIZES = (
 
 def parts_in_words(model: Architecture) -> str:
     """Return `heads 4, embed_dim 64, mlp none`: sizes, and settings not at the model's default."""
-    settings, usual = model.settings(), resolve({"model": model.model}).model.settings()
+    settings, usual = model.settings(), resolve({"model": model.model}).spec.settings()
     sizes = [name for name in _SIZES if settings.get(name)]
     changed = [n for n in settings if n not in _SIZES and settings[n] != usual.get(n)]
     return ", ".join(f"{name} {in_words(settings[name])}" for name in (*sizes, *changed))
@@ -99,7 +99,7 @@ class Display(ProgressBar):
 def _header(event: Any, log: Sequence[str]) -> dict[str, str]:
     """Return the lines to print before a training run, by label; "" for a label without a value."""
     run, training, dataset = event.run, event.run.config.training, event.run.dataset
-    model, part, device = run.config.model, run.evaluated_part, event.device
+    model, part, device = run.config.spec, run.evaluated_part, event.device
     threads = f", {_counted(training.threads, 'thread')}" if device.name == "cpu" else ""
     folder = shlex.quote(str(run.path.parent))
     each = ", in each process" if training.processes > 1 else ""
@@ -126,7 +126,7 @@ def adapters_in_words(config: Config) -> str:
     lora = config.training.adapters
     if lora is None:
         return ""
-    numbers = adapter_numbers(config.model, lora)
+    numbers = adapter_numbers(config.spec, lora)
     return f"rank {lora.rank} on {', '.join(lora.on)}: {numbers:,} trainable parameters"
 
 

@@ -11,7 +11,7 @@ from attnlm.base.folders import command_for
 from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display
 from attnlm.cli.options import REQUIRED, argument, option, switch
-from attnlm.runs.forms import FORMATS, check_format
+from attnlm.runs.external_formats import FORMATS, check_format
 from attnlm.runs.hugging_face.hub import check_source
 
 _SUFFIXES = {".gguf": "gguf", ".html": "html"}
@@ -112,7 +112,7 @@ def import_(
             checkpoint_dir=checkpoint_dir,
             on_event=display,
         )
-    a = run.config.model
+    a = run.config.spec
     console.say(
         f"{run.name}: {a.model}, {run.parameters:,} parameters: layers {a.layers}, "
         f"heads {a.heads}, embed_dim {a.embed_dim}, block_size {a.block_size:,}; "

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from attnlm.base import signals
-from attnlm.base.errors import AttnlmError, SaidElsewhereError
+from attnlm.base.errors import AlreadyReportedError, AttnlmError
 from attnlm.base.files import remedy
 from attnlm.base.signals import Interrupted, leave
 from attnlm.base.suggestions import same, suggestion
@@ -123,7 +123,7 @@ def run(command: Callable[[], object]) -> int:
     _prepare_streams()
     try:
         command()
-    except SaidElsewhereError as error:
+    except AlreadyReportedError as error:
         return error.exit_code
     except AttnlmError as error:
         console.fail(error.message, error.hint)

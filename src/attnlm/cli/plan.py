@@ -22,7 +22,7 @@ from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.model.architecture import Architecture
 
 if TYPE_CHECKING:
-    from attnlm.experiments.plan import Plan
+    from attnlm.workflows.plan import Plan
 
 _TRAINING = (
     *("batch_size", "micro_batch_size", "optimizer", "lora", "lora_on"),
@@ -77,7 +77,7 @@ def plan(
     parent = weights = None
     if start_from is not None:
         parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
-        weights = parent.config.model, parent.name
+        weights = parent.config.spec, parent.name
     config = resolve(given, {} if recipe is None else load_recipe(recipe), weights)
     if vocab_size is None:
         try:  # before torch is loaded
@@ -90,7 +90,7 @@ def plan(
         run_processes(config.training.processes, sys.argv[1:])
         return
 
-    from attnlm.experiments.plan import plan as make_plan
+    from attnlm.workflows.plan import plan as make_plan
 
     planned = make_plan(
         dataset,
@@ -137,7 +137,7 @@ def _in_words(planned: Plan) -> Iterator[str]:
 
 
 def _facts(planned: Plan) -> dict[str, str]:
-    model, training = planned.config.model, planned.config.training
+    model, training = planned.config.spec, planned.config.training
     # With adapters, tokens per trained parameter would say little: most parameters are frozen.
     each = f", {planned.tokens / planned.parameters:.3g} per parameter"
     each = each if training.adapters is None else ""

@@ -108,7 +108,7 @@ def prepare(
                 "losses": reference_losses(dataset.vocab_size, vars(dataset)),
             }
         )
-        is_small = dataset.largest_block_size < resolve({}).model.block_size
+        is_small = dataset.largest_block_size < resolve({}).spec.block_size
         flags = ["--block-size", str(dataset.largest_block_size)] if is_small else []
         console.say_next(command_for("attnlm train", dataset.path, *flags, kind="data set"))
     facts = {"dataset": str(dataset.path)} | {name: getattr(dataset, name) for name in _FACTS}

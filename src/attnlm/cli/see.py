@@ -81,7 +81,7 @@ def evaluate(
     words = f"{evaluation.loss:.4f} nats per token, {evaluation.bits_per_byte:.4f} bits per byte"
     console.result_or_json(f"{words}, perplexity {shown}", facts, json)
     if len(evaluation.sources) > 1 and not json:
-        _print_sources(evaluation.sources, opened.config.model.block_size)
+        _print_sources(evaluation.sources, opened.config.spec.block_size)
 
 
 _UNKNOWN = "–"
@@ -207,7 +207,7 @@ def trace(
     from attnlm.see.trace import in_words
 
     chosen = opened.checkpoint(checkpoint)
-    console.say(f"{opened.name}, {chosen}: {opened.config.model.model}")
+    console.say(f"{opened.name}, {chosen}: {opened.config.spec.name}")
     if as_code:
         console.write(as_script(opened, text, checkpoint=chosen.which))
         return
@@ -317,6 +317,6 @@ def report(
             f"{opened.name}, {chosen}; best validation loss {result.best['val_loss']:.4f} nats "
             f"per token, {result.best['bits_per_byte']:.3f} bits per byte{part}; {words}"
         )
-        if gathered.data_gone and opened.config.model.maps_per_layer:
+        if gathered.data_gone and opened.config.spec.maps_per_layer:
             console.say(f"heads are not measured on validation text: {gathered.data_gone}")
     console.result_or_json(str(page), gathered.facts() | {"output": str(page)}, json)

@@ -88,7 +88,7 @@ def train(
     parent: Any = start_from
     if start_from is not None and not is_launched():
         parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
-    weights = None if parent is None or is_launched() else (parent.config.model, parent.name)
+    weights = None if parent is None or is_launched() else (parent.config.spec, parent.name)
     if print_config:
         if recipe is not None:
             load_recipe(recipe)  # raises UsageError for a recipe of several sizes
@@ -152,7 +152,7 @@ def train(
             raise
     if is_main():
         _report(run, json, quiet, display.memory)
-        model = run.config.model.model
+        model = run.config.spec.name
         if model in RUNGS and not (recipe or resume or start_from or quiet):
             words = ["attnlm", "train", *([] if dataset is None else [dataset])]
             if higher := RUNGS[RUNGS.index(model) + 1 :]:
@@ -203,7 +203,7 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
     names = ("val_loss", "bits_per_byte", "evaluated_tokens", "seconds", "tokens_per_second")
     facts = {
         "run": str(run.path),
-        "model": run.config.model.model,
+        "model": run.config.spec.name,
         "parent": run.parent,
         "parameters": run.parameters,
         "steps": last["step"],

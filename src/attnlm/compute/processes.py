@@ -21,7 +21,7 @@ from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attnlm.base.errors import AttnlmError, SaidElsewhereError, UsageError
+from attnlm.base.errors import AlreadyReportedError, AttnlmError, UsageError
 from attnlm.base.signals import Interrupted
 from attnlm.compute.threads import FlushingHere, cores
 
@@ -86,7 +86,7 @@ class Processes:
         """Return True if this process is rank 0, which writes and reports."""
         return self.rank == 0
 
-    def add_up(self, tensor: Tensor, after: str) -> None:
+    def all_reduce(self, tensor: Tensor, after: str) -> None:
         """Replace the tensor by its sum over all processes, by an all-reduce.
 
         The sum has the same bytes in all processes. The string `after` names the work that the
@@ -98,14 +98,14 @@ class Processes:
 
             self._wait(lambda: dist.all_reduce(tensor, async_op=True), after)
 
-    def copy_from_main(self, tensor: Tensor) -> None:
+    def broadcast(self, tensor: Tensor) -> None:
         """Broadcast rank 0's tensor to all processes. Raises LostProcessError."""
         if self.count > 1:
             import torch.distributed as dist
 
             self._wait(lambda: dist.broadcast(tensor, 0, async_op=True))
 
-    def from_main(self, values: Any) -> Any:
+    def broadcast_object(self, values: Any) -> Any:
         """Broadcast rank 0's JSON values, and return them. Raises LostProcessError."""
         if self.count == 1:
             return values
@@ -113,9 +113,9 @@ class Processes:
 
         text = json.dumps(values).encode() if self.is_main else b""
         size = torch.tensor(len(text))
-        self.copy_from_main(size)
+        self.broadcast(size)
         content = torch.tensor(list(text.ljust(int(size))), dtype=torch.uint8)
-        self.copy_from_main(content)
+        self.broadcast(content)
         return json.loads(bytes(content.tolist()))
 
     def mesh(self, device: str) -> DeviceMesh:
@@ -160,7 +160,7 @@ class Processes:
         return str(json.loads(self._store.get(key)))
 
     def _wait(self, start: Callable[[], Any], after: str | None = None) -> None:
-        """Start a collective and wait until it is done. `add_up` explains the parameter `after`."""
+        """Start a collective and wait until it is done. `all_reduce` explains `after`."""
         ours = time.monotonic() - self._met
         theirs = self._longest.get(after or "")
         patience = _AT_FIRST if theirs is None else _MORE + _TIMES * max(ours, theirs)
@@ -277,9 +277,9 @@ def joined() -> Iterator[Processes]:
     """Connect to the other processes that a launcher has started, and yield `Processes`.
 
     Yield ALONE if there are no other processes. If the processes end with an error, one process on
-    each machine raises the error, and the other processes raise SaidElsewhereError. If the error is
-    that another process has ended, and `run_processes`, our launcher, reports this, then all
-    processes raise SaidElsewhereError.
+    each machine raises the error, and the other processes raise AlreadyReportedError. If the error
+    is that another process has ended, and `run_processes`, our launcher, reports this, then all
+    processes raise AlreadyReportedError.
     """
     count = _checked(_COUNT, 1, _MOST) if is_launched() else 1
     rank = _checked(_RANK, 0, count - 1) if is_launched() else 0
@@ -290,7 +290,7 @@ def joined() -> Iterator[Processes]:
         # Make this process end when our launcher is killed, even if it was killed before this line.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != int(os.environ[_WATCHED]):
-            raise SaidElsewhereError(_LEFT_TO_LAUNCHER)
+            raise AlreadyReportedError(_LEFT_TO_LAUNCHER)
     import torch.distributed as dist
 
     processes = _join(rank, count)
@@ -298,9 +298,9 @@ def joined() -> Iterator[Processes]:
         yield processes
     except LostProcessError as lost:
         if _WATCHED in os.environ and not lost.is_silent:
-            raise SaidElsewhereError(_LEFT_TO_LAUNCHER) from None
+            raise AlreadyReportedError(_LEFT_TO_LAUNCHER) from None
         if not processes.is_first_to_say():
-            raise SaidElsewhereError from None
+            raise AlreadyReportedError from None
         what = "stopped responding" if lost.is_silent else "has ended"
         hint = "resume the run from its last checkpoint"
         if local_count() < count:
@@ -308,7 +308,7 @@ def joined() -> Iterator[Processes]:
         raise AttnlmError(f"another process of this training {what}", hint) from None
     except Exception as error:
         if not processes.is_first_to_say():
-            raise SaidElsewhereError(getattr(error, "exit_code", 1)) from None
+            raise AlreadyReportedError(getattr(error, "exit_code", 1)) from None
         raise
     dist.destroy_process_group()  # after an error this would wait for the others
 
@@ -368,7 +368,7 @@ def run_processes(count: int, arguments: Sequence[str]) -> None:
 
     The processors are divided among the processes. A signal is passed on to the processes, and
     Interrupted is raised after they have ended. Raises AttnlmError if a process was killed, and
-    SaidElsewhereError if a process has reported the error.
+    AlreadyReportedError if a process has reported the error.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -404,7 +404,7 @@ def _failure(codes: Mapping[int, int]) -> BaseException:
     """Return the exception to raise, given each rank's exit code."""
     # If one process has failed, the others were ended by signals, or left the report to us.
     if said := [code for code in codes.values() if 0 <= code < 128 and code != _LEFT_TO_LAUNCHER]:
-        return SaidElsewhereError(said[0])
+        return AlreadyReportedError(said[0])
     if stopped := [code for code in codes.values() if code > 128]:  # by a signal, after saving
         return Interrupted(min(stopped) - 128)
     rank, code = min(codes.items(), key=lambda found: found[1])

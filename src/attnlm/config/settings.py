@@ -28,20 +28,25 @@ class Config:
     `recipe_tokenizer` is the tokenizer that the recipe was made for.
     """
 
-    model: Architecture
+    spec: Architecture
     training: TrainingConfig
     dropped: tuple[str, ...] = ()
     recipe_tokenizer: str | None = None
 
     @property
+    def model(self) -> Architecture:
+        """Return `spec`, which had this name in attnlm 1.0."""
+        return self.spec
+
+    @property
     def tokens_per_step(self) -> int:
         """Return the number of tokens per step, summed over all processes."""
-        return self.training.batch_size * self.model.block_size
+        return self.training.batch_size * self.spec.block_size
 
     def settings(self) -> Settings:
         """Return the settings of model and training in one dictionary, which is a valid recipe."""
         training = {k: v for k, v in asdict(self.training).items() if v is not None}
-        return {**self.model.settings(), **training}
+        return {**self.spec.settings(), **training}
 
     def with_training(self, **changed: Any) -> Config:
         """Return the configuration with some training settings changed, without checking them."""

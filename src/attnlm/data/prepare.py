@@ -145,7 +145,7 @@ def prepare(
             _install(work / "new", target, is_prepared)
         write_latest(data_dir, name)
         dataset = unless_replaced(target, lambda: open_folder(target, trusted=True))
-    most, usual = dataset.largest_block_size, resolve({}).model.block_size
+    most, usual = dataset.largest_block_size, resolve({}).spec.block_size
     if most < usual:
         on_event(
             Note(

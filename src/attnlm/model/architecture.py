@@ -120,6 +120,11 @@ class Architecture:
             _check_rotary(self)
 
     @property
+    def name(self) -> str:
+        """Return the name of the preset."""
+        return self.model
+
+    @property
     def width(self) -> int:
         """Return embed_dim, C, or 0 for a bigram."""
         return self.embed_dim or 0
@@ -164,7 +169,7 @@ class Architecture:
         return self.layers == 1 and self.positions != "rotary" and self.mlp == "none"
 
     @property
-    def holds_weights(self) -> bool:
+    def materializes_attention(self) -> bool:
         """Return True if training keeps all attention weights in memory, for dropout of weights.
 
         Attention kernels do not keep the weights, but can't apply dropout.

@@ -157,7 +157,7 @@ def mix(
     return recorder.mix(query, key, value, scores, weights)
 
 
-class AttentionWithoutMaps(nn.Module):
+class ParameterFreeAttention(nn.Module):
     """Attention whose queries, keys and values are the embeddings: it has no parameters.
 
     If `uniform`, all scores are 0: each token becomes the mean of itself and all tokens before it.

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from attnlm.base.errors import AttnlmError
 from attnlm.model.architecture import Architecture
-from attnlm.model.attention import AttentionWithoutMaps, LayerCache, SelfAttention
+from attnlm.model.attention import LayerCache, ParameterFreeAttention, SelfAttention
 from attnlm.model.layers import (
     Dropout,
     Hookable,
@@ -176,7 +176,7 @@ class Block(nn.Module):
         if a.attention == "softmax":
             self.attention = SelfAttention(a)
         elif a.attention != "none":
-            self.attention = AttentionWithoutMaps(uniform=a.attention == "uniform")
+            self.attention = ParameterFreeAttention(uniform=a.attention == "uniform")
         self.attention_norm = norm_of(a, a.width) if self.attention is not None else None
         self.mlp = MLP(a) if a.mlp != "none" else None
         self.mlp_norm = norm_of(a, a.width) if self.mlp is not None else None

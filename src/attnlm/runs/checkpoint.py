@@ -381,7 +381,7 @@ class ShardedCheckpoints:
         self.finish()
         with contextlib.ExitStack() as stack:
             work = str(stack.enter_context(workspace(folder))) if self._processes.is_main else ""
-            work = self._processes.from_main(work)
+            work = self._processes.broadcast_object(work)
             lasting = stack.pop_all()
 
         def write() -> None:

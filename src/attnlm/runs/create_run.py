@@ -88,7 +88,7 @@ def put_new(
         for number in itertools.count(1):
             if name is not None:
                 check_free(name, checkpoint_dir, is_trained=not run.imported_from)
-            path = checkpoint_dir / (name or f"{run.config.model.model}-{number:03}")
+            path = checkpoint_dir / (name or f"{run.config.spec.name}-{number:03}")
             # A rename would replace an empty folder, which may belong to somebody.
             if path.name in parents or os.path.lexists(path):
                 continue

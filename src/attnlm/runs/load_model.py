@@ -55,7 +55,7 @@ def load_model(
     # A float32 run stays float32 on any device; others use bfloat16 if the hardware has it.
     dtype = "float32" if run.config.training.dtype == "float32" else "auto"
     placed = choose_device(device, dtype)
-    model = model_of(run.config.model, run.vocab_size, load_weights(run, chosen))
+    model = model_of(run.config.spec, run.vocab_size, load_weights(run, chosen))
     return model.to(placed.torch).eval(), placed
 
 
@@ -67,7 +67,7 @@ def load_weights(
     If `count` is above 1, return only the rows that belong to process `rank` of `count`. Raises as
     `load_checkpoint` does.
     """
-    about, lora = (run.config.model, run.vocab_size), run.config.training.adapters
+    about, lora = (run.config.spec, run.vocab_size), run.config.training.adapters
     path, header = checkpoint.path, checkpoint.header
     if lora is None:
         return load_checkpoint(path, *about, rank, count, header=header)[1]
@@ -85,14 +85,14 @@ def described_weights(run: Run, checkpoint: Checkpoint) -> dict[str, Tensor]:
     Raises as `load_weights` and `check_textbook` do.
     """
     weights = load_weights(run, checkpoint)
-    check_textbook(model_of(run.config.model, run.vocab_size, weights).eval(), run.name)
+    check_textbook(model_of(run.config.spec, run.vocab_size, weights).eval(), run.name)
     return weights
 
 
 def base_weights(run: Run) -> dict[str, Tensor]:
     """Return the weights in a run's base.safetensors. Raises as `load_checkpoint` does."""
     assert run.parent is not None
-    about = run.base, run.config.model, run.vocab_size
+    about = run.base, run.config.spec, run.vocab_size
     hint = "copy the run's folder again, with all of its files"
     try:
         header = load_header(*about)
@@ -159,7 +159,7 @@ def keep_base(run: Run) -> Run:
         _check_unchanged(run.base, run)
     else:
         save_checkpoint(run.base, parent_rows(run), {"step": run.parent["step"]})
-    base = load_header(run.base, run.config.model, run.vocab_size)
+    base = load_header(run.base, run.config.spec, run.vocab_size)
     return replace(run, parent={**run.parent, "base": base.digest})
 
 

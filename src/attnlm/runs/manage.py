@@ -121,7 +121,7 @@ def run_entry(path: Path) -> RunEntry | None:
         result = run.result()
         return replace(
             found,
-            model=run.config.model.model,
+            model=run.config.spec.name,
             dataset=None if run.imported_from else run.dataset["name"],
             parameters=run.parameters,
             steps=None if run.imported_from else run.config.training.steps,

@@ -203,7 +203,7 @@ class Run:
     """where its weights were imported from; "" if it was trained here"""
 
     def __repr__(self) -> str:
-        return f"<Run {self.name!r}: {self.config.model.model}, {self.parameters:,} parameters>"
+        return f"<Run {self.name!r}: {self.config.spec.name}, {self.parameters:,} parameters>"
 
     def _repr_html_(self) -> str | None:
         """Return HTML for a notebook, or None for damaged files: the notebook then shows repr.
@@ -262,7 +262,7 @@ class Run:
     @property
     def evaluated_part(self) -> str:
         """The part evaluated: `65,536 of 1,115,394 tokens`; "" for the whole validation split."""
-        most, length = self.config.training.eval_tokens, self.config.model.block_size
+        most, length = self.config.training.eval_tokens, self.config.spec.block_size
         if most is None or most >= self.dataset["val_tokens"] - 1:
             return ""
         return f"{max(1, most // length) * length:,} of {self.dataset['val_tokens']:,} tokens"
@@ -295,7 +295,7 @@ class Run:
 
         path = self.best if which == "best" else self.last
         lora = self.config.training.adapters
-        header = load_header(path, self.config.model, self.vocab_size, lora)
+        header = load_header(path, self.config.spec, self.vocab_size, lora)
         facts = decoded(_CheckpointFacts, header.facts, path, COPY_THE_RUN)
         loss = facts.val_loss
         if loss is None:
@@ -363,7 +363,7 @@ class Run:
         Raises AttnlmError if the file is damaged. Missing lines are not detected.
         """
         try:
-            return [snapshot_of(record, self.config.model) for record in self._ticker.records()]
+            return [snapshot_of(record, self.config.spec) for record in self._ticker.records()]
         except ValueError:
             raise self._ticker.damaged() from None
 
@@ -549,7 +549,7 @@ def run_facts(run: Run) -> dict[str, str]:
     Raises AttnlmError if its metrics are damaged.
     """
     training, about = run.config.training, run.dataset
-    facts = {"model": f"{run.config.model.model}, {run.parameters:,} parameters"}
+    facts = {"model": f"{run.config.spec.name}, {run.parameters:,} parameters"}
     if run.imported_from:
         vocabulary = f"{run.vocab_size:,} ids ({run.tokenizer.name})"
         return {**facts, "vocabulary": vocabulary, "imported from": run.imported_from}
@@ -561,7 +561,7 @@ def run_facts(run: Run) -> dict[str, str]:
         facts["started from"] = run.started_from
     result = run.result()
     step = 0 if result is None else result.last["step"]
-    batch = f"{training.batch_size} × {run.config.model.block_size} tokens"
+    batch = f"{training.batch_size} × {run.config.spec.block_size} tokens"
     facts["steps"] = f"{step:,} of {training.length}, each {batch}, seed {training.seed}"
     if result is not None:
         measured = {f"best loss, {run.evaluated_part or 'whole split'}": result.best}

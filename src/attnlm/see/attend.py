@@ -133,9 +133,9 @@ def attend(
     not record its attention.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
-    if not run.config.model.maps_per_layer:
+    if not run.config.spec.maps_per_layer:
         raise no_attention()
-    ids, most = ids_of(run, text), run.config.model.block_size
+    ids, most = ids_of(run, text), run.config.spec.block_size
     if len(ids) > most:
         count, last = f"{len(ids):,}", f"the last {most:,} tokens"
         words = f"the text has {count} tokens; {run.name} reads only {last}, its context"
@@ -154,7 +154,7 @@ def attention_of(run: Run, model: LanguageModel, ids: list[int]) -> tuple[Attent
 
     Raises NotFiniteError for NaN and infinity.
     """
-    a, length = run.config.model, len(ids)
+    a, length = run.config.spec, len(ids)
     layers = a.layers if a.maps_per_layer else 0
     weights_LHTT = np.empty((layers, a.maps_per_layer, length, length), np.float32)
     kept = 0

@@ -174,14 +174,14 @@ def heads(
     check_windows(windows)
     on_event = on_event or ignore
     run = open_run(run, checkpoint_dir=checkpoint_dir)
-    if not run.config.model.maps_per_layer:
+    if not run.config.spec.maps_per_layer:
         raise no_attention()
     has_text = text is not None or not run.imported_from
     if ablate and not has_text:
         raise AttnlmError(
             f"{run.name} was imported and has no text to measure a loss on", "use `text`"
         )
-    block_size = run.config.model.block_size
+    block_size = run.config.spec.block_size
     there = 0
     inputs_NT = random_NT = repeated_random_tokens(run.vocab_size, block_size, windows)
     if has_text:

@@ -269,10 +269,10 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
             if not {"optimizer", "learning_rate"} & variant(model).keys()
         },
         "embeddings are not equally wide": {
-            model: f"{c.model.embed_dim}" for model, c in configs.items() if c.model.embed_dim
+            model: f"{c.spec.embed_dim}" for model, c in configs.items() if c.spec.embed_dim
         },
         "steps are not equally large, in tokens": {
-            model: f"{c.training.batch_size} × {c.model.block_size}" for model, c in configs.items()
+            model: f"{c.training.batch_size} × {c.spec.block_size}" for model, c in configs.items()
         },
         "seconds are only partly comparable: the rungs ran on different settings": {
             model: f"{t.device} {t.dtype}, {t.threads} thread{'s' if t.threads != 1 else ''}"

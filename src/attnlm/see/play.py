@@ -16,7 +16,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.readable import quantity
 from attnlm.model.architecture import Architecture
-from attnlm.runs.forms import Exported
+from attnlm.runs.external_formats import Exported
 from attnlm.runs.load_model import described_weights
 from attnlm.runs.run import Checkpoint, Run
 from attnlm.see.page import base64_of, render
@@ -76,7 +76,7 @@ def run_data(
     origin = f"trained on {run.dataset['name']}"
     if run.imported_from:
         origin = f"imported from {run.imported_from}"
-    a, weights = run.config.model, described_weights(run, checkpoint)
+    a, weights = run.config.spec, described_weights(run, checkpoint)
     told = f"{a.model}, {run.parameters:,} parameters, {origin}"
     return model_data(name or run.name, a, weights, run.tokenizer, told, number_type)
 

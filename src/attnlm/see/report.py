@@ -113,7 +113,7 @@ class Report:
         """Return the main results as JSON values."""
         return {
             "run": str(self.run.path),
-            "model": self.run.config.model.model,
+            "model": self.run.config.spec.name,
             "parameters": self.run.parameters,
             "parent": self.run.parent,
             "imported_from": self.run.imported_from,
@@ -178,9 +178,9 @@ def report(
     attention, seen = attention_of(run, model, ids)
     on_event(Progress("scoring heads", 0, STAGES, "step"))
     scored, heads_over = None, "the model has none"
-    if run.config.model.maps_per_layer and not (dataset or given or run.imported_from):
+    if run.config.spec.maps_per_layer and not (dataset or given or run.imported_from):
         heads_over = gone
-    elif run.config.model.maps_per_layer:
+    elif run.config.spec.maps_per_layer:
         try:
             scored = heads(
                 run,
@@ -225,7 +225,7 @@ def _text(run: Run, dataset: Dataset | None, sampler: Sampler, gone: str) -> tup
     They are the start of the validation split, from the data set or as the run recorded it. If
     neither exists, they are what the model itself begins with.
     """
-    most = min(PASSAGE, run.config.model.block_size)
+    most = min(PASSAGE, run.config.spec.block_size)
     if dataset is not None:
         ids = ids_at(dataset.val, slice(most), run.vocab_size, "val.bin").tolist()
         return ids, f"the first {len(ids)} tokens of the validation split"

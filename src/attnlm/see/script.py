@@ -61,8 +61,8 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     is_small = run.vocab_size <= 256
     vocabulary = token_texts(run.tokenizer, list(range(run.vocab_size))) if is_small else []
     return _SCRIPT.format(
-        model=run.config.model.model,
-        functions=specialised(run.config.model),
+        model=run.config.spec.name,
+        functions=specialised(run.config.spec),
         weights=weights.format(path=str(chosen.path.resolve())),
         ids=ids,
         text=run.tokenizer.decode(ids),

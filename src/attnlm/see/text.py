@@ -33,7 +33,7 @@ def ids_within_context(run: Run, text: str) -> list[int]:
     lacks one of its characters.
     """
     ids = ids_of(run, text)
-    most = run.config.model.block_size
+    most = run.config.spec.block_size
     if len(ids) > most:
         raise AttnlmError(
             f"the text has {len(ids)} tokens, more than the context of {run.name}, {most}",

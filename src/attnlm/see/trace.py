@@ -105,7 +105,7 @@ def trace(
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     check_textbook(model, run.name)
     seen = record(model, torch.tensor([ids]))
-    steps = list(_steps(run.config.model, seen))
+    steps = list(_steps(run.config.spec, seen))
     check_finite(*(step.values for step in steps if not step.name.endswith("mask")))
     probabilities_TV = torch.softmax(seen.logits[0], -1)
     last_V = probabilities_TV[-1].numpy()
@@ -115,7 +115,7 @@ def trace(
         checkpoint=checkpoint,
         text=text,
         run=run.name,
-        model=run.config.model.model,
+        model=run.config.spec.name,
         tokens=token_texts(run.tokenizer, ids),
         steps=[
             Step("tokens", "the text's ids in the vocabulary", "T", torch.tensor(ids)),

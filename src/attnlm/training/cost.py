@@ -39,7 +39,7 @@ def forward_cost(a: Architecture, vocab_size: int) -> float:
 
 def step_cost(config: Config, vocab_size: int) -> float:
     """Return the number of operations of one training step."""
-    return _STEP * config.tokens_per_step * forward_cost(config.model, vocab_size)
+    return _STEP * config.tokens_per_step * forward_cost(config.spec, vocab_size)
 
 
 def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int | None:
@@ -51,7 +51,7 @@ def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int |
     a part of the split is used.
     """
     tokens = min(val_tokens, MOST_TOKENS)
-    forward = forward_cost(config.model, vocab_size)
+    forward = forward_cost(config.spec, vocab_size)
     between = _between_evaluations(config, vocab_size)
     affordable = _EVALUATION_FRACTION * between / forward
     by_itself = min(_CHEAP, max(_FREE, _CHEAP_FRACTION * between))
@@ -75,14 +75,14 @@ def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
 
 def _whole_windows(config: Config, tokens: float) -> int:
     """Return max(`tokens`, `_FEWEST_TOKENS`) rounded down to whole windows, at least one window."""
-    length = config.model.block_size
+    length = config.spec.block_size
     return max(1, max(_FEWEST_TOKENS, int(tokens)) // length) * length
 
 
 def affordable_sample(config: Config, vocab_size: int) -> int:
     """Return the length of the sample at each evaluation: 80 tokens, fewer for a large model."""
-    by_itself = _TIMES_SLOWER_ALONE * forward_cost(config.model, vocab_size)
-    by_itself += config.model.layers * _PER_LAYER_ALONE
+    by_itself = _TIMES_SLOWER_ALONE * forward_cost(config.spec, vocab_size)
+    by_itself += config.spec.layers * _PER_LAYER_ALONE
     affordable = max(_SAMPLE_FRACTION * _between_evaluations(config, vocab_size), _FREE)
     return max(_FEWEST_SAMPLED, min(_SAMPLED_TOKENS, int(affordable / by_itself)))
 

@@ -30,7 +30,7 @@ def kernels_of(training: TrainingConfig) -> Kernels:
     )
 
 
-def has_parts(a: Architecture, vocab_size: int, tokens: int) -> bool:
+def has_native_ops(a: Architecture, vocab_size: int, tokens: int) -> bool:
     """Return True if some of this model's operations exist in C for batches of `tokens` tokens."""
     return a.embed_dim is not None and (
         is_one_layer(a, vocab_size, tokens)
@@ -87,5 +87,7 @@ def faster_attention(a: Architecture, matmul: str) -> str:
     """
     if matmul == "native":
         return "native"
-    is_possible = a.attention != "none" and not a.holds_weights and native_kernels() is not None
+    is_possible = (
+        a.attention != "none" and not a.materializes_attention and native_kernels() is not None
+    )
     return "native" if is_possible and a.block_size > _SHORT else "torch"

@@ -87,7 +87,7 @@ def fit(
                     # A launcher stops all processes when the first one ends: wait for rank 0.
                     if not processes.is_main:
                         with contextlib.suppress(LostProcessError):
-                            processes.from_main(None)
+                            processes.broadcast_object(None)
                 raise
     return loop.run
 
@@ -171,7 +171,7 @@ class _Loop:
                 began = time.perf_counter()
                 speed = self._validation_loss(most=few).tokens / (time.perf_counter() - began)
             part = evaluated_part(self.run.config, speed, self.dataset.val_tokens)
-            self._settle(eval_tokens=self.stepper.processes.from_main(part))
+            self._settle(eval_tokens=self.stepper.processes.broadcast_object(part))
         self._tell(Started(self.run, self._state.device, self._state.step, memory))
         self._restart_clock()
         self._state.model.train()
@@ -200,7 +200,7 @@ class _Loop:
                 # Evaluate at each tenth of the budget, or less often if that would take too much.
                 pause = self._evaluation_seconds / _EVALUATION_FRACTION / self._config.budget
                 following = _after(state.progress + max(0.0, pause - 0.1))
-                self._next_evaluation = self.stepper.processes.from_main(following)
+                self._next_evaluation = self.stepper.processes.broadcast_object(following)
             self.stepper.stop.check()
         if self._is_over or self._is_out_of_patience:
             self._saver.finish()

@@ -25,9 +25,9 @@ from attnlm.model.sizes import (
     mixed_width,
     multiplied_weights,
 )
-from attnlm.training.kernels import has_parts
+from attnlm.training.kernels import has_native_ops
 from attnlm.training.one_layer import is_one_layer
-from attnlm.training.step import MOST_SHARES, cut_batch
+from attnlm.training.step import MOST_SHARES, split_batch
 
 FACTOR = 2.0
 """The estimate and the measured peak differ by less than this factor."""
@@ -79,14 +79,14 @@ def estimate_memory(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: str
 ) -> MemoryEstimate:
     """Estimate the memory of each process, without building the model."""
-    a, training, lora = config.model, config.training, config.training.adapters
+    a, training, lora = config.spec, config.training, config.training.adapters
     threads = (training.threads or torch.get_num_threads()) if device == "cpu" else 1
-    cut, most_threads = cut_batch(training, threads), min(threads, MOST_SHARES)
+    cut, most_threads = split_batch(training, threads), min(threads, MOST_SHARES)
     tokens, shards = cut.windows * a.block_size, training.processes if training.is_sharded else 1
     half = training.dtype == "bfloat16" or (training.dtype == "auto" and device == "cuda")
     width, is_plain = 2 if half else _FLOAT, device == "cpu" and not half
     native = is_plain and training.compile in ("auto", "parts")
-    native = native and has_parts(a, vocab_size, training.batch_size * a.block_size)
+    native = native and has_native_ops(a, vocab_size, training.batch_size * a.block_size)
     one_layer = native and shards == 1 and lora is None and is_one_layer(a, vocab_size, tokens)
 
     own, blocks = parameters // shards, a.layers * block_matrices(a)
@@ -102,7 +102,7 @@ def estimate_memory(
         largest = max(rows * columns for rows, columns in map_shapes(a).values())
         optimizer += _COPIES_BY_MUON * most_threads * largest * (device == "cpu")
 
-    block, widest = kept_by_block(a, width), widest_place(a)
+    block, widest = kept_by_block(a, width), peak_activations_per_token(a)
     kept = a.layers * block
     if training.recompute:  # one block's activations, and the input of each block
         kept = block + _FLOAT * a.layers * (a.embed_dim or 0)
@@ -147,20 +147,20 @@ def kept_by_block(a: Architecture, width: int = _FLOAT) -> int:
     Numbers of the residual stream are in float32; those in inputs of matmuls take `width` bytes.
     """
     mixed = (6 if a.attention == "softmax" else 2) * mixed_width(a)
-    weights = 3 * a.maps_per_layer * a.block_size * a.holds_weights
+    weights = 3 * a.maps_per_layer * a.block_size * a.materializes_attention
     stream = (5 if a.residual else 1) * (a.embed_dim or 0)
     return _FLOAT * stream + width * (mixed + 3 * a.mlp_dim + weights)
 
 
-def widest_place(a: Architecture) -> int:
+def peak_activations_per_token(a: Architecture) -> int:
     """Return about how many numbers per token a block holds at the peak of its memory."""
-    mixed = 4 * mixed_width(a) + 2 * a.maps_per_layer * a.block_size * a.holds_weights
+    mixed = 4 * mixed_width(a) + 2 * a.maps_per_layer * a.block_size * a.materializes_attention
     return 2 * (a.embed_dim or 0) + max(3 * a.mlp_dim, mixed)
 
 
 def windows_at_once(a: Architecture, vocab_size: int, device: str) -> int:
     """Return how many windows of block_size an evaluation computes together, at least 1."""
-    numbers = widest_place(a) + (2 * vocab_size if a.embed_dim is None else 0)
+    numbers = peak_activations_per_token(a) + (2 * vocab_size if a.embed_dim is None else 0)
     per_token = max(_BYTES_PER_TOKEN, _FLOAT * numbers)
     return max(1, _TOKENS_AT_ONCE[device] * _BYTES_PER_TOKEN // per_token // a.block_size)
 
@@ -205,7 +205,7 @@ def check_memory(
         at_once = config.training.micro_batch_size
         sizes = {None: "`batch_size` or ", 1: ""}.get(at_once, "`micro_batch_size` or ")
         hint = f"lower {sizes}`block_size`"
-    elif config.model.embed_dim is None:
+    elif config.spec.embed_dim is None:
         hint = "prepare the text with a smaller vocabulary, such as tokenizer bpe:1024"
     else:
         hint = "lower `embed_dim`, `heads`, `head_size` or `layers`"

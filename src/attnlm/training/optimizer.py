@@ -74,7 +74,7 @@ def spans_of(
     return spans
 
 
-def lay_side_by_side(model: nn.Module, config: TrainingConfig) -> tuple[Tensor, list[Span]]:
+def flatten_parameters(model: nn.Module, config: TrainingConfig) -> tuple[Tensor, list[Span]]:
     """Move all parameters into one vector; return the vector and each parameter's span.
 
     Rounding in matmuls depends on the alignment of the operands. An evaluation therefore repeats a
@@ -215,7 +215,7 @@ class Optimizer(ABC):
         behind = self._with_room[len(self.gradient) :][: len(numbers)]
         for i, number in enumerate(numbers):
             behind[i] = number
-        processes.add_up(behind if self._config.is_sharded else self._with_room, after)
+        processes.all_reduce(behind if self._config.is_sharded else self._with_room, after)
         return behind
 
     def _norm(self) -> Tensor:
@@ -291,7 +291,7 @@ class FlatOptimizer(Optimizer):
     """
 
     def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
-        self._values, spans = lay_side_by_side(model, config)
+        self._values, spans = flatten_parameters(model, config)
         super().__init__(spans, config)
         self._point_gradients(model, self.gradient)
 

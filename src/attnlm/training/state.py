@@ -102,10 +102,10 @@ def initial_state(
     with keeping_random_state(device):
         torch.manual_seed(training.seed)
         if training.is_sharded:
-            model = sharded_model(config.model, vocab_size, device, processes)
+            model = sharded_model(config.spec, vocab_size, device, processes)
             optimizer: Optimizer = ShardedOptimizer(model, training, processes)
         else:
-            model = build_model(config.model, vocab_size).to(device.torch)
+            model = build_model(config.spec, vocab_size).to(device.torch)
             if training.adapters is not None:
                 adapt(model, training.adapters)
             optimizer = FlatOptimizer(model, training)
@@ -114,7 +114,7 @@ def initial_state(
     return TrainingState(model, optimizer, device)
 
 
-def begun_state(
+def load_or_init_state(
     run: Run, device: Device, fresh: bool, processes: Processes = ALONE
 ) -> TrainingState:
     """Return the state to train from: the initial one if `fresh`, else that of the last checkpoint.
@@ -129,7 +129,7 @@ def begun_state(
     part = (processes.rank, processes.count) if is_sharded else (0, 1)
     reads = processes.is_main or is_sharded
     if reads and not fresh:
-        saved = load_checkpoint(run.last, config.model, vocab_size, *part, adapters)
+        saved = load_checkpoint(run.last, config.spec, vocab_size, *part, adapters)
     state = initial_state(config, vocab_size, device, processes)
     weights, means = state.optimizer.weights(), state.optimizer.state()
     base = frozen(state.model)
@@ -148,9 +148,9 @@ def begun_state(
         seconds = max([run.stopped_after, *(record["seconds"] for record in records)])
         state = replace(state, **facts, seconds=seconds, saved_step=facts["step"])
     if processes.count > 1:
-        state = replace(state, **processes.from_main(state.facts()))
+        state = replace(state, **processes.broadcast_object(state.facts()))
         for tensor in () if is_sharded else (*weights.values(), *means.values(), *base.values()):
-            processes.copy_from_main(tensor)
+            processes.broadcast(tensor)
     return state
 
 
@@ -162,7 +162,7 @@ def _take(into: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
 def saved_facts(run: Run) -> dict[str, Any]:
     """Return `TrainingState.facts` as saved in the run's last checkpoint. Raises AttnlmError."""
     lora = run.config.training.adapters
-    return _checked(load_header(run.last, run.config.model, run.vocab_size, lora).facts, run)
+    return _checked(load_header(run.last, run.config.spec, run.vocab_size, lora).facts, run)
 
 
 def _checked(facts: Mapping[str, Any], run: Run) -> dict[str, Any]:

@@ -38,7 +38,7 @@ _STEP = "a step"
 MOST_SHARES = 8
 
 
-class Cut(NamedTuple):
+class BatchSplit(NamedTuple):
     """The division of a process's rows of a batch. `micro_batches` is the number of micro-batches,
     which are computed one after another. `shares` is the number of shares of each micro-batch, one
     per thread. `windows` is the number of windows in each share."""
@@ -48,7 +48,7 @@ class Cut(NamedTuple):
     windows: int
 
 
-def cut_batch(training: TrainingConfig, threads: int) -> Cut:
+def split_batch(training: TrainingConfig, threads: int) -> BatchSplit:
     """Cut a batch into as few micro-batches as `micro_batch_size` allows, and each into shares.
 
     If a micro-batch has fewer shares than threads, PyTorch uses several threads in each share.
@@ -61,10 +61,10 @@ def cut_batch(training: TrainingConfig, threads: int) -> Cut:
     shares = next(n for n in possible if threads % n == 0 and at_once % n == 0)
     if training.compile == "on" or training.is_sharded:
         shares = 1
-    return Cut(micro_batches, shares, at_once // shares)
+    return BatchSplit(micro_batches, shares, at_once // shares)
 
 
-class Share:
+class Replica:
     """The model of one thread. All threads use the same weights, but separate gradients."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Share:
             # for further models: discard the code of earlier training runs of this process.
             torch._dynamo.reset()
             self._loss = torch.compile(_loss, options=_compiler_options())
-        self._draws = bool(config.model.dropout)
+        self._draws = bool(config.spec.dropout)
         own = self._draws and state.device.name == "cpu" and not is_compiled
         self._generators = [torch.Generator() for _ in range(windows if own else 0)]
 
@@ -181,13 +181,13 @@ class Stepper:
         processes: Processes = ALONE,
         clock: Clock | None = None,
     ) -> None:
-        training, length, threads = config.training, config.model.block_size, 1
+        training, length, threads = config.training, config.spec.block_size, 1
         self.state, self.config, self.processes, self.clock = state, training, processes, clock
         self.stop = StopSignal(alone=processes.count == 1)
         if state.device.name == "cpu":
             threads = training.threads or 1
             keep_freed_memory()
-        self._cut = cut = cut_batch(training, threads)
+        self._cut = cut = split_batch(training, threads)
         self._rows = training.batch_size // training.processes
         self._first = processes.rank * self._rows
         assert training.seed is not None
@@ -203,7 +203,7 @@ class Stepper:
         self._threads = threads // cut.shares
         kernels = _usable_kernels(state.model, training)
         self._shares = [
-            Share(state, config, kernels, cut.windows, first=i == 0) for i in range(cut.shares)
+            Replica(state, config, kernels, cut.windows, first=i == 0) for i in range(cut.shares)
         ]
         self._pool = new_pool(cut.shares, self._threads)
         self._is_first = True
@@ -217,7 +217,7 @@ class Stepper:
             torch.set_num_threads(self._threads)
         if self.config.is_sharded and self._is_first:
             # Wait for the others here, since PyTorch's collectives below have a shorter timeout.
-            self.processes.add_up(torch.zeros(()), self._kind())
+            self.processes.all_reduce(torch.zeros(()), self._kind())
         inputs, targets = self.batches(state.step)
         losses: list[Tensor] = []
         with noticing_lost():
@@ -311,7 +311,7 @@ class Stepper:
         wrong += self.state.optimizer.not_finite()
         if self.config.is_sharded:
             found = torch.tensor([float(kind in wrong) for kind in _KINDS])
-            self.processes.add_up(found, _STEP)
+            self.processes.all_reduce(found, _STEP)
             wrong = [kind for kind, count in zip(_KINDS, found, strict=True) if count]
         if wrong:
             raise StepNotFiniteError(_when(wrong, self._sound_step + 1, self.state.step))

@@ -59,7 +59,7 @@ def kernels_in_use() -> Kernels:
     return _used.kernels
 
 
-def compiled_for(x: Tensor) -> CDLL | None:
+def native_ops_for(x: Tensor) -> CDLL | None:
     """Return the compiled operations if they are in use and x is float32 on a CPU, else None."""
     parts = _used.parts
     return parts if parts is not None and x.is_cpu and x.dtype == torch.float32 else None

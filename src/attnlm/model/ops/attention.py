@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from attnlm.compute.native import kernels
 from attnlm.compute.native.structs import Heads
-from attnlm.model.ops import compiled_for, kernels_in_use, place
+from attnlm.model.ops import kernels_in_use, native_ops_for, place
 
 _ALONE = 2**22
 """Number of multiplications below which a second thread costs more than it saves."""
@@ -34,7 +34,7 @@ def fused_attention(
     `scale` is 1/√D by default. The kernel in C computes causal attention without a cache.
     """
     new, total = query.size(-2), key.size(-2)
-    wanted = kernels_in_use().attention == "native" and compiled_for(query) is not None
+    wanted = kernels_in_use().attention == "native" and native_ops_for(query) is not None
     is_plain = causal and new == total and key.shape == value.shape
     if wanted and is_plain and not torch.is_autocast_enabled("cpu"):
         scale = query.size(-1) ** -0.5 if scale is None else scale

@@ -19,7 +19,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from attnlm.compute.native.structs import Pass, Weights
-from attnlm.model.ops import compiled_for, kernels_in_use, place
+from attnlm.model.ops import kernels_in_use, native_ops_for, place
 from attnlm.model.ops.pointwise import Rotation
 
 # The numbers of norms and MLPs in layout.h.
@@ -48,7 +48,7 @@ def native_block_kernels(x_BTC: Tensor) -> CDLL | None:
     wanted = kernels_in_use().matmul == "native" and x_BTC.requires_grad
     if not wanted or not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
         return None
-    return compiled_for(x_BTC)
+    return native_ops_for(x_BTC)
 
 
 def have_gradients(parameters: Iterable[nn.Parameter]) -> bool:

@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from attnlm.model.ops import compiled_for, kernels_in_use
+from attnlm.model.ops import kernels_in_use, native_ops_for
 
 FEWEST_BY_ONEDNN = 2**20
 """With fewer multiplications, a call to oneDNN (a dozen microseconds) costs more than it saves."""
@@ -50,7 +50,7 @@ def onednn_linear() -> Callable[..., Any] | None:
 
 def linear(x: Tensor, weight_NC: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """Return x Wᵀ + b, (..., C) → (..., N), by `product` if compiled operations are in use."""
-    if compiled_for(x) is None or torch.is_autocast_enabled("cpu"):
+    if native_ops_for(x) is None or torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight_NC, bias_N)
     out: Tensor = _Linear.apply(x, weight_NC, bias_N)  # type: ignore[no-untyped-call]
     return out

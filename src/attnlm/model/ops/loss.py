@@ -11,7 +11,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from attnlm.model.ops import compiled_for, place
+from attnlm.model.ops import native_ops_for, place
 from attnlm.model.ops.linear import linear, product
 
 LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26, "meta": 2**26}
@@ -81,7 +81,7 @@ def _in_pieces(
 ) -> Tensor:
     head = weight_VC.to(x_MC.dtype), None if bias_V is None else bias_V.to(x_MC.dtype)
     with torch.autocast(x_MC.device.type, enabled=False):
-        if (parts := compiled_for(x_MC)) is not None:
+        if (parts := native_ops_for(x_MC)) is not None:
             return _compiled(parts, x_MC.contiguous(), *head, targets_M, wanted)
         return _plain(x_MC, *head, targets_M, wanted)
 

@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from attnlm.model.ops import compiled_for, place
+from attnlm.model.ops import native_ops_for, place
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of rotary positions, each (T, D)."""
@@ -25,14 +25,14 @@ Gains = tuple[Tensor, Tensor, float]
 
 def gelu(x: Tensor) -> Tensor:
     """Return GELU (Hendrycks and Gimpel, 2016), with GPT-2's tanh approximation."""
-    if (parts := compiled_for(x)) is not None:
+    if (parts := native_ops_for(x)) is not None:
         return _apply(x, parts, "gelu", x.size(-1))
     return F.gelu(x, approximate="tanh")
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """Return silu(gate) · up of concatenated gate and up, (..., 2F) → (..., F) (Shazeer, 2020)."""
-    if (parts := compiled_for(gate_up)) is not None:
+    if (parts := native_ops_for(gate_up)) is not None:
         return _apply(gate_up, parts, "swiglu", gate_up.size(-1) // 2)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
@@ -67,7 +67,7 @@ class _Activation(Function):
 
 def rms_norm(x: Tensor, gain: Tensor, epsilon: float) -> Tensor:
     """Return x / √(mean x² + ε) · gain over the last axis (Zhang and Sennrich, 2019)."""
-    if (parts := compiled_for(x)) is not None:
+    if (parts := native_ops_for(x)) is not None:
         normed: Tensor = _RMSNorm.apply(x, gain, epsilon, parts)  # type: ignore[no-untyped-call]
         return normed
     return F.rms_norm(x, gain.shape, gain.to(x.dtype), epsilon)
@@ -101,7 +101,7 @@ def split_heads(
     Queries and keys are RMS-normalised if `gains` is set (Henry et al., 2020), and then rotated if
     `rotation` is set.
     """
-    parts = compiled_for(packed_BTN)
+    parts = native_ops_for(packed_BTN)
     if parts is not None and (gains is not None or rotation is not None):
         given = *(gains or (None, None, 0.0)), *(rotation or (None, None)), parts
         out: Any = _SplitHeads.apply(packed_BTN, heads, kv_heads, *given)  # type: ignore[no-untyped-call]

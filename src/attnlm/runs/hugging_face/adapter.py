@@ -26,7 +26,7 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.sizes import LoRA, adapter_shapes, map_name, map_shapes
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import put_new
-from attnlm.runs.forms import STOCK_CLASSES, StockClass, fitting_class, form_for
+from attnlm.runs.external_formats import STOCK_CLASSES, StockClass, fitting_class, format_for
 from attnlm.runs.hugging_face.read_model import (
     check_options,
     check_type,
@@ -96,7 +96,7 @@ def write_adapter(run: Run, adapters: Mapping[str, Tensor]) -> None:
     Write nothing if the run has no adapters, or if no stock class can express its model. Raises
     OSError.
     """
-    a, lora = run.config.model, run.config.training.adapters
+    a, lora = run.config.spec, run.config.training.adapters
     stock = fitting_class(a)
     if lora is None or stock is None:
         return
@@ -158,8 +158,8 @@ def import_adapter(
     Raises as `import_run` does, and UsageError if no stock class can express the model.
     """
     parent = open_run(base, checkpoint_dir=checkpoint_dir)
-    a = parent.config.model
-    lora, tensors = _read_adapter(folder, a, form_for(a, STOCK_CLASSES, parent.name))
+    a = parent.config.spec
+    lora, tensors = _read_adapter(folder, a, format_for(a, STOCK_CLASSES, parent.name))
     given: Settings = {"lora": lora.rank, "lora_alpha": lora.alpha, "lora_on": ",".join(lora.on)}
     try:
         config = resolve({**a.settings(), "steps": 1, **given})

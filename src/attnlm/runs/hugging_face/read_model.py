@@ -28,7 +28,7 @@ from attnlm.base.settings import check_value, quoted
 from attnlm.config.settings import Config, resolve
 from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import check_finite, parameter_shapes
-from attnlm.runs.forms import LLAMA3_TURNS, STOCK_CLASSES, Stored
+from attnlm.runs.external_formats import LLAMA3_TURNS, STOCK_CLASSES, TensorMapping
 from attnlm.runs.safetensors_file import FLOATS, Shape, TensorFile, explaining_reads, read_header
 
 Content = dict[str, Any]
@@ -119,7 +119,7 @@ class Described:
     vocab_size: int
     positions: int
     """the model's context in tokens; a run may use a shorter one"""
-    stored: tuple[Stored, ...]
+    stored: tuple[TensorMapping, ...]
     """the model's tensors; a bias of the architecture is zero if no tensor holds it"""
     shapes: Mapping[str, Shape]
     """the shapes of the parameters, by our names"""
@@ -189,10 +189,10 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
         raise AttnlmError(f"{path}: {error.message}", _HINT) from None
     stored = (
         tensor
-        for tensor in stock.stored(config.model)
+        for tensor in stock.stored(config.spec)
         if not (tensor.name.endswith(".bias") and any(p in tensor.name for p in without_bias))
     )
-    shapes = parameter_shapes(config.model, size)
+    shapes = parameter_shapes(config.spec, size)
     return Described(config, size, positions, tuple(stored), shapes)
 
 
@@ -202,12 +202,12 @@ def without_empty_mlp(described: Described, weight: Callable[[str], Tensor]) -> 
     attnlm exports a model without MLP with such an MLP: one hidden unit, and zeros as its outgoing
     weights. `weight` returns a parameter, given our name for the parameter.
     """
-    a = described.config.model
+    a = described.config.spec
     outgoing = [name for name in described.shapes if ".mlp.down." in name]
     if a.mlp_dim != 1 or any(weight(name).any() for name in outgoing):
         return described
-    config = replace(described.config, model=replace(a, mlp="none", mlp_width=None))
-    shapes = parameter_shapes(config.model, described.vocab_size)
+    config = replace(described.config, spec=replace(a, mlp="none", mlp_width=None))
+    shapes = parameter_shapes(config.spec, described.vocab_size)
     return replace(described, config=config, shapes=shapes)
 
 
@@ -332,7 +332,7 @@ def opened_weights(
                     found[name] = opened
         # The published GPT-2 files lack the prefix, since they hold the model without its head.
         prefix = "" if any(name.startswith("transformer.") for name in found) else "transformer."
-        places: dict[str, tuple[Stored, int]] = {}  # by parameter: tensor, index of part
+        places: dict[str, tuple[TensorMapping, int]] = {}  # by parameter: tensor, index of part
         for stored in described.stored:
             stored = stored._replace(name=stored.name.removeprefix(prefix))
             places |= {part: (stored, i) for i, part in enumerate(stored.parts)}
@@ -361,11 +361,13 @@ def opened_weights(
 
 
 def _check(
-    found: Mapping[str, TensorFile], places: Mapping[str, tuple[Stored, int]], described: Described
+    found: Mapping[str, TensorFile],
+    places: Mapping[str, tuple[TensorMapping, int]],
+    described: Described,
 ) -> None:
     """Raise AttnlmError if the tensors in the files do not match the model."""
     # A position embedding is stored for the model's whole context, though the run's may be shorter.
-    positions = (described.positions, described.config.model.embed_dim or 0)
+    positions = (described.positions, described.config.spec.embed_dim or 0)
     shapes = {**described.shapes, "position_embedding.weight": positions}
     wanted: dict[str, Shape] = {}
     for stored, _ in places.values():
@@ -373,7 +375,7 @@ def _check(
         wanted[stored.name] = (*columns, rows) if stored.transposed else (rows, *columns)
     head = "lm_head.weight"  # may be stored although it is tied
     is_tied = head not in wanted and head in found
-    if is_tied and described.config.model.tie_embeddings:
+    if is_tied and described.config.spec.tie_embeddings:
         wanted[head] = described.shapes["token_embedding.weight"]
     for name in sorted(wanted.keys() - found.keys()):
         raise AttnlmError(f"the tensor {name} is missing", _COPY)

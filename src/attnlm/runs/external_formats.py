@@ -1,0 +1,361 @@
+"""Forms: model architectures of other tools, with the tools' names of sizes and tensors.
+
+The tools are transformers and llama.cpp. Whether a form can express a model depends on the model's
+architecture, not on its name. If a form has parts that a model lacks, parts are stored that change
+no logit: biases, position embeddings and an MLP of zeros, and the identity as a projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from attnlm.base.errors import UsageError
+from attnlm.base.suggestions import suggestion
+from attnlm.model.architecture import Architecture
+from attnlm.model.sizes import MAP_NAMES, map_name
+
+FORMATS = {"hf": (), "gguf": ("f32", "f16", "q8_0"), "html": ("f32", "f16")}
+"""The formats that runs are exported to, each with its number types; hf is always float32."""
+
+Supported = Mapping[str, tuple[Any, ...] | None]
+"""The values that a form can express, keyed by field of Architecture; None stands for all values.
+For a field that is not a key, the form can express only the field's default."""
+
+
+class TensorMapping(NamedTuple):
+    """A tensor in another tool's file, which holds one or more parameters of a model of attnlm.
+
+    `parts` are attnlm's names of these parameters. Several parameters are concatenated along their
+    outputs. If `transposed`, the tensor is the transpose of attnlm's matrix.
+
+    If `interleaved` is not 0, it is the number of heads, and the outputs of each head (of size D)
+    are in the order 0, D/2, 1, D/2 + 1, …
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    transposed: bool = False
+    interleaved: int = 0
+
+
+@dataclass(frozen=True)
+class ExternalFormat:
+    """A model architecture of another tool."""
+
+    name: str
+    supported: Supported
+    sizes: Mapping[str, str]
+    """attributes of Architecture, such as embed_dim, keyed by the tool's names, such as n_embd"""
+    modules: Mapping[str, str]
+    """the tool's names of modules, keyed by our names; {} stands for the number of the block; if
+    the tool stores several of our modules as one, the key has all our names, separated by spaces"""
+    has_bias: Callable[[Architecture, str], bool]
+    """whether the tool's module has a bias; the argument of type str is the last word of our name
+    for the module, such as query"""
+    transposes: bool = field(default=False, kw_only=True)
+    """whether the tool stores the matrices of linear layers transposed"""
+    interleaves: bool = field(default=False, kw_only=True)
+    """whether the tool rotates adjacent outputs of a head as pairs; attnlm pairs i with i + D/2"""
+
+    def completed(self, a: Architecture) -> Architecture:
+        """Return the model with the parts that this form always has and the model lacks.
+
+        These parts change no logit: an MLP with one hidden unit and position embeddings, both of
+        zeros, and a projection that is the identity.
+        """
+        if a.body_dim != a.width:
+            return a  # the identity cannot change the width
+        parts: dict[str, Any] = {"projection": True}
+        if a.mlp == "none":
+            mlps = self.supported["mlp"] or ()
+            parts |= {"mlp": mlps[0], "mlp_width": 1}
+        if a.positions == "none" and "learned" in (self.supported["positions"] or ()):
+            parts["positions"] = "learned"
+        return replace(a, **parts)
+
+    def reasons(self, a: Architecture) -> list[str]:
+        """Return, in words, what this form can't express of the model; [] if it fits."""
+        if a.embed_dim is None:
+            return ["a table of logits, and no layers"]
+        a = self.completed(a)
+        values = {part.name: getattr(a, part.name) for part in fields(a)}
+        # These are the defaults, written out.
+        values["kv_heads"] = None if a.num_kv_heads == a.heads else a.kv_heads
+        values["head_size"] = None if a.head_dim * a.heads == a.embed_dim else a.head_size
+        found = []
+        for part in fields(a):
+            name, value = f"`{part.name}`", values[part.name]
+            allowed = self.supported.get(part.name, (part.default,))
+            if allowed is not None and value not in allowed:
+                is_off = value in (False, None, "none")
+                found.append(
+                    f"no {name}" if is_off else name if value is True else f"{name} {value}"
+                )
+        return found
+
+    def size_values(self, a: Architecture) -> dict[str, Any]:
+        """Return the model's sizes by the tool's names."""
+        return {name: getattr(a, attribute) for name, attribute in self.sizes.items()}
+
+    def options(self, a: Architecture) -> dict[str, Any]:
+        """Return what the tool's description of the model has in addition to sizes."""
+        if a.rotary_factor is None:
+            return {}
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": float(a.rotary_factor)}
+
+    def stored(self, a: Architecture) -> Iterator[TensorMapping]:
+        """Yield the tensors of a file: all except an LM head that is tied to the embedding."""
+        missing = ["head"] if a.tie_embeddings else []
+        missing += [] if a.query_key_norm else ["attention.query_norm", "attention.key_norm"]
+        head_counts = {"query": a.heads, "key": a.num_kv_heads} if self.interleaves else {}
+        for layer in range(-1, a.layers):  # -1 stands for the modules outside of blocks
+            for ours, theirs in self.modules.items():
+                if ("{}" in theirs) != (layer >= 0) or ours in missing:
+                    continue
+                name, kind = theirs.format(layer), map_name(ours)
+                block = f"blocks.{layer}." if layer >= 0 else ""
+                parts = [block + part for part in ours.split()]
+                weight = "gain" if kind.endswith("norm") else "weight"
+                weights = tuple(f"{part}.{weight}" for part in parts)
+                transposed, heads = self.transposes and kind in MAP_NAMES, head_counts.get(kind, 0)
+                yield TensorMapping(f"{name}.weight", weights, transposed, heads)
+                if self.has_bias(a, kind):
+                    biases = tuple(f"{part}.bias" for part in parts)
+                    yield TensorMapping(f"{name}.bias", biases, interleaved=heads)
+
+
+LLAMA3_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+"""limits for the number of rotations of a frequency within the original context: below the first
+limit, the frequency is divided by the factor; above the second limit, it is unchanged"""
+
+
+@dataclass(frozen=True)
+class StockClass(ExternalFormat):
+    """A class of `transformers` for language models."""
+
+    model_type: str
+    tokenizer: str | None = field(default=None, kw_only=True)
+    """the name of the only tokenizer that `transformers` reads with this class, whatever
+    tokenizer.json has; None if it reads any tokenizer"""
+
+    def options(self, a: Architecture) -> dict[str, Any]:
+        """Return what config.json contains in addition to sizes."""
+        if self.model_type == "gpt2":
+            function = "gelu_new" if a.mlp == "gelu" else a.mlp
+            dropout = {"embd_pdrop": a.dropout, "resid_pdrop": a.dropout, "attn_pdrop": 0.0}
+            return {"activation_function": function, **dropout}
+        rotary: dict[str, Any] = {"rope_type": "default", "rope_theta": a.rotary_base}
+        if a.rotary_factor is not None:
+            rotary |= {"rope_type": "linear", "factor": a.rotary_factor}
+        if a.rotary_context is not None:
+            context = {"original_max_position_embeddings": a.rotary_context}
+            rotary |= {"rope_type": "llama3", **LLAMA3_TURNS, **context}
+        common = {
+            "hidden_act": "silu",
+            "rope_theta": a.rotary_base,  # for older versions of transformers
+            "rope_parameters": rotary,
+            "attention_dropout": 0.0,
+        }
+        if self.model_type == "llama":
+            return common | {"attention_bias": a.qkv_bias or a.bias, "mlp_bias": a.bias}
+        common |= {"use_sliding_window": False, "sliding_window": None}
+        return common | ({"attention_bias": a.qkv_bias} if self.model_type == "qwen3" else {})
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of an export."""
+
+    path: Path
+    form: str
+    """a class of `transformers`, an architecture of llama.cpp, or "a page of" and its file size"""
+    checkpoint: str
+    """best or last; for a page with several runs, the values that occur, separated by commas"""
+
+
+def check_format(to: str, type: str | None) -> None:
+    """Raise UsageError if `to` is not a format, or if that format lacks the number type `type`."""
+    for name, value, words in (("to", to, tuple(FORMATS)), ("type", type, FORMATS.get(to, ()))):
+        if value is not None and name == "type" and not words:
+            hint = f"leave `type` out: {to} always has float32"
+            raise UsageError("`type` applies only to `to` gguf and html", hint)
+        if value is not None and value not in words:
+            hint = suggestion(value, words, f"choose from {', '.join(words)}")
+            raise UsageError(f"invalid value for `{name}`: {value!r}", hint)
+
+
+AnyFormat = TypeVar("AnyFormat", bound=ExternalFormat)
+
+
+def classes_for(tokenizer: str) -> list[StockClass]:
+    """Return the classes of transformers for models with a tokenizer of this name."""
+    return [stock for stock in STOCK_CLASSES if stock.tokenizer in (None, tokenizer)]
+
+
+def fitting_class(a: Architecture) -> StockClass | None:
+    """Return the class of transformers that expresses a model exactly, or None."""
+    return next((stock for stock in STOCK_CLASSES if not stock.reasons(a)), None)
+
+
+def format_for(a: Architecture, forms: Sequence[AnyFormat], run: str) -> AnyFormat:
+    """Return the first of `forms` that can express a model. Raises UsageError, with reasons, if
+    none can. `run` is the run's name in the error.
+    """
+    closest = min(forms, key=lambda form: len(form.reasons(a)))
+    if reasons := closest.reasons(a):
+        is_class = isinstance(closest, StockClass)
+        kind = "stock class of transformers" if is_class else "architecture of llama.cpp"
+        raise UsageError(
+            f"no {kind} can express {run}: it has {', '.join(reasons)}; "
+            f"the closest format is {closest.name}",
+            "train a `model` transformer, gpt2, llama or qwen3 without these settings",
+        )
+    return closest
+
+
+# --- What families of models can express ----------------------------------------------------------
+
+_ALL_VALUES = (
+    *("model", "embed_dim", "layers", "block_size", "heads", "kv_heads", "head_size", "wide_heads"),
+    *("qkv_bias", "rotary_base", "rotary_factor", "rotary_context", "norm_epsilon", "mlp_width"),
+    *("bias", "tie_embeddings", "dropout"),
+)
+_COMMON: Supported = {
+    **dict.fromkeys(_ALL_VALUES),
+    "attention": ("softmax",),
+    "projection": (True,),
+    "residual": (True,),
+    "head_bias": (False,),
+}
+
+
+_LLAMA: Supported = {**_COMMON, "positions": ("rotary",), "norm": ("rms",), "mlp": ("swiglu",)}
+_QWEN2: Supported = {**_LLAMA, "head_size": (None,), "qkv_bias": (True,), "bias": (False,)}
+_QWEN3: Supported = {**_LLAMA, "query_key_norm": (True,), "bias": (False,)}
+_GPT2: Supported = {
+    **_COMMON,
+    **dict.fromkeys(("kv_heads", "head_size"), (None,)),
+    "wide_heads": (False,),
+    "positions": ("learned",),
+    "norm": ("layer",),
+    "mlp": ("gelu", "relu2"),
+}
+_LINEAR: Supported = {"rotary_context": (None,)}
+
+
+# --- Which modules have a bias --------------------------------------------------------------------
+
+
+def _own_biases(a: Architecture, kind: str) -> bool:
+    """Return True if modules named `kind` have a bias in our models with RMS norm."""
+    return a.qkv_bias if kind in ("query", "key", "value") else a.bias and kind in MAP_NAMES
+
+
+def _llama_biases(a: Architecture, kind: str) -> bool:
+    """Return True if modules named `kind` have a bias in transformers' classes for Llama and Qwen3.
+    There, query, key, value and projection all have a bias if one of them has a bias in attnlm."""
+    if kind in ("query", "key", "value", "projection"):
+        return a.qkv_bias or a.bias
+    return _own_biases(a, kind)
+
+
+def _gpt2_biases(a: Architecture, kind: str) -> bool:
+    return kind in MAP_NAMES or kind.endswith("norm")
+
+
+# --- Our names, and the names in transformers and llama.cpp ---------------------------------------
+
+_GPT2_MODULES = {
+    "token_embedding": ("transformer.wte", "token_embd"),
+    "position_embedding": ("transformer.wpe", "position_embd"),
+    "attention_norm": ("transformer.h.{}.ln_1", "blk.{}.attn_norm"),
+    "attention.query attention.key attention.value": (
+        "transformer.h.{}.attn.c_attn",
+        "blk.{}.attn_qkv",
+    ),
+    "attention.projection": ("transformer.h.{}.attn.c_proj", "blk.{}.attn_output"),
+    "mlp_norm": ("transformer.h.{}.ln_2", "blk.{}.ffn_norm"),
+    "mlp.up": ("transformer.h.{}.mlp.c_fc", "blk.{}.ffn_up"),
+    "mlp.down": ("transformer.h.{}.mlp.c_proj", "blk.{}.ffn_down"),
+    "norm": ("transformer.ln_f", "output_norm"),
+    "head": ("lm_head", "output"),
+}
+_LLAMA_MODULES = {
+    "token_embedding": ("model.embed_tokens", "token_embd"),
+    "attention_norm": ("model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
+    "attention.query": ("model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
+    "attention.key": ("model.layers.{}.self_attn.k_proj", "blk.{}.attn_k"),
+    "attention.value": ("model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
+    "attention.projection": ("model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
+    "attention.query_norm": ("model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
+    "attention.key_norm": ("model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
+    "mlp_norm": ("model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
+    "mlp.gate": ("model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"),
+    "mlp.up": ("model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
+    "mlp.down": ("model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
+    "norm": ("model.norm", "output_norm"),
+    "head": ("lm_head", "output"),
+}
+_GPT2_SIZES = {
+    "n_positions": "block_size",
+    "n_embd": "embed_dim",
+    "n_layer": "layers",
+    "n_head": "heads",
+    "n_inner": "mlp_dim",
+    "layer_norm_epsilon": "norm_epsilon",
+    "tie_word_embeddings": "tie_embeddings",
+}
+_LLAMA_SIZES = {
+    "max_position_embeddings": "block_size",
+    "hidden_size": "embed_dim",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "mlp_dim",
+    "rms_norm_eps": "norm_epsilon",
+    "tie_word_embeddings": "tie_embeddings",
+}
+_GGUF_SIZES = {
+    "context_length": "block_size",
+    "embedding_length": "embed_dim",
+    "block_count": "layers",
+    "feed_forward_length": "mlp_dim",
+    "attention.head_count": "heads",
+}
+_GGUF_GPT2_SIZES = {**_GGUF_SIZES, "attention.layer_norm_epsilon": "norm_epsilon"}
+_GGUF_LLAMA_SIZES = {
+    **_GGUF_SIZES,
+    "attention.head_count_kv": "num_kv_heads",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "norm_epsilon",
+    "rope.dimension_count": "head_dim",
+    "rope.freq_base": "rotary_base",
+}
+
+
+def _names(modules: Mapping[str, tuple[str, str]], tool: int) -> dict[str, str]:
+    return {ours: theirs[tool] for ours, theirs in modules.items()}
+
+
+_HF_LLAMA = (_LLAMA_SIZES, _names(_LLAMA_MODULES, 0))
+_HF_GPT2 = (_GPT2_SIZES, _names(_GPT2_MODULES, 0))
+_GGUF_LLAMA = (_GGUF_LLAMA_SIZES, _names(_LLAMA_MODULES, 1), _own_biases)
+_GGUF_GPT2 = (_GGUF_GPT2_SIZES, _names(_GPT2_MODULES, 1), _gpt2_biases)
+
+STOCK_CLASSES = (
+    StockClass("Qwen3ForCausalLM", _QWEN3, *_HF_LLAMA, _llama_biases, "qwen3"),
+    StockClass("Qwen2ForCausalLM", _QWEN2, *_HF_LLAMA, _own_biases, "qwen2", tokenizer="qwen2"),
+    StockClass("LlamaForCausalLM", _LLAMA, *_HF_LLAMA, _llama_biases, "llama"),
+    StockClass("GPT2LMHeadModel", _GPT2, *_HF_GPT2, _gpt2_biases, "gpt2", transposes=True),
+)
+GGUF_FORMATS = (
+    ExternalFormat("qwen3", {**_QWEN3, **_LINEAR}, *_GGUF_LLAMA),
+    ExternalFormat("qwen2", {**_QWEN2, **_LINEAR}, *_GGUF_LLAMA),
+    ExternalFormat("llama", {**_LLAMA, **_LINEAR}, *_GGUF_LLAMA, interleaves=True),
+    ExternalFormat("gpt2", {**_GPT2, "mlp": ("gelu",)}, *_GGUF_GPT2),
+)

@@ -1,0 +1,292 @@
+"""Choose what a configuration leaves open: seed, compilation, micro-batch, kernels, threads.
+
+For a recipe of several sizes, choose the size that suits the budget, the machine and the text.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from attnlm.base.caches import use_own_compiler_cache
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note, OnEvent
+from attnlm.base.settings import Setting, Settings
+from attnlm.compute.device import Device, choose_device, use_precision
+from attnlm.compute.native import kernels
+from attnlm.compute.processes import ALONE, Processes
+from attnlm.compute.threads import torch_settings_restored
+from attnlm.config.settings import Config, resolve
+from attnlm.data.batches import check_length
+from attnlm.data.dataset import Dataset
+from attnlm.model.inspection import parameters_of
+from attnlm.model.sizes import multiplied_weights
+from attnlm.training.cost import step_cost
+from attnlm.training.kernels import (
+    chosen_matmul,
+    faster_attention,
+    has_native_ops,
+    trains_native_blocks,
+)
+from attnlm.training.memory import affordable_micro_batch, check_memory
+from attnlm.training.schedule import Clock
+from attnlm.training.state import initial_state, keeping_random_state
+from attnlm.training.step import Stepper, TrainingData
+
+# Floating-point operations of a long run: a large GPU takes some minutes.
+_LONG = 1e17
+_LONG_BUDGET = 600.0  # seconds
+# Floating-point operations of a step below which a device computes faster than the next: one thread
+# than several, which wait for each other once per step, and the CPU than a GPU, which waits for the
+# CPU at every operation. The latter is an estimate, since no GPU was available.
+_SMALL_FOR_THREADS, _SMALL_FOR_GPU = 1e8, 5e8
+
+
+def chosen_device(config: Config, dataset: TrainingData) -> Device:
+    """Return the device to train on. If the settings leave the device open, small steps are
+    computed on the CPU, even if there is a GPU."""
+    training = config.training
+    device = choose_device(training.device, training.dtype)
+    is_open = training.device == training.dtype == "auto" and training.processes == 1
+    is_small = training.compile != "on" and _work(config, dataset) < _SMALL_FOR_GPU
+    if device.name == "cpu" or not is_open or not is_small:
+        return device
+    return replace(choose_device("cpu"), reason=f"a step is too small for {device.name}")
+
+
+def autotune(
+    config: Config, device: Device, dataset: TrainingData, *, is_resumed: bool = False
+) -> Config:
+    """Choose what a configuration leaves open, and return the complete configuration.
+
+    The run records the choices, so that the run can be repeated. The micro-batch of a resumed run
+    stays as it is. Raises AttnlmError if the data are too short for the context, or the run can't
+    fit into memory.
+    """
+    compiled = _settled_compile(config, device, dataset)
+    config = config.with_training(device=device.name, dtype=device.dtype, compile=compiled)
+    if config.training.seed is None:
+        config = config.with_training(seed=secrets.randbits(31))
+    if config.training.micro_batch_size is None and not is_resumed:
+        about = parameters_of(config.spec, dataset.vocab_size), dataset.val_tokens, device
+        size = affordable_micro_batch(config, dataset.vocab_size, *about)
+        config = config.with_training(micro_batch_size=size)
+    check_fits(config, dataset, device)
+    use_precision(device)
+    config = config.with_training(**_kernels(config, device))
+    threads = config.training.threads or _chosen_threads(config, device, dataset)
+    return config.with_training(threads=threads)
+
+
+def check_fits(config: Config, dataset: TrainingData, device: Device) -> None:
+    """Raise AttnlmError if the data are too short for the context, or the memory is too small."""
+    tokens = {"training": len(dataset.train), "validation": dataset.val_tokens}
+    hint = f"use `block_size` {min(tokens.values()) - 1} or less, or prepare a longer text"
+    for split in tokens:
+        check_length(tokens[split], config.spec.block_size, split, hint)
+    parameters = parameters_of(config.spec, dataset.vocab_size)
+    check_memory(config, dataset.vocab_size, parameters, dataset.val_tokens, device)
+
+
+def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> str:
+    """Return "on" to compile the whole step, "parts" to use operations in C, or "off" for neither.
+
+    Raises AttnlmError if the settings demand what is missing: a compiler or a folder for compiled
+    code, kernels in C, or operations of the model that exist in C.
+    """
+    asked, on_cpu = config.training.compile, device.name == "cpu"
+    if asked == "on" and on_cpu and not _has_compiler():
+        raise AttnlmError(
+            "`compile` on needs a C++ compiler, but none was found",
+            "install g++ or clang++, or use `compile` off",
+        )
+    whole = not config.training.shard and config.training.lora is None
+    if asked == "auto" and device.name == "cuda" and whole and _is_long(config, dataset):
+        asked = "on"
+    if asked == "on":
+        use_own_compiler_cache()
+    if asked in ("on", "off"):
+        return asked
+    tokens = config.training.batch_size * config.spec.block_size
+    about = config.spec, dataset.vocab_size, tokens
+    possible = on_cpu and device.dtype == "float32" and has_native_ops(*about)
+    if asked == "auto":
+        return "parts" if possible and kernels() is not None else "off"
+    if not possible:
+        raise UsageError(
+            "`compile` parts needs float32 on a CPU, and a model with one layer of small heads, a "
+            "GELU or SwiGLU MLP, RMS norm, rotary positions, normalised queries and keys, or "
+            "residual connections around softmax attention",
+            "use `compile` off",
+        )
+    if kernels() is None:
+        raise AttnlmError(
+            "`compile` parts needs attnlm's kernels in C, which are missing or switched off",
+            "use `compile` off, or run attnlm doctor, which says why",
+        )
+    return "parts"
+
+
+def _kernels(config: Config, device: Device) -> dict[str, str]:
+    """Return the settings for kernels, replacing auto by what a rule selects."""
+    a, training = config.spec, config.training
+    is_plain = (device.name, device.dtype) != ("cpu", "float32") or training.compile == "on"
+    matmul, attention = training.matmul, training.attention_kernel
+    if is_plain:
+        return {"matmul": "blas", "attention_kernel": "torch"}
+    if attention == "native" and training.compile != "parts":
+        raise UsageError(
+            "`attention_kernel` native needs `compile` parts", "leave `attention_kernel` out"
+        )
+    if matmul == "native" and not trains_native_blocks(a, training):
+        raise UsageError(
+            "`matmul` native needs `compile` parts, a model with softmax attention, a projection "
+            "and residual connections, and neither `shard` nor `lora`",
+            "leave `matmul` out",
+        )
+    if matmul == "native" and attention == "torch":
+        raise UsageError(
+            "`matmul` native computes whole blocks in C, with their attention",
+            "leave `attention_kernel` out",
+        )
+    if matmul == "auto":
+        large = training.compile == "parts" or training.optimizer == "muon" or training.lora
+        matmul = chosen_matmul(a, training) if large and a.embed_dim is not None else "blas"
+    if attention == "auto":
+        attention = faster_attention(a, matmul) if training.compile == "parts" else "torch"
+    return {"matmul": matmul, "attention_kernel": attention}
+
+
+def _is_long(config: Config, dataset: TrainingData) -> bool:
+    """Return True if code for a GPU can be compiled, and the run is so long that a minute of
+    compilation pays off."""
+    has_triton = importlib.util.find_spec("triton") is not None
+    if not has_triton or not _has_compiler(os.environ.get("CC", "gcc"), "clang", "cc"):
+        return False
+    if config.training.steps is None:
+        return (config.training.budget or 0.0) >= _LONG_BUDGET
+    return _work(config, dataset) * config.training.steps > _LONG
+
+
+def _work(config: Config, dataset: TrainingData) -> float:
+    """Return the approximate number of floating-point operations of a step."""
+    return 6.0 * parameters_of(config.spec, dataset.vocab_size) * config.tokens_per_step
+
+
+def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> int:
+    """Return the number of threads: one for a small step, else all."""
+    everything, training = torch.get_num_threads(), config.training
+    is_divided = device.name == "cpu" and training.compile != "on" and not training.is_sharded
+    return 1 if is_divided and _work(config, dataset) < _SMALL_FOR_THREADS else everything
+
+
+def trial(
+    config: Config, device: Device, dataset: TrainingData, processes: Processes = ALONE
+) -> Stepper:
+    """Return a stepper for a new model, on which steps can be measured."""
+    config = config.with_training(steps=2**30, budget=None)
+    state = initial_state(config, dataset.vocab_size, device, processes)
+    return Stepper(state, config, dataset, processes)
+
+
+def _has_compiler(*commands: str) -> bool:
+    """Return True if one of the commands exists. By default, look for C++ compilers."""
+    return any(map(shutil.which, commands or (os.environ.get("CXX", "g++"), "clang++", "c++")))
+
+
+# --- The size of the model, within a budget ------------------------------------------------------
+
+# Measured on several texts and budgets: docs/speed.md has the figures.
+_TOKENS_PER_WEIGHT = 1.5
+"""The fewest tokens per weight that a model should see. With fewer tokens, a model learns no more
+than a model of the next smaller size does."""
+_DROPOUT = ((6.0, 0.0), (12.0, 0.1), (math.inf, 0.2))
+"""Pairs (most epochs, dropout). A run gets the dropout of the first pair that allows its epochs."""
+_MOST_PASSES = 40.0
+"""After this many passes over the text, models only overfit."""
+# Fraction of the budget for the trials of all sizes together.
+_TRIAL_SHARE = 0.03
+# Largest factor by which a larger model may do more operations per second than a smaller one.
+_MOST_GAINED = 2.0
+
+
+def affordable_size(
+    sizes: Sequence[Settings],
+    settings: Mapping[str, Setting],
+    dataset: Dataset,
+    began: float,
+    on_event: OnEvent,
+) -> Config:
+    """Return the configuration of a recipe's largest size that sees enough tokens in the budget.
+
+    The sizes are in ascending order. They are timed briefly, one after the other, up to the first
+    that is too large for the data, the memory or the budget. The budget counts from `began`. Steps
+    are limited to 40 passes over the text: later ones only overfit. `settings` override the recipe
+    in every size. Raises AttnlmError if the first size is too large for the data or the memory.
+    """
+    on_event(Note("measuring how large a model fits into the budget"))
+    budget = resolve(settings, sizes[0]).training.budget
+    assert budget is not None
+    ends, each = Clock.of(budget, began).ends, _TRIAL_SHARE * budget / len(sizes)
+    most = _MOST_PASSES * dataset.train_tokens
+    chosen, seen, speed, pace = 0, 0.0, math.inf, 0.0
+    for number, recipe in enumerate(sizes):
+        config = resolve(settings, recipe)
+        least = _TOKENS_PER_WEIGHT * multiplied_weights(config.spec, dataset.vocab_size)
+        cost = step_cost(config, dataset.vocab_size) / config.tokens_per_step
+        hoped = min(most, (ends - time.perf_counter()) * _MOST_GAINED * speed / cost)
+        if number and (config.spec.block_size > dataset.largest_block_size or hoped < least):
+            break
+        try:
+            seconds = _seconds_per_token(config, dataset, each)
+        except (AttnlmError, torch.OutOfMemoryError):  # the size takes too much memory or time
+            if not number:
+                raise
+            break
+        tokens = min(most, (ends - time.perf_counter()) / seconds)
+        if number and tokens < least:
+            break
+        chosen, seen, speed, pace = number, tokens, cost / seconds, seconds
+    passes = seen / dataset.train_tokens
+    dropout = next(share for most, share in _DROPOUT if passes <= most)
+    config = resolve(settings, sizes[chosen])
+    if "dropout" in config.spec.settings():  # a recipe's own dropout overrides this rule
+        config = resolve(settings, {"dropout": dropout, **sizes[chosen]})
+    on_event(Note(_in_words(config, passes)))
+    useful = math.ceil(most / config.tokens_per_step)
+    fitting = (ends - time.perf_counter()) / pace / config.tokens_per_step
+    if useful < 2 * fitting:
+        config = config.with_training(steps=useful)
+    return config
+
+
+def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
+    """Return the seconds per token of training. Measure at least two steps and `least` seconds."""
+    device = choose_device(config.training.device, config.training.dtype)
+    with torch_settings_restored(), keeping_random_state(device):
+        stepper = trial(autotune(config, device, dataset), device, dataset)
+        began = time.perf_counter()
+        stepper.step().item()  # the first step is slower than others
+        since = now = time.perf_counter()
+        while now == since or now - began < least:
+            stepper.step().item()
+            now = time.perf_counter()
+        return (now - since) / (stepper.state.step - 1) / config.tokens_per_step
+
+
+def _in_words(config: Config, passes: float) -> str:
+    a = config.spec
+    size = f"{a.layers} layers × {a.embed_dim}" if a.layers > 1 else f"1 layer × {a.embed_dim}"
+    if passes < _MOST_PASSES:
+        often = f"about {passes:.2g} epochs"
+    else:
+        often = f"{_MOST_PASSES:g} epochs, the maximum"
+    return f"{size}, context {a.block_size}, dropout {a.dropout:g}: {often}"

@@ -1,0 +1,162 @@
+"""Measure a run's loss on a validation split, and take snapshots of a model in training."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from attnlm.base.errors import AttnlmError, NotFiniteError
+from attnlm.base.events import Note, OnEvent
+from attnlm.compute.device import Device, choose_device, use_precision
+from attnlm.compute.threads import torch_settings_restored
+from attnlm.data.dataset import Dataset, Ids, ids_at, open_dataset
+from attnlm.generation.sampling import Sampler
+from attnlm.generation.sampling_config import SamplingConfig
+from attnlm.model.language_model import LanguageModel
+from attnlm.model.recorder import record
+from attnlm.runs.journal import PASSAGE, Snapshot
+from attnlm.runs.load_model import check_tokenizer, load_model
+from attnlm.runs.run import Run, open_dataset_of, open_run
+from attnlm.see.text import token_texts
+from attnlm.training.cost import is_whole_affordable
+from attnlm.training.kernels import kernels_of
+from attnlm.training.optimizer import flatten_parameters
+from attnlm.training.validation import MOST_TOKENS, Evaluation, validation_loss
+
+
+def evaluate(
+    run: str | Path | Run | None = None,
+    *,
+    checkpoint: str = "auto",
+    data: str | Path | Dataset | None = None,
+    device: str = "auto",
+    checkpoint_dir: str | Path = "checkpoints",
+    data_dir: str | Path = "data",
+    verify: bool = False,
+    by_source: bool = False,
+) -> Evaluation:
+    """Return the loss of a run's checkpoint on the validation split of a data set.
+
+        attnlm.evaluate("multi-head-001").loss  # nats per token; also perplexity, bits_per_byte
+
+    The data set is `data` or, if `data` is None, the one that the run was trained on. At most the
+    first 4,194,304 tokens of the split are measured. On the machine of the training, the loss
+    equals bit for bit what training logged for the same tokens, because `evaluate` keeps the
+    layout of parameters in memory, the threads and the precision of the training. `open_dataset`
+    explains `verify`.
+
+    If `by_source` is true, the result's `sources` have the loss on each part of `val_parts` of the
+    data set. Each part is measured as a text of its own: its first token is not predicted, and no
+    window crosses its end. This takes as long again as the loss itself.
+
+    Raises AttnlmError if something is missing or damaged, if `data` was encoded with another
+    tokenizer, or if the loss is not finite.
+    """
+    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    if data is None:
+        dataset = open_dataset_of(run, Path(data_dir), verify=verify)
+    else:
+        dataset = open_dataset(data, data_dir=data_dir, verify=verify)
+        check_tokenizer(run, dataset)
+    model, chosen = load_model(run, checkpoint=checkpoint, device=device)
+    training = run.config.training
+    if chosen.name == training.device:
+        chosen = choose_device(chosen.name, training.dtype)
+    if training.lora is None:
+        flatten_parameters(model, training)
+    else:
+        model.requires_grad_(False)  # other libraries compute with frozen parameters
+    with torch_settings_restored():
+        use_precision(chosen)
+
+        def measured(tokens: Ids, bytes_per_token: float, most: int | None = None) -> Evaluation:
+            evaluation = validation_loss(
+                model,
+                tokens,
+                chosen,
+                bytes_per_token=bytes_per_token,
+                kernels=kernels_of(training),
+                threads=max(training.threads or 1, torch.get_num_threads()),  # training may leave 1
+                most=most,
+            )
+            if not math.isfinite(evaluation.loss):
+                raise NotFiniteError
+            return evaluation
+
+        whole = measured(dataset.val, dataset.bytes_per_token)
+        if not by_source:
+            return whole
+        if len(dataset.val_parts) == 1:
+            return replace(whole, sources=((dataset.val_parts[0].source, whole),))
+        share = min(1.0, MOST_TOKENS / dataset.val_tokens)
+        begin, sources = 0, list[tuple[str, Evaluation | None]]()
+        for part in dataset.val_parts:
+            place = slice(begin, begin + part.tokens)
+            tokens = ids_at(dataset.val, place, model.vocab_size, "val.bin")
+            found = None
+            if len(tokens) > model.architecture.block_size:
+                most = None if share == 1 else int(share * part.tokens)
+                found = measured(tokens, part.bytes / part.tokens, most)
+            sources.append((part.source, found))
+            begin += part.tokens
+        return replace(whole, sources=tuple(sources))
+
+
+def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
+    """Measure a run's best and last checkpoints on the whole validation split; save the losses.
+
+    The losses are saved in the run's folder. Do nothing if they are there already, if the
+    evaluations during training covered the whole split, or if measuring would cost much compared
+    with the training. Of a split over 4,194,304 tokens, only the first 4,194,304 are measured.
+    """
+    if not run.evaluated_part or run.whole():
+        return
+    best, last = run.checkpoint("best"), run.checkpoint("last")
+    checkpoints = [last] if best.step == last.step else [best, last]
+    if is_whole_affordable(run.config, dataset.val_tokens, last.step, len(checkpoints)):
+        which = "whole" if dataset.val_tokens <= MOST_TOKENS else "beginning of the"
+        tokens = min(dataset.val_tokens, MOST_TOKENS)
+        on_event(Note(f"measuring on the {which} validation split, {tokens:,} tokens"))
+        measured = {}
+        for checkpoint in checkpoints:
+            device = run.config.training.device
+            found = evaluate(run, checkpoint=checkpoint.which, data=dataset, device=device)
+            measured[checkpoint.step] = {
+                "step": checkpoint.step,
+                "val_loss": found.loss,
+                "bits_per_byte": found.bits_per_byte,
+                "evaluated_tokens": found.tokens,
+            }
+        run.save_whole({"best": measured[best.step], "last": measured[last.step]})
+
+
+def take_snapshot(
+    dataset: Dataset, tokens: int, step: int, model: LanguageModel, device: Device
+) -> tuple[Snapshot, list[str]]:
+    """Return a snapshot of the model, and the tokens that its attention maps show.
+
+    A snapshot is a sampled text of `tokens` tokens, and attention maps for the beginning of the
+    validation split. The text is "" if sampling fails. PyTorch's random state is not used.
+    """
+    length, training = min(PASSAGE, model.architecture.block_size), model.training
+    passage = ids_at(dataset.val, slice(length), model.vocab_size, "val.bin").tolist()
+    text, maps = "", None
+    model.eval()
+    try:
+        # The training loop reports numbers that are not finite.
+        with np.errstate(all="ignore"):
+            with contextlib.suppress(AttnlmError):
+                sampler = Sampler(model, dataset.tokenizer, device)
+                config = SamplingConfig(tokens=tokens, seed=0, ignore_eos=True)
+                text = "".join(sampler.stream(sampler.prompt_ids(""), config))
+            recorded = record(model, torch.tensor([passage], device=device.torch))
+            if recorded.has_maps(model.architecture):
+                maps = recorded.weights[:, 0].float().cpu().numpy()
+    finally:
+        model.train(training)
+    return Snapshot(step, text, maps), token_texts(dataset.tokenizer, passage)

@@ -1,0 +1,334 @@
+"""Export runs: folders for `transformers`, GGUF files for llama.cpp, and pages."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import attnlm
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError, UsageError, optional
+from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.workspaces import workspace
+from attnlm.model.inspection import parameter_shapes
+from attnlm.runs.external_formats import (
+    GGUF_FORMATS,
+    Exported,
+    ExternalFormat,
+    StockClass,
+    check_format,
+    classes_for,
+    format_for,
+)
+from attnlm.runs.gguf_vocabulary import vocabulary
+from attnlm.runs.load_model import described_weights
+from attnlm.runs.run import Checkpoint, Run, open_run, run_facts
+from attnlm.runs.safetensors_file import Shape, write_tensors
+from attnlm.see.play import export_to_html
+from attnlm.tokens.tokenizer_json import library_tokenizer
+
+
+def export(
+    run: str | Path | Run | Sequence[str | Path | Run | None] | None,
+    path: str | Path,
+    *,
+    to: str = "hf",
+    type: str | None = None,
+    force: bool = False,
+    checkpoint: str = "auto",
+    checkpoint_dir: str | Path = "checkpoints",
+    on_event: OnEvent | None = None,
+) -> Exported:
+    """Write a run's checkpoint to `path`, in the format `to`.
+
+        attnlm.export("transformer-001", "exported")
+        attnlm.export(["transformer-001", "multi-head-001"], "page.html", to="html")
+
+    The format hf is a new folder for `transformers`. The format gguf is a new file for llama.cpp,
+    whose numbers have the `type` f32 (default), f16 or q8_0. The format html is a page in which the
+    models of one or more runs work; `type` is f32 (default up to 2 million parameters) or f16. For
+    a page, `force` replaces an existing file, and allows more than 60 million parameters.
+
+    The output is complete or absent. `on_event` receives a Note if llama.cpp will behave
+    differently from attnlm. Raises UsageError for an unknown format or type, and for a model that
+    the format can't express. Raises AttnlmError if `path` exists already (for hf, an empty folder
+    may exist), if files are missing or damaged, or if the format can't express the tokenizer.
+    """
+    check_format(to, type)
+    if not str(path):
+        raise UsageError("the name of the output cannot be empty", "name a new folder or file")
+    runs = [run] if run is None or isinstance(run, str | Path | Run) else run
+    path, opened = Path(path), [open_run(one, checkpoint_dir=checkpoint_dir) for one in runs]
+    if to != "html" and (len(opened) > 1 or force):
+        what = "several runs" if len(opened) > 1 else "`force`"
+        raise UsageError(f"`to` {to} cannot be combined with {what}", "use one run, or `to` html")
+    for one in opened:
+        if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(one.path)):
+            raise AttnlmError(
+                f"{path} lies in the run's own folder", "name a folder or file outside of it"
+            )
+    if to == "html":
+        return export_to_html(opened, path, type=type, checkpoint=checkpoint, force=force)
+    (only,) = opened
+    if to == "hf":
+        return _export_hf(only, path, checkpoint)
+    return _export_gguf(only, path, type or "f32", checkpoint, on_event or ignore)
+
+
+_Made = tuple[dict[str, Shape], Callable[[str], Tensor]]
+
+
+def _tensors(form: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Made:
+    """Return the shape of each tensor that `form`, the other tool's architecture, stores, by name;
+    and a function that takes a tensor's name and returns the tensor, in float32.
+
+    The returned tensor may be a view that is not contiguous. `ExternalFormat.completed` describes
+    the parts that the other tool stores but our model lacks.
+    """
+    a, weights = form.completed(run.config.spec), described_weights(run, checkpoint)
+    stored = {one.name: one for one in form.stored(a)}
+    shapes = parameter_shapes(a, run.vocab_size)
+    for part in (part for one in stored.values() for part in one.parts if part not in weights):
+        if part.endswith("projection.weight"):
+            weights[part] = torch.eye(a.width)
+        elif part in shapes:
+            weights[part] = torch.zeros(shapes[part])
+        else:  # a bias
+            module = part.removesuffix(".bias")
+            kind = "weight" if f"{module}.weight" in weights else "gain"
+            weights[part] = torch.zeros(len(weights[f"{module}.{kind}"]))
+
+    def tensor(name: str) -> Tensor:
+        one = stored[name]
+        parts = [weights[part] for part in one.parts]
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if one.interleaved:
+            heads = joined.unflatten(0, (one.interleaved, 2, -1))
+            joined = heads.transpose(1, 2).flatten(0, 2)
+        return joined.T if one.transposed else joined
+
+    return {name: tuple(tensor(name).shape) for name in stored}, tensor
+
+
+# --- Folders for transformers ---------------------------------------------------------------------
+
+
+def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
+    stock = format_for(run.config.spec, classes_for(run.tokenizer.name), run.name)
+    _check_folder_free(folder)
+    chosen = run.checkpoint(checkpoint)
+    content = _described(run, chosen, stock)
+    tensors = _tensors(stock, run, chosen)
+    with (
+        files.explaining(folder, ", or name another folder"),
+        workspace(folder.absolute().parent) as work,
+    ):
+        new = work / "new"
+        new.mkdir()
+        for name, text in content.items():
+            files.write_bytes(new / name, text.encode())
+        write_tensors(new / "model.safetensors", *tensors)
+        _check_folder_free(folder)
+        if folder.is_dir():
+            folder.rmdir()
+        new.rename(folder)
+    return Exported(folder, stock.name, chosen.which)
+
+
+def _check_folder_free(folder: Path) -> None:
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise AttnlmError(f"{folder} is not a folder", "name a new folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise AttnlmError(f"the folder {folder} is not empty", "name a new folder")
+
+
+def _described(run: Run, checkpoint: Checkpoint, stock: StockClass) -> dict[str, str]:
+    """Return the files of the folder by name, without the weights."""
+    a, tokenizer = stock.completed(run.config.spec), run.tokenizer
+    end, beginning = tokenizer.end_of_text, tokenizer.beginning
+    first = end if beginning is None else beginning
+    # Without such a key, `transformers` would use a default id.
+    special = {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end}
+    texts = {key: tokenizer.decode([i]) for key, i in special.items() if i is not None}
+    about = {"architectures": [stock.name], "model_type": stock.model_type}
+    sizes = {"vocab_size": run.vocab_size, **stock.size_values(a), **stock.options(a)}
+    # Sample from all tokens at temperature 1, the defaults of `attnlm sample`.
+    sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    tables: dict[str, dict[str, Any]] = {
+        "config.json": about | sizes | special | {"use_cache": True, "dtype": "float32"},
+        "generation_config.json": special | sampling,
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": a.block_size,
+            "clean_up_tokenization_spaces": False,
+            "padding_side": "left",  # as `generate` needs it
+            "model_input_names": ["input_ids", "attention_mask"],
+            **{key.removesuffix("_id"): text for key, text in texts.items()},
+        },
+    }
+    return {
+        "tokenizer.json": library_tokenizer(tokenizer).to_str(pretty=False),
+        **{name: json.dumps(table, indent=2) + "\n" for name, table in tables.items()},
+        "README.md": "".join(f"{line}\n" for line in _model_card(run, checkpoint, stock)),
+    }
+
+
+def _model_card(run: Run, checkpoint: Checkpoint, stock: StockClass) -> Iterator[str]:
+    """Yield the lines of README.md: first the fields that the Hugging Face Hub reads, then text."""
+    a = run.config.spec
+    yield from ("---", "library_name: transformers", "pipeline_tag: text-generation", "---", "")
+    yield from (f"# {_plain(run.name)}", "")
+    yield (
+        f"{_description(run)} and exported as {stock.name}. It sees {a.block_size:,} tokens at a "
+        "time: longer texts are out of its range."
+    )
+    yield from ("", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "")
+    yield 'model = AutoModelForCausalLM.from_pretrained("FOLDER")'
+    yield 'tokenizer = AutoTokenizer.from_pretrained("FOLDER")'
+    yield 'ids = tokenizer("The ", return_tensors="pt").input_ids'
+    yield f"out = model.generate(ids, max_new_tokens={max(1, min(200, a.block_size // 2))})"
+    yield from ("print(tokenizer.decode(out[0]))", "```", "", "## Training", "")
+    yield from (f"- {label}: {_plain(value)}" for label, value in _facts(run, checkpoint).items())
+    if not run.imported_from:
+        yield from ("", "## Settings", "", "As a recipe of attnlm:", "", "```toml")
+        for name, setting in run.config.settings().items():
+            yield f"{name} = {json.dumps(setting)}"
+        yield "```"
+
+
+def _plain(text: str) -> str:
+    """Return the text as one line of Markdown, with its markup escaped."""
+    return "".join(f"\\{c}" if c in r"\`*_[]<>#|" else c if c.isprintable() else "?" for c in text)
+
+
+def _description(run: Run) -> str:
+    made = "imported into" if run.imported_from else "trained with"
+    model = f"A {run.config.spec.name} of {run.parameters:,} parameters"
+    return f"{model}, {made} attnlm {attnlm.__version__}"
+
+
+def _facts(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
+    """Return labels and values that describe a checkpoint and how it was trained."""
+    facts = {**run_facts(run), "checkpoint": str(checkpoint)}
+    if not run.imported_from:
+        facts["SHA-256 of the training tokens"] = run.dataset["train_sha256"]
+    return facts
+
+
+# --- GGUF files for llama.cpp ---------------------------------------------------------------------
+
+_CONTEXT_STEP = 256  # tokens: llama.cpp rounds contexts up to a multiple of this
+_FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # as llama.cpp numbers them
+_LARGEST = {"F16": 65_504.0, "Q8_0": 127 * 65_504.0}  # the scale of Q8_0 is a float16
+_BLOCK = 32  # numbers that share one scale
+
+
+def _export_gguf(run: Run, path: Path, type: str, checkpoint: str, on_event: OnEvent) -> Exported:
+    form = format_for(run.config.spec, GGUF_FORMATS, run.name)
+    if path.suffix != ".gguf":
+        raise UsageError("the name of a GGUF file must end with .gguf", f"name it {path.name}.gguf")
+    _check_file_free(path)
+    optional("gguf", "writing GGUF")
+    chosen = run.checkpoint(checkpoint)
+    metadata = _metadata(form, run, chosen, type)
+    tensors = _tensors(form, run, chosen)
+    with files.explaining(path, ", or name another file"):
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        _write_gguf(path, form.name, metadata, tensors, type)
+    if form.name == "gpt2" and (context := run.config.spec.block_size) % _CONTEXT_STEP:
+        on_event(
+            Note(
+                f"llama.cpp aborts after {context:,} tokens, the context of this model, because it "
+                f"rounds its own limit up to a multiple of {_CONTEXT_STEP}"
+            )
+        )
+    return Exported(path, form.name, chosen.which)
+
+
+def _check_file_free(path: Path) -> None:
+    if path.is_symlink() or path.exists():
+        raise AttnlmError(f"{path} already exists", "choose a new name, or delete that file first")
+
+
+def _metadata(form: ExternalFormat, run: Run, checkpoint: Checkpoint, type: str) -> dict[str, Any]:
+    a = form.completed(run.config.spec)
+    about = "; ".join(f"{label}: {value}" for label, value in _facts(run, checkpoint).items())
+    keys_of: dict[str, dict[str, Any]] = {
+        "general": {
+            "type": "model",
+            "name": run.name,
+            "description": f"{_description(run)}. {about}",
+            "file_type": _FILE_TYPES[type],
+            "quantization_version": 2,
+        },
+        form.name: {**form.size_values(a), **form.options(a), "vocab_size": run.vocab_size},
+        "attnlm": {"version": attnlm.__version__},
+        "tokenizer.ggml": vocabulary(run.tokenizer),
+    }
+    if not run.imported_from:
+        keys_of["attnlm"]["settings"] = json.dumps(run.config.settings())
+    return {f"{group}.{key}": keys[key] for group, keys in keys_of.items() for key in keys}
+
+
+def _write_gguf(path: Path, form: str, metadata: dict[str, Any], tensors: _Made, type: str) -> None:
+    """Write the GGUF file, with one tensor at a time in memory."""
+    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quant_shape_to_byte_shape
+
+    kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING", list: "ARRAY"}
+    shapes, tensor = tensors
+    types = {name: _type_of(name, shape, type) for name, shape in shapes.items()}
+    with files.replacing(path) as file:
+        writer = GGUFWriter(file.name, form)
+        try:
+            for key, value in metadata.items():
+                if isinstance(value, str):  # folder names need not be Unicode
+                    value = value.encode(errors="backslashreplace").decode()
+                writer.add_key_value(key, value, GGUFValueType[kinds[value.__class__]])
+            for name, shape in shapes.items():
+                kind = GGMLQuantizationType[types[name]]
+                count = math.prod(quant_shape_to_byte_shape(shape, kind))
+                writer.add_tensor_info(name, shape, np.dtype(np.float32), count, kind)
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for name in shapes:
+                numbers = tensor(name).contiguous().numpy()
+                writer.write_tensor_data(converted(name, numbers, types[name]))
+        finally:
+            writer.close()
+        _check_file_free(path)
+
+
+def _type_of(name: str, shape: Shape, asked: str) -> str:
+    """Return the type of a tensor in a file for which the user chose the type `asked`.
+
+    The type is the one that llama.cpp's converter would choose. Vectors and positions stay float32.
+    A matrix whose rows don't fill blocks of 32 is float16 instead of Q8_0.
+    """
+    if asked == "f32" or len(shape) == 1 or name == "position_embd.weight":
+        return "F32"
+    return "F16" if asked == "f16" or shape[-1] % _BLOCK else "Q8_0"
+
+
+def converted(name: str, numbers: NDArray[np.float32], to: str) -> NDArray[Any]:
+    """Return the numbers converted to a GGUF type, as the file stores them.
+
+    Raises AttnlmError for numbers that the type can't hold.
+    """
+    from gguf import GGMLQuantizationType, quantize
+
+    if to in _LARGEST and (largest := float(np.abs(numbers).max())) > _LARGEST[to]:
+        raise AttnlmError(
+            f"the tensor {name} has {largest:g}, which is too large for {to}", "use `type` f32"
+        )
+    result: NDArray[Any] = quantize(numbers, GGMLQuantizationType[to])
+    return result

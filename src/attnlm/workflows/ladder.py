@@ -1,0 +1,304 @@
+"""Train the rungs of a ladder on the same batches, evaluate them, and sample from them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from attnlm.base import clock
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.folders import check_name, find_folder
+from attnlm.base.settings import Settings
+from attnlm.base.workspaces import delete_folder, trained_alone, workspace
+from attnlm.compute.device import choose_device
+from attnlm.config.new_training import Resolved
+from attnlm.config.settings import resolve
+from attnlm.data.dataset import Dataset, open_dataset
+from attnlm.generation.sampling import load_sampler
+from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
+from attnlm.runs.ladder_plan import RECORD, Plan, read_plan
+from attnlm.runs.run import Run, open_run
+from attnlm.see.ladder import Ladder, Rung
+from attnlm.training.cost import affordable_tokens, step_cost
+from attnlm.training.state import saved_facts
+from attnlm.workflows.autotune import check_fits
+from attnlm.workflows.train import train
+
+DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
+DEFAULT_BUDGET = 120.0
+# Sizes of all rungs, and the defaults of most models.
+_BLOCK_SIZE, _BATCH_SIZE = 64, 32
+# Within a budget, a rung's sample and page get the smaller of _SPEAKING s and a fraction of the
+# budget, and a training at least _SHORTEST s. To make the same number of steps in all runs, a
+# ladder may end late by the larger of _LATE s and a fraction of the budget.
+_SPEAKING, _SPEAKING_SHARE, _SHORTEST, _LATE, _LATE_SHARE = 0.8, 0.015, 0.1, 3.0, 0.05
+_STEP_OVERHEAD = 2e7
+"""The overhead of a step, as the number of operations that would take the same time."""
+
+
+@dataclass(frozen=True)
+class LadderStarted:
+    """The event that a ladder, in the folder `path`, is about to train or resume its rungs."""
+
+    path: Path
+    plan: Plan
+
+
+def ladder(
+    dataset: str | Path | Dataset | None = None,
+    *,
+    rungs: str | Sequence[str] | None = None,
+    budget: float | None = None,
+    steps: int | None = None,
+    eval_every: int | None = None,
+    eval_tokens: int | None = None,
+    threads: int | None = None,
+    seed: int | None = None,
+    seeds: int | None = None,
+    prompt: str | None = None,
+    tokens: int | None = None,
+    name: str | None = None,
+    resume: str | Path | None = None,
+    checkpoint_dir: str | Path = "checkpoints",
+    data_dir: str | Path = "data",
+    on_event: OnEvent | None = None,
+) -> Ladder:
+    """Train several models on the same batches, and compare them.
+
+        compared = attnlm.ladder("tales-char", rungs=["bigram", "multi-head"], steps=50, seed=1)
+        for rung, gain in zip(compared.rungs, compared.gains):
+            print(rung.model, rung.loss, gain and gain.nats)
+        compared.write_page()  # index.html and curves.png in the ladder's folder
+
+    The result has the `rungs` in the given order. A rung is a model, or a variant such as
+    `transformer:learning_rate=0.005`; default: bigram, average, single-head, multi-head and
+    transformer. Each rung is trained with `seeds` seeds (default: 1), from `seed` on; the result
+    has the run with the median loss. With one seed, the run is named `<ladder>-<rung>`. `budget` is
+    in seconds for all rungs together (default: 120): the largest rung is trained first, for a
+    fraction of the budget, and the others make the same number of steps. `steps` are the updates of
+    each run, instead of `budget`. Each model continues `prompt` by `tokens` tokens (default: 200).
+    An existing ladder, given by `resume` or `name`, is resumed; other arguments must equal the
+    original ones. `on_event` receives LadderStarted and all events of `train`.
+
+    Raises AttnlmError (UsageError for invalid arguments), and Interrupted on a signal, after saving
+    the last complete step.
+    """
+    began, folder, data_dir = clock.began(), Path(checkpoint_dir), Path(data_dir)
+    on_event = on_event or ignore
+    if rungs is not None:
+        rungs = tuple(r.strip() for r in (rungs.split(",") if isinstance(rungs, str) else rungs))
+    asked = {
+        "rungs": rungs,
+        "budget": budget,
+        "steps": steps,
+        "eval_every": eval_every,
+        "eval_tokens": eval_tokens,
+        "threads": threads,
+        "seed": seed,
+        "seeds": seeds,
+        "prompt": prompt,
+        "tokens": tokens,
+    }
+    given = {key: value for key, value in asked.items() if value is not None}
+    if resume is not None and name is not None:
+        raise UsageError("`resume` and `name` cannot be combined", "use only one of them")
+    if name is not None:
+        check_name(name)
+        if (folder / name / RECORD).exists():
+            resume = folder / name
+    if resume is None:
+        opened = open_dataset(dataset, data_dir=data_dir)
+        made = _planned(opened, given, on_event)
+        path = _new_folder(made, name, folder)
+    else:
+        path = find_folder(resume, folder, kind="ladder")
+        made, opened = _recorded(path, given, dataset, data_dir)
+    with trained_alone(path, "wait until that process ends, or stop it, or start another ladder"):
+        on_event(LadderStarted(path, made))
+        return _climb(path, made, opened, began, data_dir, on_event)
+
+
+def _climb(
+    path: Path, made: Plan, dataset: Dataset, began: float, data_dir: Path, on_event: OnEvent
+) -> Ladder:
+    """Train or resume the rungs of the ladder at `path`, and return them."""
+    runs, trained = made.runs(path), dict[tuple[str, int], Run]()
+    configs = {rung: resolve({}, made.settings(rung, made.seed)) for rung in made.rungs}
+    costs = {r: step_cost(c, dataset.vocab_size) + _STEP_OVERHEAD for r, c in configs.items()}
+    order = list(runs)
+    if made.budget is not None:  # train the largest first: it takes most of the time
+        order.sort(key=lambda key: (-costs[key[0]], key[1]))
+    for number, (rung, seed) in enumerate(order):
+        named = f"rung {number + 1} of {len(runs)}: {rung}"
+        on_event(Note(named if made.seeds == 1 else f"{named}, seed {seed}"))
+        settings = made.settings(rung, seed)
+        if made.budget is not None:
+            left = [costs[other] for other, _ in order[number:]]
+            settings["budget"] = _share(made, left, trained, costs, began)
+        run = _trained(runs[rung, seed], made, settings, dataset, data_dir, on_event)
+        trained[rung, seed] = run
+        if made.steps is None:  # all runs make as many steps as the first one did
+            steps = int(run.metrics()[-1]["step"])
+            every = made.eval_every or max(1, math.ceil(steps / 10))
+            part = run.config.training.eval_tokens
+            made = replace(made, steps=steps, eval_every=every, eval_tokens=part)
+            made.write(path)
+    is_whole = all(run.whole() for run in trained.values())
+    each = {r: [run for key, run in trained.items() if key[0] == r] for r in made.rungs}
+    shown = (_shown(rung, each[rung], made, is_whole, on_event) for rung in made.rungs)
+    return Ladder(path, made, tuple(shown))
+
+
+def _recorded(
+    path: Path, given: Mapping[str, Any], named: str | Path | Dataset | None, data_dir: Path
+) -> tuple[Plan, Dataset]:
+    """Return the plan of the ladder at `path`, and its data set. Raises AttnlmError if `given` or
+    the data set named by the caller differ from the plan."""
+    made = read_plan(path)
+    for key in given:
+        if given[key] != getattr(made, key):
+            raise UsageError(
+                f"`{key}` cannot be changed in a ladder that is resumed",
+                "leave it out, or start a new ladder with another `name`",
+            )
+    recorded = Path(made.dataset_path)
+    known = recorded if recorded.is_dir() else made.dataset
+    dataset = open_dataset(named or known, data_dir=data_dir)
+    if (dataset.train_sha256, dataset.val_sha256) != (made.train_sha256, made.val_sha256):
+        raise AttnlmError(
+            f"{dataset.path} is not the data set that the ladder was started with",
+            f"prepare the original data set again, or move it to {recorded}",
+        )
+    return made, dataset
+
+
+def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Plan:
+    """Return the plan of a new ladder after checking it, without writing anything."""
+    block_size = min(_BLOCK_SIZE, dataset.largest_block_size)
+    if block_size < _BLOCK_SIZE:
+        on_event(Note(f"{dataset.name} is small: the context of the rungs is {block_size} tokens"))
+    length = {} if "steps" in given else {"budget": DEFAULT_BUDGET}
+    about = {"rungs": DEFAULT_RUNGS, "prompt": "", "tokens": 200, "seed": drawn_seed()}
+    made = Plan(
+        dataset=dataset.name,
+        dataset_path=str(dataset.path),
+        train_sha256=dataset.train_sha256,
+        val_sha256=dataset.val_sha256,
+        block_size=block_size,
+        batch_size=_BATCH_SIZE,
+        **{**length, **about, **given},
+    )
+    made.check()
+    SamplingConfig(tokens=made.tokens)
+    dataset.tokenizer.encode(made.prompt)
+    budget: Settings = {} if made.budget is None else {"budget": made.budget}
+    configs = [resolve({**made.settings(rung, made.seed), **budget}) for rung in made.rungs]
+    for config in configs:
+        check_fits(config, dataset, choose_device(config.training.device, config.training.dtype))
+    if made.steps is None:
+        return made
+    every = configs[0].training.eval_every
+    sizes = dataset.vocab_size, dataset.val_tokens
+    parts = [part for c in configs if (part := affordable_tokens(c, *sizes)) is not None]
+    return replace(made, eval_every=every, eval_tokens=made.eval_tokens or min(parts, default=None))
+
+
+def _new_folder(made: Plan, name: str | None, folder: Path) -> Path:
+    """Create the folder of a new ladder and return its path. The folder never lacks the plan."""
+    numbered = (folder / f"ladder-{number:03}" for number in itertools.count(1))
+    with workspace(folder) as work:
+        new = work / "new"
+        new.mkdir()
+        made.write(new)
+        for path in [folder / name] if name else numbered:
+            found = next(filter(os.path.lexists, (path, *made.runs(path).values())), None)
+            if found is None:
+                return new.rename(path)
+    raise AttnlmError(
+        f"{found} exists, and runs are never overwritten", "choose another `name` for the ladder"
+    )
+
+
+def _share(
+    made: Plan,
+    costs_left: list[float],
+    trained: Mapping[tuple[str, int], Run],
+    costs: Mapping[str, float],
+    began: float,
+) -> float:
+    """Return the seconds that the next run may take.
+
+    `costs_left` holds the operations per step of each remaining run, the next run first. The first
+    run of the ladder gets time in proportion to its cost. Each later run gets time for as many
+    steps as that run made, or less if the ladder would otherwise end much too late.
+    """
+    assert made.budget is not None
+    own, others = costs_left[0], sum(costs_left[1:])
+    left = began + made.budget - time.perf_counter()
+    left -= len(costs) * min(_SPEAKING, _SPEAKING_SHARE * made.budget)
+    if not trained:
+        return max(left * own / (own + others), _SHORTEST)
+    (rung, _), first = next(iter(trained.items()))
+    rate = float(first.metrics()[-1]["seconds"]) / costs[rung]
+    late = max(_LATE, _LATE_SHARE * made.budget)
+    left = max(left + late, late)
+    return max(left - rate * others, left * own / (own + others))
+
+
+def _trained(
+    path: Path,
+    made: Plan,
+    settings: dict[str, Any],
+    dataset: Dataset,
+    data_dir: Path,
+    on_event: OnEvent,
+) -> Run:
+    """Return the finished run at `path`, after training or resuming it if necessary."""
+    if path.is_dir():
+        run = open_run(path)
+        recorded = {**run.config.settings(), **run.dataset}
+        expected = {**settings, "train_sha256": made.train_sha256}
+        for key in expected.keys() - {"steps", "eval_every", "budget"}:
+            if recorded.get(key) != expected[key]:
+                raise AttnlmError(
+                    f"{run.path} does not belong to this ladder: its {key} differs",
+                    "move or rename it, or start another ladder",
+                )
+        if run.last.exists():
+            facts = saved_facts(run)
+            if facts["evaluated_step"] == facts["step"] == run.config.training.steps:
+                run.metrics_until(facts["evaluated_step"])  # raises AttnlmError if some are missing
+                on_event(Note(f"{run.name} is done"))
+                return run
+            return train(resume=path, data_dir=data_dir, on_event=on_event)
+        with run.alone():  # nothing was saved yet: start again
+            delete_folder(path)
+    asked = Resolved(resolve({}, settings), began=time.perf_counter())
+    return train(
+        dataset, recipe=asked, name=path.name, checkpoint_dir=path.parent, on_event=on_event
+    )
+
+
+def _shown(model: str, runs: list[Run], made: Plan, is_whole: bool, on_event: OnEvent) -> Rung:
+    """Return a rung, with the run of median loss and a text sampled from this run.
+
+    `runs` has one run per seed. Of two middle losses, the lower one is the median.
+    """
+    found = []
+    for run in runs:
+        result = run.result()
+        assert result is not None
+        found.append((result if is_whole else replace(result, whole={}), run))
+    found.sort(key=lambda pair: float(pair[0].final["val_loss"]))
+    run = found[(len(runs) - 1) // 2][1]
+    sampler = load_sampler(run, device=run.config.training.device, on_event=on_event)
+    config = SamplingConfig(tokens=made.tokens, seed=made.seed)
+    text = "".join(sampler.stream(sampler.prompt_ids(made.prompt), config))
+    return Rung(model, run, text, [result for result, _ in found])

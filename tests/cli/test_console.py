@@ -1,0 +1,163 @@
+"""What the command line shows of training while it goes on."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from attnlm.base.events import Note, Progress
+from attnlm.base.settings import Setting
+from attnlm.cli import console, displays
+from attnlm.config.settings import resolve
+from attnlm.runs.journal import Snapshot
+from attnlm.training.events import Evaluated, Stepped
+from tests.project.test_rooms import modules
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 40) -> Terminal:
+    """Makes stderr a terminal of so many columns."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return stream
+
+
+def evaluated(step: int, text: str, *, is_last: bool = False) -> Evaluated:
+    record: dict[str, Any] = {"step": step, "val_loss": 2.5, "train_loss": 2.4}
+    record |= {"tokens_per_second": 9, "seconds": 1.0}
+    return Evaluated(record, True, Snapshot(step, text, None), is_last)
+
+
+def test_samples_are_some_dimmed_lines_of_the_terminals_width(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = terminal(monkeypatch)
+    monkeypatch.setattr(displays, "_SECONDS_BETWEEN_SAMPLES", 1e6)
+    display = displays.Display()
+    display.begin("train", 999, "step")
+    display(evaluated(0, "\nROMEO:\n\x1b[2Jfox \ufffd"))
+    for step in range(1, 999):
+        display(evaluated(step, "too soon"))
+    display(evaluated(999, "word " * 20, is_last=True))
+    display.close()
+    assert re.findall(r"\x1b\[2m([^\n]*)\x1b\[0m\n", shown.getvalue()) == [
+        r"step      0  2.5000  ⏎ROMEO:⏎\x1b[2Jfox…",
+        "step    999  2.5000  word word word wor…",
+    ]
+
+
+def test_long_lines_wrap_at_words_but_not_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = terminal(monkeypatch)
+    console.say("notes of more than forty characters wrap here")
+    console.say_next("attnlm train --resume checkpoints/transformer-001")
+    first, second, command = shown.getvalue().splitlines()
+    assert (first, second) == ("notes of more than forty characters wrap", "here")
+    assert command.endswith("--resume checkpoints/transformer-001")
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_samples_are_shown_on_a_terminal_only(
+    quiet: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    displays.Display(quiet)(evaluated(0, "the words"))
+    shown = capsys.readouterr()
+    assert shown.out == "" and "the words" not in shown.err
+    assert ("validation 2.5000*" in shown.err) == (not quiet)
+
+
+def test_the_bars_time_left_is_that_of_the_latest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "100")
+    display = displays.Display()
+    display.begin("train", 2600, "step")
+    display(evaluated(0, "said"))
+    display(Stepped(20, loss=2.5, tokens_per_second=5000.0, seconds_left=852.0))
+    display(Stepped(21, loss=2.5, tokens_per_second=5000.0, seconds_left=7384.0))
+    display.close()
+    first, second = (
+        re.findall(rf"{step}/2600 \[\d\d:\d\d<([\d:]+), ", shown.getvalue()) for step in (20, 21)
+    )
+    assert (first, second) == (["14:12"], ["2:03:04"])
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_what_json_does_not_have_is_never_printed(
+    number: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        console.result_json({"weights": [[0.5, number]]})
+    assert capsys.readouterr().out == ""
+
+
+def test_a_long_preparation_is_told_in_lines_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    display = displays.Display()
+    for now, task, total in [  # noqa: B007
+        *((0.0, "read", None), (9.9, "read", None), (10.1, "read", None), (19.0, "read", None)),
+        *((25.0, "encode", 4000), (34.0, "encode", 4000), (36.0, "encode", 4000)),
+    ]:
+        display(Progress(task, 1000, total, "chars"))
+    told = capsys.readouterr().err
+    assert told == "read: 1,000 chars\nencode: 1,000 of 4,000 chars (25%)\n"
+
+
+@pytest.mark.parametrize(
+    ("library", "shown"),
+    [
+        ("`embed_dim` 32 is not divisible", "--embed-dim 32 is not divisible"),
+        ("use `positions` none", "use --positions none"),
+        ("leave out `recipe` and `start_from`", "leave out --recipe and --from"),
+        ("`num_samples`, `top_k`, `windows`", "--num-samples, --top-k, --windows"),
+        ("the --steps of before, `budget`", "the --steps of before, --budget"),
+        ("a file of `key = value` lines", "a file of `key = value` lines"),
+        ("no text in `tales`, `x`", "no text in `tales`, `x`"),
+    ],
+)
+def test_settings_are_named_as_they_are_typed(
+    library: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert console.with_flags(library) == shown
+    console.fail(library, library)
+    displays.Display()(Note(library))
+    assert capsys.readouterr().err == f"error: {shown}\nhint: {shown}\n{shown}\n"
+
+
+def test_every_word_in_backticks_is_an_option() -> None:
+    """In the messages of the library: commands and other names stand without backticks."""
+    others = []
+    for path in modules():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and id(node) not in docstrings:
+                words = re.findall(r"(?<!`)`\w+`", str(node.value))
+                others += [f"{path.name}: {w}" for w in words if console.with_flags(w) == w]
+    assert others == []
+
+
+def test_a_model_is_told_by_its_sizes_and_by_what_was_changed_in_it() -> None:
+    def told(**settings: Setting) -> str:
+        return displays.parts_in_words(resolve(settings).spec)
+
+    assert told() == "heads 4, embed_dim 64, block_size 64"
+    assert told(model="bigram") == "block_size 64"
+    changed = told(model="transformer", positions="none", residual=False, kv_heads=2)
+    assert changed == (
+        "layers 2, heads 4, kv_heads 2, embed_dim 128, block_size 128, positions none, residual no"
+    )

@@ -1,0 +1,95 @@
+"""What `--help` shows: every setting, in its section, with its defaults."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from attnlm.base.settings import fields_of
+from attnlm.cli.app import root_command
+from attnlm.cli.help import help_with_default, in_words
+from attnlm.config.settings import RECORD_OF, resolve
+from attnlm.model.architecture import MODELS, Architecture
+from attnlm.workflows.ladder import DEFAULT_BUDGET, DEFAULT_RUNGS
+from tests.command import attnlm, here
+
+
+def sections(command: str, option: str = "--help") -> dict[str, str]:
+    """The text of each section of a command's help, without its line breaks."""
+    shown = here([command, option]).stdout
+    parts = re.split(r"^(\w+):\n", shown, flags=re.MULTILINE)
+    return {
+        heading: re.sub(r"\s+", " ", re.sub(r"-\n\s+", "-", body))
+        for heading, body in zip(parts[1::2], parts[2::2], strict=True)
+    }
+
+
+def test_every_setting_is_an_option_in_its_section() -> None:
+    shown = sections("train", "--help-all")
+    assert list(shown) == ["Arguments", "Model", "Data", "Training", "Run", "Options"]
+    for name in RECORD_OF:
+        flag = f"--{name.replace('_', '-')}"
+        option = re.compile(rf"(^| ){flag} [</]")
+        having = {heading for heading, text in shown.items() if option.search(text)}
+        assert len(having) == 1 and (having == {"Model"}) == (name in fields_of(Architecture))
+    assert "--wide-heads" not in str(shown)
+    assert "--batch-size" in shown["Data"] and "--learning-rate" in shown["Training"]
+    assert "--resume" in shown["Run"] and "--json" in shown["Options"]
+
+
+@pytest.mark.parametrize("command", ["train", "plan"])
+def test_help_shows_the_common_options_and_help_all_the_others(command: str) -> None:
+    few, all_of_them = (here([command, option]).stdout for option in ("--help", "--help-all"))
+    assert len(few.splitlines()) < 80 < 120 < len(all_of_them.splitlines())
+    for name in ("--steps", "--model", "--batch-size", "--from", "--json", "--help-all"):
+        assert name in few, name
+    assert "--norm-epsilon" in all_of_them and "--norm-epsilon" not in few
+    words = set(re.findall("--[a-z-]+", all_of_them))
+    assert words >= set(re.findall("--[a-z-]+", few))
+    # What --help shows does not depend on what was shown before.
+    assert here([command, "--help"]).stdout == few
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_defaults_of_every_model_are_told(model: str) -> None:
+    by_adamw = resolve({"model": model, "optimizer": "adamw"}).settings()
+    for name, value in resolve({"model": model}).settings().items():
+        _, _, default = help_with_default(name).partition("; default: ")
+        assert default, name
+        if name in ("eval_every", "model"):  # told in words; the default model alone
+            continue
+        usual, _, changed = default.partition("; but with adamw: ")
+        assert _told(usual, model) == in_words(value), name
+        if name != "optimizer":
+            told = _told(changed, model) if model in changed else in_words(value)
+            assert told == in_words(by_adamw[name]), name
+
+
+def _told(default: str, model: str) -> str:
+    named = re.search(rf"([^ ]+) \([^)]*\b{model}\b[^)]*\)", default)
+    return named[1] if named else default.split("; ")[0]
+
+
+def test_the_ladders_own_defaults_are_told() -> None:
+    options = sections("ladder")["Options"]
+    assert f"default: {','.join(DEFAULT_RUNGS)}" in options
+    assert DEFAULT_BUDGET == 120 and "default: 2m" in options
+
+
+def test_parts_of_a_model_are_given_as_options(tmp_path: Path) -> None:
+    flags = ["--model", "transformer", "--positions", "none", "--no-residual", "--kv-heads", "2"]
+    more = ["--norm-epsilon", "1e-4", "--bias", "--no-query-key-norm", "--budget", "1h"]
+    printed = attnlm("train", *flags, *more, "--print-config", cwd=tmp_path).stdout
+    expected = {"positions": "none", "residual": False, "kv_heads": 2, "norm_epsilon": 1e-4}
+    expected |= {"bias": True, "query_key_norm": False, "budget": 3600.0}
+    assert expected.items() <= tomllib.loads(printed).items()
+
+
+def test_a_run_is_an_argument_of_every_command_that_reads_one() -> None:
+    commands = root_command().list_commands(None)
+    having = {name for name in commands if "RUN" in sections(name).get("Arguments", "")}
+    assert having == {"sample", "eval", "attend", "trace", "heads", "report", "export", "rm"}
+    assert not any("--run " in here([name, "--help"]).stdout for name in commands)

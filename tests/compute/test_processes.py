@@ -1,0 +1,531 @@
+"""Several processes train as one does: the same numbers, one that writes, and one end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import attnlm
+from attnlm.base.errors import AlreadyReportedError
+from attnlm.base.signals import Interrupted
+from attnlm.compute import processes as module
+from attnlm.compute.device import choose_device
+from attnlm.compute.processes import ALONE, LostProcessError, Processes, joined, noticing_lost
+from attnlm.runs.run import open_run
+from attnlm.training.state import initial_state
+from attnlm.training.step import Stepper
+from tests.command import ATTNLM, changed
+from tests.command import attnlm as attnlm_command
+from tests.models import contents, timeless
+from tests.processes import (
+    NAMES,
+    SHARDED,
+    commands,
+    compute,
+    config_of,
+    free_port,
+    numbers,
+    together,
+)
+from tests.tolerances import assert_near
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
+TRAIN = (
+    *("train", "fruits-char", "--model", "single-head", "--batch-size", "6", "--block-size", "8"),
+    *("--optimizer", "adamw", "--learning-rate", "0.003", "--seed", "1", "--processes", "2"),
+    *("--steps", "300", "--eval-every", "30"),
+)
+
+
+def started(*arguments: object, cwd: Path, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+
+
+def ended(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert "Traceback" not in stderr
+    return stdout, stderr
+
+
+def test_processes_compute_what_one_does(project: Path, tmp_path: Path) -> None:
+    opened = attnlm.open_dataset("fruits-char", data_dir=project / "data")
+    together(3, compute, opened.path, tmp_path)
+    (first, failure, told, flushed, stopped, sharded), *others = (
+        pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(3)
+    )
+    assert failure == "loss is no longer a finite number (between steps 1 and 2)"
+    assert told == {"a": [1, None, "ü"]}
+    assert flushed == [0.0] * 8 or sys.platform != "linux"
+    assert stopped == [signal.SIGTERM] * 2 and others[-1][-2] == [signal.SIGHUP] * 2
+    for name in NAMES:
+        for other, *rest, _, _ in others:
+            assert rest == [failure, told, flushed]
+            assert other[name]["losses"] == first[name]["losses"]
+            assert other[name]["validation"] == first[name]["validation"]
+            assert np.array_equal(other[name]["values"], first[name]["values"])
+        alone = numbers(name, opened, ALONE)
+        assert_near(first[name]["gradients"][0], alone["gradients"][0])
+        np.testing.assert_allclose(first[name]["losses"], alone["losses"], 1e-5)
+        assert first[name]["validation"] == pytest.approx(alone["validation"], rel=1e-5)
+
+    for name in SHARDED:
+        parts = [sharded[name], *(other[-1][name] for other in others)]
+        alone = numbers(name, opened, ALONE, shard=True)
+        np.testing.assert_allclose(parts[0]["norms"], alone["norms"], 1e-3)
+        np.testing.assert_allclose(parts[0]["losses"], alone["losses"], 1e-5)
+        assert_near(parts[0]["values"], alone["values"], within=1e-3)
+        for part in parts:
+            assert part["losses"] == parts[0]["losses"]
+            assert part["validation"] == pytest.approx(alone["validation"], rel=1e-5)
+            assert part["share"] <= 0.4 * alone["share"]
+        assert sum(part["share"] for part in parts) == alone["share"]
+
+
+@pytest.fixture(scope="module")
+def whole(project: Path) -> Path:
+    """A run of two processes that nobody disturbed."""
+    process = started(*ATTNLM, *TRAIN, "--name", "whole", cwd=project)
+    stdout, stderr = ended(process, 0)
+    assert stdout == "checkpoints/whole\n" and stderr.count("validation  ") == 1
+    return project / "checkpoints" / "whole"
+
+
+def test_a_run_of_two_processes_is_that_of_one(whole: Path, project: Path) -> None:
+    run = open_run(whole)
+    assert run.config.training.processes == 2
+    settings: dict[str, Any] = {**run.config.settings(), "processes": 1}
+    alone = attnlm.train(
+        project / "data" / "fruits-char", checkpoint_dir=project / "alone", **settings
+    )
+    assert len(timeless(alone.path)) == len(timeless(whole)) == 11
+    for one, other in zip(timeless(alone.path)[:2], timeless(whole), strict=False):
+        assert one["step"] == other["step"] and one["tokens"] == other["tokens"]
+        for loss in ("train_loss", "val_loss"):
+            found = other[loss]
+            assert one[loss] == (found if found is None else pytest.approx(found, rel=1e-4))
+    assert sorted(p.name for p in whole.iterdir()) == sorted(p.name for p in alone.path.iterdir())
+    content = contents(whole)
+    with pytest.raises(attnlm.UsageError, match="`processes` is 2, but 1 were started"):
+        attnlm.train(resume=whole, steps=600, data_dir=project / "data")
+    assert contents(whole) == content
+
+
+def until_evaluated(path: Path, times: int) -> None:
+    for _ in range(6000):
+        if (path / "metrics.jsonl").exists() and len(timeless(path)) >= times:
+            return
+        time.sleep(0.005)
+    raise AssertionError("it does not train")
+
+
+def ranks(launcher: int) -> dict[int, int]:
+    """Which process has which rank."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    found = {}
+    for child in map(int, children):
+        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        found[next(int(v[5:]) for v in variables if v.startswith(b"RANK="))] = child
+    return found
+
+
+class Training(NamedTuple):
+    """A training of two processes that a test may disturb, and the folder of its run."""
+
+    process: subprocess.Popen[str]
+    path: Path
+
+
+@contextlib.contextmanager
+def some_way_on(project: Path, arguments: Sequence[str]) -> Iterator[Training]:
+    """Train with these arguments, some way before the end."""
+    if not Path("/proc/self/task").exists():
+        pytest.skip("the ranks of processes are read from /proc")
+    path = project / "checkpoints" / f"long-{time.monotonic_ns()}"
+    process = started(*ATTNLM, *arguments, "--name", path.name, cwd=project)
+    until_evaluated(path, 3)
+    yield Training(process, path)
+    process.kill()
+
+
+@pytest.fixture
+def training(project: Path) -> Iterator[Training]:
+    with some_way_on(project, TRAIN) as training:
+        yield training
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for a signal")
+def test_processes_save_and_end_when_their_launcher_is_killed(training: Training) -> None:
+    children = list(ranks(training.process.pid).values())
+    training.process.kill()
+    training.process.communicate(timeout=60)
+    for _ in range(3000):
+        if not any(map(runs, children)):
+            break
+        time.sleep(0.01)
+    assert not any(map(runs, children))
+    run = attnlm.open_run(training.path)
+    assert 0 < run.checkpoint("last").step < 300
+    attnlm.load_model(run, checkpoint="last")
+
+
+def runs(process: int) -> bool:
+    """Whether there is such a process, other than one that only waits to be noticed."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_signal_to_one_process_saves_once_and_ends_all(
+    training: Training, whole: Path, project: Path
+) -> None:
+    """And to resume gives the bytes of the run that nobody disturbed."""
+    os.kill(ranks(training.process.pid)[1], signal.SIGINT)
+    _, stderr = ended(training.process, 130)
+    assert stderr.count("stopped; the last complete step, ") == 1
+    assert "error: " not in stderr
+    path = training.path
+    assert 60 <= attnlm.open_run(path).checkpoint("last").step < 300
+    ended(started(*ATTNLM, "train", "--resume", path, cwd=project), 0)
+    assert (path / "last.safetensors").read_bytes() == (whole / "last.safetensors").read_bytes()
+    assert timeless(path) == timeless(whole)
+
+
+def test_where_one_process_is_killed_all_end(training: Training) -> None:
+    os.kill(ranks(training.process.pid)[0], signal.SIGKILL)
+    _, stderr = ended(training.process, 1)
+    assert stderr.count("error: ") == 1
+    assert "error: process 0 of the training was killed (SIGKILL)" in stderr
+    assert attnlm.open_run(training.path).checkpoint("last").step > 0
+
+
+@pytest.mark.slow
+def test_a_launcher_that_starts_them_again_resumes(whole: Path, project: Path) -> None:
+    path = project / "checkpoints" / "again"
+    launcher = sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"
+    two = ("--nproc-per-node", "2", "-m", "attnlm")
+    process = started(*launcher, *two, *TRAIN, "--name", path.name, cwd=project)
+    until_evaluated(path, 3)
+    os.kill(ranks(process.pid)[1], signal.SIGKILL)
+    ended(process, 0)
+    assert (path / "last.safetensors").read_bytes() == (whole / "last.safetensors").read_bytes()
+    assert timeless(path) == timeless(whole)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's end")
+def test_a_process_ends_when_its_launcher_was_killed_before_it_joined() -> None:
+    """It would wait for the others for minutes."""
+    command = (
+        "from attnlm.cli import exits\nfrom attnlm.compute import processes\n"
+        "exits.run_and_exit(lambda: processes.joined().__enter__())"
+    )
+    variables = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "9"}
+    done = subprocess.run(
+        [sys.executable, "-c", command],
+        env=os.environ | variables | {"ATTNLM_WATCHED": "0"},
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (75, b"", b"")
+
+
+def test_a_signal_ends_a_process_that_waits_for_the_others(project: Path) -> None:
+    variables = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    # The library tells when it begins to wait.
+    program = (
+        "import attnlm.__main__ as a, attnlm.compute.processes as p; begin = p._in_thread\n"
+        "p._in_thread = lambda work: begin(lambda: (print(1, flush=True), work())[1])\n"
+        "a.main()"
+    )
+    process = started(
+        *(sys.executable, "-c", program, "train", "fruits-char", "--name", "alone"),
+        cwd=project,
+        MASTER_PORT=str(free_port()),
+        **variables,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "1\n"
+    time.sleep(0.5)  # until C++ code waits
+    process.send_signal(signal.SIGTERM)
+    _, stderr = ended(process, 143)
+    assert stderr == "stopped before the first step; nothing was saved\n"
+
+
+def test_a_signal_ends_a_process_whose_first_collective_waits() -> None:
+    """As one that has joined while the main process chooses sizes or compiles."""
+
+    class Work:
+        def wait(self, timeout: timedelta) -> None:
+            begun.set()
+            going_on.wait()  # never in the main thread, which would not answer
+
+    begun, going_on = threading.Event(), threading.Event()
+
+    def interrupt() -> None:
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGINT)  # to the process, as others send it
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        Processes(1, 2)._wait(Work)
+    going_on.set()
+
+
+def test_a_gpus_training_looks_for_signals_after_each_step(project: Path) -> None:
+    """NCCL's wait with a timeout waits for the GPU: a later look would only be too late."""
+
+    class Two(Processes):
+        def all_reduce(self, tensor: torch.Tensor, after: str) -> None:
+            tensor.mul_(2)
+
+    opened = attnlm.open_dataset("fruits-char", data_dir=project / "data")
+    config, device = config_of("bigram", 2), choose_device("cpu")
+    state = initial_state(config, opened.vocab_size, device)
+    stepper = Stepper(state, config, opened, Two(0, 2))
+    state.device = replace(device, name="cuda")
+    stepper.step()
+    stepper.stop.signum = signal.SIGINT
+    stepper.stop.check()  # the other process does not know it yet
+    stepper.step()
+    with pytest.raises(Interrupted):
+        stepper.stop.check()
+
+
+def test_an_error_of_all_is_said_once(project: Path) -> None:
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    process = started(
+        *(*launcher, "--nproc-per-node", "2", "-m", "attnlm"), *TRAIN, "--name", "../x", cwd=project
+    )
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert stderr.count("error: ") == 1 and "../x" in stderr
+
+
+def test_each_machine_says_once_why_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._C._distributed_c10d import HashStore
+
+    store, said = HashStore(), []
+    for rank, machine in enumerate("0011"):
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("GROUP_RANK", machine)
+        said.append(Processes(rank, 4, store).is_first_to_say())
+    assert said == [True, False, True, False]
+
+
+@pytest.mark.parametrize(("rank", "local", "says"), [(0, 0, True), (5, 1, False), (4, 0, True)])
+def test_a_store_that_does_not_answer_is_not_waited_for(
+    rank: int, local: int, says: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over a link that is cut: the first process of the machine says it."""
+    cut = threading.Event()
+
+    class Store:
+        def add(self, *_: object) -> int:
+            cut.wait()
+            return 1
+
+    monkeypatch.setattr(module, "_STORE_ANSWERS", 0.05)
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    assert Processes(rank, 8, Store()).is_first_to_say() == says  # type: ignore[arg-type]
+    cut.set()
+
+
+def test_how_long_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten times as long as such work took, here or there; at first half an hour."""
+    now = 0.0
+    waited: list[float] = []
+
+    class Work:
+        def __init__(self, theirs: float) -> None:
+            self.theirs = theirs
+
+        def wait(self, timeout: timedelta) -> None:
+            nonlocal now
+            waited.append(timeout.total_seconds())
+            now += self.theirs
+            if self.theirs > waited[-1]:
+                raise RuntimeError("Timed out waiting 20000ms")
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    main, other = Processes(0, 2), Processes(1, 2)
+
+    def meet(processes: Processes, ours: float, theirs: float, after: str) -> None:
+        nonlocal now
+        now += ours
+        processes._wait(lambda: Work(theirs), after)
+
+    meet(main, 30.0, 2.0, "an evaluation")
+    meet(main, 1.0, 0.0, "an evaluation")
+    meet(main, 1.0, 0.0, "a step")
+    meet(main, 50.0, 0.0, "a step")
+    assert waited == [1800, 20 + 320, 1800, 20 + 500]
+    now = other._met
+    meet(other, 1.0, 0.0, "a step")
+    assert waited[-1] == 1800
+    with pytest.raises(LostProcessError) as lost:
+        meet(other, 1.0, 99.0, "a step")
+    assert lost.value.is_silent and waited[-1] == 20 + 10
+
+
+GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
+NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:328, "
+WATCHDOG = (
+    "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, "
+    "NumelIn=9, NumelOut=9, Timeout(ms)=20000) ran for 20013 milliseconds before timing out."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        (f"{GLOO}unbound_buffer.cc:81] Timed out waiting 20000ms for recv", "silent"),
+        (f"{GLOO}pair.cc:534] Application timeout caused pair closure", "silent"),
+        ("Operation timed out!", "silent"),
+        (WATCHDOG, "silent"),
+        (f"{GLOO}pair.cc:547] Connection closed by peer [127.0.0.1]:1", "ended"),
+        (f"{GLOO}pair.cc:460] writev [127.0.0.1]:1: Broken pipe", "ended"),
+        (f"{GLOO}pair.cc:460] read [127.0.0.1]:1: Connection reset by peer", "ended"),
+        (f"{NCCL}remote process exited or there was a network error, NCCL version 2.27", "ended"),
+        ("NCCL communicator was aborted on rank 1.", "ended"),
+        (f"{NCCL}unhandled cuda error (run with NCCL_DEBUG=INFO)\nOther line", "other"),
+        (f"{GLOO}pair.cc:9] opLength <= nbytes. 8 vs 4", "other"),
+    ],
+)
+def test_what_a_failing_collective_means(text: str, means: str) -> None:
+    """The texts are those of gloo and of NCCL; only some of them are of another process."""
+    from torch.distributed import DistBackendError
+
+    def fails() -> None:
+        raise DistBackendError(text)
+
+    def in_sharding() -> None:
+        with noticing_lost():
+            fails()
+
+    ways: list[Callable[[], None]] = [lambda: Processes(1, 2)._wait(fails), in_sharding]
+    for way in ways:
+        with pytest.raises((LostProcessError, attnlm.AttnlmError)) as caught:
+            way()
+        if isinstance(caught.value, LostProcessError):
+            assert means == ("silent" if caught.value.is_silent else "ended")
+        else:
+            first, said = text.splitlines()[0], str(caught.value)
+            assert (means, said) == ("other", f"communication of the processes failed: {first}")
+    with pytest.raises(RuntimeError, match="of ours"), noticing_lost():
+        raise RuntimeError("of ours")
+
+
+@pytest.mark.parametrize(
+    ("codes", "message", "code"),
+    [
+        ({0: 75, 1: 75}, "the connection between the processes of this training broke", 1),
+        ({0: 75, 1: -9}, "process 1 of the training was killed (SIGKILL)", 1),
+        ({0: 75, 1: 2}, None, 2),
+        ({0: 75, 1: 70}, None, 70),
+        ({0: 75, 1: 130}, "stopped by SIGINT", 130),
+    ],
+)
+def test_a_launcher_says_what_its_processes_left_to_it(
+    codes: dict[int, int], message: str | None, code: int
+) -> None:
+    meant = module._failure(codes)
+    if isinstance(meant, Interrupted):
+        assert (str(meant), 128 + meant.signum) == (message, code)
+        return
+    assert isinstance(meant, attnlm.AttnlmError) and meant.exit_code == code
+    assert isinstance(meant, AlreadyReportedError) == (message is None)
+    assert message is None or meant.message == message
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "says"),
+    [
+        ("WORLD_SIZE", "0", "'0': it must be a whole number from 1 to 1,000,000"),
+        ("WORLD_SIZE", "two", "'two': it must"),
+        ("RANK", "-1", "'-1': it must be a whole number from 0 to 1"),
+        ("RANK", "2", "'2': it must be a whole number from 0 to 1"),
+        ("MASTER_PORT", "99999999", "'99999999': it must be a whole number from 1 to 65,535"),
+    ],
+)
+def test_variables_of_a_launcher_that_can_not_be_are_named(
+    variable: str, value: str, says: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, usual in given.items():
+        monkeypatch.setenv(name, value if name == variable else usual)
+    done = attnlm_command("train", "fruits-char", cwd=project, code=2)
+    assert done.stderr.startswith(f"error: the variable {variable} is {says}")
+    assert len(done.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(("--steps", "20"), ("--steps", "30")), ((), ("--resume", "whole"))],
+)
+def test_processes_with_other_options_end_with_one_error(
+    first: tuple[str, ...], second: tuple[str, ...], project: Path, tmp_path: Path
+) -> None:
+    before = sorted((project / "checkpoints").glob("*"))
+    named = () if "--resume" in second else ("fruits-char",)
+    both = ("train", "fruits-char", *first), ("train", *named, *second)
+    main, other = commands(project, tmp_path, 2, *both)
+    # Where the first has ended already, the other cannot ask it who is to say it.
+    told = {line for line in (main[1] + other[1]).splitlines() if line.startswith("error: ")}
+    assert told == {"error: 1 of 2 processes differ in options from the first"}
+    assert sorted((project / "checkpoints").glob("*")) == before
+
+
+@pytest.mark.parametrize("rate", ["0.003", "0.004"])
+def test_processes_accept_a_finished_run_or_end_with_one_error(
+    rate: str, whole: Path, project: Path, tmp_path: Path
+) -> None:
+    content = contents(whole)
+    arguments = tuple(changed(TRAIN, "--learning-rate", rate, "--name", "whole", "--exist-ok"))
+    main, other = commands(project, tmp_path, int(rate != "0.003"), arguments, arguments)
+    if rate == "0.003":
+        assert other == ("", "") and main[0] == "checkpoints/whole\n"
+        assert main[1].startswith(
+            "whole exists, is finished, and has this configuration: nothing to train\n"
+        )
+    else:
+        told = {line for line in (main[1] + other[1]).splitlines() if line.startswith("error: ")}
+        assert told == {"error: a run called whole exists, but its --learning-rate differs"}
+    assert contents(whole) == content
+
+
+def test_a_group_of_the_program_itself_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    launched = {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, str(value))
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(attnlm.AttnlmError, match="process group"), joined():
+            pass
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,231 @@
+"""Subnormal numbers are flushed to zero in every thread that computes, and in no other."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import attnlm
+from attnlm.compute.device import Device
+from attnlm.compute.native import kernels
+from attnlm.compute.threads import (
+    FlushingHere,
+    compute_all,
+    flushes_subnormals,
+    flushing_subnormals,
+    new_pool,
+    threads_of_torch,
+    torch_settings_restored,
+)
+from attnlm.data.dataset import Dataset
+from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
+from attnlm.generation.native_decoder import NativeDecoder, NativeModel
+from attnlm.generation.next_token import draw
+from attnlm.generation.sampling_config import SamplingConfig
+from attnlm.model.architecture import architecture
+from attnlm.model.language_model import Bigram, Transformer, build_model
+from attnlm.model.ops import attention
+from attnlm.model.recorder import record
+from attnlm.training import step as steps
+from attnlm.training.step import Replica
+from attnlm.training.validation import validation_loss
+from attnlm.workflows import evaluate as evaluation
+from attnlm.workflows.plan import plan
+from tests.models import needs_kernels, small_model
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads inherit modes on Linux")
+CPU = Device("cpu", "float32", "tests")
+SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
+SUBNORMAL = SMALLEST_NORMAL / 4
+SETTINGS: dict[str, Any] = {"batch_size": 4, "block_size": 16, "seed": 1, "threads": 2, "steps": 3}
+
+
+@pytest.fixture(autouse=True)
+def _mode() -> Iterator[None]:
+    """Each test begins in the usual mode, and is to end in it."""
+    assert not flushes_subnormals()
+    yield
+    assert not flushes_subnormals()
+    assert share_of_zeros() == 0
+
+
+def share_of_zeros() -> float:
+    """The share of subnormal numbers that PyTorch's threads flush: each computes one part."""
+    parts = torch.full((2**20,), SMALLEST_NORMAL) * 0.25
+    return (parts == 0).double().mean().item()
+
+
+class Modes:
+    """The threads in which a function was called, and whether each one flushed."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, bool] = {}
+
+    def look(self) -> None:
+        name = threading.current_thread().name
+        by_numpy = bool((np.full(8, SMALLEST_NORMAL, np.float32) * np.float32(0.25) == 0).all())
+        self.found[name] = flushes_subnormals() and by_numpy and self.found.get(name, True)
+
+    def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def looked(*arguments: Any, **named: Any) -> Any:
+            self.look()
+            return function(*arguments, **named)
+
+        return looked
+
+
+@pytest.fixture
+def modes() -> Modes:
+    return Modes()
+
+
+def test_torchs_threads_flush_though_they_were_there_before() -> None:
+    with threads_of_torch(3):
+        assert share_of_zeros() == 0  # now all three are there
+        with torch_settings_restored():
+            assert share_of_zeros() == 1
+            with torch_settings_restored():
+                pass
+            assert share_of_zeros() == 1
+        assert share_of_zeros() == 0
+
+
+def test_a_mode_that_was_asked_for_before_stays() -> None:
+    torch.set_flush_denormal(True)
+    try:
+        with flushing_subnormals(), FlushingHere():
+            pass
+        assert flushes_subnormals()
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_the_mode_is_restored_after_an_error() -> None:
+    for flushing in (flushing_subnormals, FlushingHere):
+        with pytest.raises(KeyboardInterrupt), flushing():
+            raise KeyboardInterrupt
+        assert not flushes_subnormals()
+
+
+def test_threads_of_a_pool_take_the_mode_of_whoever_made_it() -> None:
+    all_here = threading.Barrier(3)
+
+    def flushes() -> bool:
+        all_here.wait(20)
+        return flushes_subnormals()
+
+    with FlushingHere(), new_pool(3) as flushing:
+        torch.set_flush_denormal(False)  # while its threads start
+        assert compute_all([flushes] * 3, flushing) == [False, True, True]
+    with new_pool(3) as usual, FlushingHere():
+        assert compute_all([flushes] * 3, usual) == [True, False, False]
+
+
+@pytest.mark.parametrize(("model", "compile"), [("single-head", "off"), ("transformer", "auto")])
+def test_training_flushes_in_all_threads_forward_and_backward(
+    model: str,
+    compile: str,
+    modes: Modes,
+    dataset: Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Watched(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, loss: Tensor) -> Tensor:
+            return loss.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> Any:
+            backward.look()
+            return gradients[0]
+
+    def together(self: Replica, *given: Any) -> Tensor:
+        both.wait(20)
+        modes.look()
+        return computed(self, *given)
+
+    def watched(*given: Any) -> Any:
+        return Watched.apply(loss_of(*given))  # type: ignore[no-untyped-call]
+
+    backward, loss_of, computed = Modes(), steps._loss, Replica.__call__
+    both = threading.Barrier(2)
+    monkeypatch.setattr(steps, "_loss", watched)
+    monkeypatch.setattr(Replica, "__call__", together)
+    attnlm.train(dataset, model=model, compile=compile, checkpoint_dir=tmp_path, **SETTINGS)
+    assert modes.found == {"MainThread": True, "attnlm_0": True}
+    assert backward.found == modes.found
+
+
+def test_evaluation_and_plan_flush(
+    modes: Modes, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = attnlm.open_run("transformer", checkpoint_dir=trained / "checkpoints")
+    monkeypatch.setattr(evaluation, "validation_loss", modes.before(validation_loss))
+    attnlm.evaluate(run, data_dir=trained / "data")
+    assert modes.found == {"MainThread": True}
+    modes.found.clear()
+    monkeypatch.setattr(Replica, "__call__", modes.before(Replica.__call__))
+    plan(vocab_size=20, tokens=1000, model="transformer", layers=1, embed_dim=8, threads=1)
+    assert modes.found == {"MainThread": True}
+
+
+def test_sampling_flushes_in_all_threads(modes: Modes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModuleDecoder, "logits", modes.before(ModuleDecoder.logits))
+    monkeypatch.setattr("attnlm.generation.decoders.draw", modes.before(draw))
+    model = small_model("bigram").float()
+    assert isinstance(model, Bigram)
+    for _ in fastest_decoding(model, CPU).generate([1], SamplingConfig(tokens=2)):
+        assert not flushes_subnormals()
+    assert modes.found == {"MainThread": True}
+    decoding = Decoding(model, lambda _: ModuleDecoder(model, CPU), threads=2)
+    decoding.generate_all([[1]], SamplingConfig(tokens=50, num_samples=16), lambda *_: False)
+    assert len(modes.found) == 2 and all(modes.found.values())
+
+
+def test_what_is_recorded_is_flushed(modes: Modes) -> None:
+    model = small_model("transformer")
+    record(modes.before(model), torch.tensor([[1, 2, 3]]))
+    assert modes.found == {"MainThread": True}
+
+
+def test_threads_in_c_flush() -> None:
+    """Each of the decoder's threads computes some of the logits, which are subnormal."""
+    if (native := kernels()) is None:
+        pytest.skip("there are no kernels here")
+    parts = {"embed_dim": 16, "heads": 2, "layers": 1, "block_size": 8}
+    model = build_model(architecture("llama", {**parts, "tie_embeddings": False}), 320)
+    assert isinstance(model, Transformer)
+    torch.nn.init.constant_(model.token_embedding.weight, 1.0)
+    torch.nn.init.constant_(model.head.weight, SUBNORMAL)
+    decoder = NativeDecoder(NativeModel(model.eval(), native), 1, threads=3)
+    ids = np.array([[1, 2, 3]])
+    assert (decoder.logits(ids, 0) != 0).all()
+    with FlushingHere():
+        assert (decoder.logits(ids, 0) == 0).all()
+    assert (decoder.logits(ids, 0) != 0).all()
+
+
+@needs_kernels
+def test_threads_of_attention_in_c_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_ALONE", 0)
+    zeros = torch.zeros(3, 4, 70, 8)
+    values = torch.full_like(zeros, SUBNORMAL)
+
+    def mixed() -> Tensor:
+        found: Tensor = attention.Blocks.apply(zeros, zeros, values, 1.0)  # type: ignore[no-untyped-call]
+        return found
+
+    with threads_of_torch(3):
+        assert (mixed() != 0).all()
+        with torch_settings_restored():
+            assert (mixed() == 0).all()
+        assert (mixed() != 0).all()

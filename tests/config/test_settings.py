@@ -1,0 +1,224 @@
+"""Settings over recipes over defaults, and what is said of those that can't be.
+
+Those of the model's parts are tried in test_architecture.py.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.settings import Settings
+from attnlm.config.recipes import load_recipe, load_sizes, recipe_names
+from attnlm.config.settings import ADAPTERS_RATE, RECORD_OF, resolve
+from attnlm.config.variants import variant
+from attnlm.model.inspection import model_skeleton
+
+
+def test_flags_go_over_recipe_over_defaults() -> None:
+    recipe: Settings = {"model": "single-head", "embed_dim": 48, "block_size": 16}
+    config = resolve({"block_size": 8}, recipe)
+    assert (config.spec.embed_dim, config.spec.block_size) == (48, 8)
+    assert config.training.batch_size == resolve({}).training.batch_size
+
+
+@pytest.mark.parametrize(
+    ("settings", "message", "hint"),
+    [
+        ({"layers": 2}, "`layers` does not apply to multi-head", "transformer"),
+        ({"optimizer": "muno"}, "invalid value for `optimizer`: 'muno'", "muon?"),
+        ({"heads": 0}, "invalid value for `heads`: 0", "at least 1"),
+        ({"dropout": 1.0}, "invalid value for `dropout`: 1.0", "below 1"),
+        ({"learning_rate": float("nan")}, "invalid value for `learning_rate`: nan", "a number"),
+        ({"steps": 10, "budget": 5.0}, "cannot be combined", "one of them"),
+        ({"min_learning_rate": 0.2}, "0.2 is above `learning_rate` 0.03", "0.03 or less"),
+        ({"schedule": "constant", "min_learning_rate": 0.01}, "be combined", "leave one"),
+        ({"sampling": "random", "stride": 4}, "`stride` cannot be combined", "leave"),
+        ({"model": "bigram", "optimizer": "muon"}, "no matrices", "`optimizer` adamw"),
+        ({"steps": 5, "warmup": 6}, "longer than the run", "`warmup` 5"),
+        ({"embed_dmi": 4}, "unknown key 'embed_dmi'", "embed_dim?"),
+        ({"heads": 2.0}, "invalid value for `heads`: 2.0", "a whole number"),
+        ({"projection": 1}, "invalid value for `projection`: 1", "true or false"),
+        ({"seed": True}, "invalid value for `seed`: True", "a whole number"),
+    ],
+)
+def test_what_is_wrong_is_named(settings: Settings, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve(settings)
+    assert message in caught.value.message
+    assert caught.value.hint is not None and hint in caught.value.hint
+
+
+def test_a_wrong_recipe_is_no_usage_error_but_a_wrong_flag_beside_it_is() -> None:
+    with pytest.raises(AttnlmError, match="recipe") as caught:
+        resolve({"batch_size": 4}, {"model": "bigram", "heads": 2})
+    assert caught.value.exit_code == 1
+    with pytest.raises(UsageError):
+        resolve({"heads": 3}, {"model": "multi-head", "embed_dim": 32})
+
+
+@pytest.mark.parametrize(
+    ("settings", "dropped"),
+    [
+        ({"model": "single-head"}, ("layers", "heads", "mlp_width")),
+        ({"attention": "none", "positions": "none"}, ("heads",)),
+        ({"mlp": "none"}, ("mlp_width",)),
+    ],
+)
+def test_what_another_model_has_no_use_for_is_dropped_and_named(
+    settings: Settings, dropped: tuple[str, ...]
+) -> None:
+    recipe: Settings = {"model": "transformer", "layers": 3, "embed_dim": 48, "heads": 4}
+    recipe |= {"mlp_width": 50, "batch_size": 5}
+    config = resolve(settings, recipe)
+    assert config.dropped == dropped
+    assert config.spec.embed_dim == 48 and config.training.batch_size == 5
+    with pytest.raises(UsageError):
+        resolve({**settings, dropped[0]: recipe[dropped[0]]}, recipe)
+
+
+def test_a_budget_takes_the_place_of_a_recipes_steps_and_the_other_way_round() -> None:
+    assert resolve({"budget": 60.0}, {"steps": 10}).training.steps is None
+    config = resolve({"steps": 10}, {"budget": "1m30s"})
+    assert config.training.steps == 10 and config.training.budget is None
+    assert resolve({}, {"budget": "1m30s"}).training.budget == 90
+    with pytest.raises(AttnlmError, match="in the recipe: invalid value for `budget`: 'soon'"):
+        resolve({}, {"budget": "soon"})
+
+
+def test_recipes_that_come_with_the_package_resolve() -> None:
+    promised = "r1-multi-head r2-bigram r2-single-head r2-multi-head r3-bigram r4-gpt2-windows"
+    promised += " r5-wide-heads shakespeare-fast shakespeare-best"
+    assert {*promised.split()} <= {*recipe_names()}
+    for recipe in (size for name in recipe_names() for size in load_sizes(name)):
+        resolved = resolve({}, recipe)
+        assert recipe.pop("tokenizer", None) == resolved.recipe_tokenizer
+        assert recipe.items() <= resolved.settings().items()
+
+
+def test_a_recipe_states_its_tokenizer_and_flags_do_not() -> None:
+    config = resolve({"steps": 3}, {"tokenizer": "bpe:512", "model": "bigram"})
+    assert config.recipe_tokenizer == "bpe:512" and "tokenizer" not in config.settings()
+    with pytest.raises(UsageError, match="tokenizer"):
+        resolve({"tokenizer": "char"})
+    for stated in (3, "", "char\nbyte", "x" * 21):
+        with pytest.raises(AttnlmError, match="in the recipe: tokenizer") as caught:
+            resolve({}, {"tokenizer": stated})
+        assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("broken.toml", b"steps = = 3", "cannot parse the recipe"),
+        ("long.toml", b"steps = " + b"9" * 5000, "cannot parse .*: [^;]* has 5000 digits\n"),
+        ("list.json", b"[1]", r"not a run's config\.json"),
+        ("binary.toml", b"\xff\xfe\x00", "is not UTF-8"),
+        ("", b"", "cannot read the recipe"),
+    ],
+)
+def test_recipes_that_cannot_be_read_are_named(
+    name: str, content: bytes, says: str, tmp_path: Path
+) -> None:
+    if name:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(AttnlmError, match=says):
+        load_recipe(str(tmp_path / name))
+    with pytest.raises(AttnlmError) as caught:
+        load_recipe("shakespeare-fats")
+    assert caught.value.hint == "did you mean shakespeare-fast?"
+
+
+@pytest.mark.parametrize("name", [*RECORD_OF, "tokenizer", "other"])
+def test_enormous_values_are_refused_in_a_short_line(name: str, tmp_path: Path) -> None:
+    """The trial `input` has recipes that are enormous in other ways."""
+    path = tmp_path / "mine.toml"
+    path.write_text(f"{name} = 0x{'f' * 9000}")  # Python limits only decimal digits
+    with pytest.raises(AttnlmError) as caught:
+        resolve({}, load_recipe(str(path)))
+    assert len(caught.value.message.removeprefix(str(path))) < 400
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"model": "wide-head", "heads": 2**20, "embed_dim": 2**20},
+        {"model": "multi-head", "heads": 2**20, "head_size": 2**20, "embed_dim": 2**20},
+        {"model": "transformer", "heads": 2**16, "head_size": 2**10, "block_size": 1},
+    ],
+)
+def test_the_sizes_of_all_tensors_can_be_told(sizes: Settings) -> None:
+    with pytest.raises(UsageError, match="too wide together") as caught:
+        resolve(sizes)
+    fewer = int(re.findall(r"`heads` (\d+)", caught.value.hint)[0])
+    model_skeleton(resolve({**sizes, "heads": fewer}).spec, 2**21)
+
+
+def test_a_rotary_table_has_a_largest_size() -> None:
+    with pytest.raises(UsageError, match="table of rotary positions"):
+        resolve({"model": "transformer", "block_size": 2**20})
+    resolve({"model": "multi-head", "block_size": 2**20})
+
+
+_NO_MATRICES = "transformer:attention=uniform:positions=learned:mlp=none"
+_BY_ADAMW = {"bigram": 0.1, "average": 0.01, "dot-product": 0.01, _NO_MATRICES: 0.01}
+_BY_EITHER = {
+    "single-head": {"muon": 0.03, "adamw": 0.02},
+    "multi-head": {"muon": 0.03, "adamw": 0.03},
+    "wide-head": {"muon": 0.03, "adamw": 0.02},
+    "transformer": {"muon": 0.02, "adamw": 0.005},
+    "gpt2:mlp=none": {"muon": 0.02, "adamw": 0.002},
+    "llama:attention=uniform:positions=none": {"muon": 0.02, "adamw": 0.005},
+    "qwen3": {"muon": 0.02, "adamw": 0.003},
+}
+
+
+def _optimizer_and_rate(settings: Settings, recipe: Settings | None = None) -> tuple[str, float]:
+    training = resolve(settings, recipe).training
+    return training.optimizer, training.learning_rate
+
+
+@pytest.mark.parametrize("name", (*_BY_ADAMW, *_BY_EITHER))
+def test_the_default_learning_rate_is_that_of_the_model_and_its_optimizer(name: str) -> None:
+    model = variant(name)
+    rates = _BY_EITHER.get(name) or {"adamw": _BY_ADAMW[name]}
+    assert _optimizer_and_rate(model) == next(iter(rates.items()))
+    for optimizer, rate in rates.items():
+        by: Settings = {"optimizer": optimizer}
+        assert _optimizer_and_rate({**model, **by}) == (optimizer, rate)
+        assert _optimizer_and_rate({}, {**model, **by}) == (optimizer, rate)
+        assert _optimizer_and_rate(model, by) == _optimizer_and_rate(by, model) == (optimizer, rate)
+        assert _optimizer_and_rate(by, {**model, "learning_rate": 0.5}) == (optimizer, 0.5)
+        assert _optimizer_and_rate({"learning_rate": 0.5, **by}, model) == (optimizer, 0.5)
+    if "muon" in rates:
+        adapters: Settings = {**model, "lora": 2}
+        assert _optimizer_and_rate(adapters) == ("adamw", ADAPTERS_RATE)
+        assert _optimizer_and_rate({**adapters, "optimizer": "adamw"}) == ("adamw", ADAPTERS_RATE)
+
+
+def test_an_option_replaces_the_optimizer_of_a_recipe_and_its_default_rate() -> None:
+    recipe: Settings = {"model": "transformer", "optimizer": "muon"}
+    by_adamw = resolve({"model": "transformer", "optimizer": "adamw"}).training.learning_rate
+    assert _optimizer_and_rate({"optimizer": "adamw"}, recipe) == ("adamw", by_adamw)
+    parts: Settings = {"attention": "uniform", "positions": "learned", "mlp": "none"}
+    assert _optimizer_and_rate(parts, {**recipe, "optimizer": "adamw"}) == ("adamw", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "hints"),
+    [
+        ("transformer:model=bigram", "'model' is not a setting", "positions=none"),
+        ("transformer:positions", "has no value", "SETTING=VALUE"),
+        ("transformer:mpl=none", "'mpl' is not a setting", "mlp"),
+        ("transformer:mlp=nine", "invalid value for `mlp`: 'nine'", "none"),
+        ("transfromer", "unknown model", "transformer"),
+    ],
+)
+def test_a_variant_that_does_not_exist_is_answered(name: str, says: str, hints: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(says)) as caught:
+        variant(name)
+    assert hints in caught.value.hint

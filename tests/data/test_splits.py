@@ -1,0 +1,434 @@
+"""The validation split: the tail of a text, or documents of all its sources; and its losses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shlex
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import attnlm
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note
+from attnlm.data import bins
+from attnlm.data.dataset import Dataset, open_dataset
+from attnlm.data.prepare import prepare
+from attnlm.data.splits import Choice, _Divider, _joined
+from attnlm.see.reproduce import prepare_command
+from attnlm.text import corpus, records, text_files
+from attnlm.text.text_files import Piece
+from attnlm.workflows import evaluate as evaluation
+from tests.command import attnlm as command
+from tests.command import fails
+from tests.project.test_documents import END, lines, needs_gpt2
+from tests.project.test_documents import here as here  # a fixture
+
+CATS = [f"Cat {i} sat." for i in range(200)]
+DOGS = [f"DOG {i}\nRAN: 猫" for i in range(150)]
+
+
+@pytest.fixture
+def pets(here: Path) -> list[str]:
+    """Two files of records, which have no character in common but digits and spaces."""
+    (here / "cats.jsonl").write_bytes(lines(CATS))
+    (here / "dogs.jsonl").write_bytes(lines(DOGS))
+    return ["cats.jsonl", "dogs.jsonl"]
+
+
+def texts_of(dataset: Dataset) -> tuple[str, str]:
+    return dataset.tokenizer.decode(dataset.train), dataset.tokenizer.decode(dataset.val)
+
+
+def chosen(count: int, fraction: str = "0.1", seed: int = 1) -> list[int]:
+    """Return the indices of the documents for validation among `count` documents."""
+    indices = Choice(Fraction(fraction), seed).indices()
+    return list(itertools.takewhile(lambda index: index < count, indices))
+
+
+def joined(documents: Sequence[str], of: Sequence[int]) -> str:
+    return "".join(documents[i] + "\n" for i in of)
+
+
+# --- Which documents ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fraction", "row"), [("0.1", 10), ("0.25", 4), ("0.5", 2), ("0.01", 100)])
+def test_one_document_of_each_row_is_chosen(fraction: str, row: int) -> None:
+    found = chosen(1000, fraction)
+    assert [index // row for index in found] == list(range(1000 // row))
+    assert len({index % row for index in found}) == row if row < 100 else len(found) == 10
+    assert found != chosen(1000, fraction, seed=2)
+    assert found[:5] == chosen(found[5], fraction)  # later documents change no earlier choice
+
+
+@pytest.mark.parametrize("fraction", ["0.3", "0.15", "0.75", "0.999", "0.07"])
+def test_the_share_of_documents_is_exact(fraction: str) -> None:
+    for count in (1000, 1001, 1013):
+        assert abs(len(chosen(count, fraction)) - float(fraction) * count) <= 1
+
+
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=40),
+    st.sampled_from(["0.1", "0.3", "0.5", "0.8"]),
+    st.randoms(use_true_random=False),
+)
+def test_pieces_of_any_size_are_divided_alike(
+    lengths: list[int], fraction: str, chance: random.Random
+) -> None:
+    texts = [chr(ord("a") + i) * length for i, length in enumerate(lengths)]
+    whole, ends = "".join(texts), np.cumsum(lengths).tolist()
+    cuts = sorted({0, len(whole), *chance.choices(range(len(whole) + 1), k=5)})
+    divider = _Divider(Choice(Fraction(fraction), 1))
+    found: dict[str, list[Piece]] = {"train": [], "val": []}
+    for a, b in itertools.pairwise(cuts):
+        piece = Piece(whole[a:b], tuple(end - a for end in ends if a < end <= b))
+        parts = divider.divide(piece)
+        assert _joined([part for _, part in parts]) == piece
+        for key, part in parts:
+            found[key].append(part)
+    for_val = set(chosen(len(texts), fraction))
+    for key in ("train", "val"):
+        expected = [text for i, text in enumerate(texts) if (i in for_val) == (key == "val")]
+        text, places = _joined(found[key])
+        assert text == "".join(expected)
+        assert list(places) == np.cumsum([len(text) for text in expected], dtype=int).tolist()
+
+
+def test_each_source_is_in_both_splits(pets: list[str]) -> None:
+    dataset = prepare(pets)
+    for_val = chosen(350)
+    documents = [*CATS, *DOGS]
+    train, val = texts_of(dataset)
+    assert val == joined(documents, for_val)
+    assert train == joined(documents, sorted(set(range(350)) - set(for_val)))
+    assert (dataset.split, dataset.split_seed, dataset.documents) == ("documents", 1, 350)
+    assert (dataset.train_characters, dataset.val_characters) == (len(train), len(val))
+    of_cats = joined(documents, [i for i in for_val if i < 200])
+    about = [(part.source, part.bytes, part.tokens) for part in dataset.val_parts]
+    cats, dogs = len(of_cats), len(val) - len(of_cats)
+    assert about == [("cats.jsonl", cats, cats), ("dogs.jsonl", dogs + 2 * val.count("猫"), dogs)]
+    assert open_dataset(dataset.path).val_parts == dataset.val_parts
+
+
+@needs_gpt2
+@pytest.mark.parametrize("spec", ["char", "byte", "bpe:300", "gpt2"])
+def test_chunks_of_any_size_make_the_same_splits(
+    spec: str, pets: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"tokenizer": spec, "offline": True, "val_fraction": 0.2}
+    whole = prepare(pets, **options)
+    for module in (records, text_files, bins):
+        monkeypatch.setattr(module, "PIECE", 37)
+    monkeypatch.setattr(bins, "cores", lambda: 3)
+    again = prepare(pets, data_dir="chunks", **options)
+    for name in ("train.bin", "val.bin", "tokenizer.json"):
+        assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
+    assert (again.bigram_loss, again.val_bytes) == (whole.bigram_loss, whole.val_bytes)
+    assert sum(part.tokens for part in again.val_parts) == again.val_tokens
+
+
+@needs_gpt2
+def test_chosen_documents_keep_their_ends(pets: list[str]) -> None:
+    dataset = prepare(pets, tokenizer="gpt2", offline=True)
+    documents = [*CATS, *DOGS]
+    expected = {"train": set(range(350)) - set(chosen(350)), "val": set(chosen(350))}
+    for key, ids in (("train", dataset.train), ("val", dataset.val)):
+        found = np.split(ids, np.flatnonzero(ids == END) + 1)
+        assert found.pop().size == 0
+        texts = [dataset.tokenizer.decode(part[:-1]) for part in found]
+        assert texts == [documents[i] for i in sorted(expected[key])]
+    begin = 0
+    for part, marks in zip(dataset.val_parts, ("Cat", "DOG"), strict=True):
+        ids = dataset.val[begin : begin + part.tokens]
+        assert ids[-1] == END
+        text = dataset.tokenizer.decode(ids[ids != END])
+        assert text.count(marks) == sum(ids == END) and part.bytes == len(text.encode())
+        begin += part.tokens
+    assert begin == dataset.val_tokens
+
+
+@pytest.mark.parametrize("spec", ["char", "byte", "bpe:300"])
+def test_the_parts_of_a_tail(spec: str, here: Path) -> None:
+    for name, text in {"a": "aaa bbb\n" * 30, "b": "ccc ddd\n" * 10, "c": "猫 fff\n" * 10}.items():
+        (here / name).write_text(text, encoding="utf-8")
+    dataset = prepare(["a", "b", "c"], tokenizer=spec, val_fraction=0.5)
+    assert [part.source for part in dataset.val_parts] == ["a", "b", "c"]
+    begin, found = 0, []
+    for part in dataset.val_parts:
+        found.append(dataset.tokenizer.decode(dataset.val[begin : begin + part.tokens]))
+        assert part.bytes == len(found[-1].encode())
+        begin += part.tokens
+    assert found[1:] == ["ccc ddd\n" * 10, "猫 fff\n" * 10]
+    assert "a" * 3 in found[0] and begin == dataset.val_tokens
+    assert dataset.split == "tail" and dataset.split_seed is None
+
+
+# --- Which kind of split --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "fraction", "split"),
+    [
+        (99, 0.1, "tail"),
+        (100, 0.1, "documents"),
+        (100, 0.09, "tail"),
+        (20, 0.5, "documents"),
+        (99, 0.9, "tail"),
+    ],
+)
+def test_many_documents_are_split_by_default(
+    count: int, fraction: float, split: str, here: Path
+) -> None:
+    (here / "cats.jsonl").write_bytes(lines(CATS[:count]))
+    assert prepare("cats.jsonl", val_fraction=fraction).split == split
+    (here / "cats").mkdir()
+    for i in range(count):
+        (here / "cats" / f"{i:03}.txt").write_text(CATS[i] + "\n")
+    folder = prepare("cats", val_fraction=fraction, name="folder")
+    assert folder.split == split
+    assert texts_of(folder) == texts_of(open_dataset("cats-char"))
+    (here / "cats.txt").write_text(joined(CATS, range(count)))
+    assert prepare("cats.txt", val_fraction=fraction, name="text").split == "tail"
+    asked = prepare("cats.jsonl", val_fraction=fraction, split="tail", name="asked")
+    assert asked.val_characters == -int(-len(joined(CATS, range(count))) * fraction // 1)
+
+
+def test_what_is_recorded_prepares_the_same_again(
+    pets: list[str], here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for options in ({"split": "tail"}, {"split_seed": 5, "val_fraction": 0.2}, {}):
+        dataset = prepare(pets, name="pets", force=True, **options)
+        words = shlex.split(prepare_command(dataset))
+        expected = {path.name: path.read_bytes() for path in dataset.path.iterdir()}
+        command(*words[1:], "--data-dir", "again", "--force", cwd=here)
+        again = {path.name: path.read_bytes() for path in Path("again/pets").iterdir()}
+        assert again == expected, words
+    assert [entry.split for entry in attnlm.list_datasets()] == ["documents"]
+    assert "documents" in command("list", "datasets", cwd=here).stdout
+
+
+def test_another_choice_of_documents_is_other_content(pets: list[str]) -> None:
+    events: list[object] = []
+    prepare(pets, name="pets")
+    prepare(pets, name="pets", split="documents", split_seed=1, on_event=events.append)
+    assert any(isinstance(event, Note) and "the same text" in event.text for event in events)
+    with pytest.raises(AttnlmError, match="exists with other content"):
+        prepare(pets, name="pets", split_seed=2)
+    with pytest.raises(AttnlmError, match="exists with `split` documents, not tail") as caught:
+        prepare(pets, name="pets", split="tail")
+    assert "`split` documents uses it, `force` replaces it" in caught.value.hint
+    (Path("cats.jsonl")).write_bytes(lines([*CATS[1:], CATS[0]]))
+    with pytest.raises(AttnlmError, match="exists with other content"):
+        prepare(pets, name="pets")
+
+
+def test_byte_pairs_are_trained_on_the_documents_for_training(here: Path) -> None:
+    for_val = set(chosen(100))
+    texts = ["xyxyxyxy" if i in for_val else "abababab" for i in range(100)]
+    (here / "t.jsonl").write_bytes(lines(texts))
+    dataset = prepare("t.jsonl", tokenizer="bpe:290")
+    learned = [dataset.tokenizer.decode([token]) for token in range(256, dataset.vocab_size)]
+    assert any("ab" in token for token in learned)
+    assert not any("x" in token for token in learned)
+
+
+def test_documents_of_very_different_lengths_are_reported(here: Path) -> None:
+    texts = [text * (100 if i in chosen(200) else 1) for i, text in enumerate(CATS)]
+    (here / "cats.jsonl").write_bytes(lines(texts))
+    events: list[object] = []
+    prepare("cats.jsonl", on_event=events.append)
+    (note,) = [event.text for event in events if isinstance(event, Note) and "of the" in event.text]
+    assert "the documents for validation have 9" in note and "`split_seed`" in note
+    assert "`split` tail" in note
+
+
+# --- What is said ---------------------------------------------------------------------------------
+
+
+def test_prepare_says_what_the_validation_split_is_made_of(pets: list[str], here: Path) -> None:
+    (here / "a.txt").write_text("fortunes\n" * 50)
+    (here / "b.txt").write_text("jargon\n" * 50)
+
+    def said(*arguments: str) -> str:
+        shown = command("prepare", *arguments, "--force", cwd=here).stderr
+        (line,) = [line for line in shown.splitlines() if line.startswith("validation ")]
+        return line.removeprefix("validation").strip()
+
+    assert said("a.txt") == "the last 10%"
+    assert said("a.txt", "b.txt") == "the last 10%, only from b.txt"
+    assert said("a.txt", "b.txt", "--val-fraction", "0.75").startswith("the last 75%, from a.txt 4")
+    assert said("a.txt", "--val-file", "b.txt") == "b.txt"
+    words = said(*pets, "--split-seed", "7")
+    assert words.startswith("10% of the documents, chosen with seed 7, from cats.jsonl ")
+    assert ", dogs.jsonl " in words and words.endswith("%")
+    done = command("prepare", *pets, "--split-seed", "7", "--force", "--json", cwd=here)
+    found = json.loads(done.stdout)
+    assert (found["split"], found["split_seed"]) == ("documents", 7)
+    assert [part["source"] for part in found["val_parts"]] == pets
+
+
+def test_what_cannot_be_divided_is_refused(here: Path) -> None:
+    (here / "a.txt").write_text("fortunes\n" * 50)
+    (here / "b.txt").write_text("jargon\n" * 50)
+    by_documents = ("--split", "documents")
+    for arguments, code, says, hints in (
+        (("a.txt", *by_documents), 1, "a.txt is a single document", "--split tail"),
+        (("a.txt", "b.txt", *by_documents), 1, "0.1 of 2 documents", "--val-fraction 0.5 or"),
+        (("a.txt", "--split-seed", "1"), 2, "--split-seed needs --split documents", "leave out"),
+        (("a.txt", "--val-file", "b.txt", *by_documents), 2, "combined with --split", "only one"),
+        (("a.txt", "--val-file", "b.txt", "--split-seed", "1"), 2, "--split-seed", "only one"),
+        (("a.txt", "--split", "tial"), 2, "--split", "tail"),
+        (("a.txt", "--split-seed", "-1"), 2, "--split-seed", "at least 0"),
+    ):
+        fails("prepare", *arguments, cwd=here, code=code, says=says, hints=hints)
+        assert not list((here / "data").glob("*"))
+    dataset = prepare(["a.txt", "b.txt"], split="documents", val_fraction=0.5)
+    assert "".join(sorted(texts_of(dataset), key=len)) == "jargon\n" * 50 + "fortunes\n" * 50
+    with pytest.raises(UsageError, match="`split`"):
+        prepare("missing.txt", split="")
+
+
+def test_a_chosen_document_of_one_token_is_too_short(here: Path) -> None:
+    (here / "t.jsonl").write_bytes(lines(["abc"] * 9 + ["\n"] * 11))
+    by_documents: dict[str, Any] = {"split": "documents", "val_fraction": 0.05}
+    seed = next(seed for seed in range(99) if chosen(20, "0.05", seed)[0] > 9)
+    with pytest.raises(AttnlmError, match=r"validation split of t\.jsonl has fewer than two"):
+        prepare("t.jsonl", split_seed=seed, **by_documents)
+
+
+# --- Losses of sources ----------------------------------------------------------------------------
+
+
+def train(dataset: Dataset, **settings: Any) -> attnlm.Run:
+    sizes: dict[str, Any] = {"model": "bigram", "block_size": 8, "steps": 3, "seed": 1}
+    return attnlm.train(dataset, device="cpu", **{**sizes, **settings})
+
+
+def test_the_loss_of_each_source_is_that_of_its_part(pets: list[str], here: Path) -> None:
+    dataset = prepare(pets)
+    run = train(dataset)
+    plain = attnlm.evaluate(run, device="cpu")
+    found = attnlm.evaluate(run, device="cpu", by_source=True)
+    assert (found.loss, found.tokens) == (plain.loss, plain.tokens) and plain.sources == ()
+    for (source, part), name, texts in zip(found.sources, pets, (CATS, DOGS), strict=True):
+        begin = 0 if texts is CATS else 200
+        own = joined([""] * begin + texts, [i for i in chosen(350) if 0 <= i - begin < len(texts)])
+        (here / f"{name}.txt").write_text(own, encoding="utf-8")
+        alone = prepare("cats.jsonl", val_file=f"{name}.txt", tokenizer=dataset.path, name=name)
+        expected = attnlm.evaluate(run, data=alone, device="cpu")
+        assert source == name and part is not None
+        assert part.tokens == len(own) - 1 == expected.tokens
+        assert part.loss == pytest.approx(expected.loss, rel=1e-6)
+        assert part.bits_per_byte == pytest.approx(expected.bits_per_byte, rel=1e-6)
+    done = command("eval", run.path, "--json", cwd=here)
+    listed = json.loads(done.stdout)["sources"]
+    assert [one["source"] for one in listed] == pets
+    for one, (_, part) in zip(listed, found.sources, strict=True):
+        assert part is not None and one["val_loss"] == pytest.approx(part.loss, rel=1e-6)
+        assert one["bits_per_byte"] == pytest.approx(part.bits_per_byte, rel=1e-6)
+        assert one["tokens"] == part.tokens
+    table = command("eval", run.path, cwd=here).stdout.splitlines()
+    assert [line.split()[0] for line in table[1:]] == ["source", *pets]
+
+
+def test_a_part_shorter_than_a_window_has_no_loss(here: Path) -> None:
+    for name, size in {"a": 900, "b": 12, "c": 100}.items():
+        (here / name).write_text("ab" * (size // 2))
+    run = train(prepare(["a", "b", "c"], val_fraction=0.2), block_size=12)
+    listed = json.loads(command("eval", run.path, "--json", cwd=here).stdout)["sources"]
+    assert [one["val_loss"] is None for one in listed] == [False, True, False]
+    assert listed[1] == {"source": "b", "val_loss": None, "bits_per_byte": None, "tokens": 0}
+    shown = command("eval", run.path, cwd=here)
+    assert shown.stdout.splitlines()[3].split() == ["b", "–", "–", "–"]
+    assert "– shorter than a window of 12 tokens" in shown.stderr
+
+
+def test_a_single_source_has_no_table(here: Path) -> None:
+    (here / "a").write_text("ab" * 500)
+    (here / "b").write_text("ba" * 500)
+    run = train(prepare("a"))
+    assert json.loads(command("eval", run.path, "--json", cwd=here).stdout)["sources"] == []
+    run = train(prepare(["a", "b"]))
+    found = json.loads(command("eval", run.path, "--json", cwd=here).stdout)
+    assert [one["source"] for one in found["sources"]] == ["b"]
+    assert found["sources"][0]["val_loss"] == found["val_loss"]
+    assert len(command("eval", run.path, cwd=here).stdout.splitlines()) == 1
+
+
+def test_of_a_long_split_a_share_of_each_source_is_measured(
+    pets: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = prepare(pets)
+    run = train(dataset)
+    monkeypatch.setattr(evaluation, "MOST_TOKENS", dataset.val_tokens // 2)
+    for part, (_, found) in zip(
+        dataset.val_parts,
+        attnlm.evaluate(run, device="cpu", by_source=True).sources,
+        strict=True,
+    ):
+        assert found is not None and part.tokens / 2 - 8 <= found.tokens <= part.tokens / 2
+
+
+def test_more_sources_than_can_be_listed_are_one(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "MOST_PARTS", 3)
+    monkeypatch.setattr("attnlm.data.prepare.MOST_PARTS", 3)
+    (here / "many").mkdir()
+    for name in "abcd":
+        (here / "many" / name).write_text(name * 300)
+    for sources, parts in ((["many/a", "many/b", "many/c"], ["many/c"]), ("many", [])):
+        dataset = prepare(sources, name=str(len(parts)))
+        assert [part.source for part in dataset.val_parts] == parts
+    (here / "many" / "d").unlink()
+    assert [part.source for part in prepare("many", val_fraction=0.5).val_parts] == [
+        *("many/b", "many/c")
+    ]
+    (here / "d").write_text("d" * 300)
+    events: list[object] = []
+    alternating = [*["many/c", "d"] * 2]
+    assert prepare(alternating, name="alternating", val_fraction=0.9).val_parts == ()
+    four = prepare(["many/a", "many/b", "many/c", "d"], name="four", on_event=events.append)
+    assert four.val_parts == ()
+    assert any(isinstance(event, Note) and "more than 3 sources" in event.text for event in events)
+
+
+def test_data_sets_of_version_1_0_have_the_tail(here: Path) -> None:
+    (here / "cats.txt").write_text("The cat sat.\n" * 50)
+    path = prepare("cats.txt").path / "meta.json"
+    meta = files.read_json(path)
+    older = {key: meta[key] for key in meta if key not in ("split", "split_seed", "val_parts")}
+    files.write_json(path, older)
+    dataset = open_dataset("cats-char")
+    assert (dataset.split, dataset.split_seed, dataset.val_parts) == ("tail", None, ())
+    assert prepare("cats.txt").path == path.parent  # it is the same
+    assert attnlm.evaluate(train(dataset), device="cpu", by_source=True).sources == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"split": "head"},
+        {"split_seed": -1},
+        {"val_parts": [{"source": "a", "tokens": 3, "bytes": 3}]},
+        {"val_parts": [{"source": "a", "tokens": 0, "bytes": 3}]},
+        {"val_parts": [5]},
+    ],
+    ids=str,
+)
+def test_a_hostile_description_of_the_split_is_refused(changes: dict[str, Any], here: Path) -> None:
+    (here / "cats.txt").write_text("The cat sat.\n" * 50)
+    path = prepare("cats.txt").path / "meta.json"
+    files.write_json(path, {**files.read_json(path), **changes})
+    with pytest.raises(AttnlmError, match=r"meta\.json is not valid"):
+        open_dataset("cats-char")

@@ -1,0 +1,170 @@
+"""Presets, what a user may change in them, and what is refused, with hints that work."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from attnlm.base.errors import UsageError
+from attnlm.base.settings import Settings, fields_of
+from attnlm.config.settings import Config, resolve
+from attnlm.config.training import TrainingConfig
+from attnlm.config.variants import variant
+from attnlm.model import textbook
+from attnlm.model.architecture import MODELS, PRESETS, RUNGS, Architecture
+from attnlm.model.inspection import model_skeleton, parameter_shapes, parameters_of
+from attnlm.model.language_model import build_model
+from attnlm.model.sizes import weight_shapes
+from tests.models import SIZES, VARIANTS
+from tests.tolerances import assert_near
+
+V = 7
+
+
+def values(record: type, name: str) -> st.SearchStrategy[Any]:
+    """Small values of a setting, and some that it can't have."""
+    described = fields_of(record)[name]
+    if choices := described.metadata["choices"]:
+        return st.sampled_from([*choices, choices[-1] + "x"])
+    kind = str(described.type).partition(" ")[0]
+    found: dict[str, list[object]] = {
+        "bool": [False, True, 1],
+        "int": [*range(-1, 7), 2.0, *([2**41] if name != "layers" else [])],
+        "str": ["query", "down,gate", "all", "quary"],
+        "float": [0.0, 1e-3, 0.5, 1, 2.0, float("nan"), "1", 1e13],
+    }
+    return st.sampled_from(found[kind])
+
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        name: values(record, name)
+        for record in (Architecture, TrainingConfig)
+        for name in fields_of(record)
+        if name != "wide_heads"
+    },
+)
+
+
+def followed(settings: Settings, error: UsageError) -> Settings:
+    """The settings, changed as an error's hint says."""
+    hint = error.hint or ""
+    (name, *_) = re.findall(r"`(\w+)`", error.message)  # every refusal names a setting
+    if limits := dict(re.findall(r"(at least|at most|above|below) ([-+.e\d]+)", hint)):
+        words = next(
+            words for words in ("at least", "at most", "above", "below") if words in limits
+        )
+        beyond = {"above": 1, "below": -1}.get(words, 0)
+        return {**settings, name: json.loads(limits[words]) + beyond}
+    if found := re.search(r"must be (true|a whole number|a number)", hint):
+        return {**settings, name: {"true": True, "a whole number": 1}.get(found[1], 0.5)}
+    if found := re.search(r"did you mean ([\w-]+)\?|choose from ([^,]+)|applies to ([^ ,]+)", hint):
+        chosen = next(filter(None, found.groups()))
+        return {**settings, "model" if found[3] else name: chosen}
+    if found := re.search(r"use `(\w+)` ([^ ,]+)", hint):
+        value = found[2] if found[2][0].isalpha() else json.loads(found[2])
+        return {**settings, found[1]: value}
+    if hint == "add a `projection`":
+        return {**settings, "projection": True}
+    assert hint in (f"leave `{name}` out", "leave one of them out", "use only one of them"), hint
+    return {k: v for k, v in settings.items() if k != name}
+
+
+def resolved(settings: Settings) -> Config:
+    """Settings, changed by the hints of what is refused until nothing is."""
+    for _ in range(2 * len(settings) + 5):
+        try:
+            return resolve(settings)
+        except UsageError as error:
+            settings = followed(settings, error)
+    raise AssertionError(settings)
+
+
+@pytest.mark.parametrize("name", fields_of(Architecture))
+def test_every_part_and_each_of_its_choices_is_in_a_variant(name: str) -> None:
+    """The tests of the textbook pass, its script, the decoder in C and pages take each variant."""
+    described = fields_of(Architecture)[name]
+    values = {getattr(resolve(variant(model), SIZES).spec, name) for model in VARIANTS}
+    assert values - {described.default}
+    assert values >= set(described.metadata["choices"] or ())
+
+
+@examples(max_examples=70)
+@given(SETTINGS)
+def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Settings) -> None:
+    config = resolved(settings)
+    a = config.spec
+    assert resolve({}, config.settings()) == resolve(config.settings()) == config
+    skeleton = model_skeleton(a, V)
+    shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
+    assert parameter_shapes(a, V) == weight_shapes(a, V) == shapes
+    if parameters_of(a, V) > 10**6 or a.block_size > 100:
+        return
+    model = build_model(a, V).double().eval()
+    ids_T = torch.arange(a.block_size) % V
+    expected = textbook.forward(a, dict(model.state_dict()), ids_T)
+    assert_near(model(ids_T[None])[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("bigram:heads=4", "`heads` does not apply to bigram", "multi-head"),
+        ("multi-head:heads=3:embed_dim=32", "not divisible by", "`embed_dim` 30 or 33"),
+        ("multi-head:heads=5", "not divisible by", "use `heads` 4 or 8, or `embed_dim` 60 or 65"),
+        ("multi-head:heads=99", "not divisible by", "use `heads` 64, or `embed_dim` 99"),
+        ("transformer:heads=48", "not divisible by", "use `heads` 32 or 64, or `embed_dim` 96 or"),
+        ("transformer:embed_dim=9:heads=2", "not divisible by", "use `embed_dim` 8 or 12"),
+        ("transformer:head_size=5", "even `head_size`", "`head_size` 6"),
+        ("transformer:block_size=1048576", "too large", "`block_size` 524288"),
+        ("qwen3:kv_heads=3", "`heads` 4 is not divisible by `kv_heads` 3", "`kv_heads` 2 or 4"),
+        ("qwen3:kv_heads=8", "`heads` 4 is not divisible by `kv_heads` 8", "`kv_heads` 4"),
+        ("gpt2:projection=false:head_size=3", "a residual stream needs", "`projection`"),
+        ("llama:attention=none:mlp=none", "does nothing", "`attention` softmax"),
+        ("llama:attention=uniform", "rotary needs", "`positions` learned"),
+        ("gpt2:rotary_base=9", "without `positions` rotary", "leave `rotary_base` out"),
+        ("gpt2:norm=none:norm_epsilon=0.1", "without a `norm`", "leave `norm_epsilon` out"),
+        ("llama:projection=false:mlp=none:bias=true", "without a `projection`", "leave `bias` out"),
+        ("gpt2:residual=false:attention=uniform:dropout=0.1", "without `residual`", "leave"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(name: str, message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolve(variant(name))
+    assert message in caught.value.message
+    assert caught.value.hint is not None and hint in caught.value.hint
+
+
+def test_presets_are_the_models_and_the_largest_take_every_part() -> None:
+    assert tuple(PRESETS) == MODELS and MODELS[:7] == RUNGS
+    parts = set(fields_of(Architecture)) - {"model", "wide_heads"}
+    assert all(set(PRESETS[model].settings) == parts for model in MODELS[6:])
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "count"),
+    [
+        ("gpt2:layers=12:embed_dim=768:heads=12:block_size=1024", 50257, 124_439_808),
+        ("llama:layers=32:embed_dim=4096:heads=32:mlp_width=11008", 32000, 6_738_415_616),
+        (
+            "qwen3:layers=28:embed_dim=1024:heads=16:kv_heads=8:head_size=128:mlp_width=3072",
+            151_936,
+            596_049_920,
+        ),
+    ],
+)
+def test_published_shapes_have_their_published_sizes(
+    name: str, vocab_size: int, count: int
+) -> None:
+    a = resolve(variant(name)).spec
+    assert parameters_of(a, vocab_size) == count
+    assert resolve(variant("transformer:embed_dim=40")).spec.mlp_dim == 112  # whole eights
+    assert (a.rotary_base, a.norm_epsilon) == ((1e6, 1e-6) if a.model == "qwen3" else (1e4, 1e-5))

@@ -1,0 +1,319 @@
+"""The package as a notebook meets it: its names, its help, and what its calls take and refuse."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pydoc
+import re
+import shutil
+import signal
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import attnlm
+from attnlm.config.settings import RECORD_OF, described_settings, help_of
+from attnlm.model.architecture import RUNGS
+from attnlm.workflows import speed_check
+from tests.command import attnlm as command
+
+SMALL: dict[str, Any] = {"model": "single-head", "embed_dim": 8, "block_size": 8, "seed": 1}
+
+
+# --- Names and help -------------------------------------------------------------------------------
+
+
+def test_every_name_is_listed_loaded_and_seen_by_type_checkers() -> None:
+    assert dir(attnlm) == sorted(attnlm.__all__)
+    for name in attnlm.__all__:
+        assert inspect.getdoc(getattr(attnlm, name)), name
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        getattr(attnlm, "no_such_name")  # noqa: B009
+    (block, *_) = (
+        node
+        for node in ast.parse(inspect.getsource(attnlm)).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    imported = {
+        (alias.name, node.module)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == {(name, f"attnlm.{home}") for name, home in attnlm._HOMES.items()}
+    assert {name for name, _ in imported} == set(attnlm.__all__) - {"__version__"}
+
+
+def test_help_explains_the_package() -> None:
+    text = pydoc.plain(pydoc.render_doc(attnlm))
+    functions = [name for name in attnlm.__all__ if inspect.isroutine(getattr(attnlm, name))]
+    assert len(functions) > 7
+    for name in functions:
+        assert re.search(rf"^    {name}\(", text, re.MULTILINE)  # pydoc shows it
+        assert re.search(rf"\b{name}\b", attnlm.__doc__ or "")
+    for documented in (attnlm, attnlm.Batches):
+        assert "a baseline in the same loop" in " ".join((inspect.getdoc(documented) or "").split())
+
+
+def examples() -> Iterator[Any]:
+    """The indented lines of the docstrings of all public functions, methods and classes, and those
+    of the package from its first import on."""
+    _, about = inspect.cleandoc(attnlm.__doc__ or "").split("An example:\n\n")
+    yield pytest.param(textwrap.dedent(about.partition("\n\nNothing")[0]), id="attnlm")
+    for name in attnlm.__all__:
+        value = getattr(attnlm, name)
+        if not callable(value):
+            continue
+        of_class = vars(value).items() if isinstance(value, type) else ()
+        methods = ((f"{name}.{n}", m) for n, m in of_class if inspect.isfunction(m))
+        for title, documented in [(name, value), *methods]:
+            doc = inspect.getdoc(documented) or ""
+            about, _, _ = doc.partition("\nSettings; their")
+            found = re.search(r"\n\n((?:    .*\n?|\n)+)", about)
+            if found is not None:
+                yield pytest.param(textwrap.dedent(found[1]), id=title)
+
+
+EXAMPLES = list(examples())
+
+
+@pytest.fixture(scope="module")
+def small_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the examples name."""
+    folder = tmp_path_factory.mktemp("examples")
+    (folder / "tales.txt").write_text("Once upon a time there was a fox.\n" * 60)
+    (folder / "my-novel.txt").write_text("It was a dark and stormy night. " * 900)
+    dataset = attnlm.prepare(folder / "tales.txt", data_dir=folder / "data", name="tales-char")
+    runs = folder / "checkpoints"
+    sizes: dict[str, Any] = {"embed_dim": 8, "heads": 2, "block_size": 16, "steps": 2, "seed": 1}
+    for model in ("bigram", "transformer", "multi-head"):
+        sizes_of = sizes if model != "bigram" else {"block_size": 16, "steps": 2, "seed": 1}
+        attnlm.train(dataset, model=model, checkpoint_dir=runs, **sizes_of)
+    attnlm.export(runs / "transformer-001", folder / "exported")
+    return folder
+
+
+def test_every_function_has_an_example() -> None:
+    functions = {name for name in attnlm.__all__ if inspect.isfunction(getattr(attnlm, name))}
+    assert functions < {example.id for example in EXAMPLES}
+    assert {"ProgressBar", "Run.attention", "Run.metrics", "Run.model"} < {e.id for e in EXAMPLES}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_run(
+    example: str, small_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(small_project, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(speed_check, "check_speed", lambda: ("fast", ""))
+    if "export(" in example:
+        shutil.rmtree("exported")
+    sizes = "" if "ladder(" in example else ", embed_dim=8, block_size=16"
+    small = re.sub(r"steps=\d+", f"steps=2{sizes}", example)
+    small = small.replace('"tales"', '"tales.txt"')
+    exec(small, {"attnlm": attnlm, "torch": torch, "run": attnlm.open_run("multi-head-001")})
+
+
+def test_help_of_train_lists_every_setting_with_its_limits() -> None:
+    text = pydoc.plain(pydoc.render_doc(attnlm.train))
+    for name in RECORD_OF:
+        assert re.search(rf"^ +{name} : (bool|int|float|str)\b", text, re.MULTILINE), name
+        assert help_of(name) in text
+    described = described_settings()
+    assert "embed_dim : int, at least 1, at most 1048576\n    width" in described
+    assert "dropout : float, at least 0, below 1\n" in described
+    assert "budget : float, above 0, at most 100000000\n" in described
+
+
+# --- What the calls take --------------------------------------------------------------------------
+
+
+def test_train_takes_a_dataset_a_path_a_name_or_the_latest(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained)
+    opened = attnlm.open_dataset("foxes")
+    given: list[Any] = [opened, opened.path, str(opened.path.absolute()), "foxes", None]
+    losses = [
+        attnlm.train(dataset, checkpoint_dir=tmp_path, steps=1, **SMALL).metrics()[-1]["val_loss"]
+        for dataset in given
+    ]
+    assert len(set(losses)) == 1
+    assert attnlm.open_dataset(opened) is opened
+    assert attnlm.open_dataset(opened, verify=True) is not opened
+
+
+def test_a_run_can_be_given_wherever_a_name_can(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained)
+    dataset = attnlm.open_dataset("foxes")
+    run = attnlm.train(dataset, checkpoint_dir=str(tmp_path), steps=1, **SMALL)
+    name, runs = run.name, str(tmp_path)
+    assert attnlm.open_run(run) is run
+    assert attnlm.open_run(checkpoint_dir=runs) == attnlm.open_run(name, checkpoint_dir=runs) == run
+    loss = attnlm.evaluate(run, data=dataset).loss
+    assert loss == attnlm.evaluate(name, data="foxes", checkpoint_dir=runs).loss
+    text = "".join(attnlm.sample(run, tokens=9, seed=1))
+    assert text == "".join(attnlm.sample(name, tokens=9, seed=1, checkpoint_dir=runs))
+    attnlm.train(resume=name, checkpoint_dir=runs, steps=2)
+    # What `run` says of its steps is out of date by now.
+    assert attnlm.train(resume=run, steps=3).metrics()[-1]["step"] == 3
+    assert attnlm.train(resume=run, patience=9).config.training.steps == 3
+
+
+def test_what_is_neither_a_name_nor_opened_is_refused(trained: Path) -> None:
+    run: Any = attnlm.open_run("bigram", checkpoint_dir=trained / "checkpoints")
+    dataset: Any = attnlm.open_dataset(trained / "data" / "foxes")
+    calls: list[tuple[Callable[[], object], str]] = [
+        (lambda: attnlm.train(run), "a data set cannot be of type Run"),
+        (lambda: attnlm.train(resume=dataset), "a run cannot be of type Dataset"),
+        (lambda: attnlm.sample(dataset), "a run cannot be of type Dataset"),
+        (lambda: attnlm.samples(run.parameters, num_samples=2), "a run cannot be of type int"),
+        (lambda: attnlm.evaluate(run, data=run), "a data set cannot be of type Run"),
+        (lambda: attnlm.load_model(dataset), "a run cannot be of type Dataset"),
+    ]
+    for call, says in calls:
+        with pytest.raises(attnlm.UsageError, match=says) as raised:
+            call()
+        assert "pass a name, a path or an open" in raised.value.hint
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_a_model_takes_what_the_tokenizer_gives(
+    name: str, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any length for a bigram, which sees one token; else up to the context."""
+    monkeypatch.chdir(trained)
+    run = attnlm.open_run(name)
+    model, device = attnlm.load_model(name)
+    assert not model.training and device.name in ("cpu", "cuda", "mps")
+    assert run.config.spec.block_size == 16
+    for text in ("the ", "the quick brown ", *["the quick brown fox"] * (name == "bigram")):
+        ids = torch.tensor([run.tokenizer.encode(text)], device=device.torch)
+        assert model(ids).shape == (1, len(text), run.vocab_size)
+
+
+# --- Texts ----------------------------------------------------------------------------------------
+
+
+def test_sample_yields_one_text_and_samples_returns_several(trained: Path) -> None:
+    run = attnlm.open_run("single-head", checkpoint_dir=trained / "checkpoints")
+    how: dict[str, Any] = {"tokens": 12, "prompt": "the "}
+    pieces = list(attnlm.sample(run, num_samples=1, seed=3, **how))
+    assert pieces[0] == "the " and len(pieces) > 2
+    texts = attnlm.samples(run, num_samples=3, seed=3, **how)
+    assert texts[0] == "".join(pieces)
+    assert len(set(texts)) == 3
+    assert all(text.startswith("the ") and len(text) == 16 for text in texts)
+    assert attnlm.samples(run, num_samples=1, seed=3, **how) == texts[:1]
+    many = {**how, "prompt": ["", how["prompt"], "a"]}
+    found = attnlm.samples(run, num_samples=3, seed=3, **many)
+    assert found[3:6] == texts and len(found) == 9
+    assert attnlm.samples(run, seed=3, **many) == found[::3]
+    assert attnlm.samples(run, **{**how, "prompt": []}) == []
+    with pytest.raises(attnlm.UsageError, match="one text") as raised:
+        attnlm.sample(run, num_samples=3)
+    assert "attnlm.samples(" in raised.value.hint
+    with pytest.raises(attnlm.UsageError, match="invalid value for `num_samples`: 0"):
+        attnlm.samples(run, num_samples=0)
+
+    events: list[Any] = []  # a drawn seed is reported and gives the same texts
+    one = "".join(attnlm.sample(run, **how, on_event=events.append))
+    several = attnlm.samples(run, num_samples=2, **how, on_event=events.append)
+    first, second = (int(event.text.removeprefix("seed ")) for event in events)
+    assert "".join(attnlm.sample(run, seed=first, **how)) == one
+    assert attnlm.samples(run, num_samples=2, seed=second, **how) == several
+
+
+# --- What commands print is returned --------------------------------------------------------------
+
+
+def test_heads_traces_and_reports_are_what_the_commands_show(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(trained)
+    about: dict[str, Any] = {"windows": 3, "ablate": True}
+    found = attnlm.heads("multi-head", **about)
+    flags = ("multi-head", "--windows", "3", "--ablate")
+    assert isinstance(found, attnlm.HeadsReport) and len(found.heads) == 2
+    assert f"{found}\n" == command("heads", *flags, cwd=trained).stdout
+    assert repr(found) == "<HeadsReport of 'multi-head': 2 heads>"
+    traced = attnlm.trace("multi-head", "the fox")
+    assert isinstance(traced, attnlm.Trace)
+    assert f"{traced}\n" == command("trace", "the fox", "multi-head", cwd=trained).stdout
+    code = command("trace", "the fox", "multi-head", "--as-code", cwd=trained).stdout
+    assert traced.as_code() == code
+    gathered = attnlm.report("multi-head", text="the fox", **about)
+    assert isinstance(gathered, attnlm.Report) and len(repr(gathered)) < 200
+    page = gathered.write_page(tmp_path / "ours.html")
+    command("report", *flags, "--text", "the fox", "-o", tmp_path / "theirs.html", cwd=trained)
+    assert page.read_bytes() == (tmp_path / "theirs.html").read_bytes()
+    (tmp_path / "mine.txt").write_text("the fox jumps")
+    measured = attnlm.heads("multi-head", text=str(tmp_path / "mine.txt"))
+    assert (measured.windows, measured.window) == (1, 12)
+    for call in (attnlm.heads, attnlm.report):
+        with pytest.raises(attnlm.UsageError, match="invalid value for `windows`: 0"):
+            call("multi-head", windows=0)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_ladder_is_trained_and_compared(trained: Path, tmp_path: Path, capsys: Any) -> None:
+    events: list[object] = []
+    settings: dict[str, Any] = {"steps": 2, "seed": 1, "tokens": 5, "on_event": events.append}
+    dataset = trained / "data" / "foxes"
+    compared = attnlm.ladder(dataset, rungs="bigram, average", checkpoint_dir=tmp_path, **settings)
+    assert isinstance(compared, attnlm.Ladder)
+    assert repr(compared).startswith("<Ladder 'ladder-001': bigram ")
+    assert [rung.model for rung in compared.rungs] == ["bigram", "average"]
+    assert any(isinstance(event, attnlm.LadderStarted) for event in events)
+    assert compared.write_page() == tmp_path / "ladder-001" / "index.html"
+    assert capsys.readouterr() == ("", "")
+
+
+# --- What is shown --------------------------------------------------------------------------------
+
+
+def test_runs_data_sets_and_events_are_shown_in_a_line(trained: Path, tmp_path: Path) -> None:
+    events: list[object] = []
+    (tmp_path / "t.txt").write_text("the quick brown fox. " * 60)
+    dataset = attnlm.prepare(tmp_path / "t.txt", data_dir=tmp_path, on_event=events.append)
+    run = attnlm.train(dataset, checkpoint_dir=tmp_path, steps=3, on_event=events.append, **SMALL)
+    assert repr(run) == f"<Run 'single-head-001': single-head, {run.parameters} parameters>"
+    assert repr(dataset).startswith("<Dataset 't-char': 17 ids (char), 1,134 training and 126 ")
+    assert len(repr(dataset)) < 100
+    kinds = {type(event).__name__ for event in events}
+    assert kinds >= {"Progress", "Started", "Evaluated", "Finished"}
+    for event in events:
+        assert type(event) is getattr(attnlm, type(event).__name__)
+        assert "\n" not in repr(event) and len(repr(event)) < 300
+
+
+def test_a_listener_reads_fields_and_stops_a_training_that_is_saved(
+    dataset: attnlm.Dataset, tmp_path: Path
+) -> None:
+    found: list[attnlm.Evaluated] = []
+
+    def listen(event: object) -> None:
+        if isinstance(event, attnlm.Evaluated):
+            found.append(event)
+            if event.step == 4:
+                signal.raise_signal(signal.SIGINT)
+
+    about: dict[str, Any] = {"model": "bigram", "block_size": 8, "threads": 1}
+    with pytest.raises(KeyboardInterrupt):
+        attnlm.train(
+            dataset, name="stopped", steps=8, eval_every=2, on_event=listen,
+            checkpoint_dir=tmp_path, **about,
+        )  # fmt: skip
+    run = attnlm.open_run("stopped", checkpoint_dir=tmp_path)
+    assert run.checkpoint("last").step == 4
+    for event, record in zip(found, run.metrics(), strict=True):
+        assert {name: getattr(event, name) for name in record} == record == event.record
+    with pytest.raises(AttributeError, match="no 'loss'"):
+        _ = found[0].loss

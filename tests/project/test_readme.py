@@ -1,0 +1,191 @@
+"""README and docs are true: examples run, commands, recipes, files and links exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import attnlm
+from attnlm.config.recipes import recipe_names
+from attnlm.model.architecture import MODELS
+from docs.generate import commands_page, pages
+from tests.command import here
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
+WRITTEN = "\n".join([README, *PAGES.values()])
+
+
+def test_the_python_example_and_the_commands_that_show_what_it_learned_run(
+    few_tales: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
+    loss, text = capsys.readouterr().out.split("\n", 1)
+    assert 1 < float(loss) < 4
+    assert text.startswith("Once ") and len(text) == 5 + 100 + 1
+
+    attnlm.train(steps=2, seed=1, embed_dim=8, heads=2)
+    shown = README + PAGES["insight.md"] + PAGES["sample.md"]
+    commands = re.findall(
+        r"`attnlm ((?:attend|heads|trace|report|sample --show-probs)\b[^`]*)`", shown
+    )
+    named = {command.split()[0] for command in commands}
+    assert named == {"attend", "heads", "trace", "report", "sample"}
+    for command in commands:
+        assert here(shlex.split(command)).stdout
+    assert all((tmp_path / name).is_file() for name in ("map.png", "map.html", "page.html"))
+
+
+def test_every_prompt_can_be_read_by_a_model_of_any_data(few_tales: str) -> None:
+    """But for those after the command that prepares Tiny Shakespeare again."""
+    before, _, _ = PAGES["insight.md"].partition("$ attnlm prepare tinyshakespeare")
+    shown = README + before + PAGES["sample.md"] + PAGES["learn.md"]
+    prompts = re.findall(r'attnlm [^\n`]*(?:--prompt|--text|attend|trace) "([^"]+)"', shown)
+    assert {"Once ", "The ", "To be", "To be, or not", "To be, or not to be"} == set(prompts)
+    assert set("".join(prompts)) <= set(few_tales)
+
+
+OTHERS = {
+    *("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"),
+    *("--local-addr", "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--max-restarts"),
+    *("--local-dir", "--logdir", "--signal", "--hed"),
+}
+"""Options of torchrun, hf, TensorBoard and sbatch, and a misspelled one."""
+
+
+def test_every_flag_that_they_name_exists() -> None:
+    helps = commands_page()
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", WRITTEN)) - OTHERS
+    assert {flag for flag in named if not re.search(rf"{flag}\b", helps)} == set()
+
+
+def test_the_generated_pages_are_those_of_the_program() -> None:
+    for name, content in pages().items():
+        assert PAGES[name] == content, f"run `python docs/generate.py`: {name} is out of date"
+
+
+def test_the_page_of_the_library_has_all_fields_and_no_internal_members() -> None:
+    _, *sections = re.split(r"^### (\w+)$", PAGES["library.md"], flags=re.MULTILINE)
+    shown = dict(zip(sections[::2], sections[1::2], strict=True))
+    classes = [getattr(attnlm, name) for name in attnlm.__all__]
+    for value in classes:
+        if isinstance(value, type) and dataclasses.is_dataclass(value):
+            names = [field.name for field in dataclasses.fields(value)]
+            assert [name for name in names if f"\n{name}: " not in shown[value.__name__]] == []
+    assert "append_evaluation" not in shown["Run"]
+
+
+def test_nobody_is_advised_to_install_a_name_that_is_not_ours() -> None:
+    """The package is not published, so anybody could register its name."""
+    source = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
+    assert not re.search(r"\bpipx? install [\"']?attnlm\b", "\n".join([WRITTEN, *source]))
+
+
+STEPS = r"step of .*|the same, `transformer`"
+SAMPLING = r"the same, 10,000 tokens"
+CLAIMS = [
+    # words of the README; page, column and rows with the figures
+    ("{low:.1f} to {high:.1f} times as many steps", "speed.md", "AMD, AVX-512", STEPS),
+    ("{low:.2f} to {high:.2f}", "speed.md", "AMD, limited to AVX2", STEPS),
+    ("{high:.0f} times as many tokens", "speed.md", "AMD, AVX-512", SAMPLING),
+    ("{high:.0f} times as many tokens", "speed.md", "AMD, limited to AVX2", SAMPLING),
+    ("in 1/{high:.0f} of its time", "speed.md", "ratio", r".*`multi-head-fast`"),
+    ("losses of {low:.3f} and {high:.3f}", "train.md", "validation loss", r"`best`"),
+]
+
+
+def test_figures_of_the_readme_are_those_of_the_page() -> None:
+    text = " ".join(README.split())
+    for words, page, column, rows in CLAIMS:
+        figures = _figures(PAGES[page], column, rows)
+        claim = words.format(low=min(figures), high=max(figures))
+        assert claim in text, f"{page} has: {claim}"
+        text = text.replace(claim, "")
+    unchecked = re.findall(r"\S*\d (?:times|to \d\S* times)\b[^.]*|loss(?:es)? of \d\S*", text)
+    assert unchecked == [], "add them to CLAIMS"
+
+
+def _figures(page: str, column: str, rows: str) -> list[float]:
+    """Return the numbers before the first bracket, of a column in the rows that match."""
+    figures = []
+    header: list[str] = []
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")] if line[:1] == "|" else []
+        header = (header or cells) if cells else []
+        if column in header and re.fullmatch(rows, cells[0]):
+            before, _, _ = cells[header.index(column)].partition("(")
+            figures += [float(number) for number in re.findall(r"[\d.]+", before)]
+    return figures
+
+
+def test_a_speed_in_the_readme_names_its_machine() -> None:
+    """A log shows tokens per second; the text after it says on which processor."""
+    parts = re.split(r"^```.*$", README, flags=re.MULTILINE)
+    logs = [i for i, part in enumerate(parts) if i % 2 and "tokens/s" in part]
+    assert logs
+    for i in logs:
+        sentence = parts[i + 1].split(". ")[0]
+        assert re.search(r"(AMD|Intel|Apple) .*\(.+\)", sentence), sentence
+    demo = re.findall(r"`make demo` takes[^.]*", README)
+    assert demo and all(re.search("AMD|Intel|Apple", words) for words in demo)
+
+
+def test_the_loss_of_nanogpt_is_quoted_with_how_it_was_measured() -> None:
+    """Its 1.4697 is the lowest mean over random batches; ours are over the whole split."""
+    quoted = [words for words in WRITTEN.split("\n\n") if re.search(r"\b1\.4(697|70)\b", words)]
+    quoted = [" ".join(words.split()) for words in quoted if "nanoGPT" in words]
+    assert quoted and all("mean over 200 random batches" in words for words in quoted)
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    about, changes = ((ROOT / name).read_text("utf-8") for name in ("CITATION.cff", "CHANGELOG.md"))
+    (cited, on), (newest, dated) = (
+        re.findall(r"^version: (\S+)\ndate-released: (\S+)$", about, flags=re.MULTILINE)[0],
+        re.findall(r"^## (\d\S+) \((\S+)\)$", changes, flags=re.MULTILINE)[0],
+    )
+    assert cited == newest == attnlm.__version__ and on == dated
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        path = page.parent / name if name else page
+        assert path.exists(), target
+        if anchor:
+            assert anchor in _anchors(path), target
+
+
+def _anchors(page: Path) -> set[str]:
+    """Those of its headings, as Markdown's renderers make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
+
+
+@pytest.mark.parametrize("name", [*MODELS, *recipe_names()])
+def test_every_model_and_recipe_is_explained(name: str) -> None:
+    assert f"`{name}`" in README + PAGES["train.md"]
+
+
+def test_the_tour_names_every_room_and_only_what_exists() -> None:
+    source = ROOT / "src" / "attnlm"
+    tour = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = {path.parent.name for path in source.glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `(\w+)` \|", tour, flags=re.MULTILINE)) == rooms
+    files = re.findall(r"`([\w/.*]+/[\w.*]+\.(?:py|c|h|html|toml|md))`", tour + README)
+    assert files
+    for file in files:
+        assert any(list(folder.glob(file)) for folder in (source, ROOT)), file

@@ -1,0 +1,338 @@
+"""Runs as stock classes of `transformers`: the same ids, logits and texts there."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import attnlm
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.config.settings import resolve
+from attnlm.config.variants import variant
+from attnlm.data.dataset import Dataset
+from attnlm.model.architecture import Architecture, architecture
+from attnlm.model.inspection import parameters_of
+from attnlm.model.language_model import build_model
+from attnlm.runs.checkpoint import save_checkpoint
+from attnlm.runs.create_run import create_run
+from attnlm.runs.external_formats import GGUF_FORMATS, STOCK_CLASSES, ExternalFormat
+from attnlm.runs.run import Run
+from attnlm.tokens.byte_pairs import train
+from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
+from attnlm.tokens.tokenizer_json import library_tokenizer
+from tests.command import attnlm as command
+from tests.command import fails
+from tests.models import FRUITS
+from tests.tolerances import assert_near
+
+# Sizes that differ from each other, and a context with room for 200 tokens.
+SIZES = {"embed_dim": 24, "heads": 4, "head_size": 6, "layers": 2, "block_size": 210, "steps": 1}
+CLASSES = {
+    "transformer": "Qwen3ForCausalLM",
+    "qwen3:kv_heads=2:head_size=10": "Qwen3ForCausalLM",
+    "qwen3:qkv_bias=true:rotary_base=500:rotary_factor=4:rotary_context=60": "Qwen3ForCausalLM",
+    "llama:kv_heads=1:tie_embeddings=true:rotary_factor=2": "LlamaForCausalLM",
+    "llama:bias=true:mlp_width=20": "LlamaForCausalLM",
+    "llama:qkv_bias=true:head_size=10:norm_epsilon=0.03": "LlamaForCausalLM",
+    "transformer:query_key_norm=false:qkv_bias=true:kv_heads=2": "LlamaForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt2:bias=false:tie_embeddings=false:mlp=relu2": "GPT2LMHeadModel",
+    "gpt2:positions=none:qkv_bias=false": "GPT2LMHeadModel",
+    "transformer:mlp=none": "Qwen3ForCausalLM",
+    "llama:mlp=none:bias=true:kv_heads=2": "LlamaForCausalLM",
+    "gpt2:mlp=none:tie_embeddings=false": "GPT2LMHeadModel",
+    "gpt2:mlp=none:bias=false:positions=none": "GPT2LMHeadModel",
+    "llama:projection=false:bias=true": "LlamaForCausalLM",
+    "gpt2:projection=false:mlp=none": "GPT2LMHeadModel",
+}
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    return pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+def random_run(name: str, dataset: Dataset, folder: Path) -> Run:
+    """A run whose weights are nowhere zero, without training."""
+    torch.manual_seed(1)
+    config = resolve(variant(name), SIZES)
+    model = build_model(config.spec, dataset.vocab_size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    parameters = parameters_of(config.spec, dataset.vocab_size)
+    run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
+    save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
+    return run
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_stock_class_computes_the_same(
+    name: str, dataset: Dataset, tmp_path: Path, transformers: Any
+) -> None:
+    run = random_run(name, dataset, tmp_path)
+    exported = attnlm.export(run, tmp_path / "out")
+    assert exported.form == CLASSES[name]
+    theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(
+        exported.path, dtype="auto", output_loading_info=True
+    )
+    assert not any(loading.values())
+    assert type(theirs).__name__ == CLASSES[name] and theirs.dtype == torch.float32
+    model, _ = attnlm.load_model(run, device="cpu")
+    ids = torch.randint(run.vocab_size, (2, 200), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        logits, their_logits = model(ids), theirs(ids).logits
+    assert logits.abs().max() > 1
+    assert_near(their_logits, logits)
+    their_tokenizer = transformers.AutoTokenizer.from_pretrained(exported.path)
+    encoded = run.tokenizer.encode(FRUITS[:300])
+    assert their_tokenizer(FRUITS[:300]).input_ids == encoded
+    assert their_tokenizer.decode(encoded) == FRUITS[:300]
+    assert their_tokenizer.model_max_length == 210
+
+    if name not in ("transformer", "llama:kv_heads=1:tie_embeddings=true:rotary_factor=2", "gpt2"):
+        return  # two hundred tokens of one model of each class are enough
+    prompt = torch.tensor([run.tokenizer.encode("3 apples")])
+    text = "".join(attnlm.sample(run, prompt="3 apples", tokens=200, temperature=0, device="cpu"))
+    generated = theirs.generate(prompt, max_new_tokens=200, do_sample=False)[0]
+    assert len(generated) == 208 and run.tokenizer.decode(generated.tolist()) == text
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama:mlp=none", "qwen3"])
+def test_saved_again_by_transformers_it_comes_back_the_same(
+    name: str, dataset: Dataset, tmp_path: Path, transformers: Any
+) -> None:
+    run = random_run(name, dataset, tmp_path)
+    exported = attnlm.export(run, tmp_path / "out")
+    model = transformers.AutoModelForCausalLM.from_pretrained(exported.path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported.path)
+    for saved in (model, tokenizer):
+        saved.save_pretrained(tmp_path / "saved")
+    back = attnlm.import_run(tmp_path / "saved", checkpoint_dir=tmp_path, name="back")
+    assert back.tokenizer.to_json() == run.tokenizer.to_json()
+    ids = torch.arange(20)[None] % run.vocab_size
+    ours, theirs = (attnlm.load_model(one, device="cpu")[0] for one in (run, back))
+    assert torch.equal(ours(ids), theirs(ids))
+    assert back.config.spec.mlp == run.config.spec.mlp
+
+
+def test_no_character_is_a_special_token_there(
+    dataset: Dataset, tmp_path: Path, transformers: Any
+) -> None:
+    run = random_run("llama", dataset, tmp_path)
+    path = attnlm.export(run, tmp_path / "out").path
+    model = transformers.AutoModelForCausalLM.from_pretrained(path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    assert tokenizer.special_tokens_map == {} and len(tokenizer) == run.vocab_size
+    for config in (model.config, model.generation_config):
+        assert {config.bos_token_id, config.eos_token_id, config.pad_token_id} == {None}
+    texts = ["3 apples and", "12"]
+    with pytest.raises(ValueError, match="does not have a padding token"):
+        tokenizer(texts, padding=True)
+
+    def generated(given: Any) -> list[str]:
+        made = model.generate(**given, max_new_tokens=20, do_sample=False)
+        return [tokenizer.decode(ids[-20:]) for ids in made]
+
+    alone = [generated(tokenizer(text, return_tensors="pt"))[0] for text in texts]
+    # Any character will do: padding is on the left and masked.
+    tokenizer.pad_token = "\n"
+    together = tokenizer(texts, padding=True, return_tensors="pt")
+    assert together.input_ids[1, :3].tolist() == run.tokenizer.encode("\n" * 3)
+    assert generated(together) == alone
+    tokenizer.save_pretrained(path)
+    back = attnlm.import_run(path, checkpoint_dir=tmp_path, name="back")
+    assert back.tokenizer.to_json() == run.tokenizer.to_json()
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "reason"),
+    [
+        ("bigram", "hf", "a table of logits"),
+        ("multi-head", "hf", "it has no `norm`, no `residual`, `head_bias`;"),
+        ("multi-head:head_size=10", "hf", "it has no `projection`, `positions` learned"),
+        ("gpt2:kv_heads=2", "hf", "has `kv_heads` 2; the closest format is GPT2LMHeadModel"),
+        ("gpt2:head_size=10", "hf", "has `head_size` 10; the closest format is GPT2LMHeadModel"),
+        ("gpt2:query_key_norm=true", "hf", "has `query_key_norm`"),
+        ("llama:positions=none", "hf", "has no `positions`; the closest format is Llama"),
+        ("llama:mlp=gelu", "hf", "has `mlp` gelu"),
+        ("transformer:bias=true", "hf", "has `bias`; the closest format is Qwen3ForCausalLM"),
+        ("transformer:head_bias=true", "hf", "has `head_bias`"),
+        ("transformer:attention=none:positions=learned", "hf", "no `attention`"),
+        ("transformer:mlp=none:norm=none", "hf", "has no `norm`; the closest format is Qwen3"),
+        ("transformer:mlp=none:positions=learned", "hf", "it has `positions` learned; the closest"),
+        ("transformer:attention=uniform:positions=none", "hf", "has `attention` uniform"),
+        ("gpt2:mlp=relu2", "gguf", "it has `mlp` relu2; the closest format is gpt2"),
+        ("llama:rotary_factor=4:rotary_context=60", "gguf", "has `rotary_context` 60"),
+    ],
+)
+def test_what_no_form_can_express_is_refused(
+    name: str, to: str, reason: str, dataset: Dataset, tmp_path: Path
+) -> None:
+    sizes = {k: v for k, v in SIZES.items() if k in ("block_size", "steps") or name != "bigram"}
+    config = resolve(variant(name), sizes)
+    run = create_run(config, dataset, 1, name=None, checkpoint_dir=tmp_path / "runs")
+    with pytest.raises(UsageError) as refused:
+        attnlm.export(run, tmp_path / "out.gguf", to=to)
+    assert reason in refused.value.message and "`model`" in refused.value.hint
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Capped(Architecture):
+    attn_softcap: float | None = None
+
+
+PLAIN = {
+    "gpt2": architecture("gpt2", {}),
+    "llama": architecture("llama", {}),
+    "qwen2": architecture("llama", {"qkv_bias": True}),
+    "qwen3": architecture("qwen3", {}),
+}
+
+
+@pytest.mark.parametrize("form", [*STOCK_CLASSES, *GGUF_FORMATS], ids=lambda form: form.name)
+def test_every_form_refuses_a_part_that_it_does_not_list(form: ExternalFormat) -> None:
+    used = next(used for name, used in PLAIN.items() if name in form.name.lower())
+    parts = {field.name: getattr(used, field.name) for field in fields(used)}
+    assert form.reasons(used) == form.reasons(_Capped(**parts)) == []
+    assert form.reasons(_Capped(**parts, attn_softcap=30.0)) == ["`attn_softcap` 30.0"]
+
+
+def test_a_folder_is_whole_or_absent(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = random_run("transformer", dataset, tmp_path / "checkpoints")
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "mine").touch()
+    with pytest.raises(AttnlmError, match="not empty"):
+        attnlm.export(run, taken)
+    with pytest.raises(AttnlmError, match="not a folder"):
+        attnlm.export(run, taken / "mine")
+    with monkeypatch.context() as patch:
+        full = OSError(28, "No space left on device")
+
+        def fails_late(path: Path, *_: object) -> None:
+            assert path.name == "model.safetensors" and len(list(path.parent.iterdir())) == 5
+            path.touch()
+            raise full
+
+        patch.setattr("attnlm.workflows.export.write_tensors", fails_late)
+        with pytest.raises(AttnlmError, match="No space left"):
+            attnlm.export(run, tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "taken"]
+    (tmp_path / "out").mkdir()  # an empty one is as good as none
+    attnlm.export(run, tmp_path / "out")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        *("README.md", "config.json", "generation_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json"),
+    }
+
+
+def test_the_command_and_its_card(dataset: Dataset, tmp_path: Path) -> None:
+    run = random_run("gpt2", dataset, tmp_path / "checkpoints")
+    done = command("export", "out", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout) == {
+        "path": "out",
+        "class": "GPT2LMHeadModel",
+        "checkpoint": "best",
+        "parameters": run.parameters,
+    }
+    assert command("export", run.name, "again", "--to", "hf", cwd=tmp_path).stdout == "again\n"
+    assert command("export", "once-more", "--run", run.name, cwd=tmp_path).code == 0
+    fails("export", cwd=tmp_path, code=2, says="to write was given", hints="[RUN] DIR")
+    fails("export", "x", "--run", run.name, "y", cwd=tmp_path, code=2, says="--run", hints="one")
+    fails("export", "x", "--to", "onnx", cwd=tmp_path, code=2, says="--to", hints="hf")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    for fact in (
+        *("GPT2LMHeadModel", attnlm.__version__, run.dataset["train_sha256"], "step 1"),
+        *("validation loss 2.5000", "learning_rate = 0.02", 'model = "gpt2"', "fruits-char"),
+    ):
+        assert fact in card
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert {str(t.dtype) for t in tensors.values()} == {"torch.float32"}
+    assert "lm_head.weight" not in tensors  # it is the token embedding
+
+
+RANKS = train("bpe:600", 600, [FRUITS + "Don't stop: I'VE 1234 naïve  \n\n cafés …" * 40]).ranks
+TOKENIZERS = (
+    ByteTokenizer(),
+    CharTokenizer(" \n\r\x00aAé\u0301'\U0001f44d\ufeff\uffff\u2028<|>"),
+    BpeTokenizer("bpe:600", RANKS),
+    BpeTokenizer("gpt2", RANKS, vocab_size=601, end_of_text=600),
+    # With unused ids around that of the end of a text, as theirs have.
+    BpeTokenizer("cl100k_base", RANKS, vocab_size=620, end_of_text=605),
+    BpeTokenizer("o200k_base", RANKS, vocab_size=620, end_of_text=605),
+)
+
+
+def texts(tokenizer: Tokenizer) -> Iterator[str]:
+    drawn = random.Random(2)
+    for _ in range(400):
+        if isinstance(tokenizer, CharTokenizer):
+            yield "".join(drawn.choices(tokenizer.characters, k=drawn.randrange(50)))
+            continue
+        ends = (128, 0x3000, 0x110000)
+        points = [drawn.randrange(drawn.choice(ends)) for _ in range(drawn.randrange(60))]
+        yield "".join(chr(point) for point in points if not 0xD800 <= point < 0xE000)
+        signs = [*" \n\r\t'sSdDLlvVrRe019aAé\u017f\u00a0/!", "<|endoftext|>", "    ", "apples"]
+        yield "".join(drawn.choices(signs, k=drawn.randrange(80)))
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda t: t.name)
+def test_ids_and_decoded_texts_are_identical(tokenizer: Tokenizer) -> None:
+    from tokenizers import Tokenizer as LibraryTokenizer
+
+    theirs = LibraryTokenizer.from_str(library_tokenizer(tokenizer).to_str())
+    assert theirs.get_vocab_size() <= tokenizer.vocab_size
+    drawn = random.Random(3)
+    for text in texts(tokenizer):
+        ids = tokenizer.encode(text)
+        assert theirs.encode(text).ids == ids
+        assert theirs.decode(ids, skip_special_tokens=False) == text
+        any_ids = drawn.choices(range(tokenizer.vocab_size), k=20)
+        assert theirs.decode(any_ids, skip_special_tokens=False) == tokenizer.decode(any_ids)
+
+
+def test_an_unknown_character_is_refused_there_too() -> None:
+    theirs = library_tokenizer(CharTokenizer("abc"))
+    with pytest.raises(Exception, match="UNK"):
+        theirs.encode("abd")
+
+
+def test_a_tokenizer_that_the_library_encodes_differently_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("attnlm.tokens.tokenizer_json.library_pattern", lambda pattern: r"\S+")
+    with pytest.raises(AttnlmError, match="bpe:600 and the installed version of"):
+        library_tokenizer(TOKENIZERS[2])
+
+
+def test_a_single_argument_is_never_another_runs_name(tmp_path: Path) -> None:
+    attnlm.prepare("tales", data_dir=tmp_path / "data")
+    shape: dict[str, Any] = {"embed_dim": 8, "heads": 2, "layers": 1, "block_size": 8, "steps": 1}
+    for name in ("old", "new"):
+        attnlm.train(
+            model="transformer",
+            name=name,
+            data_dir=tmp_path / "data",
+            checkpoint_dir=tmp_path / "checkpoints",
+            **shape,
+        )
+    fails("export", "old", cwd=tmp_path, code=2, says="old is a run", hints="attnlm export old DIR")
+    fails("export", "a.gguf", cwd=tmp_path, code=2, says="the name of a file", hints="--to gguf")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "data"]
+    command("export", "new", "out", cwd=tmp_path)
+    fails("sample", "out", cwd=tmp_path, code=1, says="Hugging Face's", hints="attnlm import")
+    done = command("prepare", "tales", "--tokenizer", "old", "--offline", cwd=tmp_path)
+    assert "tales-old" in done.stdout

@@ -1,0 +1,557 @@
+"""Folders of Hugging Face's format as runs: exact, or refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import attnlm
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.config.settings import resolve
+from attnlm.config.variants import variant
+from attnlm.runs.hugging_face.read_model import read_config
+from attnlm.tokens import byte_characters
+from attnlm.tokens.byte_pairs import published
+from attnlm.tokens.tokenizer_json import library_tokenizer, read_tokenizer, read_vocab_and_merges
+from tests.command import attnlm as command
+from tests.command import fails
+from tests.runs.test_export import RANKS, TOKENIZERS, random_run
+from tests.tokens.test_imported_tokenizers import PUBLISHED, texts
+from tests.tolerances import assert_near
+
+GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 40, "vocab_size": 600}
+LLAMA = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 600,
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "max_position_embeddings": 40,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 100,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", GPT2),
+    "gpt2-untied": ("GPT2", {**GPT2, "tie_word_embeddings": False, "n_inner": 30}),
+    "llama": ("Llama", LLAMA),
+    "llama-mlp": ("Llama", {**LLAMA, "mlp_bias": True, "num_key_value_heads": 4}),
+    "llama-3.1": (
+        "Llama",
+        {**LLAMA, "head_dim": 16, "rope_parameters": {**LLAMA3_ROPE, "rope_theta": 900.0}},
+    ),
+    "smollm-biased": (
+        "Llama",
+        {**LLAMA, "hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 3}
+        | {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "attention_bias": True},
+    ),
+    "qwen3": ("Qwen3", {**LLAMA, "head_dim": 10, "num_key_value_heads": 1}),
+    "qwen3-linear-tied": (
+        "Qwen3",
+        {**LLAMA, "head_dim": 6, "tie_word_embeddings": True}
+        | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4}},
+    ),
+    "qwen2": ("Qwen2", {**LLAMA, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen2-window-tied": (
+        "Qwen2",
+        {**LLAMA, "num_key_value_heads": 1, "tie_word_embeddings": True}
+        | {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
+    ),
+    "mistral": ("Mistral", {**LLAMA, "sliding_window": 40, "head_dim": 10}),
+}
+AGAIN = {"Mistral": "Llama", "Qwen2": "Llama"}
+"""the class that a run is exported as, if it is not the one that it was imported from"""
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    return pytest.importorskip("transformers", reason="transformers is not installed")
+
+
+@pytest.fixture(scope="module")
+def tokenizer_json() -> str:
+    return str(library_tokenizer(TOKENIZERS[2]).to_str())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_of_transformers_computes_the_same_here(
+    name: str, tmp_path: Path, transformers: Any, tokenizer_json: str
+) -> None:
+    family, sizes = FAMILIES[name]
+    head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    torch.manual_seed(1)
+    theirs = getattr(transformers, family + head)(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    sharded = {"max_shard_size": "20KB"} if name == "llama" else {}
+    dtype = {"qwen3": torch.bfloat16, "gpt2-untied": torch.float16}.get(name, torch.float32)
+    theirs.to(dtype).save_pretrained(tmp_path / "theirs", **sharded)
+    theirs = type(theirs).from_pretrained(tmp_path / "theirs", dtype=torch.float32)
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").exists() == (name == "llama")
+    (tmp_path / "theirs" / "tokenizer.json").write_text(tokenizer_json)
+
+    run = attnlm.import_run(tmp_path / "theirs", checkpoint_dir=tmp_path / "checkpoints")
+    model, _ = attnlm.load_model(run, device="cpu")
+    ids = torch.randint(600, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        ours, expected = model(ids), theirs(ids).logits
+    assert expected.abs().max() > 0.5
+    assert_near(ours, expected)
+    assert run.tokenizer.to_json() == TOKENIZERS[2].to_json()
+    assert attnlm.samples(run, num_samples=1, tokens=5, seed=1)
+
+    again = attnlm.export(run, tmp_path / "again")
+    assert again.form == AGAIN.get(family, family) + head
+    back = transformers.AutoModelForCausalLM.from_pretrained(again.path, dtype=torch.float32)
+    assert back.config.model_type == AGAIN.get(family, family).lower()
+    intact = theirs.state_dict()
+    for tensor, numbers in back.state_dict().items():
+        assert torch.equal(numbers, intact.get(tensor, torch.zeros(1)).expand(numbers.shape)), (
+            tensor
+        )
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "form"), [("qwen2", "Qwen2ForCausalLM"), ("smollm", "LlamaForCausalLM")]
+)
+def test_transformers_reads_the_ids_of_the_exported_tokenizer(
+    tokenizer: str, form: str, tmp_path: Path, transformers: Any
+) -> None:
+    """`transformers` reads every tokenizer of a Qwen2 model as Qwen2's."""
+    torch.manual_seed(1)
+    config = transformers.Qwen2Config(**{**LLAMA, "vocab_size": 612})
+    transformers.Qwen2ForCausalLM(config).save_pretrained(tmp_path / "theirs")
+    content, _ = PUBLISHED[tokenizer]
+    (tmp_path / "theirs" / "tokenizer.json").write_text(json.dumps(content))
+    run = attnlm.import_run(tmp_path / "theirs", checkpoint_dir=tmp_path / "checkpoints")
+    again = attnlm.export(run, tmp_path / "again")
+    assert again.form == form
+    theirs = transformers.AutoTokenizer.from_pretrained(again.path)
+    for text in texts(["<|im_start|>"], 20):
+        assert theirs(text).input_ids == run.tokenizer.encode(text)
+
+
+def test_truncation_and_padding_of_the_last_call_are_ignored(
+    tmp_path: Path, transformers: Any
+) -> None:
+    made = library_tokenizer(TOKENIZERS[3])
+    before = read_tokenizer(json.loads(made.to_str()), 601)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<|endoftext|>")
+    theirs(["a", "apples and"], padding=True, truncation=True, max_length=4)
+    theirs.save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert content["truncation"] and content["padding"]
+    assert read_tokenizer(content, 601).to_json() == before.to_json()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama:bias=true"])
+def test_only_an_mlp_without_effect_is_left_out(name: str, dataset: Any, tmp_path: Path) -> None:
+    run = random_run(f"{name}:mlp=none", dataset, tmp_path / "runs")
+    folder = attnlm.export(run, tmp_path / "out").path
+
+    def imported() -> attnlm.Run:
+        return attnlm.import_run(folder, checkpoint_dir=tmp_path / "checkpoints")
+
+    assert imported().config.spec.mlp == "none"
+    part = "transformer.h.1.mlp.c_proj" if name == "gpt2" else "model.layers.1.mlp.down_proj"
+
+    def set_last(kind: str, number: float) -> None:
+        def edit(tensors: dict[str, torch.Tensor]) -> None:
+            tensors[f"{part}.{kind}"].view(-1)[-1] = number
+
+        change_weights(edit)(folder)
+
+    for kind in ("weight", "bias"):
+        set_last(kind, 0.5)
+        back = imported().config.spec
+        assert back.mlp != "none" and back.mlp_width == 1
+        set_last(kind, 0)
+    assert imported().config.spec.mlp == "none"
+
+
+@pytest.fixture(scope="module")
+def exported(dataset: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exported")
+    return attnlm.export(random_run("llama:kv_heads=2", dataset, path), path / "out").path
+
+
+@pytest.fixture
+def folder(exported: Path, tmp_path: Path) -> Path:
+    """What a run is exported to."""
+    return shutil.copytree(exported, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama:bias=true", "qwen3:kv_heads=2"])
+def test_what_was_exported_comes_back_the_same(name: str, dataset: Any, tmp_path: Path) -> None:
+    run = random_run(name, dataset, tmp_path / "checkpoints")
+    source = attnlm.export(run, tmp_path / "out").path
+    place: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints"}
+    back = attnlm.import_run(source, name="back", **place)
+    assert back.tokenizer.to_json() == run.tokenizer.to_json()
+    assert back.imported_from == str(source) and back.dataset["name"] == "out"
+    losses = [attnlm.evaluate(r, data=dataset, device="cpu").loss for r in (run, back)]
+    assert losses[0] == losses[1]
+    again = attnlm.export(back, tmp_path / "again").path
+    same = [(path / "model.safetensors").read_bytes() for path in (source, again)]
+    if "bias" not in name:  # which brings biases of queries, keys and values, all zero
+        assert same[0] == same[1]
+    assert "imported from" in (again / "README.md").read_text(encoding="utf-8")
+
+    short = attnlm.import_run(source, block_size=20, **place)
+    assert short.config.spec.block_size == 20
+    ours, theirs = (attnlm.load_model(r, device="cpu")[0] for r in (short, run))
+    ids = torch.arange(20)[None] % run.vocab_size
+    assert torch.equal(ours(ids), theirs(ids))
+    for size in (211, 0):
+        with pytest.raises(UsageError, match="block_size"):
+            attnlm.import_run(source, block_size=size, **place)
+    with pytest.raises(AttnlmError, match="a run called back exists"):
+        attnlm.import_run(source, name="back", **place)
+    # Only an imported run was trained on nothing.
+    assert attnlm.open_run(back.path) == back
+    replace(back, imported_from="").save_config()
+    with pytest.raises(AttnlmError, match=r"config\.json is not valid: its data set has no tokens"):
+        attnlm.open_run(back.path)
+
+
+def test_every_command_takes_it_or_says_what_it_lacks(folder: Path, tmp_path: Path) -> None:
+    done = command("import", folder, "--name", "theirs", cwd=tmp_path)
+    assert done.stdout == "checkpoints/theirs\n" and "210" in done.stderr
+    text = "12 apples and 13 pears"
+    (tmp_path / "text.txt").write_text(text * 20)
+    sampled = command("sample", "--prompt", text, "--tokens", "300", cwd=tmp_path)
+    assert sampled.stdout.startswith(text) and "attnlm report" in sampled.stderr
+    for arguments in (("attend", text), ("trace", text), ("trace", text, "--as-code")):
+        assert command(*arguments, cwd=tmp_path).stdout
+    assert "mixed" in command("heads", "--text", "text.txt", cwd=tmp_path).stdout
+    lacks: dict[str, Any] = {"cwd": tmp_path, "code": 1, "says": "was imported"}
+    assert "random tokens" in command("heads", cwd=tmp_path).stderr
+    fails("heads", "--ablate", **lacks, hints="--text")
+    fails("eval", **lacks, hints="--data")
+    reported = command("report", cwd=tmp_path)
+    assert reported.stdout == "checkpoints/theirs/report.html\n"
+    assert "theirs: it was imported, so the page shows no training" in reported.stderr
+    facts = json.loads(command("report", "--text", text, "--json", cwd=tmp_path).stdout)
+    assert facts["imported_from"] == str(folder) and facts["best_val_loss"] is None
+    assert facts["commands"][0] == f"attnlm import {folder} --name theirs"
+    fails("train", "--resume", "theirs", **lacks, hints="--from theirs")
+
+
+Change = Callable[[Path], object]
+
+
+def change_json(name: str, edit: Callable[[Any], object]) -> Change:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / name).read_text())
+        edit(content)
+        (folder / name).write_text(json.dumps(content))
+
+    return change
+
+
+def change_config(**changes: object) -> Change:
+    return change_json("config.json", lambda content: content.update(changes))
+
+
+def change_tokenizer(**changes: object) -> Change:
+    return change_json("tokenizer.json", lambda content: content.update(changes))
+
+
+def change_weights(edit: Callable[[dict[str, torch.Tensor]], object]) -> Change:
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        edit(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return change
+
+
+def write(name: str, content: bytes) -> Change:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def change_header(edit: Callable[[dict[str, Any]], Any]) -> Change:
+    """What `edit` gives, or leaves, becomes the header of the weights; bytes or JSON."""
+
+    def change(folder: Path) -> None:
+        content = (folder / "model.safetensors").read_bytes()
+        end = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:end])
+        header = edit(header) or header
+        written = header if isinstance(header, bytes) else json.dumps(header).encode()
+        whole = struct.pack("<Q", len(written)) + written + content[end:]
+        (folder / "model.safetensors").write_bytes(whole)
+
+    return change
+
+
+def in_two_files(folder: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copy(folder / "model.safetensors", folder / f"{name}.safetensors")
+    index("a.safetensors", "b.safetensors")(folder)
+
+
+def index(*names: object) -> Change:
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
+        places = {f"tensor {i}": name for i, name in enumerate(names)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+    return change
+
+
+NORM = "model.norm.weight"
+HOSTILE: dict[str, tuple[Change, str]] = {
+    "another family": (change_config(model_type="mamba"), "'mamba'"),
+    "no family": (change_config(model_type=["llama"]), "model_type"),
+    "a run": (change_config(attnlm="1.0.0"), "is already a run of attnlm"),
+    "scaled positions": (
+        change_config(rope_scaling={"rope_type": "llama3", "factor": 8.0}),
+        "rope_scaling 'llama3', 'factor'",
+    ),
+    "positions scaled otherwise": (
+        change_config(rope_scaling={**LLAMA3_ROPE, "low_freq_factor": 2.0}),
+        "rope_scaling 'llama3', 'factor', 'high_freq_factor'",
+    ),
+    "no factor": (change_config(rope_scaling={**LLAMA3_ROPE, "factor": [8]}), "rotary_factor"),
+    "scaled in the new key": (
+        change_config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4}),
+        "rope_parameters 'yarn'",
+    ),
+    "quantised": (change_config(quantization_config={"bits": 4}), "'quantization_config'"),
+    "another activation": (change_config(hidden_act="gelu"), "'hidden_act' 'gelu'"),
+    "an unknown option": (change_config(logit_scale=0.5), "'logit_scale' 0.5"),
+    "a wrong size": (change_config(hidden_size=-3), "hidden_size -3"),
+    "a huge vocabulary": (change_config(vocab_size=2**30), "vocab_size"),
+    "a text for a number": (change_config(rms_norm_eps="small"), "norm_epsilon"),
+    "too large": (
+        change_config(hidden_size=2**20, intermediate_size=2**20, num_hidden_layers=99),
+        "of memory, but this machine has",
+    ),
+    "deep JSON": (write("config.json", b"[" * 10**5), "it is nested too deeply"),
+    "a long number": (
+        write("config.json", b'{"a": ' + b"9" * 10**4 + b"}"),
+        "a number that is too large",
+    ),
+    "a comma too many": (
+        write("config.json", b'{\n  "a": 1,,\n}'),
+        "config.json is not valid JSON: Expecting property name",
+    ),
+    "a shape": (change_weights(lambda t: t.update({NORM: torch.ones(7)})), "has shape (7,)"),
+    "a missing tensor": (change_weights(lambda t: t.pop(NORM)), f"{NORM} is missing"),
+    "one too many": (change_weights(lambda t: t.update(x=torch.ones(7))), "'x' does not belong to"),
+    "a type": (change_weights(lambda t: t.update({NORM: t[NORM].double()})), "type F64"),
+    "not finite": (change_weights(lambda t: t[NORM].fill_(torch.nan)), "NaN"),
+    "a huge header": (write("model.safetensors", struct.pack("<Q", 2**50)), "is damaged"),
+    **{
+        f"a header: {what}": (change_header(edit), "is damaged or not a safetensors file")
+        for what, edit in {
+            "no text": lambda header: b'{"\xff": 1}',
+            "deep": lambda header: b'{"a":' * 10**5,
+            "twice": lambda header: json.dumps(header)[:-1].encode() + b', "__metadata__": {}}',
+            "a gap": lambda header: header.pop(NORM) and None,
+            "overlap": lambda header: header[NORM].update(data_offsets=[0, 96]),
+            "a negative place": lambda header: header[NORM].update(data_offsets=[-96, 0]),
+        }.items()
+    },
+    "a tensor in two files": (in_two_files, "is in two files"),
+    "no safetensors": (write("model.safetensors", b"garbage, and more"), "is damaged"),
+    "a path in the index": (index("../model.safetensors"), "'../model.safetensors'"),
+    "an absolute path": (index("/etc/passwd"), "'/etc/passwd'"),
+    "no name in the index": (index({}), "names '{}'"),
+    "a shard that is missing": (index("model-2.safetensors"), "cannot read"),
+    "an empty index": (index(), "names 0 files"),
+    "a normaliser": (change_tokenizer(normalizer={"type": "NFKC"}), "normalizer"),
+    "an added token": (
+        change_tokenizer(added_tokens=[{"id": 1, "content": "<s>", "lstrip": True}]),
+        "added token '<s>'",
+    ),
+    "another tokenizer": (
+        change_json("tokenizer.json", lambda content: content["model"].update(type="Unigram")),
+        "model 'Unigram'",
+    ),
+    "a gap in the ids": (
+        change_json("tokenizer.json", lambda content: content["model"]["vocab"].update(a=999)),
+        "is damaged",
+    ),
+    "no model": (change_tokenizer(model=3), "is damaged"),
+    "another decoder": (change_tokenizer(decoder=None), "decoder None"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_can_not_be_right_is_refused_in_one_line(
+    name: str, folder: Path, tmp_path: Path
+) -> None:
+    harm, says = HOSTILE[name]
+    harm(folder)
+    with pytest.raises(AttnlmError) as refused:
+        attnlm.import_run(folder, checkpoint_dir=tmp_path / "checkpoints")
+    assert says in refused.value.message and "\n" not in refused.value.message
+    assert refused.value.hint
+    assert not list((tmp_path / "checkpoints").glob("*"))
+
+
+def test_pickled_weights_and_what_is_no_folder_are_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    is_pickled = {"says": "neither model.safetensors nor", "hints": "pickled"}
+    fails("import", folder, cwd=tmp_path, code=1, **is_pickled)
+    is_nothing = {"says": "is not a folder, a safetensors file or", "hints": "Hub"}
+    fails("import", "./gpt2", cwd=tmp_path, code=1, **is_nothing)
+
+
+def test_a_file_and_the_names_of_the_published_gpt2(dataset: Any, tmp_path: Path) -> None:
+    run = random_run("gpt2", dataset, tmp_path / "runs")
+    folder = attnlm.export(run, tmp_path / "out").path
+    tensors = load_file(folder / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    bare |= {"h.0.attn.bias": torch.ones(1, 1, 210, 210), "lm_head.weight": bare["wte.weight"] + 0}
+    save_file(bare, folder / "other.safetensors")
+    back = attnlm.import_run(folder / "other.safetensors", checkpoint_dir=tmp_path / "checkpoints")
+    assert back.config.spec.tie_embeddings
+    ids = torch.arange(20)[None] % run.vocab_size
+    ours, theirs = (attnlm.load_model(r, device="cpu")[0] for r in (run, back))
+    assert torch.equal(ours(ids), theirs(ids))
+
+
+# As the published models describe themselves, without their ids and training.
+PUBLISHED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+    "Qwen2.5-0.5B": (
+        {
+            "model_type": "qwen2",
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_attention_heads": 14,
+            "num_hidden_layers": 24,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32768,
+            "sliding_window": 32768,
+            "vocab_size": 151936,
+            "hidden_act": "silu",
+            "max_window_layers": 24,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1000000.0,
+            "tie_word_embeddings": True,
+            "use_mrope": False,
+            "use_cache": True,
+            "use_sliding_window": False,
+            "torch_dtype": "bfloat16",
+        },
+        "llama:embed_dim=896:heads=14:kv_heads=2:head_size=64:layers=24:mlp_width=4864:"
+        "block_size=32768:norm_epsilon=1e-6:rotary_base=1e6:tie_embeddings=true:qkv_bias=true",
+    ),
+    "SmolLM2-135M": (
+        {
+            "model_type": "llama",
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_attention_heads": 9,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 3,
+            "max_position_embeddings": 8192,
+            "vocab_size": 49152,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "is_llama_config": True,
+            "rope_interleaved": False,
+            "rope_scaling": None,
+            "rope_theta": 100000,
+            "rms_norm_eps": 1e-05,
+            "tie_word_embeddings": True,
+            "pretraining_tp": 1,
+        },
+        "llama:embed_dim=576:heads=9:kv_heads=3:head_size=64:layers=30:mlp_width=1536:"
+        "block_size=8192:norm_epsilon=1e-5:rotary_base=1e5:tie_embeddings=true",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_CONFIGS)
+def test_published_configs_are_understood(name: str, tmp_path: Path) -> None:
+    content, expected = PUBLISHED_CONFIGS[name]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    described = read_config(tmp_path / "config.json")
+    ours, model = described.config.spec, resolve(variant(expected)).spec
+    assert replace(ours, kv_heads=ours.num_kv_heads, head_size=ours.head_dim) == model
+    # As today's transformers writes them.
+    theta = content.pop("rope_theta")
+    content["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert read_config(tmp_path / "config.json") == described
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("mistral", {"sliding_window": 30}),
+        ("mistral", {}),  # whose default is 4,096
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 30}),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 30, "head_dim": 6}),
+    ],
+)
+def test_a_sliding_window_shorter_than_the_context_is_refused(
+    kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    window = options.get("sliding_window", 4096)
+    config = {**LLAMA, "model_type": kind, "hidden_act": "silu", **options}
+    config["max_position_embeddings"] = 5000
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    with pytest.raises(AttnlmError, match=f"a sliding window of {window:,} tokens") as refused:
+        read_config(path)
+    assert f"`block_size` {window}" in str(refused.value.hint)
+    assert read_config(path, window).config.spec.block_size == window
+    if kind == "mistral":
+        path.write_text(json.dumps(config | {"sliding_window": None}))
+        assert read_config(path).config.spec.block_size == 5000
+    else:
+        path.write_text(json.dumps(config | {"layer_types": ["sliding_attention"] * 2}))
+        assert read_config(path, window).config.spec.block_size == window
+        path.write_text(json.dumps(config | {"layer_types": ["other"] * 2}))
+        with pytest.raises(AttnlmError, match="'layer_types'"):
+            read_config(path, window)
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda t: t.name)
+def test_tokenizers_come_back_the_same(tokenizer: Any) -> None:
+    content = json.loads(library_tokenizer(tokenizer).to_str())
+    back = read_tokenizer(content, tokenizer.vocab_size)
+    assert back.to_json() | {"name": tokenizer.name} == tokenizer.to_json()
+
+
+def test_merges_in_another_order_are_refused(tokenizer_json: str) -> None:
+    content = json.loads(tokenizer_json)
+    content["model"]["merges"].reverse()
+    with pytest.raises(AttnlmError, match="another order"):
+        read_tokenizer(content, len(RANKS))
+
+
+@pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="GPT-2's vocabulary is needed")
+def test_gpt2s_own_files_are_our_gpt2(tmp_path: Path) -> None:
+    ours = published("gpt2", spool=tmp_path, offline=True)
+    (merges,) = [
+        path.read_text(encoding="utf-8")
+        for path in Path(os.environ["TIKTOKEN_CACHE_DIR"]).iterdir()
+        if path.read_bytes()[:8] == b"#version"
+    ]
+    vocabulary = {byte_characters.written(token): i for i, token in enumerate(ours.ranks)}
+    vocabulary["<|endoftext|>"] = 50256
+    assert read_vocab_and_merges(vocabulary, merges, 50257).to_json() == ours.to_json()

@@ -1,0 +1,289 @@
+"""What lies on disk: `list`, `diff` and `rm`, whatever else lies there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnlm
+from attnlm.base.errors import AttnlmError
+from attnlm.base.readable import age
+from attnlm.base.workspaces import trained_alone
+from attnlm.cli.console import table_lines
+from attnlm.config.recipes import list_recipes, load_recipe, load_sizes, recipe_names
+from attnlm.runs.ladder_plan import Plan
+from tests.command import attnlm as command
+from tests.command import fails, on_a_terminal
+from tests.models import FRUITS, places, prepared
+
+SMALL: dict[str, Any] = {"batch_size": 4, "block_size": 8, "steps": 4, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the data set fruits-char and the runs `first` and `second`, its child."""
+    folder = tmp_path_factory.mktemp("project")
+    about = {**SMALL, **places(folder)}
+    prepared(folder)
+    attnlm.train("fruits-char", model="bigram", seed=1, name="first", **about)
+    attnlm.train("fruits-char", start_from="first", seed=2, name="second", **about)
+    return folder
+
+
+@pytest.fixture
+def project(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "project")
+    return tmp_path / "project"
+
+
+def listed(project: Path, *arguments: str) -> Any:
+    return json.loads(command("list", *arguments, "--json", cwd=project).stdout)
+
+
+def test_runs_data_sets_and_recipes_are_listed(project: Path) -> None:
+    facts = listed(project)
+    assert list(facts) == ["runs", "datasets", "recipes"]
+    second, first = facts["runs"]
+    assert (second["name"], second["parent"]) == ("second", "first")
+    assert second["is_latest"] and not first["is_latest"] and first["parent"] is None
+    metrics = attnlm.open_run(project / "checkpoints" / "first").metrics()
+    assert first["val_loss"] == min(record["val_loss"] for record in metrics)
+    folder = project / "checkpoints" / "first"
+    assert first["bytes"] == sum(path.stat().st_size for path in folder.iterdir())
+    assert (first["step"], first["steps"], first["model"]) == (4, 4, "bigram")
+    (dataset,) = facts["datasets"]
+    assert dataset["train_tokens"] == attnlm.open_dataset(project / dataset["path"]).train_tokens
+    recipes = listed(project, "recipes")["recipes"]
+    assert facts["recipes"] == recipes
+    assert [entry["name"] for entry in recipes] == recipe_names()
+    done = command("list", cwd=project)
+    for text in ("second*", "fruits-char", "just now"):
+        assert text in done.stdout, text
+    assert "shakespeare-best" not in done.stdout  # which would scroll the runs away
+    for kind in ("runs", "datasets", "recipes"):
+        assert list(listed(project, kind)) == [kind]
+    fails("list", "run", cwd=project, code=2, says="'run'", hints="runs")
+
+
+def test_folders_of_sharded_runs_count_and_imported_runs_have_no_result(project: Path) -> None:
+    first = project / "checkpoints" / "first"
+    before = listed(project, "runs")["runs"][1]["bytes"]
+    (first / "last").mkdir()
+    (first / "last" / "part").write_bytes(bytes(1000))
+    assert listed(project, "runs")["runs"][1]["bytes"] == before + 1000
+    run = attnlm.open_run(first)
+    replace(run, imported_from="elsewhere").save_config()
+    (first / "metrics.jsonl").unlink()
+    imported = next(e for e in listed(project, "runs")["runs"] if e["name"] == "first")
+    assert imported["imported_from"] == "elsewhere" and imported["problem"] is None
+    assert imported["val_loss"] is None and imported["steps"] is None
+    assert "from elsewhere" in command("list", "runs", cwd=project).stdout
+    done = command("diff", "first", "second", cwd=project)
+    assert "not like for like" not in done.stderr and "elsewhere" in done.stdout
+    command("rm", "first", "--yes", cwd=project)
+    assert not first.exists()
+
+
+def test_nothing_is_no_error(tmp_path: Path) -> None:
+    done = command("list", "runs", cwd=tmp_path)
+    assert done.stdout == "" and "train one: attnlm train" in done.stderr
+    assert listed(tmp_path, "datasets") == {"datasets": []}
+    (tmp_path / "checkpoints").touch()
+    fails("list", "runs", cwd=tmp_path, code=1, says="checkpoints", hints="folder")
+
+
+def test_whatever_else_lies_there_stops_no_list(project: Path) -> None:
+    runs, data = project / "checkpoints", project / "data"
+    (runs / "notes").mkdir()
+    (runs / ".unfinished-x").mkdir()
+    (runs / "broken").mkdir()
+    (runs / "broken" / "config.json").write_text("{")
+    shutil.copytree(runs / "first", runs / "cut")
+    (runs / "cut" / "metrics.jsonl").write_bytes(b"\xff\n")
+    shutil.copytree(runs / "first", runs / "bare")
+    (runs / "bare" / "config.json").unlink()
+    (runs / "nowhere").symlink_to("/nonexistent/run")
+    (runs / "linked").symlink_to(runs / "first")
+    (runs / "latest").write_text("gone\n")
+    (data / "odd\x1b[2J").mkdir()
+    (data / "odd\x1b[2J" / "meta.json").write_text("[]")
+    shutil.copytree(data / "fruits-char", data / "short")
+    (data / "short" / "val.bin").write_bytes(b"1")
+
+    facts = listed(project)
+    runs_found = {entry["name"]: entry for entry in facts["runs"]}
+    problems = {name for name, entry in runs_found.items() if entry["problem"]}
+    assert problems == {"broken", "cut", "bare", "nowhere"}
+    assert runs_found.keys() - problems == {"first", "second", "linked"}
+    assert "config.json" in runs_found["broken"]["problem"]
+    assert runs_found["linked"]["val_loss"] == runs_found["first"]["val_loss"]
+    assert runs_found["linked"]["link"] == str(runs / "first") and not runs_found["linked"]["bytes"]
+    assert {e["name"]: bool(e["problem"]) for e in facts["datasets"]} == {
+        "fruits-char": False,
+        "short": True,
+        "odd\x1b[2J": True,
+    }
+    done = command("list", cwd=project)
+    assert "skipped (not a run): notes" in done.stderr
+    assert "unreadable  broken: " in done.stderr and "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_ladder_and_a_run_that_is_trained_are_told(project: Path) -> None:
+    runs = project / "checkpoints"
+    (runs / "ladder-001").mkdir()
+    sizes: dict[str, Any] = {"seed": 1, "steps": 4, "eval_every": 4, "block_size": 8}
+    about = ("fruits-char", "data", "0", "0", ("bigram", "average"))
+    Plan(*about, **sizes, batch_size=4, prompt="", tokens=9).write(runs / "ladder-001")
+    for rung in ("bigram", "average"):
+        shutil.copytree(runs / "first", runs / f"ladder-001-{rung}")
+    with trained_alone(project / "checkpoints" / "second", "wait"):
+        found = {entry["name"]: entry for entry in listed(project, "runs")["runs"]}
+        assert "second is being trained now" in command("list", "runs", cwd=project).stderr
+        fails("rm", "second", "--yes", cwd=project, code=1, says="being trained", hints="wait")
+    assert found["ladder-001"]["kind"] == "ladder"
+    assert found["ladder-001"]["rungs"] == ["ladder-001-bigram", "ladder-001-average"]
+    assert [name for name, entry in found.items() if entry["is_training"]] == ["second"]
+    told = command("rm", "ladder-001-average", "--json", cwd=project, code=2).stderr
+    assert "belongs to ladder-001" in told
+    told = command("rm", "ladder-001-average", "ladder-001", "--yes", cwd=project).stderr
+    assert "its runs stay: ladder-001-bigram" in told
+    left = {entry["name"] for entry in listed(project, "runs")["runs"]}
+    assert left == {"first", "second", "ladder-001-bigram"}
+
+
+def test_two_runs_are_compared(project: Path) -> None:
+    facts = json.loads(command("diff", "first", "second", "--json", cwd=project).stdout)
+    assert facts["settings"] == {"seed": [1, 2]}
+    assert facts["data"] == {"parent": [None, "first, step 4 (best)"]}
+    losses = [attnlm.open_run(project / "checkpoints" / n).metrics() for n in ("first", "second")]
+    assert facts["result"]["val_loss"] == [min(r["val_loss"] for r in run) for run in losses]
+    assert facts["result"]["step"] == [4, 4] and facts["warnings"] == []
+    shown = command("diff", "first", "second", cwd=project).stdout.splitlines()
+    assert shown[0].split() == ["settings", "first", "second"]
+    assert shown[1].split() == ["seed", "1", "2"]
+    assert command("diff", "first", "first", cwd=project).stdout.startswith("settings: the same\n")
+    (project / "other.txt").write_text(FRUITS.upper()[::-1])
+    command("prepare", "other.txt", cwd=project)
+    command("train", "--steps", "2", "--block-size", "8", "--name", "other", cwd=project)
+    told = command("diff", "first", "other", cwd=project).stderr
+    assert "bits per byte" in told and "different validation splits" in told
+    fails("diff", "first", "nobody", cwd=project, code=1, says="nobody", hints="there are")
+
+
+def test_a_run_is_removed_after_a_question_only(project: Path) -> None:
+    runs = project / "checkpoints"
+    fails("rm", "second", cwd=project, code=2, says="no terminal", hints="--yes")
+    asked: dict[str, Any] = {"cwd": project, "streams": ("stdin", "stdout", "stderr")}
+    assert "nothing was removed" in on_a_terminal("rm", "second", answer="\n", **asked)
+    assert (runs / "second").is_dir()
+    told = on_a_terminal("rm", "first", answer="y\n", **asked)
+    assert "started from first: second" in told and "removed checkpoints/first" in told
+    assert sorted(path.name for path in runs.iterdir()) == ["latest", "second"]
+    done = command("rm", "checkpoints/second/", "--yes", "--json", cwd=project)
+    assert json.loads(done.stdout) == {"removed": ["checkpoints/second"]}
+    assert list(runs.iterdir()) == []  # `latest` would name nothing
+
+
+def test_nothing_elsewhere_is_removed(project: Path, tmp_path: Path) -> None:
+    runs, elsewhere = project / "checkpoints", tmp_path / "elsewhere"
+    shutil.copytree(runs / "first", elsewhere)
+    (runs / "link").symlink_to(elsewhere)
+    (runs / "folder").mkdir()
+    for name in ("config.json", "ladder.json"):
+        (runs / f"other-{name}").mkdir()
+        (runs / f"other-{name}" / name).write_text('{"name": "not of attnlm"}')
+    (runs / "second" / "out").symlink_to(elsewhere)
+    before = sorted(path.name for path in runs.iterdir())
+    others = ["other-config.json", "other-ladder.json"]
+    for named in (elsewhere, "folder", *others, ".", runs, "checkpoints/first/..", ""):
+        fails("rm", named, "--yes", cwd=project, code=1, says="is not a run", hints="")
+    for named in ("latest", "missing"):
+        fails("rm", named, "--yes", cwd=project, code=1, says=f"run '{named}' not found", hints="")
+    for named in ("fruits-char", "data/fruits-char"):
+        says, hint = "is a data set, not a run", "rm -r data/fruits-char"
+        fails("rm", named, "--yes", cwd=project, code=1, says=says, hints=hint)
+    # One that can't be removed keeps the others.
+    fails("rm", "first", "folder", "--yes", cwd=project, code=1, says="not a run", hints="")
+    assert sorted(path.name for path in runs.iterdir()) == before
+    told = command("rm", "link", "second", "--yes", cwd=project).stderr
+    assert f"{elsewhere} stays" in told
+    assert sorted(path.name for path in runs.iterdir()) == ["first", "folder", "latest", *others]
+    assert (runs / "latest").read_text() == "first\n"
+    assert sorted(path.name for path in elsewhere.iterdir()) == sorted(
+        path.name for path in (runs / "first").iterdir()
+    )
+
+
+def test_what_is_left_of_a_run_can_be_removed_or_is_told_in_one_line(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = project / "checkpoints"
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda path, *_: not str(path).endswith("first"))
+        says = "cannot open checkpoints/first: you have no permission to read it"
+        fails("eval", "first", cwd=project, code=1, says=says, hints="permissions")
+    (runs / "first" / "config.json").write_text("{")
+    attnlm.remove_run("first", checkpoint_dir=runs)
+    unlink = os.unlink
+
+    def refuse(path: Any, *, dir_fd: int | None = None) -> None:
+        if dir_fd is not None and path == "tokenizer.json":
+            raise PermissionError(13, "Permission denied")
+        unlink(path, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.unlink", refuse)
+        told: dict[str, Any] = {"says": "cannot be deleted", "hints": "delete that folder"}
+        fails("rm", "second", "--yes", cwd=project, code=1, **told)
+    (left,) = runs.iterdir()
+    assert [path.name for path in left.rglob("*.json")] == ["tokenizer.json"]
+    with pytest.raises(AttnlmError, match="run 'second' not found"):
+        attnlm.remove_run("second", checkpoint_dir=runs)
+
+
+def test_a_table_leaves_out_empty_columns_and_wraps_on_a_terminal(project: Path) -> None:
+    header, texts = ("run", "loss", "data", "size"), ("run", "data")
+    assert list(table_lines(header, [("a", "", "b", "20 MB")], texts)) == [
+        "run  data   size",
+        "a    b     20 MB",
+    ]
+    shown = re.sub(r"\x1b\[[\d;]*m", "", on_a_terminal("list", "runs", cwd=project, COLUMNS="40"))
+    table = shown.partition("* what")[0]
+    assert "second*" in table and max(map(len, table.splitlines())) <= 40
+
+
+def test_ages_are_whole_units() -> None:
+    for seconds, expected in (
+        *((-5, "just now"), (59, "just now"), (60, "1 min ago"), (7199, "119 min ago")),
+        *((7200, "2 h ago"), (1e5, "27 h ago"), (2 * 86_400, "2 days ago")),
+        (4e8, "4,629 days ago"),
+    ):
+        assert age(seconds) == expected
+
+
+def test_every_recipe_has_a_purpose_and_only_figures_of_the_documents() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "train.md").read_text()
+    for entry in list_recipes():
+        assert 10 < len(entry.purpose) <= 40 and "about" not in load_sizes(entry.name)[0]
+        row = next(line for line in documented.splitlines() if line.startswith(f"| `{entry.name}`"))
+        if entry.val_loss is not None:
+            assert f"{entry.val_loss:.3f}" in row
+        if entry.val_loss_range is not None:
+            assert "({:.3f}–{:.3f}".format(*entry.val_loss_range) in row
+        if entry.seconds_range is not None:
+            assert all(f"{seconds:,}" in row for seconds in entry.seconds_range)
+
+
+def test_only_a_table_about_a_recipe_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('steps = 5\n[about]\npurpose = "mine"\n')
+    assert load_recipe(str(tmp_path / "mine.toml")) == {"steps": 5}
+    (tmp_path / "bad.toml").write_text('about = "mine"\n')
+    arguments = "train", "--recipe", "bad.toml", "--print-config"
+    fails(*arguments, cwd=tmp_path, code=1, says="unknown key 'about'", hints="")

@@ -1,0 +1,118 @@
+"""What attnlm 1.0.0 wrote still loads, evaluates, samples and resumes to the same numbers; an error
+says what is wrong in a run that another version wrote, or somebody edited.
+
+tests/older holds small runs of version 1.0.0, and what it made of them.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnlm
+from attnlm import __version__
+from attnlm.base.errors import AttnlmError
+from attnlm.base.files import read_json, write_json
+from attnlm.runs.run import open_run
+
+OLDER = Path(__file__).parents[1] / "older"
+EXPECTED: dict[str, dict[str, Any]] = json.loads((OLDER / "expected.json").read_text())
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_older_run_evaluates_samples_and_resumes(name: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(OLDER, tmp_path / "older"))
+    places: Any = {"checkpoint_dir": folder / "runs"}
+    expected = EXPECTED[name]
+    data_dir = folder / "datasets"
+    assert attnlm.evaluate(name, data_dir=data_dir, **places).loss == pytest.approx(
+        expected["loss"], rel=1e-5
+    )
+    pieces = attnlm.sample(name, tokens=40, seed=3, temperature=0.7, **places)
+    assert "".join(pieces) == expected["text"]
+    run = attnlm.train(resume=name, steps=9, data_dir=data_dir, **places)
+    assert run.metrics()[-1]["val_loss"] == pytest.approx(expected["resumed"], rel=1e-4)
+    assert len(run.ticker()) == len(run.metrics())
+
+
+WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a setting of another version": (
+        {"slope": 2, "tune": "rate", **{f"more{i}": 1 for i in range(9)}},
+        f"has settings that attnlm {__version__} does not have: 'slope', 'tune', 'more0', 'more1', "
+        "'more2' and 6 more",
+        "",
+    ),
+    "a choice of another version": (
+        {"positions": "slope"},
+        "is not valid: invalid value for `positions`: 'slope'",
+        "choose from learned, rotary, none; or ",
+    ),
+    "a number that cannot be": (
+        {"embed_dim": -1},
+        "is not valid: invalid value for `embed_dim`: -1",
+        "it must be at least 1 and at most 1048576; or ",
+    ),
+    "two that cannot be combined": (
+        {"sampling": "random", "stride": 3},
+        "is not valid: `stride` cannot be combined with `sampling` random",
+        "leave one of them out; or ",
+    ),
+}
+
+
+@pytest.mark.parametrize("version", [__version__, "2.1.0"])
+@pytest.mark.parametrize("name", WRONG_SETTINGS)
+def test_settings_that_are_not_ours_are_named(
+    name: str, version: str, trained: Path, tmp_path: Path
+) -> None:
+    """Whoever changes a config.json by a program may also make its hash."""
+    settings, says, advice = WRONG_SETTINGS[name]
+    run = Path(shutil.copytree(trained / "checkpoints" / "multi-head", tmp_path / "run"))
+    content = read_json(run / "config.json") | {"attnlm": version}
+    write_json(run / "config.json", {**content, "config": {**content["config"], **settings}})
+    with pytest.raises(AttnlmError) as caught:
+        open_run(run)
+    assert caught.value.message == f"{run / 'config.json'} {says}"
+    other = "" if version == __version__ else f"open it with the version that wrote it, {version}, "
+    again = f"{other}{'or ' if other else ''}copy the run's folder again from its source"
+    assert caught.value.hint == advice + again
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"head_size": 4}, "blocks.0.attention.query.weight has the shape (16, 16), not (8, 16)"),
+        ({"embed_dim": 8}, ": blocks.0.attention.key.weight has the shape (16, 16), not (8, 8)"),
+        ({"embed_dim": 1024}, "; and 3 more"),
+        ({"projection": True}, ": blocks.0.attention.projection.weight is missing"),
+    ],
+)
+def test_tensors_that_do_not_fit_the_configuration_are_named(
+    changed: dict[str, Any], says: str, trained: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(trained / "checkpoints" / "multi-head", tmp_path / "run"))
+    content = read_json(run / "config.json")
+    write_json(run / "config.json", {**content, "config": {**content["config"], **changed}})
+    with pytest.raises(AttnlmError) as caught:
+        attnlm.load_model(run, device="cpu")
+    assert says in caught.value.message and caught.value.hint.startswith("undo changes to config")
+
+
+def test_an_edited_configuration_is_not_called_damaged(trained: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained / "checkpoints" / "multi-head", tmp_path / "run"))
+    text = (run / "config.json").read_text()
+    (run / "config.json").write_text(text.replace('"heads": 2,', '"heads": 4,'))
+    with pytest.raises(AttnlmError, match="was changed after attnlm wrote it"):
+        open_run(run)
+    (run / "config.json").write_text(text.replace('"heads": 2,', '"heads": 4'))
+    line = text[: text.index('"heads": 2,')].count("\n") + 2
+    with pytest.raises(AttnlmError, match=rf"is not valid JSON: .* in line {line}, column \d+"):
+        open_run(run)
+    content = read_json(trained / "checkpoints" / "multi-head" / "config.json")
+    write_json(run / "config.json", {**content, "vocab_size": 99})
+    with pytest.raises(AttnlmError, match=r"tokenizer\.json has 29 ids, but config.json has 99"):
+        open_run(run).tokenizer.encode("a")

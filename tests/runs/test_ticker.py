@@ -1,0 +1,241 @@
+"""The ticker: what a run says and sees at each evaluation, kept whole and without side effects."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnlm
+from attnlm.base.errors import AttnlmError
+from attnlm.compute.device import choose_device
+from attnlm.model.architecture import RUNGS
+from attnlm.model.recorder import record
+from attnlm.runs.journal import PASSAGE, Journal, Snapshot, ticker_journal
+from attnlm.runs.run import Run
+from attnlm.see.heads import heads as study_heads
+from attnlm.see.report import report
+from attnlm.see.report_page import report_page
+from attnlm.training.events import Evaluated
+from attnlm.workflows import train as launch
+from attnlm.workflows.evaluate import take_snapshot
+from tests.models import FRUITS, Unrecorded
+
+CPU = choose_device("cpu")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "fruits.txt").write_text(FRUITS)
+    for tokenizer in ("char", "byte", "bpe:300"):
+        attnlm.prepare(folder / "fruits.txt", data_dir=folder, tokenizer=tokenizer)
+    return folder
+
+
+def trained(data: Path, runs: Path, **settings: Any) -> Run:
+    small = {"block_size": 8, "steps": 12, "eval_every": 5, "batch_size": 4, "seed": 1}
+    if settings.get("model") == "transformer":
+        small |= {"layers": 2, "heads": 2, "embed_dim": 16}
+    name = settings.pop("dataset", "fruits-char")
+    return attnlm.train(data / name, checkpoint_dir=runs, device="cpu", **{**small, **settings})
+
+
+def steps(run: Run) -> list[int]:
+    return [snapshot.step for snapshot in run.ticker()]
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_every_evaluation_leaves_what_the_model_said_and_where_it_looked(
+    rung: str, data: Path, tmp_path: Path
+) -> None:
+    run = trained(data, tmp_path, model=rung)
+    snapshots, dataset = run.ticker(), attnlm.open_dataset(data / "fruits-char")
+    assert steps(run) == [r["step"] for r in run.metrics()] == [0, 5, 10, 12]
+    last = snapshots[-1]
+    assert last.text == "".join(attnlm.sample(run, checkpoint="last", tokens=80, seed=0))
+    passage = [int(i) for i in dataset.val[:8]]
+    assert run.ticker_passage() == list(dataset.tokenizer.decode(passage))
+    if rung == "bigram":
+        assert last.maps is None
+        return
+    model, _ = attnlm.load_model(run, checkpoint="last", device="cpu")
+    weights = record(model, torch.tensor([passage])).weights[:, 0].numpy()
+    assert last.maps is not None and last.maps.shape == weights.shape
+    assert last.maps == pytest.approx(weights, abs=0.5 / 255 + 1e-6)
+    assert not np.triu(last.maps, 1).any()
+    # In the file, each weight on or below the diagonal is a byte, and the first token's is 255.
+    records = [json.loads(line) for line in (run.path / "ticker.jsonl").read_text().splitlines()]
+    assert [list(r) for r in records[1:]] == [["step", "text", "maps", "crc32"]] * 3
+    assert list(records[0]) == ["step", "text", "maps", "passage", "crc32"]
+    packed = np.frombuffer(base64.b64decode(records[-1]["maps"]), np.uint8).reshape(-1, 36)
+    assert (packed[:, 0] == 255).all()
+    assert last.maps.reshape(-1, 8, 8)[:, 1, :2] == pytest.approx(packed[:, 1:3] / 255)
+
+
+@pytest.mark.parametrize("model", ["multi-head", "transformer"])
+def test_an_attention_that_records_nothing_trains_and_has_no_maps(
+    model: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlm.model.language_model.SelfAttention", Unrecorded)
+    run = attnlm.train(resume=trained(data, tmp_path, model=model).path, steps=13)
+    assert steps(run) == [0, 5, 10, 12, 13]
+    assert all(snapshot.text and snapshot.maps is None for snapshot in run.ticker())
+    module, _ = attnlm.load_model(run, device="cpu")
+    ids = run.tokenizer.encode("1 ")
+    for _ in range(6):  # within the context
+        with torch.no_grad():
+            ids.append(int(module(torch.tensor([ids]))[0, -1].argmax()))
+    greedy = attnlm.sample(run, prompt="1 ", tokens=6, temperature=0)
+    assert "".join(greedy) == run.tokenizer.decode(ids)
+    for call in (lambda: attnlm.attend(run, "1 apples"), lambda: study_heads(run, data_dir=data)):
+        with pytest.raises(AttnlmError, match="does not record its weights") as caught:
+            call()
+        assert "recorder.mix" in caught.value.hint
+    found = report(run, data_dir=data)
+    assert found.heads is None and "does not record" in found.heads_over
+    assert report_page(found).startswith(b"<!doctype html>")
+
+
+@pytest.mark.parametrize("dataset", ["fruits-byte", "fruits-bpe300"])
+def test_the_passage_is_short_whatever_the_tokenizer(
+    dataset: str, data: Path, tmp_path: Path
+) -> None:
+    run = trained(data, tmp_path, dataset=dataset, block_size=40, steps=1, eval_every=1)
+    assert len(run.ticker_passage()) == PASSAGE
+    assert "".join(run.ticker_passage()) in FRUITS
+    for snapshot in run.ticker():
+        assert snapshot.maps is not None and snapshot.maps.shape == (1, 4, 24, 24)
+        assert snapshot.maps.sum(-1) == pytest.approx(1, abs=0.05)
+
+
+def test_it_changes_nothing_else(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"model": "transformer", "dropout": 0.3}
+    heard = trained(data, tmp_path, **settings)
+    size = heard.config.spec
+    maps = np.zeros((size.layers, size.heads, 1, 1), np.float32)
+
+    def silent(dataset: object, tokens: int, step: int, *_: object) -> tuple[Snapshot, list[str]]:
+        return Snapshot(step, "", maps), ["a"]
+
+    monkeypatch.setattr(launch, "take_snapshot", silent)
+    mute = trained(data, tmp_path, **settings)
+    timed = {"seconds": 0, "tokens_per_second": 0}
+    assert [r | timed for r in heard.metrics()] == [r | timed for r in mute.metrics()]
+    models = [attnlm.load_model(run, checkpoint="last", device="cpu")[0] for run in (heard, mute)]
+    for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(ours, theirs)
+    assert heard.ticker()[-1].text != mute.ticker()[-1].text == ""
+
+
+@pytest.mark.parametrize("rung", ["bigram", "multi-head", "transformer"])
+def test_numbers_gone_wrong_are_left_to_others(rung: str, data: Path, tmp_path: Path) -> None:
+    model, _ = attnlm.load_model(trained(data, tmp_path, model=rung, steps=1), device="cpu")
+    for number in (float("nan"), float("inf"), 3e38):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(number)
+        snapshot, _ = take_snapshot(attnlm.open_dataset(data / "fruits-char"), 80, 1, model, CPU)
+        assert snapshot.step == 1
+
+
+def test_a_line_too_many_or_cut_short_is_gone_after_a_resume(data: Path, tmp_path: Path) -> None:
+    run = trained(data, tmp_path, steps=10, schedule="constant")
+    events: list[object] = []
+    whole = trained(data, tmp_path, steps=20, schedule="constant", on_event=events.append)
+    told = [event.snapshot for event in events if isinstance(event, Evaluated)]
+    assert [(m.step, m.text) for m in told if m] == [(m.step, m.text) for m in whole.ticker()]
+    path = run.path / "ticker.jsonl"
+    later = (whole.path / "ticker.jsonl").read_bytes().splitlines(keepends=True)[-1]
+    with path.open("ab") as file:
+        file.write(later + later[: len(later) // 2])
+    assert steps(run) == [0, 5, 10, 20]
+    resumed = attnlm.train(resume=run.path, steps=20)
+    assert path.read_bytes() == (whole.path / "ticker.jsonl").read_bytes()
+    assert steps(resumed) == [0, 5, 10, 15, 20]
+
+
+def test_lost_lines_are_not_missed_and_lines_of_another_run_go(data: Path, tmp_path: Path) -> None:
+    run = trained(data, tmp_path, steps=10)
+    path = run.path / "ticker.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + lines[2])
+    assert steps(attnlm.train(resume=run.path, steps=11)) == [0, 10, 11]
+    path.unlink()
+    assert run.ticker() == [] and run.ticker_passage() == []
+    resumed = attnlm.train(resume=run.path, steps=20)
+    assert steps(resumed) == [15, 20] and len(resumed.ticker_passage()) == 8
+    other = trained(data, tmp_path, steps=9, eval_every=3)
+    shutil.copy(other.path / "ticker.jsonl", run.path)
+    assert steps(attnlm.train(resume=run.path, steps=25)) == [0, 25]
+
+
+def test_changed_lines_and_another_order_are_refused(data: Path, tmp_path: Path) -> None:
+    run = trained(data, tmp_path)
+    for name in ("ticker.jsonl", "metrics.jsonl"):
+        path = run.path / name
+        whole = path.read_bytes()
+        lines = whole.splitlines(keepends=True)
+        for damaged in (
+            *(b"".join(lines[::-1]), whole + whole),
+            *(whole.replace(b'"step": 5', b'"step": 6'), whole.replace(b"crc32", b"crc33")),
+        ):
+            path.write_bytes(damaged)
+            with pytest.raises(AttnlmError, match=name):
+                attnlm.train(resume=run.path, steps=20)
+        path.write_bytes(whole)
+
+
+def sealed(record: dict[str, Any]) -> bytes:
+    checksum = zlib.crc32(json.dumps(record).encode())
+    return (json.dumps({**record, "crc32": checksum}) + "\n").encode()
+
+
+def map_bytes(count: int) -> str:
+    return base64.b64encode(bytes(count)).decode()
+
+
+def test_a_line_that_is_none_of_ours_is_refused_by_name(data: Path, tmp_path: Path) -> None:
+    run = trained(data, tmp_path, steps=1, eval_every=1)
+    path = run.path / "ticker.jsonl"
+    record = {"step": 0, "text": "a", "maps": map_bytes(4 * 36), "passage": list("12 appl")}
+    path.write_bytes(sealed(record))
+    assert run.ticker()[0].maps is not None
+    wrong: list[dict[str, Any]] = [
+        *({"step": -1}, {"step": 1.0}, {"text": None}, {"text": "\ud800"}),
+        *({"maps": "?"}, {"maps": ""}, {"maps": map_bytes(4 * 36 + 1)}),
+        *({"maps": map_bytes(4 * 35)}, {"maps": map_bytes(4 * 25 * 26 // 2)}),
+        *({"passage": "fruits"}, {"passage": [1]}, {"passage": ["\ud800"]}),
+    ]
+    for changed in wrong:
+        path.write_bytes(sealed(record | changed))
+        with pytest.raises(AttnlmError, match=r"ticker\.jsonl is (damaged|not valid: )") as caught:
+            run.ticker()
+        assert "remove it" in caught.value.hint
+        with pytest.raises(AttnlmError, match=r"ticker\.jsonl is (damaged|not valid: )"):
+            attnlm.train(resume=run.path, steps=2)
+    path.unlink()
+    assert steps(attnlm.train(resume=run.path, steps=2)) == [2]
+
+
+def test_it_stops_growing_where_it_could_not_be_read_back(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def small(*arguments: Any) -> Journal:
+        return replace(ticker_journal(*arguments), largest=1000)
+
+    monkeypatch.setattr("attnlm.runs.run.ticker_journal", small)
+    run = trained(data, tmp_path, steps=20)
+    assert len(run.metrics()) == 5
+    assert 0 < len(run.ticker()) < 5
+    assert len(attnlm.train(resume=run.path, steps=21).metrics()) == 6

@@ -1,0 +1,378 @@
+"""Scores are what their formulas say, and find the heads of models that are built or trained to
+have them; names keep to limits; a silenced head is missed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import string
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import attnlm
+from attnlm.base.errors import AttnlmError
+from attnlm.config.settings import resolve
+from attnlm.config.variants import variant
+from attnlm.data.dataset import Dataset
+from attnlm.model.attention import SelfAttention
+from attnlm.model.inspection import parameters_of
+from attnlm.model.language_model import build_model
+from attnlm.runs.checkpoint import save_checkpoint
+from attnlm.runs.create_run import create_run
+from attnlm.runs.load_model import load_model
+from attnlm.runs.run import Run, open_dataset_of, open_run
+from attnlm.see import heads as see
+from attnlm.see.heads import PATTERNS, repeated_random_tokens, word_starts
+from attnlm.see.heads import heads as study_heads
+from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
+from attnlm.training.validation import validation_loss
+from tests.command import attnlm as command
+from tests.command import fails
+from tests.models import prepared, self_attention
+
+N, H, T, V = 3, 2, 11, 4
+NO_CHANCE = dict.fromkeys(PATTERNS, 0.0)
+
+
+def spelled_out(a: Tensor, ids: Tensor, starts: Tensor) -> dict[str, float]:
+    """The formulas of the docs, token by token, of one head (N, T, T)."""
+    found: dict[str, list[float]] = {pattern: [] for pattern in PATTERNS}
+    for n in range(len(ids)):
+        x, w = ids[n].tolist(), a[n].tolist()
+        for t in range(1, len(x)):
+            past = range(t + 1)
+            found["previous-token"].append(w[t][t - 1])
+            found["first-token"].append(w[t][0])
+            found["uniform"].append(sum(min(w[t][s], 1 / (t + 1)) for s in past))
+            if x[t] in x[:t]:
+                found["same-token"].append(sum(w[t][s] for s in past if x[s] == x[t]))
+            if starts[n, : t + 1].any():
+                found["start-of-word"].append(sum(w[t][s] for s in past if starts[n, s]))
+            after = [s for s in range(1, t) if x[s - 1] == x[t]]
+            if after:
+                found["induction"].append(sum(w[t][s] for s in after))
+    return {pattern: float(np.mean(shares)) for pattern, shares in found.items()}
+
+
+def test_scores_are_their_formulas() -> None:
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(N, H, T, T, generator=generator) * 2
+    later = torch.ones(T, T, dtype=torch.bool).triu(1)
+    weights = torch.softmax(scores.masked_fill(later, -torch.inf), -1)
+    ids = torch.randint(V, (N, T), generator=generator)
+    starts = torch.rand(N, T, generator=generator) < 0.3
+    sums_PH, counts_P = see.pattern_sums(weights, ids, starts)
+    for head, found_P in enumerate((sums_PH / counts_P[:, None]).T.tolist()):
+        wanted = spelled_out(weights[:, head], ids, starts)
+        assert dict(zip(PATTERNS, found_P, strict=True)) == pytest.approx(wanted)
+
+
+LEAST = dict.fromkeys(PATTERNS, see.LEAST_EXCESS) | {"uniform": see.LEAST_UNIFORM}
+OFTEN = {"start-of-word": 0.4, "uniform": 1.0}
+RARE = {"induction": 0.025, "same-token": 0.1}
+ALIKE = {"same-token": 0.32, "previous-token": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("scores", "chance", "others", "name"),
+    [
+        ({}, {}, {}, "mixed"),
+        *(({pattern: LEAST[pattern]}, {}, {}, pattern) for pattern in PATTERNS),
+        *(({pattern: LEAST[pattern] - 0.001}, {}, {}, "mixed") for pattern in PATTERNS),
+        ({"uniform": 0.79, "first-token": 0.5}, {}, {}, "first-token"),
+        ({"induction": 0.7, "first-token": 0.6}, {}, {}, "induction"),
+        ({"induction": 0.9, "uniform": 0.8}, {}, {}, "induction"),
+        # Beyond chance: a fifth of the attention that uniform attention gives elsewhere.
+        ({"induction": 0.22}, RARE, {}, "induction"),
+        ({"induction": 0.21}, RARE, {}, "mixed"),
+        ({"start-of-word": 0.79}, OFTEN, {}, "mixed"),
+        ({"start-of-word": 0.8}, OFTEN, {}, "start-of-word"),
+        ({"start-of-word": 0.8, "induction": 0.68}, OFTEN | RARE, {}, "induction"),
+        ({"uniform": 0.9}, OFTEN, {}, "uniform"),
+        # Beyond the other heads, or most of the attention.
+        ({"same-token": 0.39}, RARE, ALIKE, "mixed"),
+        ({"same-token": 0.41}, RARE, ALIKE, "same-token"),
+        ({"same-token": 0.39, "previous-token": 0.38}, RARE, ALIKE, "previous-token"),
+        ({"same-token": 0.49}, RARE, {"same-token": 0.6}, "mixed"),
+        ({"same-token": 0.5}, RARE, {"same-token": 0.6}, "same-token"),
+    ],
+)
+def test_a_name_needs_a_score_beyond_that_of_chance_and_of_the_other_heads(
+    scores: dict[str, float], chance: dict[str, float], others: dict[str, float], name: str
+) -> None:
+    assert see.name_of(NO_CHANCE | scores, NO_CHANCE | chance, others) == name
+
+
+def test_where_words_start() -> None:
+    text = "it's a b2b, no?"
+    tokenizer = CharTokenizer("".join(sorted(set(text))))
+    starts = word_starts(tokenizer, np.array([tokenizer.encode(text)]))[0]
+    assert [i for i, start in enumerate(starts) if start] == [3, 5, 7, 12]
+    inside = "é ü"
+    ids = np.array([ByteTokenizer().encode(inside)])
+    assert word_starts(ByteTokenizer(), ids)[0].tolist() == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize("name", ["average", "multi-head", "transformer"])
+def test_ablation_measures_the_loss_without_a_head(name: str, trained: Path) -> None:
+    run = open_run(trained / "checkpoints" / name)
+    report = study_heads(run, windows=1000, ablate=True, device="cpu")
+    model, device = load_model(run, device="cpu")
+    tokens = open_dataset_of(run, trained / "data").val
+    whole = tokens[: report.windows * report.window + 1]
+    wanted = validation_loss(model, whole, device, bytes_per_token=1).loss
+    assert (report.windows, report.window) == ((len(tokens) - 1) // 16, 16)
+    assert report.loss is not None and report.loss == pytest.approx(wanted, rel=1e-5)
+    assert len(report.heads) == {"average": 1, "multi-head": 2, "transformer": 4}[name]
+    for head in report.heads:
+        assert head.loss_change is not None and abs(head.loss_change) > 1e-6
+        assert all(0 <= score <= 1 + 1e-5 for score in head.scores.values())
+    if name == "average":
+        assert report.heads[0].name == "uniform"
+        assert report.heads[0].scores == pytest.approx(report.chance)
+        assert report.repeated == 8 and report.has_text
+        # Without its only head the logits are the bias alone.
+        bias = dict(model.named_parameters())["head.bias"].detach()
+        targets = torch.from_numpy(np.asarray(whole[1:]).astype(np.int64))
+        alone = torch.nn.functional.cross_entropy(bias.expand(len(targets), -1), targets).item()
+        assert report.loss + (report.heads[0].loss_change or 0) == pytest.approx(alone, rel=1e-5)
+    else:
+        *_, body = (m for m in model.modules() if isinstance(m, SelfAttention))
+        with torch.no_grad():
+            body.value.weight[body.head_size :] = 0
+        without = validation_loss(model, whole, device, bytes_per_token=1).loss
+        assert report.heads[-1].loss_change == pytest.approx(without - wanted, abs=1e-5 * wanted)
+
+
+def test_heads_prints_a_line_for_each_head(trained: Path) -> None:
+    flags = ["heads", "--run", "multi-head", "--windows", "3", "--ablate"]
+    done = command(*flags, cwd=trained)
+    *titles, last, first, second, _ = done.stdout.splitlines()
+    assert last.split()[:4] == ["layer", "head", "name", "token"]
+    stacked = [word for line in (*titles, last[17:]) for word in line.split()]
+    words = [word for pattern in PATTERNS for word in pattern.split("-")] + ["loss", "change"]
+    assert sorted(stacked) == sorted(words)
+    facts = json.loads(command(*flags, "--json", cwd=trained).stdout)
+    assert facts["windows"] == 3 and [head["head"] for head in facts["heads"]] == [1, 2]
+    for line, head in zip((first, second), facts["heads"], strict=True):
+        assert line.split()[-1] == f"{head['loss_change']:+z.4f}" and head["name"] in line
+
+
+@pytest.mark.parametrize("ablate", [False, True])
+def test_the_table_of_heads_fits_80_columns(ablate: bool, trained: Path) -> None:
+    report = study_heads(open_run(trained / "checkpoints" / "multi-head"), ablate=ablate)
+    change = -1.5 if ablate else None
+    named = [
+        replace(report.heads[0], layer=99, head=head, name=name, loss_change=change)
+        for head, name in enumerate((*PATTERNS, "mixed"), 98)
+    ]
+    lines = list(see.in_words(replace(report, heads=named)))
+    assert len(lines) == 3 + len(named) + 1 and max(map(len, lines)) <= 80
+    assert len({len(line) for line in lines[3:-1]}) == 1
+    assert lines[-2].split()[:3] == ["100", "105", "mixed"]
+
+
+def test_the_loss_over_a_part_of_the_split_is_said_to_be_of_that_part(trained: Path) -> None:
+    run = open_run(trained / "checkpoints" / "multi-head")
+    all_windows = (run.dataset["val_tokens"] - 1) // 16
+    flags = ("heads", "--run", "multi-head", "--ablate", "--windows")
+    part = command(*flags, 3, cwd=trained).stderr
+    assert f"measured over 3 of {all_windows} windows of 16 tokens" in part
+    assert f"loss over these windows (--windows {all_windows} uses all), with all heads: " in part
+    whole = command(*flags, all_windows, cwd=trained).stderr
+    assert f"measured over all {all_windows} windows of 16 tokens" in whole
+    assert "loss over these windows, with all heads: " in whole
+
+
+def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "checkpoints" / "single-head", tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    run = replace(run, dataset={**run.dataset, "path": str(tmp_path / "gone"), "name": "gone"})
+    with pytest.raises(AttnlmError) as raised:
+        study_heads(run, data_dir=tmp_path)
+    assert "`text`" in raised.value.hint
+    flags = ("--checkpoint-dir", tmp_path, "--data-dir", trained / "data")
+    says = "file not found: 'the fox' (--text takes a file)"
+    fails("heads", "run", "--text", "the fox", *flags, cwd=tmp_path, code=1, says=says, hints="")
+    (tmp_path / "mine.txt").write_text("the fox jumps")
+    told = command("report", "run", "--text", "mine.txt", *flags, cwd=tmp_path).stderr
+    assert "--text takes a text, not a file: the model reads 'mine.txt' itself" in told
+    report = study_heads(run, text=tmp_path / "mine.txt")
+    assert (report.windows, report.window, report.loss) == (1, 12, None)
+    (tmp_path / "mine.txt").write_text("th")
+    with pytest.raises(AttnlmError, match="too short"):
+        study_heads(run, text=tmp_path / "mine.txt")
+
+
+def test_heads_refuses_bad_arguments(trained: Path) -> None:
+    for arguments, code, says, hints in [
+        (["--run", "bigram"], 1, "no attention", "single-head"),
+        (["--windows", "0"], 2, "--windows", "1 to 100000"),
+        (["--windows", "99999999999"], 2, "--windows", "1 to 100000"),
+        (["--text", "none.txt"], 1, "(--text takes a file)", "path"),
+    ]:
+        fails("heads", *arguments, cwd=trained, code=code, says=says, hints=hints)
+
+
+# --- Heads of a model that is built to have them --------------------------------------------------
+
+CONTEXT, HEADS = 40, 5  # of a model built by hand
+SHARP = 60.0  # of scores: what is looked for gets nearly all attention
+BUILT = {
+    (0, 1): "previous-token",
+    (0, 2): "same-token",
+    (0, 3): "first-token",
+    (0, 4): "current token",
+    (1, 0): "induction",
+}
+"""The heads that look for something; the others have equal scores, and look everywhere."""
+NAMES = {place: "same-token" if kind == "current token" else kind for place, kind in BUILT.items()}
+
+
+@pytest.fixture(name="built", scope="module")
+def built_by_hand(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two layers of attention on a stream of three parts: the token, its position, and the token
+    before, which the first layer writes there and the second compares with the token."""
+    size = dataset.vocab_size
+    name = "transformer:mlp=none:norm=none:positions=learned:query_key_norm=false:bias=false"
+    sizes = {"embed_dim": 2 * size + CONTEXT, "head_size": CONTEXT, "heads": HEADS}
+    config = resolve({**variant(name), **sizes, "layers": 2, "block_size": CONTEXT})
+    model = build_model(config.spec, size)
+    token, position, before = (
+        slice(0, size),
+        slice(size, size + CONTEXT),
+        slice(size + CONTEXT, None),
+    )
+    of: dict[str, torch.Tensor] = dict(model.named_parameters())
+    with torch.no_grad():
+        for parameter in of.values():
+            parameter.zero_()
+        of["token_embedding.weight"][:, token] = torch.eye(size)
+        of["position_embedding.weight"][:, position] = torch.eye(CONTEXT)
+        of["head.weight"][:, token] = torch.eye(size)
+        for layer, head in BUILT:
+            attention = self_attention(model, layer)
+            rows = slice(head * CONTEXT, (head + 1) * CONTEXT)
+            query, key = attention.query.weight[rows], attention.key.weight[rows]
+            if BUILT[layer, head] == "previous-token":
+                query[:, position] = SHARP * torch.eye(CONTEXT).roll(-1, 0).triu(1)
+                key[:, position] = torch.eye(CONTEXT)
+                attention.value.weight[rows][:size, token] = torch.eye(size)
+                assert attention.projection is not None
+                attention.projection.weight[before, rows][:, :size] = torch.eye(size)
+            elif BUILT[layer, head] == "first-token":
+                query[0, token] = SHARP
+                key[0, position.start] = 1
+            elif BUILT[layer, head] == "current token":
+                query[:, position] = SHARP * torch.eye(CONTEXT)
+                key[:, position] = torch.eye(CONTEXT)
+            else:
+                query[:size, token] = SHARP * torch.eye(size)
+                key[:size, before if layer else token] = torch.eye(size)
+    folder = tmp_path_factory.mktemp("built")
+    parameters = parameters_of(config.spec, dataset.vocab_size)
+    run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
+    save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
+    return run
+
+
+@pytest.mark.parametrize("has_text", [True, False])
+def test_the_scores_find_the_heads_and_only_them(has_text: bool, built: Run) -> None:
+    run = built if has_text else replace(built, imported_from="elsewhere")
+    report = study_heads(run, windows=8, device="cpu")
+    assert report.has_text == has_text and report.repeated == min(CONTEXT // 2, run.vocab_size)
+    for head in report.heads:
+        wanted = NAMES.get((head.layer, head.head), "uniform")
+        assert head.name == wanted
+        assert head.scores[wanted] > 0.9
+        for pattern in ("previous-token", "induction"):
+            assert head.scores[pattern] > 0.9 or head.scores[pattern] < 0.2
+            assert (head.scores[pattern] > 0.9) == (pattern == wanted)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+def test_heads_that_attend_to_a_target_in_part_are_named_by_it(share: float) -> None:
+    """The rest of the attention is uniform. A query without a target attends to itself."""
+    ids_NT = torch.from_numpy(repeated_random_tokens(26, 64, 8))
+    count, length = ids_NT.shape
+    places = torch.arange(length)
+    targets = {
+        "previous-token": (places - 1).clamp(min=0),
+        "first-token": 0 * places,
+        "same-token": places,
+        "induction": torch.where(places < length // 2, places, places - length // 2 + 1),
+    }
+    uniform = torch.ones(length, length).tril()
+    uniform /= uniform.sum(-1, keepdim=True)
+    exact = [torch.nn.functional.one_hot(target, length).float() for target in targets.values()]
+    mixtures = [share * one + (1 - share) * uniform for one in exact]
+    weights_NHTT = torch.stack([*mixtures, uniform]).expand(count, -1, -1, -1)
+    sums_PH, counts_P = see.pattern_sums(weights_NHTT, ids_NT, torch.zeros(count, length) > 0)
+    scores_HP = (sums_PH / counts_P.clamp(min=1)[:, None]).T
+    chance = dict(zip(PATTERNS, scores_HP[-1].tolist(), strict=True))
+    for number, wanted in enumerate((*targets, "uniform")):
+        others_P = np.median(np.delete(scores_HP.numpy(), number, 0), 0)
+        scores, others = (
+            dict(zip(PATTERNS, some_P.tolist(), strict=True))
+            for some_P in (scores_HP[number], others_P)
+        )
+        assert see.name_of(scores, chance, others) == wanted
+
+
+def test_heads_of_a_model_trained_on_repeated_strings_are_named(tmp_path: Path) -> None:
+    """Two layers of attention learn to continue what they have seen: a head of the first layer
+    attends to the previous token, and one of the second to what followed the same token before."""
+    random = np.random.default_rng(0)
+    lengths = random.integers(6, 15, 2000)
+    strings = ("".join(random.choice(list(string.ascii_lowercase), n)) for n in lengths)
+    dataset = prepared(tmp_path, "".join(4 * letters + "\n" for letters in strings), "strings")
+    settings: dict[str, Any] = {"model": "transformer", "mlp": "none", "layers": 2, "heads": 2}
+    settings |= {"embed_dim": 32, "block_size": 32, "batch_size": 32, "seed": 1, "threads": 1}
+    names = {}
+    for steps in (1, 300):
+        run = attnlm.train(
+            dataset, checkpoint_dir=tmp_path, steps=steps, eval_every=steps, **settings
+        )
+        report = study_heads(run, windows=16, device="cpu", data_dir=dataset.path.parent)
+        names[steps] = [head.name for head in report.heads]
+    assert set(names[1]) <= {"mixed", "uniform"}
+    assert sorted(names[300][:2]) == ["mixed", "previous-token"]
+    assert "induction" in names[300][2:] and set(names[300][2:]) <= {"induction", "mixed"}
+    best = max(report.heads, key=lambda head: head.scores["induction"])
+    assert 0.2 < best.scores["induction"] < 0.5  # most of the attention is elsewhere
+
+
+def test_random_tokens_come_twice_and_no_two_are_alike() -> None:
+    tokens = repeated_random_tokens(50_257, 1024, 4)
+    assert tokens.shape == (4, 2 * see.REPEATED)
+    np.testing.assert_array_equal(tokens[:, : see.REPEATED], tokens[:, see.REPEATED :])
+    assert all(len(set(row)) == see.REPEATED for row in tokens.tolist())
+    assert len(set(map(tuple, tokens.tolist()))) == 4 and tokens.max() > 40_000
+    np.testing.assert_array_equal(tokens, repeated_random_tokens(50_257, 1024, 4))
+    assert repeated_random_tokens(7, 64, 2).shape == (2, 14)
+    assert repeated_random_tokens(65, 9, 2).shape == (2, 8)
+
+
+def test_an_imported_run_needs_no_text(built: Run, tmp_path: Path) -> None:
+    imported = replace(built, imported_from="elsewhere")
+    imported.save_config()
+    try:
+        done = command("heads", str(built.path), "--windows", "3", cwd=tmp_path)
+    finally:
+        built.save_config()
+    assert f"3 windows of {CONTEXT // 2} random tokens, repeated once" in done.stderr
+    named = [line.split()[2] for line in done.stdout.splitlines()[3:-1]]
+    assert named == [
+        NAMES.get((layer, head), "uniform") for layer in range(2) for head in range(HEADS)
+    ]
+    with pytest.raises(AttnlmError, match="no text to measure a loss on"):
+        study_heads(imported, ablate=True)
+    tiny: Any = replace(built.config, spec=replace(built.config.spec, block_size=1))
+    with pytest.raises(see.TooShortError, match="too short"):
+        study_heads(replace(imported, config=tiny))

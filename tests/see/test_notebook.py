@@ -1,0 +1,257 @@
+"""What a notebook shows of runs, attention and progress; and the notebook of the ladder itself."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import contextlib
+import io
+import json
+import re
+import sys
+import xml.etree.ElementTree
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnlm
+from docs.run_notebook import NOTEBOOK, PARAMETERS, code_hash
+from tests.cli.test_console import Terminal
+
+SMALL: dict[str, Any] = {"model": "single-head", "embed_dim": 8, "block_size": 8, "seed": 1}
+SAVED: dict[str, Any] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+CODE = [cell for cell in SAVED["cells"] if cell["cell_type"] == "code"]
+
+
+def shown_words(html: str | None) -> str:
+    """The text of a page's part, which has to be well-formed."""
+    assert html is not None
+    return " ".join(xml.etree.ElementTree.fromstring(html).itertext())
+
+
+# --- A run ----------------------------------------------------------------------------------------
+
+
+def test_a_run_shows_its_facts_and_its_curve(
+    dataset: attnlm.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = attnlm.train(dataset, name="a&b's", steps=3, **SMALL)
+    (run.path / "curve.png").write_bytes(b"PNG" * 9)
+    html = run._repr_html_() or ""
+    best = min(record["val_loss"] for record in run.metrics())
+    for words in ("a&b's", "single-head", f"{run.parameters:,} parameters", "3 of 3", "uniform"):
+        assert words in shown_words(html)
+    assert f"{best:.4f} nats" in shown_words(html)
+    assert base64.b64encode(b"PNG" * 9).decode() in html
+
+
+def test_an_imported_run_is_shown_without_a_training(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    attnlm.export(trained / "checkpoints" / "transformer", "exported")
+    run = attnlm.import_run("exported", name="imported")
+    words = shown_words(run._repr_html_())
+    assert "imported from" in words and "qwen3" in words and "seed" not in words
+
+
+@pytest.mark.parametrize("content", [b"no JSON\n" * 3, b"\xff\xfe\n", None])
+def test_where_a_file_is_damaged_the_plain_line_is_shown(
+    content: bytes | None, dataset: attnlm.Dataset, tmp_path: Path
+) -> None:
+    run = attnlm.train(dataset, checkpoint_dir=tmp_path, steps=2, **SMALL)
+    metrics = run.path / "metrics.jsonl"
+    metrics.unlink()
+    if content is None:
+        metrics.mkdir()
+    else:
+        metrics.write_bytes(content)
+    assert run._repr_html_() is None
+
+
+# --- A model and its attention --------------------------------------------------------------------
+
+
+def test_a_run_gives_its_model_and_its_attention(trained: Path) -> None:
+    run = attnlm.open_run("transformer", checkpoint_dir=trained / "checkpoints")
+    model = run.model()
+    ids = torch.tensor([run.tokenizer.encode("the dog")])
+    assert not model.training and {p.device.type for p in model.parameters()} == {"cpu"}
+    attention = run.attention("the dog")
+    assert attention.tokens == list("the dog") and attention.weights.shape == (2, 2, 7, 7)
+    np.testing.assert_allclose(attention.weights.sum(-1), 1, atol=1e-5)
+    expected = model(ids).softmax(-1)[0].detach().numpy()
+    np.testing.assert_allclose(attention.probabilities, expected, atol=1e-5)
+    by_name = attnlm.attend("transformer", "the dog", checkpoint_dir=trained / "checkpoints")
+    assert np.array_equal(by_name.weights, attention.weights)
+    last = run.attention("the dog", checkpoint="last")
+    assert repr(last) == "<Attention of 'transformer': 2 × 2 heads over 7 tokens>"
+    with pytest.raises(attnlm.AttnlmError, match="no attention"):
+        attnlm.open_run("bigram", checkpoint_dir=trained / "checkpoints").attention("the")
+
+
+def attention_over(tokens: list[str], heads: int = 2) -> attnlm.Attention:
+    weights = np.tril(np.ones((1, heads, len(tokens), len(tokens)), np.float32))
+    weights /= weights.sum(-1, keepdims=True)
+    even = np.full((len(tokens), 2), 0.5, np.float32)
+    return attnlm.Attention("run", "multi-head", tokens, ["<", "\n"], weights, even)
+
+
+def test_attention_is_shown_as_a_grid_for_each_head() -> None:
+    html = attention_over(["<", "&", " ", "b"])._repr_html_()
+    words = shown_words(html).split()
+    assert words.count("33") == 2 * 3 and words.count("100") == 2  # in percent, the lower triangle
+    assert "␣" in words and "weights[0, 1]" in shown_words(html)
+    assert "< 0.50, ⏎ 0.50" in shown_words(html)
+
+
+@pytest.mark.parametrize(("length", "heads", "grids"), [(30, 16, 8), (100, 2, 0)])
+def test_grids_that_would_be_too_many_are_counted(length: int, heads: int, grids: int) -> None:
+    html = attention_over(["b"] * length, heads)._repr_html_()
+    assert html.count("<table") == grids and len(html) < 400_000
+    assert f"{heads - grids} more in  weights" in shown_words(html)
+
+
+# --- Progress -------------------------------------------------------------------------------------
+
+
+def trained_with(bar: attnlm.ProgressBar, dataset: attnlm.Dataset, folder: Path) -> attnlm.Run:
+    return attnlm.train(dataset, checkpoint_dir=folder, steps=9, on_event=bar, **SMALL)
+
+
+def test_without_a_terminal_evaluations_and_the_end_are_lines(
+    dataset: attnlm.Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = trained_with(attnlm.ProgressBar(), dataset, tmp_path)
+    out, err = capsys.readouterr()
+    *evaluations, last = err.splitlines()
+    assert out == ""
+    assert [int(line.split()[1]) for line in evaluations] == [r["step"] for r in run.metrics()]
+    best = min(run.metrics(), key=lambda record: float(record["val_loss"]))
+    assert last == (
+        f"{run.name}: finished at step 9; "
+        f"best validation loss {best['val_loss']:.4f}, of step {best['step']}"
+    )
+
+
+def test_in_a_terminal_a_bar_gives_way_to_the_last_line(
+    dataset: attnlm.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    bar = attnlm.ProgressBar()
+    bar(attnlm.Note("\x1b[2Jnoted"))
+    trained_with(bar, dataset, tmp_path)
+    assert "\\x1b[2Jnoted\n" in shown.getvalue()
+    assert "9/9 [" in shown.getvalue() and "val " in shown.getvalue()
+    assert shown.getvalue().count("\n") == 2
+    assert "finished at step 9" in shown.getvalue().split("\r")[-1]
+
+
+def test_in_a_notebook_a_bar_gives_way_to_the_last_line(
+    dataset: attnlm.Dataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown: list[dict[str, str]] = []
+
+    def display(content: dict[str, str], *, raw: bool, display_id: bool = False) -> Any:
+        shown.append(content)
+        return SimpleNamespace(update=display)
+
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    bar = attnlm.ProgressBar()
+    bar(attnlm.Progress("read <b>", 5, 10, "chars"))
+    assert "read <b>:  50%" in shown_words(shown[-1]["text/html"])
+    bar(attnlm.Progress("read <b>", 10, 10, "chars"))
+    assert shown[-1] == {"text/plain": "", "text/html": ""}  # no timing stays in the notebook
+    trained_with(bar, dataset, tmp_path)
+    bar(attnlm.Note("noted"))
+    assert any("9/9 [" in content["text/plain"] for content in shown)
+    assert shown[-1] == {"text/plain": "", "text/html": ""}
+    finished, noted = capsys.readouterr().out.splitlines()
+    assert "finished at step 9" in finished and noted == "noted"
+
+
+def test_events_are_printed_as_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.txt").write_text("the quick brown fox. " * 60)
+    dataset = attnlm.prepare(tmp_path / "t.txt", data_dir=tmp_path, on_event=print)
+    run = attnlm.train(dataset, checkpoint_dir=tmp_path, steps=4, on_event=print, **SMALL)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "read: 1,260 chars" and "chars (100%)" in "\n".join(lines)
+    assert any(line.startswith(f"{run.name}: single-head, ") for line in lines)
+    record = run.metrics()[-1]
+    (last,) = (line for line in lines if line.startswith("step      4  train"))
+    assert f"train {record['train_loss']:.4f}  validation {record['val_loss']:.4f}" in last
+    assert lines[-1] == f"{run.name}: finished at step 4"
+    stepped = str(attnlm.Stepped(20, loss=2.5, tokens_per_second=5000.0, seconds_left=852.0))
+    assert re.fullmatch(r"step     20  batch 2\.5000 +5,000 tokens/s +14 min left", stepped)
+    assert stepped.index("tokens/s") == last.index("tokens/s")
+    assert str(attnlm.Finished(run, 4, True)).endswith("at step 4, because of `patience`")
+
+
+# --- The notebook of the ladder -------------------------------------------------------------------
+
+
+def test_its_saved_outputs_are_those_of_its_code() -> None:
+    assert SAVED["metadata"]["attnlm"]["outputs_of"] == code_hash(SAVED), "run `make notebook`"
+    assert [cell["execution_count"] for cell in CODE] == list(range(1, len(CODE) + 1))
+    kinds = {output["output_type"] for cell in CODE for output in cell["outputs"]}
+    assert kinds == {"stream", "display_data", "execute_result"}  # no error
+    assert all(o.get("name") != "stderr" for cell in CODE for o in cell["outputs"])
+    shown = json.dumps([cell["outputs"] for cell in CODE])
+    assert not re.search(r"seconds|tokens/s| ms\b", shown), "timings differ each time"
+    assert NOTEBOOK.stat().st_size < 500_000
+
+
+def test_its_words_name_numbers_that_its_outputs_show() -> None:
+    prose = "".join("".join(c["source"]) for c in SAVED["cells"] if c["cell_type"] == "markdown")
+    outputs = json.dumps([cell["outputs"] for cell in CODE])
+    named = set(re.findall(r"\d+\.\d{2,}", prose))
+    assert len(named) > 4
+    assert {number for number in named if number not in outputs} == set()
+
+
+def test_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, with few steps, without pandas; what a cell would show is asked for."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    sources = ["".join(cell["source"]) for cell in CODE]
+    assert sources[0] == PARAMETERS
+    names: dict[str, Any] = {}
+    shown: list[str] = []
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        for source in ["STEPS = 2", *sources[1:]]:
+            *statements, last = ast.parse(source).body
+            rest = [] if isinstance(last, ast.Expr) else [last]
+            exec(compile(ast.Module([*statements, *rest], []), "cell", "exec"), names)
+            if isinstance(last, ast.Expr):
+                result = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+                shown += [getattr(result, "_repr_html_", result.__repr__)()]
+    assert len(shown) > 6 and all(shown)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} > {"transformer-001"}
+
+
+@pytest.mark.slow
+def test_a_kernel_gives_its_numbers_again(tmp_path: Path) -> None:
+    pytest.importorskip("nbclient", reason="needs the extra notebook")
+    pytest.importorskip("ipykernel", reason="needs the extra notebook")
+    from docs.run_notebook import execute, read
+
+    notebook = read()
+    execute(notebook, tmp_path)
+
+    def losses(cells: list[Any]) -> list[float]:
+        text = json.dumps([cell["outputs"] for cell in cells if cell["cell_type"] == "code"])
+        return [float(loss) for loss in re.findall(r"best validation loss (\d\.\d+)", text)]
+
+    assert len(losses(SAVED["cells"])) >= 6
+    assert losses(notebook["cells"]) == pytest.approx(losses(SAVED["cells"]), abs=0.05)

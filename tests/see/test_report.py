@@ -1,0 +1,559 @@
+"""The report of a run: what it gathers, the commands that make it again, its page in a browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnlm
+from attnlm.base.errors import AttnlmError
+from attnlm.base.events import Progress
+from attnlm.model.architecture import RUNGS
+from attnlm.model.language_model import Transformer
+from attnlm.model.recorder import record
+from attnlm.runs.journal import Snapshot
+from attnlm.runs.run import open_run
+from attnlm.see.attend import CAUTION, attend
+from attnlm.see.heads import PATTERNS
+from attnlm.see.heads import heads as study_heads
+from attnlm.see.report import LensRow, Report, logit_lens, report
+from attnlm.see.report_page import lens_data, report_page
+from attnlm.see.reproduce import prepare_command
+from tests.browser import asks_for_nothing, check_fits, elements, opened, until
+from tests.command import Done, fails, here
+from tests.see.test_attend_page import attention_like, darkness
+
+TEXT = "the quick fox"
+
+
+@pytest.fixture(name="runs", scope="module")
+def copied_runs(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the trained runs, in a copy."""
+    folder = tmp_path_factory.mktemp("runs")
+    shutil.copytree(trained, folder, dirs_exist_ok=True)
+    return folder / "checkpoints"
+
+
+@pytest.fixture(name="found", scope="module")
+def a_report(runs: Path) -> Report:
+    return of("transformer", runs, windows=4, ablate=True)
+
+
+@pytest.fixture(name="page", scope="module")
+def a_page(found: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_bytes(report_page(found))
+    return path
+
+
+@pytest.fixture(name="view")
+def an_opened_page(browser: Any, page: Path) -> Iterator[Any]:
+    with opened(browser, page, viewport={"width": 1280, "height": 900}) as view:
+        yield view
+
+
+def of(name: str, runs: Path, **how: Any) -> Report:
+    return report(open_run(name, checkpoint_dir=runs), device="cpu", **how)
+
+
+def html(found: Report) -> str:
+    return report_page(found).decode()
+
+
+def data_of(found: Report) -> Any:
+    return json.loads(elements(report_page(found)).scripts[0])
+
+
+# --- What it gathers ------------------------------------------------------------------------------
+
+
+def test_it_gathers_what_the_single_commands_show(runs: Path) -> None:
+    run = open_run("transformer", checkpoint_dir=runs)
+    events: list[object] = []
+    found = report(run, text=TEXT, windows=3, device="cpu", on_event=events.append)
+    seen = attend(run, TEXT)
+    assert found.attention.tokens == list(TEXT)
+    np.testing.assert_array_equal(found.attention.weights, seen.weights)
+    np.testing.assert_array_equal(found.attention.probabilities, seen.probabilities)
+    assert found.heads == study_heads(run, windows=3, device="cpu")
+    assert found.result is not None
+    assert found.result.best["val_loss"] == min(record["val_loss"] for record in run.metrics())
+    assert found.data_gone == ""
+    assert re.match(r"3 of \d+ windows of 16 tokens", found.heads_over)
+    tasks = [(event.task, event.done) for event in events if isinstance(event, Progress)]
+    assert tasks == [("scoring heads", 0), ("sampling", 1)]
+
+
+def test_without_a_text_the_chosen_checkpoint_reads_the_validation_split(
+    runs: Path, trained: Path
+) -> None:
+    found = of("multi-head", runs, checkpoint="last")
+    val = attnlm.open_dataset(trained / "data" / "foxes").val
+    assert found.ids == val[:16].tolist()
+    assert found.text_is == "the first 16 tokens of the validation split"
+    assert "".join(found.attention.tokens) == "".join(found.passage)
+    assert "read by the last checkpoint" in html(found)
+    with pytest.raises(AttnlmError, match="`checkpoint`"):
+        of("multi-head", runs, checkpoint="worst")
+
+
+@pytest.mark.parametrize("rung", [*RUNGS, "projected", "tied"])
+def test_every_rung_has_a_page(rung: str, runs: Path) -> None:
+    found = of(rung, runs)
+    page = html(found)
+    assert found.result is not None
+    assert f"{found.result.best['val_loss']:.4f}" in page and found.verdict[1:] in page
+    for words in (CAUTION, "The logit lens", "Heads by measurement", "A head forming"):
+        assert (words in page) == (rung != "bigram")
+    assert "loss without it" not in page
+    for command in (*found.commands, found.sample_command):
+        assert command in elements(page.encode()).text
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_without_the_data_set_or_snapshots_it_says_so(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "transformer", tmp_path / "transformer")
+    run = open_run(tmp_path / "transformer")
+    run = replace(run, dataset={**run.dataset, "path": str(tmp_path / "nowhere" / "foxes")})
+    run.save_config()
+    found = report(run, data_dir=tmp_path)
+    assert found.heads is None and "data set 'foxes' not found" in found.heads_over
+    assert "as the run recorded them" in found.text_is
+    assert found.attention.tokens == list(found.passage)
+    words = elements(report_page(found)).text
+    assert "Not measured: data set" in words
+    assert f"attnlm report transformer --text TEXT --checkpoint-dir {tmp_path}" in words
+    assert len(found.commands) == 1 and found.commands[0].startswith("attnlm train")
+    measured = report(run, text=TEXT, data_dir=tmp_path)
+    assert measured.heads is not None and measured.heads.window == len(TEXT) - 1
+    assert "of the text above only" in measured.heads_over
+    too_short = report(run, text="the"[:2], data_dir=tmp_path)
+    assert too_short.heads is None and "too short" in too_short.heads_over
+    (run.path / "ticker.jsonl").unlink()
+    alone = report(run, data_dir=tmp_path)
+    assert "own first words" in alone.text_is and len(alone.ids) == 16
+    assert alone.snapshots == [] and alone.passage == []
+    page = html(alone)
+    assert "There is no record of what the model generated during training" in page
+    assert "<svg" in page and 'id="snapshot"' not in page and "report.js" not in page
+
+
+def test_it_shows_a_longer_text_and_what_prints_it(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs.parent)
+    found = of("single-head", Path("checkpoints"), checkpoint="last")
+    assert len(found.sample) == 500
+    command = "attnlm sample single-head --checkpoint last --tokens 500 --seed 1"
+    assert found.sample_command == command  # which is not the run trained last
+    shown = typed(f"{command} --device cpu").stdout
+    assert shown == found.sample == found.facts()["sample"]
+    assert elements(report_page(found)).text.count(found.sample) == 1
+
+
+# --- The commands ---------------------------------------------------------------------------------
+
+
+def typed(command: str) -> Done:
+    done = here(shlex.split(command)[1:])
+    assert done.code == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("rung", ["bigram", "transformer", "projected", "drawn"])
+def test_its_commands_make_the_run_again(
+    rung: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder where nothing is but the text."""
+    (tmp_path / "text.txt").write_bytes((trained / "text.txt").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    dataset = attnlm.prepare("text.txt", name="foxes", val_fraction=0.2)
+    settings: dict[str, Any] = {"sampling": "random", "gradient_clip": 1.5, "steps": 4}
+    if rung == "drawn":  # a seed that nobody gave, a schedule of its own, early stopping
+        settings |= {"model": "multi-head", "schedule": "cosine", "warmup": 2, "patience": 3}
+        original = attnlm.train(dataset.path, threads=1, block_size=8, **settings)
+    else:
+        old = open_run(rung, checkpoint_dir=trained / "checkpoints").config.settings()
+        original = attnlm.train(dataset.path, **{**old, **settings})
+    found = report(original, windows=1)
+    shutil.rmtree("data")
+    for command in found.commands:
+        typed(command)
+    again = open_run(None)
+    assert again.name != original.name
+    assert again.config.settings() == original.config.settings()
+    assert {**again.dataset, "path": ""} == {**original.dataset, "path": ""}
+    timed = ("seconds", "tokens_per_second")
+    ours, theirs = (
+        [{k: v for k, v in record.items() if k not in timed} for record in run.metrics()]
+        for run in (again, original)
+    )
+    assert ours == theirs
+
+
+def test_the_data_set_is_prepared_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("b c.txt").write_bytes(("Größe und Maß.\r\n" * 60).encode("latin-1"))
+    Path("a.txt").write_bytes(b"the first\r" * 9)
+    Path("val.txt").write_bytes(("Maß und Größe. " * 9).encode("latin-1"))
+    how: dict[str, Any] = {"encoding": "latin-1", "newlines": "unix", "val_file": "val.txt"}
+    sources = ["b c.txt", "a.txt"]
+    dataset = attnlm.prepare(sources, tokenizer="bpe:260", data_dir="else where", **how)
+    run = attnlm.train(dataset.path, model="bigram", steps=1, block_size=4, seed=1, threads=1)
+    prepare, train = report(run).commands
+    shutil.rmtree("else where")
+    typed(prepare)
+    typed(train)
+    again = open_run(None)
+    assert again.config == run.config and again.dataset == run.dataset
+    piped = prepare_command(replace(dataset, source="-", sources=("-",)))
+    assert piped.startswith("attnlm prepare - --tokenizer") and piped.endswith(" < TEXT")
+
+
+# --- The page -------------------------------------------------------------------------------------
+
+
+def test_it_is_one_file_with_the_loss_of_each_silenced_head(found: Report) -> None:
+    page = report_page(found)
+    asks_for_nothing(page)
+    assert page == report_page(found)
+    assert found.heads is not None and "loss without it" in page.decode()
+    for head in found.heads.heads:
+        assert f"<td>{head.loss_change:+z.4f}</td>" in page.decode()
+
+
+def test_what_the_model_said_is_shown_as_text(found: Report) -> None:
+    said = "</script><script>alert(1)</script><b>&amp;"
+    for text, held, shown in (
+        (said, said, "&lt;b&gt;&amp;amp;"),
+        ("\na\x00\tb\r\n c", "\na\\x00⇥b\n c", '<pre id="said">\n\na'),
+    ):
+        changed = replace(found, snapshots=[replace(one, text=text) for one in found.snapshots])
+        assert data_of(changed)["snapshots"][0]["text"] == held and shown in html(changed)
+        names = [name for name, _ in elements(report_page(changed)).found]
+        assert names.count("script") == 4
+
+
+@pytest.mark.parametrize("rung", [*RUNGS[1:], "projected", "tied"])
+def test_a_row_of_the_lens_is_the_model_without_the_layers_above(rung: str, runs: Path) -> None:
+    model, _ = attnlm.load_model(runs / rung, device="cpu")
+    assert isinstance(model, Transformer)
+    ids = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
+    rows = logit_lens(model, record(model, ids[None]), count=4)
+    layers = range(1, len(model.blocks) + 1)
+    assert [row.name for row in rows] == ["embedding", *(f"layer {n}" for n in layers)]
+    for kept in reversed(range(len(rows))):
+        model.blocks = model.blocks[:kept]
+        with torch.no_grad():
+            likeliest = torch.softmax(model(ids[None])[0], -1).max(-1)
+        assert rows[kept].ids[:, 0].tolist() == likeliest.indices.tolist()
+        np.testing.assert_allclose(rows[kept].probabilities[:, 0], likeliest.values, atol=1e-5)
+    words = [f"<{i}>" for i in range(model.vocab_size)]
+    data = lens_data(rows, words)
+    ids_LTK = np.stack([row.ids for row in rows])
+    probabilities_LTK = np.stack([row.probabilities for row in rows])
+    assert ids_LTK.shape == (len(rows), len(ids), 4) and (np.diff(probabilities_LTK) <= 0).all()
+    assert [data["words"][i] for i in data["ids"]] == [words[i] for i in ids_LTK.ravel()]
+    np.testing.assert_allclose(data["percents"], 100 * probabilities_LTK.ravel(), atol=0.51)
+
+
+def scores_at(snapshot: Snapshot) -> dict[tuple[int, int], float]:
+    """The previous-token score of each head, by its formula."""
+    assert snapshot.maps is not None
+    length = snapshot.maps.shape[-1]
+    before = [snapshot.maps[..., t, t - 1] for t in range(1, length)]
+    scores = np.mean(before, axis=0)
+    return {(layer, head): float(scores[layer, head]) for layer, head in np.ndindex(2, 2)}
+
+
+def test_of_many_heads_the_films_are_of_those_with_the_largest_scores(
+    found: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlm.see.report_page._MOST_FILMS", 3)
+    scores = scores_at(found.snapshots[-1])
+    best = sorted(scores, key=lambda place: scores[place])[1:]
+    films = data_of(found)["films"]
+    assert {film["name"] for film in films} == {f"layer {i + 1} head {j + 1}" for i, j in best}
+    assert "Of 4 heads, these are the 3 with the largest" in html(found)
+    for film in films:
+        layer, head = (int(number) - 1 for number in film["name"].split()[1::2])
+        assert film["scores"][-1] == pytest.approx(scores[layer, head], abs=0.0006)
+
+
+def test_an_imported_run_has_a_page_of_what_it_is(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "transformer", tmp_path / "theirs")
+    for name in ("metrics.jsonl", "ticker.jsonl"):
+        (tmp_path / "theirs" / name).unlink()
+    run = replace(open_run(tmp_path / "theirs"), imported_from="a/folder")
+    found = report(run, windows=2)
+    assert found.result is None and "own first words, since it has no data set" in found.text_is
+    assert found.heads is not None and not found.heads.has_text
+    assert found.commands == [f"attnlm import a/folder --name theirs --checkpoint-dir {tmp_path}"]
+    page = html(found)
+    for shown in ("The logit lens", "Heads by measurement", "imported from", "What it writes"):
+        assert shown in page
+    for hidden in ("While it learned", "best loss", "SHA-256", "learning rate"):
+        assert hidden not in page
+
+
+def test_a_large_model_and_a_long_text_stay_below_3_mb(found: Report) -> None:
+    """As of a run of 6 layers of 6 heads, evaluated 100 times, that reads 256 tokens."""
+    attention = attention_like(6, 6, 256, 65)
+    maps = attention.weights[..., :24, :24]
+    steps = range(100)
+    ones, fifths = np.ones((256, 5), np.int64), np.full((256, 5), np.float32(0.2))
+    assert found.heads is not None and found.result is not None
+    head = found.heads.heads[0]
+    large = replace(
+        found,
+        result=replace(found.result, records=[{**found.result.last, "step": n} for n in steps]),
+        snapshots=[Snapshot(step, "a line of about forty characters" * 3, maps) for step in steps],
+        passage=attention.tokens[:24],
+        ids=[i % 65 for i in range(256)],
+        attention=attention,
+        lens=[LensRow(f"layer {n}", ones, fifths) for n in range(7)],
+        heads=replace(
+            found.heads,
+            heads=[replace(head, layer=layer, head=n) for layer in range(6) for n in range(6)],
+        ),
+    )
+    content = report_page(large)
+    assert len(content) < 3_000_000
+    shown = [snapshot["step"] for snapshot in json.loads(elements(content).scripts[0])["snapshots"]]
+    assert len(shown) < 100 and shown[0] == 0 and shown[-1] == 99
+    assert f"{len(shown)} of the 100 are shown" in content.decode()
+
+
+# --- The command ----------------------------------------------------------------------------------
+
+
+def test_the_command_writes_it(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs.parent)
+    done = typed("attnlm report tied --text 'the fox'")
+    assert done.stdout == f"{Path('checkpoints/tied/report.html')}\n" and "tied" in done.stderr
+    page = (runs / "tied" / "report.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    out = tmp_path / "page.html"
+    facts = json.loads(typed(f"attnlm report bigram --json -o {shlex.quote(str(out))}").stdout)
+    assert facts["output"] == str(out) and out.is_file() and facts["heads"] == []
+    assert facts["commands"][1].startswith("attnlm train foxes --model bigram")
+
+
+@pytest.mark.parametrize("characters", ["a", "ab"])
+@pytest.mark.parametrize("model", ["bigram", "single-head", "transformer"])
+def test_the_smallest_runs_are_shown_too(
+    model: str, characters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A context of one token, one step, a vocabulary of one or two ids, few tokens to validate."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text(characters * 20)
+    attnlm.prepare("text.txt")
+    size: dict[str, Any] = {} if model == "bigram" else {"embed_dim": 8}
+    attnlm.train(model=model, block_size=1, steps=1, seed=1, threads=1, name="least", **size)
+    shown = ["attend a --output a.html", "attend a --output a.png"] if model != "bigram" else []
+    for line in (*shown, "trace a", "report", "report --json", "export least b.html --to html"):
+        done = here(line.split())
+        assert done.code == 0, (line, done.stderr)
+
+
+def test_what_is_wrong_is_said_and_nothing_is_written(runs: Path, tmp_path: Path) -> None:
+    cwd, tied = runs.parent, ["report", "tied"]
+    weights = (runs / "tied" / "best.safetensors").read_bytes()
+    odd = tmp_path.parent / "odd"
+    (odd / "folder.html").mkdir(parents=True)
+    (odd / "link.html").symlink_to(runs / "tied" / "config.json")
+    os.mkfifo(odd / "pipe.html")
+    shutil.copytree(runs / "wide-head", tmp_path / "young")
+    (tmp_path / "young" / "metrics.jsonl").unlink()
+    refused: list[tuple[list[Any], int, str, str]] = [
+        ([*tied, "-o", "no/such.html"], 1, "folder not found: no", "create"),
+        ([*tied, "-o", "checkpoints/tied/best.safetensors"], 2, "--output", ".html"),
+        ([*tied, "-o", odd / "folder.html"], 1, "regular file", "another"),
+        ([*tied, "-o", odd / "link.html"], 1, "regular file", "another"),
+        ([*tied, "-o", odd / "pipe.html"], 1, "regular file", "another"),
+        (["report", "tide"], 1, "run 'tide' not found", "tied"),
+        ([*tied, "--text", "Ω"], 1, "Ω", ""),
+        ([*tied, "--text", ""], 2, "empty", "character"),
+        ([*tied, "--windows", "0"], 2, "--windows", "1"),
+        ([*tied, "--text", "a" * 17], 1, "17 tokens", "16"),
+        (["report", tmp_path / "young"], 1, "no evaluations", "--resume"),
+    ]
+    for arguments, code, says, hints in refused:
+        fails(*arguments, cwd=cwd, code=code, says=says, hints=hints)
+    assert (runs / "tied" / "best.safetensors").read_bytes() == weights
+    assert not list(tmp_path.rglob("*.html"))
+
+
+# --- In a browser ---------------------------------------------------------------------------------
+
+
+def test_the_lens_follows_the_chosen_token_and_scores_are_heat_maps(
+    view: Any, found: Report
+) -> None:
+    for key, place in (("Home", 0), ("End", len(found.ids) - 1)):
+        view.focus("#text [aria-pressed=true]")
+        view.keyboard.press(key)
+        assert f"token {place + 1}," in view.inner_text("#lens-token")
+        for number, row in enumerate(found.lens):
+            shown = view.locator("#lens-at tr").nth(number).locator("small")
+            percents = [int(text[:-1]) for text in shown.all_text_contents()]
+            assert percents == np.rint(100 * row.probabilities[place]).tolist()
+    assert found.heads is not None
+    maps = view.locator(".heat")
+    assert maps.count() == len(PATTERNS)
+    for number, pattern in enumerate(PATTERNS):
+        cells = maps.nth(number).locator("td")
+        wanted = [head.scores[pattern] for head in found.heads.heads]
+        assert cells.all_text_contents() == [f"{100 * score:.0f}" for score in wanted]
+        tints = cells.evaluate_all("all => all.map(c => +c.style.getPropertyValue('--share'))")
+        assert tints == pytest.approx(wanted, abs=0.001)
+
+
+def test_the_slider_moves_mark_line_and_map(view: Any, found: Report) -> None:
+    last = len(found.snapshots) - 1
+
+    def middle(shown: Any) -> float:
+        box = shown.bounding_box()
+        return float(box["x"] + box["width"] / 2)
+
+    def on_axis(step: int) -> float:
+        return middle(view.locator("#curve text", has_text=re.compile(f"^{step}$")))
+
+    def shows(number: int) -> None:
+        snapshot = found.snapshots[number]
+        step = f"step {snapshot.step}"
+        assert view.locator("#said").text_content() == snapshot.text
+        assert view.locator("#lines .now th").text_content() == str(snapshot.step)
+        assert view.get_attribute("#snapshot", "aria-valuetext").startswith(step)
+        for element in ("#when", "#frames [aria-pressed=true]", "#film-caption"):
+            assert step in view.locator(element).text_content()
+        wanted = on_axis(0) + (on_axis(30) - on_axis(0)) * snapshot.step / 30
+        assert middle(view.locator("#mark")) == pytest.approx(wanted, abs=1)
+
+    shows(last)
+    view.focus("#snapshot")
+    view.keyboard.press("Home")
+    shows(0)
+    view.keyboard.press("ArrowRight")
+    shows(1)
+    view.locator("#frames button").nth(4).click()
+    shows(4)
+    view.locator("#lines tbody tr").nth(2).click()
+    shows(2)
+    picture = view.locator("#curve svg")
+    picture.click(position={"x": on_axis(30) - picture.bounding_box()["x"], "y": 40})
+    shows(last)
+    view.click("#play")
+    assert view.input_value("#snapshot") == "0" and view.inner_text("#play") == "Stop"
+    until(view, "page.snapshot.valueAsNumber > 1")
+    view.click("#play")
+    assert view.inner_text("#play") == "Play"
+
+
+def test_another_heads_film(view: Any, found: Report) -> None:
+    scores = [scores_at(snapshot) for snapshot in found.snapshots]
+    best = max(scores[-1], key=lambda place: scores[-1][place])
+    assert view.input_value("#head") == str(2 * best[0] + best[1])
+    past = np.tril_indices(len(found.passage))
+    for number, place in enumerate(scores[-1]):
+        view.select_option("#head", str(number))
+        shown = [float(text) for text in view.locator("#frames small").all_text_contents()]
+        assert shown == pytest.approx([at_step[place] for at_step in scores], abs=0.008)
+        name = f"layer {place[0] + 1} head {place[1] + 1}"
+        assert name in view.text_content("#film-caption")
+        film = base64.b64decode(data_of(found)["films"][number]["maps"])
+        maps = [one.maps[place][past] for one in found.snapshots if one.maps is not None]
+        np.testing.assert_allclose(
+            np.frombuffer(film, np.uint8) / 255, np.concatenate(maps), atol=0.003
+        )
+        view.focus("#snapshot")  # the large map is that of the step
+        for key, weights in (("Home", maps[0]), ("End", maps[-1])):
+            view.keyboard.press(key)
+            drawn = darkness(view, "#film canvas")[past]
+            assert np.corrcoef(drawn, np.sqrt(weights))[0, 1] > 0.98
+
+
+def test_on_paper_nothing_is_cut_off_and_nothing_is_tiny(browser: Any, page: Path) -> None:
+    a4 = 688  # pixels between the margins
+    with opened(browser, page, viewport={"width": a4, "height": 1000}) as view:
+        view.emulate_media(media="print")
+        view.evaluate(
+            "document.querySelectorAll('.lens td, .lens thead th').forEach(cell => {"
+            " (cell.querySelector('span') ?? cell).textContent = 'orrowing' })"
+        )
+        beyond = view.evaluate(
+            "[...document.querySelectorAll('main *')].filter(element =>"
+            f" element.getBoundingClientRect().right > {a4} + 1).length"
+        )
+        sizes = view.locator(".lens td, .scores td").evaluate_all(
+            "all => all.map(one => parseFloat(getComputedStyle(one).fontSize))"
+        )
+        curve = view.locator("#curve svg").bounding_box()
+    assert beyond == 0
+    assert min(sizes) >= 7.5 * 96 / 72
+    assert curve["width"] == 448
+
+
+@pytest.mark.parametrize(("width", "smallest"), [(360, 8.5), (1280, 12)])
+def test_the_tokens_beside_the_map_are_readable_and_beside_their_rows(
+    browser: Any, page: Path, width: int, smallest: float
+) -> None:
+    with opened(browser, page, viewport={"width": width, "height": 900}) as view:
+        rows = view.locator("#film .rows span").evaluate_all(
+            "spans => spans.map(span => [parseFloat(getComputedStyle(span).fontSize),"
+            " ...['top', 'bottom'].map(side => span.getBoundingClientRect()[side])])"
+        )
+        box = view.locator("#film canvas").bounding_box()
+    cell = box["height"] / len(rows)
+    assert box["height"] == pytest.approx(box["width"], abs=1)
+    for number, (size, top, bottom) in enumerate(rows):
+        assert size >= smallest
+        middle = box["y"] + (number + 0.5) * cell
+        assert (top + bottom) / 2 == pytest.approx(middle, abs=2)
+
+
+def test_its_texts_are_there_without_scripts_and_on_paper(
+    browser: Any, page: Path, found: Report
+) -> None:
+    with opened(browser, page, java_script_enabled=False) as view:
+        shown = view.inner_text("body")
+        for snapshot in found.snapshots:
+            assert " ".join(snapshot.text.replace("\n", "⏎ ").split()) in " ".join(shown.split())
+        assert "This part needs JavaScript" in shown and view.is_visible("#curve svg")
+        view.emulate_media(media="print")
+        lines = view.locator("#lines").bounding_box()
+        around = view.locator(".lines").bounding_box()
+        assert lines["height"] <= around["height"]
+
+
+def test_it_fits_phone_desk_and_paper(browser: Any, page: Path) -> None:
+    check_fits(browser, page, "report")
+
+
+def test_a_run_of_one_evaluation_has_no_curve(browser: Any, found: Report, tmp_path: Path) -> None:
+    assert found.result is not None
+    first = replace(found.result, records=found.result.records[:1])
+    one = replace(found, result=first, snapshots=found.snapshots[:1])
+    (tmp_path / "one.html").write_bytes(report_page(one))
+    with opened(browser, tmp_path / "one.html") as view:
+        assert "A curve needs two evaluations or more" in view.inner_text("body")
+        view.focus("#snapshot")
+        view.keyboard.press("ArrowLeft")
+        assert view.locator("#frames button").count() == 1
+        view.select_option("#head", "0")
+        assert "layer 1 head 1, step 0" in view.inner_text("#film-caption")

@@ -1,0 +1,274 @@
+"""Tokenizers as Llama 3, Qwen3 and SmolLM publish them: the ids that `tokenizers` gives."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from attnlm.base.errors import AttnlmError
+from attnlm.base.files import write_json
+from attnlm.data.bins import encode_documents
+from attnlm.text.text_files import Piece
+from attnlm.tokens import byte_characters
+from attnlm.tokens.tokenizer import BYTES, BpeTokenizer, CharTokenizer, Tokenizer, load
+from attnlm.tokens.tokenizer_json import library_tokenizer, listed_pairs, read_tokenizer
+from attnlm.tokens.word_table import piece_encoder
+from tests.runs.test_export import RANKS, TOKENIZERS
+
+LLAMA3_REGEX = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BYTE_LEVEL: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+BOS = "<|begin_of_text|>"
+BEGIN = {"SpecialToken": {"id": BOS, "type_id": 0}}
+PARTS = (
+    *(" ", "  ", "\n", "\r\n", "\t", "'s", "'LL", "a", "Be", "12", "3", "½", "!", "?!", "/", "\0"),
+    *(
+        "é",
+        "e\u0301",
+        ">\u0338",
+        "\ufb2c",
+        "中",
+        "👍🏽",
+        "\u00a0",
+        "\u1e9e",
+        "the",
+        " and",
+        "apples",
+    ),
+)
+
+
+def split(regex: str) -> dict[str, Any]:
+    isolated = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated"}
+    as_bytes = {**BYTE_LEVEL, "use_regex": False}
+    return {"type": "Sequence", "pretokenizers": [{**isolated, "invert": False}, as_bytes]}
+
+
+def added(token: int, text: str) -> dict[str, Any]:
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return {"id": token, "content": text, **dict.fromkeys(flags, False)}
+
+
+def tokenizer_json(first_id: int, special: dict[str, int], **parts: Any) -> dict[str, Any]:
+    """Byte pairs with the ids from `first_id` on, in the layout of the published files."""
+    tokens = [byte_characters.written(token) for token in RANKS]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added(i, text) for text, i in special.items()],
+        "normalizer": None,
+        "post_processor": None,
+        "decoder": {**BYTE_LEVEL, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "ignore_merges": True,
+            "vocab": {
+                **{token: first_id + i for i, token in enumerate(tokens)},
+                **{text: i for text, i in special.items() if i < first_id},
+            },
+            "merges": list(map(list, listed_pairs(BpeTokenizer("gpt2", RANKS)))),
+        },
+        **parts,
+    }
+
+
+PUBLISHED = {
+    "llama3": (
+        tokenizer_json(
+            0,
+            {BOS: 600, "<|end_of_text|>": 601, "<|eot_id|>": 602},
+            pre_tokenizer=split(LLAMA3_REGEX),
+            post_processor={
+                "type": "Sequence",
+                "processors": [
+                    {**BYTE_LEVEL, "use_regex": True},
+                    {
+                        "type": "TemplateProcessing",
+                        "single": [BEGIN, {"Sequence": {"id": "A", "type_id": 0}}],
+                        "pair": [BEGIN, {"Sequence": {"id": "B", "type_id": 1}}],
+                        "special_tokens": {BOS: {"id": BOS, "ids": [600], "tokens": [BOS]}},
+                    },
+                ],
+            },
+        ),
+        (601, 600),
+    ),
+    "qwen2": (
+        tokenizer_json(
+            0,
+            {"<|endoftext|>": 600, "<|im_start|>": 601, "<think>": 602},
+            pre_tokenizer=split(LLAMA3_REGEX.replace("{1,3}", "")),
+            normalizer={"type": "NFC"},
+            post_processor={**BYTE_LEVEL, "use_regex": False},
+        ),
+        (600, None),
+    ),
+    "smollm": (
+        tokenizer_json(
+            3,
+            {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2},
+            pre_tokenizer={
+                "type": "Sequence",
+                "pretokenizers": [
+                    {"type": "Digits", "individual_digits": True},
+                    {**BYTE_LEVEL, "use_regex": True},
+                ],
+            },
+        ),
+        (0, None),
+    ),
+}
+
+
+def texts(special: list[str], count: int = 150) -> list[str]:
+    drawn = random.Random(1)
+    return ["".join(drawn.choices([*PARTS, *special], k=40)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_ids_are_those_of_the_published_file(name: str, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as LibraryTokenizer
+
+    content, marks = PUBLISHED[name]
+    theirs = LibraryTokenizer.from_str(json.dumps(content))
+    read = read_tokenizer(content, 612)
+    write_json(tmp_path / "tokenizer.json", read.to_json())
+    ours = load(tmp_path / "tokenizer.json")
+    assert isinstance(ours, BpeTokenizer) and ours.to_json() == read.to_json()
+    assert (ours.name, ours.end_of_text, ours.beginning) == (name, *marks)
+    exported, fast = library_tokenizer(ours), piece_encoder(ours)
+    for text in texts(list(ours.special)):
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text) == ids and fast(text).tolist() == ids
+        begins = ids[:1] == [ours.beginning]  # where it does, no second one is put before it
+        assert ours.encode_from_start(text) == (ids if begins else theirs.encode(text).ids)
+        assert exported.encode(text).ids == theirs.encode(text).ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=False)
+        assert ours.nfc or ours.decode_bytes(ids) == text.encode()
+    assert read_tokenizer(json.loads(exported.to_str()), 612).to_json() == ours.to_json()
+
+
+def test_special_texts_within_a_document_are_text() -> None:
+    ours = read_tokenizer(PUBLISHED["qwen2"][0], 612)
+    assert isinstance(ours, BpeTokenizer) and ours.end_of_text == 600
+    fast = piece_encoder(ours)
+    plain = encode_documents(fast, ours, Piece("Ae\u0301.one", (4,)))
+    assert plain.tolist() == [*ours.encode("A\u00e9."), 600, *ours.encode("one")]
+    marked = encode_documents(fast, ours, Piece("a<think>b", ()))
+    assert 602 not in marked and ours.decode(marked) == "a<think>b"
+    assert 602 in ours.encode("a<think>b")
+
+
+def test_a_text_that_grows_when_it_is_normalised_is_encoded() -> None:
+    ours = read_tokenizer(PUBLISHED["qwen2"][0], 612)
+    text = "\U0001d160" * 2**17  # three characters of four bytes each, in form NFC
+    ids = piece_encoder(ours)(text)
+    assert np.array_equal(ids, ours.encode_piece(text)) and len(ours.decode(ids)) == 3 * len(text)
+
+
+def template(*pieces: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "TemplateProcessing", "single": list(pieces), "special_tokens": {}}
+
+
+A = {"Sequence": {"id": "A", "type_id": 0}}
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "text added after": ({"post_processor": template(A, BEGIN)}, "post_processor"),
+    "two texts before": ({"post_processor": template(BEGIN, BEGIN, A)}, "post_processor"),
+    "an unknown beginning": ({"post_processor": template(BEGIN, A)}, "is damaged"),
+    "no processor": ({"post_processor": "TemplateProcessing"}, "post_processor"),
+    "another processor": ({"post_processor": {"type": "BertProcessing"}}, "post_processor"),
+    "a pattern that may take for ever": ({"pre_tokenizer": split("(a+)+$")}, "the split pattern"),
+    "a space in a special text": ({"added_tokens": [added(600, "<a b>")]}, "the added token"),
+    "one special text within another": (
+        {"added_tokens": [added(600, "<a"), added(601, "<a>")]},
+        "cannot reproduce added tokens",
+    ),
+    "an id that `tokenizers` would change": (
+        {"added_tokens": [added(601, "<a>")], "post_processor": None},
+        "ids of its added tokens",
+    ),
+    "a special text twice": ({"added_tokens": [added(600, "<a>")] * 2}, "is damaged"),
+    "an id for two": ({"added_tokens": [added(3, "<a>")]}, "is damaged"),
+    "no id": ({"added_tokens": [added(-1, "<a>")]}, "is damaged"),
+    "what the library refuses": (
+        {"added_tokens": [{"id": 600, "content": "<a>"}], "post_processor": None},
+        "is damaged",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_exactly_ours_is_refused(name: str) -> None:
+    parts, says = REFUSED[name]
+    with pytest.raises(AttnlmError, match=says):
+        read_tokenizer(PUBLISHED["llama3"][0] | parts, 612)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("vocab", {"a": 0, "b": 0}, "is damaged"),
+        ("vocab", {"a": 5000}, "is damaged"),
+        ("merges", [["a", "b"], ["a", "b"]], "is damaged"),
+        ("merges", ["t h e"], "is damaged"),
+    ],
+)
+def test_a_vocabulary_that_can_not_be_is_refused(key: str, value: object, says: str) -> None:
+    content = json.loads(json.dumps(PUBLISHED["llama3"][0]))
+    content["model"][key] = value
+    with pytest.raises(AttnlmError, match=says):
+        read_tokenizer(content, 612)
+
+
+@pytest.mark.parametrize("place", ["vocab", "added_tokens"])
+def test_a_token_that_is_too_long_is_named(place: str) -> None:
+    """Texts of a few such tokens would take hours to compare."""
+    for length in (2**10, 2**10 + 1):
+        content = json.loads(json.dumps(PUBLISHED["qwen2"][0]))
+        if place == "vocab":
+            content["model"]["vocab"]["a" * length] = 605
+            content["added_tokens"] = []
+        else:
+            content["added_tokens"].append(added(605, "é" * (length // 2) + "a" * (length % 2)))
+        if length == 2**10 and place == "vocab":
+            assert read_tokenizer(content, 612).tokens[605] == b"a" * length
+    with pytest.raises(AttnlmError, match=r"token 605 of the tokenizer has 1,025 bytes.*'(a|é){9}"):
+        read_tokenizer(content, 612)
+
+
+def test_a_list_of_pairs_is_bounded() -> None:
+    tokens = [b"a" * length for length in range(2, 2**10 + 1)]
+    with pytest.raises(AttnlmError, match="the tokens of gpt2 have too many pairs"):
+        listed_pairs(BpeTokenizer("gpt2", [*BYTES, *tokens]))
+    with pytest.raises(AttnlmError, match="token 256 of the tokenizer has 1,025 bytes"):
+        listed_pairs(BpeTokenizer("gpt2", [*BYTES, b"a" * (2**10 + 1)]))
+    assert len(listed_pairs(BpeTokenizer("gpt2", [*BYTES, *tokens[:299]]))) == 299 * 300 // 2
+
+
+def test_each_id_of_a_model_has_a_character() -> None:
+    content = json.loads(library_tokenizer(CharTokenizer("abc")).to_str())
+    assert read_tokenizer(content, 3).to_json() == CharTokenizer("abc").to_json()
+    with pytest.raises(AttnlmError, match="the model has 64 ids, but its tokenizer has 3\n"):
+        read_tokenizer(content, 64)
+
+
+@pytest.mark.parametrize("ours", TOKENIZERS[:2], ids=lambda tokenizer: tokenizer.name)
+def test_only_a_post_processor_that_changes_nothing_is_accepted(ours: Tokenizer) -> None:
+    content = json.loads(library_tokenizer(ours).to_str())
+    size = ours.vocab_size
+    identity = {"post_processor": template(A)}  # `transformers` adds it
+    assert read_tokenizer(content | identity, size).to_json() == ours.to_json()
+    begins = {**template(BEGIN, A), "special_tokens": {BOS: {"id": BOS, "ids": [3]}}}
+    for other in (template(A, BEGIN), begins, {"type": "BertProcessing"}):
+        with pytest.raises(AttnlmError, match=r"post_processor|is damaged"):
+            read_tokenizer(content | {"post_processor": other}, size)

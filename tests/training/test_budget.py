@@ -1,0 +1,258 @@
+"""A budget is a clock: learning rate, evaluations and the end follow the time that has passed."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnlm
+from attnlm.base import clock as clocks
+from attnlm.base.events import Note
+from attnlm.base.files import read_json, write_json
+from attnlm.base.signals import Interrupted
+from attnlm.config.settings import resolve
+from attnlm.data.dataset import Dataset
+from attnlm.see.report import report
+from attnlm.see.report_page import report_page
+from attnlm.see.reproduce import train_command
+from attnlm.training import loop
+from attnlm.training.events import Evaluated, Stepped
+from attnlm.training.schedule import Clock as Budget
+from attnlm.training.schedule import learning_rate
+from attnlm.training.step import Stepper
+from attnlm.training.validation import validation_loss
+from attnlm.workflows.evaluate import take_snapshot
+from tests.clock import Clock
+from tests.processes import together, train_by_the_clock
+
+SMALL: dict[str, Any] = {"optimizer": "adamw", "block_size": 8, "batch_size": 4, "seed": 1}
+SMALL |= {"device": "cpu", "threads": 1}
+
+
+@pytest.fixture
+def paced(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes step number n of a training take `pace(n)` seconds, and everything else no time."""
+    step, clock.tick = Stepper.step, 1e-6
+
+    def set_pace(pace: Any) -> Clock:
+        def timed(stepper: Stepper, *about: Any) -> Any:
+            clock.advance(pace(stepper.state.step))
+            return step(stepper, *about)
+
+        monkeypatch.setattr(Stepper, "step", timed)
+        return clock
+
+    return set_pace
+
+
+def constant(seconds: float) -> Any:
+    return lambda step: seconds
+
+
+@pytest.fixture
+def trained(dataset: Dataset, tmp_path: Path) -> Any:
+    """A function that trains within a budget, of 100 s if nothing else is said."""
+
+    def train(**settings: Any) -> attnlm.Run:
+        length = {} if "steps" in settings else {"budget": 100.0}
+        given: Any = {"checkpoint_dir": tmp_path, **length, **SMALL, **settings}
+        return attnlm.train(dataset.path, **given)
+
+    return train
+
+
+PACES = {
+    "constant": constant(1.0),
+    "slower and slower": lambda step: 1.0 + step / 50,
+    "a first step that is compiled": lambda step: 12.0 if step == 0 else 0.8,
+    "twice as slow from the middle on": lambda step: 1.0 if step < 50 else 2.0,
+    "faster from the middle on": lambda step: 2.0 if step < 25 else 0.9,
+}
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_a_run_ends_on_time_with_a_rate_near_zero_and_ten_evaluations(
+    pace: str, trained: Any, paced: Any
+) -> None:
+    clock = paced(PACES[pace])
+    began = clock.now
+    rates: list[float] = []
+
+    def listen(event: object) -> None:
+        if isinstance(event, Stepped):
+            assert event.learning_rate is not None and event.steps is not None
+            rates.append(event.learning_rate)
+
+    run = trained(on_event=listen)
+    assert clock.now - began == pytest.approx(100, abs=3)
+    records, training = run.metrics(), run.config.training
+    made = records[-1]["step"]
+    assert (training.steps, training.budget) == (made, 100.0)
+    assert attnlm.open_run(run.path).config == run.config
+    assert 10 <= len(records) <= 12 and records[-1]["learning_rate"] < 0.05 * max(rates)
+    assert rates[1:] == sorted(rates[1:], reverse=True)
+    falls = [a - b for a, b in itertools.pairwise([*rates[1:], 0.0])]
+    assert max(falls) < 0.05 * max(rates)  # nothing jumps
+
+
+def test_a_first_snapshot_that_compiles_takes_no_time_from_later_steps(
+    trained: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = paced(constant(1.0))
+
+    def slow_at_first(dataset: Dataset, tokens: int, step: int, *model: Any) -> Any:
+        clock.advance(30.0 if step == 0 else 0.0)
+        return take_snapshot(dataset, tokens, step, *model)
+
+    monkeypatch.setattr("attnlm.workflows.train.take_snapshot", slow_at_first)
+    began, run = clock.now, trained()
+    assert clock.now - began == pytest.approx(100, abs=3) and len(run.metrics()) >= 10
+
+
+def test_a_machine_that_stops_for_long_ends_the_run(trained: Any, paced: Any) -> None:
+    clock = paced(lambda step: 300.0 if step == 30 else 1.0)
+    began, run = clock.now, trained()
+    assert run.config.training.steps == 31 and clock.now - began == pytest.approx(330, abs=2)
+
+
+def test_a_budget_of_a_few_steps_says_so_and_makes_one_at_least(trained: Any, paced: Any) -> None:
+    paced(constant(1000.0))
+    notes: list[object] = []
+    run = trained(budget=60.0, warmup=50, on_event=notes.append)
+    assert run.metrics()[-1]["step"] == run.config.training.steps == 1
+    assert run.config.training.warmup == 0
+    assert any(str(n).startswith("only 1 steps were made in 60 s") for n in notes)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 100), (10, 100), (24, 100)])
+def test_at_a_constant_pace_the_rate_is_that_of_as_many_steps(
+    schedule: str, warmup: int, steps: int
+) -> None:
+    training = resolve({"schedule": schedule, "warmup": warmup, "steps": steps}).training
+    timed = resolve({"schedule": schedule, "warmup": warmup, "budget": 100.0}).training
+    for step in range(steps):
+        progress = (step + 1) / steps
+        rate = learning_rate(step + 1, timed, (step + 1) / progress)
+        assert rate == pytest.approx(learning_rate(step + 1, training))
+
+
+def test_a_warm_up_takes_a_quarter_of_the_time_at_most() -> None:
+    training = resolve({"warmup": 500, "budget": 9.0}).training
+    rates = [learning_rate(step + 1, training, 40) for step in range(40)]
+    assert max(rates) == rates[10] and rates[:11] == sorted(rates[:11])
+
+
+def test_evaluations_that_take_long_are_fewer(
+    trained: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = paced(constant(0.5))
+
+    def slow(*about: Any, **more: Any) -> Any:
+        clock.advance(6.0)
+        return validation_loss(*about, **more)
+
+    monkeypatch.setattr(loop, "validation_loss", slow)
+    began, run = clock.now, trained()
+    assert 94 < clock.now - began < 103
+    assert 3 <= len(run.metrics()) <= 5
+
+
+def test_evaluations_take_what_of_the_split_is_measured_to_be_affordable(
+    trained: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = paced(constant(0.5))
+
+    def slow(*about: Any, most: int | None, **more: Any) -> Any:
+        found = validation_loss(*about, most=most, **more)
+        clock.advance(found.tokens / 100)  # tokens a second
+        return found
+
+    monkeypatch.setattr(loop, "validation_loss", slow)
+    monkeypatch.setattr("attnlm.training.cost._FEWEST_TOKENS", 16)
+    run = trained()
+    assert run.config.training.eval_tokens == 96  # a hundredth of the time, in whole windows
+    assert {record["evaluated_tokens"] for record in run.metrics()} == {96}
+    asked = trained(eval_tokens=24, eval_every=30)
+    assert {record["evaluated_tokens"] for record in asked.metrics()} == {24}
+    assert [record["step"] for record in asked.metrics()][:4] == [0, 30, 60, 90]
+
+
+def test_a_run_that_is_resumed_continues_the_clock(
+    trained: Any, tmp_path: Path, paced: Any
+) -> None:
+    clock = paced(constant(1.0))
+
+    def stop(event: object) -> None:
+        if isinstance(event, Evaluated) and event.record["step"] > 35:
+            raise Interrupted(2)
+
+    folders: dict[str, Any] = {"checkpoint_dir": tmp_path}
+    with pytest.raises(Interrupted):
+        trained(name="mine", on_event=stop)
+    stopped = attnlm.open_run("mine", **folders)
+    assert stopped.config.training.steps is None
+    before = stopped.metrics()[-1]
+    began = clock.now
+    run = attnlm.train(resume="mine", **folders)
+    assert clock.now - began == pytest.approx(100 - before["step"], abs=4)
+    rates = [record["learning_rate"] for record in run.metrics()]
+    assert rates[1:] == sorted(rates[1:], reverse=True) and rates[-1] < 0.05 * rates[0]
+    assert run.config.training.steps == pytest.approx(100, abs=4)
+
+    # It is finished now; with steps it is extended by these, as any other run.
+    notes: list[Any] = []
+    attnlm.train(resume="mine", on_event=notes.append, **folders)
+    assert any(isinstance(note, Note) and "is finished" in note.text for note in notes)
+    longer = attnlm.train(resume="mine", steps=120, **folders)
+    assert longer.config.training.budget is None and longer.metrics()[-1]["step"] == 120
+
+
+def test_a_run_is_made_again_by_the_steps_that_it_made(
+    trained: Any, dataset: Dataset, tmp_path: Path, paced: Any
+) -> None:
+    paced(constant(2.0))
+    run = trained(warmup=4)
+    steps = run.config.training.steps
+    command = train_command(run)
+    assert f"--steps {steps} " in command and "--budget" not in command
+    page = report_page(report(run, data_dir=dataset.path.parent)).decode()
+    assert "the schedule is the same, the bytes are not" in " ".join(page.split())
+    again = attnlm.train(dataset.path, recipe=run.path / "config.json", checkpoint_dir=tmp_path)
+    assert (again.config.training.steps, again.config.training.budget) == (steps, None)
+    losses = [r.metrics()[-1]["val_loss"] for r in (run, again)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+def test_the_stages_that_attnlm_1_0_0_recorded_are_read(trained: Any, dataset: Dataset) -> None:
+    run = trained(steps=4)
+    path = run.path / "config.json"
+    content = read_json(path)
+    write_json(path, {**content, "config": {**content["config"], "stages": "0:9,2:4"}})
+    assert attnlm.open_run(run.path).config == run.config
+    assert attnlm.evaluate(run.path, data=dataset).loss == run.metrics()[-1]["val_loss"]
+
+
+def test_processes_follow_the_clock_of_rank_0(dataset: Dataset, tmp_path: Path) -> None:
+    together(2, train_by_the_clock, dataset.path, tmp_path)
+    for name in ("whole", "sharded"):
+        run = attnlm.open_run(tmp_path / name)
+        last = run.metrics()[-1]
+        assert last["step"] == run.config.training.steps
+        # A busy machine may make two steps only: the rate falls from the first to the last.
+        assert last["learning_rate"] < run.config.training.learning_rate
+        assert run.config.training.eval_tokens is not None
+
+
+def test_a_command_s_time_begins_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks, "command_began", 12.0)
+    assert clocks.began() == 12.0
+    monkeypatch.setattr(clocks, "command_began", None)
+    assert clocks.began() == pytest.approx(time.perf_counter(), abs=5)
+    now = time.perf_counter()
+    assert Budget.of(60.0, now - 50).ends - now == pytest.approx(10, abs=1)
+    assert Budget.of(60.0, now - 70).ends - now == pytest.approx(2, abs=1)  # it began late

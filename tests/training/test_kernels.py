@@ -1,0 +1,86 @@
+"""The rules that choose the kernels of a training step: the same for the same configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from attnlm.base.settings import Settings
+from attnlm.compute.native import kernels as native_kernels
+from attnlm.config.settings import resolve
+from attnlm.model.architecture import architecture
+from attnlm.model.ops import linear
+from attnlm.training import kernels
+from attnlm.training.kernels import chosen_matmul, faster_attention, faster_matmul
+from tests.models import needs_kernels
+
+
+@pytest.mark.parametrize(
+    ("capability", "intel", "library"),
+    [
+        ("AVX512", 0, "onednn"),
+        ("AVX512", 1, "blas"),
+        ("AVX2", 0, "blas"),
+        ("AVX2", 1, "blas"),
+        ("DEFAULT", 0, "blas"),
+    ],
+)
+def test_the_library_for_matmuls_follows_the_processor(
+    capability: str, intel: int, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if linear.onednn_linear() is None:
+        pytest.skip("PyTorch has no oneDNN here")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(kernels, "native_kernels", lambda: SimpleNamespace(is_intel=lambda: intel))
+    assert faster_matmul() == library
+    monkeypatch.setattr(kernels, "onednn_linear", lambda: None)
+    assert faster_matmul() == "blas"
+
+
+@needs_kernels
+def test_the_maker_of_the_processor_is_what_the_system_reports() -> None:
+    about = Path("/proc/cpuinfo")
+    if not about.exists():
+        pytest.skip("the system does not describe its processor")
+    native = native_kernels()
+    assert native is not None and native.is_intel() == ("GenuineIntel" in about.read_text())
+
+
+@needs_kernels
+def test_attention_in_c_is_used_for_long_contexts_if_it_can_compute_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert faster_attention(architecture("llama", {"block_size": 65}), "blas") == "native"
+    assert faster_attention(architecture("llama", {"block_size": 64}), "blas") == "torch"
+    dropped = architecture("single-head", {"dropout": 0.1, "block_size": 65})
+    assert faster_attention(dropped, "blas") == "torch"
+    assert faster_attention(architecture("bigram", {}), "blas") == "torch"
+    assert faster_attention(architecture("llama", {"block_size": 8}), "native") == "native"
+    monkeypatch.setattr(kernels, "native_kernels", lambda: None)
+    assert faster_attention(architecture("llama", {"block_size": 65}), "blas") == "torch"
+
+
+@pytest.mark.parametrize(
+    ("library", "settings", "chosen"),
+    [
+        ("blas", {}, "native"),
+        ("onednn", {}, "onednn"),
+        ("blas", {"embed_dim": 192}, "native"),
+        ("blas", {"embed_dim": 256}, "blas"),
+        ("blas", {"lora": 2}, "blas"),
+        ("blas", {"attention_kernel": "torch"}, "blas"),
+        ("blas", {"projection": False}, "blas"),
+        ("blas", {"compile": "off"}, "blas"),
+        ("blas", {"model": "multi-head"}, "blas"),
+    ],
+)
+def test_blocks_in_c_are_used_for_narrow_models_that_they_can_compute(
+    library: str, settings: Settings, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "faster_matmul", lambda: library)
+    given: Settings = {"model": "transformer", "compile": "parts", "embed_dim": 128}
+    config = resolve({**given, "heads": 4, "head_size": 32, **settings})
+    assert chosen_matmul(config.spec, config.training) == chosen

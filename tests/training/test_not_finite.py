@@ -1,0 +1,85 @@
+"""NaN and infinity in a checkpoint, or in what it computes: every command refuses in one way."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import attnlm
+from attnlm.base.errors import NotFiniteError
+from attnlm.model.inspection import model_of
+from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
+from attnlm.runs.run import Run, open_run
+from attnlm.see.heads import heads as study_heads
+from tests.command import fails
+
+COMMANDS = (
+    "sample run --tokens 9",
+    "sample run --tokens 9 --temperature 0 --json",
+    "sample run --tokens 9 --num-samples 3",
+    "sample run --tokens 9 --show-probs",
+    "eval run --json",
+    "report run",
+    "attend 'the fox' --run run --json",
+    "attend 'the fox' --run run --output page.html",
+    "trace 'the fox' --run run --json",
+    "heads --run run --json",
+)
+
+
+def folder_with(trained: Path, name: str, number: float, tmp_path: Path) -> Path:
+    """A folder with the data set and a run in whose weights there is that number."""
+    shutil.copytree(trained / "data", tmp_path / "data")
+    shutil.copytree(trained / "checkpoints" / name, tmp_path / "checkpoints" / "run")
+    run = open_run(tmp_path / "checkpoints" / "run")
+    for path in (run.best, run.last):
+        facts, weights, _ = load_checkpoint(path, run.config.spec, run.vocab_size)
+        model = model_of(run.config.spec, run.vocab_size, weights)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                # Numbers that are finite must grow beyond that in what they are added up to.
+                parameter.fill_(number) if name == "bigram" else parameter.mul_(number)
+            if name == "transformer" and math.isfinite(number):
+                model.get_parameter("norm.gain").fill_(number)
+                model.get_parameter("token_embedding.weight").fill_(1)
+        save_checkpoint(path, dict(model.named_parameters()), facts)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        *(("bigram", math.nan), ("multi-head", math.inf), ("transformer", math.nan)),
+        *(("multi-head", 1e38), ("transformer", 1e38)),
+    ],
+)
+def test_every_command_refuses_alike(
+    name: str, number: float, trained: Path, tmp_path: Path
+) -> None:
+    folder, message = folder_with(trained, name, number, tmp_path), NotFiniteError().message
+    of_attention = ("attend", "heads") if name == "bigram" else ()
+    for command in COMMANDS:
+        if command.partition(" ")[0] not in of_attention:
+            fails(
+                *shlex.split(command), cwd=folder, code=1, says=message, hints="--checkpoint best"
+            )
+    assert not (folder / "page.html").exists()
+
+
+def test_neither_a_resume_nor_ablation_goes_on_with_them(trained: Path, tmp_path: Path) -> None:
+    run: Run = open_run(folder_with(trained, "tied", math.nan, tmp_path) / "checkpoints" / "run")
+    with pytest.raises(NotFiniteError):
+        attnlm.train(resume=run.path, steps=40)
+    for adapters in ({}, {"lora": 2}):
+        about: dict[str, Any] = {"checkpoint_dir": run.path.parent, "steps": 1, **adapters}
+        with pytest.raises(NotFiniteError):
+            attnlm.train(data_dir=tmp_path / "data", start_from="run", **about)
+    assert {path.name for path in run.path.parent.iterdir()} == {"latest", "run"}
+    with pytest.raises(NotFiniteError):
+        study_heads(run, ablate=True, data_dir=tmp_path / "data")

@@ -1,0 +1,621 @@
+"""Training in process: what it learns, what it records, and that stopping changes nothing."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import math
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import attnlm
+from attnlm.base import files, signals
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note
+from attnlm.base.settings import Setting
+from attnlm.base.signals import Interrupted
+from attnlm.compute.device import choose_device
+from attnlm.compute.threads import threads_of_torch
+from attnlm.config.settings import Config, resolve
+from attnlm.data.dataset import Dataset, sampled_hash
+from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
+from attnlm.runs.run import Run
+from attnlm.training import loop as training
+from attnlm.training.events import Evaluated, Finished, Started, Stepped
+from attnlm.training.one_layer import OneLayer
+from attnlm.training.optimizer import FlatOptimizer
+from attnlm.training.state import load_or_init_state
+from tests.command import attnlm as command
+from tests.models import FRUITS, contents, needs_kernels, prepared, timeless
+
+SMALL: dict[str, Setting] = {"block_size": 8, "batch_size": 4, "steps": 12, "eval_every": 5}
+SMALL |= {"seed": 1, "device": "cpu"}
+FEW_LAYERS: dict[str, Setting] = {"layers": 2, "heads": 2, "embed_dim": 16}
+
+
+@pytest.fixture
+def trained(dataset: Dataset, tmp_path: Path) -> Any:
+    """A function that trains with SMALL and the settings it is given."""
+
+    def train(**settings: Any) -> Run:
+        sizes = FEW_LAYERS if settings.get("model") == "transformer" else {}
+        folder, given = tmp_path / "checkpoints", SMALL | sizes | settings
+        return attnlm.train(dataset.path, checkpoint_dir=folder, **given)
+
+    return train
+
+
+def assert_same_run(one: Run, other: Run) -> None:
+    assert timeless(one.path) == timeless(other.path)
+    for name in ("ticker.jsonl", one.last.name, one.best.name):
+        assert (one.path / name).read_bytes() == (other.path / name).read_bytes(), name
+
+
+def test_a_run_records_and_tells_what_the_design_says(
+    trained: Any, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "_SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(training, "_REPORT_FRACTION", math.inf)
+    losses: dict[int, float] = {}
+    events: list[object] = []
+    run = trained(
+        on_step=lambda step, loss: losses.update({step: loss.item()}), on_event=events.append
+    )
+    records = run.metrics()
+    assert [record["step"] for record in records] == [0, 5, 10, 12]
+    assert list(losses) == list(range(1, 13)) and records[0]["train_loss"] is None
+    for before, record in itertools.pairwise(records):
+        assert record.keys() == {
+            *("step", "tokens", "seconds", "train_loss", "val_loss", "evaluated_tokens"),
+            *("bits_per_byte", "learning_rate", "tokens_per_second"),
+        }
+        bits = record["val_loss"] / math.log(2) * dataset.val_tokens / dataset.val_bytes
+        assert record["bits_per_byte"] == pytest.approx(bits)
+        made = [losses[step] for step in range(before["step"] + 1, record["step"] + 1)]
+        assert record["train_loss"] == pytest.approx(sum(made) / len(made), rel=1e-5)
+        assert record["evaluated_tokens"] == dataset.val_tokens - 1
+    # The last step of a linear schedule over 12 steps is taken with a twelfth of the rate.
+    assert records[-1]["learning_rate"] == pytest.approx(run.config.training.learning_rate / 12)
+    assert run.config.training.eval_tokens is None and run.evaluated_part == ""
+    assert run.whole() == {} and not (run.path / "whole.json").exists()
+
+    assert isinstance(events[0], Started) and events[0].run == run
+    assert isinstance(events[-1], Finished) and not events[-1].out_of_patience
+    assert [event.record for event in events if isinstance(event, Evaluated)] == records
+    stepped = [event for event in events if isinstance(event, Stepped)]
+    assert {event.step: event.loss for event in stepped} == losses
+    assert [event.step for event in stepped if event.seconds_left <= 0] == [12]
+
+
+def test_the_same_configuration_gives_the_same_bytes(trained: Any) -> None:
+    """And the caller's random state stays as it was."""
+    settings = {"model": "transformer", "dropout": 0.2}
+    before = torch.get_rng_state()
+    one, other = trained(**settings), trained(**settings)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert one.last.name == other.last.name and one.path != other.path
+    assert_same_run(one, other)
+    assert timeless(trained(**settings, seed=2).path) != timeless(one.path)
+
+
+class StopAt:
+    """A listener that sends us a signal once an evaluation at or after `step` is reported."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def __call__(self, event: object) -> None:
+        if isinstance(event, Evaluated) and event.record["step"] >= self.step:
+            self.step = 10**9
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "multi-head", "optimizer": "adamw", "dropout": 0.3},
+        {"model": "wide-head", "optimizer": "muon", "dropout": 0.3},
+        {"model": "transformer", "optimizer": "muon", "dropout": 0.3},
+        {"model": "bigram", "dtype": "bfloat16"},
+        *(
+            {"model": model, "dtype": "bfloat16", "embed_dim": 16}
+            for model in ("average", "multi-head", "transformer", "gpt2")
+        ),
+    ],
+    ids=str,
+)
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+    settings: dict[str, Any], trained: Any, tmp_path: Path
+) -> None:
+    """It is evaluated and sampled alike, too."""
+    whole = trained(**settings)
+    with pytest.raises(Interrupted):
+        trained(**settings, name="stopped", on_event=StopAt(5))
+    resumed = attnlm.train(resume=tmp_path / "checkpoints" / "stopped")
+    assert_same_run(whole, resumed)
+    losses = [record["val_loss"] for record in whole.metrics()]
+    assert losses[-1] < losses[0]
+    assert resumed.config.training.dtype == settings.get("dtype", "float32")
+    assert attnlm.evaluate(resumed, checkpoint="last").loss == losses[-1]
+    (text,) = attnlm.samples(resumed, num_samples=1, tokens=20, seed=1)
+    assert text == attnlm.samples(whole, num_samples=2, tokens=20, seed=1)[0] and len(text) == 20
+
+
+def test_stopping_between_evaluations_keeps_the_last_complete_step(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {"model": "single-head", "dropout": 0.3, "weight_decay": 0.1}
+    whole = trained(**settings)
+    original: Any = torch.Tensor.backward
+    calls = 0
+
+    def backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        nonlocal calls
+        original(self, *args, **kwargs)
+        calls += 1
+        if calls == 8:  # within the eighth step, before its update
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(torch.Tensor, "backward", backward)
+    with pytest.raises(Interrupted) as caught:
+        trained(**settings, name="stopped")
+    monkeypatch.undo()
+    assert caught.value.signum == signal.SIGTERM
+    stopped = attnlm.open_run(tmp_path / "checkpoints" / "stopped")
+    assert [record["step"] for record in stopped.metrics()] == [0, 5]
+    facts, _, _ = load_checkpoint(stopped.last, stopped.config.spec, stopped.vocab_size)
+    assert 5 < facts["step"] < 10  # beyond the last evaluation
+    # The count of seconds goes on from where it was stopped, though no checkpoint holds it.
+    assert stopped.stopped_after >= stopped.metrics()[-1]["seconds"]
+    replace(stopped, stopped_after=1000.0).save_config()
+    resumed = attnlm.train(resume=stopped.path)
+    assert resumed.metrics()[1]["seconds"] < 1000 < resumed.metrics()[2]["seconds"]
+    assert_same_run(whole, resumed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop", "which", "read"),
+    [
+        ({}, 3, "auto", "step 3, no evaluation recorded (last)"),
+        ({}, 3, "best", "step 0, validation loss {:.4f} (best)"),
+        ({}, 7, "auto", "step 5, validation loss {:.4f} (best)"),
+        ({}, 7, "last", "step 7, no evaluation recorded (last)"),
+        ({"eval_every": 100}, 3, "auto", "step 3, no evaluation recorded (last)"),
+    ],
+)
+def test_the_last_checkpoint_speaks_while_no_trained_one_was_evaluated(
+    settings: dict[str, Any],
+    stop: int,
+    which: str,
+    read: str,
+    trained: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The best of a training that was stopped early may be of step 0, or not be there."""
+    original = FlatOptimizer.step
+
+    def step(self: FlatOptimizer, number: int, *threads: Any) -> None:
+        original(self, number, *threads)
+        if number == stop - 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(FlatOptimizer, "step", step)
+    with pytest.raises(Interrupted):
+        trained(model="bigram", name="stopped", **settings)
+    run = attnlm.open_run(tmp_path / "checkpoints" / "stopped")
+    losses = {record["step"]: record["val_loss"] for record in run.metrics()}
+    chosen = run.checkpoint(which)
+    assert str(chosen) == read.format(losses.get(chosen.step))
+    texts = [
+        "".join(attnlm.sample(run, tokens=20, seed=1, device="cpu", checkpoint=asked))
+        for asked in (which, chosen.which)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_a_second_signal_within_a_step_saves_nothing(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained()
+    original = FlatOptimizer.step
+
+    def step(self: FlatOptimizer, number: int, *threads: Any) -> None:
+        if number == 7:
+            signal.raise_signal(signal.SIGINT)
+        original(self, number, *threads)
+        if number == 7:  # the weights are new, and the step is not counted yet
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(FlatOptimizer, "step", step)
+    monkeypatch.setattr(signals, "_SAME", 0)  # seconds within which two are one
+    with pytest.raises(KeyboardInterrupt) as caught:
+        trained(name="stopped")
+    monkeypatch.undo()
+    assert not isinstance(caught.value, Interrupted)
+    assert_same_run(whole, attnlm.train(resume=tmp_path / "checkpoints" / "stopped"))
+
+
+def test_a_disk_that_fills_up_is_told_with_the_file_and_the_last_step(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # it does not say where
+
+    def fill(event: object) -> None:
+        if isinstance(event, Evaluated) and event.record["step"] == 5:
+            monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(AttnlmError) as caught:
+        trained(name="full", on_event=fill)
+    path = tmp_path / "checkpoints" / "full"
+    # What is written next.
+    assert caught.value.message == f"cannot write {path / 'metrics.jsonl'}: No space left on device"
+    assert "attnlm train --resume full" in caught.value.hint
+    assert f"{path / 'last.safetensors'} has step 5" in caught.value.hint
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows moves no folder with open files")
+@pytest.mark.parametrize("shard", [False, True])
+@pytest.mark.parametrize("then", ["moved", "removed", "replaced"])
+def test_a_run_whose_folder_is_gone_writes_nothing_in_its_place(
+    then: str, shard: bool, trained: Any, tmp_path: Path
+) -> None:
+    path, moved = tmp_path / "checkpoints" / "z", tmp_path / "moved"
+    before: dict[str, bytes] = {}
+    evaluated: list[int] = []
+
+    def lose(event: object) -> None:
+        if not isinstance(event, Evaluated):
+            return
+        evaluated.append(event.record["step"])
+        while not list(path.glob("last*")):  # processes write beside the training
+            time.sleep(0.001)
+        path.rename(moved)
+        if then == "removed":
+            shutil.rmtree(moved)
+        if then == "replaced":
+            before.update(contents(trained(name="z", seed=2).path))
+
+    with pytest.raises(AttnlmError, match="z was moved, removed or replaced during training\n"):
+        trained(name="z", shard=shard, on_event=lose)
+    assert evaluated == [0]
+    assert contents(path) == before if before else not path.exists()
+    if moved.exists():
+        assert attnlm.open_run(moved).metrics()[-1]["step"] == 0
+        attnlm.train(resume=moved)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("then", ["cut short", "overwritten", "prepared again", "removed"])
+def test_data_that_are_written_to_while_a_run_reads_them_end_it(
+    then: str, split: str, dataset: Dataset, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(dataset.path, tmp_path / "data")
+    path, before = folder / f"{split}.bin", (dataset.path / f"{split}.bin").read_bytes()
+    steps: list[int] = []
+
+    def write(event: object) -> None:
+        if not isinstance(event, Evaluated):
+            return
+        steps.append(event.record["step"])
+        if event.record["step"] != 5:
+            return
+        if then == "removed":
+            shutil.rmtree(folder)
+        elif then == "cut short":
+            os.truncate(path, 0)  # to read it by its mapping would be the end of this process
+        else:
+            if then == "prepared again":  # a new file
+                path.unlink()
+            path.write_bytes(before[::-1])
+
+    settings: dict[str, Any] = {**SMALL, "checkpoint_dir": tmp_path / "checkpoints"}
+    if then in ("prepared again", "removed"):
+        attnlm.train(folder, on_event=write, **settings)
+        return
+    with pytest.raises(AttnlmError, match=f"{split}.bin was written to while it was in use\n"):
+        attnlm.train(folder, on_event=write, **settings)
+    assert steps == [0, 5]
+    path.write_bytes(before)
+    run = attnlm.train(resume=tmp_path / "checkpoints" / "multi-head-001")
+    assert run.metrics()[-1]["step"] == 12
+
+
+def test_folders_that_the_user_keeps_elsewhere_work_through_links(
+    trained: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "checkpoints").symlink_to("disk")
+    run = trained(name="mine")
+    run.path.resolve().rename(tmp_path / "elsewhere")
+    run.path.symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    (tmp_path / "elsewhere" / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
+    attnlm.train(resume="mine", checkpoint_dir=tmp_path / "checkpoints", steps=14)
+    assert attnlm.open_run(tmp_path / "elsewhere").metrics()[-1]["step"] == 14
+    opened = attnlm.open_run("mine", checkpoint_dir=tmp_path / "checkpoints")
+    assert len("".join(attnlm.sample(opened, tokens=5, seed=1, device="cpu"))) == 5
+
+
+@needs_kernels
+def test_few_functions_stand_between_the_command_and_a_gradient(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eleven with `main` and `run_and_exit`, which a command in this process goes without."""
+    package, stacks, resolved = str(Path(attnlm.__file__).parent), [], []
+    backward = OneLayer._backward
+
+    def spy(self: OneLayer, tokens: torch.Tensor) -> None:
+        stack = traceback.extract_stack()
+        stacks.append([frame.name for frame in stack if frame.filename.startswith(package)])
+        backward(self, tokens)
+
+    def counted(*settings: Any) -> Config:
+        resolved.append(settings)
+        return resolve(*settings)
+
+    monkeypatch.setattr(OneLayer, "_backward", spy)
+    monkeypatch.setattr("attnlm.config.new_training.resolve", counted)
+    arguments = ["train", dataset.path, "--heads", "4", "--threads", "1", "--device", "cpu"]
+    command(*arguments, "--steps", "1", "--block-size", "8", cwd=tmp_path)
+    step = stacks[-1]  # the call before compares the form with the modules
+    assert len(step) + 2 <= 11, step
+    assert len(resolved) == 1
+
+
+def test_a_function_that_is_called_after_every_step_may_stop_the_run(
+    trained: Any, tmp_path: Path
+) -> None:
+    def stop(step: int, loss: torch.Tensor) -> None:
+        if step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        trained(name="stopped", on_step=stop)
+    stopped = attnlm.open_run(tmp_path / "checkpoints" / "stopped")
+    assert stopped.checkpoint("last").step == 3
+
+
+def test_a_finished_run_of_that_name_is_accepted_where_asked(
+    trained: Any, dataset: Dataset, tmp_path: Path
+) -> None:
+    run = trained(name="mine")
+    content = run.last.read_bytes()
+    with pytest.raises(AttnlmError, match="exists") as caught:
+        trained(name="mine")
+    assert "`exist_ok`" in caught.value.hint
+    told: list[str] = []
+    again = trained(name="mine", exist_ok=True, on_event=lambda event: told.append(str(event)))
+    assert again.path == run.path and run.last.read_bytes() == content
+    assert told == ["mine exists, is finished, and has this configuration: nothing to train"]
+    with pytest.raises(AttnlmError, match="`learning_rate` differs"):
+        trained(name="mine", exist_ok=True, learning_rate=0.5)
+    trained(name="new", exist_ok=True)
+    with pytest.raises(Interrupted):
+        trained(name="part", on_event=StopAt(7))
+    with pytest.raises(AttnlmError, match="is not finished"):
+        trained(name="part", exist_ok=True)
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in SMALL.items()]
+    names = ["--name", "mine", "--checkpoint-dir", tmp_path / "checkpoints"]
+    command("train", dataset.path, *options, *names, cwd=tmp_path, code=1)
+    done = command("train", dataset.path, *options, *names, "--exist-ok", cwd=tmp_path)
+    assert done.stdout.strip() == str(run.path)
+
+
+def test_resume_takes_only_what_the_design_says(trained: Any, dataset: Dataset) -> None:
+    events: list[object] = []
+    run = trained()
+    before = run.last.read_bytes()
+    attnlm.train(resume=run.path, on_event=events.append)
+    notes = [event.text for event in events if isinstance(event, Note)]
+    assert notes == [f"{run.name} is finished; to extend it, use `steps` 24, or any total above 12"]
+    assert run.last.read_bytes() == before
+    attnlm.train(resume=run.path, device="auto", on_event=events.append)
+    reasons = [event.device.reason for event in events if isinstance(event, Started)]
+    assert [reason == "recorded in the run" for reason in reasons] == [True, False]
+    for wrong in ({"learning_rate": 0.1}, {"model": "bigram"}, {"budget": 5.0}, {"seed": 2}):
+        with pytest.raises(UsageError, match="cannot be changed"):
+            attnlm.train(resume=run.path, **wrong)
+    for wrong_too in ({"dataset": dataset.path}, {"recipe": "r2-bigram"}, {"name": "x"}):
+        with pytest.raises(UsageError, match="`resume` cannot be combined with"):
+            attnlm.train(resume=run.path, **wrong_too)
+    longer = attnlm.train(resume=run.path, steps=14, threads=2, on_event=events.append)
+    assert [record["step"] for record in longer.metrics()] == [0, 5, 10, 12, 14]
+    assert any(isinstance(note, Note) and "`threads`" in note.text for note in events)
+    assert attnlm.open_run(run.path).config.training.steps == 14
+
+
+def test_resume_refuses_facts_that_do_not_fit_together(trained: Any) -> None:
+    run = trained(steps=12, eval_every=10)
+    state = load_or_init_state(run, choose_device("cpu"), fresh=False)
+    for name, values in {
+        "step": (-1,),
+        "evaluated_step": (13, -2),
+        "best_step": (-1, 13),
+        "best_loss": (math.nan,),
+        "stale": (-1,),
+        "loss_sum": (-math.inf, math.nan),
+    }.items():
+        for value in values:
+            facts = {**state.facts(), name: value}
+            save_checkpoint(run.last, state.optimizer.weights(), facts, state.optimizer.state())
+            with pytest.raises(AttnlmError, match="does not contain the state"):
+                attnlm.train(resume=run.path, steps=14)
+
+
+@pytest.mark.parametrize("same_ids", [False, True])
+def test_resume_and_evaluate_refuse_other_data(
+    same_ids: bool, trained: Any, tmp_path: Path
+) -> None:
+    """Also data of another vocabulary that claim to have the same ids."""
+    run = trained()
+    other = prepared(tmp_path, FRUITS + "What else? Yes, QUINCES! " * 20)
+    assert other.vocab_size > run.vocab_size
+    keys = ("train_sha256", "val_sha256") if same_ids else ()
+    same = {key: getattr(other, key) for key in keys}
+    replace(run, dataset={**run.dataset, **same, "path": str(other.path)}).save_config()
+    for read in (
+        lambda: attnlm.train(resume=run.path, steps=20),
+        lambda: attnlm.evaluate(run.path),
+    ):
+        with pytest.raises(AttnlmError, match="is not the data set"):
+            read()
+
+
+def test_best_keeps_the_lowest_loss_and_patience_ends_a_run_without_a_lower_one(
+    trained: Any,
+) -> None:
+    run = trained(steps=100, eval_every=2, learning_rate=3.0, schedule="constant", patience=3)
+    losses = [record["val_loss"] for record in run.metrics()]
+    assert len(losses) == losses.index(min(losses)) + 4 < 50
+    for which, expected in (("best", min(losses)), ("last", losses[-1])):
+        measured = attnlm.evaluate(run, checkpoint=which).loss
+        assert measured == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "wide-head", "embed_dim": 16, "heads": 2, "block_size": 32, "threads": 1},
+        {"model": "wide-head", "embed_dim": 16, "heads": 2, "block_size": 32, "threads": 2},
+        {"model": "dot-product", "dtype": "bfloat16"},
+        # Parameters of odd sizes, one behind another in memory.
+        {"model": "multi-head", "heads": 1, "embed_dim": 7, "block_size": 2, "threads": 1},
+    ],
+    ids=str,
+)
+def test_evaluation_gives_the_number_that_training_logged(
+    settings: dict[str, Any], trained: Any
+) -> None:
+    run = trained(**settings)
+    logged = [record["val_loss"] for record in run.metrics()]
+    for others in (1, 2, 3):
+        with threads_of_torch(others):
+            assert attnlm.evaluate(run, checkpoint="best").loss == min(logged)
+            assert attnlm.evaluate(run, checkpoint="last").loss == logged[-1]
+            assert torch.get_num_threads() == others
+
+
+@pytest.mark.parametrize(("model", "threads"), [("bigram", 1), ("transformer", 2)])
+def test_a_small_step_uses_one_thread(model: str, threads: int, trained: Any) -> None:
+    sizes = {} if model == "bigram" else {"embed_dim": 64, "block_size": 64, "batch_size": 32}
+    with threads_of_torch(2):
+        assert trained(model=model, steps=1, **sizes).config.training.threads == threads
+        assert torch.get_num_threads() == 2
+
+
+@pytest.mark.slow  # half a minute in the C++ compiler
+# torch's own imports warn of each other.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_steps_equal_eager_ones(trained: Any) -> None:
+    from attnlm.workflows.autotune import _has_compiler
+
+    if not _has_compiler():
+        pytest.skip("no C++ compiler here")
+    eager = trained(model="transformer", layers=1, steps=6, threads=1)
+    compiled = trained(model="transformer", layers=1, steps=6, threads=1, compile="on")
+    assert compiled.config.training.compile == "on"
+    for one, other in zip(eager.metrics(), compiled.metrics(), strict=True):
+        assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-4)
+
+
+def test_evaluation_is_over_the_whole_split_token_by_token(trained: Any, dataset: Dataset) -> None:
+    """The plain way: every window by itself, every target by itself."""
+    run = trained(model="transformer")
+    model, _ = attnlm.load_model(run, checkpoint="last", device="cpu")
+    val = torch.from_numpy(np.asarray(dataset.val).astype("int64"))
+    total, count = 0.0, 0
+    for start in range(0, len(val) - 1, 8):
+        inputs, targets = val[start : start + 8], val[start + 1 : start + 9]
+        inputs = inputs[: len(targets)]
+        with torch.no_grad():
+            log_p = model(inputs[None])[0].double().log_softmax(-1)
+        total -= sum(float(log_p[t, target]) for t, target in enumerate(targets))
+        count += len(targets)
+    assert count == dataset.val_tokens - 1
+    evaluation = attnlm.evaluate(run, checkpoint="last", device="cpu")
+    assert evaluation.tokens == count
+    assert evaluation.loss == pytest.approx(total / count, rel=1e-5)
+
+
+def test_damaged_metrics_are_refused(trained: Any) -> None:
+    run = trained(model="bigram")
+    path = run.path / "metrics.jsonl"
+    whole = path.read_text()
+    for damaged in (
+        *("", '{"step": 1}\n', '{"step": 1, "val_loss": null}\n'),
+        whole.replace('"step": 5', '"step": 6'),
+        "".join(whole.splitlines(keepends=True)[:-1]),
+    ):
+        path.write_text(damaged)
+        with pytest.raises(AttnlmError, match=r"metrics\.jsonl"):
+            attnlm.train(resume=run.path, steps=20)
+    path.write_text(whole)
+    *before, last = run.metrics()
+    for key in ("step", "seconds", "val_loss", "train_loss", "learning_rate"):
+        for value in (math.nan, math.inf, 10**400, 2**70, 1e39, True, "1"):
+            run._metrics.replace([*before, {**last, key: value}])
+            with pytest.raises(AttnlmError, match=r"metrics\.jsonl is (damaged|not valid: its )"):
+                run.metrics()
+    path.write_text(whole)
+    assert attnlm.train(resume=run.path, steps=20).metrics()[-1]["step"] == 20
+
+
+def test_verify_reads_all_of_what_is_large(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, runs = tmp_path / "copy", tmp_path / "checkpoints"
+    shutil.copytree(dataset.path, data)
+    monkeypatch.setattr("attnlm.data.dataset._LARGE", 100)
+    monkeypatch.setattr("attnlm.data.dataset._SAMPLES", 2)
+    monkeypatch.setattr("attnlm.data.dataset._SAMPLE", 10)
+    sampled = {f"{s}_sampled_sha256": sampled_hash(data / f"{s}.bin") for s in ("train", "val")}
+    files.write_json(data / "meta.json", {**files.read_json(data / "meta.json"), **sampled})
+    settings: dict[str, Any] = {"model": "bigram", "steps": 2, "block_size": 4, "threads": 1}
+    run = attnlm.train(data, checkpoint_dir=runs, device="cpu", **settings)
+    whole = (data / "val.bin").read_bytes()
+    (data / "val.bin").write_bytes(whole[:20] + whole[40:60] + whole[20:40] + whole[60:])
+    attnlm.evaluate(run)
+    for read in (
+        lambda: attnlm.evaluate(run, verify=True),
+        lambda: attnlm.train(data, checkpoint_dir=runs, device="cpu", verify=True, **settings),
+        lambda: attnlm.train(resume=run.path, steps=3, verify=True),
+    ):
+        with pytest.raises(AttnlmError, match=r"val\.bin is damaged"):
+            read()
+
+
+@pytest.mark.parametrize("rung", ["bigram", "transformer"])
+@pytest.mark.parametrize(
+    ("size", "fraction"), [(4, 0.5), (20, 0.1), (300, 0.1), (300, 0.9), (1000, 0.05)]
+)
+def test_the_hint_for_data_that_are_too_small_works(
+    rung: str, size: int, fraction: float, tmp_path: Path
+) -> None:
+    """Whichever split is the smaller one; and no larger context would do."""
+    small = prepared(tmp_path, FRUITS[:size], val_fraction=fraction)
+
+    def train(block_size: int) -> None:
+        about: dict[str, Any] = {**SMALL, "model": rung, "steps": 2, "block_size": block_size}
+        attnlm.train(small, checkpoint_dir=tmp_path / "checkpoints", **about, threads=1)
+
+    with pytest.raises(AttnlmError, match="split has") as caught:
+        train(2000)
+    hint = re.fullmatch(r"use `block_size` (\d+) or less, or prepare .*", caught.value.hint)
+    assert hint
+    train(int(hint[1]))
+    with pytest.raises(AttnlmError, match="split has"):
+        train(int(hint[1]) + 1)

@@ -1,0 +1,195 @@
+"""A recipe of several sizes: the time, the machine and the text decide on one."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import attnlm
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note, ignore
+from attnlm.compute.threads import threads_of_torch
+from attnlm.config.new_training import resolve_new
+from attnlm.config.recipes import load_recipe, load_sizes
+from attnlm.config.settings import Config, resolve
+from attnlm.data.dataset import Dataset
+from attnlm.training.cost import step_cost
+from attnlm.workflows import autotune as sizes
+from tests.clock import Clock
+from tests.command import attnlm as command
+
+MEGABYTE: Any = SimpleNamespace(
+    vocab_size=65, train_tokens=1_003_854, val_tokens=111_540, largest_block_size=111_539
+)
+TWO_CORES = 1e11  # operations a second
+
+
+def seconds_per_token(config: Config, dataset: Dataset, *_: object) -> float:
+    """On a machine where every size makes as many operations a second."""
+    return step_cost(config, dataset.vocab_size) / config.tokens_per_step / TWO_CORES
+
+
+def chosen(seconds: float, text: Any = MEGABYTE, recipes: Any = None, **settings: Any) -> Config:
+    told: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sizes, "_seconds_per_token", seconds_per_token)
+        about = {**settings, "budget": float(seconds)}, text, time.perf_counter(), told.append
+        found = sizes.affordable_size(recipes or load_sizes("best"), *about)
+    assert all(isinstance(note, Note) for note in told) and told
+    return found
+
+
+def test_more_time_gives_a_model_that_is_as_large_or_larger() -> None:
+    widths = [chosen(seconds).spec.embed_dim or 0 for seconds in (3, 20, 120, 600, 3000, 1e5)]
+    assert widths == sorted(widths) and len(set(widths)) >= 4
+    ends = [resolve({}, load_sizes("best")[end]).spec.embed_dim for end in (0, -1)]
+    assert [widths[0], widths[-1]] == ends
+    short = SimpleNamespace(**{**vars(MEGABYTE), "largest_block_size": 100})
+    assert chosen(1e5, short).spec.block_size == 64
+    ids = SimpleNamespace(**{**vars(MEGABYTE), "vocab_size": 50_257})  # which take time too
+    assert (chosen(300, ids).spec.embed_dim or 0) < (chosen(300).spec.embed_dim or 0)
+
+
+def test_a_text_that_is_seen_often_gets_dropout_and_an_end() -> None:
+    small = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 20_000, "val_tokens": 2_000})
+    config = chosen(120, small)
+    assert config.spec.dropout == 0.2 and config.training.steps is not None
+    tokens = config.training.steps * config.tokens_per_step
+    assert tokens == pytest.approx(40 * 20_000, rel=0.01)
+    tiny = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 2_700, "val_tokens": 300})
+    assert chosen(120, tiny).spec.embed_dim == 64  # the first: a larger one is of no use
+    huge = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 10**9})
+    assert chosen(120, huge).spec.dropout == 0.0
+
+
+def test_a_size_whose_step_takes_too_long_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tried(config: Config, *_: object) -> float:
+        if config.spec.layers > limit:
+            raise AttnlmError("too short", "")
+        return 1e-6
+
+    monkeypatch.setattr(sizes, "_seconds_per_token", tried)
+    recipes, began = load_sizes("best"), time.perf_counter()
+    limit = 2
+    config = sizes.affordable_size(recipes, {}, MEGABYTE, began, ignore)
+    assert config.spec.layers == 2
+    limit = 0
+    with pytest.raises(AttnlmError, match="too short"):
+        sizes.affordable_size(recipes, {}, MEGABYTE, began, ignore)
+
+
+def test_settings_beside_the_recipe_hold_whatever_is_chosen() -> None:
+    given: dict[str, Any] = {"dropout": 0.3, "layers": 3, "batch_size": 5, "learning_rate": 0.002}
+    config = chosen(300, **given)
+    assert {name: config.settings()[name] for name in given} == given
+    assert chosen(3, dropout=0.0).spec.dropout == 0.0
+    recipes: list[Any] = [{"dropout": 0.3, "embed_dim": 16}, {"dropout": 0.4, "embed_dim": 24}]
+    assert chosen(300, recipes=recipes).spec.dropout == 0.4
+    without: list[Any] = [{"model": "average", "embed_dim": width} for width in (8, 16)]
+    assert chosen(300, recipes=without).spec.embed_dim == 16
+
+
+def test_a_recipe_of_several_sizes_is_refused_where_there_is_no_time_to_go_by() -> None:
+    with pytest.raises(UsageError, match="has 8 sizes"):
+        load_recipe("best")
+    with pytest.raises(UsageError, match="chooses a model size"):
+        resolve_new({"steps": 5}, "best")
+    with pytest.raises(UsageError, match="cannot be combined with this `start_from`"):
+        resolve_new({}, "best", (resolve({}).spec, "mine"))
+    with pytest.raises(UsageError, match="combined with this `model`"):
+        resolve_new({"model": "multi-head"}, "best")
+    with pytest.raises(UsageError, match="with this `processes`"):
+        resolve_new({"processes": 2}, "best")
+    with pytest.raises(UsageError, match=r"heads.* \(in size 1 of the recipe\)"):
+        resolve_new({"heads": 3}, "best")
+    assert resolve_new({"model": "transformer", "processes": 1}, "best")[0].spec.layers == 1
+    assert resolve_new({"budget": 9.0}, "best")[0].training.budget == 9.0
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        *(("sizes = 3", "in the recipe"), ("sizes = []", "in the recipe")),
+        *(("sizes = [1]", "in the recipe"), ("[sizes]\na = 1", "in the recipe")),
+        ("[[sizes]]\nlayers = 0", "in the recipe"),
+        ("[[sizes]]\nlayers = 1\n[[sizes]]\nlayers = 2", "chooses a model size"),
+    ],
+)
+def test_invalid_sizes_are_refused(lines: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    budget = "" if "chooses" in says else "budget = 9.0\n"
+    path.write_text(f'model = "transformer"\n{budget}{lines}\n')
+    with pytest.raises(AttnlmError, match=says):
+        resolve_new({}, str(path))
+
+
+def test_a_first_size_too_large_for_the_memory_is_refused_before_it_is_made(
+    dataset: Dataset,
+) -> None:
+    began = time.perf_counter()
+    given: dict[str, Any] = {"device": "cpu", "block_size": 8, "budget": 60.0}
+    huge: list[Any] = [{"embed_dim": 2**20, "batch_size": 2**16}, {"embed_dim": 2**20}]
+    with pytest.raises(AttnlmError, match="memory"):
+        sizes.affordable_size(huge, given, dataset, began, ignore)
+    config = sizes.affordable_size([{"embed_dim": 8}, *huge], given, dataset, began, ignore)
+    assert config.spec.embed_dim == 8
+
+
+def test_a_training_takes_one_of_the_sizes_and_records_it(
+    dataset: Dataset, tmp_path: Path, ticking_clock: Clock
+) -> None:
+    path, told = tmp_path / "mine.toml", list[object]()
+    sized = "".join(f"[[sizes]]\nembed_dim = {width}\n" for width in (8, 16))
+    path.write_text(f"budget = 4.0\nblock_size = 8\nbatch_size = 64\nheads = 2\n{sized}")
+    about: dict[str, Any] = {"seed": 1, "device": "cpu", "checkpoint_dir": tmp_path / "runs"}
+    run = attnlm.train(dataset, recipe=path, on_event=told.append, **about)
+    assert run.config.spec.embed_dim in (8, 16) and run.config.spec.dropout == 0.2
+    most = 40 * dataset.train_tokens / 512
+    assert 1 <= (run.config.training.steps or 0) <= most + 1
+    again = json.loads((run.path / "config.json").read_text())["config"]
+    assert resolve({}, again).settings() == run.config.settings()
+    assert any(" epochs" in str(event) for event in told)
+
+
+def test_a_name_that_is_taken_is_told_before_anything_is_tried(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    told: list[object] = []
+    folders: dict[str, Any] = {"checkpoint_dir": tmp_path, "on_event": told.append}
+    with pytest.raises(AttnlmError, match="mine exists"):
+        attnlm.train(dataset, recipe="best", name="mine", **folders)
+    assert not told
+
+
+def test_each_size_is_tried_with_all_threads(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, autotune = list[int](), sizes.autotune
+
+    def recorded(*about: Any) -> Any:
+        tried.append(torch.get_num_threads())
+        return autotune(*about)
+
+    monkeypatch.setattr(sizes, "autotune", recorded)
+    recipes: list[Any] = [{"embed_dim": width, "block_size": 8} for width in (8, 16, 24)]
+    given: dict[str, Any] = {"device": "cpu", "budget": 3.0}
+    with threads_of_torch(2):
+        sizes.affordable_size(recipes, given, dataset, time.perf_counter(), ignore)
+        assert tried == [2, 2, 2] and torch.get_num_threads() == 2
+
+
+def test_the_next_command_of_a_rung_is_the_rung_above_it(dataset: Dataset, tmp_path: Path) -> None:
+    flags = ["--steps", "3", "--block-size", "8", "--device", "cpu"]
+    done = command("train", dataset.path, *flags, cwd=tmp_path)
+    *_, sample, better = [line for line in done.stderr.splitlines() if line.startswith("next")]
+    assert "attnlm sample" in sample
+    assert f"attnlm train {dataset.path} --model wide-head" in better
+    done = command("train", dataset.path, *flags, "--recipe", "r2-bigram", cwd=tmp_path)
+    assert "--model" not in done.stderr

@@ -1,0 +1,547 @@
+"""The ladder: rungs trained alike, what is not like for like, going on, and its page."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnlm
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note
+from attnlm.base.files import read_json, write_json
+from attnlm.base.signals import Interrupted
+from attnlm.cli.ladder import _say_table, _say_texts
+from attnlm.data.dataset import Dataset
+from attnlm.model.architecture import RUNGS
+from attnlm.runs.ladder_plan import read_plan
+from attnlm.runs.run import open_run
+from attnlm.see.ladder import Ladder, _lines, explained
+from attnlm.see.reproduce import ladder_command
+from attnlm.training.events import Evaluated, Started
+from attnlm.workflows.ladder import LadderStarted
+from attnlm.workflows.ladder import ladder as train_ladder
+from tests.browser import PHONE, asks_for_nothing, check_fits, elements, opened, until
+from tests.cli.test_console import terminal
+from tests.clock import Clock
+from tests.command import ATTNLM
+from tests.models import FRUITS, Tempered, prepared
+
+SMALL: dict[str, Any] = {"rungs": ("bigram", "single-head"), "steps": 6, "eval_every": 2}
+SMALL |= {"seed": 1, "prompt": "1 ", "tokens": 20}
+
+
+@pytest.fixture(scope="module")
+def climbed(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Ladder:
+    return train_ladder(dataset.path, checkpoint_dir=tmp_path_factory.mktemp("runs"), **SMALL)
+
+
+def facts(ladder: Ladder) -> list[Any]:
+    timed = ("seconds", "tokens_per_second")
+    return [
+        (rung.text, [{k: v for k, v in r.items() if k not in timed} for r in rung.result.records])
+        for rung in ladder.rungs
+    ]
+
+
+def test_rungs_are_ordinary_runs_trained_alike(climbed: Ladder, dataset: Dataset) -> None:
+    assert climbed.path.name == "ladder-001"
+    assert [rung.model for rung in climbed.rungs] == ["bigram", "single-head"]
+    for rung in climbed.rungs:
+        run = open_run(climbed.path.with_name(f"ladder-001-{rung.model}"))
+        config = run.config
+        assert (config.spec.block_size, config.training.batch_size) == (64, 32)
+        assert (config.training.steps, config.training.seed) == (6, 1)
+        assert [record["step"] for record in rung.result.records] == [0, 2, 4, 6]
+        assert rung.result.last["tokens"] == 6 * 32 * 64
+        measured = attnlm.evaluate(run, data_dir=dataset.path.parent)
+        assert measured.loss == pytest.approx(rung.loss)
+        said = attnlm.sample(run, prompt="1 ", tokens=20, seed=1)
+        assert "".join(said) == "1 " + rung.text
+
+
+def with_losses(climbed: Ladder, **losses: float | tuple[float, ...]) -> Ladder:
+    """A ladder of these rungs, which ended at these losses, of one seed or several, ascending."""
+    rungs, first, seeds = [], climbed.rungs[0], 1
+    for model, found in losses.items():
+        of_seeds = found if isinstance(found, tuple) else (found,)
+        seeds = len(of_seeds)
+        best = first.result.best
+        results = [replace(first.result, records=[{**best, "val_loss": loss}]) for loss in of_seeds]
+        rungs.append(replace(first, model=model.replace("_", "-"), results=results))
+    return replace(climbed, plan=replace(climbed.plan, seeds=seeds), rungs=tuple(rungs))
+
+
+def nats(ladder: Ladder) -> list[float | None]:
+    return [gain.nats if gain else None for gain in ladder.gains]
+
+
+def test_gains_are_over_the_best_so_far(climbed: Ladder) -> None:
+    first, second = (rung.loss for rung in climbed.rungs)
+    assert nats(climbed) == [None, first - second]
+    ladder = with_losses(climbed, bigram=2.5, average=3.25, single_head=2.25, multi_head=2.0)
+    assert nats(ladder) == [None, -0.75, 0.25, 0.25]
+    ladder = with_losses(climbed, bigram=2.5, average=2.50002)
+    assert "-0.0000" not in ladder.write_page().read_text(encoding="utf-8")
+    assert not any("loss rose" in warning for warning in ladder.warnings)
+
+
+def test_losses_are_of_the_whole_split_where_all_rungs_were_measured_on_it(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"steps": 300, "eval_every": 150, "eval_tokens": 64, "seed": 1}
+    climbed = train_ladder(dataset, rungs=("bigram", "average"), checkpoint_dir=tmp_path, **given)
+    for rung in climbed.rungs:
+        found = attnlm.evaluate(rung.run, device="cpu", data=dataset)
+        assert rung.loss == found.loss != rung.result.last["val_loss"]
+        assert rung.result.part == ""
+        assert replace(rung.result, whole={}).part.startswith("64 of")
+
+
+def test_each_rung_is_explained_with_its_gain(climbed: Ladder) -> None:
+    losses = {"bigram": 2.5, "average": 3.25, "single_head": 2.25, "multi_head": 2.249}
+    said = dict(explained(with_losses(climbed, **losses)))
+    assert list(said) == ["bigram", "average", "single-head", "multi-head"]
+    assert said["bigram"].endswith("The others are compared with it.")
+    assert "0.750 nats per token worse than bigram: the mean does not say" in said["average"]
+    assert "0.250 nats per token better than bigram: it learns" in said["single-head"]
+    assert said["multi-head"].endswith("As good as single-head after these steps.")
+    every = with_losses(climbed, **{rung.replace("-", "_"): 2.0 for rung in RUNGS})
+    assert len(dict(explained(every))) == len(RUNGS)
+
+
+def test_the_page_of_models_with_changed_classes_does_not_run_them(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("attnlm.model.language_model.SelfAttention", Tempered)
+    ladder = train_ladder(dataset.path, checkpoint_dir=tmp_path, **SMALL)
+    page = elements(ladder.write_page().read_bytes())
+    assert "single-head" in page.text and not page.scripts
+
+
+def test_a_preset_that_is_in_no_other_table_makes_a_ladder(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    """In a copy of the source, as somebody would add the presets."""
+    shutil.copytree(Path(attnlm.__file__).parent, tmp_path / "attnlm")
+    path = tmp_path / "attnlm" / "model" / "architecture.py"
+    text = path.read_text(encoding="utf-8")
+    text = text.replace('"llama", "qwen3"),', '"llama", "qwen3", "bare", "deep"),')
+    of_bare = 'Preset({**_ONE_LAYER, "heads": 2}, ("embed_dim", "block_size", "heads"))'
+    of_deep = 'Preset({**_TRANSFORMER, "layers": 1}, _ALL_PARTS)'
+    presets = f'PRESETS |= {{"bare": {of_bare}, "deep": {of_deep}}}\n\n\ndef architecture('
+    path.write_text(text.replace("def architecture(", presets), encoding="utf-8")
+    flags = ("--rungs", "bigram,bare,deep,deep:layers=2", "--steps", "2", "--seed", "1", "--json")
+    done = subprocess.run(
+        [*ATTNLM, "ladder", str(dataset.path), *flags],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    rungs = json.loads(done.stdout)["rungs"]
+    assert [rung["model"] for rung in rungs] == ["bigram", "bare", "deep", "deep:layers=2"]
+    page = elements((tmp_path / "checkpoints" / "ladder-001" / "index.html").read_bytes())
+    assert "The model bare." in page.text and "deep with layers 2" in page.text
+    dots = {found["style"] for name, found in page.found if found.get("class") == "dot"}
+    assert len(dots) == 4
+    rates = [
+        read_json(tmp_path / rung["run"] / "config.json")["config"]["learning_rate"]
+        for rung in rungs
+    ]
+    assert rates[1:3] == [0.03, 0.02]  # those of multi-head and transformer
+
+
+def variants(climbed: Ladder, *models: str) -> Ladder:
+    """A ladder of variants, which are the first rung by other names."""
+    return replace(climbed, rungs=tuple(replace(climbed.rungs[0], model=m) for m in models))
+
+
+VARIANTS = ("transformer", "transformer:positions=none", "transformer:mlp=gelu:norm=layer")
+
+
+def test_variants_of_one_model_are_named_by_what_they_change(climbed: Ladder) -> None:
+    labels = ["transformer", "…positions=none", "…mlp=gelu:norm=layer"]
+    assert list(variants(climbed, *VARIANTS).labels.values()) == labels
+    of_two = variants(climbed, *VARIANTS, "gpt2:positions=none").labels
+    assert all(label == model for model, label in of_two.items())
+    shown = elements(variants(climbed, *VARIANTS).write_page().read_bytes()).text
+    assert "What each variant changes" in shown and "adds" not in shown
+    assert "What each rung adds" in climbed.write_page().read_text(encoding="utf-8")
+
+
+def test_long_names_fit_a_terminal_and_lines_of_a_text_end_with_signs(
+    climbed: Ladder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _say_texts(replace(climbed, rungs=(replace(climbed.rungs[0], text="one\ntwo"),)))
+    assert capsys.readouterr().err.splitlines()[1] == "1 one⏎two"
+    shown = terminal(monkeypatch, 80)
+    _say_table(variants(climbed, *VARIANTS, "transformer:query_key_norm=false"))
+    told = re.sub(r"\x1b\[[\d;]*m", "", shown.getvalue()).partition("baselines")[0]
+    assert max(map(len, told.splitlines())) <= 80
+    for label in ("…positions=none ", "…mlp=gelu:norm=layer ", "…query_key_norm=false "):
+        assert label in told
+
+
+def test_it_says_what_is_not_like_for_like(climbed: Ladder) -> None:
+    said = "\n".join(climbed.warnings)
+    assert "the defaults of each rung: bigram adamw 0.1; single-head muon 0.03" in said
+    assert "equally wide" not in said
+    result = climbed.rungs[1].result
+    stopped = replace(climbed.rungs[1], results=[replace(result, records=result.records[:-1])])
+    shorter = replace(climbed, rungs=(climbed.rungs[0], stopped))
+    assert "single-head made 4 steps, not 6" in shorter.warnings
+    alike = replace(climbed, rungs=(climbed.rungs[0],))
+    assert not any("defaults" in warning for warning in alike.warnings)
+
+
+def test_it_names_rungs_whose_order_more_steps_may_change(climbed: Ladder) -> None:
+    """Those that are closer to each other than a loss of theirs still falls."""
+    best, rungs = climbed.rungs[0].result.best, []
+    for model, losses in {
+        "bigram": [4.0, 3.0, 2.7, 2.51, 2.50],
+        "single-head": [4.0, 2.5, 1.9, 1.75, 1.70],
+        "multi-head": [4.0, 2.5, 1.9, 1.80, 1.67],
+        "wide-head": [4.0, 1.7, 1.6, 1.602, 1.601],
+    }.items():
+        records = [{**best, "val_loss": loss} for loss in losses]
+        result = replace(climbed.rungs[0].result, records=records, whole={})
+        rungs.append(replace(climbed.rungs[0], model=model, results=[result]))
+    said = [one for one in replace(climbed, rungs=tuple(rungs)).warnings if "too few steps" in one]
+    assert said == [
+        "too few steps to rank single-head and multi-head: they are 0.030 apart, and a loss fell "
+        "by 0.130 over the last fifth of training",
+        "too few steps to rank multi-head and wide-head: they are 0.070 apart, and a loss fell "
+        "by 0.130 over the last fifth of training",
+    ]
+
+
+class StopAt:
+    """A listener that interrupts us at an evaluation of a rung."""
+
+    def __init__(self, rung: str, step: int) -> None:
+        self.rung, self.step, self.now = rung, step, ""
+
+    def __call__(self, event: object) -> None:
+        if isinstance(event, Started):
+            self.now = event.run.config.spec.name
+        is_there = self.now == self.rung and isinstance(event, Evaluated)
+        if is_there and getattr(event, "step", None) == self.step:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(("rung", "step"), [("bigram", 2), ("single-head", 0), ("single-head", 4)])
+def test_a_stopped_ladder_goes_on_from_what_is_done(
+    rung: str, step: int, climbed: Ladder, dataset: Dataset, tmp_path: Path
+) -> None:
+    folders: dict[str, Any] = {"checkpoint_dir": tmp_path, "data_dir": dataset.path.parent}
+    with pytest.raises(Interrupted):
+        train_ladder(dataset.path, name="mine", on_event=StopAt(rung, step), **folders, **SMALL)
+    events: list[object] = []
+    ours = train_ladder(resume="mine", on_event=events.append, **folders)
+    assert facts(ours) == facts(climbed)
+    first = next(event for event in events if isinstance(event, Started))
+    assert (first.run.name, first.first_step) == (f"mine-{rung}", step)
+    # And the same command once more has nothing left to train.
+    events.clear()
+    again = train_ladder(dataset.path, name="mine", on_event=events.append, **folders, **SMALL)
+    assert facts(again) == facts(climbed)
+    assert not any(isinstance(event, Started) for event in events)
+
+
+def test_a_ladder_that_goes_on_is_the_one_that_began(
+    climbed: Ladder, dataset: Dataset, tmp_path: Path
+) -> None:
+    folder = climbed.path.parent
+    with pytest.raises(UsageError, match="`steps` cannot be changed"):
+        train_ladder(resume="ladder-001", steps=7, checkpoint_dir=folder)
+    with pytest.raises(UsageError, match="cannot be combined"):
+        train_ladder(resume="ladder-001", name="other", checkpoint_dir=folder)
+    with pytest.raises(AttnlmError, match="ladder 'nothing' not found"):
+        train_ladder(resume="nothing", checkpoint_dir=folder)
+    other = prepared(tmp_path, FRUITS[::-1], "other")
+    with pytest.raises(AttnlmError, match="is not the data set"):
+        train_ladder(other.path, name="ladder-001", checkpoint_dir=folder)
+    record = climbed.path / "ladder.json"
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "ladder.json").write_text(record.read_text().replace('"steps": 6', '"steps": 9'))
+    with pytest.raises(AttnlmError, match="was changed after attnlm wrote it"):
+        read_plan(damaged)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"rungs": ("bigram", "multihead")}, "multihead"),
+        ({"rungs": ("bigram", "bigram")}, "twice"),
+        ({"rungs": ()}, "is empty"),
+        ({"tokens": -1}, "`tokens`"),
+        ({"steps": 0}, "`steps`"),
+        ({"seeds": 0}, "`seeds`"),
+        ({"rungs": ("bigram:steps=5",)}, "`steps` cannot differ"),
+        ({"rungs": ("bigram:learning_rate=0",)}, "`learning_rate`"),
+        ({"budget": 5.0}, "cannot be combined"),
+        ({"budget": -1.0, "steps": None}, "invalid value for `budget`"),
+        ({"name": "a/b"}, "`name`"),
+        ({"prompt": "Ω"}, "Ω"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_made(
+    given: dict[str, Any], says: str, dataset: Dataset, tmp_path: Path
+) -> None:
+    with pytest.raises(AttnlmError, match=says):
+        train_ladder(dataset.path, checkpoint_dir=tmp_path / "runs", **{**SMALL, **given})
+    assert not (tmp_path / "runs").exists()
+
+
+def test_small_data_get_a_context_that_fits(tmp_path: Path) -> None:
+    small, notes = prepared(tmp_path, FRUITS[:23]), list[object]()  # 3 tokens are to validate
+    given = {**SMALL, "rungs": ("bigram", "multi-head", "transformer")}
+    climbed = train_ladder(small, checkpoint_dir=tmp_path / "runs", on_event=notes.append, **given)
+    assert Note("fruits-char is small: the context of the rungs is 2 tokens") in notes
+    assert {rung.run.config.spec.block_size for rung in climbed.rungs} == {2}
+
+
+def test_runs_of_others_are_not_taken(dataset: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "mine-bigram").mkdir()
+    with pytest.raises(AttnlmError, match="mine-bigram exists"):
+        train_ladder(dataset.path, name="mine", checkpoint_dir=tmp_path, **SMALL)
+    (tmp_path / "ladder-001-single-head").mkdir()
+    ladder = train_ladder(dataset.path, checkpoint_dir=tmp_path, **{**SMALL, "steps": 1})
+    assert ladder.path.name == "ladder-002"
+
+
+def test_a_budget_becomes_one_number_of_steps_even_if_the_ladder_is_resumed(
+    dataset: Dataset, tmp_path: Path, ticking_clock: Clock
+) -> None:
+    given = {key: value for key, value in SMALL.items() if key not in ("steps", "eval_every")}
+    events: list[object] = []
+    stop = StopAt("bigram", 0)
+
+    def listen(event: object) -> None:
+        events.append(event)
+        stop(event)
+
+    with pytest.raises(Interrupted):
+        train_ladder(
+            dataset, name="m", budget=1.0, checkpoint_dir=tmp_path, on_event=listen, **given
+        )
+    ladder = train_ladder(resume="m", checkpoint_dir=tmp_path, on_event=events.append)
+    started, _ = (event for event in events if isinstance(event, LadderStarted))
+    plan = ladder.plan
+    assert started.plan.steps is None and plan.budget == 1.0
+    assert plan.steps is not None and plan.steps > 1
+    assert read_plan(ladder.path) == plan
+    assert {rung.result.last["step"] for rung in ladder.rungs} == {plan.steps}
+    # The larger one came first, and set the steps.
+    runs = [event.run.config.spec.name for event in events if isinstance(event, Started)]
+    assert runs == ["single-head", "bigram", "bigram"]
+
+
+def test_a_sweep_over_a_setting_shows_the_median_of_several_seeds(
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rungs = ("bigram", "bigram:learning_rate=0.3", "bigram:batch_size=8")
+    given: dict[str, Any] = {"checkpoint_dir": tmp_path, "rungs": rungs, "seeds": 3, "name": "mine"}
+    ladder = train_ladder(dataset.path, **{**SMALL, **given})
+    runs = attnlm.list_runs(tmp_path)
+    assert len(runs) == 10 and "mine-bigram-learning_rate-0.3-seed-3" in {r.name for r in runs}
+    for rung, rate, batch in zip(ladder.rungs, (0.1, 0.3, 0.1), (32, 32, 8), strict=True):
+        paths = ladder.plan.runs(ladder.path)
+        of_rung = [open_run(paths[key]) for key in paths if key[0] == rung.model]
+        assert [run.config.training.seed for run in of_rung] == [1, 2, 3]
+        assert {run.config.training.learning_rate for run in of_rung} == {rate}
+        assert {run.config.training.batch_size for run in of_rung} == {batch}
+        losses = sorted(min(r["val_loss"] for r in run.metrics()) for run in of_rung)
+        assert (*rung.losses,) == (*losses,) and rung.loss == losses[1]
+    header, rows = ladder.table()
+    assert header[2] == "lowest to highest" and rows[1][0] == "…learning_rate=0.3"
+    assert rows[0][2].startswith(f"{ladder.rungs[0].losses[0]:.4f}–")
+    said = "\n".join(ladder.warnings)
+    assert "defaults" not in said and "steps are not equally large, in tokens: " in said
+    assert "--seeds 3" in ladder_command(ladder.plan)
+    page = elements(ladder.write_page().read_bytes()).text
+    assert "seed 1 to 3" in " ".join(page.split()) and "lowest to highest" in page
+    again = train_ladder(resume="mine", checkpoint_dir=tmp_path)
+    assert facts(again) == facts(ladder)
+
+
+def test_the_spread_between_seeds_decides_what_a_gain_is_worth(climbed: Ladder) -> None:
+    losses = {
+        "bigram": (2.4, 2.5, 2.6, 2.7, 2.8),
+        "average": (2.3, 2.45, 2.55, 2.6, 2.75),
+        "multi_head": (2.0, 2.1, 2.2, 2.21, 2.22),
+    }
+    ladder = with_losses(climbed, **losses)
+    assert [gain and gain.beyond_seeds for gain in ladder.gains] == [None, False, True]
+    assert climbed.gains[1] is not None and climbed.gains[1].beyond_seeds is None
+    said = dict(explained(ladder))
+    assert "Not clearly different from bigram: the losses of their seeds overlap" in said["average"]
+    assert "better than average, more than the seeds differ: they look" in said["multi-head"]
+    assert _lines(ladder, "tokens")[0].band == [(2.4, 2.8)]
+    assert not _lines(ladder, "seconds")[0].band
+    page = " ".join(ladder.write_page().read_text(encoding="utf-8").split())
+    assert "the band is from the lowest to the highest of 5 seeds" in page
+    assert "This also happens" not in page and "two equal models, in 1 of 126 comparisons." in page
+
+
+@pytest.mark.parametrize(("seeds", "often"), [(2, 3), (3, 10), (4, 35), (5, 126)])
+def test_equal_models_are_told_apart_as_rarely_as_the_ladder_says(
+    seeds: int, often: int, climbed: Ladder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of all orders of the losses, each as likely as any other."""
+    claims = apart = 0
+    places = range(2 * seeds)
+    for first in itertools.combinations(places, seeds):
+        second = tuple(set(places).difference(first))
+        ladder = with_losses(climbed, bigram=tuple(map(float, first)), average=second)
+        (_, gain) = ladder.gains
+        assert gain is not None
+        claims += gain.beyond_seeds is True
+        apart += gain.beyond_seeds is not False
+    count = math.comb(2 * seeds, seeds)
+    assert apart == 2 and count / apart == often
+    assert claims == (2 if seeds >= 5 else 0)
+    assert ladder.false_claim_probability == (pytest.approx(2 / count) if claims else None)
+    _say_table(ladder)
+    assert f"in 1 of {often:,} comparisons" in " ".join(capsys.readouterr().err.split())
+    draws = np.random.default_rng(seeds).normal(size=(2000, 2, seeds))
+    found = 0
+    for one, other in np.sort(draws, -1).tolist():
+        ladder = with_losses(climbed, bigram=tuple(one), average=tuple(other))
+        found += any(gain is not None and bool(gain.beyond_seeds) for gain in ladder.gains)
+    assert found <= (35 if claims else 0)  # 16 are expected
+
+
+def test_fewer_than_five_seeds_claim_nothing(climbed: Ladder) -> None:
+    losses = {"bigram": (2.5, 2.6, 2.7), "average": (2.1, 2.2, 2.3), "single_head": (2.1, 2.2, 2.4)}
+    ladder = with_losses(climbed, **losses)
+    assert [gain and gain.beyond_seeds for gain in ladder.gains] == [None, None, False]
+    said = dict(explained(ladder))["average"]
+    assert "0.400 nats per token better than bigram, which may be chance with so few seeds" in said
+    assert ladder.certainty.startswith("3 seeds are too few to tell a gain from chance")
+    assert climbed.certainty == "with one seed, a gain may be chance: use five seeds or more"
+
+
+def test_rungs_can_be_tried_in_the_page(
+    climbed: Ladder, browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "index.html").write_bytes(climbed.write_page().read_bytes())
+    with opened(browser, tmp_path / "index.html") as view:
+        assert view.evaluate("attnlm.models.map((model) => model.name)") == [
+            "bigram",
+            "single-head",
+        ]
+        assert view.input_value("#prompt") == "1 "
+        view.locator("#models li").first.wait_for()
+    monkeypatch.setattr("attnlm.see.ladder._MOST_TO_TRY", 1000)
+    assert 'id="try"' not in climbed.write_page().read_text(encoding="utf-8")
+
+
+def test_the_page_has_all_of_it_and_nothing_from_elsewhere(climbed: Ladder) -> None:
+    hostile = replace(climbed.rungs[0], text="<script>alert(1)</script>")
+    plan = replace(climbed.plan, prompt="<b>&")
+    for ladder in (climbed, Ladder(climbed.path, plan, (hostile, climbed.rungs[1]))):
+        content = ladder.write_page().read_bytes()
+        assert (ladder.path / "curves.png").read_bytes().startswith(b"\x89PNG")
+        asks_for_nothing(content)
+        page, shown = content.decode(), elements(content).text
+        assert page.count("<svg") == 2 and page.count("<style>") == 1
+        assert "<script>alert" not in page
+        losses = [f"{rung.loss:.4f}" for rung in ladder.rungs]
+        texts = [ladder.plan.prompt + rung.text for rung in ladder.rungs]
+        for words in (*losses, *texts, *ladder.warnings, *(said for _, said in explained(ladder))):
+            assert words in shown
+        assert shown.rstrip().endswith(ladder_command(ladder.plan))
+        ids = re.findall(r'\bid="([^"]+)"', page)
+        assert len(ids) == len(set(ids))
+
+
+def test_the_page_in_a_real_browser(browser: Any, climbed: Ladder, tmp_path: Path) -> None:
+    page = tmp_path / "index.html"
+    page.write_bytes(variants(climbed, *VARIANTS, "gpt2:norm=rms").write_page().read_bytes())
+    check_fits(browser, page, "ladder")
+    assert page.stat().st_size < 3_000_000
+    with opened(browser, page, viewport=PHONE) as view:
+        view.keyboard.press("Tab")
+        assert view.evaluate("document.activeElement.hash") == "#try"
+        view.keyboard.press("Tab")
+        assert view.evaluate("document.activeElement.ariaLabel") == "Table of losses"
+        view.keyboard.press("ArrowRight")  # a region wider than the screen scrolls by keys
+        moved = "(e => e.scrollLeft > 0 || e.scrollWidth <= e.clientWidth)(document.activeElement)"
+        until(view, moved)
+        right = "e => e.getBoundingClientRect().right"
+        pictures = view.evaluate(
+            f"[...document.querySelectorAll('.pictures svg')].map("
+            f"svg => [svg, ...svg.querySelectorAll('text')].map({right}))"
+        )
+        assert pictures
+        for end, *texts in pictures:
+            assert max(texts, default=0) <= end <= PHONE["width"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("rungs", 1, "is not valid: its 'rungs' cannot be 1"),
+        ("rungs", [["bigram"]], "is not valid: its 'rungs' cannot be ['bigram']"),
+        ("rungs", ["bigram", "bigram"], "is not valid: `rungs` is empty or contains a rung twice"),
+        ("rungs", ["transformer:slope=2"], "is not valid: 'slope' is not a setting of transformer"),
+        ("steps", "6", "is not valid: its 'steps' cannot be '6'"),
+        ("steps", -1, "is not valid: invalid value for `steps`: -1"),
+        ("block_size", 0, "is not valid: invalid value for `block_size`: 0"),
+        ("tokens", -1, "is not valid: its 'tokens' cannot be -1"),
+        ("seed", 2**70, "is not valid: it has a number that is too large"),
+        ("prompt", None, "is not valid: its 'prompt' cannot be None"),
+        ("prompt", "\ud800", "is not valid: it has half a surrogate pair"),
+        ("budget", "2m", "is not valid: its 'budget' cannot be '2m'"),
+        ("tune", "rate", "has a setting that attnlm 1.0.0 does not have: 'tune'"),
+    ],
+)
+def test_a_plan_that_nobody_would_write_is_refused(
+    key: str, value: object, says: str, climbed: Ladder, tmp_path: Path
+) -> None:
+    """Its hash is right: whoever makes a record can make that."""
+    content = read_json(climbed.path / "ladder.json")
+    write_json(tmp_path / "ladder.json", {**content, "plan": {**content["plan"], key: value}})
+    with pytest.raises(AttnlmError) as caught:
+        read_plan(tmp_path)
+    assert caught.value.message == f"{tmp_path / 'ladder.json'} {says}"
+
+
+def test_a_plan_of_another_version_names_it(climbed: Ladder, tmp_path: Path) -> None:
+    content = read_json(climbed.path / "ladder.json") | {"attnlm": "2.1.0"}
+    plan = content["plan"]
+    for changed in ({"tune": "learning_rate"}, {"rungs": ["bigram", "transformer:slope=2"]}):
+        write_json(tmp_path / "ladder.json", {**content, "plan": {**plan, **changed}})
+        with pytest.raises(AttnlmError) as caught:
+            read_plan(tmp_path)
+        assert caught.value.hint.startswith("open it with the version that wrote it, 2.1.0, or ")
+
+
+def test_a_rung_that_never_saved_begins_again_and_one_without_its_metrics_is_refused(
+    climbed: Ladder, tmp_path: Path
+) -> None:
+    for folder in (climbed.path, *(rung.run.path for rung in climbed.rungs)):
+        shutil.copytree(folder, tmp_path / folder.name)
+    lost = tmp_path / f"{climbed.path.name}-single-head"
+    for file in ("best.safetensors", "last.safetensors"):
+        (lost / file).unlink()
+    again = train_ladder(resume=climbed.path.name, checkpoint_dir=tmp_path)
+    assert facts(again) == facts(climbed)
+    (lost / "metrics.jsonl").unlink()
+    with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged"):
+        train_ladder(resume=climbed.path.name, checkpoint_dir=tmp_path)

@@ -1,0 +1,311 @@
+"""What `plan` tells of a training: as it is counted, estimated, measured and stated."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.settings import Settings
+from attnlm.cli.app import root_command
+from attnlm.config.settings import resolve
+from attnlm.config.variants import variant
+from attnlm.data.dataset import Dataset
+from attnlm.data.prepare import prepare
+from attnlm.model.architecture import MODELS
+from attnlm.model.inspection import parameters_of
+from attnlm.model.language_model import build_model
+from attnlm.model.layers import adapt, drawing_from
+from attnlm.model.ops import Kernels, using
+from attnlm.model.sizes import forward_flops, training_flops
+from attnlm.training.memory import FACTOR, estimate_memory, kept_by_block
+from attnlm.training.optimizer import FlatOptimizer
+from attnlm.workflows.plan import Plan, plan
+from attnlm.workflows.train import train
+from tests.command import alone, attnlm, fails
+from tests.models import SIZES, VARIANTS, needs_kernels
+
+LLAMA_1B: dict[str, Any] = variant(
+    "llama:layers=16:embed_dim=2048:heads=32:kv_heads=8:mlp_width=8192:tie_embeddings=true:"
+    "block_size=4096:optimizer=adamw"
+)
+
+
+def stated(**settings: Any) -> Plan:
+    """A plan for which nothing is measured."""
+    return plan(**{"vocab_size": 65, "peak": 1e12, "device": "cpu", **settings})
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(("vocab_size", "windows"), [(11, 2), (3000, 200)])
+def test_operations_are_those_that_pytorch_counts(name: str, vocab_size: int, windows: int) -> None:
+    """In the plain form; with many ids and tokens not all logits are there at once."""
+    a = resolve(variant(name), SIZES).spec
+    model = build_model(a, vocab_size)
+    ids = torch.zeros((windows, a.block_size), dtype=torch.long)
+    counter = FlopCounterMode(display=False)
+    with sdpa_kernel(SDPBackend.MATH):
+        with counter, torch.no_grad():
+            model(ids)
+        assert counter.get_total_flops() == forward_flops(a, vocab_size) * ids.numel()
+        with counter:
+            model.loss(ids, ids).backward()
+        assert counter.get_total_flops() == training_flops(a, vocab_size) * ids.numel()
+
+
+@pytest.mark.parametrize("on", ["query,value", "all", "down"])
+@pytest.mark.parametrize("name", ["transformer", "gpt2", "llama:kv_heads=2"])
+def test_operations_with_adapters_are_those_that_pytorch_counts(name: str, on: str) -> None:
+    """But for what the first block need not pass on to the embeddings, which are frozen."""
+    config = resolve({**variant(name), "lora": 3, "lora_on": on}, {**SIZES, "layers": 9})
+    a, lora = config.spec, config.training.adapters
+    assert lora is not None
+    model = build_model(a, 3000)
+    adapt(model, lora)
+    ids = torch.zeros((20, a.block_size), dtype=torch.long)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        model.loss(ids, ids).backward()
+    stated = training_flops(a, 3000, lora) * ids.numel()
+    assert stated * (1 - 1 / a.layers) < counter.get_total_flops() <= stated
+
+
+@pytest.mark.parametrize("name", ["transformer", "gpt2", "wide-head", "llama:kv_heads=2"])
+def test_operations_of_an_update_are_those_that_pytorch_counts(name: str) -> None:
+    config = resolve({**variant(name), "optimizer": "muon"}, SIZES)
+    model = build_model(config.spec, 65)
+    optimizer = FlatOptimizer(model, config.training)
+    with FlopCounterMode(display=False) as counter:
+        optimizer.step(0)
+    of_settings = {**variant(name), **{k: v for k, v in SIZES.items() if k in config.settings()}}
+    assert counter.get_total_flops() == stated(**of_settings, optimizer="muon").update_flops
+    assert stated(**of_settings, optimizer="adamw").update_flops == 0
+
+
+KEPT = (
+    *(name for name in VARIANTS if "projection=false" not in name),
+    *("transformer:dropout=0.1", "gpt2:dropout=0.1"),
+)
+
+
+@needs_kernels
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(
+    ("name", "on"),
+    [
+        *((name, "") for name in KEPT),
+        *((name, on) for name in ("gpt2", "transformer") for on in ("query,value", "up,down")),
+        *((name, "all") for name in ("gpt2:dropout=0.1", "llama:kv_heads=2")),
+    ],
+)
+def test_activations_are_what_autograd_keeps(name: str, on: str, compiled: bool) -> None:
+    """The short formula comes near it, but for models that keep hardly anything."""
+    sizes = {"embed_dim": 92, "heads": 4, "head_size": 22, "layers": 3, "block_size": 64}
+    adapters: Settings = {"lora": 3, "lora_on": on} if on else {}
+    config = resolve({**variant(name), **adapters}, sizes)
+    a, lora, vocab_size, windows = config.spec, config.training.adapters, 7, 5
+    model = build_model(a, vocab_size).train()
+    if lora is not None:
+        adapt(model, lora)
+    tensors = [*model.parameters(), *model.buffers()]
+    lasting = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in lasting:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    ids = torch.zeros((windows, a.block_size), dtype=torch.long)
+    generators = [torch.Generator() for _ in range(windows)] if a.dropout else []
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        using(Kernels(compiled)),
+        drawing_from(generators),
+    ):
+        model.loss(ids, ids)
+    found = sum(storage.nbytes() for storage in kept.values())
+    estimated = a.layers * kept_by_block(a) + 4 * (2 * a.body_dim + vocab_size)
+    most = 3 if name == "dot-product" or on else FACTOR
+    assert found / FACTOR < ids.numel() * estimated < most * found
+
+
+def test_memory_is_divided_among_shards_and_given_for_computation() -> None:
+    config = resolve({**LLAMA_1B, "batch_size": 64, "processes": 64})
+    parameters = parameters_of(config.spec, 32_000)
+    sizes = config, 32_000, parameters, 10**6, "cuda"
+    whole = estimate_memory(*sizes)
+    sharded = replace(config, training=replace(config.training, shard=True))
+    shared = estimate_memory(sharded, *sizes[1:])
+    less = replace(sharded, training=replace(sharded.training, recompute=True))
+    recomputed = estimate_memory(less, *sizes[1:])
+    assert whole.gradients == 4 * parameters and whole.optimizer == 8 * parameters
+    assert shared.optimizer == whole.optimizer // 64
+    # Embeddings and two of 16 blocks are gathered, in half precision.
+    assert 4 * parameters / 64 < shared.weights < whole.weights / 2
+    assert shared.activations == whole.activations
+    # Of each block its input only, and all of one.
+    assert recomputed.activations < whole.activations / 4
+    assert recomputed.weights == shared.weights
+    doubled = replace(config, training=replace(config.training, processes=32))
+    assert estimate_memory(doubled, *sizes[1:]).activations == 2 * whole.activations
+
+
+def test_a_billion_parameters_by_hand() -> None:
+    """Llama 3.2 1B has 1,235,814,400; 6·N·D, and attention on top."""
+    there = {"device": "cuda", "processes": 64, "peak": 989e12, "share": 0.4}
+    planned = stated(**{**LLAMA_1B, **there, "vocab_size": 128_256, "batch_size": 512})
+    assert planned.parameters == 1_235_814_400
+    assert planned.parameters - planned.parameters_without_embeddings == 128_256 * 2048
+    attention = 12 * 16 * 2048 * 4096
+    norms = 33 * 2048
+    assert planned.training_flops == 6 * (1_235_814_400 - norms) + attention
+    assert planned.tokens == 20 * 1_235_814_400
+    assert planned.flops == pytest.approx(planned.tokens * planned.training_flops, rel=1e-3)
+    assert planned.seconds == pytest.approx(planned.flops / (64 * 0.4 * 989e12))
+    assert planned.device_hours == pytest.approx(64 * planned.seconds / 3600)
+    assert planned.pf_days == pytest.approx(planned.flops / 8.64e19)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_grows(model: str) -> None:
+    if model == "bigram":
+        with pytest.raises(UsageError, match="bigram has no matmuls"):
+            stated(model=model)
+        return
+    planned = stated(model=model, batch_size=6, processes=2)
+    grown = dict(planned.grown())
+    kinds = ["width × 2", "context × 2", "processes × 2, batch × 2"]
+    if "layers" in planned.config.settings():
+        kinds.insert(1, "depth × 2")
+        assert grown["depth × 2"].parameters > planned.parameters
+    assert list(grown) == kinds
+    assert grown["context × 2"].config.spec.block_size == 2 * planned.config.spec.block_size
+    wider = grown["width × 2"].config.spec
+    assert wider.embed_dim == 2 * (planned.config.spec.embed_dim or 0)
+    many = model in ("multi-head", "transformer", "gpt2", "llama", "qwen3")
+    assert wider.heads == planned.config.spec.heads * (2 if many else 1)
+    if many:
+        assert wider.head_dim == planned.config.spec.head_dim
+    for more in grown.values():
+        assert more.flops_per_second == pytest.approx(planned.flops_per_second, rel=1e-6)
+    together = grown["processes × 2, batch × 2"]
+    assert together.tokens_per_second == pytest.approx(2 * planned.tokens_per_second, rel=0.5)
+
+
+def test_the_budget_is_tokens_or_steps_or_twenty_for_each_parameter() -> None:
+    assert stated(tokens=10**6).tokens == 10**6
+    assert stated(tokens=2049).steps == 2  # of 2,048 tokens
+    assert stated(steps=7).tokens == 7 * 2048
+    planned = stated(recipe="r2-multi-head", optimizer="adamw")
+    assert planned.tokens == 20 * planned.parameters
+    grown = dict(planned.grown())["processes × 2"]  # which share the batch
+    assert grown.config == planned.config.with_training(processes=2)
+    assert grown.tokens_per_second == pytest.approx(2 * planned.tokens_per_second)
+
+
+def test_adapters_are_planned_for_one_pass_over_the_data(dataset: Dataset) -> None:
+    settings: dict[str, Any] = {"model": "gpt2", "lora": 2, "peak": 1e12, "device": "cpu"}
+    assert plan(dataset, **settings).tokens == dataset.train_tokens
+    assert plan(vocab_size=7, tokens=99, **settings).tokens == 99
+    with pytest.raises(UsageError, match="without a data set, the number of tokens"):
+        plan(vocab_size=7, **settings)
+
+
+def test_the_model_of_a_run_is_planned(dataset: Dataset, tmp_path: Path) -> None:
+    small: dict[str, Any] = {"layers": 1, "embed_dim": 16, "heads": 2, "block_size": 8, "steps": 1}
+    run = train(dataset, model="llama", seed=1, device="cpu", checkpoint_dir=tmp_path, **small)
+    planned = plan(dataset, start_from=run.name, checkpoint_dir=tmp_path, lora=2, peak=1e9)
+    assert planned.config.spec == run.config.spec and planned.config.training.lora == 2
+    with pytest.raises(UsageError, match="7 differs from the vocabulary of llama-001"):
+        plan(vocab_size=7, start_from=run)
+    with pytest.raises(UsageError, match="`layers` cannot be changed"):
+        plan(dataset, start_from=run, layers=2)
+    (tmp_path / "other.txt").write_text("another text " * 99)
+    other = prepare(tmp_path / "other.txt", tokenizer="byte", data_dir=tmp_path / "data")
+    with pytest.raises(AttnlmError, match="not encoded with the tokenizer of llama-001"):
+        plan(other, start_from=run, peak=1e9)
+
+
+def test_ten_steps_are_measured(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnlm.workflows.plan._SHORTEST", 0.0)
+    settings: dict[str, Any] = {"block_size": 8, "batch_size": 4, "threads": 1, "device": "cpu"}
+    notes: list[object] = []
+    measured = plan(dataset, **settings, on_event=notes.append)
+    assert [getattr(note, "text", "") for note in notes] == ["measuring ten steps"]
+    assert measured.vocab_size == dataset.vocab_size and measured.peak is None
+    assert measured.config.training.compile in ("parts", "off")
+    assert 0 < measured.step_seconds < 1
+    made_up = plan(vocab_size=dataset.vocab_size, **settings)
+    assert made_up.parameters == measured.parameters
+    bigram = plan(vocab_size=7, model="bigram", **settings)
+    assert bigram.step_flops == 0 and bigram.tokens_per_second > 0
+    grown = dict(bigram.grown())
+    assert grown["context × 2"].tokens_per_second == pytest.approx(bigram.tokens_per_second)
+    with pytest.raises(AttnlmError, match="of memory, but cpu has"):
+        plan(vocab_size=65, device="cpu", model="transformer", embed_dim=2**16, heads=2**8)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="gloo")
+@pytest.mark.slow
+def test_several_processes_are_measured_together(dataset: Dataset, tmp_path: Path) -> None:
+    """As they train; one of them reports."""
+    arguments = [str(dataset.path), "--processes", "2", "--block-size", "8", "--batch-size", "4"]
+    more = ["--device", "cpu", "--json"]
+    done = alone(["plan", *arguments, *more], tmp_path, env={"PYTHONWARNINGS": None})
+    facts = json.loads(done.stdout)
+    assert facts["settings"]["processes"] == 2 and facts["tokens_per_second"] > 0
+
+
+def test_what_the_command_says(dataset: Dataset, tmp_path: Path) -> None:
+    arguments = ["plan", str(dataset.path), "--model", "transformer", "--optimizer", "adamw"]
+    arguments += ["--peak", "1e12", "--share", "0.5", "--device", "cpu", "--processes", "4"]
+    said = attnlm(*arguments, cwd=tmp_path).stdout
+    facts = json.loads(attnlm(*arguments, "--json", cwd=tmp_path).stdout)
+    assert f"transformer, {facts['parameters']:,} parameters" in said
+    assert "0.5 of a stated peak of 1 TFLOP/s in each process" in said
+    assert re.search(r"^width × 2 ", said, re.MULTILINE) and "in 4 processes" in said
+    assert facts["flops_per_second"] == pytest.approx(0.5e12, rel=1e-6)
+    assert sum(facts["memory_by_part"].values()) == facts["memory"]
+    assert facts["growth"]["depth × 2"]["parameters"] > facts["parameters"]
+    assert facts["share"] == 0.5 and facts["tokens"] == 20 * facts["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says", "hints"),
+    [
+        ("", 1, "there is no data set in", "or use --vocab-size"),
+        ("--vocab-size 0 --peak 1e12", 2, "invalid value for --vocab-size: 0", "between"),
+        ("--vocab-size 9 --tokens -3 --peak 1", 2, "invalid value for --tokens: -3", "between"),
+        ("--vocab-size 9 --peak nan", 2, "invalid value for --peak: nan", "between"),
+        ("--vocab-size 9 --peak 1e12 --share 1.5", 2, "invalid value for --share: 1.5", "and 1"),
+        ("--vocab-size 9 --share 0.5", 2, "--share needs a --peak", "989e12"),
+        ("--vocab-size 9 --model bigram --peak 1e9", 2, "bigram has no matmuls", "measure steps"),
+        ("--vocab-size 9 --model bigram --heads 2", 2, "--heads does not apply", "--model"),
+        ("--vocab-size 9 --processes 3 --peak 1", 2, "not divisible by --processes 3", "--batch"),
+        ("--vocab-size 9 --device cuda", 1, "--device cuda cannot be used", "cpu"),
+        ("--vocab-size 9 --learning-rate 1", 2, "no such option", "attnlm train"),
+        ("fruits-char --vocab-size 9", 2, "--vocab-size cannot be combined", "one of them"),
+    ],
+)
+def test_bad_input_is_one_line_and_a_hint(
+    arguments: str, code: int, says: str, hints: str, project: Path, tmp_path: Path
+) -> None:
+    cwd = tmp_path if not arguments else project
+    fails("plan", *arguments.split(), cwd=cwd, code=code, says=says, hints=hints)
+
+
+def test_every_setting_that_costs_anything_is_an_option() -> None:
+    options = {option.name for option in root_command().get_command(None, "plan").params}
+    costs = {"batch_size", "micro_batch_size", "optimizer", "device", "dtype", "compile", "threads"}
+    assert costs | {"processes", "steps", "layers", "kv_heads", "dropout"} <= options
+    assert not {"learning_rate", "seed", "eval_every"} & options
