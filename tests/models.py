@@ -97,21 +97,39 @@ class Widened(SelfAttention):
     def forward(self, x_BTC: Tensor, rotation: Any = None, *others: Any) -> Tensor:
         maps = self.query, self.key, self.value
         qkv = (m(x_BTC).unflatten(-1, (self.heads, -1)).transpose(1, 2) for m in maps)
-        halves = of_attention.mix(*qkv, *others).chunk(2, -1)
+        halves = of_attention.attention(*qkv).chunk(2, -1)
         mixed = (halves[0] + halves[1]).transpose(1, 2).flatten(2)
         return mixed if self.projection is None else self.projection(mixed)
 
 
-class Unrecorded(SelfAttention):
-    """Attention as a lecture writes it, which neither records its weights nor keeps a cache."""
+class WithoutCache(SelfAttention):
+    """Attention as a lecture writes it, which keeps no cache."""
 
     def forward(self, x_BTC: Tensor, *others: Any) -> Tensor:
         maps = self.query, self.key, self.value
         qkv = (m(x_BTC).unflatten(-1, (self.heads, -1)).transpose(1, 2) for m in maps)
-        query, key, value = qkv
-        mixed_BHTD = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        mixed = mixed_BHTD.transpose(1, 2).flatten(2)
+        mixed = self.mix(*qkv).transpose(1, 2).flatten(2)
         return mixed if self.projection is None else self.projection(mixed)
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+class WithSoftmax(WithoutCache):
+    """The same with a softmax over all scores of a head."""
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = query @ key.mT * self.head_size**-0.5
+        later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        return torch.softmax(scores.masked_fill(later, -torch.inf), -1) @ value
+
+
+class WithoutMaps(WithoutCache):
+    """Attention that is not normalised by a softmax: it has no maps."""
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        weights: Tensor = (query @ key.mT * self.head_size**-0.5).exp().tril()
+        return weights @ value
 
 
 CHANGES: dict[str, tuple[str, Any]] = {

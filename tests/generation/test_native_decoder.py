@@ -318,8 +318,8 @@ from pathlib import Path
 import torch
 from attnlm.compute import native
 from attnlm.model import ops
-from tests import test_block as blocks
-from tests import test_native_decoder as tests
+from tests.generation import test_native_decoder as tests
+from tests.model import test_block as blocks
 
 native._FOLDER = Path(sys.argv[1])
 found = native.load("sanitized")

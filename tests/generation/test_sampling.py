@@ -35,7 +35,7 @@ from attnlm.model.architecture import RUNGS
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from tests.command import attnlm, fails
-from tests.models import Unrecorded, V, small_model, some_ids
+from tests.models import V, WithoutCache, small_model, some_ids
 
 CPU = Device("cpu", "float32", "tests")
 BLOCK = 13
@@ -171,7 +171,7 @@ def test_the_window_is_the_one_that_the_design_promises(rung: str) -> None:
 
 
 def test_an_attention_that_keeps_no_cache_sees_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnlm.model.language_model.SelfAttention", Unrecorded)
+    monkeypatch.setattr("attnlm.model.language_model.SelfAttention", WithoutCache)
     model, ids_BS = small_model("transformer"), some_ids(3, BLOCK)
     decoder = ModuleDecoder(model, CPU)
     for known, end in ((0, 4), (4, 5), (5, BLOCK), (0, 2), (2, 3)):

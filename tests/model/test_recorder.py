@@ -1,14 +1,23 @@
-"""A recorder is told what the model computes. Its logits are for test_textbook.py to check."""
+"""What is recorded is what a model computes; test_textbook.py checks its logits."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from attnlm.base.errors import AttnlmError
 from attnlm.model.language_model import Transformer
 from attnlm.model.recorder import record
-from tests.models import VARIANTS, V, self_attention, small_model, some_ids
+from tests.models import (
+    VARIANTS,
+    V,
+    WithoutCache,
+    WithSoftmax,
+    self_attention,
+    small_model,
+    some_ids,
+)
 
 B, T = 3, 13
 WITHOUT = [name for name in VARIANTS if name == "bigram" or "attention=none" in name]
@@ -33,7 +42,7 @@ def test_what_is_recorded_fits_together(variant: str) -> None:
         assert heads is not None and attended is not None and layer.stream is not None
         scale = heads.query.size(-1) ** -0.5
         torch.testing.assert_close(heads.scores, heads.query @ heads.key.mT * scale)
-        torch.testing.assert_close(heads.mixed, heads.weights @ heads.value)
+        torch.testing.assert_close(heads.mixed, layer.weights @ heads.value)
         mixed = heads.mixed.transpose(1, 2).flatten(2)
         if a.projection and (projection := self_attention(model, number).projection) is not None:
             mixed = projection(mixed)
@@ -76,3 +85,50 @@ def test_a_silenced_head_is_one_without_values(variant: str) -> None:
         assert one.heads is not None
         silent = one.heads.mixed.flatten(2).eq(0).all(2).all(0)
         assert silent.tolist() == [(number, h) == (layer, head) for h in range(a.heads)]
+
+
+@pytest.mark.parametrize("kind", [WithoutCache, WithSoftmax])
+@torch.no_grad()
+def test_a_class_from_outside_is_observed(
+    kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silenced = 1, 0
+    expected = record(small_model("gpt2"), some_ids(B, T))
+    expected_logits = record(small_model("gpt2"), some_ids(B, T), silenced).logits
+    monkeypatch.setattr("attnlm.model.language_model.SelfAttention", kind)
+    model = small_model("gpt2")
+    torch.testing.assert_close(record(model, some_ids(B, T)).weights, expected.weights)
+    torch.testing.assert_close(record(model, some_ids(B, T), silenced).logits, expected_logits)
+
+
+class Lecture(nn.Module):
+    """Heads in a list, and no blocks: each computes its own map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(V, 8)
+        self.heads = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.out = nn.Linear(8, V)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        later = torch.ones(ids.size(1), ids.size(1), dtype=torch.bool).triu(1)
+        for head in self.heads:
+            scores = (head(x) @ x.mT).masked_fill(later, -torch.inf)
+            x = x + torch.softmax(scores, -1) @ x
+        return torch.softmax(self.out(x), -1)  # (B, T, V) is no map
+
+
+def test_each_map_of_a_model_without_blocks_is_a_layer() -> None:
+    model, ids = Lecture(), some_ids(B, T)
+    recorder = record(model, ids)
+    assert recorder.weights.shape == (3, B, 1, T, T)
+    torch.testing.assert_close(recorder.logits, model(ids))
+    without = record(model, ids, silenced=(2, 0)).logits
+    assert not without.isclose(model(ids)).all()
+
+
+def test_hooks_are_removed_after_a_recording() -> None:
+    model = small_model("transformer")
+    record(model, some_ids(B, T))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

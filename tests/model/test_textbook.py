@@ -16,7 +16,7 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import Dropout, Linear, RMSNorm
 from attnlm.model.ops import using
 from attnlm.model.ops.loss import cross_entropy
-from attnlm.model.recorder import Recorder
+from attnlm.model.recorder import record
 from tests.models import (
     COMPILED,
     VARIANTS,
@@ -74,7 +74,7 @@ def test_logits_with_a_cache_and_with_a_recorder(variant: str) -> None:
     caches: list[LayerCache] = []
     parts = [model(part, caches) for part in ids_BT.split([4, 1, 5, 1, 2], dim=1)]
     assert_near(torch.cat(parts, dim=1), expected, within=1e-12)
-    assert_near(model(ids_BT, recorder=Recorder()), expected, within=1e-12)
+    assert_near(record(model, ids_BT).logits, expected, within=1e-12)
 
 
 @variants

@@ -150,8 +150,10 @@ WITHOUT_GRADIENTS = "keys without gradients"
 ALL_CHANGES = {
     **CHANGES,
     WITHOUT_GRADIENTS: (
-        "attention.mix",
-        lambda query, key, *others, mix=of_attention.mix: mix(query, key.detach(), *others),
+        "attention.attention",
+        lambda query, key, value, attention=of_attention.attention, **others: attention(
+            query, key.detach(), value, **others
+        ),
     ),
 }
 

@@ -14,7 +14,6 @@ from attnlm.model.layers import Hookable, Linear, RMSNorm, is_plain, joined_line
 from attnlm.model.layers import dropout as dropped
 from attnlm.model.ops.attention import fused_attention, shared_heads
 from attnlm.model.ops.pointwise import Rotation, rotate, split_heads
-from attnlm.model.recorder import Recorder
 
 
 def attention(
@@ -38,23 +37,11 @@ def attention(
     if not dropout:
         return fused_attention(query, key, value, scale, causal=causal)
     key, value = shared_heads(query.size(-3), key, value)
-    return dropped(scores_and_weights(query, key, causal, scale)[1], dropout) @ value
-
-
-def scores_and_weights(
-    query: Tensor, key: Tensor, causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    """Return scale · q kᵀ, and its softmax over the unmasked keys, both (..., T, S).
-
-    `scale` is 1/√D by default. If `causal`, a query sees the keys up to its position. The last
-    query has the position of the last key.
-    """
-    new, total = query.size(-2), key.size(-2)
     scores = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
-    if not causal:
-        return scores, torch.softmax(scores, -1)
-    later = torch.ones(new, total, dtype=torch.bool, device=query.device).triu(total - new + 1)
-    return scores, torch.softmax(scores.masked_fill(later, -torch.inf), -1)
+    if causal:
+        later = torch.ones_like(scores[0, 0], dtype=torch.bool)
+        scores = scores.masked_fill(later.triu(key.size(-2) - query.size(-2) + 1), -torch.inf)
+    return dropped(torch.softmax(scores, -1), dropout) @ value
 
 
 class LayerCache:
@@ -111,14 +98,15 @@ class SelfAttention(Hookable):
         x_BTC: Tensor,
         rotation: Rotation | None = None,
         cache: LayerCache | None = None,
-        recorder: Recorder | None = None,
     ) -> Tensor:
         """Map (B, T, C) → (B, T, C), or (B, T, H·D) without a projection."""
         maps = self.query, self.key, self.value
         packed_BTN = joined_linear(x_BTC, maps, joins_weights=self.joins_weights)
         query, key, value = self._split(packed_BTN, rotation)
         dropout = self.dropout if self.training else 0.0
-        mixed_BHTD = mix(query, key, value, cache, recorder, dropout)
+        if cache is not None:
+            key, value = cache.append(key, value)
+        mixed_BHTD = attention(query, key, value, dropout=dropout)
         mixed = mixed_BHTD.transpose(1, 2).flatten(2)
         return mixed if self.projection is None else self.projection(mixed)
 
@@ -139,24 +127,6 @@ class SelfAttention(Hookable):
         return query, key, value
 
 
-def mix(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cache: LayerCache | None,
-    recorder: Recorder | None,
-    dropout: float = 0.0,
-) -> Tensor:
-    """Return `attention` over cached and new keys and values; record it if `recorder` is set."""
-    if cache is not None:
-        key, value = cache.append(key, value)
-    if recorder is None:
-        return attention(query, key, value, dropout=dropout)
-    key, value = shared_heads(query.size(-3), key, value)
-    scores, weights = scores_and_weights(query, key, causal=True, scale=None)
-    return recorder.mix(query, key, value, scores, weights)
-
-
 class ParameterFreeAttention(nn.Module):
     """Attention whose queries, keys and values are the embeddings: it has no parameters.
 
@@ -172,9 +142,10 @@ class ParameterFreeAttention(nn.Module):
         x_BTC: Tensor,
         rotation: None = None,
         cache: LayerCache | None = None,
-        recorder: Recorder | None = None,
     ) -> Tensor:
         """Map (B, T, C) → (B, T, C)."""
         value = x_BTC.unsqueeze(1)
-        asked = torch.zeros_like(value) if self.uniform else value
-        return mix(asked, asked, value, cache, recorder).squeeze(1)
+        query = key = torch.zeros_like(value) if self.uniform else value
+        if cache is not None:
+            key, value = cache.append(key, value)
+        return attention(query, key, value).squeeze(1)

@@ -30,7 +30,6 @@ from attnlm.model.layers import (
 from attnlm.model.ops.block import BlockForm, block_pass, have_gradients, native_block_kernels
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.pointwise import Rotation, gelu, rotary_angles, swiglu
-from attnlm.model.recorder import Layer, Recorder
 
 Caches = list[LayerCache] | None
 """One cache for each block; an empty list is filled by the first forward pass."""
@@ -46,9 +45,7 @@ class Bigram(nn.Module):
             vocab_size, vocab_size, _weight=torch.zeros(vocab_size, vocab_size)
         )
 
-    def forward(
-        self, tokens_BT: Tensor, caches: Caches = None, recorder: Recorder | None = None
-    ) -> Tensor:
+    def forward(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
         """Return logits, (B, T) → (B, T, V)."""
         logits: Tensor = self.table(tokens_BT)
         return logits
@@ -108,15 +105,13 @@ class Transformer(nn.Module):
             self.register_buffer("cosines", cosines, persistent=False)
             self.register_buffer("sines", sines, persistent=False)
 
-    def forward(
-        self, tokens_BT: Tensor, caches: Caches = None, recorder: Recorder | None = None
-    ) -> Tensor:
+    def forward(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
         """Return logits, (B, T) → (B, T, V). With caches, pass only tokens that they lack."""
-        return self.read_out(self._body(tokens_BT, caches, recorder))
+        return self.read_out(self._body(tokens_BT, caches))
 
     def next_logits(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
         """Return only the logits of the token after the last one, (B, T) → (B, V)."""
-        return self.read_out(self._body(tokens_BT, caches, None)[:, -1])
+        return self.read_out(self._body(tokens_BT, caches)[:, -1])
 
     def read_out(self, x_BTC: Tensor) -> Tensor:
         """Apply the last norm and the LM head to the blocks' output: (B, T, C) → (B, T, V)."""
@@ -125,11 +120,11 @@ class Transformer(nn.Module):
 
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the mean loss in nats per token."""
-        x_BTC = self._body(inputs_BT, None, None)
+        x_BTC = self._body(inputs_BT)
         x_BTC = x_BTC if self.norm is None else self.norm(x_BTC)
         return linear_cross_entropy(x_BTC, self.head.weight, self.head.bias, targets_BT)
 
-    def _body(self, tokens_BT: Tensor, caches: Caches, recorder: Recorder | None) -> Tensor:
+    def _body(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
         if tokens_BT.dim() != 2:
             raise AttnlmError(
                 f"the tokens must have the shape (B, T), not {tuple(tokens_BT.shape)}",
@@ -149,8 +144,6 @@ class Transformer(nn.Module):
         if self.position_embedding is not None:
             places_T = torch.arange(start, end, device=tokens_BT.device)
             x_BTC = x_BTC + self.position_embedding(places_T)
-        if recorder is not None:
-            recorder.embedded = x_BTC
         x_BTC = self.dropout(x_BTC)
         rotation = None
         if self.architecture.positions == "rotary":
@@ -159,7 +152,7 @@ class Transformer(nn.Module):
             if self.recompute and self.training:
                 x_BTC = recomputed(block, x_BTC, rotation)
             else:
-                x_BTC = block(x_BTC, rotation, caches[layer] if caches else None, recorder)
+                x_BTC = block(x_BTC, rotation, caches[layer] if caches else None)
         return x_BTC
 
 
@@ -187,35 +180,25 @@ class Block(nn.Module):
         x: Tensor,
         rotation: Rotation | None = None,
         cache: LayerCache | None = None,
-        recorder: Recorder | None = None,
     ) -> Tensor:
         """Map (B, T, C) → (B, T, C), or (B, T, H·D) in a one-layer rung without a projection."""
-        if cache is None and recorder is None and (kernels := native_block_kernels(x)) is not None:
+        if cache is None and (kernels := native_block_kernels(x)) is not None:
             form = native_form(self)
             if form is not None and have_gradients(form.weights.values()):
                 p = self.dropout.p if self.training else 0.0
                 attention_factors = dropout_factors(x, p) if p else None
                 mlp_factors = dropout_factors(x, p) if p and self.mlp is not None else None
                 return block_pass(x, form, kernels, rotation, attention_factors, mlp_factors)
-        record = None
-        if recorder is not None:
-            recorder.layers.append(record := Layer())
         if self.attention is not None:
             read = self.attention_norm(x) if self.attention_norm is not None else x
-            attended = self.attention(read, rotation, cache, recorder)
-            if record is not None:
-                record.read, record.attended = read, attended
+            attended = self.attention(read, rotation, cache)
             x = x + self.dropout(attended) if self.residual else attended
         elif cache is not None:
             cache.length += x.size(1)  # no keys are kept, but positions count
         if self.mlp is not None:
             read = self.mlp_norm(x) if self.mlp_norm is not None else x
             hidden = self.mlp(read)
-            if record is not None:
-                record.mlp_read, record.mlp = read, hidden
             x = x + self.dropout(hidden) if self.residual else hidden
-        if record is not None:
-            record.stream = x
         return x
 
 

@@ -1,22 +1,26 @@
-"""Records of a model's forward pass: what each head attends to, and what each part computes.
+"""A record of one forward pass: the attention maps and the activations of each block.
 
-A model's `forward` stores its intermediate results in the Recorder that is passed to it, so the
-recorded numbers are exactly the model's. A Recorder can also silence one head.
-
-Axes as in attention.py; L layers.
+The model is observed from outside. A TorchFunctionMode sees each call of softmax and of
+`scaled_dot_product_attention`, and forward hooks see the inputs and outputs of the modules of each
+block. A model needs no code for it, and a class from outside is observed like ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.threads import FlushingHere
-from attnlm.model.architecture import Architecture
+from attnlm.model.language_model import Block, Transformer
+from attnlm.model.ops.attention import shared_heads
 
 Head = tuple[int, int]
 """The position of a head: its layer and its number in the layer, both from 0."""
@@ -31,8 +35,6 @@ class Heads:
     value: Tensor
     scores: Tensor
     """before the mask, (B, H, T, S)"""
-    weights: Tensor
-    """softmax of the masked scores, (B, H, T, S)"""
     mixed: Tensor
     """weights · v, (B, H, T, E)"""
 
@@ -43,7 +45,10 @@ class Layer:
 
     read: Tensor | None = None
     """the input of the attention, after the norm"""
+    maps: list[Tensor] = field(default_factory=list)
+    """attention weights, (B, H, T, S), one tensor for each call of softmax or of fused attention"""
     heads: Heads | None = None
+    """None if the block computes its attention otherwise than by `scaled_dot_product_attention`"""
     attended: Tensor | None = None
     """the heads' outputs, concatenated, after the projection if the model has one"""
     mlp_read: Tensor | None = None
@@ -52,15 +57,21 @@ class Layer:
     """the output of the MLP"""
     stream: Tensor | None = None
     """the output of the block"""
+    head_count: int = 0
+
+    @property
+    def weights(self) -> Tensor:
+        """Return the attention weights of all heads, (B, H, T, S)."""
+        return self.maps[0] if len(self.maps) == 1 else torch.cat(self.maps, 1)
 
 
 @dataclass
 class Recorder:
     """The record of one forward pass. The output of the head `silenced`, if any, is set to zero.
 
-    If `watch` is set, the heads are not recorded. Instead, `watch` receives each layer's attention
-    weights, (B, H, T, S), in the order of the layers. For many heads and a long text, a record of
-    all weights and scores takes gigabytes.
+    If `watch` is set, maps and heads are not recorded. Instead, `watch` receives each layer's
+    attention weights, (B, H, T, S), in the order of the layers. For many heads and a long text, a
+    record of all weights and scores takes gigabytes.
     """
 
     silenced: Head | None = None
@@ -70,46 +81,91 @@ class Recorder:
     layers: list[Layer] = field(default_factory=list)
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
     """the output of the model, (B, T, V)"""
+    has_blocks: bool = False
+    """True if the layers are the model's blocks; otherwise, each map is a layer"""
 
-    def mix(
-        self, query: Tensor, key: Tensor, value: Tensor, scores: Tensor, weights: Tensor
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
     ) -> Tensor:
-        """Return weights · v, with the silenced head set to zero; record the arguments."""
+        """Compute what `scaled_dot_product_attention` does, without dropout, and record it."""
+        key, value = shared_heads(query.size(-3), key, value)
+        scores = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
+        masked = scores
+        if is_causal:
+            attn_mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            masked = scores.masked_fill(~attn_mask, -torch.inf)
+        elif attn_mask is not None:
+            masked = scores + attn_mask
+        weights = torch.softmax(masked, -1)
+        layer, silent = self._add(weights)
         mixed = weights @ value
-        if self.silenced is not None and self.silenced[0] == len(self.layers) - 1:
-            mixed[..., self.silenced[1], :, :] = 0
+        if silent is not None:
+            mixed[..., silent, :, :] = 0
         if self.watch is None:
-            self.layers[-1].heads = Heads(query, key, value, scores, weights, mixed)
-        else:
-            self.watch(weights)
+            layer.heads = Heads(query, key, value, scores, mixed)
         return mixed
 
-    def has_maps(self, a: Architecture) -> bool:
-        """Return True if each layer has recorded as many attention maps as its settings say."""
-        recorded = [
-            0 if layer.heads is None else layer.heads.weights.size(1) for layer in self.layers
-        ]
-        return bool(a.maps_per_layer) and recorded == [a.maps_per_layer] * a.layers
+    def softmaxed(self, weights: Tensor) -> Tensor:
+        """Record the result of a softmax if it is an attention map, (B, T, T) or (B, H, T, T)."""
+        is_square = weights.dim() in (3, 4) and weights.size(-1) == weights.size(-2)
+        if not is_square or weights.triu(1).any():
+            return weights
+        weights_BHTT = weights if weights.dim() == 4 else weights[:, None]
+        _, silent = self._add(weights_BHTT)
+        if silent is not None:
+            weights_BHTT = weights_BHTT.clone()
+            weights_BHTT[:, silent] = 0
+        return weights_BHTT.view_as(weights)
+
+    def _add(self, weights_BHTT: Tensor) -> tuple[Layer, int | None]:
+        """Record a map; return its layer, and the number of the silenced head in it, if any."""
+        if not self.has_blocks:
+            self.layers.append(Layer())
+        layer = self.layers[-1]
+        first = layer.head_count
+        layer.head_count += weights_BHTT.size(1)
+        if self.watch is None:
+            layer.maps.append(weights_BHTT)
+        else:
+            self.watch(weights_BHTT)
+        if self.silenced is None or self.silenced[0] != len(self.layers) - 1:
+            return layer, None
+        head = self.silenced[1]
+        return layer, head - first if first <= head < layer.head_count else None
+
+    @property
+    def has_equal_layers(self) -> bool:
+        """Return True if all layers have the same number of attention maps, and at least one."""
+        counts = {layer.head_count for layer in self.layers}
+        return len(counts) == 1 and 0 not in counts
 
     @property
     def weights(self) -> Tensor:
         """Return every head's attention weights, (L, B, H, T, S).
 
-        Raises AttnlmError for a model without attention.
+        Raises NotRecordedError if no maps were observed, or not in every layer.
         """
-        found = [layer.heads.weights for layer in self.layers if layer.heads is not None]
-        if not found:
-            raise no_attention()
-        return torch.stack(found)
+        if not self.has_equal_layers:
+            raise NotRecordedError
+        return torch.stack([layer.weights for layer in self.layers])
 
 
 class NotRecordedError(AttnlmError):
-    """Raised when the attention of a model, a class from outside, does not record its weights."""
+    """Raised when no attention maps were observed in a model, or not in every layer."""
 
     def __init__(self) -> None:
         super().__init__(
-            "the attention of this model does not record its weights, so there are no maps",
-            "let its method forward call `recorder.mix`, as attnlm's SelfAttention does",
+            "no attention weights were found in this model, so there are no maps",
+            "compute them by softmax or scaled_dot_product_attention over all tokens of the text",
         )
 
 
@@ -121,15 +177,67 @@ def no_attention() -> AttnlmError:
     )
 
 
+class _Observer(TorchFunctionMode):
+    """A mode that records each call of softmax and of `scaled_dot_product_attention`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return self._recorder.attend(*args, **kwargs)
+        result = func(*args, **kwargs)
+        return self._recorder.softmaxed(result) if func in _SOFTMAX else result
+
+
+_SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
+
+
 @torch.inference_mode()
 def record(
-    model: Callable[..., Tensor],
+    model: Callable[[Tensor], Tensor],
     tokens_BT: Tensor,
     silenced: Head | None = None,
     watch: Callable[[Tensor], None] | None = None,
 ) -> Recorder:
     """Record one forward pass over at most block_size tokens, (B, T)."""
     recorder = Recorder(silenced, watch)
-    with FlushingHere():
-        recorder.logits = model(tokens_BT, recorder=recorder)
+    with FlushingHere(), ExitStack() as hooks:
+        if isinstance(model, Transformer):
+            _watch_modules(model, recorder, hooks)
+        with _Observer(recorder):
+            recorder.logits = model(tokens_BT)
     return recorder
+
+
+def _watch_modules(model: Transformer, recorder: Recorder, hooks: ExitStack) -> None:
+    """Register hooks that record the inputs and outputs of the modules of each block.
+
+    The methods of nn.Module are called, not those of Hookable: the hooks are removed again.
+    """
+    recorder.has_blocks = True
+
+    def before(module: nn.Module | None, keep: Callable[[Tensor], None]) -> None:
+        if module is not None:
+            hook = nn.Module.register_forward_pre_hook(module, lambda _, given: keep(given[0]))
+            hooks.callback(hook.remove)
+
+    def after(module: nn.Module | None, keep: Callable[[Tensor], None]) -> None:
+        if module is not None:
+            hook = nn.Module.register_forward_hook(module, lambda _, given, made: keep(made))
+            hooks.callback(hook.remove)
+
+    def kept_as(name: str) -> Callable[[Tensor], None]:
+        return lambda values: setattr(recorder.layers[-1], name, values)
+
+    before(model.dropout, lambda values: setattr(recorder, "embedded", values))
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        before(block, lambda _: recorder.layers.append(Layer()))
+        before(block.attention, kept_as("read"))
+        after(block.attention, kept_as("attended"))
+        before(block.mlp, kept_as("mlp_read"))
+        after(block.mlp, kept_as("mlp"))
+        after(block, kept_as("stream"))

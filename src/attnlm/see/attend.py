@@ -154,24 +154,17 @@ def attention_of(run: Run, model: LanguageModel, ids: list[int]) -> tuple[Attent
 
     Raises NotFiniteError for NaN and infinity.
     """
-    a, length = run.config.spec, len(ids)
-    layers = a.layers if a.maps_per_layer else 0
-    weights_LHTT = np.empty((layers, a.maps_per_layer, length, length), np.float32)
-    kept = 0
-
-    def keep(weights_BHTT: torch.Tensor) -> None:
-        nonlocal kept
-        if weights_BHTT.shape[1:] == weights_LHTT.shape[1:] and kept < layers:
-            weights_LHTT[kept] = weights_BHTT[0].numpy()
-            kept += 1
-
-    seen = record(model, torch.tensor([ids]), watch=keep)
+    maps: list[NDArray[np.float32]] = []
+    seen = record(
+        model, torch.tensor([ids]), watch=lambda maps_BHTT: maps.append(maps_BHTT[0].numpy())
+    )
     check_finite(seen.logits)
-    if kept < layers:
-        weights_LHTT = weights_LHTT[:0]
+    weights_LHTT = np.empty((0, 0, len(ids), len(ids)), np.float32)
+    if maps and seen.has_equal_layers:
+        weights_LHTT = np.concatenate(maps).reshape(len(seen.layers), -1, len(ids), len(ids))
     found = Attention(
         run=run.name,
-        model=a.model,
+        model=run.config.spec.name,
         tokens=token_texts(run.tokenizer, ids),
         vocabulary=token_texts(run.tokenizer, list(range(run.vocab_size))),
         weights=weights_LHTT,

@@ -292,23 +292,27 @@ def _mean_scores(
 ) -> tuple[Tensor, Tensor]:
     """Return the scores on P patterns of all heads, (L, H, P), and of uniform attention, (P,).
 
-    Raises NotRecordedError if the model's attention does not record all maps.
+    Raises NotRecordedError if not every layer has the same number of attention maps.
     """
-    a, length = model.architecture, ids_NT.shape[1]
+    length, layers = ids_NT.shape[1], 0
     uniform_TT = torch.ones(length, length, device=device).tril()
     uniform_TT /= uniform_TT.sum(-1, keepdim=True)
 
     def sums_over(ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
-        found: list[tuple[Tensor, Tensor]] = []
+        nonlocal layers
+        of_heads: list[Tensor] = []
 
         def score(weights_NHTT: Tensor) -> None:
-            found.append(pattern_sums(weights_NHTT, ids_NT, starts_NT))
+            of_heads.append(pattern_sums(weights_NHTT, ids_NT, starts_NT)[0])
 
-        check_finite(record(model, ids_NT, watch=score).logits)
-        if [layer_sums.size(1) for layer_sums, _ in found] != [a.maps_per_layer] * a.layers:
+        seen = record(model, ids_NT, watch=score)
+        check_finite(seen.logits)
+        if not seen.has_equal_layers:
             raise NotRecordedError
-        score(uniform_TT.expand(len(ids_NT), a.maps_per_layer, -1, -1))
-        return torch.stack([layer_sums for layer_sums, _ in found]), found[0][1]
+        layers = len(seen.layers)
+        uniform_N1TT = uniform_TT.expand(len(ids_NT), 1, -1, -1)
+        of_uniform, counts = pattern_sums(uniform_N1TT, ids_NT, starts_NT)
+        return torch.cat([*of_heads, of_uniform], 1), counts
 
     at_once = max(1, _TOKENS_AT_ONCE // length)
     parts = (
@@ -316,8 +320,8 @@ def _mean_scores(
         for numbers_NT in (ids_NT, word_starts(tokenizer, ids_NT))
     )
     sums, counts = (sum(found) for found in zip(*map(sums_over, *parts), strict=True))
-    scores_LHP = (sums / counts.clamp(min=1)[:, None]).transpose(1, 2).cpu()
-    return scores_LHP[:-1], scores_LHP[-1, 0]
+    scores_HP = (sums / counts.clamp(min=1)[:, None]).T.cpu()
+    return scores_HP[:-1].unflatten(0, (layers, -1)), scores_HP[-1]
 
 
 def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from attnlm.data.dataset import Dataset, Ids, ids_at, open_dataset
 from attnlm.generation.sampling import Sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.recorder import record
+from attnlm.model.recorder import NotRecordedError, record
 from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import check_tokenizer, load_model
 from attnlm.runs.run import Run, open_dataset_of, open_run
@@ -155,7 +155,7 @@ def take_snapshot(
                 config = SamplingConfig(tokens=tokens, seed=0, ignore_eos=True)
                 text = "".join(sampler.stream(sampler.prompt_ids(""), config))
             recorded = record(model, torch.tensor([passage], device=device.torch))
-            if recorded.has_maps(model.architecture):
+            with contextlib.suppress(NotRecordedError):
                 maps = recorded.weights[:, 0].float().cpu().numpy()
     finally:
         model.train(training)
