@@ -96,7 +96,7 @@ def _machine() -> str:
 
 
 def _processor() -> str:
-    """Return the name of the processor, as far as the system tells."""
+    """Return the name of the processor as the system reports it."""
     about = Path("/proc/cpuinfo")
     lines = about.read_text().splitlines() if about.exists() else []
     named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

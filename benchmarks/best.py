@@ -1,4 +1,4 @@
-"""What recipe best reaches in a time, beside other recipes given the same time."""
+"""Compare the loss of recipe best with other recipes after the same training time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def best(dataset: Dataset, text: Path) -> list[Row]:
 
 
 def _losses(dataset: Dataset, name: str, budget: str) -> tuple[list[float], str]:
-    """Of each seed, and the size of the model."""
+    """Return the validation loss for each seed, and the size of the model."""
     which = ["--model", name] if name in MODELS else ["--recipe", name]
     losses, size = [], ""
     for seed in SEEDS:

@@ -1,4 +1,4 @@
-"""Training beside other busy processes: how much slower than on the idle machine."""
+"""Measure how much slower training is on a busy machine than on an idle one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def busy(dataset: Dataset, text: Path) -> list[Row]:
 
 
 def _slowdowns(speed: Callable[[], float]) -> tuple[float, float]:
-    """Idle speed by that beside one and beside two busy processes, of two rounds the better."""
+    """Return the speed relative to idle with one and two busy processes, best of two rounds."""
     idle = max(speed(), speed())
     found = []
     for count in (1, 2):

@@ -36,7 +36,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
 
 
 def choices(dataset: Dataset, text: Path) -> list[Row]:
-    """Steps with the values that the rules choose, beside the fastest of all values in turns."""
+    """Compare the kernels that the rules choose with the fastest choice, in alternating steps."""
     rows = []
     for name, settings in _SHAPES.items():
         with torch_settings_restored():  # steps change the number of threads

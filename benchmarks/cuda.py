@@ -1,8 +1,8 @@
 """`python -m benchmarks.cuda`: GPT-2's shape (124M parameters) on GPUs, as one table.
 
-A training step in bfloat16 beside nanoGPT's with torch.compile, on one GPU and on all of this
-machine; the share of the GPU's measured peak; and sampling. NANOGPT names a checkout of nanoGPT;
-without it the table has our side only. Without a GPU one line says so.
+Compares a bfloat16 training step with nanoGPT's under torch.compile, on one GPU and on all GPUs;
+measures the fraction of the GPU's measured peak, and sampling. NANOGPT names a checkout of nanoGPT;
+without it the table has our side only. Without a GPU the program says so in one line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TOKENS, _SAMPLES = 200, (1, 64)
 
 
 def main() -> None:
-    """Print the table, or why there is none."""
+    """Print the table, or the reason why it cannot be made."""
     if not torch.cuda.is_available():
         print("no GPU to measure: PyTorch finds no CUDA device")
         return
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def rows(device: Device, shape: Shape, count: int, checkout: str | None) -> Iterator[Row]:
-    """Yield the rows of the table, for one device and for `count` of them."""
+    """Yield the rows of the table, for one device and for `count` devices."""
     rival = None if checkout is None else _Rival(Path(checkout), shape, device)
     theirs = 0.0 if rival is None else shape.tokens * steps_per_second(rival.step, _SECONDS)
     one, flops = planned(shape, device, 1)

@@ -1,4 +1,4 @@
-"""How the cost of a token grows with width, depth, context and batch: ours and nanoGPT's."""
+"""Measure how the cost per token grows with width, depth, context and batch, against nanoGPT."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SECONDS, _ROUNDS = 1.0, 3
 
 
 def growth(dataset: Dataset, text: Path) -> list[Row]:
-    """A row for each point; GROWTH names the picture that is drawn of them."""
+    """Return a row for each point; GROWTH names the picture to draw."""
     folder = os.environ.get("NANOGPT")
     if folder is None:
         return [Row("growth", "", "nanoGPT: NANOGPT is not set", "–")]

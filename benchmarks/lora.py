@@ -1,7 +1,7 @@
-"""Adapters of a model of GPT-2's shape (124M parameters), beside `transformers` with `peft`.
+"""LoRA on a model of GPT-2's shape (124M parameters), compared with `transformers` and `peft`.
 
-Weights are random: what they are changes no time. Both train rank 8 on the attention's input maps,
-on the same batches, in float32, with AdamW and clipping, without dropout.
+Weights are random, which does not affect the time. Both train rank 8 on the query, key and value
+projections, on the same batches, in float32, with AdamW and clipping, without dropout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What rungs and recipes come to: the median and the spread of five seeds, by whole trainings."""
+"""Train rungs and recipes with five seeds; report the median and the spread of their losses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEEDS = range(1, 1 + int(os.environ.get("SEEDS", 5)))
 
 
 def losses(dataset: Dataset, text: Path) -> list[Row]:
-    """Over the whole validation split, of the last evaluation; LOSSES names some of them."""
+    """Return losses over the whole validation split at the last evaluation; LOSSES selects rows."""
     rows = []
     for name in os.environ.get("LOSSES", " ".join((*RUNGS, *RECIPES))).split():
         seconds, found = [], []

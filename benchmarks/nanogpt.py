@@ -15,7 +15,7 @@ import torch
 
 
 class Shape(NamedTuple):
-    """What a step computes: layers × width, context, windows at once, vocabulary."""
+    """Shape of a training step: layers × width, context, batch size, vocabulary."""
 
     layers: int
     width: int

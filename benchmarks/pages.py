@@ -1,8 +1,8 @@
-"""Pages in Chromium: those of a large model, and those in which a model computes.
+"""Pages in Chromium: the report of a large model, and pages that run a model.
 
-For the first: their size, and the time to write and to draw them. For the second, on one core:
-tokens per second past the context, the time from a keystroke until next tokens and heads follow,
-and the longest time for which the page does not answer.
+Of reports: their size, and the time to write and to draw them. Of pages that run a model, on one
+core: tokens per second past the context, the time from a keystroke until next tokens and heads
+follow, and the longest time for which the page does not answer.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _recorded(text: Path, folder: Path) -> list[Row]:
 
 
 def _untrained(dataset: Dataset, folder: Path) -> Run:
-    """As if GPT-2's shape had been imported, with random weights of sharp heads."""
+    """Make a run of GPT-2's shape with random weights and sharp heads."""
     torch.manual_seed(1)
     config = resolve({"model": "gpt2", **SHAPE}, {})
     model = build_model(config.spec, dataset.vocab_size)
@@ -140,7 +140,7 @@ def _milliseconds_until_drawn(page: Path) -> float:
 
 @contextlib.contextmanager
 def _opened(page: Path, cores: int | None = None) -> Iterator[Any]:
-    """Open a page in a new Chromium, which has so many cores."""
+    """Open a page in a new Chromium that may use `cores` cores."""
     from playwright.sync_api import sync_playwright
 
     path = shutil.which("chromium") or shutil.which("chromium-browser")

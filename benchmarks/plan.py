@@ -1,4 +1,4 @@
-"""What `plan` predicts beside what training takes: memory, operations, time of the steps."""
+"""Compare what `plan` predicts with measurements: memory, FLOPs and time of the steps."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def plan(dataset: Dataset, text: Path) -> list[Row]:
 
 
 def _measured(options: list[str], count: int, steps: int) -> dict[str, Any]:
-    """Of steps alone, in the second half; with three evaluations of a part of the split."""
+    """Time the second half of the steps, with three evaluations on part of the split."""
     python, module = [sys.executable, "-m"], "benchmarks.measured_training"
     command = [*python, module]
     if count > 1:
@@ -91,7 +91,7 @@ def _output(command: list[str], **variables: str) -> dict[str, Any]:
 
 
 def _counted(planned: dict[str, Any]) -> float:
-    """Millions of operations that PyTorch counts in the plain form, for each token."""
+    """Return the megaFLOPs per token that PyTorch counts for the reference implementation."""
     model = build_model(resolve({}, planned["settings"]).spec, planned["vocab_size"])
     ids = torch.zeros((1, model.architecture.block_size), dtype=torch.long)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):

@@ -1,9 +1,8 @@
-"""`attnlm prepare` beside what others do with the same text: seconds, and peak memory.
+"""Compare `attnlm prepare` with other programs on the same text: seconds and peak memory.
 
-Characters are measured against nanoGPT's script for them where the environment variable NANOGPT
-names a checkout of it; gpt2 against one thread of tiktoken that does nothing but encode, also on
-the Python files of this environment, whose words are not the same over and over. Whole processes
-take turns, so that whatever else the machine does meets both alike.
+Characters are compared with nanoGPT's script if the environment variable NANOGPT names a checkout;
+gpt2 with one thread of tiktoken that only encodes, also on the Python files of this environment,
+whose words vary more. Whole processes alternate, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def prepare(dataset: Dataset, text: Path) -> list[Row]:
 
 
 def _char_rows(text: Path, nanogpt: Path) -> list[Row]:
-    shutil.copy(nanogpt / _SCRIPT, text.parent)  # it reads input.txt beside itself
+    shutil.copy(nanogpt / _SCRIPT, text.parent)  # it reads input.txt from its own folder
     ours, theirs = _taking_turns(
         _preparing(text, "char"), [sys.executable, str(text.parent / _SCRIPT.name)]
     )
@@ -65,7 +64,7 @@ def _char_rows(text: Path, nanogpt: Path) -> list[Row]:
 
 
 def _python_sources() -> bytes:
-    """About as many bytes of the environment's Python files as the other text has, in UTF-8."""
+    """Return Python files of the environment, about as long in UTF-8 as the other text."""
     taken, size = [], 0
     for path in sorted(Path(sysconfig.get_path("purelib")).rglob("*.py")):
         if size < _BYTES:

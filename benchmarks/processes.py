@@ -1,5 +1,5 @@
-"""Two processes of one thread each beside one process of two threads, with the same batches; and
-two processes that divide the weights beside two that have all of them."""
+"""Compare two processes of one thread with one process of two threads, on the same batches; and
+sharded weights with replicated weights in two processes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def processes(dataset: Dataset, text: Path) -> list[Row]:
 
 
 def sharding(dataset: Dataset, text: Path) -> list[Row]:
-    """Speed, and the peak memory of a process less that of one with hardly a model."""
+    """Return the speed, and the peak memory of a process above that with a tiny model."""
     _, tiny = _run(dataset, [*SHARDED, *TINY], 2, 1)
     results = {name: _run(dataset, [*SHARDED, *LARGE, *more], 2, 1) for name, more in FORMS.items()}
     whole_speed, whole_peak = results["whole"]

@@ -1,7 +1,7 @@
-"""Tokens per second: attnlm beside nanoGPT and beside the plain loop, all past their context.
+"""Tokens per second of attnlm, nanoGPT and the plain loop, all past their context.
 
-nanoGPT is measured where the environment variable NANOGPT names a checkout of it. Runs alternate
-and each side's best counts, since whatever else the machine does only ever slows them down.
+nanoGPT is measured if the environment variable NANOGPT names a checkout. Runs alternate and the
+best run of each side counts, since other load on the machine only slows them down.
 """
 
 from __future__ import annotations

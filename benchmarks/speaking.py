@@ -1,8 +1,8 @@
-"""Generation with a model of GPT-2's size, imported from `transformers`, beside `transformers`.
+"""Generation with a GPT-2-sized model imported from `transformers`, compared with `transformers`.
 
-Random weights: what they say costs as much. Both sides take turns, in one process for speed and as
-processes of their own for the time to the first token and memory. The best of each counts, since
-whatever else the machine does only ever slows them down; greedy tokens must be the same.
+Weights are random, which does not affect the cost. Both sides alternate, in one process for speed
+and in separate processes for memory and the time to the first token. The best run of each counts,
+since other load on the machine only slows them down; greedy tokens must be the same.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def speaking(dataset: Dataset, text: Path) -> list[Row]:
 
 
 def _bandwidth_row() -> Row:
-    """How fast memory is read, which bounds the speed of a token: all weights are needed."""
+    """Return the memory bandwidth, which bounds tokens per second: each token reads all weights."""
     numbers = torch.ones(_NUMBERS)
     seconds = min(_seconds(numbers.sum) for _ in range(10))
     return Row(f"reading memory, {4 * _NUMBERS / 1e6:,.0f} MB", *_rate(seconds), "")

@@ -1,4 +1,4 @@
-"""What every measurement returns, and how two programs take turns."""
+"""Rows of a measurement, and helpers that run two programs alternately."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ sys.exit(done.returncode)
 
 
 class Measured(NamedTuple):
-    """What a process took, its peak in MiB, and what it printed."""
+    """Result of a process: seconds, peak memory in MiB, and what it printed."""
 
     seconds: float
     mib: float
@@ -52,7 +52,7 @@ def in_turn(
 
 
 def seconds_of(command: Sequence[str], **options: object) -> float:
-    """How long a process takes, from its start to its end; its output is dropped."""
+    """Return the time of a process from start to exit; its output is dropped."""
     began = time.perf_counter()
     subprocess.run(  # type: ignore[call-overload]
         command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options
@@ -61,7 +61,7 @@ def seconds_of(command: Sequence[str], **options: object) -> float:
 
 
 def measured(command: Sequence[str]) -> Measured:
-    """What a process took and printed; CalledProcessError where it fails."""
+    """Run a process and measure it; raise CalledProcessError if it fails."""
     measuring = [sys.executable, "-c", _MEASURING, *command]
     done = subprocess.run(measuring, check=True, stdout=subprocess.PIPE, text=True)
     first, _, stdout = done.stdout.partition("\n")

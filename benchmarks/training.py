@@ -26,7 +26,7 @@ from benchmarks.table import Row, attnlm, in_turn, seconds_of
 
 
 def steps(dataset: Dataset, text: Path) -> list[Row]:
-    """The work of reference system R2, batch by batch, beside the plain loop."""
+    """Compare training of reference system R2 with the plain loop, on the same batches."""
     rows = []
     peak = peak_of_products(os.cpu_count() or 1)
     for heads, recipe in ((4, "r2-multi-head"), (1, "r2-single-head")):
@@ -76,7 +76,7 @@ def process(dataset: Dataset, text: Path) -> list[Row]:
 
 
 def quality(dataset: Dataset, text: Path) -> list[Row]:
-    """Time to R2's loss with its four heads: recipe multi-head-fast beside 10,000 plain steps."""
+    """Compare the time to R2's loss: recipe multi-head-fast against 10,000 plain steps."""
     data, val, vocab_size = plain.encode(text.read_text(encoding="utf-8"))
     torch.manual_seed(1)
     torch.set_num_threads(os.cpu_count() or 1)
@@ -104,7 +104,7 @@ def quality(dataset: Dataset, text: Path) -> list[Row]:
 
 
 def shakespeare(dataset: Dataset, text: Path) -> list[Row]:
-    """Recipe shakespeare-fast beside nanoGPT's recipe for CPUs, both as whole processes."""
+    """Compare recipe shakespeare-fast with nanoGPT's recipe for CPUs, as whole processes."""
     runs = []
     for seed in range(6):
         command = [*_train(dataset, "shakespeare-fast"), "--seed", str(seed), "--json"]
@@ -132,7 +132,7 @@ def shakespeare(dataset: Dataset, text: Path) -> list[Row]:
 
 
 def _arithmetic(stepper: Stepper) -> float:
-    """Floating-point operations of a step in the plain form: products forward and backward."""
+    """Return the FLOPs of matmuls in a step of the reference implementation, both passes."""
     model, batches = stepper.state.model, stepper.batches
     in_products = sum(p.numel() for name, p in model.named_parameters() if "embedding" not in name)
     width = model.architecture.heads * model.architecture.head_dim
@@ -171,7 +171,7 @@ def stepper_of(dataset: Dataset, recipe: str, seed: int = 1) -> Stepper:
 
 
 def speed(stepper: Stepper, count: int) -> float:
-    """Steps per second of so many."""
+    """Return the steps per second over `count` steps."""
     began = time.perf_counter()
     for _ in range(count):
         stepper.step()

@@ -1,4 +1,4 @@
-"""The transformer's step beside nanoGPT's: the same shape, batches, optimizer and clipping."""
+"""Compare the transformer's step with nanoGPT's: same shape, batches, optimizer and clipping."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Ours:
 
 
 def vocabulary(dataset: Dataset, text: Path) -> list[Row]:
-    """multi-head with as many ids as GPT-2 has, in training and in evaluation, by whole logits."""
+    """Measure multi-head with GPT-2's vocabulary in training and evaluation, with full logits."""
     ids, windows, length = 50257, 32, 64
     rows = []
     whole = Ours("multi-head", Shape(1, 64, 4, length, windows, ids), dataset, threads=1)

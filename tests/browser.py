@@ -17,7 +17,7 @@ PHONE = {"width": 360, "height": 740}
 
 
 def launched() -> Iterator[Any]:
-    """For a fixture: headless Chromium; the tests are skipped where there is none."""
+    """Start headless Chromium for a fixture, or skip the tests if it is not installed."""
     driver = pytest.importorskip("playwright.sync_api", reason="there is no playwright")
     path = shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None:
@@ -64,8 +64,7 @@ def asks_for_nothing(page: bytes) -> None:
 
 @contextmanager
 def opened(browser: Any, page: Path, **how: Any) -> Iterator[Any]:
-    """The page, opened from its file; in the end it must have complained of nothing and asked for
-    nothing but itself."""
+    """Open a page from its file. It must never log an error or request anything but itself."""
     context = browser.new_context(offline=True, **how)
     view = context.new_page()
     complaints: list[str] = []
@@ -93,7 +92,7 @@ def until(view: Any, condition: str) -> None:
 
 
 def check_fits(browser: Any, page: Path, name: str) -> None:
-    """On a phone nothing but marked regions scrolls sideways; light is light, paper is white."""
+    """Check that on a phone only marked regions scroll sideways; check light and print colours."""
     for device, viewport in (("phone", PHONE), ("desk", {"width": 1280, "height": 900})):
         with opened(browser, page, viewport=viewport) as view:
             for scheme in ("light", "dark"):
@@ -111,6 +110,6 @@ def check_fits(browser: Any, page: Path, name: str) -> None:
 
 
 def brightness(view: Any, side: str) -> int:
-    """Of the body's ink or paper, from 0 to 765."""
+    """Return the brightness of the body's text or background, from 0 to 765."""
     colour = view.evaluate(f"getComputedStyle(document.body).{side}")
     return sum(map(int, re.findall(r"\d+", colour)[:3]))

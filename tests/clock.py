@@ -8,9 +8,9 @@ import pytest
 
 
 class Clock:
-    """`time.perf_counter` for a test: it goes on by `tick` seconds each time it is asked.
+    """Replacement for `time.perf_counter` that advances by `tick` seconds with each call.
 
-    What a budget has room for is then the same on every machine, however busy.
+    So a budget has room for the same work on every machine.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tick: float = 0.0) -> None:
@@ -18,7 +18,7 @@ class Clock:
         monkeypatch.setattr(time, "perf_counter", self._read)
 
     def advance(self, seconds: float) -> None:
-        """Lets so much time pass."""
+        """Let `seconds` pass."""
         self.now += seconds
 
     def _read(self) -> float:

@@ -36,14 +36,14 @@ ATTNLM = (sys.executable, "-m", "attnlm")
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended, and what it wrote."""
+    """Exit code and output of a command."""
 
     code: int
     stdout: str
     stderr: str
 
     def fault(self) -> str | None:
-        """None for success, or for an error in two lines with exit code 1 or 2."""
+        """Return what is wrong unless it succeeded, or failed in two lines with code 1 or 2."""
         lines = self.stderr.splitlines()
         errors = sum(line.startswith("error: ") for line in lines)
         if "Traceback" in self.stderr or "panicked" in self.stderr:
@@ -97,7 +97,7 @@ def fails(*arguments: object, cwd: Path, code: int, says: str, hints: str) -> No
 def on_a_terminal(
     *arguments: str, cwd: Path, streams: Sequence[str] = ("stdout",), answer: str = "", **env: str
 ) -> str:
-    """What a command shows on a terminal, to which these streams lead, if somebody types there."""
+    """Return what a command shows on a terminal that is connected to `streams`."""
     ours, theirs = pty.openpty()
     shown: list[bytes] = []
 
@@ -127,9 +127,9 @@ def on_a_terminal(
 def here(
     arguments: Sequence[str], stdin: bytes = b"", streams: Mapping[str, Any] = MappingProxyType({})
 ) -> Done:
-    """Runs a command in this process, by what the program itself calls.
+    """Run a command in this process through the program's entry point.
 
-    What goes to `streams` that are given is not in what is returned.
+    The result lacks what goes to `streams`.
     """
     stdout, stderr = (io.TextIOWrapper(io.BytesIO()) for _ in range(2))
     replaced: dict[str, Any] = {
@@ -159,10 +159,7 @@ def alone(
     env: Mapping[str, str | None] = MappingProxyType({}),
     through: Sequence[str] = (),
 ) -> Done:
-    """Runs a command in a process of its own; a variable that is None is taken away.
-
-    `through` is a command that runs it.
-    """
+    """Run a command in a new process; a variable that is None is unset there."""
     variables = {**os.environ, "PYTHONWARNINGS": "error", **env}
     done = subprocess.run(
         [*through, *ATTNLM, *arguments],
@@ -178,7 +175,7 @@ def alone(
 
 
 def forked() -> ForkServerContext:
-    """A context whose processes are forked from one that has loaded what any of them needs."""
+    """Return a context that forks processes from one that has loaded every module they need."""
     context = multiprocessing.get_context("forkserver")
     preloaded = ["tests.processes", "tests.trials", "torch.distributed.fsdp", "torch._dynamo"]
     context.set_forkserver_preload(preloaded)  # works only before the first process is started

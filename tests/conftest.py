@@ -30,7 +30,7 @@ if sys.platform == "darwin":
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest tests first, so that no worker is left with them in the end."""
+    """Run the longest tests first, so that no worker ends with them."""
     longest = ("test_trials", "test_processes", "test_commands", "test_sharding")
     items.sort(key=lambda item: not item.nodeid.startswith(tuple(f"tests/{n}" for n in longest)))
 

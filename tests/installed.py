@@ -59,7 +59,7 @@ def main() -> None:
             print("attnlm", *command, flush=True)
             if subprocess.run([_PROGRAM, *command]).returncode:
                 sys.exit("failed")
-        # A process of its own would load PyTorch for each of them.
+        # A new process for each command would load PyTorch each time.
         for name in ("", *names):
             assert "Usage: attnlm" in _done(*[name] * bool(name), "--help").stdout
         for command in _OTHERS:

@@ -12,7 +12,7 @@ SOURCES = sorted(Path(native.__file__).parent.glob("*.c"))
 
 
 def compile_native(compiler: str, path: Path, *flags: str) -> None:
-    """Compile all C files into one shared library. Later flags override those of the build."""
+    """Compile the C files into one shared library; later flags override the build's."""
     command = [compiler, *FLAGS, *flags, *map(str, SOURCES), "-o", str(path), "-lm"]
     subprocess.run(command, check=True)
 

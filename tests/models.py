@@ -88,7 +88,7 @@ class Tempered(SelfAttention):
 
 
 class Widened(SelfAttention):
-    """Attention whose values are twice as wide as its queries; its halves are added up."""
+    """Attention whose values are twice as wide as its queries; it sums their halves."""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__(a)
@@ -175,7 +175,7 @@ def self_attention(model: LanguageModel, layer: int = 0) -> SelfAttention:
 
 
 def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
-    """Of a loss, by each parameter."""
+    """Return the gradient of a loss for each parameter."""
     named = dict(model.named_parameters())
     found = torch.autograd.grad(loss, list(named.values()))
     return dict(zip(named, found, strict=True))

@@ -1,7 +1,7 @@
-"""`python -m tests.mutations [NAME…]`: breaks a copy of the source on purpose, place by place.
+"""`python -m tests.mutations [NAME…]`: break a copy of the source on purpose, place by place.
 
-The tests that are named beside each place must fail then. Ends with 1 where a broken copy passed
-them, where they fail without it, or where the text to be replaced is no longer there.
+The named tests must then fail. Exits with 1 if they pass on a broken copy, fail without the
+mutation, or if the text to replace no longer exists.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SOURCE = _TESTS.parent / "src"
 
 
 class Mutation(NamedTuple):
-    """What is broken, where, and which of tests/ must notice (node ids, separated by spaces)."""
+    """A change of one file, and the tests that must fail then (file names or node ids)."""
 
     name: str
     tests: str
@@ -494,7 +494,7 @@ def main() -> int:
 
 
 def outdated(mutations: Sequence[Mutation]) -> list[str]:
-    """What no longer fits the source: a text that isn't there exactly once, a test that is gone."""
+    """Return mutations that no longer fit: text that does not occur once, or a missing test."""
     wrong = []
     for mutation in mutations:
         path = _SOURCE / "attnlm" / mutation.file
@@ -516,7 +516,7 @@ def _place(test: str) -> str:
 
 
 def _pytest(tests: list[str], mutation: Mutation | None = None) -> int:
-    """The exit code of these tests on a copy of the source, broken as the mutation says."""
+    """Return the exit code of these tests on a copy of the source with this mutation."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "src"
         shutil.copytree(_SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""Processes that compute together, forked with all loaded, and what each of them does."""
+"""Jobs for several processes, which are forked with all modules loaded."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def numbers(
     losses = [stepper.step().item() for _ in range(STEPS)]
     evaluation = validation_loss(
         state.model,
-        dataset.val[:100],  # fewer windows than there are processes at once
+        dataset.val[:100],  # fewer windows than processes
         device,
         bytes_per_token=1.0,
         threads=2,
@@ -85,7 +85,7 @@ def numbers(
 
 
 def failure(dataset: Dataset, processes: Processes) -> str:
-    """What all say when the last process' loss is NaN in the second step."""
+    """Return the errors of all ranks if the last rank's loss is NaN in the second step."""
     config = config_of("bigram", processes.count)
     state = initial_state(config, dataset.vocab_size, choose_device("cpu"))
     stepper, computed = Stepper(state, config, dataset, processes), Replica.__call__
@@ -137,10 +137,7 @@ def free_port() -> int:
 
 
 def together(count: int, work: Callable[..., None], *arguments: object, code: int = 0) -> None:
-    """Call `work(*arguments)` in so many processes, as if a launcher had started them.
-
-    All must end with this exit code.
-    """
+    """Call `work(*arguments)` in `count` processes as a launcher would; check their exit code."""
     port, context = free_port(), forked()
     running = [
         context.Process(target=_as_rank, args=(rank, count, port, work, arguments), daemon=True)

@@ -11,7 +11,7 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class WebServer(ThreadingHTTPServer):
-    """A web server on this machine: each path's answers in turn, the last of them ever after."""
+    """Serve lists of answers by path, in order; the last one repeats."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

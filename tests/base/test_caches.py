@@ -1,4 +1,4 @@
-"""Where compiled code is kept: a folder that nobody else may write to, or none."""
+"""The cache of compiled code: a folder that nobody else may write to, or none."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_without_a_cache_or_where_it_holds_no_programs_it_is_temporary(
 def test_every_process_that_compiles_keeps_its_code_there(
     named: str, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those that are told the settled configuration, as all but the first of several are."""
+    """Ranks other than 0, which receive the resolved configuration, keep their code there too."""
     found: list[str] = []
     kept = places[0] / "compiled"
 

@@ -65,7 +65,7 @@ def test_json_is_refused_when_a_single_bit_has_changed(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_json_of_ours_is_refused(content: bytes, says: str, tmp_path: Path) -> None:
-    """By hand, a file is edited: the error says where, and does not call it damaged."""
+    """A hand-edited file is not called damaged; the error says where it is wrong."""
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(AttnlmError, match=rf"x\.json {says}"):
         read_json(tmp_path / "x.json")
@@ -117,7 +117,7 @@ def test_a_link_is_read_but_not_written_through(tmp_path: Path) -> None:
 def test_a_folder_that_a_failing_disk_cannot_keep_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some systems can't flush folders, and that is no error; a disk that fails is one."""
+    """Some systems can't flush folders, which is fine; a failing disk is an error."""
     flush = os.fsync
 
     def failing(number: int) -> None:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has oth
 
 
 def train(folder: Path, **settings: Any) -> Run:
-    """Train a small model with two windows at once, in 3 rounds of the validation split."""
+    """Train a small model with batches of two, in 3 rounds of the validation split."""
     if not (folder / "data").exists():
         prepared(folder, "the cat sat on the mat.\n" * 99, "text")
     given: dict[str, Any] = {"model": "bigram", "name": "run", "steps": 10, "threads": 1}
@@ -47,7 +47,7 @@ def test_a_signal_before_the_first_step_is_raised_at_once(
 
     monkeypatch.setattr(torch.Tensor, "backward", backward)
     with pytest.raises(Interrupted) as caught:
-        # With its kernels given, no trial of them takes a step before the run listens.
+        # With kernels given, autotuning takes no step before the run handles signals.
         train(tmp_path, model="transformer", eval_every=10, matmul="blas", attention_kernel="torch")
     assert caught.value.signum == signal.SIGTERM
     assert not went_on and not list((tmp_path / "runs").glob("run"))
@@ -124,7 +124,7 @@ exits.run_and_exit({command})
 
 @pytest.mark.parametrize("command", ["dropped", "kept", "twice", "afterwards"])
 def test_a_signal_always_ends_the_process_with_its_code(command: str) -> None:
-    """Where its exception is dropped, kept or held up, and when all but the end is done."""
+    """The exception may be dropped, kept or delayed, or come when the work is almost done."""
     done = subprocess.run(
         [sys.executable, "-c", COMMAND.replace("{command}", command)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What killed processes leave in a folder, and what only looks like it."""
+"""Temporary files of killed processes, and files that only look like them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """Somebody's folder, beside ours."""
+    """Make a folder of another program next to ours."""
     (tmp_path / "victim" / "Documents").mkdir(parents=True)
     (tmp_path / "victim" / "keys").write_text("secret")
     (tmp_path / "runs").mkdir()
@@ -29,7 +29,7 @@ def victim(tmp_path: Path) -> Path:
 
 
 def everything(folder: Path) -> list[tuple[str, int]]:
-    """All that is below a folder, links not followed."""
+    """Return all paths below a folder, without following links."""
     found = [
         Path(root, name) for root, *names in os.walk(folder) for part in names for name in part
     ]

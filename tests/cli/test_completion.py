@@ -38,7 +38,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(project: Path, shell: str, *words: str, **variables: str) -> Done:
-    """What the command answers as the last of the words is typed."""
+    """Return the completions for the last of the words."""
     env = {
         "COMP_WORDS": " ".join(words),
         "COMP_CWORD": str(len(words) - 1),
@@ -108,7 +108,7 @@ def test_every_choice_of_a_setting_is_completed() -> None:
     options = {p.name: p for p in root_command().get_command(None, "train").params}
     for name, record in RECORD_OF.items():
         words = fields_of(record)[name].metadata["choices"] or ()
-        words = (*MAP_NAMES, "all") if name == "lora_on" else words  # several of them
+        words = (*MAP_NAMES, "all") if name == "lora_on" else words  # a list of names
         found = [item.value for item in options[name].shell_complete(None, "")]
         assert found == list(words), name
 

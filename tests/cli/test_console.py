@@ -1,4 +1,4 @@
-"""What the command line shows of training while it goes on."""
+"""Progress on the command line during training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Terminal(io.StringIO):
 
 
 def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 40) -> Terminal:
-    """Makes stderr a terminal of so many columns."""
+    """Make stderr a terminal with this number of columns."""
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -139,7 +139,7 @@ def test_settings_are_named_as_they_are_typed(
 
 
 def test_every_word_in_backticks_is_an_option() -> None:
-    """In the messages of the library: commands and other names stand without backticks."""
+    """Commands and other names in the library's messages stand without backticks."""
     others = []
     for path in modules():
         tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What `--help` shows: every setting, in its section, with its defaults."""
+"""Output of `--help`: every setting, in its section, with its defaults."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from attnlm.compute.device import choose_device
 
 @pytest.fixture(autouse=True)
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An Ampere, as far as one is asked about it."""
+    """Pretend that the GPU is an Ampere."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "made up")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
 

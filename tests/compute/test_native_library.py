@@ -150,7 +150,7 @@ def test_kernels_that_lack_a_function_are_an_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_training_and_sampling_work_without_kernels(tmp_path: Path) -> None:
-    """As where the package was built without a compiler."""
+    """The package may have been built without a compiler."""
     without: dict[str, Any] = {native.VARIABLE: "none"}
     attnlm("prepare", "tales", cwd=tmp_path, **without)
     train = ("train", "--steps", "2", "--seed", "1", "--model", "transformer", "--embed-dim", "8")

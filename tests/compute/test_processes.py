@@ -192,7 +192,7 @@ def test_processes_save_and_end_when_their_launcher_is_killed(training: Training
 
 
 def runs(process: int) -> bool:
-    """Whether there is such a process, other than one that only waits to be noticed."""
+    """Return True if the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -237,7 +237,7 @@ def test_a_launcher_that_starts_them_again_resumes(whole: Path, project: Path) -
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a parent's end")
 def test_a_process_ends_when_its_launcher_was_killed_before_it_joined() -> None:
-    """It would wait for the others for minutes."""
+    """Otherwise it would wait for the others for minutes."""
     command = (
         "from attnlm.cli import exits\nfrom attnlm.compute import processes\n"
         "exits.run_and_exit(lambda: processes.joined().__enter__())"
@@ -274,7 +274,7 @@ def test_a_signal_ends_a_process_that_waits_for_the_others(project: Path) -> Non
 
 
 def test_a_signal_ends_a_process_whose_first_collective_waits() -> None:
-    """As one that has joined while the main process chooses sizes or compiles."""
+    """It has joined while rank 0 still chooses sizes or compiles."""
 
     class Work:
         def wait(self, timeout: timedelta) -> None:
@@ -339,7 +339,7 @@ def test_each_machine_says_once_why_all_end(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_store_that_does_not_answer_is_not_waited_for(
     rank: int, local: int, says: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As over a link that is cut: the first process of the machine says it."""
+    """The first process of each machine reports it, as if a link were cut."""
     cut = threading.Event()
 
     class Store:
@@ -415,7 +415,7 @@ WATCHDOG = (
     ],
 )
 def test_what_a_failing_collective_means(text: str, means: str) -> None:
-    """The texts are those of gloo and of NCCL; only some of them are of another process."""
+    """The messages are gloo's and NCCL's; only some of the errors come from another process."""
     from torch.distributed import DistBackendError
 
     def fails() -> None:

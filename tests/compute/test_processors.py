@@ -14,7 +14,7 @@ from tests.processors import ENVIRONMENTS, outcome, skipped
 def test_a_limit_without_effect_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without kernels the reference implementation would be tested instead."""
+    """The tests would otherwise use the reference implementation, not kernels."""
     limited = ENVIRONMENTS["SSE"]._replace(kernels="none")
     monkeypatch.setitem(processors.ENVIRONMENTS, "SSE", limited)
     assert outcome("SSE", tmp_path) == (False, "the kernels have 0 lanes, not 4")

@@ -1,6 +1,6 @@
-"""Settings over recipes over defaults, and what is said of those that can't be.
+"""Settings override recipes, which override defaults; errors for impossible settings.
 
-Those of the model's parts are tried in test_architecture.py.
+The parts of a model are tested in test_architecture.py.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from attnlm import AttnlmError, Batches, UsageError
 
 
 def numbered(length: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
-    """A text whose tokens are their own places, so that a window shows where it was taken."""
+    """Return a text whose tokens are their own positions, so that a window shows its start."""
     return np.arange(length, dtype=np.uint16)
 
 
@@ -89,7 +89,7 @@ def test_the_order_of_an_epoch_depends_on_the_seed_whatever_its_phase() -> None:
 
 
 def test_ids_and_batches_of_a_prepared_data_set(tmp_path: Path) -> None:
-    """What docs/library.md says of a training loop of one's own, by public names alone."""
+    """The training loop of docs/library.md works, with public names only."""
     text = "The cat sat on the mat.\n" * 40
     (tmp_path / "cats.txt").write_text(text)
     attnlm.prepare(tmp_path / "cats.txt", data_dir=tmp_path)

@@ -146,7 +146,7 @@ def test_an_id_that_the_vocabulary_lacks_is_refused(folder: Path) -> None:
 def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
     place: int, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a large file, where not all was looked at when it was opened."""
+    """Only part of a large file is checked when it is opened."""
     monkeypatch.setattr(dataset, "_LARGE", 10)
     folder = tmp_path / "foxes"
     shutil.copytree(trained / "data" / "foxes", folder)

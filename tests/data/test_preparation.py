@@ -360,7 +360,7 @@ def test_a_validation_file_too_short_is_named(source: Path, tmp_path: Path, data
 def test_a_text_that_changes_meanwhile_is_refused(
     changed: str, name: str, source: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Also if it has characters by then that the vocabulary, made before, lacks."""
+    """The changed text may even have characters that the vocabulary lacks."""
     (tmp_path / "val.txt").write_text("the cat's hat")
     path = tmp_path / name
     text = path.read_text(encoding="utf-8")
@@ -434,7 +434,7 @@ def test_other_or_damaged_content_needs_force(source: Path, data: Path) -> None:
 
 
 def during_encoding(source: Path, data: Path, **options: Any) -> Any:
-    """A listener that prepares another split under the same name, once, meanwhile."""
+    """Return a listener that once prepares another split under the same name."""
     results: list[Dataset] = []
 
     def listen(event: object) -> None:
@@ -552,4 +552,4 @@ def test_a_large_text_is_never_in_memory_as_a_whole(name: str, tmp_path: Path, d
     (tmp_path / name).write_bytes(content)
     command = [sys.executable, "-c", PEAK, str(tmp_path / name), str(data)]
     peak = int(subprocess.run(command, check=True, capture_output=True).stdout) * 1024
-    assert peak < 100 * 2**20  # the interpreter and NumPy take some 40 of these, the text 64
+    assert peak < 100 * 2**20  # about 40 MiB for the interpreter and NumPy; the text has 64

@@ -252,7 +252,7 @@ def test_documents_of_very_different_lengths_are_reported(here: Path) -> None:
     assert "`split` tail" in note
 
 
-# --- What is said ---------------------------------------------------------------------------------
+# --- Messages -------------------------------------------------------------------------------------
 
 
 def test_prepare_says_what_the_validation_split_is_made_of(pets: list[str], here: Path) -> None:

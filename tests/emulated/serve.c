@@ -1,8 +1,8 @@
-/* Calls functions of the C files on another processor or system. Its memory is that of the process which
-   asks: a page is requested at the first access to it, and returned when the function has ended if it
-   changed. Frames: a call is read as {function, position of the float, 20 arguments}; arguments are
-   integers, and the float's bits. Written are {PAGE, address}, after which the page is read, {CHANGED,
-   address of the page} with the old page and the new one, and {RESULT, value}. */
+/* Calls functions of the C files on another processor or system, in the memory of the calling process:
+   it requests a page at the first access, and returns changed pages when the function has ended. It reads
+   a call as {function, position of the float, 20 arguments}; arguments are integers and the bits of the
+   float. It writes {PAGE, address}, and reads the page then; {CHANGED, address of the page} with the old
+   and the new page; and {RESULT, value}. */
 
 #define _GNU_SOURCE
 #include <stdint.h>

@@ -115,14 +115,14 @@ def test_each_sample_has_a_stream_of_its_own_whatever_the_others() -> None:
         assert few_TB.shape == (count, 2)
         assert np.array_equal(few_TB, many_TB[:, :2])
         assert len(set(many_TB.ravel().tolist())) == 3 * count
-    # Nor do the numbers depend on how many are taken together.
+    # Nor do they depend on how many numbers each call draws.
     one = Uniforms(5, range(2))
     pieces = np.concatenate([one.take(count) for count in (1, 700, 1, 3000)])
     assert np.array_equal(pieces, Uniforms(5, range(2)).take(len(pieces)))
 
 
 class Uncached(ModuleDecoder):
-    """The reference: a decoder that computes everything anew each time."""
+    """Reference decoder, which recomputes every token."""
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
         return super().logits(ids_BS, 0)
@@ -199,7 +199,7 @@ def texts_of(
 def test_prompts_of_any_length_are_continued_together_as_alone(
     name: str, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In any order, with repeated prompts, and with prompts longer than the context."""
+    """Prompts may come in any order, repeat, and exceed the context."""
     if not native:
         monkeypatch.setattr("attnlm.generation.decoders.kernels", lambda: None)
     monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 2)
@@ -326,8 +326,7 @@ def test_every_way_of_sampling_ends_alike(native: bool, monkeypatch: pytest.Monk
 def test_the_command_ends_a_text_by_few_functions(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is printed, counted and given as JSON; and the functions of ours that were called
-    between the command and the first token."""
+    """Compare text, counts and JSON; count our functions called before the first token."""
     attnlm("train", "--steps", "1", "--eval-tokens", "64", "--seed", "1", "-q", cwd=project)
     called: list[str] = []
 

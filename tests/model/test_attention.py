@@ -51,7 +51,7 @@ def test_attention_equals_an_explicit_softmax(causal: bool, scale: float | None,
     key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
     expected = explicit_attention(query, key, value, causal=causal, scale=scale)
     torch.testing.assert_close(found, expected)
-    if scale is None:  # R5: k^¼ on queries and keys is √k on one of them
+    if scale is None:  # R5: k^¼ on both queries and keys equals √k on either
         query, key = query * D**-0.25, key * D**-0.25
         torch.testing.assert_close(attention(query, key, value, causal=causal, scale=1.0), found)
 
@@ -100,7 +100,7 @@ def test_heads_side_by_side_equal_separate_heads(head_size: int, projection: boo
 def test_grouped_heads_are_read_without_a_copy_where_the_kernel_can(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On CUDA in half precision, unless there is a mask; the numbers are those of copied heads."""
+    """CUDA's half-precision kernel takes grouped heads unless there is a mask; same numbers."""
     query, key, value = (torch.randn(B, heads, T, D) for heads in (6, H, H))
     assert not reads_groups(query) and not reads_groups(query.bfloat16())
     expected = [explicit_attention(query[:, :, -n:], *shared_heads(6, key, value)) for n in (T, 1)]

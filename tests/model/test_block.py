@@ -168,7 +168,7 @@ def test_a_model_changed_from_outside_is_trained_by_its_modules(
 
 
 def test_hooks_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every module of a block, except the block, which is called in any case."""
+    """Hooks on each module of a block are called; the block itself always is."""
     made, plain = passes(monkeypatch), a_model("transformer").float()
     names = [name for name, _ in plain.blocks[0].named_modules() if name]
     for name in names:
@@ -193,7 +193,7 @@ def test_a_block_that_is_recomputed_has_the_same_gradients() -> None:
 
 
 def test_other_passes_are_computed_by_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of weights without gradients, with adapters, in evaluation, and without residuals."""
+    """Frozen weights, adapters, evaluation, and blocks without residuals use PyTorch."""
     made, model = passes(monkeypatch), a_model("transformer").float()
     windows = some_windows(model)
     with using(IN_C):

@@ -1,4 +1,4 @@
-"""What must hold of every preset; that their numbers are right is for test_textbook.py to say."""
+"""Properties of every preset; test_textbook.py checks the numbers."""
 
 from __future__ import annotations
 

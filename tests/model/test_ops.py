@@ -122,7 +122,7 @@ def test_a_frozen_head_has_no_gradient_and_its_input_the_same(compiled: bool) ->
 
 
 def _loss_and_gradient(x: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
-    """In float64, of all logits at once."""
+    """Return the reference loss in float64, from all logits together."""
     x = x.detach().double().requires_grad_()
     found = cross_entropy(x @ head.double().T, TARGETS[: len(x)])
     return found, torch.autograd.grad(found, x)[0]
@@ -188,7 +188,7 @@ def test_compiled_forms_of_odd_sizes(length: int, width: int) -> None:
 
 
 def test_pieces_in_half_precision() -> None:
-    """As autocast has it: products in bfloat16, the loss in float32."""
+    """Autocast computes products in bfloat16 and the loss in float32."""
     x, head = torch.randn(B, T, 32, requires_grad=True), torch.randn(V, 32, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         found = linear_cross_entropy(x, head, None, TARGETS)
@@ -258,7 +258,7 @@ def _explicit_attention(query: Tensor, key: Tensor, value: Tensor, scale: float)
 def test_attention_in_c_is_attention(
     windows: int, heads: int, kv_heads: int, tokens: int, size: int, spread: float
 ) -> None:
-    """Of parts of one tensor and of tensors that lie otherwise; threads change nothing."""
+    """Views and other memory layouts give the same results, with any number of threads."""
     packed = torch.randn(windows, tokens, (heads + 2 * kv_heads) * size) * spread**0.5
     parts = packed.unflatten(-1, (-1, size)).transpose(1, 2).split([heads, kv_heads, kv_heads], 1)
     scale = 1.3 * size**-0.5

@@ -1,4 +1,4 @@
-"""What is recorded is what a model computes; test_textbook.py checks its logits."""
+"""Attention weights and other activations that a recorder observes."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_logits_and_gradients(variant: str) -> None:
 @needs_kernels
 @variants
 def test_compiled_parts(variant: str) -> None:
-    """In float32, of windows that are cut into pieces at odd places."""
+    """Compare in float32, with windows cut at odd positions."""
     exact = small_model(variant, block_size=33)
     model = copy.deepcopy(exact).float()
     for length in (1, 2, 33):

@@ -1,4 +1,4 @@
-"""What a benchmark for GPUs measures, tried on a CPU with a tiny shape."""
+"""The GPU benchmark, run on a CPU with a tiny shape."""
 
 from __future__ import annotations
 

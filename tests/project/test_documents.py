@@ -39,7 +39,7 @@ END = 50256
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder, with GPT-2's vocabulary where there is one."""
+    """Change to an empty folder, with GPT-2's vocabulary if it is available."""
     monkeypatch.chdir(tmp_path)
     if "ATTNLM_TEST_DATA" in os.environ:
         folder = Path(os.environ["ATTNLM_TEST_DATA"]) / "tiktoken"
@@ -66,7 +66,7 @@ def text_of(dataset: Dataset) -> str:
 
 
 def documents_of(dataset: Dataset) -> list[str]:
-    """What lies between the ends, the last of which is behind everything."""
+    """Return the documents of a text, which must end with an end mark."""
     ids = np.concatenate([np.asarray(dataset.train), np.asarray(dataset.val)])
     ends = np.flatnonzero(ids == END) + 1
     assert ends[-1] == len(ids)
@@ -423,7 +423,7 @@ def test_rows_that_refer_to_one_large_value_are_read_one_by_one(here: Path) -> N
 def test_a_name_of_the_hub_is_never_a_folder(
     hub: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is asked of the library then is not what a folder of that name would be."""
+    """A local folder with the data set's name is not used instead of the library's answer."""
 
     def load(path: str, config: str | None) -> None:
         raise ValueError(f"asked for {path}")

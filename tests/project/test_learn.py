@@ -72,7 +72,7 @@ def near(pattern: str, *measured: float, page: str = TALES) -> None:
 
 @pytest.fixture(scope="module")
 def four_heads(course: Path) -> HeadsReport:
-    """What `heads` prints in step 5."""
+    """Return the output of `heads` in step 5."""
     found = study_heads(
         run(course, "four-heads"), ablate=True, windows=2000, data_dir=course / "data"
     )
@@ -192,7 +192,7 @@ def test_each_rung_of_the_course_writes_a_text_that_the_course_shows() -> None:
 
 
 def test_every_command_whose_output_is_read_line_by_line_is_piped() -> None:
-    """On a terminal, `attend` draws shades and `--show-probs` shows the ten least likely only."""
+    """`attend` draws shades on a terminal; `--show-probs` shows the ten least likely."""
     for line in re.findall(r"^\$ (attnlm .*)$", COURSE, flags=re.MULTILINE):
         is_shaded = " attend " in line and "--output" not in line
         assert (is_shaded or "--show-probs" in line) == line.endswith(" | cat"), line
@@ -228,7 +228,7 @@ def test_each_exercise_names_its_models_and_each_time_has_a_machine() -> None:
 
 
 def test_answers_are_hidden_and_shown_as_markdown() -> None:
-    """Without the blank lines, GitHub and Sphinx show the marks of Markdown as they are."""
+    """GitHub and Sphinx need blank lines around Markdown within HTML."""
     for page, count in ((COURSE, 8), (LESSON, 6)):
         whole = r"^<details><summary>Answer</summary>\n\n(?:(?!<details>).)+?\n\n</details>$"
         answers = re.findall(whole, page, flags=re.DOTALL | re.MULTILINE)

@@ -188,7 +188,7 @@ def test_what_is_neither_a_name_nor_opened_is_refused(trained: Path) -> None:
 def test_a_model_takes_what_the_tokenizer_gives(
     name: str, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of any length for a bigram, which sees one token; else up to the context."""
+    """Sequences may have any length for a bigram, else at most the context."""
     monkeypatch.chdir(trained)
     run = attnlm.open_run(name)
     model, device = attnlm.load_model(name)

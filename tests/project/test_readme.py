@@ -170,7 +170,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def _anchors(page: Path) -> set[str]:
-    """Those of its headings, as Markdown's renderers make them."""
+    """Return the anchors of the headings as Markdown renderers make them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
 

@@ -1,6 +1,6 @@
-"""The five reference systems, trained by their recipes on the text that they used.
+"""The five reference systems, trained by their recipes on their own text.
 
-Their figures are those of the references; ours are held to them. The long runs are marked slow.
+Our results must match the figures of the references. Long runs are marked slow.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def test_tales_separate_the_rungs(tmp_path: Path) -> None:
     settings: dict[str, dict[str, Any]] = {
         "bigram": {},
         "multi-head": {},
-        # Long windows: fewer of them begin within a story whose names they did not see.
+        # With long windows, fewer begin inside a story whose names are not visible.
         "transformer": {"block_size": 256, "batch_size": 8, "steps": 1500},
     }
     losses = {

@@ -55,7 +55,7 @@ def started(script: str, folder: Path) -> list[str]:
 
 
 def torchruns(command: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """What torchrun is told, by its own parser, and the arguments of `attnlm`."""
+    """Parse a torchrun command; return its options and the arguments of `attnlm`."""
     from torch.distributed.run import parse_args
 
     parsed = parse_args(command[1:])
@@ -64,7 +64,7 @@ def torchruns(command: list[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def resolved(arguments: list[str], folder: Path) -> dict[str, Any]:
-    """What `attnlm train` makes of them."""
+    """Return the configuration that `attnlm train` makes from these arguments."""
     return tomllib.loads(attnlm(*arguments, "--print-config", cwd=folder).stdout)
 
 

@@ -21,7 +21,7 @@ def test_a_short_trial_finds_no_failure(name: str, tmp_path: Path) -> None:
 
 
 def _numbers(tally: Tally) -> dict[int, tuple[object, float]]:
-    """By the number of each case that is tried: its item, and what its generator draws first."""
+    """Return each case by number: its item, and the first draw of its generator."""
     tried: dict[int, tuple[object, float]] = {}
     for item, generator in tally.chosen("abcde", 3, first=10):
         tried[tally.number] = (item, generator.random())

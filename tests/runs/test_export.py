@@ -270,7 +270,7 @@ TOKENIZERS = (
     CharTokenizer(" \n\r\x00aAé\u0301'\U0001f44d\ufeff\uffff\u2028<|>"),
     BpeTokenizer("bpe:600", RANKS),
     BpeTokenizer("gpt2", RANKS, vocab_size=601, end_of_text=600),
-    # With unused ids around that of the end of a text, as theirs have.
+    # Some published vocabularies have unused ids around the end of text.
     BpeTokenizer("cl100k_base", RANKS, vocab_size=620, end_of_text=605),
     BpeTokenizer("o200k_base", RANKS, vocab_size=620, end_of_text=605),
 )

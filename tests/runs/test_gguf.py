@@ -66,7 +66,7 @@ def value(reader: Any, key: str) -> Any:
 
 
 def expected(name: str, weights: dict[str, torch.Tensor], run: Run) -> torch.Tensor:
-    """What a tensor of the file stands for, from our own weights."""
+    """Return our weights that a tensor of the file stores."""
     block, stem, kind = "", *name.rsplit(".", 1)
     if stem.startswith("blk."):
         _, layer, stem = stem.split(".")
@@ -110,7 +110,7 @@ def test_every_tensor_is_ours(name: str, kind: str, dataset: Dataset, tmp_path: 
     assert len(stored) == len(reader.tensors) and ("output.weight" in stored) is not tied
     blocks = {n.split(".", 2)[2] for n in stored if n.startswith("blk.")}
     assert all(f"blk.{layer}.{n}" in stored for layer in range(a.layers) for n in blocks)
-    # Those of the MLP's output have 40 numbers in a row: too few, or too many, for blocks of 32.
+    # The MLP's output projection has rows of 40 numbers, which blocks of 32 do not divide.
     assert found == {"f32": {"F32"}, "f16": {"F32", "F16"}, "q8_0": {"F32", "F16", "Q8_0"}}[kind]
     assert value(reader, "general.file_type") == {"f32": 0, "f16": 1, "q8_0": 7}[kind]
 
@@ -143,7 +143,7 @@ def test_a_part_that_the_model_lacks_is_written_without_effect(
 
 
 def interleaved(rows: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Of each head, the rows 0, D/2, 1, D/2 + 1, …"""
+    """Reorder the rows of each head: 0, D/2, 1, D/2 + 1, …"""
     size = len(rows) // heads
     order = [half + i for i in range(size // 2) for half in (0, size // 2)]
     return np.concatenate([rows[h * size : (h + 1) * size][order] for h in range(heads)])

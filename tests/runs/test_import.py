@@ -194,7 +194,7 @@ def exported(dataset: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(exported: Path, tmp_path: Path) -> Path:
-    """What a run is exported to."""
+    """Return the files of an exported run."""
     return shutil.copytree(exported, tmp_path / "out")
 
 
@@ -288,7 +288,7 @@ def write(name: str, content: bytes) -> Change:
 
 
 def change_header(edit: Callable[[dict[str, Any]], Any]) -> Change:
-    """What `edit` gives, or leaves, becomes the header of the weights; bytes or JSON."""
+    """Replace the header of the weights by what `edit` returns or modifies: bytes or JSON."""
 
     def change(folder: Path) -> None:
         content = (folder / "model.safetensors").read_bytes()

@@ -1,4 +1,4 @@
-"""What lies on disk: `list`, `diff` and `rm`, whatever else lies there."""
+"""`list`, `diff` and `rm`, in folders with any other files."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ TOKENS = 100
 
 
 def opened(path: Path, **more: Any) -> Any:
-    """The model, all of it in float32: by default keys and values are float16."""
+    """Load the model in float32; by default, keys and values are float16."""
     return llama_cpp.Llama(
         str(path), verbose=False, flash_attn=False, type_k=0, type_v=0, n_threads=1, **more
     )
@@ -120,7 +120,7 @@ def piece(model: Any, token: int) -> bytes:
 
 
 def texts_of_words(number: int) -> Iterator[str]:
-    """With capitals, marks, digits and spaces of many scripts."""
+    """Return texts with capitals, marks, digits and spaces of many scripts."""
     drawn = random.Random(5)
     signs = (
         "Éàß ŒæÑПриветМИРγΓ漢字かなカ한글हिन्दीกำ١٢½ aAzZ'sS'LL'\u017f\u212a"
@@ -203,7 +203,7 @@ def test_a_character_that_the_vocabulary_lacks_has_no_id(tmp_path: Path) -> None
 
 
 def test_spaces_at_the_end_are_split_in_two_with_cl100k(tmp_path: Path) -> None:
-    """What the note says; elsewhere nothing differs, as above."""
+    """The note describes the only difference, as the test above shows."""
     ranks = [bytes([b]) for b in range(256)] + [b"\n "]
     tokenizer = BpeTokenizer("cl100k_base", ranks)
     theirs = vocabulary_only(tokenizer, tmp_path / "v.gguf")

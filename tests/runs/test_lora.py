@@ -51,7 +51,7 @@ ADAPTABLE = [name for name in VARIANTS if map_shapes(resolve(variant(name)).spec
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the data set fruits-char and the run `parent`, a small gpt2."""
+    """Make a folder with the data set fruits-char and the run `parent`, a small gpt2."""
     path = tmp_path_factory.mktemp("project")
     prepared(path)
     sizes = {"block_size": 8, "heads": 2, "embed_dim": 16, "model": "gpt2"}
@@ -104,7 +104,7 @@ def test_adapters_are_what_their_folded_weights_are(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama:kv_heads=2:tie_embeddings=true", "multi-head"])
 @pytest.mark.parametrize("recompute", [False, True])
 def test_its_gradients_are_those_of_the_folded_weights(name: str, recompute: bool) -> None:
-    """By the chain rule: dA = s Bᵀ dW and dB = s dW Aᵀ."""
+    """Use the chain rule: dA = s Bᵀ dW and dB = s dW Aᵀ."""
     plain, model = adapted(name, LoRA(3, 6.0, tuple(map_shapes(small_model(name).architecture))))
     model.recompute = recompute
     ids = some_ids(3, model.architecture.block_size + 1)
@@ -179,7 +179,7 @@ def test_several_processes_train_one_adapter(folder: Path) -> None:
 def test_it_needs_its_parent_no_more_and_writes_through_no_link(
     links: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it needs of its parent is linked, or copied where no links can be made."""
+    """Files of the parent are linked, or copied if links cannot be made."""
     if not links:
         monkeypatch.setattr("os.link", Mock(side_effect=OSError(1, "Operation not permitted")))
     shutil.copytree(folder / "checkpoints" / "parent", tmp_path / "parent")

@@ -1,7 +1,7 @@
-"""What attnlm 1.0.0 wrote still loads, evaluates, samples and resumes to the same numbers; an error
-says what is wrong in a run that another version wrote, or somebody edited.
+"""Runs of attnlm 1.0.0 load, evaluate, sample and resume to the same numbers; errors name what is
+wrong in runs of other versions and in edited runs.
 
-tests/older holds small runs of version 1.0.0, and what it made of them.
+tests/older has small runs of version 1.0.0 and their results.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
 def test_settings_that_are_not_ours_are_named(
     name: str, version: str, trained: Path, tmp_path: Path
 ) -> None:
-    """Whoever changes a config.json by a program may also make its hash."""
+    """A program that changes config.json may also recompute its hash."""
     settings, says, advice = WRONG_SETTINGS[name]
     run = Path(shutil.copytree(trained / "checkpoints" / "multi-head", tmp_path / "run"))
     content = read_json(run / "config.json") | {"attnlm": version}

@@ -37,7 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the data set fruits-char, and a run of each stock class, exported too."""
+    """Make a folder with the data set fruits-char, and an exported run of each stock class."""
     path = tmp_path_factory.mktemp("project")
     prepared(path)
     for name, parts in MODELS.items():

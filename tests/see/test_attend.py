@@ -1,4 +1,4 @@
-"""What `attend` shows is what the heads did: in words, in colour, in numbers, as pictures."""
+"""Output of `attend` in words, colours, numbers and pictures."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def drawn(maps: dict[str, Any], attention: Attention) -> np.ndarray[Any, Any]:
 
 
 def attention_like(layers: int, heads: int, length: int, vocabulary: int) -> Attention:
-    """Of a model that was never there: each head is sharper than the one before."""
+    """Return made-up attention in which each head is sharper than the one before."""
     random = np.random.default_rng(1)
     weights = np.zeros((layers, heads, length, length), np.float32)
     for number, weights_TT in enumerate(weights.reshape(-1, length, length)):
@@ -133,7 +133,7 @@ def shares(view: Any) -> list[float]:
 
 
 def darkness(view: Any, canvas: str) -> np.ndarray[Any, Any]:
-    """How far each pixel of a canvas is from the colour of no attention; NaN where it is masked."""
+    """Return each pixel's distance from the colour of zero attention; NaN if masked."""
     script = """c => {
       const copy = new OffscreenCanvas(c.width, c.height).getContext("2d");
       copy.drawImage(c, 0, 0);
@@ -247,7 +247,7 @@ def test_maps_take_the_colour_of_the_scheme(browser: Any, page: Path) -> None:
     with opened(browser, page, color_scheme="light") as view:
         assert view.evaluate(first_pixel) == "11,47,94,255"
         view.emulate_media(color_scheme="dark")
-        # The page hears of it with one of its next frames, which a busy machine draws late.
+        # The page redraws with one of its next frames, late on a busy machine.
         until(view, f"({first_pixel})() === '207,230,255,255'")
 
 

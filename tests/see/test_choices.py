@@ -55,7 +55,7 @@ def test_bytes_make_whole_characters_as_in_the_stream(trained: Path) -> None:
     sampler = Sampler(model.model, ByteTokenizer(), model.device)
     with torch.no_grad():
         table = torch.zeros(256, 256)
-        table[:, 0xC3] = table[:, 0xA9] = 30  # é and halves of it
+        table[:, 0xC3] = table[:, 0xA9] = 30  # é and its two bytes
         sampler.model.table.weight = torch.nn.Parameter(table)  # type: ignore[union-attr]
     for seed in range(6):
         config = SamplingConfig(tokens=5, seed=seed)
@@ -84,7 +84,7 @@ def test_lines_numbers_and_colours(trained: Path) -> None:
 
 
 def test_a_text_does_not_command_a_terminal(tmp_path: Path) -> None:
-    """What a model says, and what it is given, may be anybody's: escaped there, and only there."""
+    """Text of models and users is untrusted; it is escaped exactly there."""
     text = "\x1b]0;title\x07 \x9b31m\b\u202e\ufeff\r\n\t."
     (tmp_path / "text.txt").write_text(text * 40, encoding="utf-8", newline="")
     attnlm("prepare", "text.txt", cwd=tmp_path)

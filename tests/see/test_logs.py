@@ -39,7 +39,7 @@ DRAW = curves.draw_run  # before conftest.py takes it away
 
 @pytest.fixture(autouse=True)
 def _reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At every step; and curves are drawn."""
+    """Train with evaluations at every step and with curves."""
     monkeypatch.setattr(loop, "_SECONDS_BETWEEN_REPORTS", 0.0)
     monkeypatch.setattr(loop, "_REPORT_FRACTION", math.inf)
     monkeypatch.setattr(curves, "draw_run", DRAW)
@@ -75,7 +75,7 @@ class Kept:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
-    """As the tool `json`, which is a package that everybody has."""
+    """Replace the tool `json`, a package that is always installed."""
     monkeypatch.setitem(logs.TOOLS, "json", Kept)
     Kept.made = []
     return Kept

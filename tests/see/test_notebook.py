@@ -1,4 +1,4 @@
-"""What a notebook shows of runs, attention and progress; and the notebook of the ladder itself."""
+"""Runs, attention and progress in a notebook; and the notebook of the ladder."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_its_words_name_numbers_that_its_outputs_show() -> None:
 
 
 def test_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process, with few steps, without pandas; what a cell would show is asked for."""
+    """Run the cells in this process with few steps and without pandas."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pandas", None)
     sources = ["".join(cell["source"]) for cell in CODE]

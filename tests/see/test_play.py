@@ -96,7 +96,7 @@ def test_attention_of_every_variant_is_that_of_the_model(all_variants: Any) -> N
 
 
 def check_greedy(view: Any, number: int, model: LanguageModel) -> list[int]:
-    """Compare 200 tokens, far past the context of 13, with those of `sample`; return them."""
+    """Compare 200 tokens, far past the context of 13, with `sample`; return them."""
     config = SamplingConfig(tokens=200, temperature=0, seed=1)
     blocks = list(fastest_decoding(model.float(), choose_device("cpu")).generate([1, 2, 3], config))
     expected: list[int] = np.concatenate(blocks)[:, 0].tolist()
@@ -348,7 +348,7 @@ def test_models_side_by_side_are_chosen_in_turn_and_generate_until_one_types(
         view.fill("#tokens", "100000")
         view.click("#run")
         until(view, "document.querySelectorAll('.made').length > 100")
-        view.fill("#prompt", "abc")  # typing ends it, and begins anew
+        view.fill("#prompt", "abc")  # typing ends it and starts again
         until(view, "page.run.textContent === 'Generate' && !isBusy")
         assert view.locator(".made").count() == 0
         assert view.locator("#text button").all_inner_texts() == ["a", "b", "c"]

@@ -177,7 +177,7 @@ def typed(command: str) -> Done:
 def test_its_commands_make_the_run_again(
     rung: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a folder where nothing is but the text."""
+    """The folder has nothing but the text."""
     (tmp_path / "text.txt").write_bytes((trained / "text.txt").read_bytes())
     monkeypatch.chdir(tmp_path)
     dataset = attnlm.prepare("text.txt", name="foxes", val_fraction=0.2)
@@ -312,7 +312,7 @@ def test_an_imported_run_has_a_page_of_what_it_is(runs: Path, tmp_path: Path) ->
 
 
 def test_a_large_model_and_a_long_text_stay_below_3_mb(found: Report) -> None:
-    """As of a run of 6 layers of 6 heads, evaluated 100 times, that reads 256 tokens."""
+    """The run has 6 layers of 6 heads, 100 evaluations and a context of 256 tokens."""
     attention = attention_like(6, 6, 256, 65)
     maps = attention.weights[..., :24, :24]
     steps = range(100)
@@ -481,7 +481,7 @@ def test_another_heads_film(view: Any, found: Report) -> None:
         np.testing.assert_allclose(
             np.frombuffer(film, np.uint8) / 255, np.concatenate(maps), atol=0.003
         )
-        view.focus("#snapshot")  # the large map is that of the step
+        view.focus("#snapshot")  # the large map shows this step
         for key, weights in (("Home", maps[0]), ("End", maps[-1])):
             view.keyboard.press(key)
             drawn = darkness(view, "#film canvas")[past]

@@ -1,4 +1,4 @@
-"""Corpora: every kind of source gives exactly its text, and what is no text is said to be none."""
+"""Corpora: every kind of source gives exactly its text; other files are refused."""
 
 from __future__ import annotations
 

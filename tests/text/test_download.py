@@ -35,7 +35,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def destination(tmp_path: Path) -> Iterator[Path]:
-    """A file that exists already; whatever happens, no other file may be left beside it."""
+    """Make a file that exists already; no other file may be left in its folder."""
     folder = tmp_path / "downloads"
     folder.mkdir()
     path = folder / "text"

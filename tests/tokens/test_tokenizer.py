@@ -190,7 +190,7 @@ def test_pieces_are_the_text_however_it_comes(chunks: list[str], limit: int) -> 
 
 
 def safe_places(text: str) -> list[int]:
-    """Where a piece may end, as `safe_pieces` itself finds it."""
+    """Return the positions where `safe_pieces` may cut."""
     cuts = ((i, tokenizer._CUT.match(text[: i + 1])) for i in range(len(text)))
     return [i for i, cut in cuts if cut and cut.end() == i]
 

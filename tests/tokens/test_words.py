@@ -85,7 +85,7 @@ def test_the_longest_pieces_have_room(native: ctypes.CDLL) -> None:
 def test_a_token_that_reaches_over_words_is_noticed(
     native: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Were a pattern to take more than was thought, the plain form's ids would be given."""
+    """If a pattern matched across the assumed boundary, the reference ids would be used."""
     made = BpeTokenizer("cl100k_base", [*TRAINED.ranks, b"!\n"])
     monkeypatch.setattr(words, "takes_line_ends", lambda pattern: False)
     table = WordTable(made, native)

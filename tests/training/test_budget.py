@@ -55,7 +55,7 @@ def constant(seconds: float) -> Any:
 
 @pytest.fixture
 def trained(dataset: Dataset, tmp_path: Path) -> Any:
-    """A function that trains within a budget, of 100 s if nothing else is said."""
+    """Return a function that trains within a budget, by default of 100 s."""
 
     def train(**settings: Any) -> attnlm.Run:
         length = {} if "steps" in settings else {"budget": 100.0}

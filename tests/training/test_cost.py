@@ -1,4 +1,4 @@
-"""Evaluations while training: the whole split where that is cheap, else a part of it."""
+"""Evaluations while training use the whole split if that is cheap, else a part."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_part_is_named_everywhere_and_the_end_is_measured_whole(
     page = report_page(report(run, data_dir=dataset.path.parent)).decode()
     assert run.evaluated_part in page and "best loss, whole split" in page
 
-    # Trained further it takes the same part, and what was measured in the end is measured anew.
+    # A longer training uses the same part, and repeats the last evaluation.
     longer = attnlm.train(resume=run.path, steps=120, **folders)
     assert longer.config.training.eval_tokens == 192
     assert longer.whole()["last"]["step"] == 120

@@ -1,7 +1,8 @@
-"""Losses that are written down: what 50 steps on the built-in text come to, model by model.
+"""Recorded losses of 50 steps on the built-in text for each model.
 
 A change of the model, its initialisation, the batches, the optimizer or the evaluation shows here.
-Those of bigram and transformer are version 0.1's; the others begin with smaller values since.
+The losses of bigram and transformer are version 0.1's; the others were initialised with larger
+values then.
 """
 
 from __future__ import annotations

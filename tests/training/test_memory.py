@@ -1,4 +1,4 @@
-"""What clearly can't fit is refused, with what to lower, before anything is made."""
+"""Jobs that clearly exceed memory are refused before anything is made, with what to lower."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_nothing_is_made_of_a_run_that_is_refused(
     [
         ({"model": "bigram", "block_size": 8}, 65, 256),  # 2,048 tokens
         ({"model": "transformer", "embed_dim": 384, "heads": 6, "block_size": 256}, 65, 8),
-        ({"block_size": 8}, 2**16, 256),  # not all logits at once
+        ({"block_size": 8}, 2**16, 256),  # only part of the logits
         ({"model": "bigram", "block_size": 8}, 2**16, 32),
         ({"heads": 1, "head_size": 2**15, "block_size": 8}, 65, 31),  # 128 MB
         ({"heads": 2**7, "head_size": 1, "embed_dim": 64, "block_size": 256}, 65, 8),
@@ -104,7 +104,7 @@ def test_nothing_is_made_of_a_run_that_is_refused(
 def test_an_evaluation_takes_few_enough_windows_at_once(
     settings: dict[str, str | int], vocab_size: int, windows: int
 ) -> None:
-    """As many as make 2,048 tokens, but for large vocabularies and where a token takes a lot."""
+    """Micro-batches have 2,048 tokens, fewer if the vocabulary or the activations are large."""
     config = resolve({**settings, "threads": 2})
     assert windows_at_once(config.spec, vocab_size, "cpu") == windows
     if windows > 1 and settings.get("model") != "bigram":

@@ -43,7 +43,7 @@ def folder_with(trained: Path, name: str, number: float, tmp_path: Path) -> Path
         model = model_of(run.config.spec, run.vocab_size, weights)
         with torch.no_grad():
             for parameter in model.parameters():
-                # Numbers that are finite must grow beyond that in what they are added up to.
+                # Finite numbers must overflow when they are summed.
                 parameter.fill_(number) if name == "bigram" else parameter.mul_(number)
             if name == "transformer" and math.isfinite(number):
                 model.get_parameter("norm.gain").fill_(number)

@@ -163,7 +163,7 @@ ALL_CHANGES = {
 def test_a_model_changed_from_outside_is_left_to_autograd(
     change: str, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither loss nor gradients of a new model show all of these changes: its head is zero."""
+    """The head is zero in a new model, so loss and gradients would not show every change."""
     place, other = ALL_CHANGES[change]
     monkeypatch.setattr(f"attnlm.model.{place}", other)
     for initial in (True, False):

@@ -51,7 +51,7 @@ class Operations(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", ["bigram", "multi-head", "transformer", "gpt2"])
 def test_a_prompt_has_the_logits_of_its_last_token_alone(name: str) -> None:
-    """At the other positions they would be most of the memory that a large vocabulary takes."""
+    """Logits at other positions would take most of the memory if the vocabulary is large."""
     model = small_model(name)
     ids_BT = some_ids(3, model.architecture.block_size)
     with Operations() as seen:
@@ -73,7 +73,7 @@ def test_maps_beside_adapters_keep_the_precision_of_autocast(adapted: tuple[int,
 def test_gradients_of_a_bfloat16_head_are_summed_in_float32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In bfloat16 the sum over 128 pieces was off by more than 1%."""
+    """Accumulating 128 pieces in bfloat16 had an error of more than 1%."""
     tokens, width, ids = 1024, 16, 32
     monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", tokens * ids // 128)
     torch.manual_seed(1)

@@ -218,7 +218,7 @@ def test_compiled_steps_recompute_activations(
 def test_every_training_run_of_a_process_is_compiled(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default PyTorch compiles a function for eight models, and then runs it uncompiled."""
+    """PyTorch recompiles a function for eight models by default, and then runs it uncompiled."""
     from torch._dynamo.testing import CompileCounter  # loading it takes seconds
 
     counter, compile = CompileCounter(), torch.compile

@@ -28,7 +28,7 @@ SMALL |= {"device": "cpu", "threads": 1, "schedule": "constant"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the data set fruits-char and the run `parent`."""
+    """Make a folder with the data set fruits-char and the run `parent`."""
     path = tmp_path_factory.mktemp("project")
     prepared(path)
     sizes = {"block_size": 8, "heads": 2, "embed_dim": 16}

@@ -47,7 +47,7 @@ FEW_LAYERS: dict[str, Setting] = {"layers": 2, "heads": 2, "embed_dim": 16}
 
 @pytest.fixture
 def trained(dataset: Dataset, tmp_path: Path) -> Any:
-    """A function that trains with SMALL and the settings it is given."""
+    """Return a function that trains with SMALL and the given settings."""
 
     def train(**settings: Any) -> Run:
         sizes = FEW_LAYERS if settings.get("model") == "transformer" else {}
@@ -86,7 +86,7 @@ def test_a_run_records_and_tells_what_the_design_says(
         made = [losses[step] for step in range(before["step"] + 1, record["step"] + 1)]
         assert record["train_loss"] == pytest.approx(sum(made) / len(made), rel=1e-5)
         assert record["evaluated_tokens"] == dataset.val_tokens - 1
-    # The last step of a linear schedule over 12 steps is taken with a twelfth of the rate.
+    # A linear schedule over 12 steps takes its last step with a twelfth of the rate.
     assert records[-1]["learning_rate"] == pytest.approx(run.config.training.learning_rate / 12)
     assert run.config.training.eval_tokens is None and run.evaluated_part == ""
     assert run.whole() == {} and not (run.path / "whole.json").exists()
@@ -139,7 +139,7 @@ class StopAt:
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(
     settings: dict[str, Any], trained: Any, tmp_path: Path
 ) -> None:
-    """It is evaluated and sampled alike, too."""
+    """Evaluation and sampling agree, too."""
     whole = trained(**settings)
     with pytest.raises(Interrupted):
         trained(**settings, name="stopped", on_event=StopAt(5))
@@ -281,7 +281,7 @@ def test_a_run_whose_folder_is_gone_writes_nothing_in_its_place(
         if not isinstance(event, Evaluated):
             return
         evaluated.append(event.record["step"])
-        while not list(path.glob("last*")):  # processes write beside the training
+        while not list(path.glob("last*")):  # processes write during training
             time.sleep(0.001)
         path.rename(moved)
         if then == "removed":
@@ -460,7 +460,7 @@ def test_resume_refuses_facts_that_do_not_fit_together(trained: Any) -> None:
 def test_resume_and_evaluate_refuse_other_data(
     same_ids: bool, trained: Any, tmp_path: Path
 ) -> None:
-    """Also data of another vocabulary that claim to have the same ids."""
+    """Another vocabulary may claim to have the same ids."""
     run = trained()
     other = prepared(tmp_path, FRUITS + "What else? Yes, QUINCES! " * 20)
     assert other.vocab_size > run.vocab_size

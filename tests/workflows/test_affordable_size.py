@@ -31,7 +31,7 @@ TWO_CORES = 1e11  # operations a second
 
 
 def seconds_per_token(config: Config, dataset: Dataset, *_: object) -> float:
-    """On a machine where every size makes as many operations a second."""
+    """Simulate a machine on which FLOPS do not depend on the size."""
     return step_cost(config, dataset.vocab_size) / config.tokens_per_step / TWO_CORES
 
 

@@ -25,7 +25,7 @@ from tests.models import needs_kernels
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The speed is that of an idle machine, and the cache is its own."""
+    """Measure as on an idle machine, with a cache of its own."""
     speed_is(monkeypatch)
     monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

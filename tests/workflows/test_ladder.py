@@ -72,7 +72,7 @@ def test_rungs_are_ordinary_runs_trained_alike(climbed: Ladder, dataset: Dataset
 
 
 def with_losses(climbed: Ladder, **losses: float | tuple[float, ...]) -> Ladder:
-    """A ladder of these rungs, which ended at these losses, of one seed or several, ascending."""
+    """Return a ladder with these rungs and losses, of one seed or several, in ascending order."""
     rungs, first, seeds = [], climbed.rungs[0], 1
     for model, found in losses.items():
         of_seeds = found if isinstance(found, tuple) else (found,)
@@ -133,7 +133,7 @@ def test_the_page_of_models_with_changed_classes_does_not_run_them(
 def test_a_preset_that_is_in_no_other_table_makes_a_ladder(
     dataset: Dataset, tmp_path: Path
 ) -> None:
-    """In a copy of the source, as somebody would add the presets."""
+    """Add the presets to a copy of the source, as a contributor would."""
     shutil.copytree(Path(attnlm.__file__).parent, tmp_path / "attnlm")
     path = tmp_path / "attnlm" / "model" / "architecture.py"
     text = path.read_text(encoding="utf-8")
@@ -161,7 +161,7 @@ def test_a_preset_that_is_in_no_other_table_makes_a_ladder(
         read_json(tmp_path / rung["run"] / "config.json")["config"]["learning_rate"]
         for rung in rungs
     ]
-    assert rates[1:3] == [0.03, 0.02]  # those of multi-head and transformer
+    assert rates[1:3] == [0.03, 0.02]  # multi-head and transformer
 
 
 def variants(climbed: Ladder, *models: str) -> Ladder:
@@ -208,7 +208,7 @@ def test_it_says_what_is_not_like_for_like(climbed: Ladder) -> None:
 
 
 def test_it_names_rungs_whose_order_more_steps_may_change(climbed: Ladder) -> None:
-    """Those that are closer to each other than a loss of theirs still falls."""
+    """Such rungs differ by less than their losses still fall."""
     best, rungs = climbed.rungs[0].result.best, []
     for model, losses in {
         "bigram": [4.0, 3.0, 2.7, 2.51, 2.50],
@@ -402,7 +402,7 @@ def test_the_spread_between_seeds_decides_what_a_gain_is_worth(climbed: Ladder) 
 def test_equal_models_are_told_apart_as_rarely_as_the_ladder_says(
     seeds: int, often: int, climbed: Ladder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of all orders of the losses, each as likely as any other."""
+    """Every order of the losses has the same probability."""
     claims = apart = 0
     places = range(2 * seeds)
     for first in itertools.combinations(places, seeds):
@@ -514,7 +514,7 @@ def test_the_page_in_a_real_browser(browser: Any, climbed: Ladder, tmp_path: Pat
 def test_a_plan_that_nobody_would_write_is_refused(
     key: str, value: object, says: str, climbed: Ladder, tmp_path: Path
 ) -> None:
-    """Its hash is right: whoever makes a record can make that."""
+    """A forged record can have a valid hash."""
     content = read_json(climbed.path / "ladder.json")
     write_json(tmp_path / "ladder.json", {**content, "plan": {**content["plan"], key: value}})
     with pytest.raises(AttnlmError) as caught:

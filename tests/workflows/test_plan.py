@@ -1,4 +1,4 @@
-"""What `plan` tells of a training: as it is counted, estimated, measured and stated."""
+"""Output of `plan`: counted, estimated and measured."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def stated(**settings: Any) -> Plan:
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize(("vocab_size", "windows"), [(11, 2), (3000, 200)])
 def test_operations_are_those_that_pytorch_counts(name: str, vocab_size: int, windows: int) -> None:
-    """In the plain form; with many ids and tokens not all logits are there at once."""
+    """The reference implementation never holds all logits if there are many ids and tokens."""
     a = resolve(variant(name), SIZES).spec
     model = build_model(a, vocab_size)
     ids = torch.zeros((windows, a.block_size), dtype=torch.long)
@@ -258,7 +258,7 @@ def test_ten_steps_are_measured(dataset: Dataset, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo")
 @pytest.mark.slow
 def test_several_processes_are_measured_together(dataset: Dataset, tmp_path: Path) -> None:
-    """As they train; one of them reports."""
+    """Processes plan as they train; only one reports."""
     arguments = [str(dataset.path), "--processes", "2", "--block-size", "8", "--batch-size", "4"]
     more = ["--device", "cpu", "--json"]
     done = alone(["plan", *arguments, *more], tmp_path, env={"PYTHONWARNINGS": None})
