@@ -215,6 +215,7 @@ def test_an_option_replaces_the_optimizer_of_a_recipe_and_its_default_rate() -> 
         ("transformer:positions", "has no value", "SETTING=VALUE"),
         ("transformer:mpl=none", "'mpl' is not a setting", "mlp"),
         ("transformer:mlp=nine", "invalid value for `mlp`: 'nine'", "none"),
+        ("transformer:mlp=none:norm=rms:MLP=gelu", "`mlp` is set twice", "only once"),
         ("transfromer", "unknown model", "transformer"),
     ],
 )

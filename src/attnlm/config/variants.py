@@ -44,6 +44,8 @@ def variant(name: str) -> Settings:
             otherwise = "write MODEL:SETTING=VALUE, as in transformer:positions=none"
             hint = suggestion(key, [*parts, *trained], otherwise)
             raise UsageError(f"{key!r} is not a setting of {model}", hint)
+        if key in settings:
+            raise UsageError(f"`{key}` is set twice in {name}", "set it only once")
         settings[key] = _value(key, value)
         check_setting(key, settings[key])
     architecture(model, {k: v for k, v in settings.items() if RECORD_OF[k] is Architecture})
