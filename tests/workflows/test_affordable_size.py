@@ -101,7 +101,8 @@ def test_a_recipe_of_several_sizes_is_refused_where_there_is_no_time_to_go_by() 
     with pytest.raises(UsageError, match="chooses a model size"):
         resolve_new({"steps": 5}, "best")
     with pytest.raises(UsageError, match="cannot be combined with this `start_from`"):
-        resolve_new({}, "best", (resolve({}).spec, "mine"))
+        parent: Any = SimpleNamespace(name="mine", config=resolve({}))
+        resolve_new({}, "best", parent)
     with pytest.raises(UsageError, match="combined with this `model`"):
         resolve_new({"model": "multi-head"}, "best")
     with pytest.raises(UsageError, match="with this `processes`"):

@@ -74,11 +74,10 @@ def plan(
     """Show what a training run would cost: memory, FLOPs and time."""
     settings["steps"] = steps
     given = {name: value for name, value in settings.items() if value is not None}
-    parent = weights = None
+    parent = None
     if start_from is not None:
         parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
-        weights = parent.config.spec, parent.name
-    config = resolve(given, {} if recipe is None else load_recipe(recipe), weights)
+    config = resolve(given, {} if recipe is None else load_recipe(recipe), parent)
     if vocab_size is None:
         try:  # before torch is loaded
             find_folder(dataset, data_dir, kind="data set")

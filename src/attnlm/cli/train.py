@@ -85,14 +85,13 @@ def train(
     applies to gpt2 only.
     """
     given = {name: value for name, value in settings.items() if value is not None}
-    parent: Any = start_from
+    parent = None
     if start_from is not None and not is_launched():
         parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
-    weights = None if parent is None or is_launched() else (parent.config.spec, parent.name)
     if print_config:
         if recipe is not None:
             load_recipe(recipe)  # raises UsageError for a recipe of several sizes
-        console.result(to_toml(resolve_new(given, recipe, weights).config.settings()).rstrip())
+        console.result(to_toml(resolve_new(given, recipe, parent).config.settings()).rstrip())
         return
 
     tools = None
@@ -111,7 +110,7 @@ def train(
     elif resume is not None:
         count = _to_resume(attnlm.open_run(resume, checkpoint_dir=checkpoint_dir), given)
     else:  # errors are reported before torch is loaded
-        asked = resolve_new(given, recipe, weights)
+        asked = resolve_new(given, recipe, parent)
         data, given = find_folder(dataset, data_dir, kind="data set"), {}
         count = asked.config.training.processes
     if count > 1:
@@ -126,7 +125,7 @@ def train(
                 data,
                 recipe=asked,
                 resume=resume,
-                start_from=parent,
+                start_from=parent or start_from,
                 checkpoint=checkpoint,
                 name=name,
                 exist_ok=exist_ok,

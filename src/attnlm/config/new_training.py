@@ -9,7 +9,7 @@ from typing import NamedTuple
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings
 from attnlm.config.recipes import load_sizes
-from attnlm.config.settings import Config, Given, Parent, resolve
+from attnlm.config.settings import Config, Parent, resolve
 
 
 class Resolved(NamedTuple):
@@ -26,7 +26,9 @@ class Resolved(NamedTuple):
 
 
 def resolve_new(
-    settings: Given, recipe: str | Path | Resolved | None, parent: Parent | None = None
+    settings: Mapping[str, Setting],
+    recipe: str | Path | Resolved | None,
+    parent: Parent | None = None,
 ) -> Resolved:
     """Resolve the configuration of a new run. A recipe of type Resolved is returned unchanged.
 
@@ -36,7 +38,7 @@ def resolve_new(
         return recipe
     sizes: list[Settings] = [{}] if recipe is None else load_sizes(str(recipe))
     if len(sizes) > 1:
-        _check_several(f"the recipe {recipe}", sizes, settings, parent)
+        _check_several(f"the recipe {recipe}", sizes, dict(settings), parent)
     config = resolve(settings, sizes[0], parent)
     if parent is None and config.training.lora is not None:
         raise UsageError(
@@ -46,7 +48,9 @@ def resolve_new(
     return Resolved(config, sizes, settings)
 
 
-def _check_several(recipe: str, sizes: Sequence[Settings], settings: Given, parent: object) -> None:
+def _check_several(
+    recipe: str, sizes: Sequence[Settings], settings: Settings, parent: object
+) -> None:
     given: dict[str, object] = {**settings, "start_from": parent}
     for name in ("start_from", "model", "processes"):
         if given.get(name, 1) not in (sizes[0].get(name), None, 1):

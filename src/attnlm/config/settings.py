@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted, type_of
@@ -15,9 +15,15 @@ from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import PRESETS, Architecture, architecture, unused
 from attnlm.model.sizes import map_shapes
 
-Given = Mapping[str, Setting]
-Parent = tuple[Architecture, str]
-"""The architecture and the name of the run whose weights a new run starts from."""
+
+class Parent(Protocol):
+    """The run whose weights a new run starts from."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def config(self) -> Config: ...
 
 
 @dataclass(frozen=True)
@@ -112,14 +118,19 @@ def described_settings() -> str:
     return "\n".join(lines)
 
 
-def resolve(settings: Given, recipe: Given | None = None, parent: Parent | None = None) -> Config:
+def resolve(
+    settings: Mapping[str, Setting],
+    recipe: Mapping[str, Setting] | None = None,
+    parent: Parent | None = None,
+) -> Config:
     """Return the checked configuration. `settings` override the recipe, and both override defaults.
 
     Of the parent's architecture, only `dropout` can be changed. Raises UsageError if `settings` are
     wrong, AttnlmError if the recipe is wrong.
     """
     recipe = dict(recipe or {})
-    _, tokenizer = (recipe.pop(name, None) for name in _NOT_SETTINGS)
+    tokenizer = recipe.pop("tokenizer", None)
+    recipe.pop("stages", None)
     if tokenizer is not None and not (
         isinstance(tokenizer, str) and re.fullmatch(r"[a-z0-9_:]{1,20}", tokenizer)
     ):
@@ -127,78 +138,97 @@ def resolve(settings: Given, recipe: Given | None = None, parent: Parent | None 
             "in the recipe: tokenizer must be the name of a tokenizer", "write, for example, gpt2"
         )
     try:
-        return replace(_merge(settings, recipe, parent), recipe_tokenizer=tokenizer)
+        config = _resolved(dict(settings), recipe, parent)
     except UsageError as error:
         try:
-            _merge({}, recipe, parent)
+            _resolved({}, recipe, parent)
         except UsageError:  # the recipe is at fault
             raise AttnlmError(f"in the recipe: {error.message}", error.hint) from None
         raise
+    return replace(config, recipe_tokenizer=tokenizer)
 
 
-def _merge(settings: Given, recipe: Given, parent: Parent | None) -> Config:
-    recipe = dict(recipe)
-    if isinstance(budget := recipe.get("budget"), str):
-        recipe["budget"] = seconds(budget)
-    for given in (settings, recipe):
-        for name, value in given.items():
-            check_setting(name, value)
+def _resolved(settings: Settings, recipe: Settings, parent: Parent | None) -> Config:
+    recipe = _without_alternatives(recipe, settings)
+    for name, value in (*recipe.items(), *settings.items()):
+        check_setting(name, value)
+    if "steps" in settings and "budget" in settings:
+        raise UsageError("`steps` and `budget` cannot be combined", "use only one of them")
     if parent is not None:
-        settings = {**_inherited(*parent, {**recipe, **settings}), **settings}
-    for ours, theirs in (("budget", "steps"), ("steps", "budget")):
-        if ours in settings:
-            recipe.pop(theirs, None)
-    if settings.get("sampling") == "random":
-        recipe.pop("stride", None)
+        settings = {**_inherited(parent, {**recipe, **settings}), **settings}
     given = {**recipe, **settings}
     name = str(given.pop("model", fields_of(Architecture)["model"].default))
     parts = {k: v for k, v in given.items() if RECORD_OF[k] is Architecture}
-    # A part that the model lacks, or that has no effect, is an error in the recipe as it stands. It
-    # is dropped if it is so only because `settings` change the model.
-    other = "model" in settings
-    lacking = [k for k in parts if other and k not in settings and k not in PRESETS[name].settings]
-    parts = {k: v for k, v in parts.items() if k not in lacking}
-    beside = {**PRESETS[name].parts, **parts}
-    changed = other or any(k in settings for k in parts)
-    useless = [k for k in parts if changed and k not in settings and unused(k, beside) is not None]
-    model = architecture(name, {k: v for k, v in parts.items() if k not in useless})
-    is_deep = bool(PRESETS[name].parts.get("residual"))
-    defaults = dict(_TRAINING_DEFAULTS.get(name, _DEEP if is_deep else _ONE_LAYER))
-    if _has_matrices(model):
-        optimizer = str(given.get("optimizer", "muon"))
-        usual = _LEARNING_RATES["transformer" if is_deep else "multi-head"]
-        rates = _LEARNING_RATES.get(name, usual)
-        defaults |= {"optimizer": optimizer, "learning_rate": rates[optimizer]}
-    if "lora" in given:
-        defaults |= {"optimizer": "adamw", "learning_rate": ADAPTERS_RATE}
-    if "budget" in given:
-        if "steps" in settings and "budget" in settings:
-            raise UsageError("`steps` and `budget` cannot be combined", "use only one of them")
-        defaults.pop("steps", None)
-    trained = defaults | {k: v for k, v in given.items() if RECORD_OF[k] is TrainingConfig}
-    training = TrainingConfig(**trained)  # type: ignore[arg-type]
+    used = _with_effect(name, parts, settings)
+    model = architecture(name, used)
+    chosen = {k: v for k, v in given.items() if RECORD_OF[k] is TrainingConfig}
+    training = TrainingConfig(**(_training_defaults(model, chosen) | chosen))  # type: ignore[arg-type]
     _check_training(model, training)
     training = _with_adapters(model, training)
     if training.budget is None and training.steps is not None:
         every = training.eval_every or max(1, math.ceil(training.steps / 10))
         training = replace(training, eval_every=every)
-    return Config(model, training, (*lacking, *useless))
+    return Config(model, training, tuple(k for k in parts if k not in used))
 
 
-def _inherited(model: Architecture, name: str, given: Given) -> Settings:
-    """Return the settings of the run `name` with this model that `given` leaves as they are.
+def _without_alternatives(recipe: Settings, settings: Settings) -> Settings:
+    """Return the recipe without the alternatives to `settings`, and with its budget in seconds."""
+    left = dict(recipe)
+    if isinstance(budget := left.get("budget"), str):
+        left["budget"] = seconds(budget)
+    if "budget" in settings:
+        left.pop("steps", None)
+    if "steps" in settings:
+        left.pop("budget", None)
+    if settings.get("sampling") == "random":
+        left.pop("stride", None)
+    return left
+
+
+def _inherited(parent: Parent, given: Settings) -> Settings:
+    """Return the settings of the parent's architecture that `given` leaves as they are.
 
     Raises UsageError if `given` changes a setting that the weights depend on.
     """
-    fixed, free = model.settings(), {"dropout"}
-    for key in given.keys() & fields_of(Architecture).keys() - free:
+    fixed = parent.config.spec.settings()
+    for key in given.keys() & fields_of(Architecture).keys() - {"dropout"}:
         if given[key] != fixed.get(key):
             has = quoted(fixed[key]) if key in fixed else "none"
             raise UsageError(
-                f"`{key}` cannot be changed: the weights come from {name}",
+                f"`{key}` cannot be changed: the weights come from {parent.name}",
                 f"its `{key}` is {has}: leave `{key}` out, or train from scratch",
             )
     return {key: value for key, value in fixed.items() if key not in given}
+
+
+def _with_effect(model: str, parts: Settings, settings: Settings) -> Settings:
+    """Return `parts` without the recipe's parts that have no effect because of `settings`.
+
+    In a recipe as it stands, a part without effect is an error, which `architecture` raises.
+    """
+    preset = PRESETS[model]
+    if "model" in settings:
+        parts = {k: v for k, v in parts.items() if k in settings or k in preset.settings}
+    if "model" in settings or any(k in settings for k in parts):
+        merged = {**preset.parts, **parts}
+        parts = {k: v for k, v in parts.items() if k in settings or unused(k, merged) is None}
+    return parts
+
+
+def _training_defaults(model: Architecture, chosen: Settings) -> Settings:
+    """Return the defaults of the model's training that depend on the model or on `chosen`."""
+    is_deep = bool(PRESETS[model.model].parts.get("residual"))
+    defaults = dict(_TRAINING_DEFAULTS.get(model.model, _DEEP if is_deep else _ONE_LAYER))
+    if _has_matrices(model):
+        usual = _LEARNING_RATES["transformer" if is_deep else "multi-head"]
+        optimizer = str(chosen.get("optimizer", "muon"))
+        rate = _LEARNING_RATES.get(model.model, usual)[optimizer]
+        defaults |= {"optimizer": optimizer, "learning_rate": rate}
+    if "lora" in chosen:
+        defaults |= {"optimizer": "adamw", "learning_rate": ADAPTERS_RATE}
+    if "budget" in chosen:
+        del defaults["steps"]
+    return defaults
 
 
 def _check_training(model: Architecture, training: TrainingConfig) -> None:

@@ -256,12 +256,11 @@ def plan(
     with joined() as processes:
         if processes.count > 1:
             settings = {"processes": processes.count, **settings}
-        parent = weights = None
+        parent = None
         if start_from is not None:
             parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
-            weights = parent.config.spec, parent.name
         known = {} if recipe is None else load_recipe(str(recipe))
-        config = resolve(settings, known, weights)
+        config = resolve(settings, known, parent)
         opened = _data(dataset, vocab_size, config, parent, data_dir)
         if tokens is None and "steps" in settings and config.training.steps is not None:
             tokens = config.training.steps * config.tokens_per_step

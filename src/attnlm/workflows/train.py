@@ -122,8 +122,7 @@ def train(
         meanwhile.enter_context(torch_settings_restored())
         if resume is None:
             parent = None if start_from is None else open_run(start_from, checkpoint_dir=folder)
-            weights = None if parent is None else (parent.config.spec, parent.name)
-            asked = resolve_new(settings, recipe, weights)
+            asked = resolve_new(settings, recipe, parent)
             check_launched(asked.config.training, processes)
             began = asked.began or began
             if name is not None and not (exist_ok and (folder / name).exists()):
