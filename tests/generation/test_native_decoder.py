@@ -21,7 +21,7 @@ from attnlm.base.settings import Setting, Settings
 from attnlm.compute.device import Device
 from attnlm.compute.native import instruction_sets, kernels, load
 from attnlm.generation import native_decoder
-from attnlm.generation.batch import Batch, batch_of
+from attnlm.generation.batch import Batch
 from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
 from attnlm.generation.next_token import Ids
@@ -177,7 +177,7 @@ def test_large_scores_and_activations_do_not_overflow(factor: float) -> None:
 
 def batch(prompt: list[int], num_samples: int = 1, **settings: Any) -> Batch:
     config = SamplingConfig(num_samples=num_samples, **settings)
-    return batch_of([prompt] * num_samples, range(num_samples), config, BLOCK)
+    return Batch([prompt] * num_samples, range(num_samples), config, BLOCK)
 
 
 def test_an_id_outside_the_vocabulary_is_refused() -> None:
@@ -189,7 +189,7 @@ def test_an_id_outside_the_vocabulary_is_refused() -> None:
         with pytest.raises(IndexError):
             next(decoder.generate(batch([0, wrong, 1], tokens=1), 1.0))
         with pytest.raises(IndexError):
-            given = batch_of([[0], [0, wrong]], [0, 0], SamplingConfig(tokens=1), BLOCK)
+            given = Batch([[0], [0, wrong]], [0, 0], SamplingConfig(tokens=1), BLOCK)
             list(NativeDecoder(native, 2).generate(given, 1.0))
 
 
@@ -201,11 +201,10 @@ def assert_generation(
     config = SamplingConfig(tokens=5 * BLOCK, temperature=temperature, num_samples=num_samples)
     for length in (1, BLOCK, BLOCK + 2):
         prompt = some_ids(length).tolist()
-        decoders = [NativeDecoder(native, num_samples, count) for count in (threads, 1)]
-        made = decoders[0].generate(batch(prompt, num_samples, tokens=config.tokens), temperature)
+        decoder = NativeDecoder(native, num_samples, threads)
+        made = decoder.generate(batch(prompt, num_samples, tokens=config.tokens), temperature)
         decoding = Decoding(model, lambda count: NativeDecoder(native, count))
-        same = batch(prompt, num_samples, tokens=config.tokens)
-        drawn = decoding.drawn(same, config, decoders[1])
+        drawn = decoding.drawn(batch(prompt, num_samples, tokens=config.tokens), config)
         expected_TB = np.stack([ids_B for ids_B, _ in drawn])
         assert np.array_equal(np.concatenate(list(made)), expected_TB)
         assert temperature < 5 or len(np.unique(expected_TB)) > 2

@@ -17,7 +17,7 @@ import torch
 from attnlm.base.errors import NotFiniteError, UsageError
 from attnlm.compute.device import Device
 from attnlm.compute.native import kernels
-from attnlm.generation.batch import grouped
+from attnlm.generation.batch import Batch, grouped
 from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder
 from attnlm.generation.next_token import (
@@ -330,18 +330,18 @@ def test_the_command_ends_a_text_by_few_functions(
     attnlm("train", "--steps", "1", "--eval-tokens", "64", "--seed", "1", "-q", cwd=project)
     called: list[str] = []
 
-    def watched(self: Uniforms, count: int, take: Any = Uniforms.take) -> Any:
+    def watched(self: Batch, count: int, take: Any = Batch.take) -> Any:
         frame = sys._getframe(1)
         while not called or frame.f_back is not None:
             if "/src/attnlm/" in frame.f_code.co_filename and len(called) < 99:
                 called.append(frame.f_code.co_name)
             assert frame.f_back is not None
             frame = frame.f_back
-        monkeypatch.setattr(Uniforms, "take", take)
+        monkeypatch.setattr(Batch, "take", take)
         return take(self, count)
 
     flags = ("sample", "--tokens", "60", "--seed", "1")
-    monkeypatch.setattr(Uniforms, "take", watched)
+    monkeypatch.setattr(Batch, "take", watched)
     whole = attnlm(*flags, cwd=project).stdout
     assert 1 < len(called) <= 6, called  # before them, `main` and `run_and_exit`
     stop = whole[20:22]

@@ -5,17 +5,14 @@ Axes: B texts, S tokens that every prompt has, T steps.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from attnlm.generation.next_token import Ids, Uniforms
+from attnlm.generation.next_token import Ids, Probabilities, Uniforms
 from attnlm.generation.sampling_config import SamplingConfig
 
 
-@dataclass(frozen=True)
 class Batch:
     """Texts in windows of equal length, from the length S of the shortest prompt on.
 
@@ -24,69 +21,54 @@ class Batch:
     the tokens of a text are the same as if it were alone.
     """
 
-    start: Ids
-    """The first S tokens of each prompt, (B, S). Of a long prompt, only the last tokens that fit
-    into the context count."""
-    delays: list[int]
-    """For each text, the number of steps before its first drawn token."""
-    steps: int
-    uniforms: Uniforms
-    given: Given
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        samples: Sequence[int],
+        config: SamplingConfig,
+        block_size: int,
+    ) -> None:
+        """Make a text for each prompt, which gets `config.tokens` tokens.
+
+        `samples` has the number of each text's stream of random numbers. The prompts have at least
+        one token. Raises IndexError for an id below 0.
+        """
+        assert all(prompts), "there is always a first token"
+        kept = [prompt[-block_size:] for prompt in prompts]
+        shortest = min(map(len, kept))
+        self.start: Ids = np.array([ids[:shortest] for ids in kept], np.int64)
+        """The first S tokens of each prompt, (B, S). Of a long prompt, only the last tokens that
+        fit into the context count."""
+        self._rest = [ids[shortest:] for ids in kept]
+        if any(token < 0 for ids in self._rest for token in ids):
+            raise IndexError("an id is outside the vocabulary")
+        self.delays = [len(ids) for ids in self._rest]
+        """For each text, the number of steps before its first drawn token."""
+        self.ends = [delay + config.tokens for delay in self.delays]
+        """For each text, the number of steps up to its last token. Later tokens are 0."""
+        self.steps = max(self.ends)
+        self._uniforms = Uniforms(config.seed, samples, self.delays)
+        self._step = 0
+        self._all_draw = range(max(self.delays), min(self.ends) + 1)
+
+    def take(self, count: int) -> tuple[Ids, Probabilities]:
+        """Return the prompts' tokens in the next steps, (count, B), and the random numbers.
+
+        -1 stands for a token that is drawn with the random number.
+        """
+        given_TB = np.full((count, len(self._rest)), -1, np.int64)
+        first = self._step
+        self._step += count
+        if not (first in self._all_draw and self._step in self._all_draw):
+            for text, (ids, end) in enumerate(zip(self._rest, self.ends, strict=True)):
+                there = ids[first : first + count]
+                given_TB[: len(there), text] = there
+                given_TB[max(0, end - first) :, text] = 0
+        return given_TB, self._uniforms.take(count)
 
     def drawn_of(self, text: int, ids: list[int], first: int) -> list[int]:
         """Return the drawn tokens among the tokens `ids` of a text in the steps from `first` on."""
-        return ids[max(0, self.delays[text] - first) : max(0, self.given.ends[text] - first)]
-
-
-class Given:
-    """The tokens that take the place of drawn tokens; -1 stands for a token that is drawn."""
-
-    def __init__(self, rest: Sequence[Sequence[int]], tokens: int) -> None:
-        self._rest, self._step = rest, 0
-        self.ends = [len(ids) + tokens for ids in rest]
-        """For each text, the number of steps up to its last token. Later tokens are 0."""
-        self._all_draw = range(max(map(len, rest)), min(self.ends) + 1)
-
-    def take(self, count: int) -> Ids:
-        """Return the given tokens of the next steps, (count, B)."""
-        first, self._step = self._step, self._step + count
-        given_TB = np.full((count, len(self._rest)), -1, np.int64)
-        if first in self._all_draw and self._step in self._all_draw:
-            return given_TB
-        for text, (ids, end) in enumerate(zip(self._rest, self.ends, strict=True)):
-            if first < len(ids):
-                there = ids[first : first + count]
-                given_TB[: len(there), text] = there
-            if first + count > end:
-                given_TB[max(0, end - first) :, text] = 0
-        return given_TB
-
-
-def batch_of(
-    prompts: Sequence[Sequence[int]],
-    samples: Sequence[int],
-    config: SamplingConfig,
-    block_size: int,
-) -> Batch:
-    """Return a batch with a text for each prompt, which gets `config.tokens` tokens.
-
-    `samples` has the number of each text's stream of random numbers. The prompts have at least one
-    token. Raises IndexError for an id below 0.
-    """
-    assert all(prompts), "there is always a first token"
-    kept = [prompt[-block_size:] for prompt in prompts]
-    start = min(map(len, kept))
-    rest = [ids[start:] for ids in kept]
-    delays = list(map(len, rest))
-    if min(itertools.chain.from_iterable(rest), default=0) < 0:
-        raise IndexError("an id is outside the vocabulary")
-    return Batch(
-        start=np.array([ids[:start] for ids in kept], np.int64),
-        delays=delays,
-        steps=max(delays) + config.tokens,
-        uniforms=Uniforms(config.seed, samples, delays),
-        given=Given(rest, config.tokens),
-    )
+        return ids[max(0, self.delays[text] - first) : max(0, self.ends[text] - first)]
 
 
 def grouped(

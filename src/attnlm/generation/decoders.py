@@ -22,7 +22,7 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
 from attnlm.compute.native import kernels
 from attnlm.compute.threads import FlushingHere, cores
-from attnlm.generation.batch import Batch, batch_of, grouped
+from attnlm.generation.batch import Batch, grouped
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel, kept_of_full_window
 from attnlm.generation.next_token import (
     Array,
@@ -65,47 +65,46 @@ class Decoding:
         borders = [num_samples * part // parts for part in range(parts + 1)]
         return list(map(range, borders, borders[1:]))
 
-    def generate(
-        self, prompt: Sequence[int], config: SamplingConfig, samples: range | None = None
-    ) -> Iterator[Ids]:
-        """Yield the next ids of some samples (default: all) in blocks (T, B).
-
-        Each sample gets `config.tokens` ids.
-        """
-        samples = range(config.num_samples) if samples is None else samples
-        return self._continue(self._batch([prompt] * len(samples), samples, config), config)
-
-    def _batch(
+    def batch(
         self, prompts: Sequence[Sequence[int]], samples: Sequence[int], config: SamplingConfig
     ) -> Batch:
-        return batch_of(prompts, samples, config, self.model.architecture.block_size)
+        """Return a batch of the model's windows, with a text for each prompt."""
+        return Batch(prompts, samples, config, self.model.architecture.block_size)
+
+    def generate(self, prompt: Sequence[int], config: SamplingConfig) -> Iterator[Ids]:
+        """Yield the next ids of all samples in blocks (T, B). Each gets `config.tokens` ids."""
+        count = config.num_samples
+        return self._continue(self.batch([prompt] * count, range(count), config), config)
 
     def _continue(self, batch: Batch, config: SamplingConfig) -> Iterator[Ids]:
         """Yield the next ids of the texts of a batch in blocks (T, B), for all of its steps."""
-        decoder, top_k = self.new_decoder(len(batch.delays)), config.top_k
-        takes_all = (top_k is None or top_k >= self.model.vocab_size) and config.top_p in (None, 1)
-        if isinstance(decoder, NativeDecoder) and takes_all:
-            return decoder.generate(batch, config.temperature)
-        return (next_B[None] for next_B, _ in self.drawn(batch, config, decoder))
+        top_k = config.top_k
+        if (top_k is None or top_k >= self.model.vocab_size) and config.top_p in (None, 1):
+            decoder = self.new_decoder(len(batch.start))
+            if isinstance(decoder, NativeDecoder):
+                return decoder.generate(batch, config.temperature)
+        return (next_B[None] for next_B, _ in self.drawn(batch, config))
 
-    def drawn(
-        self, batch: Batch, config: SamplingConfig, decoder: Decoder
-    ) -> Iterator[tuple[Ids, Probabilities]]:
+    def drawn(self, batch: Batch, config: SamplingConfig) -> Iterator[tuple[Ids, Probabilities]]:
         """Draw the next token of each text of a batch, in each of its steps. Each time, yield the
         ids (B,) and the weights from which they were drawn, (B, V)."""
-        a, window_BS, known = self.model.architecture, batch.start, 0
+        a = self.model.architecture
+        decoder = self.new_decoder(len(batch.start))
+        window_BS = batch.start
+        known = 0
         for _ in range(batch.steps):
             if window_BS.shape[1] > a.block_size:
-                window_BS, known = window_BS[:, -kept_of_full_window(a) :], 0
-            given_B, uniforms_B = batch.given.take(1)[0], batch.uniforms.take(1)[0]
-            is_drawn_B = given_B < 0
+                window_BS = window_BS[:, -kept_of_full_window(a) :]
+                known = 0
+            given_1B, uniforms_1B = batch.take(1)
+            is_drawn_B = given_1B[0] < 0
             with np.errstate(all="ignore"), FlushingHere():
                 logits_BV = decoder.logits(window_BS, known)
                 logits_BV[~is_drawn_B] = 0  # they may be infinite
                 weights_BV = next_token_weights(
                     logits_BV, config.temperature, config.top_k, config.top_p
                 )
-                next_B = np.where(is_drawn_B, draw(weights_BV, uniforms_B), given_B)
+                next_B = np.where(is_drawn_B, draw(weights_BV, uniforms_1B[0]), given_1B[0])
             known = window_BS.shape[1]
             window_BS = np.concatenate([window_BS, next_B[:, None]], axis=1)
             yield next_B, weights_BV
@@ -142,14 +141,14 @@ class Decoding:
         def run(part: range) -> None:
             mine = texts[part.start : part.stop]
             samples = [text % config.num_samples for text in mine]
-            batch = self._batch([prompts[text] for text in mine], samples, config)
+            batch = self.batch([prompts[text] for text in mine], samples, config)
             going, made = set(range(len(mine))), 0
             for block_TB in self._continue(batch, config):
                 rows = block_TB.T.tolist()
                 for row in list(going):
                     new = batch.drawn_of(row, rows[row], made)
                     has_ended = bool(new) and receive(mine[row], new)
-                    if has_ended or made + len(block_TB) >= batch.given.ends[row]:
+                    if has_ended or made + len(block_TB) >= batch.ends[row]:
                         going.remove(row)
                 made += len(block_TB)
                 if stopped.is_set() or not going:

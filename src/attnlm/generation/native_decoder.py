@@ -174,7 +174,7 @@ class NativeDecoder:
         count, left = 1, batch.steps
         while left:
             count = min(count, left)
-            out_TB, uniforms_TB = batch.given.take(count), batch.uniforms.take(count)
+            out_TB, uniforms_TB = batch.take(count)
             if out_TB.max() >= vocab_size:
                 raise IndexError("an id is outside the vocabulary")
             began = time.perf_counter()

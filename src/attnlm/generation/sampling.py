@@ -15,7 +15,6 @@ import numpy as np
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
-from attnlm.generation.batch import batch_of
 from attnlm.generation.decoders import Decoding, fastest_decoding
 from attnlm.generation.next_token import normalised
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
@@ -145,9 +144,10 @@ class Sampler:
         If text is still held back at the end, the last choice includes it.
         """
         assert config.num_samples == 1
-        made, decode = Continuation(self.tokenizer, config), self.tokenizer.decode
-        batch = batch_of([ids], [0], config, self.model.architecture.block_size)
-        for next_B, weights_BV in self.decoding.drawn(batch, config, self.decoding.new_decoder(1)):
+        made = Continuation(self.tokenizer, config)
+        decode = self.tokenizer.decode
+        batch = self.decoding.batch([ids], [0], config)
+        for next_B, weights_BV in self.decoding.drawn(batch, config):
             ids.append(token := int(next_B[0]))
             text = made.add([token])
             text += made.close() if made.tokens == config.tokens else ""
