@@ -77,7 +77,7 @@ fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)) => pass
 == data/bins.py
 a document's own text can end it | test_documents.py
 if not tokenizer.has_special(piece.text): => if True:
-bigrams are smoothed twice | test_preparation.py::test_the_bigram_loss_is_that_of_counted_pairs
+bigrams are smoothed twice | test_preparation.py::test_the_bigram_loss_equals_counted_pairs
 smoothed_VV = train_VV + 1 => smoothed_VV = train_VV + 2
 a source has the tokens of the piece in which it ends | test_splits.py
 if place < end: => if False:
@@ -85,7 +85,7 @@ if place < end: => if False:
 documents are hashed without their ends | test_documents.py
 if not piece.ends or not marks_ends: => if True:
 a text that changed is not noticed |
-test_preparation.py::test_a_text_that_changes_meanwhile_is_refused
+test_preparation.py::test_a_text_that_changes_during_preparation_is_refused
 if digest.hexdigest() != self.sha256: => if not digest:
 the split is one character late | test_preparation.py::test_the_split_is_exact_to_the_character
 -return math.floor(self.text.characters * (1 - self.text.choice.fraction))
@@ -111,7 +111,7 @@ json.dumps(header, sort_keys=True, => json.dumps(header,
 == runs/hugging_face/read_model.py
 an index of tensors may name any path | test_import.py
 if not re.fullmatch(r"[A-Za-z0-9][ => if not re.search(r"[A-Za-z0-9][
-every MLP of width 1 is left out | test_import.py::test_only_an_mlp_without_effect_is_left_out
+every MLP of width 1 is left out | test_import.py::test_only_an_mlp_without_effect_is_dropped
 any(weight(name).any() for name in outgoing) => False
 == runs/external_formats.py
 a model with any tokenizer becomes a Qwen2 model | test_export.py
@@ -135,7 +135,7 @@ a line of metrics is believed |
 test_training.py::test_damaged_metrics_are_refused
 record.pop("crc32", None) == _checksum(record) => record.pop("crc32", None) is not None
 a full disk does not say where metrics were appended |
-test_training.py::test_a_disk_that_fills_up_is_told_with_the_file_and_the_last_step
+test_training.py::test_a_full_disk_is_reported_with_the_file_and_the_last_step
 with files.naming(self.path), files.open_regular( => with files.open_regular(
 == runs/run.py
 what the ticker says of later steps is kept | test_ticker.py
@@ -174,7 +174,7 @@ latest may lead anywhere | test_dataset.py
 if not is_safe_name(latest) or not => if not
 == training/loop.py
 a full disk is a fault of our own, as it is trained |
-test_training.py::test_a_disk_that_fills_up_is_told_with_the_file_and_the_last_step
+test_training.py::test_a_full_disk_is_reported_with_the_file_and_the_last_step
 -except (StepNotFiniteError, OSError) as error:
 +except (StepNotFiniteError, BlockingIOError) as error:
 a signal saves nothing |
@@ -195,10 +195,10 @@ if sha256 not in (None, digest.hexdigest()): => if not digest:
 a wrong file from the network is kept |
 test_trials.py::test_a_short_trial_finds_no_failure[network]
 if sha256 not in (None, digest.hexdigest()): => if not digest:
-https may lead to http | test_download.py::test_https_is_checked_and_never_left_for_http
+https may lead to http | test_download.py::test_https_is_verified_and_never_redirected_to_http
 if url.lower().startswith("https:") else => if not url else
 what is in the cache is believed |
-test_download.py::test_a_damaged_copy_in_the_cache_is_fetched_again_and_a_whole_one_never
+test_download.py::test_damaged_cache_entries_are_downloaded_again
 if folder and file_hash(folder / name) == sha256: => if folder and (folder / name).is_file():
 == model/ops/attention.py
 the mask is shifted by one | test_attention.py
@@ -320,13 +320,13 @@ if stop.has_come and not is_sharded: => if False:
 evaluation drops the last window |
 test_training.py::test_evaluation_is_over_the_whole_split_token_by_token
 if len(rest) > 1: => if len(rest) > model.architecture.block_size:
-bits are nats | test_training.py::test_a_run_records_and_tells_what_the_design_says
+bits are nats | test_training.py::test_a_run_records_and_reports_what_the_design_states
 loss / math.log(2) / bytes_per_token => loss / bytes_per_token
 == compute/processes.py
-all processes say the same error | test_processes.py::test_each_machine_says_once_why_all_end
+all processes say the same error | test_processes.py::test_each_machine_prints_the_error_once
 , _STORE_ANSWERS) == 1 => , _STORE_ANSWERS) >= 1
 what others are waited for does not depend on our own share |
-test_processes.py::test_how_long_others_are_waited_for
+test_processes.py::test_collective_timeouts
 max(ours, theirs) => theirs
 the threads that sum gradients of processes do not flush subnormal numbers |
 test_processes.py::test_processes_compute_what_one_does
@@ -357,7 +357,7 @@ a signal whose exception was kept is forgotten | test_interruption.py
 timer.start() => pass
 what Python dropped is shown | test_interruption.py
 if isinstance(dropped.exc_value, Interrupted): => if dropped.exc_value is None:
-a reader that leaves is an error | test_cli.py::test_a_reader_that_leaves_early_is_no_error
+a reader that leaves is an error | test_cli.py::test_a_closed_pipe_is_not_an_error
 except BrokenPipeError: => except BlockingIOError:
 == cli/help.py
 the last value of a repeated option counts | test_cli.py::test_named_errors
@@ -379,7 +379,7 @@ a signal that comes as a training ends is forgotten | test_interruption.py
 if self.signum is not None: => if self.raises:
 == generation/next_token.py
 a text that waits for others skips random numbers |
-test_sampling.py::test_prompts_of_any_length_are_continued_together_as_alone
+test_sampling.py::test_batched_prompts_equal_single_prompts
 self._streams[text].random(most - delay) => self._streams[text].random(most)[delay:]
 temperature is not applied | test_sampling.py
 logits_BV /= temperature => pass
@@ -405,19 +405,19 @@ a recipe that can't be parsed is our own fault |
 test_trials.py::test_a_short_trial_finds_no_failure[input]
 except (ValueError, RecursionError) as error: => except RecursionError as error:
 == runs/manage.py
-a run that lies elsewhere is removed | test_list.py::test_nothing_elsewhere_is_removed
+a run that lies elsewhere is removed | test_list.py::test_rm_removes_nothing_outside_of_the_folder
 or not is_there: => or False:
 the latest is a run that was removed | test_list.py::test_a_run_is_removed_after_a_question_only
 if latest_name(parent) != removed: => if True:
 what lies there and is no run stops the list |
-test_list.py::test_whatever_else_lies_there_stops_no_list
+test_list.py::test_other_files_do_not_stop_a_list
 -    except AttnlmError as error:
 -        return replace
 +    except KeyError as error:
 +        return replace
 == cli/completion.py
 names that a shell takes apart are completed |
-test_completion.py::test_what_may_follow_is_completed
+test_completion.py::test_completions
 - and _PLAIN.fullmatch(word)]
 +]
 == compute/threads.py

@@ -34,7 +34,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
     return cache, temporary
 
 
-def test_it_is_in_the_cache_and_ours_alone(places: tuple[Path, Path]) -> None:
+def test_the_cache_is_private_to_the_user(places: tuple[Path, Path]) -> None:
     assert code_folder() == code_folder() == places[0] / "compiled"
     assert (places[0] / "compiled").stat().st_mode & 0o777 == 0o700
 
@@ -49,7 +49,7 @@ def make_link(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [make_writable, make_link, Path.touch])
-def test_what_others_may_have_made_is_not_taken(
+def test_folders_that_others_can_write_are_not_used(
     make: Callable[[Path], None], places: tuple[Path, Path]
 ) -> None:
     cache, temporary = places
@@ -64,7 +64,7 @@ def test_what_others_may_have_made_is_not_taken(
     assert "TORCHINDUCTOR_CACHE_DIR" in raised.value.hint
 
 
-def test_another_users_folder_is_not_taken(
+def test_another_users_folder_is_not_used(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (places[0] / "compiled").mkdir(0o700, parents=True)
@@ -75,7 +75,7 @@ def test_another_users_folder_is_not_taken(
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
 @pytest.mark.parametrize("above", ["", "above"])
-def test_a_cache_that_others_may_exchange_is_not_taken(
+def test_a_cache_that_others_can_replace_is_not_used(
     mode: int, above: str, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner of a folder above it could rename it once it was checked, unless that is sticky."""
@@ -103,7 +103,7 @@ def test_a_folder_in_a_folder_of_another_user_is_not_safe(
     assert not is_safe_parent(tmp_path / "theirs" / "ours")
 
 
-def test_without_a_cache_or_where_it_holds_no_programs_it_is_temporary(
+def test_the_folder_is_temporary_without_an_executable_cache(
     places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, temporary = places
@@ -116,7 +116,7 @@ def test_without_a_cache_or_where_it_holds_no_programs_it_is_temporary(
 
 
 @pytest.mark.parametrize("named", ["", "elsewhere"])
-def test_every_process_that_compiles_keeps_its_code_there(
+def test_every_compiling_process_uses_the_cache(
     named: str, places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks other than 0, which receive the resolved configuration, keep their code there too."""

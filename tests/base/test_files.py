@@ -64,7 +64,7 @@ def test_json_is_refused_when_a_single_bit_has_changed(tmp_path: Path) -> None:
         (b'{"a": 1}', "was changed after attnlm wrote it: it does not match its own hash"),
     ],
 )
-def test_what_is_no_json_of_ours_is_refused(content: bytes, says: str, tmp_path: Path) -> None:
+def test_invalid_and_modified_json_is_refused(content: bytes, says: str, tmp_path: Path) -> None:
     """A hand-edited file is not called damaged; the error says where it is wrong."""
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(AttnlmError, match=rf"x\.json {says}"):
@@ -84,7 +84,7 @@ def test_a_number_that_is_too_large_is_refused(number: float, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes in folders")
-def test_what_is_large_or_no_file_is_not_read(tmp_path: Path) -> None:
+def test_large_and_special_files_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     write_json(path, {"text": "x" * 100})
     with pytest.raises(AttnlmError, match=r"x\.json is damaged: it has \d+ bytes, too many"):
@@ -114,7 +114,7 @@ def test_a_link_is_read_but_not_written_through(tmp_path: Path) -> None:
     assert not (tmp_path / "link").is_symlink()
 
 
-def test_a_folder_that_a_failing_disk_cannot_keep_is_told(
+def test_a_disk_that_fails_to_flush_a_folder_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some systems can't flush folders, which is fine; a failing disk is an error."""

@@ -51,7 +51,7 @@ def test_a_command_names_the_run_unless_it_is_the_newest_at_home(
         assert sample == "attnlm sample old --tokens 9"
 
 
-def test_what_it_names_is_found(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_runs_are_found(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(runs / "checkpoints" / "old")
     assert command_for("attnlm report", Path()) == "attnlm report ."
     monkeypatch.chdir(runs / "checkpoints")

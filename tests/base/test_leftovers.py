@@ -36,7 +36,7 @@ def everything(folder: Path) -> list[tuple[str, int]]:
     return sorted((str(path), path.lstat().st_ino) for path in found)
 
 
-def test_what_only_looks_like_a_leftover_stays(victim: Path, tmp_path: Path) -> None:
+def test_files_that_look_like_leftovers_are_kept(victim: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     (runs / ".unfinished-bbbbbbbb").symlink_to("../victim")
     (runs / ".unfinished-novel").mkdir()  # the user's own
@@ -56,7 +56,7 @@ def test_what_only_looks_like_a_leftover_stays(victim: Path, tmp_path: Path) -> 
     assert everything(tmp_path) == before
 
 
-def test_a_leftover_goes_and_what_its_links_lead_to_stays(victim: Path, tmp_path: Path) -> None:
+def test_leftovers_are_removed_without_following_links(victim: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     (runs / ".unfinished-aaaaaaaa" / "new").mkdir(parents=True)
     (runs / ".unfinished-aaaaaaaa" / "linked").symlink_to(victim)

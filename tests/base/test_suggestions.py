@@ -83,7 +83,7 @@ def test_keys_and_values_of_a_recipe(settings: dict[str, object], hint: str) -> 
         assert caught.value.hint == hint
 
 
-def test_what_begins_alike_is_near_and_the_first_of_equals_is_taken() -> None:
+def test_common_prefixes_are_near_and_ties_take_the_first() -> None:
     assert suggestion("my-run", ["multi-head-001", "my"], "none") == "did you mean my?"
     assert suggestion("multi", ["multi-head-002", "multi-head-001"], "") == (
         "did you mean multi-head-002?"
@@ -93,7 +93,7 @@ def test_what_begins_alike_is_near_and_the_first_of_equals_is_taken() -> None:
     assert suggestion("x", [], "none") == "none"
 
 
-def test_no_setting_is_another_tools_word_for_another_setting() -> None:
+def test_settings_do_not_clash_with_terms_of_other_tools() -> None:
     """Or the table would answer with the wrong one where both exist."""
     for name in RECORD_OF:
         assert same(name, RECORD_OF) == name

@@ -179,7 +179,7 @@ def test_prepare_reports_and_prints_the_folder(project: Path) -> None:
     (project / "data" / "latest").write_text("text-char\n")
 
 
-def test_train_says_what_it_does_and_what_comes_next(project: Path) -> None:
+def test_train_reports_progress_and_the_next_command(project: Path) -> None:
     done = attnlm("train", *QUICK, cwd=project)
     run = done.stdout.strip()
     assert (project / run / "last.safetensors").is_file()
@@ -305,13 +305,13 @@ def test_a_time_is_understood_as_people_write_it(text: str, expected: float) -> 
 @pytest.mark.parametrize(
     "text", ["", " ", "0", "0m", "-5", "m", "5x", "5 mm", "1h30", "30s1m", "1:30", "1e3", "9" * 400]
 )
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_invalid_times_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="invalid value for `budget`") as caught:
         seconds(text)
     assert "1h30m" in caught.value.hint
 
 
-def test_what_is_next_after_a_small_text_works(tmp_path: Path) -> None:
+def test_the_next_command_after_a_small_text_works(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT[:200])
     done = attnlm("prepare", "text.txt", cwd=tmp_path)
     assert "text-char is too small for the default context of 64 tokens" in done.stderr
@@ -374,7 +374,7 @@ def test_sample_as_json_and_in_numbers(project: Path) -> None:
     assert len(set(several["texts"])) == 3 and several["tokens"] == 27
 
 
-def test_talking_ends_with_bye_or_the_end_of_input(project: Path) -> None:
+def test_a_conversation_ends_with_bye_or_the_end_of_input(project: Path) -> None:
     flags = ["sample", "small", "-i", "--tokens", "5", "--seed", "1"]
     bye = attnlm(*flags, cwd=project, stdin="the dog\n/bye\nnever read\n")
     assert len(bye.stdout) == 6
@@ -387,7 +387,7 @@ def test_talking_ends_with_bye_or_the_end_of_input(project: Path) -> None:
     assert "lacks 'Ü'" in prompted.stderr and prompted.stdout == bye.stdout
 
 
-def test_commands_while_talking_are_obeyed_and_are_no_text(project: Path) -> None:
+def test_commands_in_a_conversation_are_not_text(project: Path) -> None:
     flags = ["sample", "small", "-i", "--tokens", "5"]
     plain = attnlm(*flags, "--seed", "1", "--temperature", "0.5", cwd=project, stdin="the dog\n")
     lines = ["/help", "/seed x", "/seed 1", "/temperature -1", "/temperature 0.5", "/nothing"]
@@ -424,7 +424,7 @@ def test_next_lines_name_a_run_that_is_not_the_newest(project: Path) -> None:
     assert longer.stderr.endswith("next  attnlm sample older --tokens 500 --checkpoint-dir away\n")
 
 
-def test_a_reader_that_leaves_early_is_no_error(project: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(project: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with contextlib.chdir(project), os.fdopen(writer, "w") as stdout:
@@ -541,7 +541,7 @@ def test_named_errors(project: Path) -> None:
         fails(*arguments, cwd=project, code=code, says=says, hints=hints)
 
 
-def test_nothing_prepared_or_trained_yet(tmp_path: Path) -> None:
+def test_commands_without_data_or_runs_fail_with_a_hint(tmp_path: Path) -> None:
     fails("train", cwd=tmp_path, code=1, says="no data set", hints="attnlm prepare")
     fails("sample", cwd=tmp_path, code=1, says="no run", hints="attnlm train")
     assert list(tmp_path.iterdir()) == []
@@ -575,7 +575,7 @@ def test_version_and_no_command(tmp_path: Path) -> None:
     assert "Start here:" in attnlm(cwd=tmp_path).stdout
 
 
-def test_streams_that_are_closed_are_no_fault(project: Path) -> None:
+def test_closed_streams_are_not_an_error(project: Path) -> None:
     closed = dict.fromkeys(("stdin", "stdout", "stderr"))  # as Python shows them
     with contextlib.chdir(project):
         for words in ("prepare text.txt", "sample small --prompt - --tokens 3"):
@@ -583,7 +583,7 @@ def test_streams_that_are_closed_are_no_fault(project: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no non-blocking pipes")
-def test_pipes_that_others_left_non_blocking_lose_nothing(project: Path) -> None:
+def test_non_blocking_pipes_lose_no_output(project: Path) -> None:
     prompt = "the dog naps; " * 20_000  # more than a pipe holds
     (stdin, typing), (reading, stdout) = os.pipe(), os.pipe()
     for end in (stdin, stdout):

@@ -89,7 +89,7 @@ def completed(project: Path, *words: str) -> list[str]:
         ("sample 'unclosed ", []),
     ],
 )
-def test_what_may_follow_is_completed(words: str, expected: Sequence[str], project: Path) -> None:
+def test_completions(words: str, expected: Sequence[str], project: Path) -> None:
     assert completed(project, *words.split(" ")) == list(expected)
 
 

@@ -78,7 +78,7 @@ def test_samples_are_shown_on_a_terminal_only(
     assert ("validation 2.5000*" in shown.err) == (not quiet)
 
 
-def test_the_bars_time_left_is_that_of_the_latest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_shows_the_time_left_at_the_latest_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "100")
     display = displays.Display()
@@ -94,7 +94,7 @@ def test_the_bars_time_left_is_that_of_the_latest_steps(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-def test_what_json_does_not_have_is_never_printed(
+def test_values_that_json_lacks_are_never_printed(
     number: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
@@ -102,7 +102,7 @@ def test_what_json_does_not_have_is_never_printed(
     assert capsys.readouterr().out == ""
 
 
-def test_a_long_preparation_is_told_in_lines_where_there_is_no_terminal(
+def test_long_preparation_prints_lines_without_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
@@ -151,7 +151,7 @@ def test_every_word_in_backticks_is_an_option() -> None:
     assert others == []
 
 
-def test_a_model_is_told_by_its_sizes_and_by_what_was_changed_in_it() -> None:
+def test_a_model_is_described_by_its_sizes_and_changed_parts() -> None:
     def told(**settings: Setting) -> str:
         return displays.parts_in_words(resolve(settings).spec)
 

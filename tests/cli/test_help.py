@@ -54,7 +54,7 @@ def test_help_shows_the_common_options_and_help_all_the_others(command: str) -> 
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_defaults_of_every_model_are_told(model: str) -> None:
+def test_help_states_the_defaults_of_every_model(model: str) -> None:
     by_adamw = resolve({"model": model, "optimizer": "adamw"}).settings()
     for name, value in resolve({"model": model}).settings().items():
         _, _, default = help_with_default(name).partition("; default: ")
@@ -73,7 +73,7 @@ def _told(default: str, model: str) -> str:
     return named[1] if named else default.split("; ")[0]
 
 
-def test_the_ladders_own_defaults_are_told() -> None:
+def test_help_states_the_defaults_of_the_ladder() -> None:
     options = sections("ladder")["Options"]
     assert f"default: {','.join(DEFAULT_RUNGS)}" in options
     assert DEFAULT_BUDGET == 120 and "default: 2m" in options

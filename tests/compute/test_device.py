@@ -62,7 +62,7 @@ def test_a_device_that_computes_wrong_numbers_is_refused(monkeypatch: pytest.Mon
         choose_device("cpu")
 
 
-def test_bfloat16_is_chosen_where_there_is_hardware_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bfloat16_is_chosen_if_the_hardware_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_problem", lambda name: None)
     assert choose_device("cuda", "float32").dtype == "float32"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))

@@ -179,7 +179,7 @@ class Hook(KernelsHook):
         self.warnings.append(message)
 
 
-def test_without_any_compiler_the_package_is_built_without_kernels(
+def test_the_package_builds_without_a_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The build says so; zig is one of its requirements."""

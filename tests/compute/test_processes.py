@@ -113,7 +113,7 @@ def whole(project: Path) -> Path:
     return project / "checkpoints" / "whole"
 
 
-def test_a_run_of_two_processes_is_that_of_one(whole: Path, project: Path) -> None:
+def test_two_processes_write_the_same_run_as_one(whole: Path, project: Path) -> None:
     run = open_run(whole)
     assert run.config.training.processes == 2
     settings: dict[str, Any] = {**run.config.settings(), "processes": 1}
@@ -214,7 +214,7 @@ def test_a_signal_to_one_process_saves_once_and_ends_all(
     assert timeless(path) == timeless(whole)
 
 
-def test_where_one_process_is_killed_all_end(training: Training) -> None:
+def test_all_processes_end_when_one_is_killed(training: Training) -> None:
     os.kill(ranks(training.process.pid)[0], signal.SIGKILL)
     _, stderr = ended(training.process, 1)
     assert stderr.count("error: ") == 1
@@ -223,7 +223,7 @@ def test_where_one_process_is_killed_all_end(training: Training) -> None:
 
 
 @pytest.mark.slow
-def test_a_launcher_that_starts_them_again_resumes(whole: Path, project: Path) -> None:
+def test_a_restarting_launcher_resumes(whole: Path, project: Path) -> None:
     path = project / "checkpoints" / "again"
     launcher = sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"
     two = ("--nproc-per-node", "2", "-m", "attnlm")
@@ -313,7 +313,7 @@ def test_a_gpus_training_looks_for_signals_after_each_step(project: Path) -> Non
         stepper.stop.check()
 
 
-def test_an_error_of_all_is_said_once(project: Path) -> None:
+def test_an_error_of_every_rank_is_printed_once(project: Path) -> None:
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
     process = started(
         *(*launcher, "--nproc-per-node", "2", "-m", "attnlm"), *TRAIN, "--name", "../x", cwd=project
@@ -323,7 +323,7 @@ def test_an_error_of_all_is_said_once(project: Path) -> None:
     assert stderr.count("error: ") == 1 and "../x" in stderr
 
 
-def test_each_machine_says_once_why_all_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_machine_prints_the_error_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._C._distributed_c10d import HashStore
 
     store, said = HashStore(), []
@@ -336,7 +336,7 @@ def test_each_machine_says_once_why_all_end(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("rank", "local", "says"), [(0, 0, True), (5, 1, False), (4, 0, True)])
-def test_a_store_that_does_not_answer_is_not_waited_for(
+def test_an_unresponsive_store_is_not_awaited(
     rank: int, local: int, says: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first process of each machine reports it, as if a link were cut."""
@@ -353,7 +353,7 @@ def test_a_store_that_does_not_answer_is_not_waited_for(
     cut.set()
 
 
-def test_how_long_others_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collective_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten times as long as such work took, here or there; at first half an hour."""
     now = 0.0
     waited: list[float] = []
@@ -414,7 +414,7 @@ WATCHDOG = (
         (f"{GLOO}pair.cc:9] opLength <= nbytes. 8 vs 4", "other"),
     ],
 )
-def test_what_a_failing_collective_means(text: str, means: str) -> None:
+def test_failed_collectives_are_explained(text: str, means: str) -> None:
     """The messages are gloo's and NCCL's; only some of the errors come from another process."""
     from torch.distributed import DistBackendError
 
@@ -448,7 +448,7 @@ def test_what_a_failing_collective_means(text: str, means: str) -> None:
         ({0: 75, 1: 130}, "stopped by SIGINT", 130),
     ],
 )
-def test_a_launcher_says_what_its_processes_left_to_it(
+def test_the_launcher_prints_errors_that_processes_leave_to_it(
     codes: dict[int, int], message: str | None, code: int
 ) -> None:
     meant = module._failure(codes)
@@ -470,7 +470,7 @@ def test_a_launcher_says_what_its_processes_left_to_it(
         ("MASTER_PORT", "99999999", "'99999999': it must be a whole number from 1 to 65,535"),
     ],
 )
-def test_variables_of_a_launcher_that_can_not_be_are_named(
+def test_impossible_launcher_variables_are_named(
     variable: str, value: str, says: str, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

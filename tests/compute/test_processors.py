@@ -20,7 +20,7 @@ def test_a_limit_without_effect_is_a_failure(
     assert outcome("SSE", tmp_path) == (False, "the kernels have 0 lanes, not 4")
 
 
-def test_without_the_tools_environments_are_skipped(
+def test_environments_without_tools_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

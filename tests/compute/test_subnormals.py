@@ -87,7 +87,7 @@ def modes() -> Modes:
     return Modes()
 
 
-def test_torchs_threads_flush_though_they_were_there_before() -> None:
+def test_existing_torch_threads_flush() -> None:
     with threads_of_torch(3):
         assert share_of_zeros() == 0  # now all three are there
         with torch_settings_restored():
@@ -98,7 +98,7 @@ def test_torchs_threads_flush_though_they_were_there_before() -> None:
         assert share_of_zeros() == 0
 
 
-def test_a_mode_that_was_asked_for_before_stays() -> None:
+def test_a_mode_that_the_user_set_stays() -> None:
     torch.set_flush_denormal(True)
     try:
         with flushing_subnormals(), FlushingHere():
@@ -115,7 +115,7 @@ def test_the_mode_is_restored_after_an_error() -> None:
         assert not flushes_subnormals()
 
 
-def test_threads_of_a_pool_take_the_mode_of_whoever_made_it() -> None:
+def test_pool_threads_inherit_the_mode_of_their_creator() -> None:
     all_here = threading.Barrier(3)
 
     def flushes() -> bool:
@@ -130,7 +130,7 @@ def test_threads_of_a_pool_take_the_mode_of_whoever_made_it() -> None:
 
 
 @pytest.mark.parametrize(("model", "compile"), [("single-head", "off"), ("transformer", "auto")])
-def test_training_flushes_in_all_threads_forward_and_backward(
+def test_training_flushes_in_all_threads(
     model: str,
     compile: str,
     modes: Modes,
@@ -191,7 +191,7 @@ def test_sampling_flushes_in_all_threads(modes: Modes, monkeypatch: pytest.Monke
     assert len(modes.found) == 2 and all(modes.found.values())
 
 
-def test_what_is_recorded_is_flushed(modes: Modes) -> None:
+def test_recorded_activations_are_flushed(modes: Modes) -> None:
     model = small_model("transformer")
     record(modes.before(model), torch.tensor([[1, 2, 3]]))
     assert modes.found == {"MainThread": True}

@@ -18,7 +18,7 @@ from attnlm.config.variants import variant
 from attnlm.model.inspection import model_skeleton
 
 
-def test_flags_go_over_recipe_over_defaults() -> None:
+def test_flags_override_recipes_and_recipes_override_defaults() -> None:
     recipe: Settings = {"model": "single-head", "embed_dim": 48, "block_size": 16}
     config = resolve({"block_size": 8}, recipe)
     assert (config.spec.embed_dim, config.spec.block_size) == (48, 8)
@@ -45,14 +45,14 @@ def test_flags_go_over_recipe_over_defaults() -> None:
         ({"seed": True}, "invalid value for `seed`: True", "a whole number"),
     ],
 )
-def test_what_is_wrong_is_named(settings: Settings, message: str, hint: str) -> None:
+def test_wrong_settings_are_named(settings: Settings, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         resolve(settings)
     assert message in caught.value.message
     assert caught.value.hint is not None and hint in caught.value.hint
 
 
-def test_a_wrong_recipe_is_no_usage_error_but_a_wrong_flag_beside_it_is() -> None:
+def test_wrong_recipes_exit_with_1_and_wrong_flags_with_2() -> None:
     with pytest.raises(AttnlmError, match="recipe") as caught:
         resolve({"batch_size": 4}, {"model": "bigram", "heads": 2})
     assert caught.value.exit_code == 1
@@ -68,7 +68,7 @@ def test_a_wrong_recipe_is_no_usage_error_but_a_wrong_flag_beside_it_is() -> Non
         ({"mlp": "none"}, ("mlp_width",)),
     ],
 )
-def test_what_another_model_has_no_use_for_is_dropped_and_named(
+def test_unused_recipe_settings_are_dropped_and_named(
     settings: Settings, dropped: tuple[str, ...]
 ) -> None:
     recipe: Settings = {"model": "transformer", "layers": 3, "embed_dim": 48, "heads": 4}
@@ -80,7 +80,7 @@ def test_what_another_model_has_no_use_for_is_dropped_and_named(
         resolve({**settings, dropped[0]: recipe[dropped[0]]}, recipe)
 
 
-def test_a_budget_takes_the_place_of_a_recipes_steps_and_the_other_way_round() -> None:
+def test_budget_and_steps_override_each_other() -> None:
     assert resolve({"budget": 60.0}, {"steps": 10}).training.steps is None
     config = resolve({"steps": 10}, {"budget": "1m30s"})
     assert config.training.steps == 10 and config.training.budget is None
@@ -151,7 +151,7 @@ def test_enormous_values_are_refused_in_a_short_line(name: str, tmp_path: Path) 
         {"model": "transformer", "heads": 2**16, "head_size": 2**10, "block_size": 1},
     ],
 )
-def test_the_sizes_of_all_tensors_can_be_told(sizes: Settings) -> None:
+def test_sizes_of_all_tensors_are_computed(sizes: Settings) -> None:
     with pytest.raises(UsageError, match="too wide together") as caught:
         resolve(sizes)
     fewer = int(re.findall(r"`heads` (\d+)", caught.value.hint)[0])
@@ -183,7 +183,7 @@ def _optimizer_and_rate(settings: Settings, recipe: Settings | None = None) -> t
 
 
 @pytest.mark.parametrize("name", (*_BY_ADAMW, *_BY_EITHER))
-def test_the_default_learning_rate_is_that_of_the_model_and_its_optimizer(name: str) -> None:
+def test_the_default_learning_rate_depends_on_model_and_optimizer(name: str) -> None:
     model = variant(name)
     rates = _BY_EITHER.get(name) or {"adamw": _BY_ADAMW[name]}
     assert _optimizer_and_rate(model) == next(iter(rates.items()))
@@ -219,7 +219,7 @@ def test_an_option_replaces_the_optimizer_of_a_recipe_and_its_default_rate() -> 
         ("transfromer", "unknown model", "transformer"),
     ],
 )
-def test_a_variant_that_does_not_exist_is_answered(name: str, says: str, hints: str) -> None:
+def test_an_unknown_variant_is_refused(name: str, says: str, hints: str) -> None:
     with pytest.raises(UsageError, match=re.escape(says)) as caught:
         variant(name)
     assert hints in caught.value.hint

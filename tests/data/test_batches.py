@@ -80,7 +80,7 @@ def test_the_smallest_text_has_one_window_and_a_shorter_one_is_refused() -> None
         Batches(numbered(5), block_size=5, batch_size=3, stride=5, seed=0)
 
 
-def test_the_order_of_an_epoch_depends_on_the_seed_whatever_its_phase() -> None:
+def test_the_order_of_an_epoch_depends_on_the_seed_not_only_its_phase() -> None:
     """Windows one token apart begin where they begin with any seed: only their order is left."""
     one, other = (
         Batches(numbered(100), block_size=4, batch_size=50, stride=1, seed=seed) for seed in (1, 2)

@@ -38,7 +38,7 @@ def folder(data: Path) -> Path:
     return data / "cats-char"
 
 
-def test_by_name_by_path_or_the_latest(
+def test_data_sets_open_by_name_by_path_or_as_the_latest(
     data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for opened in (
@@ -58,7 +58,7 @@ def test_by_name_by_path_or_the_latest(
     assert open_dataset("copy").name == "cats-char"
 
 
-def test_what_is_not_there_has_a_hint(data: Path, tmp_path: Path) -> None:
+def test_missing_data_sets_have_a_hint(data: Path, tmp_path: Path) -> None:
     with pytest.raises(AttnlmError, match="cats-chr") as caught:
         open_dataset("cats-chr", data_dir=data)
     assert "cats-char" in (caught.value.hint or "")

@@ -179,7 +179,7 @@ def counted_bigram_loss(train: Any, val: Any, vocab_size: int) -> float:
 
 
 @pytest.mark.parametrize("spec", ["char", "bpe:300"])
-def test_the_bigram_loss_is_that_of_counted_pairs(
+def test_the_bigram_loss_equals_counted_pairs(
     spec: str, source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bins, "PIECE", 7)  # pairs lie across the pieces
@@ -207,7 +207,7 @@ def test_chunks_of_any_size_make_the_same_data_set(
     assert content(data / "chunks" / whole.name) == content(whole)
 
 
-def test_pieces_encoded_side_by_side_have_the_ids_of_the_whole(
+def test_pieces_encoded_in_parallel_have_the_ids_of_the_whole(
     source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_files, "PIECE", 11)
@@ -253,7 +253,9 @@ def notes_of(events: list[object]) -> list[str]:
 WINDOWS = ("One line.\r\nAnother\rline.\r\n" * 40).encode()
 
 
-def test_line_ends_are_kept_and_told_or_made_lf(source: Path, tmp_path: Path, data: Path) -> None:
+def test_line_ends_are_kept_and_reported_or_converted(
+    source: Path, tmp_path: Path, data: Path
+) -> None:
     (tmp_path / "w.txt").write_bytes(WINDOWS)
     lf = WINDOWS.decode().replace("\r\n", "\n").replace("\r", "\n")
     for given, newlines, text in (
@@ -292,7 +294,7 @@ def test_several_sources_are_one_text_however_long_their_names(
     assert len(prepare([url, *[long / "a"] * 300], data_dir=data).sources) == 301
 
 
-def test_a_text_too_small_for_the_defaults_is_told(tmp_path: Path, data: Path) -> None:
+def test_a_text_too_small_for_the_defaults_is_reported(tmp_path: Path, data: Path) -> None:
     for size, fits in ((650, True), (640, False)):  # a context of 64 needs 65 tokens to validate
         path = tmp_path / f"{size}.txt"
         path.write_text("abcdefghij" * (size // 10))
@@ -357,7 +359,7 @@ def test_a_validation_file_too_short_is_named(source: Path, tmp_path: Path, data
 
 @pytest.mark.parametrize("name", ["cats.txt", "val.txt"])
 @pytest.mark.parametrize("changed", ["tac", "Ωat"])
-def test_a_text_that_changes_meanwhile_is_refused(
+def test_a_text_that_changes_during_preparation_is_refused(
     changed: str, name: str, source: Path, data: Path, tmp_path: Path
 ) -> None:
     """The changed text may even have characters that the vocabulary lacks."""
@@ -453,7 +455,7 @@ def during_encoding(source: Path, data: Path, **options: Any) -> Any:
     ],
     ids=["the first stays", "the second may replace it", "both are alike"],
 )
-def test_two_at_once(
+def test_two_simultaneous_preparations(
     theirs: dict[str, Any], ours: dict[str, Any], left: float | None, source: Path, data: Path
 ) -> None:
     listener = during_encoding(source, data, **theirs)

@@ -203,7 +203,7 @@ def test_many_documents_are_split_by_default(
     assert asked.val_characters == -int(-len(joined(CATS, range(count))) * fraction // 1)
 
 
-def test_what_is_recorded_prepares_the_same_again(
+def test_recorded_options_reproduce_the_data_set(
     pets: list[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for options in ({"split": "tail"}, {"split_seed": 5, "val_fraction": 0.2}, {}):
@@ -277,7 +277,7 @@ def test_prepare_says_what_the_validation_split_is_made_of(pets: list[str], here
     assert [part["source"] for part in found["val_parts"]] == pets
 
 
-def test_what_cannot_be_divided_is_refused(here: Path) -> None:
+def test_indivisible_texts_are_refused(here: Path) -> None:
     (here / "a.txt").write_text("fortunes\n" * 50)
     (here / "b.txt").write_text("jargon\n" * 50)
     by_documents = ("--split", "documents")
@@ -314,7 +314,7 @@ def train(dataset: Dataset, **settings: Any) -> attnlm.Run:
     return attnlm.train(dataset, device="cpu", **{**sizes, **settings})
 
 
-def test_the_loss_of_each_source_is_that_of_its_part(pets: list[str], here: Path) -> None:
+def test_the_loss_of_each_source_equals_the_loss_of_its_part(pets: list[str], here: Path) -> None:
     dataset = prepare(pets)
     run = train(dataset)
     plain = attnlm.evaluate(run, device="cpu")
@@ -365,7 +365,7 @@ def test_a_single_source_has_no_table(here: Path) -> None:
     assert len(command("eval", run.path, cwd=here).stdout.splitlines()) == 1
 
 
-def test_of_a_long_split_a_share_of_each_source_is_measured(
+def test_long_splits_measure_a_fraction_of_each_source(
     pets: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = prepare(pets)

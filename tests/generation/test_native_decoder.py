@@ -88,7 +88,7 @@ REFILLS = [(0, 1), (1, 2), (2, 7), (7, 8), (8, BLOCK), (0, BLOCK), (0, 3), (3, 4
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_logits_are_the_textbooks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_equal_the_textbook(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for num_samples in (1, 3):
         assert_textbook(a_model(name), num_samples, REFILLS, library())
     monkeypatch.setattr(native_decoder, "_LARGE", 0)
@@ -154,7 +154,7 @@ def test_large_models_are_computed_by_threads_from_the_weights_where_they_lie(
 
 
 @pytest.mark.parametrize("largest", [1, 2**24])
-def test_tables_are_made_up_to_a_size(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_have_a_size_limit(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_decoder, "_LARGEST_TABLES", largest)
     model = a_model("multi-head:qkv_bias=true")
     assert bool(NativeModel(model, library()).laid.token_maps) == (largest > 1)
@@ -211,7 +211,7 @@ def assert_generation(
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
-def test_tokens_made_in_c_are_those_drawn_in_python(name: str) -> None:
+def test_tokens_drawn_in_c_equal_python(name: str) -> None:
     model = a_model(name)
     assert_generation(model, 1, 0.0, library())
     assert_generation(model, 3, 30.0, library())
@@ -265,7 +265,7 @@ def test_a_sample_does_not_depend_on_the_others(
 
 
 @pytest.mark.parametrize("width", SETS)
-def test_rows_are_computed_alike_whatever_their_number(width: str) -> None:
+def test_rows_do_not_depend_on_the_batch_size(width: str) -> None:
     for name in EMBEDDED:
         assert_rows_alike(NativeModel(a_model(name), library(width)), 24, 10, BLOCK)
 

@@ -108,7 +108,7 @@ def test_logits_that_are_not_finite_are_refused(wrong: float, temperature: float
             next_token_probabilities(np.array(logits_BV), temperature=temperature)
 
 
-def test_each_sample_has_a_stream_of_its_own_whatever_the_others() -> None:
+def test_random_streams_of_samples_are_independent() -> None:
     two, three = Uniforms(5, range(2)), Uniforms(5, range(3))
     for count in (1, 2, 5000):
         few_TB, many_TB = two.take(count), three.take(count)
@@ -144,7 +144,7 @@ VARIANTS = (
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("block_size", [BLOCK, 1])
-def test_fast_tokens_equal_plain_ones_far_past_the_context(name: str, block_size: int) -> None:
+def test_fast_tokens_equal_uncached_ones_far_past_the_context(name: str, block_size: int) -> None:
     model = small_model(name, block_size=block_size)
     for prompt_length in (1, BLOCK, 2 * BLOCK + 3):
         prompt = [int(i) for i in torch.randint(V, (prompt_length,))]
@@ -156,7 +156,7 @@ def test_fast_tokens_equal_plain_ones_far_past_the_context(name: str, block_size
 
 
 @pytest.mark.parametrize("rung", ["multi-head", "transformer"])
-def test_the_window_is_the_one_that_the_design_promises(rung: str) -> None:
+def test_the_window_slides_as_documented(rung: str) -> None:
     """Plain recompute, spelled out: the model sees just the tokens from window_start on."""
     model = small_model(rung)
     config = SamplingConfig(tokens=3 * BLOCK, temperature=0, seed=8)
@@ -196,7 +196,7 @@ def texts_of(
 
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_prompts_of_any_length_are_continued_together_as_alone(
+def test_batched_prompts_equal_single_prompts(
     name: str, native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts may come in any order, repeat, and exceed the context."""
@@ -218,7 +218,7 @@ def test_prompts_of_any_length_are_continued_together_as_alone(
                     assert text == ids[: len(text)] and len(text) >= tokens - 2
 
 
-def test_texts_wait_for_others_no_longer_than_for_themselves() -> None:
+def test_texts_wait_at_most_as_long_as_they_take() -> None:
     prompts = [[0] * length for length in (50, 1, 9, 30, 8, 12, 99, 31)]
     groups = grouped(prompts, 40, 8, most=3)
     assert groups == [[1, 4, 2], [5], [3, 7], [0, 6]]
@@ -295,7 +295,7 @@ def test_a_text_ends_before_the_first_stop_text(stop: str | tuple[str, ...], siz
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_every_way_of_sampling_ends_alike(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_decoder_ends_alike(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not native:
         monkeypatch.setattr("attnlm.generation.decoders.kernels", lambda: None)
     elif kernels() is None:
@@ -323,7 +323,7 @@ def test_every_way_of_sampling_ends_alike(native: bool, monkeypatch: pytest.Monk
         assert texts == expected and count >= sum(map(len, texts))
 
 
-def test_the_command_ends_a_text_by_few_functions(
+def test_few_functions_stand_between_the_command_and_a_token(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare text, counts and JSON; count our functions called before the first token."""

@@ -89,7 +89,7 @@ def resolved(settings: Settings) -> Config:
 
 
 @pytest.mark.parametrize("name", fields_of(Architecture))
-def test_every_part_and_each_of_its_choices_is_in_a_variant(name: str) -> None:
+def test_variants_cover_every_choice_of_every_part(name: str) -> None:
     """The tests of the textbook pass, its script, the decoder in C and pages take each variant."""
     described = fields_of(Architecture)[name]
     values = {getattr(resolve(variant(model), SIZES).spec, name) for model in VARIANTS}

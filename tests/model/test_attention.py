@@ -76,7 +76,7 @@ def test_three_ways_of_averaging_the_past_agree() -> None:
 
 @pytest.mark.parametrize("head_size", [D, C, 2])
 @pytest.mark.parametrize("projection", [True, False])
-def test_heads_side_by_side_equal_separate_heads(head_size: int, projection: bool) -> None:
+def test_fused_heads_equal_separate_heads(head_size: int, projection: bool) -> None:
     """R4's two forms with the same weights; with head_size C, R5's wide heads."""
     parts = {"embed_dim": C, "heads": H, "head_size": head_size, "projection": projection}
     fused = SelfAttention(architecture("multi-head", {**parts, "qkv_bias": True})).double()

@@ -94,7 +94,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("instructions", instruction_sets())
-def test_loss_and_gradients_are_those_of_pytorch(
+def test_loss_and_gradients_equal_pytorch(
     name: str, instructions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ops, "native_kernels", lambda: load(instructions))
@@ -140,7 +140,7 @@ def test_dropout_draws_as_in_pytorch(name: str) -> None:
     assert (other["loss"] - found["loss"]).abs() > 1e-3
 
 
-def test_gradients_are_added_to_those_that_are_there() -> None:
+def test_gradients_accumulate() -> None:
     model = a_model("gpt2").float()
     windows = some_windows(model)
     once = loss_and_gradients(model, windows)
@@ -245,7 +245,7 @@ def test_a_resumed_run_chooses_the_kernels_that_fit_a_changed_one(
         {"model": "transformer", "shard": True, "processes": 2},
     ],
 )
-def test_blocks_in_c_are_refused_where_they_cannot_be(settings: Settings, dataset: Dataset) -> None:
+def test_unsupported_blocks_in_c_are_refused(settings: Settings, dataset: Dataset) -> None:
     config = resolve({"steps": 2, "matmul": "native", **settings})
     with pytest.raises(UsageError, match="native"):
         autotune(config, CPU, dataset)

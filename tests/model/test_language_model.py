@@ -26,7 +26,7 @@ presets = pytest.mark.parametrize("model_name", MODELS)
 
 
 @presets
-def test_first_loss_is_that_of_guessing(model_name: str) -> None:
+def test_first_loss_equals_guessing(model_name: str) -> None:
     inputs, targets = some_ids(2, B, T)
     torch.manual_seed(1)
     model = build_model(resolve({"model": model_name}, SIZES).spec, V)
@@ -102,7 +102,7 @@ def test_tokens_of_another_shape_or_beyond_the_context_are_refused() -> None:
             model(*arguments)
 
 
-def test_bodies_have_as_many_parameters_as_the_table_says() -> None:
+def test_parameter_counts_equal_the_table() -> None:
     C, H, L = 24, 4, 3
     heads: Settings = {"embed_dim": C, "heads": H}
 

@@ -282,7 +282,7 @@ def test_attention_in_c_is_attention(
 
 
 @needs_kernels
-def test_attention_in_c_is_taken_where_it_is_chosen_and_possible() -> None:
+def test_attention_in_c_is_used_if_chosen_and_supported() -> None:
     query, key = torch.randn(2, 4, 100, 8, requires_grad=True), torch.randn(2, 2, 100, 8)
     for value, kernels, expected in (
         (key, COMPILED, True),
@@ -299,7 +299,7 @@ def test_attention_in_c_is_taken_where_it_is_chosen_and_possible() -> None:
 
 
 @needs_kernels
-def test_what_is_no_number_is_seen_by_later_tokens() -> None:
+def test_nan_propagates_to_later_tokens_only() -> None:
     key = torch.randn(1, 1, 130, 4)
     query, value = key.clone().requires_grad_(), key.clone()
     key[0, 0, 66, 1] = torch.nan

@@ -26,7 +26,7 @@ ATTENDING = [variant for variant in VARIANTS if variant not in WITHOUT]
 
 @pytest.mark.parametrize("variant", ATTENDING)
 @torch.no_grad()
-def test_what_is_recorded_fits_together(variant: str) -> None:
+def test_recorded_activations_are_consistent(variant: str) -> None:
     model = small_model(variant)
     assert isinstance(model, Transformer)
     a = model.architecture
@@ -61,7 +61,7 @@ def test_what_is_recorded_fits_together(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", WITHOUT)
-def test_without_attention_there_are_no_weights(variant: str) -> None:
+def test_models_without_attention_have_no_weights(variant: str) -> None:
     with pytest.raises(AttnlmError, match="no attention"):
         _ = record(small_model(variant), some_ids(B, T)).weights
 
@@ -70,7 +70,7 @@ def test_without_attention_there_are_no_weights(variant: str) -> None:
     "variant", ["multi-head", VARIANTS[12], "wide-head", "transformer", "gpt2"]
 )
 @torch.no_grad()
-def test_a_silenced_head_is_one_without_values(variant: str) -> None:
+def test_silencing_equals_zero_values(variant: str) -> None:
     model = small_model(variant)
     a = model.architecture
     layer, head = a.layers - 1, a.heads - 1

@@ -17,7 +17,7 @@ from tests.command import attnlm
 SHAPE = Shape(1, 8, 2, 16, 2, 11)
 
 
-def test_without_a_gpu_the_benchmark_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_benchmark_reports_a_missing_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     cuda.main()
     assert capsys.readouterr().out == "no GPU to measure: PyTorch finds no CUDA device\n"
 

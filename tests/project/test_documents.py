@@ -223,7 +223,7 @@ def test_records_on_stdin_are_prepared_again_alike(
     assert open_dataset(here / again.stdout.strip()).source_sha256 == dataset.source_sha256
 
 
-def test_a_column_is_of_any_of_the_sources(here: Path) -> None:
+def test_a_column_may_be_in_any_source(here: Path) -> None:
     (here / "cats.jsonl").write_bytes(lines(["a b c d e f"] * 30, "story"))
     (here / "dogs.txt").write_bytes(b"g h\xe9 " * 60)
     train = prepare(["dogs.txt", "cats.jsonl"], column="story", encoding="latin-1")
@@ -336,9 +336,7 @@ def test_bad_lines_are_named(
     ],
     ids=range(7),
 )
-def test_what_does_not_decompress_is_named(
-    name: str, content: bytes, message: str, here: Path
-) -> None:
+def test_damaged_archives_are_named(name: str, content: bytes, message: str, here: Path) -> None:
     (here / name).write_bytes(content)
     with pytest.raises(AttnlmError, match=f"cannot decompress {name}: .*{message}") as caught:
         prepare(name)
@@ -442,7 +440,7 @@ def test_a_name_of_the_hub_is_never_a_folder(
     ("source", "package"),
     [("x.parquet", "pyarrow"), ("x.zst", "backports.zstd"), ("hf:a/b", "datasets")],
 )
-def test_what_is_not_installed_is_named(
+def test_missing_extras_are_named(
     source: str, package: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("pyarrow", "backports.zstd", "compression", "datasets"):
@@ -499,7 +497,7 @@ def test_a_data_set_of_the_hub_is_streamed(hub: Path, here: Path) -> None:
         ("hf:nobody/nothing", "hf:nobody/nothing needs the network", "a folder"),
     ],
 )
-def test_what_the_hub_does_not_have_is_one_line(
+def test_missing_hub_data_sets_fail_with_one_error(
     source: str, says: str, hints: str, hub: Path, here: Path
 ) -> None:
     made: dict[str, bytes] = {

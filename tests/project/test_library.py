@@ -167,7 +167,7 @@ def test_a_run_can_be_given_wherever_a_name_can(
     assert attnlm.train(resume=run, patience=9).config.training.steps == 3
 
 
-def test_what_is_neither_a_name_nor_opened_is_refused(trained: Path) -> None:
+def test_runs_of_a_wrong_type_are_refused(trained: Path) -> None:
     run: Any = attnlm.open_run("bigram", checkpoint_dir=trained / "checkpoints")
     dataset: Any = attnlm.open_dataset(trained / "data" / "foxes")
     calls: list[tuple[Callable[[], object], str]] = [

@@ -69,7 +69,7 @@ def test_every_flag_that_they_name_exists() -> None:
     assert {flag for flag in named if not re.search(rf"{flag}\b", helps)} == set()
 
 
-def test_the_generated_pages_are_those_of_the_program() -> None:
+def test_generated_pages_are_current() -> None:
     for name, content in pages().items():
         assert PAGES[name] == content, f"run `python docs/generate.py`: {name} is out of date"
 
@@ -85,7 +85,7 @@ def test_the_page_of_the_library_has_all_fields_and_no_internal_members() -> Non
     assert "append_evaluation" not in shown["Run"]
 
 
-def test_nobody_is_advised_to_install_a_name_that_is_not_ours() -> None:
+def test_documents_never_install_a_package_name_that_is_not_ours() -> None:
     """The package is not published, so anybody could register its name."""
     source = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
     assert not re.search(r"\bpipx? install [\"']?attnlm\b", "\n".join([WRITTEN, *source]))
@@ -104,7 +104,7 @@ CLAIMS = [
 ]
 
 
-def test_figures_of_the_readme_are_those_of_the_page() -> None:
+def test_figures_of_the_readme_match_the_page() -> None:
     text = " ".join(README.split())
     for words, page, column, rows in CLAIMS:
         figures = _figures(PAGES[page], column, rows)

@@ -30,7 +30,7 @@ def _numbers(tally: Tally) -> dict[int, tuple[object, float]]:
     return tried
 
 
-def test_a_case_is_drawn_by_its_number_alone() -> None:
+def test_a_case_depends_on_its_number_alone() -> None:
     together = _numbers(Tally("kill", seed=7, wanted=9))
     assert len(together) == 7
     assert list(together) == sorted(together)

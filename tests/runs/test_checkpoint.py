@@ -22,7 +22,7 @@ V = 11
 
 
 @pytest.mark.parametrize("rung", RUNGS)
-def test_weights_facts_and_the_optimizer_come_back_bit_for_bit(rung: str, tmp_path: Path) -> None:
+def test_checkpoints_round_trip_exactly(rung: str, tmp_path: Path) -> None:
     muon = {} if rung in ("bigram", "average", "dot-product") else {"optimizer": "muon"}
     config = resolve({"model": rung, "block_size": 6, **muon})
     model = build_model(config.spec, V)
@@ -109,7 +109,7 @@ def sealed(path: Path, tensors: dict[str, torch.Tensor], described: str = '{"ste
     save_file(tensors, str(path), metadata)
 
 
-def test_with_a_right_digest_only_what_a_checkpoint_has_is_taken(tmp_path: Path) -> None:
+def test_files_with_a_valid_digest_are_still_checked(tmp_path: Path) -> None:
     config, path = BIGRAM, tmp_path / "last.safetensors"
     table = torch.zeros(5, 5)
     whole = {"model.table.weight": table, "optimizer.table.weight/mean": table.clone()}

@@ -107,7 +107,7 @@ def test_a_stock_class_computes_the_same(
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama:mlp=none", "qwen3"])
-def test_saved_again_by_transformers_it_comes_back_the_same(
+def test_models_saved_by_transformers_import_unchanged(
     name: str, dataset: Dataset, tmp_path: Path, transformers: Any
 ) -> None:
     run = random_run(name, dataset, tmp_path)
@@ -124,7 +124,7 @@ def test_saved_again_by_transformers_it_comes_back_the_same(
     assert back.config.spec.mlp == run.config.spec.mlp
 
 
-def test_no_character_is_a_special_token_there(
+def test_exported_characters_are_not_special_tokens(
     dataset: Dataset, tmp_path: Path, transformers: Any
 ) -> None:
     run = random_run("llama", dataset, tmp_path)
@@ -174,7 +174,7 @@ def test_no_character_is_a_special_token_there(
         ("llama:rotary_factor=4:rotary_context=60", "gguf", "has `rotary_context` 60"),
     ],
 )
-def test_what_no_form_can_express_is_refused(
+def test_unsupported_models_are_refused(
     name: str, to: str, reason: str, dataset: Dataset, tmp_path: Path
 ) -> None:
     sizes = {k: v for k, v in SIZES.items() if k in ("block_size", "steps") or name != "bigram"}
@@ -200,7 +200,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("form", [*STOCK_CLASSES, *GGUF_FORMATS], ids=lambda form: form.name)
-def test_every_form_refuses_a_part_that_it_does_not_list(form: ExternalFormat) -> None:
+def test_every_format_refuses_parts_that_it_does_not_list(form: ExternalFormat) -> None:
     used = next(used for name, used in PLAIN.items() if name in form.name.lower())
     parts = {field.name: getattr(used, field.name) for field in fields(used)}
     assert form.reasons(used) == form.reasons(_Capped(**parts)) == []
@@ -304,7 +304,7 @@ def test_ids_and_decoded_texts_are_identical(tokenizer: Tokenizer) -> None:
         assert theirs.decode(any_ids, skip_special_tokens=False) == tokenizer.decode(any_ids)
 
 
-def test_an_unknown_character_is_refused_there_too() -> None:
+def test_transformers_refuses_unknown_characters_too() -> None:
     theirs = library_tokenizer(CharTokenizer("abc"))
     with pytest.raises(Exception, match="UNK"):
         theirs.encode("abd")
@@ -318,7 +318,7 @@ def test_a_tokenizer_that_the_library_encodes_differently_is_refused(
         library_tokenizer(TOKENIZERS[2])
 
 
-def test_a_single_argument_is_never_another_runs_name(tmp_path: Path) -> None:
+def test_a_single_argument_to_export_is_refused(tmp_path: Path) -> None:
     attnlm.prepare("tales", data_dir=tmp_path / "data")
     shape: dict[str, Any] = {"embed_dim": 8, "heads": 2, "layers": 1, "block_size": 8, "steps": 1}
     for name in ("old", "new"):

@@ -84,7 +84,9 @@ def expected(name: str, weights: dict[str, torch.Tensor], run: Run) -> torch.Ten
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_tensor_is_ours(name: str, kind: str, dataset: Dataset, tmp_path: Path) -> None:
+def test_every_tensor_equals_the_run(
+    name: str, kind: str, dataset: Dataset, tmp_path: Path
+) -> None:
     run = random_run(name, dataset, tmp_path)
     a = run.config.spec
     weights = dict(load_model(run, device="cpu")[0].state_dict())
@@ -124,7 +126,7 @@ def test_every_tensor_is_ours(name: str, kind: str, dataset: Dataset, tmp_path: 
     ],
 )
 @pytest.mark.parametrize("kind", TYPES)
-def test_a_part_that_the_model_lacks_is_written_without_effect(
+def test_missing_parts_are_written_as_identities(
     name: str, architecture: str, kind: str, dataset: Dataset, tmp_path: Path
 ) -> None:
     run = random_run(name, dataset, tmp_path)
@@ -161,7 +163,7 @@ def within_its_type(numbers: Any, wanted: NDArray[np.float32], kind: str) -> Non
         assert error.any()
 
 
-def test_the_file_says_what_it_is(dataset: Dataset, tmp_path: Path) -> None:
+def test_metadata(dataset: Dataset, tmp_path: Path) -> None:
     run = random_run("llama:rotary_base=500:rotary_factor=4:kv_heads=2", dataset, tmp_path)
     reader = exported(run, tmp_path / "out.gguf")
     sizes = {
@@ -237,7 +239,7 @@ def test_tokenizers_as_llama_cpp_reads_them() -> None:
     ],
     ids=lambda given: getattr(given, "name", ""),
 )
-def test_what_llama_cpp_would_read_differently_is_refused(
+def test_models_that_llama_cpp_reads_differently_are_refused(
     tokenizer: Tokenizer, reason: str
 ) -> None:
     with pytest.raises(AttnlmError) as refused:

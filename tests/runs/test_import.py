@@ -162,7 +162,7 @@ def test_truncation_and_padding_of_the_last_call_are_ignored(
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama:bias=true"])
-def test_only_an_mlp_without_effect_is_left_out(name: str, dataset: Any, tmp_path: Path) -> None:
+def test_only_an_mlp_without_effect_is_dropped(name: str, dataset: Any, tmp_path: Path) -> None:
     run = random_run(f"{name}:mlp=none", dataset, tmp_path / "runs")
     folder = attnlm.export(run, tmp_path / "out").path
 
@@ -199,7 +199,7 @@ def folder(exported: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama:bias=true", "qwen3:kv_heads=2"])
-def test_what_was_exported_comes_back_the_same(name: str, dataset: Any, tmp_path: Path) -> None:
+def test_exported_runs_import_unchanged(name: str, dataset: Any, tmp_path: Path) -> None:
     run = random_run(name, dataset, tmp_path / "checkpoints")
     source = attnlm.export(run, tmp_path / "out").path
     place: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints"}
@@ -231,7 +231,9 @@ def test_what_was_exported_comes_back_the_same(name: str, dataset: Any, tmp_path
         attnlm.open_run(back.path)
 
 
-def test_every_command_takes_it_or_says_what_it_lacks(folder: Path, tmp_path: Path) -> None:
+def test_every_command_reads_imported_runs_or_explains_why_not(
+    folder: Path, tmp_path: Path
+) -> None:
     done = command("import", folder, "--name", "theirs", cwd=tmp_path)
     assert done.stdout == "checkpoints/theirs\n" and "210" in done.stderr
     text = "12 apples and 13 pears"
@@ -397,7 +399,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_can_not_be_right_is_refused_in_one_line(
+def test_inconsistent_files_are_refused_in_one_line(
     name: str, folder: Path, tmp_path: Path
 ) -> None:
     harm, says = HOSTILE[name]
@@ -409,7 +411,9 @@ def test_what_can_not_be_right_is_refused_in_one_line(
     assert not list((tmp_path / "checkpoints").glob("*"))
 
 
-def test_pickled_weights_and_what_is_no_folder_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_pickled_weights_and_paths_that_are_not_folders_are_refused(
+    folder: Path, tmp_path: Path
+) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     is_pickled = {"says": "neither model.safetensors nor", "hints": "pickled"}
     fails("import", folder, cwd=tmp_path, code=1, **is_pickled)
@@ -531,7 +535,7 @@ def test_a_sliding_window_shorter_than_the_context_is_refused(
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda t: t.name)
-def test_tokenizers_come_back_the_same(tokenizer: Any) -> None:
+def test_tokenizers_round_trip(tokenizer: Any) -> None:
     content = json.loads(library_tokenizer(tokenizer).to_str())
     back = read_tokenizer(content, tokenizer.vocab_size)
     assert back.to_json() | {"name": tokenizer.name} == tokenizer.to_json()

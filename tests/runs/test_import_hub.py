@@ -111,7 +111,7 @@ def hub(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         server.shutdown()
 
 
-def test_a_name_is_downloaded_what_was_cut_off_goes_on_and_the_cache_is_used_without_a_network(
+def test_downloads_resume_and_the_cache_works_offline(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from huggingface_hub import constants
@@ -141,7 +141,7 @@ def test_a_name_is_downloaded_what_was_cut_off_goes_on_and_the_cache_is_used_wit
     assert "the network" in str(refused.value.hint)
 
 
-def test_what_the_hub_does_not_give_is_one_line(hub: Hub, tmp_path: Path) -> None:
+def test_missing_hub_models_fail_with_one_error(hub: Hub, tmp_path: Path) -> None:
     for name, revision, says, hints in (
         ("gated/model", None, "is gated", "hf auth login"),
         ("nobody/nothing", None, "model nobody/nothing not found", "OWNER/NAME"),
@@ -157,7 +157,7 @@ def test_what_the_hub_does_not_give_is_one_line(hub: Hub, tmp_path: Path) -> Non
         assert hints in refused.value.hint
 
 
-def test_what_can_not_be_imported_is_refused_before_its_weights_are_downloaded(
+def test_unsupported_models_are_refused_before_weights_are_downloaded(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints"}
@@ -181,7 +181,7 @@ def test_a_model_without_a_file_is_refused(missing: str, hub: Hub, tmp_path: Pat
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_a_folder_of_that_name_wins_and_the_extra_is_named(
+def test_local_folders_precede_the_hub_and_a_missing_extra_is_named(
     hub: Hub, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

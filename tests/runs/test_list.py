@@ -91,7 +91,7 @@ def test_folders_of_sharded_runs_count_and_imported_runs_have_no_result(project:
     assert not first.exists()
 
 
-def test_nothing_is_no_error(tmp_path: Path) -> None:
+def test_empty_lists_are_not_an_error(tmp_path: Path) -> None:
     done = command("list", "runs", cwd=tmp_path)
     assert done.stdout == "" and "train one: attnlm train" in done.stderr
     assert listed(tmp_path, "datasets") == {"datasets": []}
@@ -99,7 +99,7 @@ def test_nothing_is_no_error(tmp_path: Path) -> None:
     fails("list", "runs", cwd=tmp_path, code=1, says="checkpoints", hints="folder")
 
 
-def test_whatever_else_lies_there_stops_no_list(project: Path) -> None:
+def test_other_files_do_not_stop_a_list(project: Path) -> None:
     runs, data = project / "checkpoints", project / "data"
     (runs / "notes").mkdir()
     (runs / ".unfinished-x").mkdir()
@@ -135,7 +135,7 @@ def test_whatever_else_lies_there_stops_no_list(project: Path) -> None:
     assert "unreadable  broken: " in done.stderr and "\x1b" not in done.stdout + done.stderr
 
 
-def test_a_ladder_and_a_run_that_is_trained_are_told(project: Path) -> None:
+def test_lists_mark_ladders_and_running_jobs(project: Path) -> None:
     runs = project / "checkpoints"
     (runs / "ladder-001").mkdir()
     sizes: dict[str, Any] = {"seed": 1, "steps": 4, "eval_every": 4, "block_size": 8}
@@ -191,7 +191,7 @@ def test_a_run_is_removed_after_a_question_only(project: Path) -> None:
     assert list(runs.iterdir()) == []  # `latest` would name nothing
 
 
-def test_nothing_elsewhere_is_removed(project: Path, tmp_path: Path) -> None:
+def test_rm_removes_nothing_outside_of_the_folder(project: Path, tmp_path: Path) -> None:
     runs, elsewhere = project / "checkpoints", tmp_path / "elsewhere"
     shutil.copytree(runs / "first", elsewhere)
     (runs / "link").symlink_to(elsewhere)
@@ -221,7 +221,7 @@ def test_nothing_elsewhere_is_removed(project: Path, tmp_path: Path) -> None:
     )
 
 
-def test_what_is_left_of_a_run_can_be_removed_or_is_told_in_one_line(
+def test_incomplete_runs_can_be_removed_or_are_reported_in_one_line(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = project / "checkpoints"

@@ -189,7 +189,7 @@ def test_ids_and_decoded_texts_are_identical(tokenizer: Tokenizer, tmp_path: Pat
         assert theirs.tokenize(b"1") == [*begins, *tokenizer.encode("1")]
 
 
-def test_only_what_should_end_a_text_does(tmp_path: Path) -> None:
+def test_only_end_tokens_end_a_text(tmp_path: Path) -> None:
     for tokenizer in (ByteTokenizer(), ASCII, *(t for t in TOKENIZERS if t.name == "bpe:600")):
         theirs = vocabulary_only(tokenizer, tmp_path / f"{tokenizer.vocab_size}.gguf")
         listed = llama_cpp.llama_model_get_vocab(theirs.model)

@@ -82,7 +82,7 @@ def maps_of(model: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ADAPTABLE)
-def test_adapters_are_what_their_folded_weights_are(name: str) -> None:
+def test_adapters_equal_their_folded_weights(name: str) -> None:
     config = resolve({**variant(name), "lora": 3, "lora_on": "all"})
     lora = config.training.adapters
     assert lora is not None and lora.scale == 2.0
@@ -103,7 +103,7 @@ def test_adapters_are_what_their_folded_weights_are(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "llama:kv_heads=2:tie_embeddings=true", "multi-head"])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_its_gradients_are_those_of_the_folded_weights(name: str, recompute: bool) -> None:
+def test_adapter_gradients_follow_from_folded_weights(name: str, recompute: bool) -> None:
     """Use the chain rule: dA = s Bᵀ dW and dB = s dW Aᵀ."""
     plain, model = adapted(name, LoRA(3, 6.0, tuple(map_shapes(small_model(name).architecture))))
     model.recompute = recompute
@@ -117,7 +117,7 @@ def test_its_gradients_are_those_of_the_folded_weights(name: str, recompute: boo
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
 
 
-def test_what_is_frozen_has_no_gradient_and_no_moments(folder: Path) -> None:
+def test_frozen_weights_have_no_gradients_and_moments(folder: Path) -> None:
     run = child(folder, lora_on="query,down", weight_decay=0.5)
     base, model = (weights_of(attnlm.open_run(run.path.parent / n)) for n in ("parent", run.name))
     changed = {name for name in base if not torch.equal(base[name], model[name])}
@@ -140,7 +140,7 @@ def weights_of(run: Run, which: str = "best") -> dict[str, Tensor]:
     return dict(attnlm.load_model(run, checkpoint=which, device="cpu")[0].named_parameters())
 
 
-def test_it_begins_as_its_parent_and_learns(folder: Path) -> None:
+def test_an_adapter_starts_as_its_parent_and_learns(folder: Path) -> None:
     parent = attnlm.open_run("parent", checkpoint_dir=folder / "checkpoints")
     run = child(folder, steps=30, eval_every=15)
     losses = [record["val_loss"] for record in run.metrics()]
@@ -152,7 +152,7 @@ def test_it_begins_as_its_parent_and_learns(folder: Path) -> None:
     assert run.last.stat().st_size < parent.best.stat().st_size
 
 
-def test_it_is_resumed_exactly(folder: Path) -> None:
+def test_an_adapter_is_resumed_exactly(folder: Path) -> None:
     settings = {"schedule": "constant", "dropout": 0.1, "micro_batch_size": 2}
     whole = child(folder, steps=12, **settings)
     half = child(folder, **settings)
@@ -176,7 +176,7 @@ def test_several_processes_train_one_adapter(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_it_needs_its_parent_no_more_and_writes_through_no_link(
+def test_an_adapter_needs_no_parent_and_does_not_write_through_links(
     links: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files of the parent are linked, or copied if links cannot be made."""
@@ -194,7 +194,7 @@ def test_it_needs_its_parent_no_more_and_writes_through_no_link(
     assert not list(tmp_path.iterdir()) and not run.adapter.is_symlink()
 
 
-def test_its_own_children_start_from_all_of_it(folder: Path) -> None:
+def test_children_of_an_adapter_start_from_merged_weights(folder: Path) -> None:
     first = child(folder)
     expected = weights_of(first)
     for more in ({"lora": 2}, {}):
@@ -204,7 +204,7 @@ def test_its_own_children_start_from_all_of_it(folder: Path) -> None:
             assert_near(weight, expected[name])
 
 
-def test_its_command_makes_it_again_and_commands_read_it_merged(folder: Path) -> None:
+def test_the_command_of_an_adapter_reproduces_it_and_commands_read_it_merged(folder: Path) -> None:
     run = child(folder, lora_on="all", lora_alpha=1.5)
     _, *words = shlex.split(train_command(run))
     command(*words, "--checkpoint-dir", "elsewhere", "--name", "again", cwd=folder)
@@ -234,7 +234,7 @@ def test_its_command_makes_it_again_and_commands_read_it_merged(folder: Path) ->
         ({"compile": "on"}, "`compile` on cannot be combined with `lora`"),
     ],
 )
-def test_what_does_not_go_with_adapters_is_refused(
+def test_options_that_conflict_with_adapters_are_refused(
     settings: dict[str, Any], says: str, folder: Path
 ) -> None:
     given = {"start_from": "parent", "lora": 3, **SMALL, **settings}
@@ -244,7 +244,7 @@ def test_what_does_not_go_with_adapters_is_refused(
     assert says in refused.value.message
 
 
-def test_a_base_that_is_gone_or_another_is_told(folder: Path) -> None:
+def test_a_missing_or_different_base_is_reported(folder: Path) -> None:
     run = child(folder)
     run.base.unlink()
     with pytest.raises(AttnlmError, match=r"checkpoint not found: .*base\.safetensors"):

@@ -83,7 +83,9 @@ def logits_of(run: Run) -> torch.Tensor:
         ("bare", "all"),
     ],
 )
-def test_peft_loads_ours(name: str, on: str, folder: Path, peft: Any, tmp_path: Path) -> None:
+def test_peft_loads_exported_adapters(
+    name: str, on: str, folder: Path, peft: Any, tmp_path: Path
+) -> None:
     run = adapted(folder, name, lora_on=on)
     ours = logits_of(run)
     theirs = peft.PeftModel.from_pretrained(base_of(folder, name), run.adapter).eval()
@@ -130,7 +132,9 @@ def theirs_of(folder: Path, peft: Any, base: str, settings: dict[str, Any]) -> A
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_theirs_is_a_run_of_ours(name: str, folder: Path, peft: Any, tmp_path: Path) -> None:
+def test_adapters_of_peft_can_be_imported(
+    name: str, folder: Path, peft: Any, tmp_path: Path
+) -> None:
     base, settings = ADAPTERS[name]
     theirs = theirs_of(folder, peft, base, settings)
     theirs.save_pretrained(tmp_path / "theirs")
@@ -144,7 +148,7 @@ def test_theirs_is_a_run_of_ours(name: str, folder: Path, peft: Any, tmp_path: P
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_more_than_adapters_is_refused(folder: Path, peft: Any, tmp_path: Path) -> None:
+def test_unsupported_adapters_are_refused(folder: Path, peft: Any, tmp_path: Path) -> None:
     before = sorted((folder / "checkpoints").iterdir())
     for name, settings, says in (
         ("bare", {"target_modules": ["c_attn", "c_fc"]}, "c_fc.* is not an adapter of GPT2"),
@@ -160,7 +164,7 @@ def test_what_is_more_than_adapters_is_refused(folder: Path, peft: Any, tmp_path
     assert sorted((folder / "checkpoints").iterdir()) == before
 
 
-def test_a_damaged_adapter_is_told_in_one_line(folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_adapter_is_reported_in_one_line(folder: Path, tmp_path: Path) -> None:
     run = adapted(folder, "gpt2", steps=1)
     path = run.adapter
     config, tensors = (path / f"adapter_{n}" for n in ("config.json", "model.safetensors"))
@@ -198,7 +202,7 @@ def test_a_damaged_adapter_is_told_in_one_line(folder: Path, tmp_path: Path) -> 
     fails(*arguments, cwd=folder, code=1, says="cannot read", hints="copy")
 
 
-def test_an_adapter_without_a_stock_class_stays_ours(folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_without_a_stock_class_cannot_be_exported(folder: Path, tmp_path: Path) -> None:
     parent = attnlm.train(**places(folder), model="multi-head", steps=2, seed=1, device="cpu")
     run = adapted(folder, parent.name, steps=2)
     assert not run.adapter.exists() and run.best.exists()

@@ -54,7 +54,7 @@ def steps(run: Run) -> list[int]:
 
 
 @pytest.mark.parametrize("rung", RUNGS)
-def test_every_evaluation_leaves_what_the_model_said_and_where_it_looked(
+def test_every_evaluation_records_a_sample_and_attention(
     rung: str, data: Path, tmp_path: Path
 ) -> None:
     run = trained(data, tmp_path, model=rung)
@@ -105,7 +105,7 @@ def test_an_attention_without_softmax_trains_and_has_no_maps(
 
 
 @pytest.mark.parametrize("dataset", ["fruits-byte", "fruits-bpe300"])
-def test_the_passage_is_short_whatever_the_tokenizer(
+def test_the_passage_is_short_with_every_tokenizer(
     dataset: str, data: Path, tmp_path: Path
 ) -> None:
     run = trained(data, tmp_path, dataset=dataset, block_size=40, steps=1, eval_every=1)
@@ -116,7 +116,7 @@ def test_the_passage_is_short_whatever_the_tokenizer(
         assert snapshot.maps.sum(-1) == pytest.approx(1, abs=0.05)
 
 
-def test_it_changes_nothing_else(
+def test_the_ticker_does_not_change_training(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"model": "transformer", "dropout": 0.3}
@@ -138,7 +138,9 @@ def test_it_changes_nothing_else(
 
 
 @pytest.mark.parametrize("rung", ["bigram", "multi-head", "transformer"])
-def test_numbers_gone_wrong_are_left_to_others(rung: str, data: Path, tmp_path: Path) -> None:
+def test_the_ticker_ignores_weights_that_are_not_finite(
+    rung: str, data: Path, tmp_path: Path
+) -> None:
     model, _ = attnlm.load_model(trained(data, tmp_path, model=rung, steps=1), device="cpu")
     for number in (float("nan"), float("inf"), 3e38):
         with torch.no_grad():
@@ -148,7 +150,7 @@ def test_numbers_gone_wrong_are_left_to_others(rung: str, data: Path, tmp_path: 
         assert snapshot.step == 1
 
 
-def test_a_line_too_many_or_cut_short_is_gone_after_a_resume(data: Path, tmp_path: Path) -> None:
+def test_extra_and_truncated_lines_are_removed_on_resume(data: Path, tmp_path: Path) -> None:
     run = trained(data, tmp_path, steps=10, schedule="constant")
     events: list[object] = []
     whole = trained(data, tmp_path, steps=20, schedule="constant", on_event=events.append)
@@ -164,7 +166,7 @@ def test_a_line_too_many_or_cut_short_is_gone_after_a_resume(data: Path, tmp_pat
     assert steps(resumed) == [0, 5, 10, 15, 20]
 
 
-def test_lost_lines_are_not_missed_and_lines_of_another_run_go(data: Path, tmp_path: Path) -> None:
+def test_lost_lines_are_accepted_and_foreign_lines_removed(data: Path, tmp_path: Path) -> None:
     run = trained(data, tmp_path, steps=10)
     path = run.path / "ticker.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -204,7 +206,7 @@ def map_bytes(count: int) -> str:
     return base64.b64encode(bytes(count)).decode()
 
 
-def test_a_line_that_is_none_of_ours_is_refused_by_name(data: Path, tmp_path: Path) -> None:
+def test_a_foreign_line_is_refused_by_name(data: Path, tmp_path: Path) -> None:
     run = trained(data, tmp_path, steps=1, eval_every=1)
     path = run.path / "ticker.jsonl"
     record = {"step": 0, "text": "a", "maps": map_bytes(4 * 36), "passage": list("12 appl")}
@@ -227,7 +229,7 @@ def test_a_line_that_is_none_of_ours_is_refused_by_name(data: Path, tmp_path: Pa
     assert steps(attnlm.train(resume=run.path, steps=2)) == [2]
 
 
-def test_it_stops_growing_where_it_could_not_be_read_back(
+def test_the_ticker_stops_at_its_size_limit(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def small(*arguments: Any) -> Journal:

@@ -28,7 +28,7 @@ from tests.command import attnlm, fails, on_a_terminal
 TEXT = "the dog.\nth"
 
 
-def test_the_numbers_are_those_of_the_model(trained: Path) -> None:
+def test_attend_equals_the_model(trained: Path) -> None:
     done = attnlm("attend", TEXT, "--run", "transformer", "--json", cwd=trained)
     facts = json.loads(done.stdout)
     run = open_run("transformer", checkpoint_dir=trained / "checkpoints")
@@ -95,7 +95,7 @@ def test_a_picture_is_the_same_each_time(kind: str, trained: Path) -> None:
         assert xml.etree.ElementTree.fromstring(content).tag.endswith("svg")
 
 
-def test_of_a_longer_text_the_last_tokens_are_taken_and_told(trained: Path) -> None:
+def test_long_texts_are_cut_to_their_last_tokens_with_a_note(trained: Path) -> None:
     run = open_run("multi-head", checkpoint_dir=trained / "checkpoints")
     notes: list[object] = []
     fitting = TEXT * 40
@@ -118,7 +118,7 @@ def test_attend_refuses_bad_arguments(trained: Path) -> None:
         fails("attend", *arguments, cwd=trained, code=code, says=says, hints=hints)
 
 
-def test_what_cannot_be_seen_is_shown() -> None:
+def test_invisible_characters_are_shown() -> None:
     assert visible("a b\n\x00é日\u200b") == "a␣b⏎\\x00é日\\u200b"
 
 
@@ -135,7 +135,7 @@ for sys.argv in {}:
 """
 
 
-def test_it_draws_in_silence_without_a_home_and_whatever_a_users_settings(
+def test_drawing_is_silent_without_a_home_and_with_user_settings(
     trained: Path, tmp_path: Path
 ) -> None:
     runs = ["--checkpoint-dir", str(trained / "checkpoints")]
@@ -180,7 +180,7 @@ def test_a_picture_takes_an_installed_font_that_has_the_characters(
     assert pictures.fonts_for("the" + one_has) == ([*families, "cmr10"], "")
 
 
-def test_characters_that_no_font_has_are_said_and_stay_text_in_an_svg(
+def test_characters_without_a_font_are_reported_and_stay_text_in_svg(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd, real = "猫", pictures._characters

@@ -24,7 +24,7 @@ def some_attention(trained: Path) -> Attention:
     return attend(open_run("transformer", checkpoint_dir=trained / "checkpoints"), TEXT)
 
 
-def test_it_is_one_file_with_the_attention(attention: Attention) -> None:
+def test_the_page_is_one_file_with_the_attention(attention: Attention) -> None:
     html = attention_page(attention)
     asks_for_nothing(html)
     assert CAUTION in html.decode() and html == attention_page(attention)
@@ -39,7 +39,7 @@ def test_it_is_one_file_with_the_attention(attention: Attention) -> None:
         np.testing.assert_allclose(likeliest, wanted, rtol=1e-3, atol=1e-9)
 
 
-def test_a_text_cannot_break_out_of_it(attention: Attention) -> None:
+def test_texts_are_escaped(attention: Attention) -> None:
     tokens = ["</script>", "<b>", "&", '"', *attention.tokens[4:]]
     broken = Attention(**{**attention.__dict__, "tokens": tokens})
     found, usual = (elements(attention_page(shown)) for shown in (broken, attention))
@@ -82,7 +82,7 @@ def attention_like(layers: int, heads: int, length: int, vocabulary: int) -> Att
     return Attention("run", "gpt2", tokens, words, weights, probabilities)
 
 
-def test_of_a_long_text_the_largest_shares_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_texts_keep_the_largest_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = attention_like(2, 5, 60, 7)
     whole = packed_maps(attention.weights)
     np.testing.assert_allclose(drawn(whole, attention), attention.weights, atol=0.51 / 255)
@@ -251,5 +251,5 @@ def test_maps_take_the_colour_of_the_scheme(browser: Any, page: Path) -> None:
         until(view, f"({first_pixel})() === '207,230,255,255'")
 
 
-def test_it_fits_a_phone_and_paper(browser: Any, page: Path) -> None:
+def test_the_attention_page_fits_phones_and_paper(browser: Any, page: Path) -> None:
     check_fits(browser, page, "attend")

@@ -54,7 +54,7 @@ def test_losses_of_any_size_are_drawn_with_short_numbers() -> None:
     assert "has risen by 3e+38 since step 0" in verdict(records, {"bigram_loss": 2, "floor": None})
 
 
-def test_it_is_drawn_seldom_while_training_and_always_at_the_end(
+def test_curves_are_drawn_rarely_during_training_and_always_at_the_end(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = train(dataset, tmp_path)

@@ -60,7 +60,7 @@ def spelled_out(a: Tensor, ids: Tensor, starts: Tensor) -> dict[str, float]:
     return {pattern: float(np.mean(shares)) for pattern, shares in found.items()}
 
 
-def test_scores_are_their_formulas() -> None:
+def test_scores_equal_their_formulas() -> None:
     generator = torch.Generator().manual_seed(1)
     scores = torch.randn(N, H, T, T, generator=generator) * 2
     later = torch.ones(T, T, dtype=torch.bool).triu(1)
@@ -103,13 +103,13 @@ ALIKE = {"same-token": 0.32, "previous-token": 0.3}
         ({"same-token": 0.5}, RARE, {"same-token": 0.6}, "same-token"),
     ],
 )
-def test_a_name_needs_a_score_beyond_that_of_chance_and_of_the_other_heads(
+def test_a_name_needs_a_score_above_chance_and_other_heads(
     scores: dict[str, float], chance: dict[str, float], others: dict[str, float], name: str
 ) -> None:
     assert see.name_of(NO_CHANCE | scores, NO_CHANCE | chance, others) == name
 
 
-def test_where_words_start() -> None:
+def test_word_starts() -> None:
     text = "it's a b2b, no?"
     tokenizer = CharTokenizer("".join(sorted(set(text))))
     starts = word_starts(tokenizer, np.array([tokenizer.encode(text)]))[0]
@@ -178,7 +178,7 @@ def test_the_table_of_heads_fits_80_columns(ablate: bool, trained: Path) -> None
     assert lines[-2].split()[:3] == ["100", "105", "mixed"]
 
 
-def test_the_loss_over_a_part_of_the_split_is_said_to_be_of_that_part(trained: Path) -> None:
+def test_a_partial_loss_states_its_part_of_the_split(trained: Path) -> None:
     run = open_run(trained / "checkpoints" / "multi-head")
     all_windows = (run.dataset["val_tokens"] - 1) // 16
     flags = ("heads", "--run", "multi-head", "--ablate", "--windows")
@@ -283,7 +283,7 @@ def built_by_hand(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("has_text", [True, False])
-def test_the_scores_find_the_heads_and_only_them(has_text: bool, built: Run) -> None:
+def test_scores_identify_exactly_the_built_heads(has_text: bool, built: Run) -> None:
     run = built if has_text else replace(built, imported_from="elsewhere")
     report = study_heads(run, windows=8, device="cpu")
     assert report.has_text == has_text and report.repeated == min(CONTEXT // 2, run.vocab_size)
@@ -297,7 +297,7 @@ def test_the_scores_find_the_heads_and_only_them(has_text: bool, built: Run) -> 
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
-def test_heads_that_attend_to_a_target_in_part_are_named_by_it(share: float) -> None:
+def test_heads_with_partial_attention_to_a_target_are_named(share: float) -> None:
     """The rest of the attention is uniform. A query without a target attends to itself."""
     ids_NT = torch.from_numpy(repeated_random_tokens(26, 64, 8))
     count, length = ids_NT.shape

@@ -179,7 +179,7 @@ def test_a_tool_that_fails_stops_nothing(
     assert list(other.series("loss/validation")) == [0, 3, 6] and other.ended
 
 
-def test_a_training_that_stops_lets_them_end_too_with_few_points_of_a_long_training(
+def test_interrupted_training_closes_tools_and_long_training_logs_few_points(
     dataset: Dataset, tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(event: object) -> None:
@@ -203,7 +203,7 @@ def test_a_damaged_record_stops_nothing(dataset: Dataset, tmp_path: Path) -> Non
         assert any(isinstance(n, Note) and "logs.json is not valid: its '" in n.text for n in notes)
 
 
-def test_what_is_not_installed_is_said_before_anything_is_made(
+def test_missing_tools_are_reported_before_the_run_is_created(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -215,7 +215,7 @@ def test_what_is_not_installed_is_said_before_anything_is_made(
     assert not (project / "checkpoints").exists()
 
 
-def test_the_command_names_several(
+def test_several_tools_can_be_named(
     dataset: Dataset, tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(logs.TOOLS, "os", Kept)
@@ -230,7 +230,7 @@ def test_the_command_names_several(
     assert len(kept.made) == 2
 
 
-def test_maps_lie_side_by_side() -> None:
+def test_maps_are_drawn_in_one_row() -> None:
     maps = np.zeros((2, 3, 4, 4), np.float32)
     maps[1, 2, 3, 0] = 1.0
     sheet = pictures.sheet(maps)

@@ -61,7 +61,7 @@ def test_an_imported_run_is_shown_without_a_training(
 
 
 @pytest.mark.parametrize("content", [b"no JSON\n" * 3, b"\xff\xfe\n", None])
-def test_where_a_file_is_damaged_the_plain_line_is_shown(
+def test_damaged_runs_fall_back_to_the_plain_repr(
     content: bytes | None, dataset: attnlm.Dataset, tmp_path: Path
 ) -> None:
     run = attnlm.train(dataset, checkpoint_dir=tmp_path, steps=2, **SMALL)
@@ -124,7 +124,7 @@ def trained_with(bar: attnlm.ProgressBar, dataset: attnlm.Dataset, folder: Path)
     return attnlm.train(dataset, checkpoint_dir=folder, steps=9, on_event=bar, **SMALL)
 
 
-def test_without_a_terminal_evaluations_and_the_end_are_lines(
+def test_evaluations_are_printed_as_lines_without_a_terminal(
     dataset: attnlm.Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = trained_with(attnlm.ProgressBar(), dataset, tmp_path)
@@ -139,7 +139,7 @@ def test_without_a_terminal_evaluations_and_the_end_are_lines(
     )
 
 
-def test_in_a_terminal_a_bar_gives_way_to_the_last_line(
+def test_the_last_line_replaces_the_bar_in_a_terminal(
     dataset: attnlm.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = Terminal()
@@ -153,7 +153,7 @@ def test_in_a_terminal_a_bar_gives_way_to_the_last_line(
     assert "finished at step 9" in shown.getvalue().split("\r")[-1]
 
 
-def test_in_a_notebook_a_bar_gives_way_to_the_last_line(
+def test_the_last_line_replaces_the_bar_in_a_notebook(
     dataset: attnlm.Dataset,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -201,7 +201,7 @@ def test_events_are_printed_as_lines(tmp_path: Path, capsys: pytest.CaptureFixtu
 # --- The notebook of the ladder -------------------------------------------------------------------
 
 
-def test_its_saved_outputs_are_those_of_its_code() -> None:
+def test_saved_outputs_match_the_code() -> None:
     assert SAVED["metadata"]["attnlm"]["outputs_of"] == code_hash(SAVED), "run `make notebook`"
     assert [cell["execution_count"] for cell in CODE] == list(range(1, len(CODE) + 1))
     kinds = {output["output_type"] for cell in CODE for output in cell["outputs"]}
@@ -212,7 +212,7 @@ def test_its_saved_outputs_are_those_of_its_code() -> None:
     assert NOTEBOOK.stat().st_size < 500_000
 
 
-def test_its_words_name_numbers_that_its_outputs_show() -> None:
+def test_numbers_in_the_prose_appear_in_outputs() -> None:
     prose = "".join("".join(c["source"]) for c in SAVED["cells"] if c["cell_type"] == "markdown")
     outputs = json.dumps([cell["outputs"] for cell in CODE])
     named = set(re.findall(r"\d+\.\d{2,}", prose))
@@ -220,7 +220,7 @@ def test_its_words_name_numbers_that_its_outputs_show() -> None:
     assert {number for number in named if number not in outputs} == set()
 
 
-def test_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_of_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the cells in this process with few steps and without pandas."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pandas", None)
@@ -241,7 +241,7 @@ def test_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_kernel_gives_its_numbers_again(tmp_path: Path) -> None:
+def test_a_kernel_reproduces_the_saved_numbers(tmp_path: Path) -> None:
     pytest.importorskip("nbclient", reason="needs the extra notebook")
     pytest.importorskip("ipykernel", reason="needs the extra notebook")
     from docs.run_notebook import execute, read

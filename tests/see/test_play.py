@@ -71,7 +71,7 @@ def check_logits(view: Any, rounding: torch.dtype) -> None:
             assert np.abs(found - expected_V).max() <= 1e-4 * np.abs(expected_V).max(), name
 
 
-def test_logits_of_every_variant_are_those_of_the_textbook_pass(
+def test_logits_of_every_variant_equal_the_textbook_pass(
     all_variants: Any, browser: Any, tmp_path: Path
 ) -> None:
     check_logits(all_variants, torch.float32)
@@ -80,7 +80,7 @@ def test_logits_of_every_variant_are_those_of_the_textbook_pass(
         check_logits(view, torch.float16)
 
 
-def test_attention_of_every_variant_is_that_of_the_model(all_variants: Any) -> None:
+def test_attention_of_every_variant_equals_the_model(all_variants: Any) -> None:
     for number, name in enumerate(VARIANTS):
         ids = some_ids(9)
         seen = record(small_model(name), ids[None])
@@ -107,7 +107,7 @@ def check_greedy(view: Any, number: int, model: LanguageModel) -> list[int]:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_likeliest_tokens_are_those_that_sample_takes(name: str, all_variants: Any) -> None:
+def test_greedy_tokens_equal_sample(name: str, all_variants: Any) -> None:
     check_greedy(all_variants, VARIANTS.index(name), small_model(name))
 
 
@@ -121,7 +121,7 @@ OUT_OF_RANGE = {
 }
 
 
-def test_what_is_out_of_range_is_an_error_of_the_console(all_variants: Any) -> None:
+def test_values_out_of_range_throw(all_variants: Any) -> None:
     script = """(options) => attnlm.models[0].generate({ids: [1], tokens: 1, ...options})
       .then((ids) => `made ${ids}`, (error) => `${error.name}: ${error.message}`)"""
     for name, values in OUT_OF_RANGE.items():
@@ -179,7 +179,7 @@ def awkward_texts() -> list[str]:
     ]
 
 
-def test_ids_and_texts_are_those_of_every_tokenizer(browser: Any, tmp_path: Path) -> None:
+def test_ids_and_texts_equal_every_tokenizer(browser: Any, tmp_path: Path) -> None:
     texts = awkward_texts()
     models = [(small_model("multi-head", one.vocab_size), one) for one in tokenizers()]
     page = page_of(tmp_path, *(shown(one.name, model, one) for model, one in models))
@@ -265,7 +265,7 @@ WIDTHS = pytest.mark.parametrize("width", [1300, 400])
 
 
 @WIDTHS
-def test_it_is_used_by_the_keyboard(width: int, browser: Any, tmp_path: Path) -> None:
+def test_keyboard_controls(width: int, browser: Any, tmp_path: Path) -> None:
     page = page_of(tmp_path, shown("multi-head", small_model("multi-head").float()))
     with opened(browser, page, viewport={"width": width, "height": 900}) as view:
         view.focus("#prompt")
@@ -298,7 +298,7 @@ def test_it_is_used_by_the_keyboard(width: int, browser: Any, tmp_path: Path) ->
 
 
 @WIDTHS
-def test_it_is_used_by_the_mouse(width: int, browser: Any, tmp_path: Path) -> None:
+def test_mouse_controls(width: int, browser: Any, tmp_path: Path) -> None:
     """A number of the scores is the product of a query and a key, which are framed."""
     model = small_model("multi-head").float()
     ids_BT = torch.tensor([LETTERS.encode("abcab")])
@@ -328,7 +328,7 @@ def test_it_is_used_by_the_mouse(width: int, browser: Any, tmp_path: Path) -> No
         assert "“c” attends to" in view.inner_text("#head-caption")
 
 
-def test_models_side_by_side_are_chosen_in_turn_and_generate_until_one_types(
+def test_several_models_can_be_chosen_and_typing_stops_generation(
     browser: Any, tmp_path: Path
 ) -> None:
     names = ("bigram", "multi-head", "transformer")
@@ -377,7 +377,7 @@ def test_a_hostile_tokenizer_shows_text_and_runs_nothing(browser: Any, tmp_path:
         assert not set("\u2028\u2066\u202e\0") & set(view.locator("body").inner_text())
 
 
-def test_it_fits_screens_and_paper(browser: Any, tmp_path: Path) -> None:
+def test_the_play_page_fits_screens_and_paper(browser: Any, tmp_path: Path) -> None:
     models = [shown(name, small_model(name)) for name in ("bigram", "multi-head", "transformer")]
     page = page_of(tmp_path, *models, prompt="abcabcabcabc")
     check_fits(browser, page, "play")

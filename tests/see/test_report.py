@@ -79,7 +79,7 @@ def data_of(found: Report) -> Any:
 # --- What it gathers ------------------------------------------------------------------------------
 
 
-def test_it_gathers_what_the_single_commands_show(runs: Path) -> None:
+def test_a_report_contains_the_results_of_the_single_commands(runs: Path) -> None:
     run = open_run("transformer", checkpoint_dir=runs)
     events: list[object] = []
     found = report(run, text=TEXT, windows=3, device="cpu", on_event=events.append)
@@ -96,9 +96,7 @@ def test_it_gathers_what_the_single_commands_show(runs: Path) -> None:
     assert tasks == [("scoring heads", 0), ("sampling", 1)]
 
 
-def test_without_a_text_the_chosen_checkpoint_reads_the_validation_split(
-    runs: Path, trained: Path
-) -> None:
+def test_the_default_text_is_the_validation_split(runs: Path, trained: Path) -> None:
     found = of("multi-head", runs, checkpoint="last")
     val = attnlm.open_dataset(trained / "data" / "foxes").val
     assert found.ids == val[:16].tolist()
@@ -124,7 +122,7 @@ def test_every_rung_has_a_page(rung: str, runs: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_without_the_data_set_or_snapshots_it_says_so(runs: Path, tmp_path: Path) -> None:
+def test_missing_data_sets_and_snapshots_are_reported(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "transformer", tmp_path / "transformer")
     run = open_run(tmp_path / "transformer")
     run = replace(run, dataset={**run.dataset, "path": str(tmp_path / "nowhere" / "foxes")})
@@ -151,7 +149,7 @@ def test_without_the_data_set_or_snapshots_it_says_so(runs: Path, tmp_path: Path
     assert "<svg" in page and 'id="snapshot"' not in page and "report.js" not in page
 
 
-def test_it_shows_a_longer_text_and_what_prints_it(
+def test_the_report_shows_a_longer_sample_and_its_command(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(runs.parent)
@@ -174,7 +172,7 @@ def typed(command: str) -> Done:
 
 
 @pytest.mark.parametrize("rung", ["bigram", "transformer", "projected", "drawn"])
-def test_its_commands_make_the_run_again(
+def test_the_commands_of_a_report_reproduce_the_run(
     rung: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The folder has nothing but the text."""
@@ -204,7 +202,7 @@ def test_its_commands_make_the_run_again(
     assert ours == theirs
 
 
-def test_the_data_set_is_prepared_as_it_was(
+def test_the_prepare_command_reproduces_the_data_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -228,7 +226,7 @@ def test_the_data_set_is_prepared_as_it_was(
 # --- The page -------------------------------------------------------------------------------------
 
 
-def test_it_is_one_file_with_the_loss_of_each_silenced_head(found: Report) -> None:
+def test_the_report_is_one_file_with_the_loss_without_each_head(found: Report) -> None:
     page = report_page(found)
     asks_for_nothing(page)
     assert page == report_page(found)
@@ -237,7 +235,7 @@ def test_it_is_one_file_with_the_loss_of_each_silenced_head(found: Report) -> No
         assert f"<td>{head.loss_change:+z.4f}</td>" in page.decode()
 
 
-def test_what_the_model_said_is_shown_as_text(found: Report) -> None:
+def test_samples_are_escaped(found: Report) -> None:
     said = "</script><script>alert(1)</script><b>&amp;"
     for text, held, shown in (
         (said, said, "&lt;b&gt;&amp;amp;"),
@@ -250,7 +248,7 @@ def test_what_the_model_said_is_shown_as_text(found: Report) -> None:
 
 
 @pytest.mark.parametrize("rung", [*RUNGS[1:], "projected", "tied"])
-def test_a_row_of_the_lens_is_the_model_without_the_layers_above(rung: str, runs: Path) -> None:
+def test_a_row_of_the_lens_equals_the_model_without_later_layers(rung: str, runs: Path) -> None:
     model, _ = attnlm.load_model(runs / rung, device="cpu")
     assert isinstance(model, Transformer)
     ids = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
@@ -281,7 +279,7 @@ def scores_at(snapshot: Snapshot) -> dict[tuple[int, int], float]:
     return {(layer, head): float(scores[layer, head]) for layer, head in np.ndindex(2, 2)}
 
 
-def test_of_many_heads_the_films_are_of_those_with_the_largest_scores(
+def test_films_show_the_heads_with_the_largest_scores(
     found: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("attnlm.see.report_page._MOST_FILMS", 3)
@@ -295,7 +293,7 @@ def test_of_many_heads_the_films_are_of_those_with_the_largest_scores(
         assert film["scores"][-1] == pytest.approx(scores[layer, head], abs=0.0006)
 
 
-def test_an_imported_run_has_a_page_of_what_it_is(runs: Path, tmp_path: Path) -> None:
+def test_an_imported_run_has_a_report_without_training(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "transformer", tmp_path / "theirs")
     for name in ("metrics.jsonl", "ticker.jsonl"):
         (tmp_path / "theirs" / name).unlink()
@@ -342,7 +340,9 @@ def test_a_large_model_and_a_long_text_stay_below_3_mb(found: Report) -> None:
 # --- The command ----------------------------------------------------------------------------------
 
 
-def test_the_command_writes_it(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_the_report(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(runs.parent)
     done = typed("attnlm report tied --text 'the fox'")
     assert done.stdout == f"{Path('checkpoints/tied/report.html')}\n" and "tied" in done.stderr
@@ -356,7 +356,7 @@ def test_the_command_writes_it(runs: Path, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("characters", ["a", "ab"])
 @pytest.mark.parametrize("model", ["bigram", "single-head", "transformer"])
-def test_the_smallest_runs_are_shown_too(
+def test_the_smallest_runs_have_reports(
     model: str, characters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A context of one token, one step, a vocabulary of one or two ids, few tokens to validate."""
@@ -371,7 +371,7 @@ def test_the_smallest_runs_are_shown_too(
         assert done.code == 0, (line, done.stderr)
 
 
-def test_what_is_wrong_is_said_and_nothing_is_written(runs: Path, tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused_and_nothing_is_written(runs: Path, tmp_path: Path) -> None:
     cwd, tied = runs.parent, ["report", "tied"]
     weights = (runs / "tied" / "best.safetensors").read_bytes()
     odd = tmp_path.parent / "odd"
@@ -488,7 +488,7 @@ def test_another_heads_film(view: Any, found: Report) -> None:
             assert np.corrcoef(drawn, np.sqrt(weights))[0, 1] > 0.98
 
 
-def test_on_paper_nothing_is_cut_off_and_nothing_is_tiny(browser: Any, page: Path) -> None:
+def test_printed_pages_are_complete_and_readable(browser: Any, page: Path) -> None:
     a4 = 688  # pixels between the margins
     with opened(browser, page, viewport={"width": a4, "height": 1000}) as view:
         view.emulate_media(media="print")
@@ -510,7 +510,7 @@ def test_on_paper_nothing_is_cut_off_and_nothing_is_tiny(browser: Any, page: Pat
 
 
 @pytest.mark.parametrize(("width", "smallest"), [(360, 8.5), (1280, 12)])
-def test_the_tokens_beside_the_map_are_readable_and_beside_their_rows(
+def test_token_labels_are_readable_and_aligned_with_their_rows(
     browser: Any, page: Path, width: int, smallest: float
 ) -> None:
     with opened(browser, page, viewport={"width": width, "height": 900}) as view:
@@ -527,7 +527,7 @@ def test_the_tokens_beside_the_map_are_readable_and_beside_their_rows(
         assert (top + bottom) / 2 == pytest.approx(middle, abs=2)
 
 
-def test_its_texts_are_there_without_scripts_and_on_paper(
+def test_texts_are_shown_without_scripts_and_in_print(
     browser: Any, page: Path, found: Report
 ) -> None:
     with opened(browser, page, java_script_enabled=False) as view:
@@ -541,7 +541,7 @@ def test_its_texts_are_there_without_scripts_and_on_paper(
         assert lines["height"] <= around["height"]
 
 
-def test_it_fits_phone_desk_and_paper(browser: Any, page: Path) -> None:
+def test_the_report_fits_phone_desk_and_paper(browser: Any, page: Path) -> None:
     check_fits(browser, page, "report")
 
 

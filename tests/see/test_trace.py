@@ -106,7 +106,7 @@ def test_trace_prints_steps_a_script_or_json(trained: Path) -> None:
     assert masks == [[[[0, None, None], [0, 0, None], [0, 0, 0]]]]
 
 
-def test_what_rounds_to_nothing_has_no_sign(trained: Path) -> None:
+def test_zero_after_rounding_has_no_sign(trained: Path) -> None:
     traced = trace(open_run(trained / "checkpoints" / "average"), "the")
     tiny = [replace(step, values=torch.full_like(step.values, -1e-6)) for step in traced.steps]
     words = "\n".join(in_words(replace(traced, steps=tiny)))

@@ -161,7 +161,7 @@ def test_files_are_decoded_one_by_one(here: Path, spool: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["utf-9", "base64", "rot13", "zip", "hex", "", "a\0b", "\udc80"])
-def test_what_is_no_text_encoding_is_a_usage_error(name: str, spool: Path) -> None:
+def test_an_unknown_encoding_is_a_usage_error(name: str, spool: Path) -> None:
     with pytest.raises(UsageError, match="unknown text encoding"):
         get_corpus("-", encoding=name, spool=spool, stdin=io.BytesIO(b""))
 
@@ -169,7 +169,7 @@ def test_what_is_no_text_encoding_is_a_usage_error(name: str, spool: Path) -> No
 # --- Files, pipes and stdin -----------------------------------------------------------------------
 
 
-def test_a_file_stays_where_it_is(here: Path, spool: Path, short_tales: None) -> None:
+def test_a_local_file_is_read_in_place(here: Path, spool: Path, short_tales: None) -> None:
     (here / "my book.txt").write_bytes(PLAY)
     found = get_corpus("./my book.txt", spool=spool)
     assert (found.name, found.source) == ("my-book", "./my book.txt")
@@ -240,7 +240,7 @@ def test_stdin_and_pipes_contain_records_if_a_column_is_given(here: Path, spool:
         ),
     ],
 )
-def test_what_is_not_there_gets_a_near_name(
+def test_missing_sources_suggest_similar_names(
     source: str, hint: str, here: Path, spool: Path
 ) -> None:
     (here / "book.txt").write_bytes(PLAY)
@@ -299,7 +299,7 @@ def notes(events: list[object]) -> list[str]:
     return [event.text for event in events if isinstance(event, Note)]
 
 
-def test_what_is_no_text_is_left_out_with_a_note(here: Path, spool: Path) -> None:
+def test_other_files_of_a_folder_are_left_out_with_a_note(here: Path, spool: Path) -> None:
     texts = {"an edge.txt": b"a" * (PIECE - 1) + "é".encode(), "plain.txt": PLAY}
     others = {"1.png": b"\x89PNG\r\n", "2.bin": b"a\0b", "4.cut": b"a\xe2\x82", "5.bin": b"\0"}
     others |= {"3.empty": b"", "6.mark": codecs.BOM_UTF8}
@@ -445,7 +445,7 @@ def test_tiny_shakespeare_is_downloaded_once(
     assert web.asked == ["/play"]
 
 
-def test_tales_replace_a_default_that_cannot_be_had_or_takes_too_long(
+def test_tales_replace_a_default_that_is_unavailable_or_slow(
     play: str, web: WebServer, spool: Path, short_tales: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpus, "DEFAULT_DEADLINE", 0.3)
@@ -482,7 +482,7 @@ def test_a_url_is_downloaded_to_the_spool(
     assert spool in found.files[0].path.parents
 
 
-def test_only_the_web_is_downloaded_and_nothing_offline(web: WebServer, spool: Path) -> None:
+def test_only_urls_are_downloaded_and_nothing_offline(web: WebServer, spool: Path) -> None:
     with pytest.raises(AttnlmError, match="needs the network, but `offline` is set"):
         get_corpus(web.url, offline=True, spool=spool)
     assert not web.asked

@@ -87,7 +87,7 @@ def test_a_web_page_is_accepted_with_a_note_but_not_in_place_of_a_text_file(
 
 
 @pytest.mark.parametrize(("status", "asked"), [(204, 1), (304, 1), (404, 1), (429, 4), (503, 4)])
-def test_a_refusal_says_the_status_and_is_retried_if_it_may_be_over_soon(
+def test_http_errors_report_the_status_and_temporary_ones_are_retried(
     web: WebServer, destination: Path, status: int, asked: int
 ) -> None:
     url = web.answer("/a", body(b"", status, Retry_After="3600"))
@@ -115,7 +115,7 @@ def test_a_body_of_unknown_length_is_read_to_its_end(web: WebServer, destination
     assert events[-1] == Progress(f"downloading {url}", len(CONTENT), None, "B")
 
 
-def test_a_server_that_says_a_lot_is_quoted_in_part(web: WebServer, destination: Path) -> None:
+def test_long_answers_are_quoted_in_part(web: WebServer, destination: Path) -> None:
     url = web.answer("/a", body(b"", Content_Encoding="gzip, " * 1000))
     assert len(refused(url, destination).message) < 400
 
@@ -132,7 +132,9 @@ def test_other_and_invalid_addresses_are_refused(destination: Path, url: str, re
     assert url in message and reason in message
 
 
-def test_nobody_listening(destination: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_connection_is_reported(
+    destination: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -143,7 +145,7 @@ def test_nobody_listening(destination: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "attnlm prepare tales" in (error.hint or "")
 
 
-def test_a_folder_that_is_not_there(web: WebServer, tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(web: WebServer, tmp_path: Path) -> None:
     with pytest.raises(AttnlmError, match=r"cannot write .*: No such file or directory"):
         fetch(web.answer("/a", body(CONTENT)), tmp_path / "none" / "a")
 
@@ -168,7 +170,7 @@ def certificate(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_https_is_checked_and_never_left_for_http(
+def test_https_is_verified_and_never_redirected_to_http(
     web: WebServer,
     destination: Path,
     certificate: Path,
@@ -187,7 +189,7 @@ def test_https_is_checked_and_never_left_for_http(
     assert wanted in error.message
 
 
-def test_what_is_shown_of_an_address() -> None:
+def test_addresses_are_shown_without_passwords() -> None:
     assert without_password("https://me:a@b@host:80/x@y") == "https://host:80/x@y"
     assert without_password("https://host/x?mail=a@b") == "https://host/x?mail=a@b"
 
@@ -199,7 +201,7 @@ def from_cache(
     return cached(Pinned(url, "play.txt", SHA256, len(CONTENT)), spool, offline, None, listener)
 
 
-def test_a_damaged_copy_in_the_cache_is_fetched_again_and_a_whole_one_never(
+def test_damaged_cache_entries_are_downloaded_again(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "new" / "cache"
@@ -216,7 +218,7 @@ def test_a_damaged_copy_in_the_cache_is_fetched_again_and_a_whole_one_never(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="home folders are found differently elsewhere")
-def test_without_a_cache_the_file_stays_in_the_spool(
+def test_the_file_stays_in_the_spool_without_a_cache(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a file").touch()

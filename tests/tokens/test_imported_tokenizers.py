@@ -136,7 +136,7 @@ def texts(special: list[str], count: int = 150) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_ids_are_those_of_the_published_file(name: str, tmp_path: Path) -> None:
+def test_ids_equal_the_published_file(name: str, tmp_path: Path) -> None:
     from tokenizers import Tokenizer as LibraryTokenizer
 
     content, marks = PUBLISHED[name]
@@ -208,7 +208,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_exactly_ours_is_refused(name: str) -> None:
+def test_unsupported_tokenizers_are_refused(name: str) -> None:
     parts, says = REFUSED[name]
     with pytest.raises(AttnlmError, match=says):
         read_tokenizer(PUBLISHED["llama3"][0] | parts, 612)
@@ -223,7 +223,7 @@ def test_what_is_not_exactly_ours_is_refused(name: str) -> None:
         ("merges", ["t h e"], "is damaged"),
     ],
 )
-def test_a_vocabulary_that_can_not_be_is_refused(key: str, value: object, says: str) -> None:
+def test_an_impossible_vocabulary_is_refused(key: str, value: object, says: str) -> None:
     content = json.loads(json.dumps(PUBLISHED["llama3"][0]))
     content["model"][key] = value
     with pytest.raises(AttnlmError, match=says):
@@ -263,7 +263,7 @@ def test_each_id_of_a_model_has_a_character() -> None:
 
 
 @pytest.mark.parametrize("ours", TOKENIZERS[:2], ids=lambda tokenizer: tokenizer.name)
-def test_only_a_post_processor_that_changes_nothing_is_accepted(ours: Tokenizer) -> None:
+def test_only_post_processors_without_effect_are_accepted(ours: Tokenizer) -> None:
     content = json.loads(library_tokenizer(ours).to_str())
     size = ours.vocab_size
     identity = {"post_processor": template(A)}  # `transformers` adds it

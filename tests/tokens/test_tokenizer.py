@@ -114,7 +114,7 @@ def test_char_names_what_it_lacks() -> None:
 
 
 @pytest.mark.parametrize("made", [ByteTokenizer(), CharTokenizer("ab"), TRAINED])
-def test_no_text_is_no_ids_and_half_a_surrogate_pair_is_refused(made: Tokenizer) -> None:
+def test_empty_texts_have_no_ids_and_lone_surrogates_are_refused(made: Tokenizer) -> None:
     assert made.encode("") == [] and made.decode([]) == ""
     with pytest.raises(AttnlmError, match=r"U\+D800"):
         made.encode("ab\ud800")
@@ -245,7 +245,7 @@ def test_a_stretch_without_a_safe_place_is_cut_at_the_limit() -> None:
 
 @settings(max_examples=30)
 @given(st.text("ab- '\n", min_size=1, max_size=200), st.text("ab- '\né", max_size=60))
-def test_trained_merges_are_those_of_tokenizers(text: str, other: str) -> None:
+def test_trained_merges_equal_tokenizers(text: str, other: str) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     theirs = Tokenizer(models.BPE())
@@ -281,7 +281,7 @@ def test_training_is_quick_on_a_text_without_spaces() -> None:
     assert bpe.train("bpe:270", 270, [text]).vocab_size == 270
 
 
-def test_the_patterns_are_those_of_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patterns_equal_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
     openai_public = importlib.import_module("tiktoken_ext.openai_public")  # has no types
     monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: {})
     monkeypatch.setattr(openai_public, "data_gym_to_mergeable_bpe_ranks", lambda *_, **__: {})
@@ -314,7 +314,7 @@ def test_a_published_vocabulary_is_read_from_a_tiktoken_file(
         bpe.published("cl100k_base", spool=tmp_path, offline=True)
 
 
-def test_gpt2_ids_are_tiktokens(gpt2: BpeTokenizer, tmp_path: Path) -> None:
+def test_gpt2_ids_equal_tiktoken(gpt2: BpeTokenizer, tmp_path: Path) -> None:
     import tiktoken
 
     theirs = tiktoken.get_encoding("gpt2")

@@ -36,7 +36,7 @@ def random_text(seed: int, parts: int) -> str:
 
 
 @pytest.mark.parametrize("made", MADE, ids=lambda made: made.name)
-def test_ids_are_those_of_the_tokenizer(made: BpeTokenizer, native: ctypes.CDLL) -> None:
+def test_ids_equal_the_tokenizer(made: BpeTokenizer, native: ctypes.CDLL) -> None:
     table = WordTable(made, native)
 
     @settings(max_examples=60)

@@ -130,7 +130,7 @@ def test_a_budget_of_a_few_steps_says_so_and_makes_one_at_least(trained: Any, pa
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
 @pytest.mark.parametrize(("warmup", "steps"), [(0, 100), (10, 100), (24, 100)])
-def test_at_a_constant_pace_the_rate_is_that_of_as_many_steps(
+def test_the_learning_rate_at_a_constant_pace_equals_a_run_by_steps(
     schedule: str, warmup: int, steps: int
 ) -> None:
     training = resolve({"schedule": schedule, "warmup": warmup, "steps": steps}).training
@@ -162,7 +162,7 @@ def test_evaluations_that_take_long_are_fewer(
     assert 3 <= len(run.metrics()) <= 5
 
 
-def test_evaluations_take_what_of_the_split_is_measured_to_be_affordable(
+def test_evaluations_use_the_affordable_part_of_the_split(
     trained: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = paced(constant(0.5))
@@ -212,7 +212,7 @@ def test_a_run_that_is_resumed_continues_the_clock(
     assert longer.config.training.budget is None and longer.metrics()[-1]["step"] == 120
 
 
-def test_a_run_is_made_again_by_the_steps_that_it_made(
+def test_a_run_is_reproduced_by_its_number_of_steps(
     trained: Any, dataset: Dataset, tmp_path: Path, paced: Any
 ) -> None:
     paced(constant(2.0))

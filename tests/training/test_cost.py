@@ -50,7 +50,7 @@ def test_a_megabyte_of_characters_is_evaluated_whole_and_sampled_in_full(config:
     assert affordable_sample(config, 65) == 80
 
 
-def test_what_costs_more_than_a_tenth_is_evaluated_in_part() -> None:
+def test_expensive_evaluations_use_a_part_of_the_split() -> None:
     few = resolve({"steps": 30})
     tokens = affordable_tokens(few, 50_257, 150_000)
     # Three steps of 32 × 64 tokens cost nine times that in forward passes; a tenth is too few.
@@ -84,7 +84,7 @@ def test_a_part_is_spread_evenly_over_the_split(dataset: Dataset) -> None:
         assert validation_loss(model, val, cpu, bytes_per_token=1.0, most=most) == everything
 
 
-def test_a_part_is_named_everywhere_and_the_end_is_measured_whole(
+def test_partial_losses_are_labelled_and_the_last_loss_is_complete(
     costly: None, dataset: Dataset, tmp_path: Path
 ) -> None:
     notes: list[object] = []
@@ -113,7 +113,7 @@ def test_a_part_is_named_everywhere_and_the_end_is_measured_whole(
         attnlm.train(resume=run.path, eval_tokens=64, steps=120, **folders)
 
 
-def test_the_end_is_not_measured_whole_where_that_costs_too_much(
+def test_the_last_loss_is_partial_if_the_split_is_too_large(
     costly: None, dataset: Dataset, tmp_path: Path
 ) -> None:
     run = attnlm.train(dataset.path, steps=6, checkpoint_dir=tmp_path / "runs", **SMALL)

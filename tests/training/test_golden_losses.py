@@ -46,7 +46,7 @@ def final_loss(dataset: Dataset, folder: Path, model: str, steps: int, **setting
 
 
 @pytest.mark.parametrize("model", LOSSES)
-def test_the_loss_after_50_steps_is_as_it_was(model: str, dataset: Dataset, tmp_path: Path) -> None:
+def test_the_loss_after_50_steps_is_unchanged(model: str, dataset: Dataset, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {} if model == "bigram" else {"embed_dim": 16}
     if model in ("multi-head", "wide-head", "transformer", "gpt2", "llama", "qwen3"):
         sizes["heads"] = 2

@@ -36,7 +36,7 @@ CPU = Device("cpu", "float32", "requested")
         ({"model": "bigram", "batch_size": 32}, 50_000, 50_000**2, 16, "tokenizer bpe:1024"),
     ],
 )
-def test_what_takes_more_than_there_is_is_refused(
+def test_jobs_that_exceed_memory_are_refused(
     settings: dict[str, str | int],
     vocab_size: int,
     parameters: int,
@@ -59,7 +59,7 @@ def test_what_takes_more_than_there_is_is_refused(
     check_memory(*sizes, CPU)
 
 
-def test_as_many_windows_at_once_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_micro_batch_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     config = resolve({"model": "transformer", "batch_size": 64, "threads": 1})
     sizes = 65, 10_000, 10**4
 
@@ -79,9 +79,7 @@ def test_as_many_windows_at_once_as_fit(monkeypatch: pytest.MonkeyPatch) -> None
         assert affordable_micro_batch(config, *sizes, CPU) == expected
 
 
-def test_nothing_is_made_of_a_run_that_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_run_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = prepared(tmp_path, "the cat sat on the mat.\n" * 99, "text")
     monkeypatch.setattr(memory, "_memory_of", lambda device: 1000)
     with pytest.raises(AttnlmError, match="of memory, but cpu has"):
@@ -101,7 +99,7 @@ def test_nothing_is_made_of_a_run_that_is_refused(
         ({"heads": 1, "head_size": 2**20, "block_size": 64}, 65, 1),
     ],
 )
-def test_an_evaluation_takes_few_enough_windows_at_once(
+def test_evaluation_batches_fit_into_memory(
     settings: dict[str, str | int], vocab_size: int, windows: int
 ) -> None:
     """Micro-batches have 2,048 tokens, fewer if the vocabulary or the activations are large."""
@@ -111,7 +109,7 @@ def test_an_evaluation_takes_few_enough_windows_at_once(
         assert estimate_memory(config, vocab_size, 0, 10**6, "cpu").evaluation <= 2**28
 
 
-def test_a_compiled_step_holds_all_logits_at_once() -> None:
+def test_a_compiled_step_holds_all_logits() -> None:
     gpt2: Settings = {"model": "gpt2", "layers": 12, "embed_dim": 768, "heads": 12}
     gpt2 |= {"block_size": 1024, "batch_size": 64}
     compiled, eager = (
@@ -122,7 +120,7 @@ def test_a_compiled_step_holds_all_logits_at_once() -> None:
 
 
 @pytest.mark.parametrize("micro", [None, 4])
-def test_precision_and_compilation_are_settled_before_memory_is_estimated(
+def test_precision_and_compilation_are_resolved_before_memory_is_estimated(
     micro: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU without bfloat16 computes in float32, and a long training run there is compiled."""

@@ -59,7 +59,7 @@ def folder_with(trained: Path, name: str, number: float, tmp_path: Path) -> Path
         *(("multi-head", 1e38), ("transformer", 1e38)),
     ],
 )
-def test_every_command_refuses_alike(
+def test_every_command_refuses_weights_that_are_not_finite(
     name: str, number: float, trained: Path, tmp_path: Path
 ) -> None:
     folder, message = folder_with(trained, name, number, tmp_path), NotFiniteError().message
@@ -72,7 +72,9 @@ def test_every_command_refuses_alike(
     assert not (folder / "page.html").exists()
 
 
-def test_neither_a_resume_nor_ablation_goes_on_with_them(trained: Path, tmp_path: Path) -> None:
+def test_resuming_and_ablation_refuse_weights_that_are_not_finite(
+    trained: Path, tmp_path: Path
+) -> None:
     run: Run = open_run(folder_with(trained, "tied", math.nan, tmp_path) / "checkpoints" / "run")
     with pytest.raises(NotFiniteError):
         attnlm.train(resume=run.path, steps=40)

@@ -77,7 +77,7 @@ def give_gradients(model: nn.Module, step: int) -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("decay_on", ["matrices", "all"])
 @pytest.mark.parametrize(("clip", "beta1"), [(None, 0.9), (1.5, 0.0), (1e9, 0.95)])
-def test_updates_are_pytorchs(
+def test_updates_equal_pytorch(
     optimizer: str,
     decay_on: str,
     clip: float | None,
@@ -161,7 +161,7 @@ def test_threads_share_an_update_and_change_nothing(
 
 
 @pytest.mark.parametrize("clip", [None, 0.01])
-def test_the_norm_of_a_gradient_is_noted_where_it_is_wanted_or_clipped(clip: float | None) -> None:
+def test_the_gradient_norm_is_computed_if_requested_or_clipped(clip: float | None) -> None:
     settings: dict[str, Setting] = {} if clip is None else {"gradient_clip": clip}
     model, config = a_model_with_gradients(1, model="multi-head", heads=2, **settings)
     updates = FlatOptimizer(model, config.training)

@@ -62,7 +62,7 @@ def test_a_prompt_has_the_logits_of_its_last_token_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("adapted", [(0,), (0, 2), (0, 1, 2)])
-def test_maps_beside_adapters_keep_the_precision_of_autocast(adapted: tuple[int, ...]) -> None:
+def test_maps_with_adapters_keep_the_precision_of_autocast(adapted: tuple[int, ...]) -> None:
     maps = [Linear(8, size).requires_grad_(False) for size in (4, 4, 2)]
     for i in adapted:
         maps[i].adapt(2, 0.5)
@@ -117,7 +117,7 @@ def test_weights_are_cast_once_for_all_tokens(name: str) -> None:
         ("", {"budget": 3600.0}, "off"),
     ],
 )
-def test_long_training_on_a_gpu_is_compiled_where_a_compiler_is_found(
+def test_long_training_on_a_gpu_is_compiled_if_a_compiler_exists(
     compiler: str, settings: Settings, expected: str, monkeypatch: pytest.MonkeyPatch, data: Dataset
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)

@@ -52,7 +52,7 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_sharded_run_is_one_that_is_not_and_every_command_reads_it(
+def test_a_sharded_run_equals_an_unsharded_one_and_every_command_reads_it(
     whole: Run, project: Path
 ) -> None:
     settings: dict[str, Any] = {**whole.config.settings(), "processes": 1, "shard": False}
@@ -90,7 +90,7 @@ def test_any_number_of_processes_reads_its_rows(count: int, whole: Run) -> None:
             assert torch.equal(part[name], tensor[rows_of(len(tensor), rank, count)])
 
 
-def test_pytorchs_own_reader_reads_it(whole: Run) -> None:
+def test_pytorch_loads_sharded_checkpoints(whole: Run) -> None:
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -107,7 +107,7 @@ def training(project: Path) -> Iterator[Training]:
         yield training
 
 
-def test_a_run_that_was_stopped_goes_on_with_any_number(
+def test_a_stopped_run_resumes_with_any_number_of_processes(
     training: Training, whole: Run, project: Path, tmp_path: Path
 ) -> None:
     os.kill(ranks(training.process.pid)[1], signal.SIGTERM)
@@ -128,9 +128,7 @@ def test_a_run_that_was_stopped_goes_on_with_any_number(
 
 
 @pytest.mark.slow
-def test_where_one_process_is_killed_the_last_checkpoint_stands(
-    training: Training, project: Path
-) -> None:
+def test_the_last_checkpoint_survives_a_killed_process(training: Training, project: Path) -> None:
     os.kill(ranks(training.process.pid)[0], signal.SIGKILL)
     _, stderr = ended(training.process, 1)
     assert stderr.count("error: ") == 1
@@ -266,7 +264,7 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     refused("cannot read")
 
 
-def test_what_can_not_be_sharded_or_recomputed_is_refused() -> None:
+def test_unsupported_sharding_and_recomputation_are_refused() -> None:
     with pytest.raises(attnlm.UsageError, match="`compile` on cannot be combined with `shard`"):
         attnlm.train(shard=True, compile="on")
     with pytest.raises(attnlm.UsageError, match="bigram has none"):

@@ -111,7 +111,7 @@ def test_a_batch_is_cut_among_processes_rounds_and_threads(
     assert split_batch(training, settings.get("threads", 2)) == cut
 
 
-def test_dropout_drops_in_each_window_and_step_something_else(dataset: Dataset) -> None:
+def test_dropout_differs_by_window_and_step(dataset: Dataset) -> None:
     seeds = [seed for step in range(9) for seed in window_seeds(1, step, 0, 64)]
     assert len(set(seeds)) == 9 * 64
     assert window_seeds(2, 4, 0, 64) != window_seeds(1, 4, 0, 64)
@@ -131,7 +131,7 @@ def test_dropout_drops_in_each_window_and_step_something_else(dataset: Dataset) 
         ({"micro_batch_size": 0}, "`micro_batch_size`", "at least 1"),
     ],
 )
-def test_what_processes_cannot_share_is_refused(
+def test_batches_that_processes_cannot_divide_are_refused(
     settings: dict[str, Any], says: str, hints: str
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(says)) as caught:
@@ -139,7 +139,7 @@ def test_what_processes_cannot_share_is_refused(
     assert hints in str(caught.value.hint)
 
 
-def test_a_failure_waits_for_those_under_way() -> None:
+def test_a_failure_waits_for_running_jobs() -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def slow() -> int:
@@ -175,7 +175,7 @@ def occupied(pool: ThreadPoolExecutor) -> Iterator[None]:
         free.set()
 
 
-def test_the_calling_thread_does_what_no_other_has_begun() -> None:
+def test_the_calling_thread_takes_jobs_that_no_worker_has_started() -> None:
     with new_pool(3) as pool:
         with occupied(pool):
             here = threading.get_ident()

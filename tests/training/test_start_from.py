@@ -47,7 +47,7 @@ def weights(run: Run, which: str = "last") -> dict[str, Any]:
     return load_checkpoint(path, run.config.spec, run.vocab_size)[1]
 
 
-def test_it_begins_where_the_parent_is_unless_that_has_changed(folder: Path) -> None:
+def test_a_child_starts_with_the_weights_of_its_parent(folder: Path) -> None:
     parent = attnlm.open_run("parent", checkpoint_dir=folder / "checkpoints")
     run = child(folder, seed=7, learning_rate=1e-4)
     assert run.metrics()[0]["val_loss"] == min(r["val_loss"] for r in parent.metrics())
@@ -73,7 +73,7 @@ def test_it_begins_where_the_parent_is_unless_that_has_changed(folder: Path) -> 
         parent_rows(changed)
 
 
-def test_either_checkpoint_is_taken(folder: Path, tmp_path: Path) -> None:
+def test_a_child_may_start_from_either_checkpoint(folder: Path, tmp_path: Path) -> None:
     parent = child(folder, learning_rate=1.0)  # which makes it worse: its best is its first
     assert parent.best != parent.last and parent.checkpoint("best").step == 0
     for which in ("best", "last"):
@@ -94,7 +94,7 @@ def test_the_number_of_a_removed_parent_is_not_used_again(folder: Path) -> None:
     assert child(folder, steps=1).name == numbered.name
 
 
-def test_what_would_change_the_model_is_refused_by_name(folder: Path) -> None:
+def test_settings_that_change_the_model_are_refused_by_name(folder: Path) -> None:
     recipe = folder / "recipe.toml"
     changes = {"heads": 4, "block_size": 16, "model": "wide-head", "projection": True, "layers": 2}
     for name, value in changes.items():
@@ -148,7 +148,7 @@ def test_several_processes_start_from_it_and_one_logs(folder: Path) -> None:
     assert len(list((two.path / "tensorboard").iterdir())) == 1
 
 
-def test_it_is_no_other_than_a_new_run(folder: Path) -> None:
+def test_from_cannot_be_combined_with_other_runs(folder: Path) -> None:
     arguments = "train", "--from", "parent", "--resume", "parent"
     fails(*arguments, cwd=folder, code=2, says="--resume cannot be combined with", hints="recorded")
     fails(*("train", "--from", "nobody"), cwd=folder, code=1, says="'nobody'", hints="there ")

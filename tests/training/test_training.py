@@ -63,7 +63,7 @@ def assert_same_run(one: Run, other: Run) -> None:
         assert (one.path / name).read_bytes() == (other.path / name).read_bytes(), name
 
 
-def test_a_run_records_and_tells_what_the_design_says(
+def test_a_run_records_and_reports_what_the_design_states(
     trained: Any, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "_SECONDS_BETWEEN_REPORTS", 0.0)
@@ -136,7 +136,7 @@ class StopAt:
     ],
     ids=str,
 )
-def test_a_stopped_run_goes_on_as_if_it_had_not_been(
+def test_a_resumed_run_equals_an_uninterrupted_one(
     settings: dict[str, Any], trained: Any, tmp_path: Path
 ) -> None:
     """Evaluation and sampling agree, too."""
@@ -195,7 +195,7 @@ def test_stopping_between_evaluations_keeps_the_last_complete_step(
         ({"eval_every": 100}, 3, "auto", "step 3, no evaluation recorded (last)"),
     ],
 )
-def test_the_last_checkpoint_speaks_while_no_trained_one_was_evaluated(
+def test_auto_selects_last_until_a_trained_checkpoint_is_evaluated(
     settings: dict[str, Any],
     stop: int,
     which: str,
@@ -248,7 +248,7 @@ def test_a_second_signal_within_a_step_saves_nothing(
     assert_same_run(whole, attnlm.train(resume=tmp_path / "checkpoints" / "stopped"))
 
 
-def test_a_disk_that_fills_up_is_told_with_the_file_and_the_last_step(
+def test_a_full_disk_is_reported_with_the_file_and_the_last_step(
     trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int) -> None:
@@ -300,7 +300,7 @@ def test_a_run_whose_folder_is_gone_writes_nothing_in_its_place(
 
 @pytest.mark.parametrize("split", ["train", "val"])
 @pytest.mark.parametrize("then", ["cut short", "overwritten", "prepared again", "removed"])
-def test_data_that_are_written_to_while_a_run_reads_them_end_it(
+def test_data_that_change_during_training_end_it(
     then: str, split: str, dataset: Dataset, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(dataset.path, tmp_path / "data")
@@ -389,9 +389,7 @@ def test_a_function_that_is_called_after_every_step_may_stop_the_run(
     assert stopped.checkpoint("last").step == 3
 
 
-def test_a_finished_run_of_that_name_is_accepted_where_asked(
-    trained: Any, dataset: Dataset, tmp_path: Path
-) -> None:
+def test_exist_ok_accepts_a_finished_run(trained: Any, dataset: Dataset, tmp_path: Path) -> None:
     run = trained(name="mine")
     content = run.last.read_bytes()
     with pytest.raises(AttnlmError, match="exists") as caught:
@@ -574,7 +572,7 @@ def test_damaged_metrics_are_refused(trained: Any) -> None:
     assert attnlm.train(resume=run.path, steps=20).metrics()[-1]["step"] == 20
 
 
-def test_verify_reads_all_of_what_is_large(
+def test_verify_reads_large_files_completely(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, runs = tmp_path / "copy", tmp_path / "checkpoints"

@@ -68,7 +68,7 @@ def test_a_text_that_is_seen_often_gets_dropout_and_an_end() -> None:
     assert chosen(120, huge).spec.dropout == 0.0
 
 
-def test_a_size_whose_step_takes_too_long_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_with_slow_steps_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     def tried(config: Config, *_: object) -> float:
         if config.spec.layers > limit:
             raise AttnlmError("too short", "")
@@ -84,7 +84,7 @@ def test_a_size_whose_step_takes_too_long_is_not_taken(monkeypatch: pytest.Monke
         sizes.affordable_size(recipes, {}, MEGABYTE, began, ignore)
 
 
-def test_settings_beside_the_recipe_hold_whatever_is_chosen() -> None:
+def test_explicit_settings_override_the_chosen_size() -> None:
     given: dict[str, Any] = {"dropout": 0.3, "layers": 3, "batch_size": 5, "learning_rate": 0.002}
     config = chosen(300, **given)
     assert {name: config.settings()[name] for name in given} == given
@@ -95,7 +95,7 @@ def test_settings_beside_the_recipe_hold_whatever_is_chosen() -> None:
     assert chosen(300, recipes=without).spec.embed_dim == 16
 
 
-def test_a_recipe_of_several_sizes_is_refused_where_there_is_no_time_to_go_by() -> None:
+def test_a_recipe_of_several_sizes_needs_a_budget() -> None:
     with pytest.raises(UsageError, match="has 8 sizes"):
         load_recipe("best")
     with pytest.raises(UsageError, match="chooses a model size"):
@@ -158,7 +158,7 @@ def test_a_training_takes_one_of_the_sizes_and_records_it(
     assert any(" epochs" in str(event) for event in told)
 
 
-def test_a_name_that_is_taken_is_told_before_anything_is_tried(
+def test_an_existing_name_is_refused_before_sizes_are_timed(
     dataset: Dataset, tmp_path: Path
 ) -> None:
     (tmp_path / "mine").mkdir()

@@ -68,7 +68,7 @@ def test_ten_steps_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < speed_check._processor_share(1) < 1.5
 
 
-def test_a_busy_machine_and_slow_steps_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_is_distinguished_from_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert findings()["speed"].remedy == ""
     speed_is(monkeypatch, given=0.5)
     assert "other programs use the processor" in findings()["speed"].remedy
@@ -78,7 +78,7 @@ def test_a_busy_machine_and_slow_steps_are_told_apart(monkeypatch: pytest.Monkey
     assert findings()["speed"] == Finding("speed", "30 k tokens/s, 60 GFLOP/s on cuda")
 
 
-def test_what_a_broken_machine_lacks_is_told(
+def test_faults_of_a_broken_machine_are_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "cache").write_text("a file in place of the cache")
@@ -102,7 +102,7 @@ def test_what_a_broken_machine_lacks_is_told(
     assert findings()["cache"].text == "no home folder"
 
 
-def test_without_pytorch_it_fails_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_doctor_reports_a_missing_pytorch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = builtins.__import__
 
     def refusing(name: str, *arguments: Any) -> Any:
@@ -118,7 +118,7 @@ def test_without_pytorch_it_fails_in_words(monkeypatch: pytest.MonkeyPatch, tmp_
     assert "attnlm cannot train" in done.stderr and "Traceback" not in done.stdout
 
 
-def test_a_network_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_does_not_wait_for_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "_PATIENCE", 0.2)
     monkeypatch.setenv("ATTNLM_TINYSHAKESPEARE_URL", "http://127.0.0.1:9/")  # where nobody listens
     found = findings(offline=False)

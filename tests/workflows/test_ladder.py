@@ -195,7 +195,7 @@ def test_long_names_fit_a_terminal_and_lines_of_a_text_end_with_signs(
         assert label in told
 
 
-def test_it_says_what_is_not_like_for_like(climbed: Ladder) -> None:
+def test_unequal_settings_are_reported(climbed: Ladder) -> None:
     said = "\n".join(climbed.warnings)
     assert "the defaults of each rung: bigram adamw 0.1; single-head muon 0.03" in said
     assert "equally wide" not in said
@@ -207,7 +207,7 @@ def test_it_says_what_is_not_like_for_like(climbed: Ladder) -> None:
     assert not any("defaults" in warning for warning in alike.warnings)
 
 
-def test_it_names_rungs_whose_order_more_steps_may_change(climbed: Ladder) -> None:
+def test_rungs_that_need_more_steps_to_rank_are_named(climbed: Ladder) -> None:
     """Such rungs differ by less than their losses still fall."""
     best, rungs = climbed.rungs[0].result.best, []
     for model, losses in {
@@ -243,7 +243,7 @@ class StopAt:
 
 
 @pytest.mark.parametrize(("rung", "step"), [("bigram", 2), ("single-head", 0), ("single-head", 4)])
-def test_a_stopped_ladder_goes_on_from_what_is_done(
+def test_a_stopped_ladder_resumes_after_its_finished_rungs(
     rung: str, step: int, climbed: Ladder, dataset: Dataset, tmp_path: Path
 ) -> None:
     folders: dict[str, Any] = {"checkpoint_dir": tmp_path, "data_dir": dataset.path.parent}
@@ -261,9 +261,7 @@ def test_a_stopped_ladder_goes_on_from_what_is_done(
     assert not any(isinstance(event, Started) for event in events)
 
 
-def test_a_ladder_that_goes_on_is_the_one_that_began(
-    climbed: Ladder, dataset: Dataset, tmp_path: Path
-) -> None:
+def test_a_resumed_ladder_keeps_its_plan(climbed: Ladder, dataset: Dataset, tmp_path: Path) -> None:
     folder = climbed.path.parent
     with pytest.raises(UsageError, match="`steps` cannot be changed"):
         train_ladder(resume="ladder-001", steps=7, checkpoint_dir=folder)
@@ -299,7 +297,7 @@ def test_a_ladder_that_goes_on_is_the_one_that_began(
         ({"prompt": "Ω"}, "Ω"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_is_made(
+def test_invalid_arguments_are_refused_before_anything_is_made(
     given: dict[str, Any], says: str, dataset: Dataset, tmp_path: Path
 ) -> None:
     with pytest.raises(AttnlmError, match=says):
@@ -315,7 +313,7 @@ def test_small_data_get_a_context_that_fits(tmp_path: Path) -> None:
     assert {rung.run.config.spec.block_size for rung in climbed.rungs} == {2}
 
 
-def test_runs_of_others_are_not_taken(dataset: Dataset, tmp_path: Path) -> None:
+def test_unrelated_runs_are_not_used(dataset: Dataset, tmp_path: Path) -> None:
     (tmp_path / "mine-bigram").mkdir()
     with pytest.raises(AttnlmError, match="mine-bigram exists"):
         train_ladder(dataset.path, name="mine", checkpoint_dir=tmp_path, **SMALL)
@@ -399,7 +397,7 @@ def test_the_spread_between_seeds_decides_what_a_gain_is_worth(climbed: Ladder) 
 
 
 @pytest.mark.parametrize(("seeds", "often"), [(2, 3), (3, 10), (4, 35), (5, 126)])
-def test_equal_models_are_told_apart_as_rarely_as_the_ladder_says(
+def test_false_claims_are_as_rare_as_stated(
     seeds: int, often: int, climbed: Ladder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every order of the losses has the same probability."""

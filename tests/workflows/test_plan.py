@@ -47,7 +47,7 @@ def stated(**settings: Any) -> Plan:
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize(("vocab_size", "windows"), [(11, 2), (3000, 200)])
-def test_operations_are_those_that_pytorch_counts(name: str, vocab_size: int, windows: int) -> None:
+def test_flops_equal_the_count_of_pytorch(name: str, vocab_size: int, windows: int) -> None:
     """The reference implementation never holds all logits if there are many ids and tokens."""
     a = resolve(variant(name), SIZES).spec
     model = build_model(a, vocab_size)
@@ -64,7 +64,7 @@ def test_operations_are_those_that_pytorch_counts(name: str, vocab_size: int, wi
 
 @pytest.mark.parametrize("on", ["query,value", "all", "down"])
 @pytest.mark.parametrize("name", ["transformer", "gpt2", "llama:kv_heads=2"])
-def test_operations_with_adapters_are_those_that_pytorch_counts(name: str, on: str) -> None:
+def test_flops_with_adapters_equal_the_count_of_pytorch(name: str, on: str) -> None:
     """But for what the first block need not pass on to the embeddings, which are frozen."""
     config = resolve({**variant(name), "lora": 3, "lora_on": on}, {**SIZES, "layers": 9})
     a, lora = config.spec, config.training.adapters
@@ -79,7 +79,7 @@ def test_operations_with_adapters_are_those_that_pytorch_counts(name: str, on: s
 
 
 @pytest.mark.parametrize("name", ["transformer", "gpt2", "wide-head", "llama:kv_heads=2"])
-def test_operations_of_an_update_are_those_that_pytorch_counts(name: str) -> None:
+def test_flops_of_an_update_equal_the_count_of_pytorch(name: str) -> None:
     config = resolve({**variant(name), "optimizer": "muon"}, SIZES)
     model = build_model(config.spec, 65)
     optimizer = FlatOptimizer(model, config.training)
@@ -106,7 +106,9 @@ KEPT = (
         *((name, "all") for name in ("gpt2:dropout=0.1", "llama:kv_heads=2")),
     ],
 )
-def test_activations_are_what_autograd_keeps(name: str, on: str, compiled: bool) -> None:
+def test_activations_equal_the_tensors_that_autograd_keeps(
+    name: str, on: str, compiled: bool
+) -> None:
     """The short formula comes near it, but for models that keep hardly anything."""
     sizes = {"embed_dim": 92, "heads": 4, "head_size": 22, "layers": 3, "block_size": 64}
     adapters: Settings = {"lora": 3, "lora_on": on} if on else {}
@@ -266,7 +268,7 @@ def test_several_processes_are_measured_together(dataset: Dataset, tmp_path: Pat
     assert facts["settings"]["processes"] == 2 and facts["tokens_per_second"] > 0
 
 
-def test_what_the_command_says(dataset: Dataset, tmp_path: Path) -> None:
+def test_the_output_of_plan(dataset: Dataset, tmp_path: Path) -> None:
     arguments = ["plan", str(dataset.path), "--model", "transformer", "--optimizer", "adamw"]
     arguments += ["--peak", "1e12", "--share", "0.5", "--device", "cpu", "--processes", "4"]
     said = attnlm(*arguments, cwd=tmp_path).stdout
