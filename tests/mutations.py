@@ -237,7 +237,7 @@ a model with changed classes is exported | test_trace.py
 if not expected_TV.isfinite().all() or agree(found_TV, expected_TV): => if found_TV is not None:
 == model/recorder.py
 the wrong head is silenced | test_recorder.py
-mixed[..., self.silenced[1], :, :] = 0 => mixed[..., 0, :, :] = 0
+head = self.silenced[1] => head = 0
 == compute/native/words.c
 words in C end anywhere before whitespace | test_words.py
 (after == ' ' || ends == BEFORE_ANY_WHITESPACE) => 1
