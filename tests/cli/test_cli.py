@@ -397,7 +397,7 @@ def test_commands_in_a_conversation_are_not_text(project: Path) -> None:
         "/temperature X",
         "error: invalid value for /seed: 'x'\nhint: it must be a number\n",
         "seed 1\n",
-        "error: invalid value for /temperature: '-1'\nhint: it must be 0 (greedy) or more\n",
+        "error: invalid value for /temperature: '-1'\nhint: it must be at least 0\n",
         "error: unknown command /nothing\nhint: choose from /seed N, /temperature X, ",
     ):
         assert words in done.stderr
@@ -529,8 +529,8 @@ def test_named_errors(project: Path) -> None:
         (["train", *QUICK, "--learning-rate", "1e-320"], 2, "--learning-rate", "at least 1e-30"),
         (["train", *QUICK, "--cooldown", "1e-320"], 2, "--cooldown", "at least 1e-12"),
         (["sample", "nobody"], 1, "nobody", ""),
-        (["sample", "small", "--temperature", "-1"], 2, "--temperature", "0 (greedy)"),
-        (["sample", "small", "--top-k", "0"], 2, "--top-k", "1 or more"),
+        (["sample", "small", "--temperature", "-1"], 2, "--temperature", "at least 0"),
+        (["sample", "small", "--top-k", "0"], 2, "--top-k", "at least 1"),
         (["sample", "nobody", "--json", f"--tokens={2**26 + 1}"], 2, "too many for", f"{2**26}"),
         (["sample", "--show-probs", "--json", "--tokens=2000000"], 2, "2000000", f"{2**20}"),
         (["sample", "small", "--prompt", "Ünü"], 1, "lacks 'Ü', 'ü'", ""),

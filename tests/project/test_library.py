@@ -17,7 +17,9 @@ import pytest
 import torch
 
 import attnlm
-from attnlm.config.settings import RECORD_OF, described_settings, help_of
+from attnlm.base.settings import described, help_of
+from attnlm.config.settings import RECORD_OF
+from attnlm.generation.sampling_config import SAMPLING
 from attnlm.model.architecture import RUNGS
 from attnlm.workflows import speed_check
 from tests.command import attnlm as command
@@ -73,8 +75,7 @@ def examples() -> Iterator[Any]:
         methods = ((f"{name}.{n}", m) for n, m in of_class if inspect.isfunction(m))
         for title, documented in [(name, value), *methods]:
             doc = inspect.getdoc(documented) or ""
-            about, _, _ = doc.partition("\nSettings; their")
-            found = re.search(r"\n\n((?:    .*\n?|\n)+)", about)
+            found = re.search(r"\n\n((?:    .*\n?|\n)+)", re.split(r"\nSettings[;:]", doc)[0])
             if found is not None:
                 yield pytest.param(textwrap.dedent(found[1]), id=title)
 
@@ -119,15 +120,23 @@ def test_the_examples_run(
     exec(small, {"attnlm": attnlm, "torch": torch, "run": attnlm.open_run("multi-head-001")})
 
 
-def test_help_of_train_lists_every_setting_with_its_limits() -> None:
-    text = pydoc.plain(pydoc.render_doc(attnlm.train))
-    for name in RECORD_OF:
+@pytest.mark.parametrize(
+    ("function", "records"),
+    [(attnlm.train, RECORD_OF), (attnlm.sample, SAMPLING), (attnlm.samples, SAMPLING)],
+)
+def test_help_lists_every_setting_with_its_limits(function: Any, records: dict[str, type]) -> None:
+    text = pydoc.plain(pydoc.render_doc(function))
+    for name, record in records.items():
         assert re.search(rf"^ +{name} : (bool|int|float|str)\b", text, re.MULTILINE), name
-        assert help_of(name) in text
-    described = described_settings()
-    assert "embed_dim : int, at least 1, at most 1048576\n    width" in described
-    assert "dropout : float, at least 0, below 1\n" in described
-    assert "budget : float, above 0, at most 100000000\n" in described
+        assert help_of(record, name) in text
+
+
+def test_limits_are_described() -> None:
+    text = described({**RECORD_OF, **SAMPLING})
+    assert "embed_dim : int, at least 1, at most 1048576\n    width" in text
+    assert "dropout : float, at least 0, below 1\n" in text
+    assert "budget : float, above 0, at most 100000000\n" in text
+    assert "top_p : float, above 0, at most 1\n" in text
 
 
 # --- What the calls take --------------------------------------------------------------------------
@@ -222,6 +231,20 @@ def test_sample_yields_one_text_and_samples_returns_several(trained: Path) -> No
     assert "attnlm.samples(" in raised.value.hint
     with pytest.raises(attnlm.UsageError, match="invalid value for `num_samples`: 0"):
         attnlm.samples(run, num_samples=0)
+    wrong: Any
+    for wrong in (["the "], 3, b"the "):
+        with pytest.raises(attnlm.UsageError, match="invalid value for `prompt`"):
+            attnlm.sample(run, prompt=wrong)
+    for wrong in (["the ", 3], 3, None):
+        with pytest.raises(attnlm.UsageError, match="invalid value for `prompt`"):
+            attnlm.samples(run, prompt=wrong)
+    with pytest.raises(attnlm.UsageError, match="invalid value for `tokens`: '9'"):
+        attnlm.sample(run, tokens="9")
+    with pytest.raises(attnlm.UsageError, match="invalid value for `stop`"):
+        attnlm.sample(run, stop=["a", 1])
+    with pytest.raises(attnlm.UsageError, match="unknown setting 'max_new_tokens'") as raised:
+        attnlm.sample(run, max_new_tokens=9)
+    assert raised.value.hint == "did you mean tokens?"
 
     events: list[Any] = []  # a drawn seed is reported and gives the same texts
     one = "".join(attnlm.sample(run, **how, on_event=events.append))

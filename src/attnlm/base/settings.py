@@ -58,6 +58,27 @@ def type_of(record: type, name: str) -> type:
     return next(kind for kind in (bool, int, float, str) if hint in (kind, kind | None))
 
 
+def help_of(record: type, name: str) -> str:
+    """Return the line that explains a setting in `--help` and in documents, with its choices."""
+    described = fields_of(record)[name].metadata
+    choices = described["choices"]
+    return f"{described['help']}: {'|'.join(choices)}" if choices else str(described["help"])
+
+
+def described(records: Mapping[str, type], *, with_defaults: bool = False) -> str:
+    """Return settings with type, limits and help, for a docstring. `records` has their records."""
+    lines = []
+    for name, record in records.items():
+        field = fields_of(record)[name]
+        help = help_of(record, name)
+        facts = [type_of(record, name).__name__]
+        facts += [f"{words} {limit}" for words, limit in field.metadata["limits"].items()]
+        if with_defaults and "default:" not in help:
+            facts.append(f"default {field.default}")
+        lines += [f"{name} : {', '.join(facts)}", f"    {help}"]
+    return "\n".join(lines)
+
+
 def check_value(record: type, name: str, value: object) -> None:
     """Raise UsageError unless `value` has the type of the field `name` and is within its limits."""
     check(type_of(record, name), fields_of(record)[name], value)

@@ -12,9 +12,9 @@ import typer
 from typer.core import TyperCommand
 
 from attnlm.base.errors import UsageError
-from attnlm.base.settings import Setting, Settings, fields_of
+from attnlm.base.settings import Setting, Settings, fields_of, help_of
 from attnlm.cli.console import result, with_flags
-from attnlm.config.settings import help_of, resolve
+from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.model.architecture import MODELS, Architecture
 
 _USUAL_MODEL = str(fields_of(Architecture)["model"].default)
@@ -134,7 +134,7 @@ def help_with_default(name: str) -> str:
 
     Each model's default is followed by the defaults that adamw changes.
     """
-    text = with_flags(help_of(name))
+    text = with_flags(help_of(RECORD_OF[name], name))
     if "default:" in text:
         return text
     if name == "model":

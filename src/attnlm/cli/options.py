@@ -9,17 +9,19 @@ from __future__ import annotations
 import copy
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from attnlm.base.files import utf8
-from attnlm.base.settings import fields_of, number, type_of
+from attnlm.base.folders import flag
+from attnlm.base.settings import fields_of, help_of, number, type_of
 from attnlm.cli import completion
 from attnlm.cli.help import help_with_default
-from attnlm.config.settings import RECORD_OF, check_setting, help_of, seconds
+from attnlm.config.settings import RECORD_OF, check_setting, seconds
+from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.sizes import MAP_NAMES
 
 REQUIRED = ...
@@ -49,7 +51,7 @@ def argument(
 
 
 def setting_option(name: str, help: str | None = None, default: Any = None, **more: Any) -> Any:
-    """Declare an option for the setting `name`, with its completion, and its help by default."""
+    """Declare an option for a training setting, with its completion, and its help by default."""
     words = fields_of(RECORD_OF[name])[name].metadata["choices"]
     completed = completion.choices(*words) if words else None
     if name == "lora_on":
@@ -60,8 +62,22 @@ def setting_option(name: str, help: str | None = None, default: Any = None, **mo
     return option(None, help or f"{usual}default: no limit", parser=seconds, metavar="<time>")
 
 
-def with_settings(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that replaces a command's `**settings` by an option for each name."""
+def sampling_option(name: str) -> Any:
+    """Declare an option for a setting of sampling."""
+    help = help_of(SamplingConfig, name)
+    described = fields_of(SamplingConfig)[name]
+    if described.default is False:
+        return switch(help, flag(name))
+    return option(None if "default:" in help else described.default, help)
+
+
+def with_options(
+    records: Mapping[str, type], declare: Callable[[str], Any] = setting_option
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that replaces a command's `**settings` by an option for each setting.
+
+    `records` has the record of each setting.
+    """
 
     def given(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
@@ -70,10 +86,10 @@ def with_settings(names: Iterable[str]) -> Callable[[Callable[..., None]], Calla
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=setting_option(name),
-                annotation=type_of(RECORD_OF[name], name) | None,
+                default=declare(name),
+                annotation=type_of(record, name) | None,
             )
-            for name in names
+            for name, record in records.items()
         ]
         signature = signature.replace(parameters=[first, *options, *others])
         command.__signature__ = signature  # type: ignore[attr-defined]
@@ -170,5 +186,7 @@ CHECKPOINT = option(
     completion.choices("auto", "best", "last"),
 )
 VERIFY = switch("check the hashes of whole files, also of splits larger than 1 GiB", "--verify")
-DEVICE = setting_option("device", help_of("device"), "auto", callback=_check_device)
+DEVICE = setting_option(
+    "device", help_of(RECORD_OF["device"], "device"), "auto", callback=_check_device
+)
 ABLATE = switch("also measure the loss with each head silenced", "--ablate")

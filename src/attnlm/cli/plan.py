@@ -15,7 +15,7 @@ from attnlm.base.readable import byte_size, duration, quantity
 from attnlm.base.settings import fields_of
 from attnlm.cli import console, options
 from attnlm.cli.displays import Display, adapters_in_words, division_in_words, parts_in_words
-from attnlm.cli.options import option, with_settings
+from attnlm.cli.options import option, with_options
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import RECORD_OF, resolve
@@ -45,10 +45,12 @@ COMMON = (
 )
 
 
-@with_settings(
-    name
-    for name, record in RECORD_OF.items()
-    if record is Architecture or name in (*_TRAINING, *_WHERE)
+@with_options(
+    {
+        name: record
+        for name, record in RECORD_OF.items()
+        if record is Architecture or name in (*_TRAINING, *_WHERE)
+    }
 )
 def plan(
     dataset: str | None = options.DATASET,

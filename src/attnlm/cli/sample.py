@@ -9,20 +9,21 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import read_text
 from attnlm.base.folders import command_for
 from attnlm.base.readable import duration, harmless
-from attnlm.base.settings import number
+from attnlm.base.settings import help_of, number
 from attnlm.cli import console, options
 from attnlm.cli.displays import Display
-from attnlm.cli.options import option, switch, typed
+from attnlm.cli.options import option, sampling_option, switch, typed, with_options
 from attnlm.generation.sampling_config import (
     MOST_CHOICES_HELD,
     MOST_HELD,
+    SAMPLING,
     SamplingConfig,
     drawn_seed,
 )
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
 
 
 _MOST_LISTED = 10  # least likely tokens
-_TEMPERATURE = "below 1 favours likely tokens, above 1 flattens the distribution; 0 is greedy"
 
 
+@with_options(SAMPLING, sampling_option)
 def sample(
     run: str | None = options.RUN,
-    tokens: int = option(500, "number of tokens to generate, without the prompt"),
+    *,
     prompt: str | None = option(None, "text to continue; - reads stdin, without its final newline"),
     prompt_file: Path | None = option(None, "file with the text to continue"),
     prompts: Path | None = option(
@@ -47,17 +48,9 @@ def sample(
         "file with a text to continue on each line (or - for stdin), or a .jsonl file of records "
         'such as {"prompt": "…"}; all are continued together',
     ),
-    temperature: float = option(1.0, _TEMPERATURE),
-    top_k: int | None = option(None, "sample only from the K likeliest tokens; default: all"),
-    top_p: float | None = option(
-        None, "sample only from the likeliest tokens whose probabilities sum to P; default: all"
-    ),
-    seed: int | None = option(None, "random seed; default: a random one"),
-    num_samples: int = option(1, "number of texts to generate, for each prompt"),
     stop: list[str] | None = option(
         None, "stop before this text, which is not printed; may be repeated"
     ),
-    ignore_eos: bool = switch("continue after the end-of-text token", "--ignore-eos"),
     checkpoint: str = options.CHECKPOINT,
     device: str = options.DEVICE,
     checkpoint_dir: Path = options.CHECKPOINT_DIR,
@@ -69,9 +62,10 @@ def sample(
     ),
     json: bool = options.JSON,
     quiet: bool = options.QUIET,
+    **settings: Any,
 ) -> None:
     """Generate text with a trained model."""
-    many = num_samples != 1 or prompts is not None
+    many = settings["num_samples"] != 1 or prompts is not None
     if interactive and (json or show_probs or many or prompt == "-"):
         raise UsageError(
             "--interactive cannot be combined with --json, --show-probs, --num-samples, --prompts "
@@ -84,23 +78,16 @@ def sample(
     if [prompt, prompt_file, prompts].count(None) < 2:
         message = "only one of --prompt, --prompt-file and --prompts can be used"
         raise UsageError(message, "leave the others out")
+    if settings["seed"] is None:
+        settings["seed"] = drawn_seed()
+    config = SamplingConfig(**settings, stop=[typed(text, "--stop") for text in stop or ()])
     most = MOST_CHOICES_HELD if show_probs else MOST_HELD
-    if json and tokens > most:
+    if json and config.tokens > most:
         raise UsageError(
-            f"--tokens {tokens} is too many for --json, which keeps the whole text in memory",
+            f"--tokens {config.tokens} is too many for --json, which keeps the text in memory",
             f"use --tokens {most} or less, or leave out --json",
         )
     started = [_prompt(prompt, prompt_file)] if prompts is None else _prompts(prompts)
-    config = SamplingConfig(
-        tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        num_samples=num_samples,
-        seed=drawn_seed() if seed is None else seed,
-        stop=[typed(text, "--stop") for text in stop or ()],
-        ignore_eos=ignore_eos,
-    )
     if prompts is not None:
         config.check_room(len(started))
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
@@ -113,7 +100,7 @@ def sample(
     if not quiet:
         console.say(
             f"{opened.name}, {chosen} on {sampler.device.name}, "
-            f"temperature {temperature:g}, seed {config.seed}"
+            f"temperature {config.temperature:g}, seed {config.seed}"
         )
     if interactive:
         _talk(sampler, started[0], config, quiet)
@@ -283,7 +270,7 @@ def _extend(ids: list[int], sampler: Sampler, text: str) -> bool:
 
 _COMMANDS = {
     "/seed N": "set the random seed",
-    "/temperature X": _TEMPERATURE,
+    "/temperature X": help_of(SamplingConfig, "temperature"),
     "/help": "this list",
     "/bye, quit, exit": "stop; so does the end of input",
 }

@@ -17,7 +17,7 @@ from attnlm.base.readable import duration
 from attnlm.base.settings import fields_of
 from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, reference_losses
-from attnlm.cli.options import option, switch, with_settings
+from attnlm.cli.options import option, switch, with_options
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_training import Resolved, resolve_new
 from attnlm.config.recipes import load_recipe, to_toml
@@ -46,7 +46,7 @@ COMMON = (
 )
 
 
-@with_settings(RECORD_OF)
+@with_options(RECORD_OF)
 def train(
     dataset: str | None = options.DATASET,
     *,

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted, type_of
+from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import PRESETS, Architecture, architecture, unused
@@ -98,24 +98,6 @@ def unknown_settings(recorded: Iterable[str]) -> str:
     unknown = [quoted(key) for key in recorded if key not in (*RECORD_OF, *_NOT_SETTINGS)]
     more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
     return ", ".join(unknown[:_MOST_NAMED]) + more
-
-
-def help_of(name: str) -> str:
-    """Return the line that explains a setting in `--help` and in documents."""
-    described = fields_of(RECORD_OF[name])[name].metadata
-    choices = described["choices"]
-    return f"{described['help']}: {'|'.join(choices)}" if choices else str(described["help"])
-
-
-def described_settings() -> str:
-    """Return all settings with type, limits and help, for the docstring of `train`."""
-    lines = []
-    for name, record in RECORD_OF.items():
-        described = fields_of(record)[name].metadata["limits"]
-        limits = [f"{words} {limit}" for words, limit in described.items()]
-        kind = type_of(record, name).__name__
-        lines += [f"{name} : {', '.join([kind, *limits])}", f"    {help_of(name)}"]
-    return "\n".join(lines)
 
 
 def resolve(

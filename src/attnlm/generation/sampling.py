@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+import inspect
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ import numpy as np
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.settings import described, fields_of, quoted
+from attnlm.base.suggestions import suggestion
 from attnlm.compute.device import Device
 from attnlm.generation.decoders import Decoding, fastest_decoding
 from attnlm.generation.next_token import normalised
-from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
+from attnlm.generation.sampling_config import SAMPLING, SamplingConfig, drawn_seed
 from attnlm.model.language_model import LanguageModel
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Checkpoint, Run, open_run
@@ -197,19 +200,12 @@ def load_sampler(
 def sample(
     run: str | Path | Run | None = None,
     *,
-    tokens: int = 500,
     prompt: str = "",
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    num_samples: int = 1,
-    stop: str | Sequence[str] = (),
-    ignore_eos: bool = False,
     checkpoint: str = "auto",
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
+    **settings: Any,
 ) -> Iterator[str]:
     """Generate one text from a trained run (by default the last trained), piece by piece.
 
@@ -218,40 +214,41 @@ def sample(
         for piece in attnlm.sample(run, tokens=100, prompt="Once ", seed=1):
             print(piece, end="", flush=True)
 
-    `"".join(…)` gives the whole text. `num_samples` must be 1; `samples` returns several texts, and
-    takes several prompts.
+    `"".join(…)` gives the whole text. `samples` returns several texts, and takes several prompts.
 
-    The text ends after `tokens` tokens, or earlier: before the first of the texts in `stop` or,
-    unless `ignore_eos` is set, before the tokenizer's end-of-text token. Without `seed`, a seed is
-    drawn and reported as a Note. Raises AttnlmError (UsageError for invalid arguments) at the call,
-    before the first piece.
+    The text ends after `tokens` tokens, or earlier: before the first of the texts in `stop` (a text
+    or a list of texts) or, unless `ignore_eos` is set, before the tokenizer's end-of-text token.
+    Without `seed`, a seed is drawn and reported as a Note. Raises AttnlmError (UsageError for
+    invalid arguments) at the call, before the first piece.
     """
-    if num_samples != 1:
+    if not isinstance(prompt, str):
+        hint = "it must be a text; attnlm.samples takes a list of texts"
+        raise UsageError(f"invalid value for `prompt`: {quoted(prompt)}", hint)
+    config = _config(settings, on_event or ignore)
+    if config.num_samples != 1:
         raise UsageError(
-            f"sample yields one text, but num_samples is {num_samples}",
+            f"sample yields one text, but num_samples is {config.num_samples}",
             "for several texts, call attnlm.samples(run, num_samples=N)",
         )
-    sampler, prompts, config = _ready(**locals())
-    (ids,) = sampler.ids_of(prompts)
-    return itertools.chain([prompt] if prompt else [], sampler.stream(ids, config))
+    sampler = load_sampler(
+        open_run(run, checkpoint_dir=checkpoint_dir),
+        checkpoint=checkpoint,
+        device=device,
+        on_event=on_event or ignore,
+    )
+    pieces = sampler.stream(sampler.prompt_ids(prompt), config)
+    return itertools.chain([prompt] if prompt else [], pieces)
 
 
 def samples(
     run: str | Path | Run | None = None,
     *,
-    num_samples: int = 1,
-    tokens: int = 500,
     prompt: str | Sequence[str] = "",
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    stop: str | Sequence[str] = (),
-    ignore_eos: bool = False,
     checkpoint: str = "auto",
     device: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
+    **settings: Any,
 ) -> list[str]:
     """Return several whole texts from a trained run (by default the last trained).
 
@@ -271,32 +268,44 @@ def samples(
     Without `seed`, a seed is drawn and reported as a Note. Raises AttnlmError (UsageError for
     invalid arguments).
     """
-    sampler, prompts, config = _ready(**locals())
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    if not isinstance(prompts, Sequence) or not all(isinstance(text, str) for text in prompts):
+        hint = "it must be a text or a list of texts"
+        raise UsageError(f"invalid value for `prompt`: {quoted(prompt)}", hint)
+    config = _config(settings, on_event or ignore)
+    sampler = load_sampler(
+        open_run(run, checkpoint_dir=checkpoint_dir),
+        checkpoint=checkpoint,
+        device=device,
+        on_event=on_event or ignore,
+    )
     return with_prompts(prompts, sampler.samples(sampler.ids_of(prompts), config)[0])
+
+
+for _function in (sample, samples):
+    _function.__doc__ = f"""{inspect.cleandoc(_function.__doc__ or "")}
+
+Settings:
+
+{described(SAMPLING, with_defaults=True)}
+"""
+
+
+def _config(settings: dict[str, Any], on_event: OnEvent) -> SamplingConfig:
+    """Return the settings of `sample` or `samples`; draw a seed and report it if there is none."""
+    known = fields_of(SamplingConfig)
+    for name in settings:
+        if name not in known:
+            hint = suggestion(name, known, f"the settings are {', '.join(known)}")
+            raise UsageError(f"unknown setting {name!r}", hint)
+    if settings.get("seed") is not None:
+        return SamplingConfig(**settings)
+    config = SamplingConfig(**{**settings, "seed": drawn_seed()})
+    on_event(Note(f"seed {config.seed}"))
+    return config
 
 
 def with_prompts(prompts: Sequence[str], continued: Sequence[str]) -> list[str]:
     """Return whole texts. Each prompt has the same number of continuations."""
     each = len(continued) // max(1, len(prompts))
     return [prompts[number // each] + text for number, text in enumerate(continued)]
-
-
-def _ready(
-    run: str | Path | Run | None,
-    prompt: str | Sequence[str],
-    checkpoint: str,
-    device: str,
-    checkpoint_dir: str | Path,
-    seed: int | None,
-    on_event: OnEvent | None,
-    **chosen: Any,
-) -> tuple[Sampler, list[str], SamplingConfig]:
-    """Check the arguments of `sample` or `samples`, and load the model. Return also the prompts."""
-    on_event = on_event or ignore
-    if seed is None:
-        seed = drawn_seed()
-        on_event(Note(f"seed {seed}"))
-    config = SamplingConfig(seed=seed, **chosen)
-    opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    sampler = load_sampler(opened, checkpoint=checkpoint, device=device, on_event=on_event)
-    return sampler, [prompt] if isinstance(prompt, str) else list(prompt), config

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnlm.base.errors import UsageError
+from attnlm.base.settings import check_value, fields_of, quoted, setting
 
 MOST_HELD = 2**26
 """The most tokens of all samples together if memory keeps them to the end, in about 2 GB."""
@@ -19,29 +19,47 @@ MOST_CHOICES_HELD = 2**20
 class SamplingConfig:
     """Settings of the choice of tokens. Raises UsageError for invalid values."""
 
-    tokens: int = 500
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    num_samples: int = 1
-    seed: int = 0
+    tokens: int = setting(
+        "number of tokens to generate, without the prompt", default=500, at_least=0
+    )
+    temperature: float = setting(
+        "below 1 favours likely tokens, above 1 flattens the distribution; 0 is greedy",
+        default=1.0,
+        at_least=0,
+    )
+    top_k: int | None = setting("sample only from the K likeliest tokens; default: all", at_least=1)
+    top_p: float | None = setting(
+        "sample only from the likeliest tokens whose probabilities sum to P; default: all",
+        above=0,
+        at_most=1,
+    )
+    seed: int = setting(
+        "random seed; default: a random one", default=0, at_least=0, at_most=2**63 - 1
+    )
+    num_samples: int = setting(
+        "number of texts to generate, for each prompt", default=1, at_least=1, at_most=2**16
+    )
+    ignore_eos: bool = setting("continue after the end-of-text token", default=False)
     stop: str | Sequence[str] = ()
     """Stop texts: a generated text ends before the first of them."""
-    ignore_eos: bool = False
-    """Continue after the end-of-text token."""
 
     def __post_init__(self) -> None:
-        self._require(self.tokens >= 0, "tokens", "0 or more")
-        finite = math.isfinite(self.temperature) and self.temperature >= 0
-        self._require(finite, "temperature", "0 (greedy) or more")
-        self._require(self.top_k is None or self.top_k >= 1, "top_k", "1 or more")
-        self._require(self.top_p is None or 0 < self.top_p <= 1, "top_p", "above 0, and at most 1")
-        self._require(1 <= self.num_samples <= 2**16, "num_samples", f"from 1 to {2**16}")
+        for name in SAMPLING:
+            value = getattr(self, name)
+            if value is not None or fields_of(SamplingConfig)[name].default is not None:
+                check_value(SamplingConfig, name, value)
+        if not all(isinstance(text, str) and text for text in self.stop_texts):
+            raise UsageError(
+                f"invalid value for `stop`: {quoted(self.stop)}",
+                "each stop text must be a text of at least one character",
+            )
         most = max(1, MOST_HELD // max(1, self.tokens))
-        words = f"at most {most} with `tokens` {self.tokens}, since memory holds all texts"
-        self._require(self.num_samples <= most, "num_samples", words)
-        self._require(0 <= self.seed < 2**63, "seed", "0 or more, below 2^63")
-        self._require("" not in self.stop_texts, "stop", "a text of at least one character")
+        if self.num_samples > most:
+            raise UsageError(
+                f"invalid value for `num_samples`: {self.num_samples}",
+                f"it must be at most {most} with `tokens` {self.tokens}, since memory holds all "
+                "texts",
+            )
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
@@ -57,11 +75,11 @@ class SamplingConfig:
                 f"together, the texts can have {MOST_HELD:,} tokens",
             )
 
-    def _require(self, holds: bool, name: str, words: str) -> None:
-        if not holds:
-            raise UsageError(
-                f"invalid value for `{name}`: {getattr(self, name)}", f"it must be {words}"
-            )
+
+SAMPLING = {
+    name: SamplingConfig for name, field in fields_of(SamplingConfig).items() if field.metadata
+}
+"""The settings of sampling that have a line of help."""
 
 
 def drawn_seed() -> int:

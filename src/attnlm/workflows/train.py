@@ -19,13 +19,13 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.folders import resume_command
 from attnlm.base.readable import duration
-from attnlm.base.settings import Setting
+from attnlm.base.settings import Setting, described
 from attnlm.base.workspaces import FolderGoneError
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import LostProcessError, Processes, joined, restarts
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.new_training import Resolved, resolve_new
-from attnlm.config.settings import described_settings, resolve
+from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import parameters_of
@@ -177,7 +177,7 @@ train.__doc__ = f"""{inspect.cleandoc(train.__doc__ or "")}
 
 Settings; their defaults depend on the model:
 
-{described_settings()}
+{described(RECORD_OF)}
 """
 
 
