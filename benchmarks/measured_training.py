@@ -1,7 +1,7 @@
 """`python -m benchmarks.measured_training …`: `attnlm train …`, whose memory is measured.
 
 Started by itself or by torchrun. Prints one JSON object: the bytes at the peak, in addition to
-PyTorch, of the main process, and the tokens per second since the evaluation before the last.
+PyTorch, of rank 0, and the tokens per second since the evaluation before the last.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pages in Chromium: the report of a large model, and pages that run a model.
 
-Of reports: their size, and the time to write and to draw them. Of pages that run a model, on one
-core: tokens per second past the context, the time from a keystroke until next tokens and heads
-follow, and the longest time for which the page does not answer.
+Measures the size of reports, and the time to write and to draw them; and of pages that run a
+model, on one core: tokens per second past the context, the time from a keystroke until next tokens
+and heads follow, and the longest time for which the page does not answer.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _untrained(dataset: Dataset, folder: Path) -> Run:
 
 
 def _milliseconds_until_drawn(page: Path) -> float:
-    """From the start of the navigation until after the first frame."""
+    """Return the time from the start of the navigation until after the first frame."""
     with _opened(page) as view:
         drawn = float(view.evaluate(_DRAWN))
         time.sleep(0.2)

@@ -132,7 +132,7 @@ def _seconds(action: Callable[[], object]) -> float:
 
 
 def _process_rows(run: Path, source: Path) -> list[Row]:
-    """From the start of a process to its first token, and to its end."""
+    """Time processes from the start to the first token, and to the end."""
     prompt = "The first token after these"
     options = ["--prompt", prompt, "--tokens", "1", "--temperature", "0", "--device", "cpu"]
     sides = {

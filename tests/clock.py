@@ -10,7 +10,7 @@ import pytest
 class Clock:
     """Replacement for `time.perf_counter` that advances by `tick` seconds with each call.
 
-    So a budget has room for the same work on every machine.
+    A budget has room for the same work on every machine.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tick: float = 0.0) -> None:

@@ -64,9 +64,9 @@ def attnlm(
     stdin: str = "",
     **variables: str,
 ) -> Done:
-    """Runs a command in the folder `cwd`, with these environment variables.
+    """Run a command in the folder `cwd`, with these environment variables.
 
-    Its exit code must be `code`, and it must never show a traceback.
+    The exit code must be `code`, and the command must never show a traceback.
     """
     with contextlib.chdir(cwd), mock.patch.dict(os.environ, variables):
         done = here([str(argument) for argument in arguments], stdin.encode())

@@ -1,6 +1,6 @@
 """Small models of every preset, and odd variants of the transformer, for the tests that need them.
 
-Their sizes differ from each other, so that swapped axes fail.
+Sizes differ from each other, so that swapped axes fail.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _tracked(folder: str) -> list[str]:
 
 
 def _built(folder: Path, cache: Path) -> dict[str, bytes]:
-    """From a copy of what git tracks, as a release would be. zig keeps its own parts in `cache`."""
+    """Build from a copy of what git tracks, like a release. zig keeps its parts in `cache`."""
     source = folder / "source"
     for name in _tracked("."):
         (source / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,18 @@
 """Find habits that make English hard to read: `python -m tests.prose [FILE or FOLDER …]`.
 
 A habit is not an error, and a few places are right. `tests/project/test_prose.py` has the budgets.
-Markdown counts outside of code, Python with its docstrings only.
+Markdown counts outside of code; Python, C and JavaScript count with their docstrings and comments,
+and with each identifier once, whose words `_` or capitals divide.
 """
 
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
-from collections.abc import Iterable, Iterator
+import tokenize
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +23,9 @@ DOCUMENTS = [
     *(path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in GENERATED),
 ]
 SOURCE = [ROOT / "src"]
+PAGES = [ROOT / "src" / "attnlm" / "see" / "pages"]
+TEXTS, NAMES = ("prose", "docstring", "comment"), ("name", "test name")
+TESTS = [ROOT / "tests", ROOT / "benchmarks"]
 
 HABITS = {
     name: (re.compile(pattern, re.VERBOSE), remedy)
@@ -29,6 +35,11 @@ HABITS = {
             r"\A(Of|As|At|By|From|In|On|To|With|Without|Where|Whether|How|What|Who|So|Also"
             r"|None|All|It|Its|They|Their|Those|That|This)\b",
             "open with a verb or a noun: Return …, Read …, Raised when …",
+        ),
+        (
+            "test name fragment",
+            r"\Atest\ (what|it|its|they|their|those|of|as|in|on|at|by|where|whether|how|without)\b",
+            "name the subject and what it does",
         ),
         ("none where", r"\b[Nn]one\ (where|of)\b", "'or None if …'"),
         (
@@ -46,7 +57,8 @@ HABITS = {
         (
             "literary word",
             r"\b(meanwhile|hitherto|thereby|therein|anew|asunder|beside|besides|whoever|whatever"
-            r"|ere|lest|nought|hence|thus|at\ hand|by\ heart|in\ the\ end|in\ so\ many|so\ much)\b",
+            r"|ere|lest|nought|hence|thus|at\ hand|at\ once|by\ heart|in\ the\ end"
+            r"|in\ turn|far\ as|so\ (many|much))\b",
             "use the usual word",
         ),
         (
@@ -75,14 +87,18 @@ class Place(NamedTuple):
     text: str
 
 
-def places_and_words(paths: Iterable[Path]) -> tuple[list[Place], int]:
+def places_and_words(
+    paths: Iterable[Path], kinds: Collection[str] = TEXTS
+) -> tuple[list[Place], int]:
     """Return all places where a habit occurs below `paths`, and the number of words read."""
     places, words = [], 0
     for path in _files(paths):
-        for line, text in _texts(path):
+        for line, kind, text in _texts(path):
+            if kind not in kinds:
+                continue
             words += len(text.split())
             for habit, (pattern, _) in HABITS.items():
-                if habit == "docstring fragment" and path.suffix != ".py":
+                if habit.endswith("fragment") and not habit.startswith(kind):
                     continue
                 for found in pattern.finditer(text):
                     around = text[max(0, found.start() - 30) : found.end() + 30]
@@ -93,22 +109,54 @@ def places_and_words(paths: Iterable[Path]) -> tuple[list[Place], int]:
 def _files(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         below = sorted(path.rglob("*")) if path.is_dir() else [path]
-        yield from (file for file in below if file.suffix in (".md", ".py"))
+        yield from (file for file in below if file.suffix in (".md", ".py", ".c", ".h", ".js"))
 
 
-def _texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the paragraphs of a file, each on one line, with the number of their first line."""
+def _texts(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Yield paragraphs and identifiers of a file, each on one line, with first line and kind."""
     source = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
-        yield from _paragraphs(_without_code(source), 1)
-        return
+        parts = [(1, "prose", _without_code(source))]
+    elif path.suffix == ".py":
+        parts = [*_docstrings(source), *_comments_of_python(source)]
+    else:
+        parts = [
+            (source.count("\n", 0, found.start()) + 1, "comment", found[1] or found[2])
+            for found in re.finditer(
+                r"/\*(.*?)\*/|(?:^|\s)//+ ([^\n]*)", source, re.DOTALL | re.MULTILINE
+            )
+        ]
+    for first, kind, text in parts:
+        for line, paragraph in _paragraphs(text, first):
+            yield line, kind, paragraph
+    if path.suffix != ".md":
+        yield from _names(source)
+
+
+def _docstrings(source: str) -> Iterator[tuple[int, str, str]]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node)
             if docstring:
-                line = node.body[0].lineno
                 # Indented lines are examples.
-                yield from _paragraphs(re.sub(r"(?m)^    .*", "", docstring), line)
+                yield node.body[0].lineno, "docstring", re.sub(r"(?m)^    .*", "", docstring)
+
+
+def _comments_of_python(source: str) -> Iterator[tuple[int, str, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], "comment", token.string.lstrip("# ")
+
+
+def _names(source: str) -> Iterator[tuple[int, str, str]]:
+    """Yield each identifier of several words once, words divided by spaces."""
+    known = set()
+    for found in re.finditer(r"\b_*([A-Za-z]\w+)", source):
+        words = re.sub(r"(?<=[a-z])(?=[A-Z])|_+", " ", found[1]).strip().lower()
+        if " " in words and words not in known:
+            known.add(words)
+            kind = "test name" if words.startswith("test ") else "name"
+            yield source.count("\n", 0, found.start()) + 1, kind, words
 
 
 def _without_code(source: str) -> str:
@@ -135,7 +183,7 @@ def _paragraphs(text: str, first: int) -> Iterator[tuple[int, str]]:
 def main() -> None:
     """Print every place, then the habits per 1,000 words."""
     paths = [Path(name) for name in sys.argv[1:]] or [*DOCUMENTS, *SOURCE]
-    places, words = places_and_words(paths)
+    places, words = places_and_words(paths, (*TEXTS, *NAMES))
     for place in places:
         remedy = HABITS[place.habit][1]
         print(f"{place.path}:{place.line}: {place.habit} ({remedy}): …{place.text}…")

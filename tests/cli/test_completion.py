@@ -25,7 +25,7 @@ from tests.command import ATTNLM, Done, alone, fails, here
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders with the names of runs, a ladder and a data set: no more is looked at."""
+    """Folders with the names of runs, a ladder and a data set; completion reads only names."""
     folder = tmp_path_factory.mktemp("project")
     for path in (
         *("checkpoints/tiny-001/config.json", "checkpoints/ladder-001/ladder.json"),

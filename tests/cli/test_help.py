@@ -42,12 +42,12 @@ def test_every_setting_is_an_option_in_its_section() -> None:
 
 @pytest.mark.parametrize("command", ["train", "plan"])
 def test_help_shows_the_common_options_and_help_all_the_others(command: str) -> None:
-    few, all_of_them = (here([command, option]).stdout for option in ("--help", "--help-all"))
-    assert len(few.splitlines()) < 80 < 120 < len(all_of_them.splitlines())
+    few, everything = (here([command, option]).stdout for option in ("--help", "--help-all"))
+    assert len(few.splitlines()) < 80 < 120 < len(everything.splitlines())
     for name in ("--steps", "--model", "--batch-size", "--from", "--json", "--help-all"):
         assert name in few, name
-    assert "--norm-epsilon" in all_of_them and "--norm-epsilon" not in few
-    words = set(re.findall("--[a-z-]+", all_of_them))
+    assert "--norm-epsilon" in everything and "--norm-epsilon" not in few
+    words = set(re.findall("--[a-z-]+", everything))
     assert words >= set(re.findall("--[a-z-]+", few))
     # What --help shows does not depend on what was shown before.
     assert here([command, "--help"]).stdout == few

@@ -274,7 +274,7 @@ def test_a_signal_ends_a_process_that_waits_for_the_others(project: Path) -> Non
 
 
 def test_a_signal_ends_a_process_whose_first_collective_waits() -> None:
-    """It has joined while rank 0 still chooses sizes or compiles."""
+    """A process has joined while rank 0 still chooses sizes or compiles."""
 
     class Work:
         def wait(self, timeout: timedelta) -> None:

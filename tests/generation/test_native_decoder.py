@@ -271,7 +271,7 @@ def test_rows_do_not_depend_on_the_batch_size(width: str) -> None:
 
 
 def assert_rows_alike(native: NativeModel, samples: int, known: int, total: int) -> None:
-    """Assert that the logits of a window are the same bits whatever other windows there are."""
+    """Assert that the logits of a window do not depend on other windows, bit by bit."""
     ids_BS = torch.randint(V, (samples, total)).numpy()
     many = NativeDecoder(native, samples)
     both = many.logits(ids_BS[:, :known], 0), many.logits(ids_BS, known)

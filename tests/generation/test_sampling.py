@@ -75,7 +75,7 @@ def test_temperature_top_k_and_top_p_give_these_probabilities(
     assert (next_token_probabilities(np.zeros((1, 4)), top_k=3) > 0).sum() == 3
 
 
-def test_the_nucleus_of_a_large_vocabulary_is_the_same_without_sorting_all_of_it() -> None:
+def test_top_p_of_a_large_vocabulary_is_exact_without_a_full_sort() -> None:
     random = np.random.default_rng(1)
     for spread, top_p in ((6.0, 0.9), (1.0, 0.5), (0.0, 0.3), (1.0, 0.999999)):
         # Few different values: equals are kept in the order of their ids.
@@ -238,7 +238,7 @@ def test_logits_after_the_end_of_a_text_may_be_infinite() -> None:
         assert [len(text) for text in texts] == [1, 1] and texts[1] != [0]
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     wrong: dict[str, tuple[float, ...]] = {
         "temperature": (-0.1, math.nan, math.inf),
         "top_k": (0,),

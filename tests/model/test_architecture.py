@@ -136,7 +136,7 @@ def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Sett
         ("gpt2:residual=false:attention=uniform:dropout=0.1", "without `residual`", "leave"),
     ],
 )
-def test_what_makes_no_sense_is_refused(name: str, message: str, hint: str) -> None:
+def test_invalid_combinations_are_refused(name: str, message: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         resolve(variant(name))
     assert message in caught.value.message

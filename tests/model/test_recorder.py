@@ -116,7 +116,7 @@ class Lecture(nn.Module):
         for head in self.heads:
             scores = (head(x) @ x.mT).masked_fill(later, -torch.inf)
             x = x + torch.softmax(scores, -1) @ x
-        return torch.softmax(self.out(x), -1)  # (B, T, V) is no map
+        return torch.softmax(self.out(x), -1)  # (B, T, V) is not a map
 
 
 def test_each_map_of_a_model_without_blocks_is_a_layer() -> None:

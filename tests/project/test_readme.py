@@ -141,7 +141,7 @@ def test_a_speed_in_the_readme_names_its_machine() -> None:
 
 
 def test_the_loss_of_nanogpt_is_quoted_with_how_it_was_measured() -> None:
-    """Its 1.4697 is the lowest mean over random batches; ours are over the whole split."""
+    """nanoGPT's 1.4697 is the lowest mean over random batches; ours are over the whole split."""
     quoted = [words for words in WRITTEN.split("\n\n") if re.search(r"\b1\.4(697|70)\b", words)]
     quoted = [" ".join(words.split()) for words in quoted if "nanoGPT" in words]
     assert quoted and all("mean over 200 random batches" in words for words in quoted)

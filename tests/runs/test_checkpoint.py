@@ -104,7 +104,7 @@ def test_another_model_is_refused_before_its_tensors_are_read(saved: Path) -> No
 
 
 def sealed(path: Path, tensors: dict[str, torch.Tensor], described: str = '{"step": 1}') -> None:
-    """Writes a checkpoint with a digest that is right, whatever it holds."""
+    """Write a checkpoint of any content with a valid digest."""
     metadata = {"facts": described, "digest": checkpoint._digest(described, tensors)}
     save_file(tensors, str(path), metadata)
 

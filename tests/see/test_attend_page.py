@@ -48,7 +48,7 @@ def test_texts_are_escaped(attention: Attention) -> None:
 
 
 def drawn(maps: dict[str, Any], attention: Attention) -> np.ndarray[Any, Any]:
-    """The maps as a page draws them: what it holds, and in each row the rest in equal shares."""
+    """Return the maps as a page draws them: stored weights, and the rest of each row uniformly."""
     counts, columns = (
         np.frombuffer(base64.b64decode(maps[key]), "<u2") for key in ("counts", "columns")
     )

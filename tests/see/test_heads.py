@@ -223,7 +223,7 @@ def test_heads_refuses_bad_arguments(trained: Path) -> None:
 # --- Heads of a model that is built to have them --------------------------------------------------
 
 CONTEXT, HEADS = 40, 5  # of a model built by hand
-SHARP = 60.0  # of scores: what is looked for gets nearly all attention
+SHARP = 60.0  # scores this large give the target nearly all attention
 BUILT = {
     (0, 1): "previous-token",
     (0, 2): "same-token",

@@ -122,7 +122,7 @@ def test_a_resumed_run_continues_the_log_of_the_tools_that_are_named_again(
 def test_a_run_starts_no_tool_that_is_not_named(
     dataset: Dataset, tmp_path: Path, kept: type[Kept]
 ) -> None:
-    """Its logs.json may come from a stranger, and a tool may send losses and samples elsewhere."""
+    """A stranger may have written logs.json, and a tool may send losses and samples elsewhere."""
     run = train(dataset, tmp_path)
     files.write_json(run.path / "logs.json", {"id": "00000000", "tools": ["\33", "ssl", "json"]})
     notes: list[object] = []

@@ -390,7 +390,7 @@ def test_several_sources_are_one_text_in_their_order(
 def test_each_source_has_its_encoding_and_its_name_in_errors(
     here: Path, spool: Path, short_tales: None
 ) -> None:
-    """The named corpora are UTF-8, whatever the user's own texts are."""
+    """The named corpora are UTF-8, also if `encoding` names another."""
     write_all(here, {"a": "é".encode("latin-1"), "b/c": b"c" * 8192 + b"\xff"})
     found = get_corpus(["a", "tales"], encoding="latin-1", spool=spool)
     assert "".join(texts(found)) == "éOnce upon a time.\n"

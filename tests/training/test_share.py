@@ -165,7 +165,7 @@ def test_a_failure_waits_for_running_jobs() -> None:
 
 @contextlib.contextmanager
 def occupied(pool: ThreadPoolExecutor) -> Iterator[None]:
-    """While none of its threads begins anything."""
+    """Its other threads start nothing."""
     free = threading.Event()
     for _ in range(pool._max_workers):
         pool.submit(free.wait)

@@ -449,7 +449,7 @@ def test_rungs_can_be_tried_in_the_page(
     assert 'id="try"' not in climbed.write_page().read_text(encoding="utf-8")
 
 
-def test_the_page_has_all_of_it_and_nothing_from_elsewhere(climbed: Ladder) -> None:
+def test_the_page_is_complete_and_loads_nothing(climbed: Ladder) -> None:
     hostile = replace(climbed.rungs[0], text="<script>alert(1)</script>")
     plan = replace(climbed.plan, prompt="<b>&")
     for ladder in (climbed, Ladder(climbed.path, plan, (hostile, climbed.rungs[1]))):
