@@ -304,7 +304,7 @@ a process stops by itself | test_processes.py
 self.stop.agree() => pass
 == training/sharding.py
 each process clips by the norm of its own rows | test_processes.py
-self._processes.all_reduce(square, "a step") => pass
+self._processes.all_reduce(square) => pass
 Muon makes rows orthogonal, not whole matrices | test_processes.py
 self._config, group.shape, orthogonalized) => self._config, group.shape)
 == model/layers.py
@@ -314,7 +314,7 @@ what is computed again drops other numbers | test_sharding.py
 generator.set_state(state) => pass
 == training/validation.py
 each process has its own validation loss | test_processes.py
-processes.all_reduce(numbers, "an evaluation") => pass
+processes.all_reduce(numbers) => pass
 an evaluation goes on after a signal | test_interruption.py
 if stop.has_come and not is_sharded: => if False:
 evaluation drops the last window |
@@ -324,10 +324,7 @@ bits are nats | test_training.py::test_a_run_records_and_reports_what_the_design
 loss / math.log(2) / bytes_per_token => loss / bytes_per_token
 == compute/processes.py
 all processes say the same error | test_processes.py::test_each_machine_prints_the_error_once
-, _STORE_ANSWERS) == 1 => , _STORE_ANSWERS) >= 1
-what others are waited for does not depend on our own share |
-test_processes.py::test_collective_timeouts
-max(ours, theirs) => theirs
+", 1) == 1 => ", 1) >= 1
 the threads that sum gradients of processes do not flush subnormal numbers |
 test_processes.py::test_processes_compute_what_one_does
 with FlushingHere(): => with contextlib.nullcontext():

@@ -193,7 +193,7 @@ def compute(data: Path, out: Path) -> None:
         sharded = {name: numbers(name, dataset, processes, shard=True) for name in SHARDED}
     with joined() as processes:  # as in a program that trains twice
         subnormal = torch.full((8,), torch.finfo(torch.float32).tiny / 8)
-        processes.all_reduce(subnormal, "numbers that are flushed to zero")
+        processes.all_reduce(subnormal)
         told = processes.broadcast_object({"a": [1, None, "ü"]} if processes.is_main else None)
         content = (
             *(found, failure(dataset, processes), told, subnormal.tolist()),

@@ -357,7 +357,7 @@ class ShardedCheckpoints:
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._group = None if processes.count == 1 else processes.new_group(backend="gloo")
+        self._group = None if processes.count == 1 else torch.distributed.new_group(backend="gloo")
         self._thread = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
 

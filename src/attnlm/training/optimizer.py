@@ -205,9 +205,7 @@ class Optimizer(ABC):
     def _rules_for(self, group: Group, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
         """Yield the update rules of `spans`, all parameters of `group`."""
 
-    def all_reduce(
-        self, processes: Processes, numbers: Sequence[Tensor | float], after: str
-    ) -> Tensor:
+    def all_reduce(self, processes: Processes, numbers: Sequence[Tensor | float]) -> Tensor:
         """Return the sums of `numbers` over all processes.
 
         The same call sums the gradients, in place, unless FSDP has averaged them.
@@ -215,7 +213,7 @@ class Optimizer(ABC):
         behind = self._with_room[len(self.gradient) :][: len(numbers)]
         for i, number in enumerate(numbers):
             behind[i] = number
-        processes.all_reduce(behind if self._config.is_sharded else self._with_room, after)
+        processes.all_reduce(behind if self._config.is_sharded else self._with_room)
         return behind
 
     def _norm(self) -> Tensor:

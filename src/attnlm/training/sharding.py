@@ -73,8 +73,6 @@ def whole_model(model: LanguageModel, processes: Processes) -> LanguageModel | N
     """Return the whole model on the CPU in rank 0, else None. All processes must call this."""
     whole = empty_model(model.architecture, model.vocab_size) if processes.is_main else None
     into = {} if whole is None else dict(whole.named_parameters())
-    # Wait for the other processes here, since PyTorch's collectives below have a shorter timeout.
-    processes.all_reduce(torch.zeros(()), "making a whole model")
     model.reshard()  # type: ignore[operator]  # an evaluation leaves root weights gathered
     with torch.no_grad(), noticing_lost():
         for name, parameter in model.named_parameters():
@@ -120,7 +118,7 @@ class ShardedOptimizer(Optimizer):
 
     def _norm(self) -> Tensor:
         square: Tensor = torch.linalg.vector_norm(self.gradient).square()
-        self._processes.all_reduce(square, "a step")
+        self._processes.all_reduce(square)
         return square.sqrt()
 
 

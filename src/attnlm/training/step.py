@@ -33,7 +33,6 @@ from attnlm.training.state import TrainingState
 
 _BEFORE_THE_CLOCK = 1e-9  # the progress assumed while it is still 0
 _KINDS = ("loss", "gradient", "weights")
-_STEP = "a step"
 # The most shares of a micro-batch. One thread sums the gradients of all shares.
 MOST_SHARES = 8
 
@@ -206,7 +205,6 @@ class Stepper:
             Replica(state, config, kernels, cut.windows, first=i == 0) for i in range(cut.shares)
         ]
         self._pool = new_pool(cut.shares, self._threads)
-        self._is_first = True
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._sound_step = state.step
 
@@ -215,9 +213,6 @@ class Stepper:
         state, cut, optimizer = self.state, self._cut, self.state.optimizer
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        if self.config.is_sharded and self._is_first:
-            # Wait for the others here, since PyTorch's collectives below have a shorter timeout.
-            self.processes.all_reduce(torch.zeros(()), self._kind())
         inputs, targets = self.batches(state.step)
         losses: list[Tensor] = []
         with noticing_lost():
@@ -267,15 +262,6 @@ class Stepper:
         by_steps = 0.0 if steps is None else (state.step + 1) / steps
         return max(self.clock.advance(state.progress), by_steps)
 
-    def _kind(self) -> str:
-        """Return the kind of the next step, which sets how long to wait for other processes.
-
-        The first step after the start or after an evaluation is a separate kind, since the other
-        processes may then be ahead or behind.
-        """
-        kind, self._is_first = "a first step" if self._is_first else _STEP, False
-        return kind
-
     def _add_up_processes(self, loss: Tensor) -> Tensor:
         """Sum the gradients of all processes; return the mean of their losses.
 
@@ -285,7 +271,7 @@ class Stepper:
         """
         progress = self._progress() if self.processes.is_main else 0.0
         numbers = loss, self.stop.has_come, progress
-        rest = self.state.optimizer.all_reduce(self.processes, numbers, self._kind())
+        rest = self.state.optimizer.all_reduce(self.processes, numbers)
         # NCCL's wait has a timeout, so it has already waited for the GPU: reading costs no more.
         total, stopping, self.state.progress = rest.tolist()
         if not math.isfinite(total):
@@ -311,7 +297,7 @@ class Stepper:
         wrong += self.state.optimizer.not_finite()
         if self.config.is_sharded:
             found = torch.tensor([float(kind in wrong) for kind in _KINDS])
-            self.processes.all_reduce(found, _STEP)
+            self.processes.all_reduce(found)
             wrong = [kind for kind, count in zip(_KINDS, found, strict=True) if count]
         if wrong:
             raise StepNotFiniteError(_when(wrong, self._sound_step + 1, self.state.step))
@@ -321,7 +307,6 @@ class Stepper:
     def reset_loss_sum(self) -> None:
         """Set the sum of losses to 0 after an evaluation."""
         self._loss_sum.zero_()
-        self._is_first = True
 
 
 def _when(wrong: list[str], first: int, last: int) -> str:

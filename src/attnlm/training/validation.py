@@ -102,7 +102,7 @@ def validation_loss(
         compute_all([functools.partial(compute, first) for first in firsts], pool)
     model.train(was_training)
     numbers = torch.tensor([*sums, stop.has_come], dtype=torch.float64)
-    processes.all_reduce(numbers, "an evaluation")
+    processes.all_reduce(numbers)
     if numbers[-1]:
         stop.agree()
         stop.check()

@@ -50,7 +50,7 @@ _ROUNDING = (
 _FEW_STEPS = 10  # with fewer, a model learns next to nothing
 _KERNELS = ("compile", "matmul", "attention_kernel")
 _OF_THE_DEVICE = ("dtype", *_KERNELS, "threads")
-_FACTS, _RUN = ("vocab_size", "parameters", "dataset", "parent"), "run"
+_FACTS = ("vocab_size", "parameters", "dataset", "parent")
 _CHANGEABLE_ON_RESUME = ("steps", "eval_every", "patience", *_ROUNDING)
 
 
@@ -113,10 +113,10 @@ def train(
             _check_alike(processes, options, recipe, resume, start_from)
         if not processes.is_main:
             return _join(processes, Path(data_dir), verify)
-        before = processes.recalled(_RUN)  # the run that these processes trained before a restart
-        if before is not None and Path(before).exists():
+        if restarts() and name is not None and (folder / name).exists():
+            # The launcher has restarted the processes after one of them failed.
+            resume, settings = folder / name, {}
             dataset = recipe = name = start_from = None
-            resume, settings = before, {}
         on_event = CurveDrawer(on_event or ignore)
         listener = meanwhile.enter_context(contextlib.closing(LogListener(on_event, log)))
         meanwhile.enter_context(torch_settings_restored())
@@ -148,7 +148,6 @@ def train(
             meanwhile.enter_context(run.alone())
             resumed = _resume(run, Path(data_dir), verify, settings, processes, listener)
             run, opened, device, fresh = resumed
-        processes.remember(_RUN, str(run.path.absolute()))
         facts = {name: getattr(run, name) for name in _FACTS}
         about = {"path": str(run.path), "settings": run.config.settings(), "fresh": fresh}
         processes.broadcast_object({**about, **facts})  # `_join` awaits it
@@ -348,7 +347,7 @@ def _check_alike(processes: Processes, *options: object) -> None:
     text = json.dumps(options, sort_keys=True, default=str)
     ours = hashlib.sha256(text.encode()).hexdigest()
     differing = torch.tensor(float(processes.broadcast_object(ours) != ours))
-    processes.all_reduce(differing, "options")
+    processes.all_reduce(differing)
     if differing:
         raise UsageError(
             f"{int(differing)} of {processes.count} processes differ in options from the first",
