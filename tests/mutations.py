@@ -215,17 +215,18 @@ rotary positions turn the wrong way | test_ops.py test_textbook.py
 torch.cat((-second, first), dim=-1) => torch.cat((second, -first), dim=-1)
 == compute/native/pointwise.c
 a norm in C forgets a part of its gradient | test_ops.py
--- a * share) * inverse
+-- a * coefficient) * inverse
 +) * inverse
 the gradient of GELU in C is wrong by one percent | test_ops.py::test_compiled_forms_of_odd_sizes
--store_some(d_x + i, slope * some_of(grad + i, count - i), count - i);
-+store_some(d_x + i, 1.01f * slope * some_of(grad + i, count - i), count - i);
+-store_partial(d_x + i, slope * load_partial(grad + i, count - i), count - i);
++store_partial(d_x + i, 1.01f * slope * load_partial(grad + i, count - i), count - i);
 == compute/native/attention.c
 attention in C sees the next key | test_ops.py
-either(before(c * LANES, s), most, score) => either(before(c * LANES, s - 1), most, score)
+-blend(mask_before(c * LANES, s), new_largest, score)
++blend(mask_before(c * LANES, s - 1), new_largest, score)
 the gradient of keys in C is wrong by one percent | test_ops.py::test_attention_in_c_is_attention
--scatter(d_keys, place_of(d_k, window, kv_head, 0), d_k->token, length, size, 1);
-+scatter(d_keys, place_of(d_k, window, kv_head, 0), d_k->token, length, size, 1.01f);
+-unpack_rows(d_keys, row_at(d_k, window, kv_head, 0), d_k->token, length, size, 1);
++unpack_rows(d_keys, row_at(d_k, window, kv_head, 0), d_k->token, length, size, 1.01f);
 == model/textbook.py
 the residual stream is left out of the textbook | test_textbook.py
 -y = mlp(a, part(block, "mlp."), y)
@@ -242,7 +243,7 @@ head = self.silenced[1] => head = 0
 words in C end anywhere before whitespace | test_words.py
 (after == ' ' || ends == BEFORE_ANY_WHITESPACE) => 1
 new words in C stand beside each other without a filler | test_words.py
-n > known && !is_cut => 0 && !is_cut
+n > known && !is_boundary => 0 && !is_boundary
 == tokens/word_table.py
 a token that reaches over two words is not noticed | test_words.py
 np.array_equal(tokens_at[places], starts - starts[0]) => True
@@ -253,15 +254,15 @@ heads of other sizes in C keep what lies behind their rows | test_one_layer.py
 to[i] = i < size ? from[i] : 0; => to[i] = from[i];
 == compute/native/decoding.c
 compiled queries do not see their own token | test_native_decoder.py
-gather(size, position + 1, => gather(size, position > 0 ? position : 1,
+attend_query(size, position + 1, => attend_query(size, position > 0 ? position : 1,
 grouped heads in C read the keys of the first group | test_native_decoder.py
-turned(m, packed + m->key_at + k * size, => turned(m, packed + m->key_at,
-== compute/native/products.h
+norm_rotate(m, packed + m->key_at + k * size, => norm_rotate(m, packed + m->key_at,
+== compute/native/linear.h
 a team of threads leaves out the last panel of a product | test_native_decoder.py
 -outputs = {panels.begin * PANEL, panels.end * PANEL};
-+outputs = {panels.begin * PANEL, panels.end * PANEL - PANEL * (who.number > 1)};
++outputs = {panels.begin * PANEL, panels.end * PANEL - PANEL * (self.number > 1)};
 matrices that become panels are packed from their first rows | test_native_decoder.py
-map->rows + output; => map->rows;
+linear->rows + output; => linear->rows;
 == compute/native/structs.py
 a struct that C lays out in another way is taken | test_native_library.py
 if ours.get(name) != theirs.get(name): => if False:

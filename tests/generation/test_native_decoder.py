@@ -157,7 +157,7 @@ def test_large_models_are_computed_by_threads_from_the_weights_where_they_lie(
 def test_tables_have_a_size_limit(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_decoder, "_LARGEST_TABLES", largest)
     model = a_model("multi-head:qkv_bias=true")
-    assert bool(NativeModel(model, library()).laid.token_maps) == (largest > 1)
+    assert bool(NativeModel(model, library()).laid.token_table) == (largest > 1)
     assert_textbook(model, 2, REFILLS, library())
 
 

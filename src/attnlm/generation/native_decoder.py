@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnlm.base.errors import NotFiniteError
-from attnlm.compute.native.structs import Block, Generation, Map, Memory, Model
+from attnlm.compute.native.structs import Block, Generation, Linear, Memory, Model
 from attnlm.compute.threads import FlushingHere
 from attnlm.generation.batch import Batch
 from attnlm.model.architecture import Architecture
@@ -27,16 +27,16 @@ from attnlm.model.textbook import part
 
 _Floats = NDArray[np.float32]
 
-# As in the C file. A panel holds 32 rows of a linear map's matrix.
+# As in the C file. A panel holds 32 rows of a linear layer's matrix.
 _PANEL = 32
 
 _ROWS, _MOST_ROWS = 64, 512
 """The most tokens that go through all layers together, in a small and in a large model."""
 _LARGE = 2**23
-"""A model with at least this many weights in its linear maps is large: they exceed a processor's
+"""A model with at least this many weights in its linear layers is large: they exceed a processor's
 cache, so that several threads save time."""
 _LONG = 256
-"""A linear map with at least this many inputs, a multiple of 32, is not copied: C reads it in the
+"""A linear layer with at least this many inputs, a multiple of 32, is not copied: C reads it in the
 model's memory."""
 _SECONDS_A_CALL, _MOST_A_CALL = 0.01, 256
 """Limits of one call of `generate` in C, in seconds and in tokens of a sample. The tokens of a call
@@ -62,12 +62,12 @@ class NativeModel:
         blocks = [_block(a, size, part(weights, f"blocks.{layer}.")) for layer in range(a.layers)]
         row = (Block * a.layers)(*blocks)
         self.first_block, self._kept = blocks[0], (blocks, row)
-        maps = [head := _map(weights, "head")]
+        layers = [head := _linear(weights, "head")]
         for block in blocks:
-            maps += block.qkv, block.projection, block.up, block.down
-        self.numbers = sum(found.inputs * found.outputs for found in maps)
+            layers += block.qkv, block.projection, block.up, block.down
+        self.numbers = sum(layer.inputs * layer.outputs for layer in layers)
         self.is_large = self.numbers >= _LARGE
-        self.panel_size = _PANEL * max((found.inputs for found in maps if found.rows), default=0)
+        self.panel_size = _PANEL * max((layer.inputs for layer in layers if layer.rows), default=0)
         positions = {}
         if model.position_embedding is not None:
             positions = {"positions": _array(model.position_embedding.weight)}
@@ -119,7 +119,7 @@ class NativeDecoder:
             keys=_space(cache),
             values=_space(cache),
             x=_space(rows * stride),
-            read=_space(rows * stride),
+            normed=_space(rows * stride),
             packed=_space(rows * first.qkv.outputs),
             mixed=_space(rows * mixed),
             hidden=_space(rows * first.up.outputs),
@@ -219,17 +219,17 @@ def _block(a: Architecture, size: int, weights: Mapping[str, Tensor]) -> Block:
         mlp_norm=_norm(part(weights, "mlp_norm."), a.width),
         query_gains=_array(weights.get("attention.query_norm.gain", ones) * scale),
         key_gains=None if as_they_are else _array(key_gains),
-        qkv=_map(weights, *_QKV),
-        projection=_map(weights, "attention.projection"),
-        up=_map(weights, *gate, "mlp.up"),
-        down=_map(weights, "mlp.down"),
+        qkv=_linear(weights, *_QKV),
+        projection=_linear(weights, "attention.projection"),
+        up=_linear(weights, *gate, "mlp.up"),
+        down=_linear(weights, "mlp.down"),
     )
 
 
 def _tables(a: Architecture, weights: Mapping[str, Tensor], vocab_size: int) -> dict[str, _Floats]:
     """Return tables of We for every token and Wp for every position, or {} for some models.
 
-    Queries, keys and values are W(e + p) = We + Wp, with linear maps W; e and p are the embeddings
+    Queries, keys and values are W(e + p) = We + Wp, with weights W; e and p are the embeddings
     of a token and its position. When the context slides, all tokens change their positions. Rows of
     the tables are then added, instead of computing W(e + p) again. The result is {} if the context
     does not slide, if there is a norm, or if tables are too large.
@@ -245,7 +245,7 @@ def _tables(a: Architecture, weights: Mapping[str, Tensor], vocab_size: int) -> 
     positions_SN = torch.zeros(a.block_size, len(bias_N))
     if a.positions == "learned":
         positions_SN = weights["position_embedding.weight"] @ weight_NC.T
-    return {"token_maps": _array(tokens_VN), "position_maps": _array(positions_SN)}
+    return {"token_table": _array(tokens_VN), "position_table": _array(positions_SN)}
 
 
 def _whole(size: int) -> int:
@@ -274,20 +274,20 @@ def _norm(weights: Mapping[str, Tensor], size: int) -> _Floats:
     return _array(torch.stack((gain, bias)))
 
 
-def _map(weights: Mapping[str, Tensor], *names: str) -> Map:
-    """Return linear maps of the same input as one map, or an empty map if the model lacks them.
+def _linear(weights: Mapping[str, Tensor], *names: str) -> Linear:
+    """Return linear layers of the same input as one layer, or an empty one if the model lacks them.
 
     If the number of inputs is a multiple of 32 and at least `_LONG`, the C code reads the rows of
     the matrices where the model stores them. Other rows are copied to panels, (N/32, C, 32).
     """
     if f"{names[0]}.weight" not in weights:
-        return Map()
+        return Linear()
     matrices = [weights[f"{name}.weight"] for name in names]
     inputs, bias_N = matrices[0].size(1), _array(_side_by_side(weights, "bias", *names))
     size = {"inputs": inputs, "outputs": len(bias_N), "bias": bias_N}
     if inputs < _LONG or inputs % _PANEL:
         panels = _side_by_side(weights, "weight", *names).view(-1, _PANEL, inputs).transpose(1, 2)
-        return Map(**size, panels=_array(panels))
+        return Linear(**size, panels=_array(panels))
     # The addresses of the rows. A row of zeros fills up the last panel of each matrix.
     zeros, places = np.zeros(inputs, np.float32), list[int]()
     arrays = [_array(matrix) for matrix in matrices]
@@ -295,13 +295,13 @@ def _map(weights: Mapping[str, Tensor], *names: str) -> Map:
         begin = array.ctypes.data
         places += range(begin, begin + array.nbytes, array.strides[0])
         places += [zeros.ctypes.data] * (_whole(len(array)) - len(array))
-    return Map(**size, rows=np.array(places, np.uintp), arrays=[zeros, *arrays])
+    return Linear(**size, rows=np.array(places, np.uintp), arrays=[zeros, *arrays])
 
 
 def _side_by_side(weights: Mapping[str, Tensor], kind: str, *names: str) -> Tensor:
-    """Concatenate the matrices (N, C) or the biases (N) of linear maps along N.
+    """Concatenate the matrices (N, C) or the biases (N) of linear layers along N.
 
-    Zeros fill up the last panel (32 rows) of each map, and replace a bias that a map lacks.
+    Zeros fill up the last panel (32 rows) of each layer, and replace a bias that a layer lacks.
     """
     parts = []
     for name in names:

@@ -1,8 +1,8 @@
-/* Attention by one member of a team, for attention.c and block.c. */
+/* Attention of a team's member, for attention.c and block.c. */
 
 /* A tensor (B, H, T, D) with its strides, in numbers, between windows, heads and tokens. */
 struct heads {
-    float *at;
+    float *data;
     int64_t window, head, token;
 };
 
@@ -15,7 +15,7 @@ struct attention {
     float *scratch;
 };
 
-/* Compute a member's part of the forward pass, or of the backward pass if `d_out` is not NULL, of a
-   struct attention. `scratch` has attention_scratch(length, size) numbers for each member. */
-void attend_pieces(struct member who, const void *attention);
+/* Compute a member's key/value heads: forward, or backward if `d_out` is not NULL. The argument is a
+   struct attention, whose `scratch` has attention_scratch(length, size) numbers for each member. */
+void attend_groups(struct member self, const void *attention);
 int64_t attention_scratch(int64_t length, int64_t size);

@@ -1,6 +1,6 @@
-/* A training step's pass through one block of a transformer, x + attention(norm(x)) and then
-   x + mlp(norm(x)), forward and backward, by a team of threads. Its reference implementation is Block in
-   model/language_model.py; model/ops/block.py prepares the memory.
+/* A transformer block, x + attention(norm(x)) and then x + mlp(norm(x)), forward and backward, by a team
+   of threads. Its reference implementation is Block in model/language_model.py. model/ops/block.py
+   allocates the memory.
 
    Axes: B windows, T tokens, C width, H heads, K key and value heads, D head size, F hidden units, R = B·T
    rows, N = (H + 2K)·D features of queries, keys and values. The backward pass adds to the gradients of
@@ -14,7 +14,7 @@
 #include "matmul.h"
 #include "pointwise.h"
 
-#define CHUNK 64 /* rows whose gradients of head gains are summed together */
+#define CHUNK 64 /* rows whose gradients of query and key gains are summed together */
 
 /* Weights in the layout of nn.Linear, (outputs, inputs), or their gradients. NULL if absent. */
 struct weights {
@@ -32,93 +32,94 @@ struct pass {
     const float *attention_factors, *mlp_factors; /* of dropout, (R, C), or NULL */
     const float *x;                             /* (R, C) */
     float *out;                                 /* (R, C) */
-    float *kept, *scratch;
+    float *saved, *scratch;
     const float *d_out; /* (R, C) */
     float *d_x;
 };
 
-/* Results of the forward pass that the backward pass needs. */
-struct kept {
-    float *attention_middle, *attention_inverse, *mlp_middle, *mlp_inverse; /* (R) */
-    float *attention_read, *mlp_read, *between, *mixed; /* (R, C), but `mixed` (R, H·D) */
-    float *packed, *placed, *head_inverses;             /* (R, N), (R, (H + K)·D), (R, H + K) */
-    float *log_sums;                                    /* (B, H, T) */
-    float *up, *hidden; /* (R, F or 2F), the slopes of the activation; (R, F) */
+/* Activations that the forward pass saves for the backward pass. */
+struct saved {
+    float *attention_mean, *attention_inverse, *mlp_mean, *mlp_inverse; /* (R) */
+    float *attention_input, *mlp_input, *after_attention, *mixed; /* (R, C), but `mixed` (R, H·D) */
+    float *packed, *rotated, *head_inverses;                      /* (R, N), (R, (H + K)·D), (R, H + K) */
+    float *log_sums;                                              /* (B, H, T) */
+    float *up, *hidden; /* (R, F or 2F), derivatives of the activation; (R, F) */
 };
 
-/* Memory for one pass. */
-struct room {
+/* Scratch memory of a pass. */
+struct buffers {
     float *first, *second, *third; /* (R, C) */
     float *d_up, *d_hidden;        /* (R, F or 2F), (R, F) */
-    float *d_packed, *d_placed;    /* (R, N), (R, (H + K)·D) */
+    float *d_packed, *d_rotated;   /* (R, N), (R, (H + K)·D) */
     float *d_mixed;                /* (R, H·D) */
     float *d_gains;                /* (chunks, 2, D) */
-    float *attention;              /* of each member */
-    float *matmul;                 /* of each member */
+    float *attention;              /* per member */
+    float *matmul;                 /* per member */
 };
 
-INLINE float *taken(float **from, int64_t count)
+INLINE float *take(float **from, int64_t count)
 {
     float *here = *from;
-    *from += filled(count);
+    *from += round_up(count);
     return here;
 }
 
-static int64_t rows_of(const struct pass *p) { return p->windows * p->length; }
-static int64_t packed_of(const struct pass *p) { return (p->heads + 2 * p->kv_heads) * p->size; }
-static int64_t placed_of(const struct pass *p) { return (p->heads + p->kv_heads) * p->size; }
-static int64_t up_of(const struct pass *p) { return p->mlp == SWIGLU ? 2 * p->hidden : p->hidden; }
-static int places(const struct pass *p) { return p->weights.query_gain || p->cosines; }
+static int64_t num_rows(const struct pass *p) { return p->windows * p->length; }
+static int64_t packed_width(const struct pass *p) { return (p->heads + 2 * p->kv_heads) * p->size; }
+static int64_t rotated_width(const struct pass *p) { return (p->heads + p->kv_heads) * p->size; }
+static int64_t up_width(const struct pass *p) { return p->mlp == SWIGLU ? 2 * p->hidden : p->hidden; }
+static int has_qk_norm_rope(const struct pass *p) { return p->weights.query_gain || p->cosines; }
 
-/* Divide memory, and return its end. */
-static float *divide_kept(const struct pass *p, float *from, struct kept *k)
+/* Assign consecutive memory to the arrays, and return its end. */
+static float *assign_saved(const struct pass *p, float *from, struct saved *k)
 {
-    const int64_t rows = rows_of(p), width = p->width, inside = p->heads * p->size;
-    k->attention_middle = taken(&from, rows), k->attention_inverse = taken(&from, rows);
-    k->mlp_middle = taken(&from, rows), k->mlp_inverse = taken(&from, rows);
-    k->attention_read = taken(&from, rows * width), k->mlp_read = taken(&from, rows * width);
-    k->between = taken(&from, rows * width), k->mixed = taken(&from, rows * inside);
-    k->packed = taken(&from, rows * packed_of(p));
-    k->placed = taken(&from, places(p) ? rows * placed_of(p) : 0);
-    k->head_inverses = taken(&from, places(p) ? rows * (p->heads + p->kv_heads) : 0);
-    k->log_sums = taken(&from, rows * p->heads);
-    k->up = taken(&from, rows * up_of(p)), k->hidden = taken(&from, rows * p->hidden);
+    const int64_t rows = num_rows(p), width = p->width, inside = p->heads * p->size;
+    k->attention_mean = take(&from, rows), k->attention_inverse = take(&from, rows);
+    k->mlp_mean = take(&from, rows), k->mlp_inverse = take(&from, rows);
+    k->attention_input = take(&from, rows * width), k->mlp_input = take(&from, rows * width);
+    k->after_attention = take(&from, rows * width), k->mixed = take(&from, rows * inside);
+    k->packed = take(&from, rows * packed_width(p));
+    k->rotated = take(&from, has_qk_norm_rope(p) ? rows * rotated_width(p) : 0);
+    k->head_inverses = take(&from, has_qk_norm_rope(p) ? rows * (p->heads + p->kv_heads) : 0);
+    k->log_sums = take(&from, rows * p->heads);
+    k->up = take(&from, rows * up_width(p)), k->hidden = take(&from, rows * p->hidden);
     return from;
 }
 
-static float *divide_room(const struct pass *p, int64_t members, float *from, struct room *r)
+static float *assign_scratch(const struct pass *p, int64_t members, float *from, struct buffers *r)
 {
-    const int64_t rows = rows_of(p), width = p->width, backward = p->d_out != NULL;
-    r->first = taken(&from, rows * width);
-    r->second = taken(&from, backward * rows * width), r->third = taken(&from, backward * rows * width);
-    r->d_up = taken(&from, backward * rows * up_of(p));
-    r->d_hidden = taken(&from, backward * rows * p->hidden);
-    r->d_packed = taken(&from, backward * rows * packed_of(p));
-    r->d_placed = taken(&from, backward * rows * placed_of(p));
-    r->d_mixed = taken(&from, backward * rows * p->heads * p->size);
-    r->d_gains = taken(&from, backward * (rows + CHUNK - 1) / CHUNK * 2 * p->size);
-    r->attention = taken(&from, members * attention_scratch(p->length, p->size));
-    r->matmul = taken(&from, members * MATMUL_SCRATCH);
+    const int64_t rows = num_rows(p), width = p->width, backward = p->d_out != NULL;
+    r->first = take(&from, rows * width);
+    r->second = take(&from, backward * rows * width), r->third = take(&from, backward * rows * width);
+    r->d_up = take(&from, backward * rows * up_width(p));
+    r->d_hidden = take(&from, backward * rows * p->hidden);
+    r->d_packed = take(&from, backward * rows * packed_width(p));
+    r->d_rotated = take(&from, backward * rows * rotated_width(p));
+    r->d_mixed = take(&from, backward * rows * p->heads * p->size);
+    r->d_gains = take(&from, backward * (rows + CHUNK - 1) / CHUNK * 2 * p->size);
+    r->attention = take(&from, members * attention_scratch(p->length, p->size));
+    r->matmul = take(&from, members * MATMUL_SCRATCH);
     return from;
 }
 
-/* Return the numbers that `kept` and `scratch` need. */
-int64_t block_kept(const struct pass *p)
+/* Return the number of floats of `saved`. */
+int64_t block_saved(const struct pass *p)
 {
-    struct kept k;
-    return divide_kept(p, (float *)0 + LANES, &k) - ((float *)0 + LANES);
+    struct saved k;
+    return assign_saved(p, (float *)0 + LANES, &k) - ((float *)0 + LANES);
 }
 
+/* Return the number of floats of `scratch`. */
 int64_t block_scratch(int64_t members, const struct pass *p)
 {
-    struct room r;
-    return divide_room(p, members, (float *)0 + LANES, &r) - ((float *)0 + LANES);
+    struct buffers r;
+    return assign_scratch(p, members, (float *)0 + LANES, &r) - ((float *)0 + LANES);
 }
 
 /* --- Norms ------------------------------------------------------------------------------------- */
 
 static void norm_row(const struct pass *p, const float *x, const float *gain, const float *shift,
-                     float *middle, float *inverse, float *out)
+                     float *mean, float *inverse, float *out)
 {
     const int64_t width = p->width;
     if (p->norm == NO_NORM) {
@@ -126,180 +127,186 @@ static void norm_row(const struct pass *p, const float *x, const float *gain, co
         return;
     }
     if (p->norm == RMS_NORM) {
-        *middle = 0;
+        *mean = 0;
         rms_norm(1, width, p->epsilon, x, gain, out, inverse);
         return;
     }
     vector sum = {0}, squares = {0};
     for (int64_t i = 0; i < width; i += LANES)
-        sum += some_of(x + i, width - i);
-    *middle = total(sum) / width;
+        sum += load_partial(x + i, width - i);
+    *mean = sum_lanes(sum) / width;
     for (int64_t i = 0; i < width; i += LANES) {
-        vector some = some_of(x + i, width - i) - *middle;
+        vector centred = load_partial(x + i, width - i) - *mean;
         if (width - i < LANES)
-            some = either(before(i, width), some, (vector){0});
-        squares += some * some;
+            centred = blend(mask_before(i, width), centred, (vector){0});
+        squares += centred * centred;
     }
-    *inverse = 1 / sqrtf(total(squares) / width + p->epsilon);
+    *inverse = 1 / sqrtf(sum_lanes(squares) / width + p->epsilon);
     for (int64_t i = 0; i < width; i += LANES) {
-        vector y = (some_of(x + i, width - i) - *middle) * *inverse * some_of(gain + i, width - i);
+        vector y =
+            (load_partial(x + i, width - i) - *mean) * *inverse * load_partial(gain + i, width - i);
         if (shift)
-            y += some_of(shift + i, width - i);
-        store_some(out + i, y, width - i);
+            y += load_partial(shift + i, width - i);
+        store_partial(out + i, y, width - i);
     }
 }
 
-/* d_x = d_more + the gradient that comes through the norm. */
-static void norm_row_backward(const struct pass *p, const float *x, const float *gain, float middle,
+/* Compute d_x = d_more + the gradient of the norm's input. */
+static void norm_row_backward(const struct pass *p, const float *x, const float *gain, float mean,
                               float inverse, const float *grad, const float *d_more, float *d_x)
 {
     const int64_t width = p->width;
-    vector sum = {0}, along = {0};
+    vector sum = {0}, dot = {0};
     for (int64_t i = 0; p->norm != NO_NORM && i < width; i += LANES) {
-        const vector d = some_of(grad + i, width - i) * some_of(gain + i, width - i);
+        const vector d = load_partial(grad + i, width - i) * load_partial(gain + i, width - i);
         sum += d;
-        along += d * (some_of(x + i, width - i) - middle);
+        dot += d * (load_partial(x + i, width - i) - mean);
     }
-    const float share = total(along) / width * inverse * inverse;
-    const float mean = p->norm == LAYER_NORM ? total(sum) / width : 0;
+    const float coefficient = sum_lanes(dot) / width * inverse * inverse;
+    const float mean_grad = p->norm == LAYER_NORM ? sum_lanes(sum) / width : 0;
     for (int64_t i = 0; i < width; i += LANES) {
-        vector d = some_of(grad + i, width - i);
+        vector d = load_partial(grad + i, width - i);
         if (p->norm != NO_NORM) {
-            const vector a = some_of(x + i, width - i) - middle;
-            d = (d * some_of(gain + i, width - i) - mean - a * share) * inverse;
+            const vector centred = load_partial(x + i, width - i) - mean;
+            d = (d * load_partial(gain + i, width - i) - mean_grad - centred * coefficient) * inverse;
         }
-        store_some(d_x + i, some_of(d_more + i, width - i) + d, width - i);
+        store_partial(d_x + i, load_partial(d_more + i, width - i) + d, width - i);
     }
 }
 
-/* Add to the gradients of gains and shifts: a member computes some of the columns. */
-static void gains_backward(struct member who, const struct pass *p, const float *x, const float *middle,
+/* Add to the gradients of gains and shifts, for a member's range of columns. */
+static void gains_backward(struct member self, const struct pass *p, const float *x, const float *mean,
                            const float *inverse, const float *grad, float *d_gain, float *d_shift)
 {
-    struct range own = share(who, filled(p->width) / LANES);
+    struct range own = own_range(self, round_up(p->width) / LANES);
     for (int64_t i = own.begin * LANES; d_gain && i < own.end * LANES; i += LANES) {
         const int64_t left = p->width - i;
-        vector gain = some_of(d_gain + i, left), shift = {0};
-        for (int64_t r = 0; r < rows_of(p); r++) {
-            const vector d = some_of(grad + r * p->width + i, left);
-            gain += d * (some_of(x + r * p->width + i, left) - middle[r]) * inverse[r];
+        vector gain = load_partial(d_gain + i, left), shift = {0};
+        for (int64_t r = 0; r < num_rows(p); r++) {
+            const vector d = load_partial(grad + r * p->width + i, left);
+            gain += d * (load_partial(x + r * p->width + i, left) - mean[r]) * inverse[r];
             shift += d;
         }
-        store_some(d_gain + i, gain, left);
+        store_partial(d_gain + i, gain, left);
         if (d_shift)
-            store_some(d_shift + i, some_of(d_shift + i, left) + shift, left);
+            store_partial(d_shift + i, load_partial(d_shift + i, left) + shift, left);
     }
 }
 
-/* --- Linear maps -------------------------------------------------------------------------------- */
+/* --- Linear layers ------------------------------------------------------------------------------ */
 
-/* y (R, outputs) = x (R, inputs) Wᵀ + b. Rows of y are `stride` apart. */
-static void linear(struct member who, const struct room *room, int64_t rows, int64_t inputs,
+/* Compute y (R, outputs) = x (R, inputs) Wᵀ + b. Rows of y are `stride` apart. */
+static void linear(struct member self, const struct buffers *buffers, int64_t rows, int64_t inputs,
                    int64_t outputs, const float *x, const float *weight, const float *bias, float *y,
                    int64_t stride)
 {
-    matmul(who, rows, outputs, inputs, (struct matrix){x, inputs, 1},
+    matmul(self, rows, outputs, inputs, (struct matrix){x, inputs, 1},
            (struct matrix){weight, 1, inputs}, y, stride, bias, 0,
-           room->matmul + who.number * MATMUL_SCRATCH);
+           buffers->matmul + self.number * MATMUL_SCRATCH);
 }
 
-/* d_x = d_y W, or += with `add`; add d_yᵀ x to d_weight, and the sums of d_y to d_bias. */
-static void linear_backward(struct member who, const struct room *room, int64_t rows, int64_t inputs,
-                            int64_t outputs, const float *x, const float *weight, const float *d_y,
-                            int64_t stride, float *d_x, int add, float *d_weight, float *d_bias)
+/* Compute d_x = d_y W, or += with `add`. Add d_yᵀ x to d_weight, and the sums of d_y to d_bias. */
+static void linear_backward(struct member self, const struct buffers *buffers, int64_t rows,
+                            int64_t inputs, int64_t outputs, const float *x, const float *weight,
+                            const float *d_y, int64_t stride, float *d_x, int add, float *d_weight,
+                            float *d_bias)
 {
-    float *scratch = room->matmul + who.number * MATMUL_SCRATCH;
-    matmul(who, rows, inputs, outputs, (struct matrix){d_y, stride, 1},
+    float *scratch = buffers->matmul + self.number * MATMUL_SCRATCH;
+    matmul(self, rows, inputs, outputs, (struct matrix){d_y, stride, 1},
            (struct matrix){weight, inputs, 1}, d_x, inputs, NULL, add, scratch);
-    matmul(who, outputs, inputs, rows, (struct matrix){d_y, 1, stride},
+    matmul(self, outputs, inputs, rows, (struct matrix){d_y, 1, stride},
            (struct matrix){x, inputs, 1}, d_weight, inputs, NULL, 1, scratch);
-    struct range own = share(who, filled(outputs) / LANES);
+    struct range own = own_range(self, round_up(outputs) / LANES);
     for (int64_t i = own.begin * LANES; d_bias && i < own.end * LANES; i += LANES) {
-        vector sum = some_of(d_bias + i, outputs - i);
+        vector sum = load_partial(d_bias + i, outputs - i);
         for (int64_t r = 0; r < rows; r++)
-            sum += some_of(d_y + r * stride + i, outputs - i);
-        store_some(d_bias + i, sum, outputs - i);
+            sum += load_partial(d_y + r * stride + i, outputs - i);
+        store_partial(d_bias + i, sum, outputs - i);
     }
 }
 
 /* --- Attention ---------------------------------------------------------------------------------- */
 
-/* Normalise and rotate the queries and keys of some rows. */
-static void place(const struct pass *p, const struct kept *k, struct range rows)
+/* Apply norm and rotation to the queries and keys of some rows. */
+static void norm_rotate(const struct pass *p, const struct saved *k, struct range rows)
 {
     const int64_t size = p->size, heads = p->heads, both = heads + p->kv_heads;
     for (int64_t r = rows.begin; r < rows.end; r++) {
-        const float *from = k->packed + r * packed_of(p);
-        float *to = k->placed + r * placed_of(p), *inverse = k->head_inverses + r * both;
-        const int64_t at = r % p->length * size;
-        const float *cosines = p->cosines ? p->cosines + at : NULL;
-        const float *sines = p->cosines ? p->sines + at : NULL;
-        place_heads(1, 1, heads, size, 0, p->head_epsilon, from, p->weights.query_gain, cosines, sines,
-                    to, inverse);
-        place_heads(1, 1, p->kv_heads, size, 0, p->head_epsilon, from + heads * size,
-                    p->weights.key_gain, cosines, sines, to + heads * size, inverse + heads);
+        const float *from = k->packed + r * packed_width(p);
+        float *to = k->rotated + r * rotated_width(p), *inverse = k->head_inverses + r * both;
+        const int64_t offset = r % p->length * size;
+        const float *cosines = p->cosines ? p->cosines + offset : NULL;
+        const float *sines = p->cosines ? p->sines + offset : NULL;
+        qk_norm_rope(1, 1, heads, size, 0, p->head_epsilon, from, p->weights.query_gain, cosines, sines,
+                     to, inverse);
+        qk_norm_rope(1, 1, p->kv_heads, size, 0, p->head_epsilon, from + heads * size,
+                     p->weights.key_gain, cosines, sines, to + heads * size, inverse + heads);
     }
 }
 
-/* Write the gradients of queries and keys to d_packed, and of the gains to d_gains. */
-static void place_backward(struct member who, const struct pass *p, const struct kept *k,
-                           const struct room *room)
+/* Write the gradients of queries and keys to d_packed, and the gradients of gains to d_gains. */
+static void norm_rotate_backward(struct member self, const struct pass *p, const struct saved *k,
+                                 const struct buffers *buffers)
 {
-    const int64_t size = p->size, heads = p->heads, both = heads + p->kv_heads, rows = rows_of(p);
-    struct range own = share(who, (rows + CHUNK - 1) / CHUNK);
+    const int64_t size = p->size, heads = p->heads, both = heads + p->kv_heads, rows = num_rows(p);
+    struct range own = own_range(self, (rows + CHUNK - 1) / CHUNK);
     for (int64_t chunk = own.begin; chunk < own.end; chunk++) {
-        float *gains = room->d_gains + chunk * 2 * size;
+        float *gains = buffers->d_gains + chunk * 2 * size;
         memset(gains, 0, 2 * size * sizeof(float));
         for (int64_t r = chunk * CHUNK; r < rows && r < (chunk + 1) * CHUNK; r++) {
-            const float *from = k->packed + r * packed_of(p), *grad = room->d_placed + r * placed_of(p);
+            const float *from = k->packed + r * packed_width(p),
+                        *grad = buffers->d_rotated + r * rotated_width(p);
             const float *inverse = k->head_inverses + r * both;
-            float *to = room->d_packed + r * packed_of(p);
-            const int64_t at = r % p->length * size;
-            const float *cosines = p->cosines ? p->cosines + at : NULL;
-            const float *sines = p->cosines ? p->sines + at : NULL;
-            place_heads_backward(1, 1, heads, size, 0, inverse, from, p->weights.query_gain, cosines,
-                                 sines, grad, to, gains);
-            place_heads_backward(1, 1, p->kv_heads, size, 0, inverse + heads, from + heads * size,
-                                 p->weights.key_gain, cosines, sines, grad + heads * size,
-                                 to + heads * size, gains + size);
+            float *to = buffers->d_packed + r * packed_width(p);
+            const int64_t offset = r % p->length * size;
+            const float *cosines = p->cosines ? p->cosines + offset : NULL;
+            const float *sines = p->cosines ? p->sines + offset : NULL;
+            qk_norm_rope_backward(1, 1, heads, size, 0, inverse, from, p->weights.query_gain, cosines,
+                                  sines, grad, to, gains);
+            qk_norm_rope_backward(1, 1, p->kv_heads, size, 0, inverse + heads, from + heads * size,
+                                  p->weights.key_gain, cosines, sines, grad + heads * size,
+                                  to + heads * size, gains + size);
         }
     }
 }
 
-struct places {
+struct views {
     struct heads query, key, value, out, d_query, d_key, d_value, d_out;
 };
 
-static struct heads lay(const struct pass *p, float *at, int64_t token)
+static struct heads head_view(const struct pass *p, float *data, int64_t token)
 {
-    return (struct heads){at, p->length * token, p->size, token};
+    return (struct heads){data, p->length * token, p->size, token};
 }
 
-static void attend_all(struct member who, const struct pass *p, const struct kept *k,
-                       const struct room *room)
+static void attend_heads(struct member self, const struct pass *p, const struct saved *k,
+                         const struct buffers *buffers)
 {
     const int64_t heads = p->heads * p->size, kv = p->kv_heads * p->size;
-    const int64_t packed = packed_of(p), placed = placed_of(p), apart = places(p) ? placed : packed;
-    float *from = places(p) ? k->placed : k->packed, *d_from = places(p) ? room->d_placed : room->d_packed;
-    struct places at = {.query = lay(p, from, apart), .key = lay(p, from + heads, apart),
-                        .value = lay(p, k->packed + heads + kv, packed),
-                        .out = lay(p, k->mixed, heads)};
-    struct attention about = {p->windows, p->heads, p->kv_heads, p->length, p->size,
-                              1 / sqrtf((float)p->size), &at.query, &at.key, &at.value, &at.out,
-                              k->log_sums, .scratch = room->attention};
+    const int has_copy = has_qk_norm_rope(p);
+    const int64_t packed = packed_width(p), stride = has_copy ? rotated_width(p) : packed;
+    float *from = has_copy ? k->rotated : k->packed;
+    float *d_from = has_copy ? buffers->d_rotated : buffers->d_packed;
+    struct views views = {.query = head_view(p, from, stride), .key = head_view(p, from + heads, stride),
+                          .value = head_view(p, k->packed + heads + kv, packed),
+                          .out = head_view(p, k->mixed, heads)};
+    struct attention attention = {p->windows, p->heads, p->kv_heads, p->length, p->size,
+                                  1 / sqrtf((float)p->size), &views.query, &views.key, &views.value,
+                                  &views.out, k->log_sums, .scratch = buffers->attention};
     if (p->d_out) {
-        at.d_query = lay(p, d_from, apart), at.d_key = lay(p, d_from + heads, apart);
-        at.d_value = lay(p, room->d_packed + heads + kv, packed);
-        at.d_out = lay(p, room->d_mixed, heads);
-        about.d_query = &at.d_query, about.d_key = &at.d_key, about.d_value = &at.d_value;
-        about.d_out = &at.d_out;
+        views.d_query = head_view(p, d_from, stride), views.d_key = head_view(p, d_from + heads, stride);
+        views.d_value = head_view(p, buffers->d_packed + heads + kv, packed);
+        views.d_out = head_view(p, buffers->d_mixed, heads);
+        attention.d_query = &views.d_query, attention.d_key = &views.d_key,
+        attention.d_value = &views.d_value;
+        attention.d_out = &views.d_out;
     }
-    attend_pieces(who, &about);
+    attend_groups(self, &attention);
 }
 
 /* --- The block ---------------------------------------------------------------------------------- */
 
-/* out = x + factors · y, for some rows; without `factors`, they are 1. */
+/* Compute out = x + factors · y for some rows; `factors` may be NULL for 1. */
 static void add_rows(const struct pass *p, struct range rows, const float *x, const float *factors,
                      const float *y, float *out)
 {
@@ -307,11 +314,11 @@ static void add_rows(const struct pass *p, struct range rows, const float *x, co
         out[i] = x[i] + (factors ? factors[i] * y[i] : y[i]);
 }
 
-/* Compute the hidden units of some rows. The slopes of the activation replace its input. */
-static void activate(const struct pass *p, const struct kept *k, struct range rows)
+/* Compute the hidden units of some rows. Overwrite `up` with derivatives of the activation. */
+static void activate(const struct pass *p, const struct saved *k, struct range rows)
 {
     const int64_t count = rows.end - rows.begin, width = p->hidden;
-    float *up = k->up + rows.begin * up_of(p), *hidden = k->hidden + rows.begin * width;
+    float *up = k->up + rows.begin * up_width(p), *hidden = k->hidden + rows.begin * width;
     if (p->mlp == SWIGLU)
         swiglu_and_slopes(count, width, up, hidden);
     else if (p->mlp == GELU)
@@ -323,155 +330,159 @@ static void activate(const struct pass *p, const struct kept *k, struct range ro
         }
 }
 
-static void activate_backward(const struct pass *p, const struct kept *k, const struct room *room,
+static void activate_backward(const struct pass *p, const struct saved *k, const struct buffers *buffers,
                               struct range rows)
 {
-    const int64_t width = p->hidden, up = up_of(p);
+    const int64_t width = p->hidden, up = up_width(p);
     for (int64_t r = rows.begin; r < rows.end; r++)
         for (int64_t from = 0; from < up; from += width)
             for (int64_t i = 0; i < width; i++)
-                room->d_up[r * up + from + i] = k->up[r * up + from + i] * room->d_hidden[r * width + i];
+                buffers->d_up[r * up + from + i] =
+                    k->up[r * up + from + i] * buffers->d_hidden[r * width + i];
 }
 
-struct work {
+struct job {
     const struct pass *pass;
-    struct kept kept;
-    struct room room;
+    struct saved saved;
+    struct buffers buffers;
 };
 
-static void go_forward(struct member who, const void *given)
+static void forward(struct member self, const void *argument)
 {
-    const struct work *work = given;
-    const struct pass *p = work->pass;
-    const struct kept *k = &work->kept;
-    const struct room *room = &work->room;
+    const struct job *job = argument;
+    const struct pass *p = job->pass;
+    const struct saved *k = &job->saved;
+    const struct buffers *buffers = &job->buffers;
     const struct weights *w = &p->weights;
-    const int64_t rows = rows_of(p), width = p->width, packed = packed_of(p);
+    const int64_t rows = num_rows(p), width = p->width, packed = packed_width(p);
     const int64_t heads = p->heads * p->size, kv = p->kv_heads * p->size;
-    struct range own = share(who, rows);
+    struct range own = own_range(self, rows);
     for (int64_t r = own.begin; r < own.end; r++)
-        norm_row(p, p->x + r * width, w->attention_gain, w->attention_shift, k->attention_middle + r,
-                 k->attention_inverse + r, k->attention_read + r * width);
-    barrier(who);
-    linear(who, room, rows, width, heads, k->attention_read, w->query, w->query_bias, k->packed, packed);
-    linear(who, room, rows, width, kv, k->attention_read, w->key, w->key_bias, k->packed + heads, packed);
-    linear(who, room, rows, width, kv, k->attention_read, w->value, w->value_bias,
+        norm_row(p, p->x + r * width, w->attention_gain, w->attention_shift, k->attention_mean + r,
+                 k->attention_inverse + r, k->attention_input + r * width);
+    barrier(self);
+    linear(self, buffers, rows, width, heads, k->attention_input, w->query, w->query_bias, k->packed,
+           packed);
+    linear(self, buffers, rows, width, kv, k->attention_input, w->key, w->key_bias, k->packed + heads,
+           packed);
+    linear(self, buffers, rows, width, kv, k->attention_input, w->value, w->value_bias,
            k->packed + heads + kv, packed);
-    barrier(who);
-    if (places(p)) {
-        place(p, k, own);
-        barrier(who);
+    barrier(self);
+    if (has_qk_norm_rope(p)) {
+        norm_rotate(p, k, own);
+        barrier(self);
     }
-    attend_all(who, p, k, room);
-    barrier(who);
-    linear(who, room, rows, heads, width, k->mixed, w->projection, w->projection_bias, room->first, width);
-    barrier(who);
-    float *between = p->mlp == NO_MLP ? p->out : k->between;
-    add_rows(p, own, p->x, p->attention_factors, room->first, between);
+    attend_heads(self, p, k, buffers);
+    barrier(self);
+    linear(self, buffers, rows, heads, width, k->mixed, w->projection, w->projection_bias,
+           buffers->first, width);
+    barrier(self);
+    float *after_attention = p->mlp == NO_MLP ? p->out : k->after_attention;
+    add_rows(p, own, p->x, p->attention_factors, buffers->first, after_attention);
     if (p->mlp == NO_MLP)
         return;
     for (int64_t r = own.begin; r < own.end; r++)
-        norm_row(p, between + r * width, w->mlp_gain, w->mlp_shift, k->mlp_middle + r,
-                 k->mlp_inverse + r, k->mlp_read + r * width);
-    barrier(who);
-    const int64_t hidden = p->hidden, up = up_of(p);
+        norm_row(p, after_attention + r * width, w->mlp_gain, w->mlp_shift, k->mlp_mean + r,
+                 k->mlp_inverse + r, k->mlp_input + r * width);
+    barrier(self);
+    const int64_t hidden = p->hidden, up = up_width(p);
     if (p->mlp == SWIGLU)
-        linear(who, room, rows, width, hidden, k->mlp_read, w->gate, w->gate_bias, k->up, up);
-    linear(who, room, rows, width, hidden, k->mlp_read, w->up, w->up_bias, k->up + up - hidden, up);
-    barrier(who);
+        linear(self, buffers, rows, width, hidden, k->mlp_input, w->gate, w->gate_bias, k->up, up);
+    linear(self, buffers, rows, width, hidden, k->mlp_input, w->up, w->up_bias, k->up + up - hidden, up);
+    barrier(self);
     activate(p, k, own);
-    barrier(who);
-    linear(who, room, rows, hidden, width, k->hidden, w->down, w->down_bias, room->first, width);
-    barrier(who);
-    add_rows(p, own, between, p->mlp_factors, room->first, p->out);
+    barrier(self);
+    linear(self, buffers, rows, hidden, width, k->hidden, w->down, w->down_bias, buffers->first, width);
+    barrier(self);
+    add_rows(p, own, after_attention, p->mlp_factors, buffers->first, p->out);
 }
 
-/* Return the gradient before dropout: d, or d times the factors, written to `to`. */
-static const float *before_dropout(struct member who, const struct pass *p, const float *factors,
+/* Return the gradient of dropout's input: d, or d · factors, written to `to`. */
+static const float *before_dropout(struct member self, const struct pass *p, const float *factors,
                                    const float *d, float *to)
 {
-    struct range own = share(who, rows_of(p));
+    struct range own = own_range(self, num_rows(p));
     for (int64_t i = own.begin * p->width; factors && i < own.end * p->width; i++)
         to[i] = factors[i] * d[i];
     if (factors)
-        barrier(who);
+        barrier(self);
     return factors ? to : d;
 }
 
-static void go_backward(struct member who, const void *given)
+static void backward(struct member self, const void *argument)
 {
-    const struct work *work = given;
-    const struct pass *p = work->pass;
-    const struct kept *k = &work->kept;
-    const struct room *room = &work->room;
+    const struct job *job = argument;
+    const struct pass *p = job->pass;
+    const struct saved *k = &job->saved;
+    const struct buffers *buffers = &job->buffers;
     const struct weights *w = &p->weights, *d = &p->gradients;
-    const int64_t rows = rows_of(p), width = p->width, packed = packed_of(p), hidden = p->hidden;
-    const int64_t heads = p->heads * p->size, kv = p->kv_heads * p->size, up = up_of(p);
-    struct range own = share(who, rows);
-    const float *d_between = p->d_out;
+    const int64_t rows = num_rows(p), width = p->width, packed = packed_width(p), hidden = p->hidden;
+    const int64_t heads = p->heads * p->size, kv = p->kv_heads * p->size, up = up_width(p);
+    struct range own = own_range(self, rows);
+    const float *d_after_attention = p->d_out;
     if (p->mlp != NO_MLP) {
-        const float *grad = before_dropout(who, p, p->mlp_factors, p->d_out, room->first);
-        linear_backward(who, room, rows, hidden, width, k->hidden, w->down, grad, width, room->d_hidden, 0,
-                        d->down, d->down_bias);
-        barrier(who);
-        activate_backward(p, k, room, own);
-        barrier(who);
-        float *d_read = room->second;
+        const float *grad = before_dropout(self, p, p->mlp_factors, p->d_out, buffers->first);
+        linear_backward(self, buffers, rows, hidden, width, k->hidden, w->down, grad, width,
+                        buffers->d_hidden, 0, d->down, d->down_bias);
+        barrier(self);
+        activate_backward(p, k, buffers, own);
+        barrier(self);
+        float *d_input = buffers->second;
         if (p->mlp == SWIGLU)
-            linear_backward(who, room, rows, width, hidden, k->mlp_read, w->gate, room->d_up, up, d_read,
-                            0, d->gate, d->gate_bias);
-        linear_backward(who, room, rows, width, hidden, k->mlp_read, w->up, room->d_up + up - hidden, up,
-                        d_read, p->mlp == SWIGLU, d->up, d->up_bias);
-        barrier(who);
+            linear_backward(self, buffers, rows, width, hidden, k->mlp_input, w->gate, buffers->d_up, up,
+                            d_input, 0, d->gate, d->gate_bias);
+        linear_backward(self, buffers, rows, width, hidden, k->mlp_input, w->up,
+                        buffers->d_up + up - hidden, up, d_input, p->mlp == SWIGLU, d->up, d->up_bias);
+        barrier(self);
         for (int64_t r = own.begin; r < own.end; r++)
-            norm_row_backward(p, k->between + r * width, w->mlp_gain, k->mlp_middle[r],
-                              k->mlp_inverse[r], d_read + r * width, p->d_out + r * width,
-                              room->third + r * width);
-        gains_backward(who, p, k->between, k->mlp_middle, k->mlp_inverse, d_read, d->mlp_gain,
+            norm_row_backward(p, k->after_attention + r * width, w->mlp_gain, k->mlp_mean[r],
+                              k->mlp_inverse[r], d_input + r * width, p->d_out + r * width,
+                              buffers->third + r * width);
+        gains_backward(self, p, k->after_attention, k->mlp_mean, k->mlp_inverse, d_input, d->mlp_gain,
                        d->mlp_shift);
-        barrier(who);
-        d_between = room->third;
+        barrier(self);
+        d_after_attention = buffers->third;
     }
-    const float *grad = before_dropout(who, p, p->attention_factors, d_between, room->first);
-    linear_backward(who, room, rows, heads, width, k->mixed, w->projection, grad, width, room->d_mixed, 0,
-                    d->projection, d->projection_bias);
-    barrier(who);
-    attend_all(who, p, k, room);
-    barrier(who);
-    if (places(p)) {
-        place_backward(who, p, k, room);
-        barrier(who);
+    const float *grad = before_dropout(self, p, p->attention_factors, d_after_attention, buffers->first);
+    linear_backward(self, buffers, rows, heads, width, k->mixed, w->projection, grad, width,
+                    buffers->d_mixed, 0, d->projection, d->projection_bias);
+    barrier(self);
+    attend_heads(self, p, k, buffers);
+    barrier(self);
+    if (has_qk_norm_rope(p)) {
+        norm_rotate_backward(self, p, k, buffers);
+        barrier(self);
         const int64_t chunks = (rows + CHUNK - 1) / CHUNK;
-        for (int64_t c = 0; who.number == 0 && d->query_gain && c < chunks; c++)
+        for (int64_t c = 0; self.number == 0 && d->query_gain && c < chunks; c++)
             for (int64_t i = 0; i < p->size; i++) {
-                d->query_gain[i] += room->d_gains[2 * c * p->size + i];
-                d->key_gain[i] += room->d_gains[(2 * c + 1) * p->size + i];
+                d->query_gain[i] += buffers->d_gains[2 * c * p->size + i];
+                d->key_gain[i] += buffers->d_gains[(2 * c + 1) * p->size + i];
             }
     }
-    float *d_read = room->second;
-    const float *read = k->attention_read;
-    linear_backward(who, room, rows, width, heads, read, w->query, room->d_packed, packed, d_read, 0,
-                    d->query, d->query_bias);
-    linear_backward(who, room, rows, width, kv, read, w->key, room->d_packed + heads, packed, d_read, 1,
-                    d->key, d->key_bias);
-    linear_backward(who, room, rows, width, kv, read, w->value, room->d_packed + heads + kv, packed,
-                    d_read, 1, d->value, d->value_bias);
-    barrier(who);
+    float *d_input = buffers->second;
+    const float *input = k->attention_input;
+    linear_backward(self, buffers, rows, width, heads, input, w->query, buffers->d_packed, packed,
+                    d_input, 0, d->query, d->query_bias);
+    linear_backward(self, buffers, rows, width, kv, input, w->key, buffers->d_packed + heads, packed,
+                    d_input, 1, d->key, d->key_bias);
+    linear_backward(self, buffers, rows, width, kv, input, w->value, buffers->d_packed + heads + kv,
+                    packed, d_input, 1, d->value, d->value_bias);
+    barrier(self);
     for (int64_t r = own.begin; r < own.end; r++)
-        norm_row_backward(p, p->x + r * width, w->attention_gain, k->attention_middle[r],
-                          k->attention_inverse[r], d_read + r * width, d_between + r * width,
+        norm_row_backward(p, p->x + r * width, w->attention_gain, k->attention_mean[r],
+                          k->attention_inverse[r], d_input + r * width, d_after_attention + r * width,
                           p->d_x + r * width);
-    gains_backward(who, p, p->x, k->attention_middle, k->attention_inverse, d_read, d->attention_gain,
+    gains_backward(self, p, p->x, k->attention_mean, k->attention_inverse, d_input, d->attention_gain,
                    d->attention_shift);
 }
 
 /* Compute `out`, or the gradients if `d_out` is not NULL, by `members` threads. */
 void pass_through_block(int64_t members, const struct pass *p)
 {
-    struct work work = {.pass = p};
-    divide_kept(p, p->kept, &work.kept);
-    divide_room(p, members, p->scratch, &work.room);
-    together(members, p->d_out ? go_backward : go_forward, &work);
+    struct job job = {.pass = p};
+    assign_saved(p, p->saved, &job.saved);
+    assign_scratch(p, members, p->scratch, &job.buffers);
+    run_team(members, p->d_out ? backward : forward, &job);
 }
 
 const struct layout block_layouts[] = {
@@ -486,7 +497,7 @@ const struct layout block_layouts[] = {
     FIELD(pass, kv_heads), FIELD(pass, size), FIELD(pass, hidden), FIELD(pass, norm), FIELD(pass, mlp),
     FIELD(pass, epsilon), FIELD(pass, head_epsilon), FIELD(pass, weights), FIELD(pass, gradients),
     FIELD(pass, cosines), FIELD(pass, sines), FIELD(pass, attention_factors), FIELD(pass, mlp_factors),
-    FIELD(pass, x), FIELD(pass, out), FIELD(pass, kept), FIELD(pass, scratch), FIELD(pass, d_out),
+    FIELD(pass, x), FIELD(pass, out), FIELD(pass, saved), FIELD(pass, scratch), FIELD(pass, d_out),
     FIELD(pass, d_x),
     {NULL, 0, 0},
 };

@@ -1,4 +1,4 @@
-/* Sizes and offsets of structs, which Python compares with its own when it loads the library. */
+/* Sizes and offsets of structs. Python compares them with its own when it loads the library. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -11,6 +11,6 @@ struct layout {
 #define STRUCT(name) {#name, 0, sizeof(struct name)}
 #define FIELD(of, field) {#of "." #field, offsetof(struct of, field), sizeof(((struct of *)0)->field)}
 
-/* The norms and MLPs of models, numbered as in model/ops/block.py. */
+/* Norms and MLPs, numbered as in model/ops/block.py. */
 enum { NO_NORM, RMS_NORM, LAYER_NORM };
 enum { NO_MLP, SWIGLU, GELU, RELU2 };

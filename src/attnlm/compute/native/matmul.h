@@ -1,20 +1,20 @@
-/* Matmuls of any sizes, with the factors in any layout. The columns of the second factor are copied to
-   panels, whose rows are read one after another; the first factor is read in place. Each element is
-   summed in the same order for any number of members (Goto and van de Geijn, 2008). */
+/* Matmuls of any sizes and layouts. The columns of the second matrix are copied to panels, whose rows
+   are contiguous; the first matrix is read in place. The order of the sum of each element does not
+   depend on the number of members (Goto and van de Geijn, 2008). */
 
 #if LANES == 16
-#define TALL 12
+#define TILE_ROWS 12
 #elif LANES == 8
-#define TALL 6
+#define TILE_ROWS 6
 #else
-#define TALL 4
+#define TILE_ROWS 4
 #endif
-#define SIDE 2 /* vectors of a panel */
-#define PANEL (SIDE * LANES)
-#define DEEP 256    /* the most steps of a panel */
-#define COLUMNS 512 /* columns whose panels exist together; whole panels */
-#define ROWS (8 * TALL)
-#define MATMUL_SCRATCH (DEEP * (COLUMNS + ROWS)) /* numbers that each member needs */
+#define TILE_VECTORS 2 /* vectors of a panel */
+#define PANEL (TILE_VECTORS * LANES)
+#define MOST_DEPTH 256 /* rows of a panel at most */
+#define COLUMNS 512 /* columns whose panels are in scratch memory together; whole panels */
+#define ROWS (8 * TILE_ROWS)
+#define MATMUL_SCRATCH (MOST_DEPTH * (COLUMNS + ROWS)) /* numbers for each member */
 
 #ifdef __clang__
 #define UNROLLED _Pragma("clang loop unroll(full)")
@@ -22,139 +22,143 @@
 #define UNROLLED _Pragma("GCC unroll 16")
 #endif
 
-/* Element (i, j) is at[i * row + j * column]; `row` or `column` is 1. */
+/* Element (i, j) is data[i * row + j * column]; `row` or `column` is 1. */
 struct matrix {
-    const float *at;
+    const float *data;
     int64_t row, column;
 };
 
-/* c (rows, PANEL) = a (rows, deep) · panel (deep, PANEL) + bias, or += with `add`. `rows` is a constant
-   at each call, so that the sums stay in registers. */
-INLINE void matmul_tile(const int rows, int64_t deep, struct matrix a, const float *panel, float *c,
+/* Compute c (rows, PANEL) = a (rows, depth) · panel (depth, PANEL) + bias, or += with `add`. `rows`
+   is a constant at each call, so that the sums stay in registers. */
+INLINE void matmul_tile(const int rows, int64_t depth, struct matrix a, const float *panel, float *c,
                         int64_t stride, const float *bias, int add)
 {
-    vector sums[TALL][SIDE] = {{{0}}};
-    for (int64_t k = 0; k < deep; k++, panel += PANEL) {
+    vector sums[TILE_ROWS][TILE_VECTORS] = {{{0}}};
+    for (int64_t k = 0; k < depth; k++, panel += PANEL) {
         const vector left = load(panel), right = load(panel + LANES);
         UNROLLED
         for (int r = 0; r < rows; r++) {
-            sums[r][0] += a.at[r * a.row + k * a.column] * left;
-            sums[r][1] += a.at[r * a.row + k * a.column] * right;
+            sums[r][0] += a.data[r * a.row + k * a.column] * left;
+            sums[r][1] += a.data[r * a.row + k * a.column] * right;
         }
     }
     UNROLLED
     for (int r = 0; r < rows; r++)
         UNROLLED
-        for (int p = 0; p < SIDE; p++) {
-            vector *place = (vector *)(c + r * stride + p * LANES), sum = sums[r][p];
+        for (int p = 0; p < TILE_VECTORS; p++) {
+            vector *target = (vector *)(c + r * stride + p * LANES), sum = sums[r][p];
             if (add)
-                sum += *place;
+                sum += *target;
             else if (bias)
                 sum += load(bias + p * LANES);
-            *place = sum;
+            *target = sum;
         }
 }
 
-/* Copy (deep, width) of b to a panel, padded with zeros. */
-static void fill_panel(struct matrix b, int64_t deep, int64_t width, float *panel)
+/* Copy (depth, width) of b to a panel, padded with zeros. */
+static void fill_panel(struct matrix b, int64_t depth, int64_t width, float *panel)
 {
     int64_t j = 0;
     if (b.column == 1 && width == PANEL) {
-        for (int64_t k = 0; k < deep; k++)
+        for (int64_t k = 0; k < depth; k++)
             for (int p = 0; p < PANEL; p += LANES)
-                *(vector *)(panel + k * PANEL + p) = load(b.at + k * b.row + p);
+                *(vector *)(panel + k * PANEL + p) = load(b.data + k * b.row + p);
         return;
     }
     for (; b.row == 1 && j + 4 <= width; j += 4) {
-        const float *from = b.at + j * b.column;
+        const float *source = b.data + j * b.column;
         int64_t k = 0;
-        for (; k + 4 <= deep; k += 4) {
-            const four a = *(four *)(from + k), c = *(four *)(from + b.column + k);
-            const four d = *(four *)(from + 2 * b.column + k), e = *(four *)(from + 3 * b.column + k);
+        for (; k + 4 <= depth; k += 4) {
+            const vector4 a = *(vector4 *)(source + k), c = *(vector4 *)(source + b.column + k);
+            const vector4 d = *(vector4 *)(source + 2 * b.column + k),
+                          e = *(vector4 *)(source + 3 * b.column + k);
             for (int l = 0; l < 4; l++)
-                *(four *)(panel + (k + l) * PANEL + j) = (four){a[l], c[l], d[l], e[l]};
+                *(vector4 *)(panel + (k + l) * PANEL + j) = (vector4){a[l], c[l], d[l], e[l]};
         }
-        for (; k < deep; k++)
+        for (; k < depth; k++)
             for (int l = 0; l < 4; l++)
-                panel[k * PANEL + j + l] = from[l * b.column + k];
+                panel[k * PANEL + j + l] = source[l * b.column + k];
     }
     for (; j < PANEL; j++)
-        for (int64_t k = 0; k < deep; k++)
-            panel[k * PANEL + j] = j < width ? b.at[k * b.row + j * b.column] : 0;
+        for (int64_t k = 0; k < depth; k++)
+            panel[k * PANEL + j] = j < width ? b.data[k * b.row + j * b.column] : 0;
 }
 
-/* Some rows of c, from one panel; the last panel may have fewer columns, `width`. */
-INLINE void by_tiles(int64_t rows, int64_t deep, struct matrix a, const float *panel, int64_t width,
-                     float *c, int64_t stride, const float *bias, int add)
+/* Compute some rows of c from one panel. The last panel may have fewer columns, `width`. */
+INLINE void multiply_panel(int64_t rows, int64_t depth, struct matrix a, const float *panel,
+                           int64_t width, float *c, int64_t stride, const float *bias, int add)
 {
-    float edge[TALL * PANEL], edge_bias[PANEL] = {0};
+    float edge[TILE_ROWS * PANEL], edge_bias[PANEL] = {0};
     if (width < PANEL && bias)
         bias = memcpy(edge_bias, bias, width * sizeof(float));
-#define TILES(few) \
-    for (; rows >= few; rows -= few, a.at += few * a.row, c += few * stride) { \
+#define TILES(tile_rows) \
+    for (; rows >= tile_rows; \
+         rows -= tile_rows, a.data += tile_rows * a.row, c += tile_rows * stride) { \
         if (width == PANEL) { \
-            matmul_tile(few, deep, a, panel, c, stride, bias, add); \
+            matmul_tile(tile_rows, depth, a, panel, c, stride, bias, add); \
             continue; \
         } \
-        for (int r = 0; add && r < few; r++) \
+        for (int r = 0; add && r < tile_rows; r++) \
             memcpy(edge + r * PANEL, c + r * stride, width * sizeof(float)); \
-        matmul_tile(few, deep, a, panel, edge, PANEL, bias, add); \
-        for (int r = 0; r < few; r++) \
+        matmul_tile(tile_rows, depth, a, panel, edge, PANEL, bias, add); \
+        for (int r = 0; r < tile_rows; r++) \
             memcpy(c + r * stride, edge + r * PANEL, width * sizeof(float)); \
     }
-    TILES(TALL)
+    TILES(TILE_ROWS)
     TILES(2)
     TILES(1)
 #undef TILES
 }
 
-/* Compute a member's part of c (rows, columns) = a (rows, deep) · b (deep, columns) + bias, or += with
-   `add` and without bias. Rows of c are `stride` apart. `bias` may be NULL. */
-static void matmul(struct member who, int64_t rows, int64_t columns, int64_t deep, struct matrix a,
+/* Compute a member's range of c (rows, columns) = a (rows, depth) · b (depth, columns) + bias, or +=
+   with `add` and without bias. Rows of c are `stride` apart. `bias` may be NULL. */
+static void matmul(struct member self, int64_t rows, int64_t columns, int64_t depth, struct matrix a,
                    struct matrix b, float *c, int64_t stride, const float *bias, int add,
                    float *scratch)
 {
-    const int64_t panels = (columns + PANEL - 1) / PANEL, tiles = (rows + TALL - 1) / TALL;
+    const int64_t panels = (columns + PANEL - 1) / PANEL, tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     struct range own_rows = {0, rows}, own = {0, columns};
-    if (panels >= 2 * who.team->members || panels >= tiles) {
-        own = share(who, panels);
+    if (panels >= 2 * self.team->members || panels >= tiles) {
+        own = own_range(self, panels);
         own = (struct range){own.begin * PANEL, own.end * PANEL < columns ? own.end * PANEL : columns};
     } else {
-        own_rows = share(who, tiles);
-        own_rows.begin *= TALL;
-        own_rows.end = own_rows.end * TALL < rows ? own_rows.end * TALL : rows;
+        own_rows = own_range(self, tiles);
+        own_rows.begin *= TILE_ROWS;
+        own_rows.end = own_rows.end * TILE_ROWS < rows ? own_rows.end * TILE_ROWS : rows;
     }
-    const int64_t pieces = (deep + DEEP - 1) / DEEP, most = (deep + pieces - 1) / pieces;
+    const int64_t blocks = (depth + MOST_DEPTH - 1) / MOST_DEPTH, block = (depth + blocks - 1) / blocks;
     for (int64_t j = own.begin; j < own.end; j += COLUMNS)
-        for (int64_t k = 0; k < deep; k += most) {
+        for (int64_t k = 0; k < depth; k += block) {
             const int64_t end = j + COLUMNS < own.end ? j + COLUMNS : own.end;
-            const int64_t some = deep - k < most ? deep - k : most;
+            const int64_t steps = depth - k < block ? depth - k : block;
             for (int64_t p = j; p < end; p += PANEL) {
-                struct matrix from = {b.at + k * b.row + p * b.column, b.row, b.column};
-                fill_panel(from, some, end - p < PANEL ? end - p : PANEL, scratch + (p - j) * DEEP);
+                struct matrix source = {b.data + k * b.row + p * b.column, b.row, b.column};
+                fill_panel(source, steps, end - p < PANEL ? end - p : PANEL,
+                           scratch + (p - j) * MOST_DEPTH);
             }
             for (int64_t i = own_rows.begin; i < own_rows.end; i += ROWS) {
                 const int64_t left = own_rows.end - i < ROWS ? own_rows.end - i : ROWS;
-                struct matrix rest = {a.at + i * a.row + k * a.column, a.row, a.column};
+                struct matrix source = {a.data + i * a.row + k * a.column, a.row, a.column};
                 if (a.column != 1) {
-                    float *copy = scratch + DEEP * COLUMNS;
-                    for (int64_t l = 0; l < some; l++)
+                    float *copy = scratch + MOST_DEPTH * COLUMNS;
+                    for (int64_t l = 0; l < steps; l++)
                         if (left == ROWS)
-                            memcpy(copy + l * ROWS, rest.at + l * a.column, ROWS * sizeof(float));
+                            memcpy(copy + l * ROWS, source.data + l * a.column, ROWS * sizeof(float));
                         else
-                            memcpy(copy + l * ROWS, rest.at + l * a.column, left * sizeof(float));
-                    rest = (struct matrix){copy, 1, ROWS};
+                            memcpy(copy + l * ROWS, source.data + l * a.column, left * sizeof(float));
+                    source = (struct matrix){copy, 1, ROWS};
                 }
                 for (int64_t p = j; p < end; p += PANEL) {
                     const int64_t width = end - p < PANEL ? end - p : PANEL;
-                    const float *panel = scratch + (p - j) * DEEP, *more = bias ? bias + p : NULL;
-                    float *to = c + i * stride + p;
+                    const float *panel = scratch + (p - j) * MOST_DEPTH,
+                                *panel_bias = bias ? bias + p : NULL;
+                    float *target = c + i * stride + p;
                     if (a.column == 1)
-                        by_tiles(left, some, (struct matrix){rest.at, a.row, 1}, panel, width, to, stride,
-                                 more, add || k);
+                        multiply_panel(left, steps, (struct matrix){source.data, a.row, 1}, panel, width,
+                                       target, stride, panel_bias, add || k);
                     else
-                        by_tiles(left, some, (struct matrix){rest.at, 1, ROWS}, panel, width, to, stride,
-                                 more, add || k);
+                        multiply_panel(left, steps, (struct matrix){source.data, 1, ROWS}, panel, width,
+                                       target, stride, panel_bias, add || k);
                 }
             }
         }

@@ -1,10 +1,9 @@
-/* Attention of all heads of a batch, for one_layer.py, with the same axes: the operations whose time
-   is memory traffic rather than matmuls.
+/* Attention of all heads of a batch, for training/one_layer.py, with the same axes.
 
    packed (B, T, 3·H·D) has queries, keys and values; mixed (B, T, H·D) has the heads' outputs; kept
    (B, H, 2, T) has the largest score and the inverse sum of each query's softmax, for the backward
-   pass. It computes the weights again, which is faster than reading them (Dao et al., 2022). A vector
-   holds scores of LANES queries, or D features of a sum of rows, so nothing is summed within a vector.
+   pass, which computes the weights again: this is faster than reading them (Dao et al., 2022). A vector
+   holds scores of LANES queries, or D features of a sum of rows, so no sum is within a vector.
 
    `row` is the number of features in a row: 8, 16, 32 or 64. It is a constant of each instance of the
    functions, so that sums stay in registers. Rows of other sizes are copied and padded with zeros. */
@@ -14,13 +13,16 @@
 #define WIDEST 64
 #define MOST_SUMS (WIDEST / LANES > 8 ? WIDEST / LANES : 8) /* vectors */
 
-/* Return the number of vectors that hold a row. The last may hold other numbers behind the row. */
-INLINE int parts_of(const int row) { return row > LANES ? row / LANES : 1; }
+/* Return the number of vectors that hold a row. The last one may extend beyond the row. */
+INLINE int num_vectors(const int row) { return row > LANES ? row / LANES : 1; }
 
-/* Return how many rows are summed at once; LANES is a multiple. */
-INLINE int rows_at_once(const int row) { return parts_of(row) <= 2 ? 4 : parts_of(row) <= 4 ? 2 : 1; }
+/* Return the number of outputs that are summed together; it divides LANES. */
+INLINE int rows_at_once(const int row)
+{
+    return num_vectors(row) <= 2 ? 4 : num_vectors(row) <= 4 ? 2 : 1;
+}
 
-/* Transpose up to LANES rows, times a factor, to `row` vectors, by blocks of 4 × 4. */
+/* Transpose up to LANES rows, times `factor`, to `row` vectors, in blocks of 4 × 4. */
 INLINE void transpose(const int row, const float *rows, int64_t stride, int64_t count, float factor,
                       vector *columns)
 {
@@ -33,66 +35,69 @@ INLINE void transpose(const int row, const float *rows, int64_t stride, int64_t 
     }
     for (int t = 0; t < LANES; t += 4, rows += 4 * stride)
         for (int i = 0; i < row; i += 4) {
-            const four a = *(four *)(rows + i), b = *(four *)(rows + stride + i);
-            const four c = *(four *)(rows + 2 * stride + i), d = *(four *)(rows + 3 * stride + i);
+            const vector4 a = *(vector4 *)(rows + i), b = *(vector4 *)(rows + stride + i);
+            const vector4 c = *(vector4 *)(rows + 2 * stride + i),
+                          d = *(vector4 *)(rows + 3 * stride + i);
             for (int l = 0; l < 4; l++)
-                *(four *)((float *)(columns + i + l) + t) = (four){a[l], b[l], c[l], d[l]} * factor;
+                *(vector4 *)((float *)(columns + i + l) + t) =
+                    (vector4){a[l], b[l], c[l], d[l]} * factor;
         }
 }
 
-/* Return the product of a row and LANES columns, (D) · (D, LANES). */
-INLINE vector along(const int row, const float *one, const vector *columns)
+/* Return the dot products of a row and LANES columns, (D) · (D, LANES). */
+INLINE vector dot_columns(const int row, const float *features, const vector *columns)
 {
     vector even = {0}, odd = {0};
     for (int i = 0; i < row; i += 2)
-        even += one[i] * columns[i];
+        even += features[i] * columns[i];
     for (int i = 1; i < row; i += 2)
-        odd += one[i] * columns[i];
+        odd += features[i] * columns[i];
     return even + odd;
 }
 
-/* For `some` outputs j: Σ weights[j · across + r · down] · row r, over `count` rows. */
-INLINE void sum_some(const int row, const int some, int64_t count, const float *weights,
-                     int64_t across, int64_t down, const float *rows, int64_t stride, float *out,
-                     int64_t out_stride)
+/* Write Σ weights[j · output_step + r · row_step] · row r over `count` rows, for outputs j < `at_once`. */
+INLINE void sum_outputs(const int row, const int at_once, int64_t count, const float *weights,
+                        int64_t output_step, int64_t row_step, const float *rows, int64_t stride,
+                        float *out, int64_t out_stride)
 {
-    const int parts = parts_of(row);
+    const int vectors = num_vectors(row);
     vector sums[MOST_SUMS] = {{0}};
     for (int64_t r = 0; r < count; r++)
-        for (int p = 0; p < parts; p++) {
-            const vector one = load(rows + r * stride + p * LANES);
-            for (int j = 0; j < some; j++)
-                sums[j * parts + p] += one * weights[j * across + r * down];
+        for (int p = 0; p < vectors; p++) {
+            const vector features = load(rows + r * stride + p * LANES);
+            for (int j = 0; j < at_once; j++)
+                sums[j * vectors + p] += features * weights[j * output_step + r * row_step];
         }
-    for (int j = 0; j < some; j++)
-        memcpy(out + j * out_stride, sums + j * parts, row * sizeof(float));
+    for (int j = 0; j < at_once; j++)
+        memcpy(out + j * out_stride, sums + j * vectors, row * sizeof(float));
 }
 
-/* For each query t: Σ weights (s, t) · row s, over the keys s ≤ t. */
+/* Write Σ weights (s, t) · row s over the keys s ≤ t, for each query t. */
 INLINE void sum_keys(const int row, int64_t length, const float *weights, const float *rows,
                      int64_t stride, float *out, int64_t out_stride)
 {
-    const int64_t width = filled(length), some = rows_at_once(row);
+    const int64_t width = round_up(length), at_once = rows_at_once(row);
     int64_t t = 0;
-    for (; t + some <= length; t += some) /* weights of later keys are 0 */
-        sum_some(row, rows_at_once(row), t + some, weights + t, 1, width, rows, stride,
-                 out + t * out_stride, out_stride);
+    for (; t + at_once <= length; t += at_once) /* weights of later keys are 0 */
+        sum_outputs(row, rows_at_once(row), t + at_once, weights + t, 1, width, rows, stride,
+                    out + t * out_stride, out_stride);
     for (; t < length; t++)
-        sum_some(row, 1, t + 1, weights + t, 1, width, rows, stride, out + t * out_stride, out_stride);
+        sum_outputs(row, 1, t + 1, weights + t, 1, width, rows, stride, out + t * out_stride,
+                    out_stride);
 }
 
-/* For each key s: Σ weights (s, t) · row t, over the queries t ≥ s. */
+/* Write Σ weights (s, t) · row t over the queries t ≥ s, for each key s. */
 INLINE void sum_queries(const int row, int64_t length, const float *weights, const float *rows,
                         int64_t stride, float *out, int64_t out_stride)
 {
-    const int64_t width = filled(length), some = rows_at_once(row);
+    const int64_t width = round_up(length), at_once = rows_at_once(row);
     int64_t s = 0;
-    for (; s + some <= length; s += some)
-        sum_some(row, rows_at_once(row), length - s, weights + s * width + s, width, 1,
-                 rows + s * stride, stride, out + s * out_stride, out_stride);
+    for (; s + at_once <= length; s += at_once)
+        sum_outputs(row, rows_at_once(row), length - s, weights + s * width + s, width, 1,
+                    rows + s * stride, stride, out + s * out_stride, out_stride);
     for (; s < length; s++)
-        sum_some(row, 1, length - s, weights + s * width + s, width, 1, rows + s * stride, stride,
-                 out + s * out_stride, out_stride);
+        sum_outputs(row, 1, length - s, weights + s * width + s, width, 1, rows + s * stride, stride,
+                    out + s * out_stride, out_stride);
 }
 
 /* Queries, keys and values of a head, its outputs, and their gradients, with the strides between two
@@ -106,46 +111,46 @@ struct head {
     float *d_q, *d_k, *d_v, *kept;
 };
 
-/* LANES queries, from t on. */
+/* The queries t to t + LANES − 1. `delta` is Σ weight · d_weight over the keys. */
 struct queries {
     int64_t t;
     vector queries[WIDEST], grads[WIDEST];
-    vector largest, inverse, shared;
+    vector largest, inverse, delta;
 };
 
-/* Write the scores of some keys, and update the largest of each query. With `masked`, some of the keys
-   come after some of the queries. */
+/* Write the scores of some keys, and update the largest score of each query. With `masked`, scores of
+   keys after their query are −∞. */
 INLINE void scores(const int row, const int masked, int64_t begin, int64_t count, const struct head *h,
                    struct queries *q, float *out, int64_t width)
 {
     vector largest = q->largest;
     for (int64_t i = 0, s = begin; i < count; i++, s++) {
-        vector score = along(row, h->k + s * h->stride, q->queries);
+        vector score = dot_columns(row, h->k + s * h->stride, q->queries);
         if (masked)
-            score = either(before(q->t, s), (vector){0} - INFINITY, score);
-        largest = either(score > largest, score, largest);
+            score = blend(mask_before(q->t, s), (vector){0} - INFINITY, score);
+        largest = blend(score > largest, score, largest);
         *(vector *)(out + s * width + q->t) = score;
     }
     q->largest = largest;
 }
 
-/* Replace scores by their exponentials. Return `sum` plus these. */
+/* Replace scores by exp(score − largest). Return `sum` plus these exponentials. */
 INLINE vector exponentials(const int masked, int64_t begin, int64_t count, const struct queries *q,
                            vector sum, float *out, int64_t width)
 {
     for (int64_t i = 0, s = begin; i < count; i++, s++) {
-        vector weight = exp_of(load(out + s * width + q->t) - q->largest);
+        vector exponential = vector_exp(load(out + s * width + q->t) - q->largest);
         if (masked)
-            weight = either(before(q->t, s), (vector){0}, weight);
-        sum += weight;
-        *(vector *)(out + s * width + q->t) = weight;
+            exponential = blend(mask_before(q->t, s), (vector){0}, exponential);
+        sum += exponential;
+        *(vector *)(out + s * width + q->t) = exponential;
     }
     return sum;
 }
 
 INLINE void attend(const int row, int64_t length, float scale, const struct head *h, float *weights)
 {
-    const int64_t width = filled(length);
+    const int64_t width = round_up(length);
     for (int64_t t = 0; t < length; t += LANES) {
         const int64_t count = length - t < LANES ? length - t : LANES;
         struct queries q = {.t = t, .largest = (vector){0} - INFINITY};
@@ -162,27 +167,27 @@ INLINE void attend(const int row, int64_t length, float scale, const struct head
     sum_keys(row, length, weights, h->v, h->stride, h->mixed, h->mixed_stride);
 }
 
-/* Write the weights of some keys, and the gradients of their scores. */
+/* Write the attention weights of some keys, and the gradients of their scores. */
 INLINE void weights_backward(const int row, const int masked, int64_t begin, int64_t count,
                              const struct head *h, const struct queries *q, float *weights,
                              float *d_scores, int64_t width)
 {
-    const vector largest = q->largest, inverse = q->inverse, shared = q->shared;
+    const vector largest = q->largest, inverse = q->inverse, delta = q->delta;
     for (int64_t i = 0, s = begin; i < count; i++, s++) {
-        vector score = along(row, h->k + s * h->stride, q->queries);
-        vector weight = exp_of(score - largest) * inverse;
+        vector score = dot_columns(row, h->k + s * h->stride, q->queries);
+        vector weight = vector_exp(score - largest) * inverse;
         if (masked)
-            weight = either(before(q->t, s), (vector){0}, weight);
+            weight = blend(mask_before(q->t, s), (vector){0}, weight);
         *(vector *)(weights + s * width + q->t) = weight;
         *(vector *)(d_scores + s * width + q->t)
-            = weight * (along(row, h->v + s * h->stride, q->grads) - shared);
+            = weight * (dot_columns(row, h->v + s * h->stride, q->grads) - delta);
     }
 }
 
 INLINE void attend_backward(const int row, int64_t length, float scale, const struct head *h,
                             float *weights)
 {
-    const int64_t width = filled(length);
+    const int64_t width = round_up(length);
     float *d_scores = weights + length * width;
     for (int64_t t = 0; t < length; t += LANES) {
         const int64_t count = length - t < LANES ? length - t : LANES;
@@ -192,10 +197,10 @@ INLINE void attend_backward(const int row, int64_t length, float scale, const st
         transpose(row, h->q + t * h->stride, h->stride, count, scale, q.queries);
         transpose(row, h->mixed + t * h->mixed_stride, h->mixed_stride, count, 1, outputs);
         transpose(row, h->d_mixed + t * h->mixed_stride, h->mixed_stride, count, scale, q.grads);
-        vector shared = {0};
-        for (int i = 0; i < row; i++) /* Σ weight · its gradient, which softmax subtracts */
-            shared += outputs[i] * q.grads[i];
-        q.shared = shared;
+        vector delta = {0};
+        for (int i = 0; i < row; i++) /* Σ weight · d_weight */
+            delta += outputs[i] * q.grads[i];
+        q.delta = delta;
         weights_backward(row, 0, 0, t, h, &q, weights, d_scores, width);
         weights_backward(row, 1, t, count, h, &q, weights, d_scores, width);
     }
@@ -217,7 +222,7 @@ INSTANCE(16)
 INSTANCE(32)
 INSTANCE(64)
 
-/* Copy rows to wider rows, padded with zeros, or to narrower rows, without the padding. */
+/* Copy rows to longer rows, padded with zeros, or to shorter rows, without the padding. */
 static void copy_rows(int64_t length, const float *from, int64_t stride, int64_t size, float *to,
                       int64_t to_stride, int64_t to_size)
 {
@@ -228,7 +233,7 @@ static void copy_rows(int64_t length, const float *from, int64_t stride, int64_t
 
 static int64_t row_of(int64_t size) { return size <= 8 ? 8 : size <= 16 ? 16 : size <= 32 ? 32 : 64; }
 
-/* Compute a head by the instance of its size, with padded copies of its rows if the size has none. */
+/* Compute a head by the instance for its size, with padded copies of its rows if necessary. */
 static void compute(int64_t length, int64_t size, float scale, struct head h, float *scratch)
 {
     const int64_t row = row_of(size), stride = 3 * row, all = length * row;
@@ -238,7 +243,7 @@ static void compute(int64_t length, int64_t size, float scale, struct head h, fl
         instance(length, scale, &h, scratch);
         return;
     }
-    float *rows = scratch + 2 * length * filled(length), *mixed = rows + 3 * all;
+    float *rows = scratch + 2 * length * round_up(length), *mixed = rows + 3 * all;
     float *d_mixed = mixed + all, *d_rows = d_mixed + all;
     struct head padded = {.q = rows, .k = rows + row, .v = rows + 2 * row, .stride = stride,
                           .mixed = mixed, .mixed_stride = row, .kept = h.kept};
@@ -260,17 +265,17 @@ static void compute(int64_t length, int64_t size, float scale, struct head h, fl
     copy_rows(length, d_rows + 2 * row, stride, row, h.d_v, h.stride, size);
 }
 
-/* Return the numbers that the forward pass keeps for a head. */
-int64_t one_layer_kept(int64_t length) { return 2 * filled(length); }
+/* Return the number of floats that the forward pass saves per head. */
+int64_t one_layer_kept(int64_t length) { return 2 * round_up(length); }
 
-/* Return the numbers of scratch. The last vector of a row may lie LANES behind it. */
+/* Return the number of scratch floats. The last vector of a row may extend LANES beyond it. */
 int64_t one_layer_scratch(int64_t length, int64_t size)
 {
-    return 2 * length * filled(length) + 8 * length * row_of(size) + LANES;
+    return 2 * length * round_up(length) + 8 * length * row_of(size) + LANES;
 }
 
-/* Compute all heads, of at most WIDEST features; backward if `d_packed` is not NULL. `packed`, `mixed`
-   and `d_mixed` have room for LANES numbers behind them. */
+/* Compute all heads, of at most WIDEST features: forward, or backward if `d_packed` is not NULL.
+   `packed`, `mixed` and `d_mixed` are followed by memory for LANES more numbers. */
 void one_layer_attend(int64_t batch, int64_t length, int64_t heads, int64_t size, float scale,
                       const float *packed, float *mixed, float *kept, const float *d_mixed,
                       float *d_packed, float *scratch)

@@ -1,15 +1,16 @@
-/* The first or last numbers of an array as a vector, and the functions of pointwise.c that block.c calls. */
+/* Loads and stores of less than a vector, and the functions of pointwise.c that block.c calls. */
 
-INLINE vector some_of(const float *x, int64_t count)
+/* Return the first `count` of LANES numbers, then zeros. */
+INLINE vector load_partial(const float *x, int64_t count)
 {
-    vector part = {0};
+    vector result = {0};
     if (count >= LANES)
         return load(x);
-    memcpy(&part, x, count * sizeof(float));
-    return part;
+    memcpy(&result, x, count * sizeof(float));
+    return result;
 }
 
-INLINE void store_some(float *x, vector values, int64_t count)
+INLINE void store_partial(float *x, vector values, int64_t count)
 {
     if (count >= LANES)
         *(vector *)x = values;
@@ -17,15 +18,15 @@ INLINE void store_some(float *x, vector values, int64_t count)
         memcpy(x, &values, count * sizeof(float));
 }
 
-/* Activations that replace their input by the slopes that the backward pass needs. */
+/* Activations. They overwrite their input with the derivatives that the backward pass needs. */
 void gelu_and_slope(int64_t count, float *x, float *out);
 void swiglu_and_slopes(int64_t rows, int64_t width, float *gate_up, float *out);
 
 void rms_norm(int64_t rows, int64_t width, float epsilon, const float *x, const float *gain, float *out,
               float *inverse);
-void place_heads(int64_t windows, int64_t length, int64_t heads, int64_t size, int64_t stride,
-                 float epsilon, const float *x, const float *gain, const float *cosines,
-                 const float *sines, float *out, float *inverse);
-void place_heads_backward(int64_t windows, int64_t length, int64_t heads, int64_t size, int64_t stride,
-                          const float *inverse, const float *x, const float *gain, const float *cosines,
-                          const float *sines, const float *grad, float *d_x, float *d_gain);
+void qk_norm_rope(int64_t windows, int64_t length, int64_t heads, int64_t size, int64_t stride,
+                  float epsilon, const float *x, const float *gain, const float *cosines,
+                  const float *sines, float *out, float *inverse);
+void qk_norm_rope_backward(int64_t windows, int64_t length, int64_t heads, int64_t size, int64_t stride,
+                           const float *inverse, const float *x, const float *gain, const float *cosines,
+                           const float *sines, const float *grad, float *d_x, float *d_gain);

@@ -1,4 +1,4 @@
-/* What the processor says of itself. */
+/* The processor's vendor. */
 
 #include <stdint.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include <cpuid.h>
 #endif
 
-/* Return 1 if the processor is made by Intel, 0 if not. */
+/* Return 1 on processors of Intel, 0 on others. */
 int64_t is_intel(void)
 {
 #if defined(__x86_64__)

@@ -32,8 +32,8 @@ def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names]
 
 
-class Map(Struct):
-    """A linear map (decoding.c)."""
+class Linear(Struct):
+    """A linear layer (linear.h)."""
 
     _fields_ = (
         *_fields(_INTEGER, "inputs", "outputs"),
@@ -46,20 +46,20 @@ class Block(Struct):
 
     _fields_ = (
         *_fields(_POINTER, "attention_norm", "mlp_norm", "query_gains", "key_gains"),
-        *_fields(Map, "qkv", "projection", "up", "down"),
+        *_fields(Linear, "qkv", "projection", "up", "down"),
     )
 
 
 class Model(Struct):
-    """The parts and the weights of a model (decoding.c)."""
+    """The settings and the weights of a model (decoding.c)."""
 
     _fields_ = (
         *_fields(_INTEGER, "layers", "width", "vocab_size", "heads", "kv_heads", "size"),
         *_fields(_INTEGER, "key_at", "value_at", "norm", "normed_heads", "residual", "mlp"),
         ("epsilon", ctypes.c_float),
-        *_fields(_POINTER, "tokens", "positions", "token_maps", "position_maps"),
+        *_fields(_POINTER, "tokens", "positions", "token_table", "position_table"),
         *_fields(_POINTER, "cosines", "sines", "blocks", "last_norm"),
-        ("head", Map),
+        ("head", Linear),
     )
 
 
@@ -68,7 +68,7 @@ class Memory(Struct):
 
     _fields_ = (
         *_fields(_INTEGER, "rows", "capacity", "stride", "mixed_stride"),
-        *_fields(_POINTER, "keys", "values", "x", "read", "packed", "mixed", "hidden"),
+        *_fields(_POINTER, "keys", "values", "x", "normed", "packed", "mixed", "hidden"),
         *_fields(_POINTER, "query", "scores", "panel"),
         *_fields(_INTEGER, "panel_size"),
     )
@@ -87,7 +87,7 @@ class Generation(Struct):
 class Heads(Struct):
     """A tensor (B, H, T, D) with its strides in elements (attention.c)."""
 
-    _fields_ = (("at", _POINTER), *_fields(_INTEGER, "window", "head", "token"))
+    _fields_ = (("data", _POINTER), *_fields(_INTEGER, "window", "head", "token"))
 
 
 class Weights(Struct):
@@ -111,7 +111,7 @@ class Pass(Struct):
         *_fields(ctypes.c_float, "epsilon", "head_epsilon"),
         *_fields(Weights, "weights", "gradients"),
         *_fields(_POINTER, "cosines", "sines", "attention_factors", "mlp_factors", "x", "out"),
-        *_fields(_POINTER, "kept", "scratch", "d_out", "d_x"),
+        *_fields(_POINTER, "saved", "scratch", "d_out", "d_x"),
     )
 
 
@@ -130,7 +130,7 @@ class _Layout(ctypes.Structure):
 
 
 _STRUCTS: dict[str, tuple[type[Struct], ...]] = {
-    "decoding_layouts": (Map, Block, Model, Memory, Generation),
+    "decoding_layouts": (Linear, Block, Model, Memory, Generation),
     "attention_layouts": (Heads,),
     "block_layouts": (Weights, Pass),
     "words_layouts": (Words,),

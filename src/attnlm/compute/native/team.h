@@ -1,5 +1,5 @@
-/* A team of threads that call the same function. Each computes its part of a step, and all wait for
-   each other before the next step. */
+/* A team of threads that run the same function. Each member computes its range of a step. A barrier
+   separates the steps. */
 
 #include <pthread.h>
 #include <sched.h>
@@ -10,7 +10,7 @@
 
 struct team {
     _Atomic int64_t members; /* 0 until all threads exist */
-    _Atomic int64_t arrived, passed;
+    _Atomic int64_t arrived, phase;
 };
 
 struct member {
@@ -18,12 +18,12 @@ struct member {
     int64_t number;
 };
 
-typedef void work(struct member, const void *about);
+typedef void work(struct member, const void *argument);
 
-struct post {
-    struct member who;
+struct thread_start {
+    struct member self;
     work *work;
-    const void *about;
+    const void *argument;
 };
 
 struct range {
@@ -31,56 +31,56 @@ struct range {
 };
 
 /* Return the range of `count` items that a member computes. */
-INLINE struct range share(struct member who, int64_t count)
+INLINE struct range own_range(struct member self, int64_t count)
 {
-    int64_t members = who.team->members;
-    return (struct range){count * who.number / members, count * (who.number + 1) / members};
+    int64_t members = self.team->members;
+    return (struct range){count * self.number / members, count * (self.number + 1) / members};
 }
 
-INLINE void wait_while(_Atomic int64_t *number, int64_t is)
+INLINE void wait_while(_Atomic int64_t *number, int64_t value)
 {
-    for (int64_t spins = 0; *number == is; spins++)
+    for (int64_t spins = 0; *number == value; spins++)
         if (spins >= SPINS)
             sched_yield();
 }
 
-/* Wait for all members. After it, each can read what any of them wrote before. */
-INLINE void barrier(struct member who)
+/* Wait for all members. What a member wrote before the barrier, every member can read after it. */
+INLINE void barrier(struct member self)
 {
-    struct team *team = who.team;
+    struct team *team = self.team;
     if (team->members == 1)
         return;
-    int64_t passed = team->passed;
+    int64_t phase = team->phase;
     if (++team->arrived < team->members) {
-        wait_while(&team->passed, passed);
+        wait_while(&team->phase, phase);
     } else {
         team->arrived = 0;
-        team->passed++;
+        team->phase++;
     }
 }
 
-static void *take_part(void *given)
+static void *run_member(void *argument)
 {
-    struct post *post = given;
-    wait_while(&post->who.team->members, 0);
-    post->work(post->who, post->about);
+    struct thread_start *start = argument;
+    wait_while(&start->self.team->members, 0);
+    start->work(start->self, start->argument);
     return NULL;
 }
 
-/* Call `work` in `wanted` threads, this one included, or in fewer if no more can be created. */
-static void together(int64_t wanted, work *work, const void *about)
+/* Run `work` in `wanted` threads, including this one; in fewer if no more can be created. */
+static void run_team(int64_t wanted, work *work, const void *argument)
 {
     struct team team = {0};
-    struct post posts[MOST_MEMBERS];
+    struct thread_start starts[MOST_MEMBERS];
     pthread_t threads[MOST_MEMBERS];
     int64_t members = 1;
     for (; members < wanted && members < MOST_MEMBERS; members++) {
-        posts[members] = (struct post){{&team, members}, work, about};
-        if (pthread_create(threads + members, NULL, take_part, posts + members))
+        starts[members] = (struct thread_start){{&team, members}, work, argument};
+        if (pthread_create(threads + members, NULL, run_member, starts + members))
             break;
     }
     team.members = members;
-    work((struct member){&team, 0}, about);
+    work((struct member){&team, 0}, argument);
     while (--members)
         pthread_join(threads[members], NULL);
 }

@@ -1,4 +1,4 @@
-/* Vectors of LANES numbers: as many as the processor computes with one instruction. */
+/* SIMD vectors. LANES is the number of floats that one instruction of the processor computes. */
 
 #include <math.h>
 #include <stdint.h>
@@ -17,20 +17,21 @@ typedef float vector __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 typedef int32_t integers __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t bits __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
-typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float vector4 __attribute__((vector_size(16), aligned(4), may_alias));
 
 INLINE vector load(const float *x) { return *(const vector *)x; }
 
-INLINE vector either(integers condition, vector yes, vector no)
+/* Return `yes` in the lanes where `condition` is true, `no` in the others. */
+INLINE vector blend(integers condition, vector yes, vector no)
 {
     return (vector)(((integers)yes & condition) | ((integers)no & ~condition));
 }
 
 /* Return e^x for x ≤ 0, to within two units in the last place: 2^n · e^r with |r| ≤ ln 2 / 2. Unused
    lanes may hold any number, so the shift is on unsigned integers, which wrap around. */
-INLINE vector exp_of(vector x)
+INLINE vector vector_exp(vector x)
 {
-    x = either(x < -87.0f, (vector){0} - 87.0f, x);
+    x = blend(x < -87.0f, (vector){0} - 87.0f, x);
     vector shifted = x * 1.44269504f + 12582912.0f; /* its last bits are n */
     vector n = shifted - 12582912.0f;
     vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
@@ -39,15 +40,15 @@ INLINE vector exp_of(vector x)
     return e * (vector)(((bits)shifted << 23) + 0x3f800000);
 }
 
-/* 1 / (1 + e^−x), without overflow. */
+/* Return 1 / (1 + e^−x), without overflow. */
 INLINE vector sigmoid(vector x)
 {
-    const vector e = exp_of(either(x > 0, -x, x)), inverse = 1.0f / (1.0f + e);
-    return either(x > 0, inverse, e * inverse);
+    const vector e = vector_exp(blend(x > 0, -x, x)), inverse = 1.0f / (1.0f + e);
+    return blend(x > 0, inverse, e * inverse);
 }
 
 /* Return the sum of a vector's elements. */
-INLINE float total(vector x)
+INLINE float sum_lanes(vector x)
 {
     float sum = 0;
     for (int l = 0; l < LANES; l++)
@@ -56,10 +57,10 @@ INLINE float total(vector x)
 }
 
 /* Return `size` rounded up to whole vectors. */
-INLINE int64_t filled(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
+INLINE int64_t round_up(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
-/* Mark the positions among LANES, from `first` on, that come before `other`. */
-INLINE integers before(int64_t first, int64_t other)
+/* Return a mask of the lanes l whose position, first + l, is less than `other`. */
+INLINE integers mask_before(int64_t first, int64_t other)
 {
     integers lanes;
     for (int l = 0; l < LANES; l++)

@@ -1,19 +1,19 @@
-/* A table of the words of a text, so that each different word is encoded only once. tokens/word_table.py
-   defines where a word begins and ends, and why. */
+/* A table of the distinct words of a text, so that each is encoded only once. tokens/word_table.py
+   defines the boundaries of words. */
 
 #include <string.h>
 
 #include "layout.h"
 
 struct words {
-    int64_t most_words, most_bytes, slots; /* slots are a power of two, above twice most_words */
+    int64_t most_words, most_bytes, slots; /* slots: a power of two above twice most_words */
     uint64_t seed;
-    int64_t *words;      /* their number */
-    int64_t *word_at;    /* offset of each in `bytes`, and the end of the last */
-    int64_t *ids_at;     /* offset of each in `ids`, and the end of the last */
+    int64_t *words;      /* number of words */
+    int64_t *word_at;    /* offset of each word in `bytes`, and the last word's end */
+    int64_t *ids_at;     /* offset of each word in `ids`, and the last word's end */
     int32_t *slot;       /* a word's number plus one, or 0 */
     uint64_t *hashes;
-    const uint8_t *ends; /* for each byte: which next bytes end a word after it */
+    const uint8_t *ends; /* by byte: 0, or the next bytes before which a word ends */
     uint8_t *bytes;
     uint32_t *ids;
 };
@@ -22,84 +22,83 @@ enum { BEFORE_SPACE = 1, BEFORE_ANY_WHITESPACE = 2 };
 
 static int is_whitespace(uint8_t byte) { return byte == ' ' || (byte >= '\t' && byte <= '\r'); }
 
-/* Return nonzero if a word ends between these two bytes. */
-static int is_cut(const struct words *w, uint8_t before, uint8_t after)
+/* Return nonzero if a word ends between two bytes. */
+static int is_boundary(const struct words *w, uint8_t before, uint8_t after)
 {
     int ends = w->ends[before];
     return ends && is_whitespace(after) && (after == ' ' || ends == BEFORE_ANY_WHITESPACE);
 }
 
-static int64_t next_cut(const struct words *w, const uint8_t *text, int64_t at, int64_t size)
+static int64_t next_boundary(const struct words *w, const uint8_t *text, int64_t at, int64_t size)
 {
-    while (++at < size && !is_cut(w, text[at - 1], text[at]))
+    while (++at < size && !is_boundary(w, text[at - 1], text[at]))
         ;
     return at;
 }
 
-/* The seed is random, so that nobody can write a text whose words all share one slot. */
+/* Return a word's hash. The seed is random, so that no text can make all words collide. */
 static uint64_t hash(const uint8_t *word, int64_t size, uint64_t seed)
 {
-    uint64_t mixed = seed ^ (uint64_t)size, eight = 0;
+    uint64_t value = seed ^ (uint64_t)size, eight = 0;
     for (; size > 0; word += 8, size -= 8, eight = 0) {
         memcpy(&eight, word, size < 8 ? (size_t)size : 8);
-        mixed = (mixed ^ eight) * 0x9E3779B97F4A7C15u;
-        mixed ^= mixed >> 32;
+        value = (value ^ eight) * 0x9E3779B97F4A7C15u;
+        value ^= value >> 32;
     }
-    return mixed;
+    return value;
 }
 
-static int append(struct words *w, const uint8_t *word, int64_t size, uint64_t mixed)
+static int append(struct words *w, const uint8_t *word, int64_t size, uint64_t value)
 {
     int64_t n = *w->words, at = w->word_at[n];
     if (n == w->most_words || at + size > w->most_bytes)
         return 0;
     memcpy(w->bytes + at, word, (size_t)size);
-    w->hashes[n] = mixed;
+    w->hashes[n] = value;
     w->word_at[n + 1] = at + size;
     *w->words = n + 1;
     return 1;
 }
 
-/* Return a word's number, or -1 if there is no room for a new word. New words are stored and encoded one
-   after another, with a filler between two that would otherwise merge. */
+/* Return a word's number, or -1 if the table is full. New words are stored and encoded consecutively,
+   with a filler between two words that would otherwise merge. */
 static int64_t number_of(struct words *w, int64_t known, const uint8_t *word, int64_t size)
 {
-    uint64_t mixed = hash(word, size, w->seed), mask = (uint64_t)w->slots - 1;
-    uint64_t s = mixed & mask;
+    uint64_t value = hash(word, size, w->seed), mask = (uint64_t)w->slots - 1;
+    uint64_t s = value & mask;
     for (; w->slot[s]; s = (s + 1) & mask) {
         int64_t n = w->slot[s] - 1;
-        if (w->hashes[n] == mixed && w->word_at[n + 1] - w->word_at[n] == size &&
+        if (w->hashes[n] == value && w->word_at[n + 1] - w->word_at[n] == size &&
             !memcmp(w->bytes + w->word_at[n], word, (size_t)size))
             return n;
     }
     int64_t n = *w->words;
-    if (n > known && !is_cut(w, w->bytes[w->word_at[n] - 1], word[0]) &&
+    if (n > known && !is_boundary(w, w->bytes[w->word_at[n] - 1], word[0]) &&
         !append(w, (const uint8_t *)" a", 2, 0))
         return -1;
-    if (!append(w, word, size, mixed))
+    if (!append(w, word, size, value))
         return -1;
     w->slot[s] = (int32_t)*w->words;
     return *w->words - 1;
 }
 
-/* Find the words of a text between its first and its last cut, and write their numbers to `numbers` and
-   the offsets of the first start and the last end to `span`. Return the number of words, or -1 if there
-   is no room for the new ones. */
+/* Write the numbers of the words between a text's first and last boundary to `numbers`, and the offsets
+   of both boundaries to `span`. Return the number of words, or -1 if the table is full. */
 int64_t find_words(struct words *w, const uint8_t *text, int64_t size, int32_t *numbers, int64_t *span)
 {
-    int64_t known = *w->words, found = 0, at = next_cut(w, text, 0, size);
+    int64_t known = *w->words, count = 0, at = next_boundary(w, text, 0, size);
     span[0] = at;
-    for (int64_t end; (end = next_cut(w, text, at, size)) < size; at = end) {
+    for (int64_t end; (end = next_boundary(w, text, at, size)) < size; at = end) {
         int64_t number = number_of(w, known, text + at, end - at);
         if (number < 0)
             return -1;
-        numbers[found++] = (int32_t)number;
+        numbers[count++] = (int32_t)number;
     }
     span[1] = at;
-    return found;
+    return count;
 }
 
-/* Write the ids of these words, in order. Return the number of ids. */
+/* Write the ids of words by their numbers. Return the number of ids. */
 int64_t gather_ids(const struct words *w, int64_t count, const int32_t *numbers, uint32_t *ids)
 {
     uint32_t *next = ids;

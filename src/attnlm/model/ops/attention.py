@@ -118,4 +118,4 @@ def _call(name: str, scale: float, heads: Any, log_sums: Tensor, gradients: Any)
 def _where(x_BHTD: Tensor) -> Heads:
     """Return the address of x, and its strides in elements along B, H and T."""
     window, head, token = x_BHTD.stride()[:3]
-    return Heads(at=x_BHTD.data_ptr(), window=window, head=head, token=token)
+    return Heads(data=x_BHTD.data_ptr(), window=window, head=head, token=token)

@@ -99,11 +99,11 @@ class _BlockPass(Function):
             epsilon=form.epsilon,
             head_epsilon=form.head_epsilon,
             weights=Weights(**{name: p.data_ptr() for name, p in form.weights.items()}),
-            cosines=place(cosines),  # block_kept reads whether there are any
+            cosines=place(cosines),  # block_saved reads whether there are any
             out=place(out_BTC),
         )
-        kept = x_BTC.new_empty(kernels.block_kept(ctypes.byref(ctx.work)))
-        saved = x_BTC, kept, cosines, sines, *factors
+        activations = x_BTC.new_empty(kernels.block_saved(ctypes.byref(ctx.work)))
+        saved = x_BTC, activations, cosines, sines, *factors
         _call(kernels, ctx.work, saved)
         ctx.save_for_backward(*saved)
         ctx.form = form
@@ -122,7 +122,7 @@ class _BlockPass(Function):
         return d_x_BTC, *[None] * 5
 
 
-_SAVED = "x", "kept", "cosines", "sines", "attention_factors", "mlp_factors"
+_SAVED = "x", "saved", "cosines", "sines", "attention_factors", "mlp_factors"
 
 
 def _call(kernels: CDLL, work: Pass, saved: Sequence[Tensor | None]) -> None:

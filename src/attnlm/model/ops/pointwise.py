@@ -172,7 +172,7 @@ class _SplitHeads(Function):
             windows, count, length, size = x_BHTD.shape
             out_BTHD = torch.empty(windows, length, count, size)
             inverse = torch.empty(windows * length * count if gain is not None else 0)
-            parts.place_heads(
+            parts.qk_norm_rope(
                 *(windows, length, count, size, packed_BTN.size(-1), epsilon),
                 *map(place, (x_BHTD, gain, cosines_TD, sines_TD, out_BTHD, inverse)),
             )
@@ -194,7 +194,7 @@ class _SplitHeads(Function):
             windows, count, length, size = x_BHTD.shape
             grad_BTHD = grad.transpose(1, 2).contiguous()
             d_gains.append(None if gain is None else torch.zeros_like(gain))
-            ctx.parts.place_heads_backward(
+            ctx.parts.qk_norm_rope_backward(
                 *(windows, length, count, size, packed_BTN.size(-1)),
                 *map(place, (inverse, x_BHTD, gain, cosines_TD, sines_TD)),
                 *map(place, (grad_BTHD, d_x, d_gains[-1])),
