@@ -106,6 +106,12 @@ def _real_number(value: Any) -> Any:
     return _number(float, value, "a number")
 
 
+def _path(value: Any) -> Path:
+    if not str(value):
+        raise typer.BadParameter("a path cannot be empty")
+    return Path(value)
+
+
 def _number(kind: type[int] | type[float], value: Any, words: str) -> Any:
     """Return the number that was typed; `value` is a number already if it is a default."""
     try:
@@ -118,7 +124,7 @@ _VALUES: Mapping[Any, tuple[str, Callable[[Any], Any] | None]] = {
     **dict.fromkeys((int, int | None), ("<int>", _whole_number)),
     **dict.fromkeys((float, float | None), ("<float>", _real_number)),
     **dict.fromkeys((str, str | None, list[str] | None), ("<str>", None)),
-    **dict.fromkeys((Path, Path | None), ("<path>", None)),
+    **dict.fromkeys((Path, Path | None), ("<path>", _path)),
 }
 """The values of options by type: what `--help` calls them, and the function that reads them."""
 
@@ -132,9 +138,11 @@ def with_our_values(command: Callable[..., None]) -> Callable[..., None]:
     parameters = []
     for parameter in signature.parameters.values():
         declared = parameter.default
-        if parameter.annotation in _VALUES and declared.metavar is None:
+        if parameter.annotation in _VALUES:
+            name, parser = _VALUES[parameter.annotation]
             declared = copy.copy(declared)
-            declared.metavar, declared.parser = _VALUES[parameter.annotation]
+            declared.metavar = declared.metavar or name
+            declared.parser = declared.parser or parser
         parameters.append(parameter.replace(default=declared))
     signature = signature.replace(parameters=parameters)
     command.__signature__ = signature  # type: ignore[attr-defined]

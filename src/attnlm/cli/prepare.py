@@ -77,6 +77,8 @@ def prepare(
     columns = column or []
     if len(columns) > 1:
         raise _two_columns(len(columns), source or [])
+    if (source or []).count("-") > 1:
+        raise UsageError("stdin (-) can be read only once", "name - only once")
     with contextlib.closing(Display(quiet)) as display:
         dataset = attnlm.prepare(
             source or None,
