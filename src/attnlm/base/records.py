@@ -91,7 +91,8 @@ def _decoded(record: Any, content: object, within: str) -> Any:
 
 
 def _value(field: Field[Any], hint: Any, value: Any, within: str) -> Any:
-    kinds, key = get_args(hint), within + field.name
+    kinds = get_args(hint)
+    key = within + field.name
     if NoneType in kinds:
         if value is None:
             return None

@@ -86,7 +86,8 @@ def check_value(record: type, name: str, value: object) -> None:
 
 def check(kind: type, described: Field[Any], value: object) -> None:
     """Raise UsageError unless `value` is of type `kind` and within the limits of the field."""
-    name, limits = described.name, described.metadata.get("limits", {})
+    name = described.name
+    limits = described.metadata.get("limits", {})
     fits = type(value) is kind
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         # An integer in a recipe may be too large for a float.

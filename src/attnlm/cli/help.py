@@ -75,11 +75,11 @@ class Command(TyperCommand):
             record = parameter.get_help_record(ctx)
             is_shown = shows_all or parameter.name in self.common or parameter.name not in group_of
             if record is not None and is_shown:
-                name, text = record[0], _TYPERS_DEFAULT.sub(r"; default: \1", record[1])
-                group = group_of.get(parameter.name, "Options")
+                text = _TYPERS_DEFAULT.sub(r"; default: \1", record[1])
                 if parameter.param_type_name == "argument":
-                    name, group = parameter.metavar, "Arguments"
-                rows[group].append((name, text))
+                    rows["Arguments"].append((parameter.metavar, text))
+                else:
+                    rows[group_of.get(parameter.name, "Options")].append((record[0], text))
         for group in filter(rows.get, rows):
             with formatter.section(group):
                 formatter.write_dl(rows[group])
@@ -139,7 +139,8 @@ def help_with_default(name: str) -> str:
         return text
     if name == "model":
         return f"{text}; default: {_USUAL_MODEL}"
-    usual, by_adamw = _defaults(), _defaults(optimizer="adamw")
+    usual = _defaults()
+    by_adamw = _defaults(optimizer="adamw")
     told = _of_models(name, usual)
     changed = {m: given for m, given in by_adamw.items() if given.get(name) != usual[m].get(name)}
     if changed and name != "optimizer":

@@ -112,10 +112,10 @@ def _say_texts(climbed: Ladder) -> None:
 
 def _say_table(climbed: Ladder) -> None:
     console.print_table(*climbed.table(), ("rung",), sys.stderr)
-    about, part = climbed.rungs[0].run, climbed.rungs[0].result.part
-    baselines = f"baselines: {reference_losses(about.vocab_size, about.dataset)}"
-    if part:
-        baselines += f", on the whole split; the rungs on {part}"
+    first = climbed.rungs[0]
+    baselines = f"baselines: {reference_losses(first.run.vocab_size, first.run.dataset)}"
+    if first.result.part:
+        baselines += f", on the whole split; the rungs on {first.result.part}"
     console.say(baselines)
     console.say(climbed.certainty)
     for warning in map(console.with_flags, climbed.warnings):

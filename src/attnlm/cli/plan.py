@@ -138,11 +138,14 @@ def _in_words(planned: Plan) -> Iterator[str]:
 
 
 def _facts(planned: Plan) -> dict[str, str]:
-    model, training = planned.config.spec, planned.config.training
+    model = planned.config.spec
+    training = planned.config.training
     # With adapters, tokens per trained parameter would say little: most parameters are frozen.
-    each = f", {planned.tokens / planned.parameters:.3g} per parameter"
-    each = each if training.adapters is None else ""
-    update = f"; update {quantity(planned.update_flops, 'FLOP')} a step ({training.optimizer})"
+    each = update = ""
+    if training.adapters is None:
+        each = f", {planned.tokens / planned.parameters:.3g} per parameter"
+    if planned.update_flops:
+        update = f"; update {quantity(planned.update_flops, 'FLOP')} a step ({training.optimizer})"
     amounts = {"PF-days": planned.pf_days, "device-hours": planned.device_hours}
     large = [
         f", {amount:{',.3g' if amount < 1000 else ',.0f'}} {unit}"
@@ -158,7 +161,7 @@ def _facts(planned: Plan) -> dict[str, str]:
         f"{planned.config.tokens_per_step:,} tokens a step, in "
         f"{division_in_words(training) or '1 process'}",
         "FLOPs": f"{quantity(planned.forward_flops)} per token forward, "
-        f"{quantity(planned.training_flops)} training{update * bool(planned.update_flops)}",
+        f"{quantity(planned.training_flops)} training{update}",
         "speed": f"{quantity(planned.tokens_per_second)} tokens/s: {_source(planned)}",
         "budget": f"{planned.tokens:,} tokens{each}: {planned.steps:,} steps",
         "time": f"{duration(planned.seconds)}, without evaluations and checkpoints",
@@ -170,6 +173,7 @@ def _source(planned: Plan) -> str:
     each = " in each process" if planned.config.training.processes > 1 else ""
     if planned.peak is not None and planned.share is not None:
         return f"{planned.share:.3g} of a stated peak of {quantity(planned.peak, 'FLOP/s')}{each}"
-    training, reached = planned.config.training, quantity(planned.flops_per_second, "FLOP/s")
+    training = planned.config.training
+    reached = quantity(planned.flops_per_second, "FLOP/s")
     threads = f", threads {training.threads}" if planned.device == "cpu" else ""
     return f"measured, {reached}{each} ({planned.device}, {training.dtype}{threads})"

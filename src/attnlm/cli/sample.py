@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import time
@@ -139,9 +138,13 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt == "-":
         return read_text(sys.stdin.buffer, "the prompt on stdin").removesuffix("\n")
     if prompt_file is not None:
-        with prompt_file.open("rb") as file:
-            return read_text(file, str(prompt_file))
+        return _text_of(prompt_file)
     return typed(prompt, "--prompt") if prompt else ""
+
+
+def _text_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return read_text(file, str(path))
 
 
 def _prompts(path: Path) -> list[str]:
@@ -152,9 +155,10 @@ def _prompts(path: Path) -> list[str]:
         except AttnlmError as error:
             raise AttnlmError(error.message, 'use records such as {"prompt": "…"}') from None
     else:
-        is_stdin, name = str(path) == "-", "the prompts on stdin"
-        with contextlib.nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb") as file:
-            text = read_text(file, name if is_stdin else str(path))
+        if str(path) == "-":
+            text = read_text(sys.stdin.buffer, "the prompts on stdin")
+        else:
+            text = _text_of(path)
         found = [line.removesuffix("\r") for line in text.split("\n") if line.strip("\r")]
     if not found:
         raise AttnlmError(f"{path} has no prompts", "write a prompt on each line")
@@ -182,7 +186,8 @@ def _generate(
         console.write("" if json else "\n---\n".join(texts))
         return texts, count, {}
     (ids,), (prompt,) = prompt_ids, prompts
-    length, pieces = len(ids), [prompt]
+    length = len(ids)
+    pieces = [prompt]
     facts: dict[str, object] = {}
     if not probs:
         console.write("" if json else prompt)

@@ -111,7 +111,8 @@ def train(
         count = _to_resume(attnlm.open_run(resume, checkpoint_dir=checkpoint_dir), given)
     else:  # errors are reported before torch is loaded
         asked = resolve_new(given, recipe, parent)
-        data, given = find_folder(dataset, data_dir, kind="data set"), {}
+        data = find_folder(dataset, data_dir, kind="data set")
+        given = {}
         count = asked.config.training.processes
     if count > 1:
         from attnlm.compute.processes import run_processes
@@ -155,12 +156,13 @@ def train(
         if model in RUNGS and not (recipe or resume or start_from or quiet):
             words = ["attnlm", "train", *([] if dataset is None else [dataset])]
             if higher := RUNGS[RUNGS.index(model) + 1 :]:
-                words, about = [*words, "--model", higher[0]], "the next rung of the ladder"
+                words += ["--model", higher[0]]
+                purpose = "the next rung of the ladder"
             else:
                 words += ["--recipe", "best", "--budget", "2m"]
-                about = "the best transformer for this text in two minutes"
+                purpose = "the best transformer for this text in two minutes"
             words += [*elsewhere(data_dir, "data set"), *elsewhere(checkpoint_dir)]
-            console.say_next(shlex.join(words), about)
+            console.say_next(shlex.join(words), purpose)
 
 
 def _to_resume(run: attnlm.Run, given: Mapping[str, Any]) -> int:
@@ -187,11 +189,15 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
     if sys.stderr.isatty() and not quiet:
         for line in plain_curve(result.records, run.references()).splitlines():
             console.say(line)
-    part, last, best, whole = run.evaluated_part, result.last, result.best, result.whole
+    part = run.evaluated_part
+    last = result.last
     console.say_facts(
         {
-            "validation": _in_words(best) + (f", on {part}" if part else ""),
-            **{f"{which}, on the whole split": _in_words(whole[which]) for which in whole},
+            "validation": _in_words(result.best) + (f", on {part}" if part else ""),
+            **{
+                f"{which}, on the whole split": _in_words(record)
+                for which, record in result.whole.items()
+            },
             "baselines": reference_losses(run.vocab_size, run.dataset),
             "verdict": console.with_flags(verdict(result.records, run.dataset)),
             "time": f"{duration(last['seconds'])}, {last['tokens']:,} tokens",
@@ -206,9 +212,9 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
         "parent": run.parent,
         "parameters": run.parameters,
         "steps": last["step"],
-        "best_val_loss": best["val_loss"],
+        "best_val_loss": result.best["val_loss"],
         **{name: last.get(name) for name in names},
-        "whole": whole,
+        "whole": result.whole,
         "estimated_memory": memory,
     }
     console.result_or_json(str(run.path), facts, json)

@@ -18,7 +18,6 @@ from attnlm.base.suggestions import suggestion
 _LARGEST_JSON = 2**20  # bytes
 # tomllib's time grows with the square of the parts of a dotted key: up to some seconds here.
 _LARGEST_TOML = 2**14
-_ABOUT, _SIZES = "about", "sizes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ def list_recipes() -> list[RecipeEntry]:
     for name in recipe_names():
         recipe = tomllib.loads(_of_package(name))
         entry: dict[str, Any] = {key: recipe.get(key) for key in ("model", "tokenizer", "steps")}
-        for key, value in recipe[_ABOUT].items():
+        for key, value in recipe["about"].items():
             entry[key] = tuple(value) if isinstance(value, list) else value
         entries.append(RecipeEntry(name=name, **entry))
     return entries
@@ -79,20 +78,21 @@ def load_sizes(name: str) -> list[Settings]:
     If the recipe has no sizes, the list has one item. Raises AttnlmError as `load_recipe` does.
     """
     recipe = _loaded(name)
-    if isinstance(recipe.get(_ABOUT), dict):  # if it is no table, `resolve` refuses it
-        del recipe[_ABOUT]
-    sizes = recipe.pop(_SIZES, [{}])
+    if isinstance(recipe.get("about"), dict):  # if it is no table, `resolve` refuses it
+        del recipe["about"]
+    sizes = recipe.pop("sizes", [{}])
     if not (isinstance(sizes, list) and sizes and all(isinstance(size, dict) for size in sizes)):
         raise AttnlmError(
-            f"in the recipe: {_SIZES} must be tables", f"start each of them with [[{_SIZES}]]"
+            "in the recipe: sizes must be tables", "start each of them with [[sizes]]"
         )
     return [{**recipe, **size} for size in sizes]
 
 
 def _loaded(name: str) -> dict[str, Any]:
-    names, path = recipe_names(), Path(name)
+    names = recipe_names()
     if name in names:
         return tomllib.loads(_of_package(name))
+    path = Path(name)
     is_json = path.suffix == ".json"
     try:
         with path.open("rb") as file:

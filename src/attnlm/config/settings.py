@@ -231,7 +231,8 @@ def _check_training(model: Architecture, training: TrainingConfig) -> None:
                 f"`{name}` needs a model with blocks, and {model.model} has none",
                 f"leave `{name}` out",
             )
-    processes, windows = training.processes, training.batch_size
+    processes = training.processes
+    windows = training.batch_size
     if windows % processes:
         fewer = windows // processes * processes
         sizes = [n for n in (fewer + processes, fewer) if 0 < n <= LARGEST_BATCH]
@@ -251,8 +252,8 @@ def _check_training(model: Architecture, training: TrainingConfig) -> None:
             f"`optimizer` muon has no matrices to update inside {model.model}",
             "use `optimizer` adamw",
         )
-    steps, is_timed = training.steps, training.budget is not None
-    if steps is not None and not is_timed and training.warmup > steps:
+    steps = training.steps
+    if steps is not None and training.budget is None and training.warmup > steps:
         raise UsageError(
             f"`warmup` {training.warmup} is longer than the run of {steps} steps",
             f"use `warmup` {steps} or less",

@@ -39,9 +39,11 @@ from attnlm.model.language_model import Bigram, LanguageModel
 _FEWEST_SHARED = 400_000
 """Several threads decode a token only if the model's linear maps have at least this many weights.
 With fewer weights, synchronizing the threads takes longer than the token."""
-_FEWEST_COMPARED, _MOST_COMPARED, _WEIGHTS_COMPARED = 8, 256, 2**24
-"""The decoder in C is compared with the model on a few tokens: the fewest and the most, and the
-number of weights in linear maps that these tokens are multiplied with (milliseconds)."""
+_FEWEST_COMPARED = 8
+_MOST_COMPARED = 256
+"""The fewest and the most tokens on which the decoder in C is compared with the model."""
+_WEIGHTS_COMPARED = 2**24
+"""The number of weights in linear maps that these tokens are multiplied with (milliseconds)."""
 _MOST_CACHED = 2**28
 """The most numbers in the caches of texts that are continued together, 1 GiB in float32."""
 
@@ -121,8 +123,8 @@ class Decoding:
         ended. The texts of the first prompt have the first numbers. Several threads call `receive`,
         but only one thread for each text. The threads do not wait for each other.
         """
-        a, count = self.model.architecture, config.num_samples
-        prompts = [prompt for prompt in prompts for _ in range(count)]
+        a = self.model.architecture
+        prompts = [prompt for prompt in prompts for _ in range(config.num_samples)]
         cached = 2 * a.layers * a.block_size * max(a.width, a.num_kv_heads * a.head_dim)
         most = max(1, _MOST_CACHED // (cached + self.model.vocab_size))
         for texts in grouped(prompts, a.block_size, config.tokens, most):
@@ -142,7 +144,8 @@ class Decoding:
             mine = texts[part.start : part.stop]
             samples = [text % config.num_samples for text in mine]
             batch = self.batch([prompts[text] for text in mine], samples, config)
-            going, made = set(range(len(mine))), 0
+            going = set(range(len(mine)))
+            made = 0
             for block_TB in self._continue(batch, config):
                 rows = block_TB.T.tolist()
                 for row in list(going):
@@ -235,7 +238,9 @@ class ModuleDecoder:
     """A decoder that calls the model itself, on any device, with a cache of keys and values."""
 
     def __init__(self, model: LanguageModel, device: Device) -> None:
-        self._model, self._device, self._caches = model, device, list[LayerCache]()
+        self._model = model
+        self._device = device
+        self._caches = list[LayerCache]()
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
         """Return the next token's logits, (B, V), in float32 at least. The cache must hold the

@@ -47,7 +47,8 @@ def next_token_weights(
         ordered_BV = np.sort(weights_BV, -1)[:, ::-1]
         count_B1 = (ordered_BV.cumsum(-1) - ordered_BV < top_p).sum(-1, keepdims=True)
         least_B1 = np.take_along_axis(ordered_BV, count_B1 - 1, -1)
-        larger_BV, equal_BV = weights_BV > least_B1, weights_BV == least_B1
+        larger_BV = weights_BV > least_B1
+        equal_BV = weights_BV == least_B1
         # Of equally likely tokens, the nucleus takes the lower ids first.
         room_B1 = count_B1 - larger_BV.sum(-1, keepdims=True)
         kept_BV = larger_BV | (equal_BV & (equal_BV.cumsum(-1) <= room_B1))

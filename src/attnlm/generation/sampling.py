@@ -37,13 +37,15 @@ class Continuation:
     """
 
     def __init__(self, tokenizer: Tokenizer, config: SamplingConfig) -> None:
-        self._tokenizer, self._stop = tokenizer, config.stop_texts
+        self._tokenizer = tokenizer
+        self._stop = config.stop_texts
         end = None if config.ignore_eos else tokenizer.end_of_text
         self._end = -1 if end is None else end
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held = ""
-        self.tokens, self.has_ended = 0, False
-        """`tokens` counts the tokens that were added, without tokens after the end of the text."""
+        self.tokens = 0
+        """The number of tokens that were added, without tokens after the end of the text."""
+        self.has_ended = False
 
     def add(self, ids: list[int]) -> str:
         """Add tokens; return the new text up to the end, except text that is held back."""
@@ -56,7 +58,8 @@ class Continuation:
         self.tokens += len(before) + at_end
         text = self._certain(self._tokenizer.decode_bytes(before))
         if at_end:
-            text, self.has_ended = text + self.close(), True
+            text += self.close()
+            self.has_ended = True
         return text
 
     def close(self) -> str:
@@ -68,7 +71,8 @@ class Continuation:
     def _certain(self, content: bytes, final: bool = False) -> str:
         text = self._held + self._characters.decode(content, final)
         if places := [text.index(stop) for stop in self._stop if stop in text]:
-            self.has_ended, self._held = True, ""
+            self.has_ended = True
+            self._held = ""
             return text[: min(places)]
         beginnings = (stop[:length] for stop in self._stop for length in range(1, len(stop)))
         held = max((len(part) for part in beginnings if text.endswith(part)), default=0)
@@ -132,7 +136,9 @@ class Sampler:
         assert config.num_samples == 1
         made = Continuation(self.tokenizer, config)
         for block_TB in self.decoding.generate(ids, config):
-            before, text = made.tokens, made.add(new := block_TB[:, 0].tolist())
+            new = block_TB[:, 0].tolist()
+            before = made.tokens
+            text = made.add(new)
             ids += new[: made.tokens - before]
             if text:
                 yield text
