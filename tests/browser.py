@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 SCREENSHOTS = Path(__file__).parent.parent / "build" / "screenshots"
@@ -113,3 +114,15 @@ def brightness(view: Any, side: str) -> int:
     """Return the brightness of the body's text or background, from 0 to 765."""
     colour = view.evaluate(f"getComputedStyle(document.body).{side}")
     return sum(map(int, re.findall(r"\d+", colour)[:3]))
+
+
+def darkness(view: Any, canvas: str) -> np.ndarray[Any, Any]:
+    """Return each pixel's distance from the colour of zero attention; NaN if masked."""
+    script = """c => {
+      const copy = new OffscreenCanvas(c.width, c.height).getContext("2d");
+      copy.drawImage(c, 0, 0);
+      return [c.width, ...copy.getImageData(0, 0, c.width, c.height).data];
+    }"""
+    width, *found = view.locator(canvas).first.evaluate(script)
+    pixels = np.array(found, float).reshape(-1, width, 4)
+    return np.where(pixels[..., 3] == 255, 765 - pixels[..., :3].sum(-1), np.nan)

@@ -28,6 +28,8 @@ from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from attnlm.cli import exits
 from attnlm.cli.app import run_command
 
@@ -122,6 +124,21 @@ def on_a_terminal(
     os.close(ours)
     assert done.code == 0, done.stderr
     return b"".join(shown).decode()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 40) -> Terminal:
+    """Make stderr a terminal with this number of columns."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return stream
 
 
 def here(

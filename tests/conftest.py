@@ -32,7 +32,7 @@ if sys.platform == "darwin":
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the longest tests first, so that no worker ends with them."""
     longest = ("test_trials", "test_processes", "test_commands", "test_sharding")
-    items.sort(key=lambda item: not item.nodeid.startswith(tuple(f"tests/{n}" for n in longest)))
+    items.sort(key=lambda item: item.path.stem not in longest)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -92,6 +92,16 @@ def gpt2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         pytest.skip("ATTNLM_TEST_DATA names no folder with tiktoken's files")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(Path(data) / "tiktoken"))
     return published("gpt2", spool=tmp_path, offline=True)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to an empty folder, with GPT-2's vocabulary if it is available."""
+    monkeypatch.chdir(tmp_path)
+    if "ATTNLM_TEST_DATA" in os.environ:
+        folder = Path(os.environ["ATTNLM_TEST_DATA"]) / "tiktoken"
+        monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+    return tmp_path
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,10 +24,15 @@ from attnlm.data.prepare import prepare
 from attnlm.model import attention as of_attention
 from attnlm.model.architecture import MODELS, Architecture
 from attnlm.model.attention import SelfAttention
+from attnlm.model.inspection import parameters_of
 from attnlm.model.language_model import Block, LanguageModel, Transformer, build_model
 from attnlm.model.layers import Linear
 from attnlm.model.ops import Kernels
 from attnlm.model.ops.pointwise import rotary_angles
+from attnlm.runs.checkpoint import save_checkpoint
+from attnlm.runs.create_run import create_run
+from attnlm.runs.run import Run
+from attnlm.see.attend import Attention
 
 V = 11
 FRUITS = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
@@ -191,3 +197,64 @@ def timeless(run: Path) -> list[dict[str, Any]]:
 def contents(folder: Path) -> dict[str, bytes]:
     """Return the content of each file below a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def attention_like(layers: int, heads: int, length: int, vocabulary: int) -> Attention:
+    """Return made-up attention in which each head is sharper than the one before."""
+    random = np.random.default_rng(1)
+    weights = np.zeros((layers, heads, length, length), np.float32)
+    for number, weights_TT in enumerate(weights.reshape(-1, length, length)):
+        scores = random.standard_normal((length, length), np.float32) * (number % 9)
+        weights_TT[:] = np.tril(np.exp(scores - scores.max(-1, keepdims=True)))
+        weights_TT /= weights_TT.sum(-1, keepdims=True).clip(1e-9)
+    logits = random.standard_normal((length, vocabulary), np.float32)
+    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    words = [f" word{i}" for i in range(vocabulary)]
+    tokens = [words[i % vocabulary] for i in range(length)]
+    return Attention("run", "gpt2", tokens, words, weights, probabilities)
+
+
+# Sizes that differ from each other, and a context with room for 200 tokens.
+EXPORTED: Settings = {
+    "embed_dim": 24,
+    "heads": 4,
+    "head_size": 6,
+    "layers": 2,
+    "block_size": 210,
+    "steps": 1,
+}
+
+
+TRANSFORMERS_CLASSES = {
+    "transformer": "Qwen3ForCausalLM",
+    "qwen3:kv_heads=2:head_size=10": "Qwen3ForCausalLM",
+    "qwen3:qkv_bias=true:rotary_base=500:rotary_factor=4:rotary_context=60": "Qwen3ForCausalLM",
+    "llama:kv_heads=1:tie_embeddings=true:rotary_factor=2": "LlamaForCausalLM",
+    "llama:bias=true:mlp_width=20": "LlamaForCausalLM",
+    "llama:qkv_bias=true:head_size=10:norm_epsilon=0.03": "LlamaForCausalLM",
+    "transformer:query_key_norm=false:qkv_bias=true:kv_heads=2": "LlamaForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt2:bias=false:tie_embeddings=false:mlp=relu2": "GPT2LMHeadModel",
+    "gpt2:positions=none:qkv_bias=false": "GPT2LMHeadModel",
+    "transformer:mlp=none": "Qwen3ForCausalLM",
+    "llama:mlp=none:bias=true:kv_heads=2": "LlamaForCausalLM",
+    "gpt2:mlp=none:tie_embeddings=false": "GPT2LMHeadModel",
+    "gpt2:mlp=none:bias=false:positions=none": "GPT2LMHeadModel",
+    "llama:projection=false:bias=true": "LlamaForCausalLM",
+    "gpt2:projection=false:mlp=none": "GPT2LMHeadModel",
+}
+"""Variants that can be exported, and their classes in transformers."""
+
+
+def random_run(name: str, dataset: Dataset, folder: Path) -> Run:
+    """Return an untrained run whose weights are nowhere zero."""
+    torch.manual_seed(1)
+    config = resolve(variant(name), EXPORTED)
+    model = build_model(config.spec, dataset.vocab_size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    parameters = parameters_of(config.spec, dataset.vocab_size)
+    run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
+    save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
+    return run

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 import attnlm
@@ -26,7 +30,8 @@ from attnlm.training.sharding import whole_model
 from attnlm.training.state import initial_state
 from attnlm.training.step import Replica, StepNotFiniteError, Stepper
 from attnlm.training.validation import validation_loss
-from tests.command import forked
+from tests.command import ATTNLM, forked
+from tests.models import timeless
 
 NAMES = ("bigram", "average", "single-head", "multi-head:dropout=0.2", "transformer:dropout=0.2")
 SHARDED = ("bigram", "multi-head", "transformer:dropout=0.2", "gpt2:embed_dim=20")
@@ -176,6 +181,61 @@ def _command(project: Path, out: Path, ranks: Mapping[int, Sequence[str]]) -> No
     os.chdir(project)
     sys.argv = ["attnlm", *ranks[rank]]
     main()
+
+
+def started(*arguments: object, cwd: Path, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+
+
+def ended(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == code, stderr
+    assert "Traceback" not in stderr
+    return stdout, stderr
+
+
+def until_evaluated(path: Path, times: int) -> None:
+    for _ in range(6000):
+        if (path / "metrics.jsonl").exists() and len(timeless(path)) >= times:
+            return
+        time.sleep(0.005)
+    raise AssertionError("it does not train")
+
+
+def ranks(launcher: int) -> dict[int, int]:
+    """Return the process id of each rank."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    found = {}
+    for child in map(int, children):
+        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        found[next(int(v[5:]) for v in variables if v.startswith(b"RANK="))] = child
+    return found
+
+
+class Training(NamedTuple):
+    """A training of two processes that a test may disturb, and the folder of its run."""
+
+    process: subprocess.Popen[str]
+    path: Path
+
+
+@contextlib.contextmanager
+def some_way_on(project: Path, arguments: Sequence[str]) -> Iterator[Training]:
+    """Train with these arguments, some way before the end."""
+    if not Path("/proc/self/task").exists():
+        pytest.skip("the ranks of processes are read from /proc")
+    path = project / "checkpoints" / f"long-{time.monotonic_ns()}"
+    process = started(*ATTNLM, *arguments, "--name", path.name, cwd=project)
+    until_evaluated(path, 3)
+    yield Training(process, path)
+    process.kill()
 
 
 def train_by_the_clock(data: Path, runs: Path) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-import io
 import re
-import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,22 +16,7 @@ from attnlm.cli import console, displays
 from attnlm.config.settings import resolve
 from attnlm.runs.journal import Snapshot
 from attnlm.training.events import Evaluated, Stepped
-from tests.project.test_rooms import modules
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 40) -> Terminal:
-    """Make stderr a terminal with this number of columns."""
-    stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    return stream
+from tests.command import terminal
 
 
 def evaluated(step: int, text: str, *, is_last: bool = False) -> Evaluated:
@@ -141,7 +125,7 @@ def test_settings_are_named_as_they_are_typed(
 def test_every_word_in_backticks_is_an_option() -> None:
     """Commands and other names in the library's messages stand without backticks."""
     others = []
-    for path in modules():
+    for path in Path(console.__file__).parents[1].rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,12 +30,18 @@ from tests.models import contents, timeless
 from tests.processes import (
     NAMES,
     SHARDED,
+    Training,
     commands,
     compute,
     config_of,
+    ended,
     free_port,
     numbers,
+    ranks,
+    some_way_on,
+    started,
     together,
+    until_evaluated,
 )
 from tests.tolerances import assert_near
 
@@ -47,24 +51,6 @@ TRAIN = (
     *("--optimizer", "adamw", "--learning-rate", "0.003", "--seed", "1", "--processes", "2"),
     *("--steps", "300", "--eval-every", "30"),
 )
-
-
-def started(*arguments: object, cwd: Path, **variables: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-    )
-
-
-def ended(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
-    stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == code, stderr
-    assert "Traceback" not in stderr
-    return stdout, stderr
 
 
 def test_processes_compute_what_one_does(project: Path, tmp_path: Path) -> None:
@@ -128,43 +114,6 @@ def test_two_processes_write_the_same_run_as_one(whole: Path, project: Path) -> 
     with pytest.raises(attnlm.UsageError, match="`processes` is 2, but 1 were started"):
         attnlm.train(resume=whole, steps=600, data_dir=project / "data")
     assert contents(whole) == content
-
-
-def until_evaluated(path: Path, times: int) -> None:
-    for _ in range(6000):
-        if (path / "metrics.jsonl").exists() and len(timeless(path)) >= times:
-            return
-        time.sleep(0.005)
-    raise AssertionError("it does not train")
-
-
-def ranks(launcher: int) -> dict[int, int]:
-    """Which process has which rank."""
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    found = {}
-    for child in map(int, children):
-        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        found[next(int(v[5:]) for v in variables if v.startswith(b"RANK="))] = child
-    return found
-
-
-class Training(NamedTuple):
-    """A training of two processes that a test may disturb, and the folder of its run."""
-
-    process: subprocess.Popen[str]
-    path: Path
-
-
-@contextlib.contextmanager
-def some_way_on(project: Path, arguments: Sequence[str]) -> Iterator[Training]:
-    """Train with these arguments, some way before the end."""
-    if not Path("/proc/self/task").exists():
-        pytest.skip("the ranks of processes are read from /proc")
-    path = project / "checkpoints" / f"long-{time.monotonic_ns()}"
-    process = started(*ATTNLM, *arguments, "--name", path.name, cwd=project)
-    until_evaluated(path, 3)
-    yield Training(process, path)
-    process.kill()
 
 
 @pytest.fixture

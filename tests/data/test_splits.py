@@ -30,8 +30,7 @@ from attnlm.text.text_files import Piece
 from attnlm.workflows import evaluate as evaluation
 from tests.command import attnlm as command
 from tests.command import fails
-from tests.project.test_documents import END, lines, needs_gpt2
-from tests.project.test_documents import here as here  # a fixture
+from tests.texts import GPT2_END, json_lines, needs_gpt2
 
 CATS = [f"Cat {i} sat." for i in range(200)]
 DOGS = [f"DOG {i}\nRAN: 猫" for i in range(150)]
@@ -40,8 +39,8 @@ DOGS = [f"DOG {i}\nRAN: 猫" for i in range(150)]
 @pytest.fixture
 def pets(here: Path) -> list[str]:
     """Two files of records, which have no character in common but digits and spaces."""
-    (here / "cats.jsonl").write_bytes(lines(CATS))
-    (here / "dogs.jsonl").write_bytes(lines(DOGS))
+    (here / "cats.jsonl").write_bytes(json_lines(CATS))
+    (here / "dogs.jsonl").write_bytes(json_lines(DOGS))
     return ["cats.jsonl", "dogs.jsonl"]
 
 
@@ -143,16 +142,16 @@ def test_chosen_documents_keep_their_ends(pets: list[str]) -> None:
     documents = [*CATS, *DOGS]
     expected = {"train": set(range(350)) - set(chosen(350)), "val": set(chosen(350))}
     for key, ids in (("train", dataset.train), ("val", dataset.val)):
-        found = np.split(ids, np.flatnonzero(ids == END) + 1)
+        found = np.split(ids, np.flatnonzero(ids == GPT2_END) + 1)
         assert found.pop().size == 0
         texts = [dataset.tokenizer.decode(part[:-1]) for part in found]
         assert texts == [documents[i] for i in sorted(expected[key])]
     begin = 0
     for part, marks in zip(dataset.val_parts, ("Cat", "DOG"), strict=True):
         ids = dataset.val[begin : begin + part.tokens]
-        assert ids[-1] == END
-        text = dataset.tokenizer.decode(ids[ids != END])
-        assert text.count(marks) == sum(ids == END) and part.bytes == len(text.encode())
+        assert ids[-1] == GPT2_END
+        text = dataset.tokenizer.decode(ids[ids != GPT2_END])
+        assert text.count(marks) == sum(ids == GPT2_END) and part.bytes == len(text.encode())
         begin += part.tokens
     assert begin == dataset.val_tokens
 
@@ -189,7 +188,7 @@ def test_the_parts_of_a_tail(spec: str, here: Path) -> None:
 def test_many_documents_are_split_by_default(
     count: int, fraction: float, split: str, here: Path
 ) -> None:
-    (here / "cats.jsonl").write_bytes(lines(CATS[:count]))
+    (here / "cats.jsonl").write_bytes(json_lines(CATS[:count]))
     assert prepare("cats.jsonl", val_fraction=fraction).split == split
     (here / "cats").mkdir()
     for i in range(count):
@@ -227,7 +226,7 @@ def test_another_choice_of_documents_is_other_content(pets: list[str]) -> None:
     with pytest.raises(AttnlmError, match="exists with `split` documents, not tail") as caught:
         prepare(pets, name="pets", split="tail")
     assert "`split` documents uses it, `force` replaces it" in caught.value.hint
-    (Path("cats.jsonl")).write_bytes(lines([*CATS[1:], CATS[0]]))
+    (Path("cats.jsonl")).write_bytes(json_lines([*CATS[1:], CATS[0]]))
     with pytest.raises(AttnlmError, match="exists with other content"):
         prepare(pets, name="pets")
 
@@ -235,7 +234,7 @@ def test_another_choice_of_documents_is_other_content(pets: list[str]) -> None:
 def test_byte_pairs_are_trained_on_the_documents_for_training(here: Path) -> None:
     for_val = set(chosen(100))
     texts = ["xyxyxyxy" if i in for_val else "abababab" for i in range(100)]
-    (here / "t.jsonl").write_bytes(lines(texts))
+    (here / "t.jsonl").write_bytes(json_lines(texts))
     dataset = prepare("t.jsonl", tokenizer="bpe:290")
     learned = [dataset.tokenizer.decode([token]) for token in range(256, dataset.vocab_size)]
     assert any("ab" in token for token in learned)
@@ -244,7 +243,7 @@ def test_byte_pairs_are_trained_on_the_documents_for_training(here: Path) -> Non
 
 def test_documents_of_very_different_lengths_are_reported(here: Path) -> None:
     texts = [text * (100 if i in chosen(200) else 1) for i, text in enumerate(CATS)]
-    (here / "cats.jsonl").write_bytes(lines(texts))
+    (here / "cats.jsonl").write_bytes(json_lines(texts))
     events: list[object] = []
     prepare("cats.jsonl", on_event=events.append)
     (note,) = [event.text for event in events if isinstance(event, Note) and "of the" in event.text]
@@ -299,7 +298,7 @@ def test_indivisible_texts_are_refused(here: Path) -> None:
 
 
 def test_a_chosen_document_of_one_token_is_too_short(here: Path) -> None:
-    (here / "t.jsonl").write_bytes(lines(["abc"] * 9 + ["\n"] * 11))
+    (here / "t.jsonl").write_bytes(json_lines(["abc"] * 9 + ["\n"] * 11))
     by_documents: dict[str, Any] = {"split": "documents", "val_fraction": 0.05}
     seed = next(seed for seed in range(99) if chosen(20, "0.05", seed)[0] > 9)
     with pytest.raises(AttnlmError, match=r"validation split of t\.jsonl has fewer than two"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,40 +18,15 @@ from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import Architecture, architecture
-from attnlm.model.inspection import parameters_of
-from attnlm.model.language_model import build_model
-from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
 from attnlm.runs.external_formats import GGUF_FORMATS, STOCK_CLASSES, ExternalFormat
-from attnlm.runs.run import Run
-from attnlm.tokens.byte_pairs import train
-from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
+from attnlm.tokens.tokenizer import CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import library_tokenizer
 from tests.command import attnlm as command
 from tests.command import fails
-from tests.models import FRUITS
+from tests.models import EXPORTED, FRUITS, TRANSFORMERS_CLASSES, random_run
+from tests.texts import TOKENIZERS, texts
 from tests.tolerances import assert_near
-
-# Sizes that differ from each other, and a context with room for 200 tokens.
-SIZES = {"embed_dim": 24, "heads": 4, "head_size": 6, "layers": 2, "block_size": 210, "steps": 1}
-CLASSES = {
-    "transformer": "Qwen3ForCausalLM",
-    "qwen3:kv_heads=2:head_size=10": "Qwen3ForCausalLM",
-    "qwen3:qkv_bias=true:rotary_base=500:rotary_factor=4:rotary_context=60": "Qwen3ForCausalLM",
-    "llama:kv_heads=1:tie_embeddings=true:rotary_factor=2": "LlamaForCausalLM",
-    "llama:bias=true:mlp_width=20": "LlamaForCausalLM",
-    "llama:qkv_bias=true:head_size=10:norm_epsilon=0.03": "LlamaForCausalLM",
-    "transformer:query_key_norm=false:qkv_bias=true:kv_heads=2": "LlamaForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "gpt2:bias=false:tie_embeddings=false:mlp=relu2": "GPT2LMHeadModel",
-    "gpt2:positions=none:qkv_bias=false": "GPT2LMHeadModel",
-    "transformer:mlp=none": "Qwen3ForCausalLM",
-    "llama:mlp=none:bias=true:kv_heads=2": "LlamaForCausalLM",
-    "gpt2:mlp=none:tie_embeddings=false": "GPT2LMHeadModel",
-    "gpt2:mlp=none:bias=false:positions=none": "GPT2LMHeadModel",
-    "llama:projection=false:bias=true": "LlamaForCausalLM",
-    "gpt2:projection=false:mlp=none": "GPT2LMHeadModel",
-}
 
 
 @pytest.fixture(scope="module")
@@ -60,32 +34,18 @@ def transformers() -> Any:
     return pytest.importorskip("transformers", reason="transformers is not installed")
 
 
-def random_run(name: str, dataset: Dataset, folder: Path) -> Run:
-    """A run whose weights are nowhere zero, without training."""
-    torch.manual_seed(1)
-    config = resolve(variant(name), SIZES)
-    model = build_model(config.spec, dataset.vocab_size)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.2)
-    parameters = parameters_of(config.spec, dataset.vocab_size)
-    run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
-    save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
-    return run
-
-
-@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("name", TRANSFORMERS_CLASSES)
 def test_a_stock_class_computes_the_same(
     name: str, dataset: Dataset, tmp_path: Path, transformers: Any
 ) -> None:
     run = random_run(name, dataset, tmp_path)
     exported = attnlm.export(run, tmp_path / "out")
-    assert exported.form == CLASSES[name]
+    assert exported.form == TRANSFORMERS_CLASSES[name]
     theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(
         exported.path, dtype="auto", output_loading_info=True
     )
     assert not any(loading.values())
-    assert type(theirs).__name__ == CLASSES[name] and theirs.dtype == torch.float32
+    assert type(theirs).__name__ == TRANSFORMERS_CLASSES[name] and theirs.dtype == torch.float32
     model, _ = attnlm.load_model(run, device="cpu")
     ids = torch.randint(run.vocab_size, (2, 200), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -177,7 +137,7 @@ def test_exported_characters_are_not_special_tokens(
 def test_unsupported_models_are_refused(
     name: str, to: str, reason: str, dataset: Dataset, tmp_path: Path
 ) -> None:
-    sizes = {k: v for k, v in SIZES.items() if k in ("block_size", "steps") or name != "bigram"}
+    sizes = {k: v for k, v in EXPORTED.items() if k in ("block_size", "steps") or name != "bigram"}
     config = resolve(variant(name), sizes)
     run = create_run(config, dataset, 1, name=None, checkpoint_dir=tmp_path / "runs")
     with pytest.raises(UsageError) as refused:
@@ -262,31 +222,6 @@ def test_the_command_and_its_card(dataset: Dataset, tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert {str(t.dtype) for t in tensors.values()} == {"torch.float32"}
     assert "lm_head.weight" not in tensors  # it is the token embedding
-
-
-RANKS = train("bpe:600", 600, [FRUITS + "Don't stop: I'VE 1234 naïve  \n\n cafés …" * 40]).ranks
-TOKENIZERS = (
-    ByteTokenizer(),
-    CharTokenizer(" \n\r\x00aAé\u0301'\U0001f44d\ufeff\uffff\u2028<|>"),
-    BpeTokenizer("bpe:600", RANKS),
-    BpeTokenizer("gpt2", RANKS, vocab_size=601, end_of_text=600),
-    # Some published vocabularies have unused ids around the end of text.
-    BpeTokenizer("cl100k_base", RANKS, vocab_size=620, end_of_text=605),
-    BpeTokenizer("o200k_base", RANKS, vocab_size=620, end_of_text=605),
-)
-
-
-def texts(tokenizer: Tokenizer) -> Iterator[str]:
-    drawn = random.Random(2)
-    for _ in range(400):
-        if isinstance(tokenizer, CharTokenizer):
-            yield "".join(drawn.choices(tokenizer.characters, k=drawn.randrange(50)))
-            continue
-        ends = (128, 0x3000, 0x110000)
-        points = [drawn.randrange(drawn.choice(ends)) for _ in range(drawn.randrange(60))]
-        yield "".join(chr(point) for point in points if not 0xD800 <= point < 0xE000)
-        signs = [*" \n\r\t'sSdDLlvVrRe019aAé\u017f\u00a0/!", "<|endoftext|>", "    ", "apples"]
-        yield "".join(drawn.choices(signs, k=drawn.randrange(80)))
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda t: t.name)

@@ -26,8 +26,8 @@ from attnlm.tokens.tokenizer_json import read_tokenizer
 from attnlm.workflows.export import converted
 from tests.command import attnlm as command
 from tests.command import fails
-from tests.runs.test_export import RANKS, random_run
-from tests.tokens.test_imported_tokenizers import PUBLISHED
+from tests.models import random_run
+from tests.texts import PUBLISHED, RANKS
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 

@@ -25,8 +25,8 @@ from attnlm.tokens.byte_pairs import published
 from attnlm.tokens.tokenizer_json import library_tokenizer, read_tokenizer, read_vocab_and_merges
 from tests.command import attnlm as command
 from tests.command import fails
-from tests.runs.test_export import RANKS, TOKENIZERS, random_run
-from tests.tokens.test_imported_tokenizers import PUBLISHED, texts
+from tests.models import random_run
+from tests.texts import PUBLISHED, RANKS, TOKENIZERS, texts_with_special
 from tests.tolerances import assert_near
 
 GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 40, "vocab_size": 600}
@@ -144,7 +144,7 @@ def test_transformers_reads_the_ids_of_the_exported_tokenizer(
     again = attnlm.export(run, tmp_path / "again")
     assert again.form == form
     theirs = transformers.AutoTokenizer.from_pretrained(again.path)
-    for text in texts(["<|im_start|>"], 20):
+    for text in texts_with_special(["<|im_start|>"], 20):
         assert theirs(text).input_ids == run.tokenizer.encode(text)
 
 

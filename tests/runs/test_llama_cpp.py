@@ -20,14 +20,14 @@ from attnlm.runs.gguf_vocabulary import vocabulary
 from attnlm.tokens import byte_characters
 from attnlm.tokens.specs import CL100K_PATTERN
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
-from tests.models import FRUITS
-from tests.runs.test_export import CLASSES, TOKENIZERS, random_run, texts
+from tests.models import FRUITS, TRANSFORMERS_CLASSES, random_run
+from tests.texts import TOKENIZERS, texts
 from tests.tolerances import assert_near
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
-NAMES = [name for name in CLASSES if "relu2" not in name and "rotary_context" not in name]
+NAMES = [n for n in TRANSFORMERS_CLASSES if "relu2" not in n and "rotary_context" not in n]
 TOKENS = 100
 
 

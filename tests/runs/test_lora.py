@@ -33,8 +33,8 @@ from attnlm.training import loop
 from attnlm.training.state import initial_state
 from tests.command import ATTNLM
 from tests.command import attnlm as command
-from tests.compute.test_processes import ended, started
 from tests.models import VARIANTS, places, prepared, small_model, some_ids
+from tests.processes import ended, started
 from tests.tolerances import assert_near
 
 SMALL: dict[str, Any] = {

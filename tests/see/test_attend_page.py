@@ -14,7 +14,8 @@ import pytest
 from attnlm.runs.run import open_run
 from attnlm.see.attend import CAUTION, Attention, attend
 from attnlm.see.attend_page import CANDIDATES, attention_page, packed_maps
-from tests.browser import asks_for_nothing, check_fits, elements, opened, until
+from tests.browser import asks_for_nothing, check_fits, darkness, elements, opened, until
+from tests.models import attention_like
 
 TEXT = "the quick fox.\nA"[:15]
 
@@ -67,21 +68,6 @@ def drawn(maps: dict[str, Any], attention: Attention) -> np.ndarray[Any, Any]:
     return np.array(rows).reshape(attention.weights.shape)
 
 
-def attention_like(layers: int, heads: int, length: int, vocabulary: int) -> Attention:
-    """Return made-up attention in which each head is sharper than the one before."""
-    random = np.random.default_rng(1)
-    weights = np.zeros((layers, heads, length, length), np.float32)
-    for number, weights_TT in enumerate(weights.reshape(-1, length, length)):
-        scores = random.standard_normal((length, length), np.float32) * (number % 9)
-        weights_TT[:] = np.tril(np.exp(scores - scores.max(-1, keepdims=True)))
-        weights_TT /= weights_TT.sum(-1, keepdims=True).clip(1e-9)
-    logits = random.standard_normal((length, vocabulary), np.float32)
-    probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    words = [f" word{i}" for i in range(vocabulary)]
-    tokens = [words[i % vocabulary] for i in range(length)]
-    return Attention("run", "gpt2", tokens, words, weights, probabilities)
-
-
 def test_long_texts_keep_the_largest_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     attention = attention_like(2, 5, 60, 7)
     whole = packed_maps(attention.weights)
@@ -130,18 +116,6 @@ def shares(view: Any) -> list[float]:
     )
     found: list[float] = view.evaluate(script)
     return found
-
-
-def darkness(view: Any, canvas: str) -> np.ndarray[Any, Any]:
-    """Return each pixel's distance from the colour of zero attention; NaN if masked."""
-    script = """c => {
-      const copy = new OffscreenCanvas(c.width, c.height).getContext("2d");
-      copy.drawImage(c, 0, 0);
-      return [c.width, ...copy.getImageData(0, 0, c.width, c.height).data];
-    }"""
-    width, *found = view.locator(canvas).first.evaluate(script)
-    pixels = np.array(found, float).reshape(-1, width, 4)
-    return np.where(pixels[..., 3] == 255, 765 - pixels[..., :3].sum(-1), np.nan)
 
 
 def test_pointing_keys_and_temperature_in_a_real_browser(view: Any, attention: Attention) -> None:

@@ -20,7 +20,7 @@ import torch
 
 import attnlm
 from docs.run_notebook import NOTEBOOK, PARAMETERS, code_hash
-from tests.cli.test_console import Terminal
+from tests.command import Terminal
 
 SMALL: dict[str, Any] = {"model": "single-head", "embed_dim": 8, "block_size": 8, "seed": 1}
 SAVED: dict[str, Any] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))

@@ -31,9 +31,9 @@ from attnlm.see.heads import heads as study_heads
 from attnlm.see.report import LensRow, Report, logit_lens, report
 from attnlm.see.report_page import lens_data, report_page
 from attnlm.see.reproduce import prepare_command
-from tests.browser import asks_for_nothing, check_fits, elements, opened, until
+from tests.browser import asks_for_nothing, check_fits, darkness, elements, opened, until
 from tests.command import Done, fails, here
-from tests.see.test_attend_page import attention_like, darkness
+from tests.models import attention_like
 
 TEXT = "the quick fox"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -14,125 +13,10 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.files import write_json
 from attnlm.data.bins import encode_documents
 from attnlm.text.text_files import Piece
-from attnlm.tokens import byte_characters
 from attnlm.tokens.tokenizer import BYTES, BpeTokenizer, CharTokenizer, Tokenizer, load
 from attnlm.tokens.tokenizer_json import library_tokenizer, listed_pairs, read_tokenizer
 from attnlm.tokens.word_table import piece_encoder
-from tests.runs.test_export import RANKS, TOKENIZERS
-
-LLAMA3_REGEX = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-BYTE_LEVEL: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-BOS = "<|begin_of_text|>"
-BEGIN = {"SpecialToken": {"id": BOS, "type_id": 0}}
-PARTS = (
-    *(" ", "  ", "\n", "\r\n", "\t", "'s", "'LL", "a", "Be", "12", "3", "½", "!", "?!", "/", "\0"),
-    *(
-        "é",
-        "e\u0301",
-        ">\u0338",
-        "\ufb2c",
-        "中",
-        "👍🏽",
-        "\u00a0",
-        "\u1e9e",
-        "the",
-        " and",
-        "apples",
-    ),
-)
-
-
-def split(regex: str) -> dict[str, Any]:
-    isolated = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated"}
-    as_bytes = {**BYTE_LEVEL, "use_regex": False}
-    return {"type": "Sequence", "pretokenizers": [{**isolated, "invert": False}, as_bytes]}
-
-
-def added(token: int, text: str) -> dict[str, Any]:
-    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    return {"id": token, "content": text, **dict.fromkeys(flags, False)}
-
-
-def tokenizer_json(first_id: int, special: dict[str, int], **parts: Any) -> dict[str, Any]:
-    """Byte pairs with the ids from `first_id` on, in the layout of the published files."""
-    tokens = [byte_characters.written(token) for token in RANKS]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [added(i, text) for text, i in special.items()],
-        "normalizer": None,
-        "post_processor": None,
-        "decoder": {**BYTE_LEVEL, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "ignore_merges": True,
-            "vocab": {
-                **{token: first_id + i for i, token in enumerate(tokens)},
-                **{text: i for text, i in special.items() if i < first_id},
-            },
-            "merges": list(map(list, listed_pairs(BpeTokenizer("gpt2", RANKS)))),
-        },
-        **parts,
-    }
-
-
-PUBLISHED = {
-    "llama3": (
-        tokenizer_json(
-            0,
-            {BOS: 600, "<|end_of_text|>": 601, "<|eot_id|>": 602},
-            pre_tokenizer=split(LLAMA3_REGEX),
-            post_processor={
-                "type": "Sequence",
-                "processors": [
-                    {**BYTE_LEVEL, "use_regex": True},
-                    {
-                        "type": "TemplateProcessing",
-                        "single": [BEGIN, {"Sequence": {"id": "A", "type_id": 0}}],
-                        "pair": [BEGIN, {"Sequence": {"id": "B", "type_id": 1}}],
-                        "special_tokens": {BOS: {"id": BOS, "ids": [600], "tokens": [BOS]}},
-                    },
-                ],
-            },
-        ),
-        (601, 600),
-    ),
-    "qwen2": (
-        tokenizer_json(
-            0,
-            {"<|endoftext|>": 600, "<|im_start|>": 601, "<think>": 602},
-            pre_tokenizer=split(LLAMA3_REGEX.replace("{1,3}", "")),
-            normalizer={"type": "NFC"},
-            post_processor={**BYTE_LEVEL, "use_regex": False},
-        ),
-        (600, None),
-    ),
-    "smollm": (
-        tokenizer_json(
-            3,
-            {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2},
-            pre_tokenizer={
-                "type": "Sequence",
-                "pretokenizers": [
-                    {"type": "Digits", "individual_digits": True},
-                    {**BYTE_LEVEL, "use_regex": True},
-                ],
-            },
-        ),
-        (0, None),
-    ),
-}
-
-
-def texts(special: list[str], count: int = 150) -> list[str]:
-    drawn = random.Random(1)
-    return ["".join(drawn.choices([*PARTS, *special], k=40)) for _ in range(count)]
+from tests.texts import BEGIN, BOS, PUBLISHED, TOKENIZERS, added, split, texts_with_special
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -147,7 +31,7 @@ def test_ids_equal_the_published_file(name: str, tmp_path: Path) -> None:
     assert isinstance(ours, BpeTokenizer) and ours.to_json() == read.to_json()
     assert (ours.name, ours.end_of_text, ours.beginning) == (name, *marks)
     exported, fast = library_tokenizer(ours), piece_encoder(ours)
-    for text in texts(list(ours.special)):
+    for text in texts_with_special(list(ours.special)):
         ids = theirs.encode(text, add_special_tokens=False).ids
         assert ours.encode(text) == ids and fast(text).tolist() == ids
         begins = ids[:1] == [ours.beginning]  # where it does, no second one is put before it

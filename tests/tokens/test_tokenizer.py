@@ -25,8 +25,6 @@ from attnlm.tokens import byte_characters, tokenizer
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens.specs import (
     CL100K_PATTERN,
-    GPT2_PATTERN,
-    O200K_PATTERN,
     bpe_size,
     canonical_spec,
 )
@@ -39,30 +37,9 @@ from attnlm.tokens.tokenizer import (
     load,
     safe_pieces,
 )
+from tests.texts import PATTERNS, TALE, TRAINED, TRICKY, published_like
 
-TALE = "It's the cat, isn't it? The cat that sat on the mat; the other cat's hat.\n\n  'Twas!\n" * 9
 MIXED = "The cat!\nThe naïve cat: 日本, ß\x7f\x80ÿ a\n"
-PATTERNS = {"gpt2": GPT2_PATTERN, "cl100k_base": CL100K_PATTERN, "o200k_base": O200K_PATTERN}
-# What patterns treat differently: white space of all kinds, contractions, slashes, cases, marks.
-TRICKY = st.text(
-    st.sampled_from(list(" \n\r\t/'s/ \n\u00a0\u3000\u2028\x1caZé字1.<|\u0301ſ"))
-    | st.characters(codec="utf-8"),
-    max_size=40,
-)
-
-
-def vocabulary(text: str, size: int = 300) -> list[bytes]:
-    return list(bpe.train(f"bpe:{size}", size, [text]).ranks)
-
-
-RANKS = vocabulary(TALE + " \n\n\n    \r\n\r\n ...///\n/ 123 12 'S 'LL" * 4, 400)
-TRAINED = BpeTokenizer("bpe:400", RANKS)
-
-
-def published_like(name: str) -> BpeTokenizer:
-    """The pattern and the special id of a published vocabulary, with few ranks."""
-    size = len(RANKS)
-    return BpeTokenizer(name, RANKS, vocab_size=size + 20, end_of_text=size + 1)
 
 
 # --- Round trips ----------------------------------------------------------------------------------
@@ -132,17 +109,17 @@ def test_special_ids() -> None:
     assert (CharTokenizer("\nab").newline, CharTokenizer("ab").newline) == (0, None)
     made = published_like("gpt2")
     end = made.end_of_text
-    assert end == len(RANKS) + 1
+    assert end == len(TRAINED.ranks) + 1
     assert made.newline == 10
     text = "<|endoftext|>a<|endoftext|>"
     assert made.encode(text) == [end, 97, end]
     assert made.decode(made.encode(text)) == text
     # The others are ordinary text, as is this one where the vocabulary has no id for it.
-    assert max(made.encode("<|fim_prefix|>")) < len(RANKS)
+    assert max(made.encode("<|fim_prefix|>")) < len(TRAINED.ranks)
     assert max(TRAINED.encode(text)) < TRAINED.vocab_size
     assert TRAINED.decode(TRAINED.encode(text)) == text
     # Ids that stand for nothing, as there are in cl100k_base.
-    assert made.decode([len(RANKS), 97, made.vocab_size - 1]) == "a"
+    assert made.decode([len(TRAINED.ranks), 97, made.vocab_size - 1]) == "a"
 
 
 def test_specs() -> None:
@@ -263,8 +240,8 @@ def test_trained_merges_equal_tokenizers(text: str, other: str) -> None:
 
 
 def test_training_gives_the_same_ids_each_time_and_fewer_for_a_small_text() -> None:
-    first = vocabulary(TALE, 280)
-    assert first == vocabulary(TALE, 280)
+    first, again = (bpe.train("bpe:280", 280, [TALE]).ranks for _ in range(2))
+    assert first == again
     assert first[:256] == [bytes([byte]) for byte in range(256)]
     assert len(first) == 280
     assert len(TRAINED.encode(TALE)) < len(TALE) / 2
@@ -299,7 +276,7 @@ def test_a_published_vocabulary_is_read_from_a_tiktoken_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / "cache"))
-    lines = [base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(RANKS)]
+    lines = [base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(TRAINED.ranks)]
     url = bpe._PUBLISHED["cl100k_base"][0]
     entry = (url, hashlib.sha256(b"".join(lines)).hexdigest(), 500, 510)
     monkeypatch.setitem(bpe._PUBLISHED, "cl100k_base", entry)
@@ -307,7 +284,7 @@ def test_a_published_vocabulary_is_read_from_a_tiktoken_file(
     kept = tmp_path / hashlib.sha1(url.encode()).hexdigest()
     kept.write_bytes(b"".join(lines))
     made = bpe.published("cl100k_base", spool=tmp_path, offline=True)
-    assert made.ranks == RANKS
+    assert made.ranks == TRAINED.ranks
     assert (made.vocab_size, made.end_of_text) == (510, 500)
     kept.write_bytes(b"something else")
     with pytest.raises(AttnlmError, match=r"cl100k_base\.tiktoken is not in the .*\nhint: .*bpe:1"):

@@ -16,7 +16,7 @@ from attnlm.data import bins
 from attnlm.tokens import word_table as words
 from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, ByteTokenizer
 from attnlm.tokens.word_table import WordTable, piece_encoder
-from tests.tokens.test_tokenizer import PATTERNS, TALE, TRAINED, TRICKY, published_like
+from tests.texts import PATTERNS, TALE, TRAINED, TRICKY, published_like
 
 PARTS = [*" \n/X.字é\u0301\x1c\x85\u00a0\u3000<", "\n\n", "  ", "\r\n", "\t", "'s", "the", "12"]
 MADE = [TRAINED, *map(published_like, PATTERNS)]

@@ -23,9 +23,8 @@ from attnlm.config.settings import resolve
 from attnlm.model.language_model import build_model
 from attnlm.runs.checkpoint import ShardedCheckpoints, load_checkpoint, named_tensors
 from attnlm.runs.run import Run
-from tests.compute.test_processes import Training, ended, ranks, some_way_on
 from tests.models import timeless
-from tests.processes import commands
+from tests.processes import Training, commands, ended, ranks, some_way_on
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
 TRAIN = (

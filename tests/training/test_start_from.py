@@ -18,8 +18,8 @@ from attnlm.runs.load_model import parent_rows
 from attnlm.runs.run import Run
 from tests.command import ATTNLM, fails
 from tests.command import attnlm as command
-from tests.compute.test_processes import ended, started
 from tests.models import places, prepared
+from tests.processes import ended, started
 from tests.tolerances import assert_near
 
 SMALL: dict[str, Any] = {"batch_size": 4, "steps": 6, "eval_every": 3, "seed": 1}

@@ -33,9 +33,8 @@ from attnlm.training.events import Evaluated, Started
 from attnlm.workflows.ladder import LadderStarted
 from attnlm.workflows.ladder import ladder as train_ladder
 from tests.browser import PHONE, asks_for_nothing, check_fits, elements, opened, until
-from tests.cli.test_console import terminal
 from tests.clock import Clock
-from tests.command import ATTNLM
+from tests.command import ATTNLM, terminal
 from tests.models import FRUITS, Tempered, prepared
 
 SMALL: dict[str, Any] = {"rungs": ("bigram", "single-head"), "steps": 6, "eval_every": 2}

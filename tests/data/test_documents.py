@@ -31,29 +31,10 @@ from attnlm.text.hub import parsed
 from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import END_OF_TEXT, BpeTokenizer, safe_pieces
 from tests.command import attnlm, fails
+from tests.texts import GPT2_END, json_lines, needs_gpt2
 
 zstd = optional(text_files.ZSTD, "the tests")
 TEXTS = ["The cat sat.", "A dog,\nnaïve: 猫!", " and so on\n", "The end"] * 40
-END = 50256
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change to an empty folder, with GPT-2's vocabulary if it is available."""
-    monkeypatch.chdir(tmp_path)
-    if "ATTNLM_TEST_DATA" in os.environ:
-        folder = Path(os.environ["ATTNLM_TEST_DATA"]) / "tiktoken"
-        monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
-    return tmp_path
-
-
-needs_gpt2 = pytest.mark.skipif(
-    "ATTNLM_TEST_DATA" not in os.environ, reason="ATTNLM_TEST_DATA names no folder with GPT-2's"
-)
-
-
-def lines(texts: Iterable[object], column: str = "text") -> bytes:
-    return "".join(json.dumps({"id": 1, column: text}) + "\n" for text in texts).encode()
 
 
 def write_table(path: Path, texts: Iterable[Any], column: str = "text", **options: Any) -> None:
@@ -68,7 +49,7 @@ def text_of(dataset: Dataset) -> str:
 def documents_of(dataset: Dataset) -> list[str]:
     """Return the documents of a text, which must end with an end mark."""
     ids = np.concatenate([np.asarray(dataset.train), np.asarray(dataset.val)])
-    ends = np.flatnonzero(ids == END) + 1
+    ends = np.flatnonzero(ids == GPT2_END) + 1
     assert ends[-1] == len(ids)
     parts = np.split(ids, ends[:-1])
     return [dataset.tokenizer.decode(part[:-1]) for part in parts]
@@ -84,11 +65,15 @@ def write_kind(kind: str, path: Path, texts: list[str]) -> Path:
         case ".parquet":
             write_table(path, texts)
         case ".jsonl":
-            path.write_bytes(lines(texts))
+            path.write_bytes(json_lines(texts))
         case ".jsonl.gz":
-            path.write_bytes(gzip.compress(lines(texts[:9])) + gzip.compress(lines(texts[9:])))
+            path.write_bytes(
+                gzip.compress(json_lines(texts[:9])) + gzip.compress(json_lines(texts[9:]))
+            )
         case ".jsonl.zst":
-            path.write_bytes(zstd.compress(lines(texts[:9])) + zstd.compress(lines(texts[9:])))
+            path.write_bytes(
+                zstd.compress(json_lines(texts[:9])) + zstd.compress(json_lines(texts[9:]))
+            )
         case ".txt.gz":
             path.write_bytes(gzip.compress("".join(texts).encode()))
         case ".txt.zst":
@@ -164,12 +149,12 @@ def test_each_document_has_the_ids_that_it_has_alone(
     monkeypatch.setattr("attnlm.data.bins.PIECE", 150)
     monkeypatch.setattr(records, "PIECE", 70)
     texts = [*TEXTS, f"x{END_OF_TEXT} y", "  ", "\n\n", "a  ", "  b"]
-    (here / "cats.jsonl").write_bytes(lines(texts))
+    (here / "cats.jsonl").write_bytes(json_lines(texts))
     (here / "val.txt").write_text(f"The end.{END_OF_TEXT}")
     dataset = prepare("cats.jsonl", tokenizer="gpt2", val_file="val.txt", offline=True)
     tokenizer = dataset.tokenizer
     assert isinstance(tokenizer, BpeTokenizer)
-    expected = [[*tokenizer.encode_ordinary(text).tolist(), END] for text in texts]
+    expected = [[*tokenizer.encode_ordinary(text).tolist(), GPT2_END] for text in texts]
     assert [*dataset.train] == [token for ids in expected for token in ids]
     assert [*dataset.val] == tokenizer.encode(f"The end.{END_OF_TEXT}")  # one plain text
 
@@ -180,7 +165,7 @@ def test_one_plain_text_stays_as_it_is(here: Path) -> None:
     dataset = prepare("cats.txt", tokenizer="gpt2", offline=True)
     whole = dataset.tokenizer.encode((here / "cats.txt").read_text())
     assert [*dataset.train, *dataset.val] == whole
-    assert (whole.count(END), dataset.documents) == (50, 0)
+    assert (whole.count(GPT2_END), dataset.documents) == (50, 0)
     (here / "many").mkdir()
     (here / "many" / "cats.txt").symlink_to(here / "cats.txt")
     assert prepare("many", tokenizer="gpt2", offline=True).documents == 1
@@ -189,7 +174,7 @@ def test_one_plain_text_stays_as_it_is(here: Path) -> None:
 @needs_gpt2
 def test_no_document_can_forge_an_end(here: Path) -> None:
     texts = [f"a{END_OF_TEXT}b", END_OF_TEXT, "<|endof", "text|>", f"{END_OF_TEXT[:-1]}", "x"] * 30
-    (here / "cats.jsonl").write_bytes(lines(texts))
+    (here / "cats.jsonl").write_bytes(json_lines(texts))
     dataset = prepare("cats.jsonl", tokenizer="gpt2", split="tail", offline=True)
     assert documents_of(dataset) == texts
     (here / "many").mkdir()
@@ -199,7 +184,7 @@ def test_no_document_can_forge_an_end(here: Path) -> None:
 
 
 def test_another_column_line_ends_and_blank_lines_of_records(here: Path) -> None:
-    texts = lines(["a\r\nb\r", "c"] * 30, "story").replace(b"\n", b"\r\n\n")
+    texts = json_lines(["a\r\nb\r", "c"] * 30, "story").replace(b"\n", b"\r\n\n")
     (here / "cats.jsonl").write_bytes(b"\xef\xbb\xbf" + texts)
     dataset = prepare("cats.jsonl", column="story")
     assert text_of(dataset) == "a\r\nb\r\nc\n" * 30
@@ -213,7 +198,7 @@ def test_another_column_line_ends_and_blank_lines_of_records(here: Path) -> None
 def test_records_on_stdin_are_prepared_again_alike(
     column: str | None, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = lines(["a b c d e f"] * 30, column or "text")
+    content = json_lines(["a b c d e f"] * 30, column or "text")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
     dataset = prepare("-", column=column)
     assert dataset.records_on_stdin == (column is not None)
@@ -224,7 +209,7 @@ def test_records_on_stdin_are_prepared_again_alike(
 
 
 def test_a_column_may_be_in_any_source(here: Path) -> None:
-    (here / "cats.jsonl").write_bytes(lines(["a b c d e f"] * 30, "story"))
+    (here / "cats.jsonl").write_bytes(json_lines(["a b c d e f"] * 30, "story"))
     (here / "dogs.txt").write_bytes(b"g h\xe9 " * 60)
     train = prepare(["dogs.txt", "cats.jsonl"], column="story", encoding="latin-1")
     assert "g hé" in text_of(train) and train.column == "story"
@@ -284,7 +269,7 @@ def test_records_longer_than_a_piece_have_one_end(monkeypatch: pytest.MonkeyPatc
 
 # --- What is refused ------------------------------------------------------------------------------
 
-GOOD = lines(["The cat sat."] * 5)
+GOOD = json_lines(["The cat sat."] * 5)
 
 
 @pytest.mark.parametrize(
@@ -462,9 +447,9 @@ def test_missing_extras_are_named(
 def hub(here: Path) -> Path:
     folder = here / "stories"
     folder.mkdir()
-    (folder / "train-1.jsonl").write_bytes(lines(TEXTS[:30], "story"))
-    (folder / "train-2.jsonl").write_bytes(lines(TEXTS[30:], "story"))
-    (folder / "test.jsonl").write_bytes(lines(["Dogs."] * 40, "story"))
+    (folder / "train-1.jsonl").write_bytes(json_lines(TEXTS[:30], "story"))
+    (folder / "train-2.jsonl").write_bytes(json_lines(TEXTS[30:], "story"))
+    (folder / "test.jsonl").write_bytes(json_lines(["Dogs."] * 40, "story"))
     return folder
 
 
@@ -505,7 +490,7 @@ def test_missing_hub_data_sets_fail_with_one_error(
         "scripted/scripted.py": b"open('ran', 'w')",
         "archived/x.tar": b"\0" * 10240,
         "broken/x.jsonl": b"{bad\n",
-        "null/x.jsonl": lines(["a", None]),
+        "null/x.jsonl": json_lines(["a", None]),
     }
     for name, content in made.items():
         (here / name).parent.mkdir(exist_ok=True)
