@@ -192,9 +192,6 @@ text.removeprefix("\ufeff"), False => text, False
 == text/download.py
 a download's hash is not compared | test_download.py::test_a_wrong_hash_is_refused
 if sha256 not in (None, digest.hexdigest()): => if not digest:
-a wrong file from the network is kept |
-test_trials.py::test_a_short_trial_finds_no_failure[network]
-if sha256 not in (None, digest.hexdigest()): => if not digest:
 https may lead to http | test_download.py::test_https_is_verified_and_never_redirected_to_http
 if url.lower().startswith("https:") else => if not url else
 what is in the cache is believed |
@@ -399,8 +396,7 @@ a part is in no variant of the tests | test_architecture.py
 settings that a rung lacks are ignored | test_settings.py
 if name not in preset.settings: => if False:
 == config/recipes.py
-a recipe that can't be parsed is our own fault |
-test_trials.py::test_a_short_trial_finds_no_failure[input]
+a recipe that can't be parsed is our own fault | test_settings.py
 except (ValueError, RecursionError) as error: => except RecursionError as error:
 == runs/manage.py
 a run that lies elsewhere is removed | test_list.py::test_rm_removes_nothing_outside_of_the_folder

@@ -7,18 +7,13 @@ from one that stays. `python -m tests.trials NAME --seed N --case N` tries one c
 import attnlm
 from tests.trials import (  # noqa: F401 - each registers its trials
     anywhere,
-    clock,
     damage,
     disk,
-    forged,
     hostile,
     input,
     kill,
-    machines,
     memory,
-    network,
     numbers,
-    places,
     resume,
     signals,
     two,

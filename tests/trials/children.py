@@ -8,12 +8,10 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from tests.command import Done, here
 
 
 @dataclass(frozen=True)
@@ -65,24 +63,6 @@ class Child:
 def in_child(action: Callable[..., Any], *arguments: Any) -> Outcome:
     """Call `action` in a forked process."""
     return Child(action, *arguments).wait()
-
-
-def command_in_child(
-    command: Sequence[str], folder: Path, before: Callable[[], object] = lambda: None
-) -> tuple[Done, str | None]:
-    """Run a command in `folder`, in a forked process, after `before`; return how it ended, and
-    what is wrong with its end."""
-
-    def run() -> Done:
-        os.chdir(folder)
-        before()
-        return here(command)
-
-    outcome = in_child(run)
-    if outcome.result is None:
-        return Done(0, "", ""), outcome.failure
-    done: Done = outcome.result
-    return done, done.fault()
 
 
 _OF_PATHS = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.chmod", "shutil.rmtree")

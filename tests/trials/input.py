@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import json
-import os
 import shutil
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -22,24 +17,18 @@ from tests import command as commands
 from tests.trials import small
 from tests.trials.trial import Tally, Trial, place
 
-_LONGEST_REFUSAL = 1500  # characters of an error and its hint; a path may be part of it
 _PER_PROCESS = 50  # cases made in this process for each that has a process of its own
-_FULL = 10_000
 
 
-@Trial("input", short=50, full=_FULL)
+@Trial("input", short=50, full=10_000)
 def _input(tally: Tally, folder: Path) -> None:
     """Whatever is typed or read: success, or an error and a hint with exit code 1 or 2.
 
-    The named cases, and so many drawn ones, some of which have a process of their own too.
+    Some of the drawn commands are also run in a process of their own.
     """
     small.make_all(folder / "made")
-    named = list(_NAMED.items())[: None if tally.wanted >= _FULL else -1]
     with contextlib.chdir(folder / "made"):
-        for (name, case), _ in tally.chosen(named, len(named)):
-            with place(folder) as here:
-                tally.count(case(here), name)
-        for number, generator in tally.drawn(tally.wanted, len(_NAMED)):
+        for number, generator in tally.drawn(tally.wanted):
             with place(folder) as here:
                 arguments, stdin = generator.choice(_COMMANDS)(here, generator)
                 done = commands.here(arguments, stdin)
@@ -95,12 +84,6 @@ def _recipe(place: Path, generator: Random) -> _Command:
     for _ in range(generator.randrange(6)):
         key = generator.choice((*RECORD_OF, "config", "a.b", '""', "[model]", "é"))
         value = generator.choice((*_WORDS, *_TOML))
-        if generator.random() < 0.1:
-            key += generator.choice(("x", ".x", '."é"')) * generator.choice((100, 1500, 4000))
-        if generator.random() < 0.1:
-            n = generator.choice((100, 400, 5000))
-            deep = (f"0x{'f' * n}", "9" * n, f"{'[' * n}1{']' * n}", "{a = " * n)
-            value = generator.choice(deep)
         lines.append(f"{key}{generator.choice((' = ', '=', ': ', ' '))}{value}")
     text = generator.choice(("\n", "\n", "\r\n", ",")).join(lines)
     if generator.random() < 0.3:
@@ -202,9 +185,7 @@ _COMMANDS = (
 
 
 def _checked(done: commands.Done, arguments: list[str]) -> str | None:
-    """Return what is wrong if a prepared text is not the given one, or a refusal is long."""
-    if "--recipe" in arguments and done.code and len(done.stderr) > _LONGEST_REFUSAL:
-        return f"its refusal has {len(done.stderr):,} characters"
+    """Return what is wrong if a prepared text is not the given one."""
     if done.code != 0 or arguments[0] != "prepare" or arguments[1] == "--offline":
         return None
     path = Path(arguments[1])
@@ -220,98 +201,3 @@ def _differs(source: Path, data: Path, flags: Sequence[str] = ()) -> str | None:
     if "unix" in flags:
         expected = expected.replace("\r\n", "\n").replace("\r", "\n")
     return None if text == expected else "the text does not come back as it was"
-
-
-# --- Named cases: test_corpus.py and test_preparation.py have others ------------------------------
-
-
-def _recipe_of(content: Callable[[], str], file: str = "a.toml") -> Callable[[Path], str | None]:
-    """A recipe with this content is refused, in a few words and in time."""
-
-    def run(place: Path) -> str | None:
-        (place / file).write_text(content())
-        arguments = ["train", "--print-config", "--recipe", str(place / file)]
-        began = time.monotonic()
-        done = commands.here(arguments)
-        if (took := time.monotonic() - began) > _LONGEST_READING:
-            return f"it took {took:.0f} s"
-        return done.fault() or _checked(done, arguments) or (None if done.code else "accepted")
-
-    return run
-
-
-_LONGEST_READING = 20.0  # seconds
-_DEEP, _HUGE = 2**18, 10**7
-_RECIPES: dict[str, Callable[[], str]] = {
-    "lists in lists": lambda: f"heads = {'[' * _DEEP}",
-    "lists in lists, closed": lambda: f"heads = {'[' * 400}{']' * 400}",
-    "tables in tables": lambda: f"heads = {'{a = ' * _DEEP}",
-    "tables in tables, closed": lambda: f"heads = {'{a = ' * 200}1{'}' * 200}",
-    "a table's name of many parts": lambda: f"[a{'.a' * _DEEP}]",
-    "a key of many parts": lambda: f"heads{'.a' * _DEEP} = 1",
-    "a key of some thousand parts": lambda: f"heads{'.a' * 4000} = 1",
-    "a key of one part more each line": lambda: "\n".join(
-        f"heads{'.a' * i} = 1" for i in range(2, 120)
-    ),
-    "a long key": lambda: f"{'k' * _DEEP} = 1",
-    "a key of 10 MB": lambda: f"{'k' * _HUGE} = 1",
-    "a huge number": lambda: f"heads = {'9' * _DEEP}",
-    "a huge number in base 16": lambda: f"heads = 0x{'f' * 10_000}",
-    "a huge number for a real one": lambda: f"budget = 0x{'f' * 10_000}",
-    "a huge number in a list": lambda: f"heads = [0x{'f' * 10_000}]",
-    "a long text": lambda: f"model = '{'x' * 10_000}'",
-    "10 MB of comments": lambda: "# comment\n" * (_HUGE // 10),
-    "10 MB of keys": lambda: "".join(f"k{i} = 1\n" for i in range(_HUGE // 12)),
-    "10 MB of tables": lambda: "[[a]]\n" * (_HUGE // 6),
-    "many keys": lambda: "".join(f"k{i} = 1\n" for i in range(1000)),
-}
-
-
-def _pipe(place: Path) -> str | None:
-    os.mkfifo(place / "pipe")
-    content = b"the cat sat on the mat.\n" * 99
-    writer = threading.Thread(target=(place / "pipe").write_bytes, args=(content,))
-    writer.start()
-    done = commands.here(["prepare", str(place / "pipe"), "--data-dir", str(place / "data")])
-    writer.join()
-    (place / "text.txt").write_bytes(content)
-    return done.fault() or _differs(place / "text.txt", Path(done.stdout.strip()))
-
-
-def _unreadable(place: Path) -> str | None:
-    path = place / "text.txt"
-    path.write_text("text")
-    path.chmod(0)
-    if os.access(path, os.R_OK):
-        return None  # root may read all
-    done = commands.here(["prepare", str(path), "--data-dir", str(place / "data")])
-    return done.fault() or (None if "Permission denied" in done.stderr else done.stderr)
-
-
-# Started by a process without torch: of a child, the system counts what its parent had.
-_MEASURED = """
-import resource, subprocess, sys
-code = subprocess.call(sys.argv[1:])
-taken = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-sys.exit(code or (f"it took {taken} KiB" if taken > 100 * 2**10 else 0))
-"""
-
-
-def _endless_line(place: Path) -> str | None:
-    """2 GB without a line's end, through a pipe: a command takes at most 100 MiB of memory."""
-    script = "head -c 2147483648 /dev/zero | tr '\\0' a | \"$@\""
-    through = ["bash", "-c", script, "bash", sys.executable, "-c", _MEASURED]
-    flags = ["--data-dir", str(place / "data"), "--tokenizer", "byte"]
-    done = commands.alone(["prepare", "-", *flags], place, through=through)
-    return None if done.code == 0 else done.stderr[-300:]
-
-
-_NAMED: dict[str, Callable[[Path], str | None]] = {
-    "a pipe": _pipe,
-    "no permission": _unreadable,
-    **{f"a recipe: {name}": _recipe_of(content) for name, content in _RECIPES.items()},
-    "a configuration: a key of 1 MB": _recipe_of(
-        lambda: json.dumps({"config": {"heads" * 200_000: 1}}), "config.json"
-    ),
-    "one line of 2 GB": _endless_line,
-}

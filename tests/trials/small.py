@@ -14,10 +14,8 @@ from unittest import mock
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 import attnlm
-from attnlm.base import files
 from attnlm.compute.device import choose_device
 from attnlm.runs import checkpoint
 from attnlm.runs.run import Run
@@ -75,18 +73,6 @@ def facts_of(checkpoint: Path) -> dict[str, Any]:
     """Return what a checkpoint holds beside tensors."""
     with safe_open(str(checkpoint), framework="pt") as file:
         return dict(json.loads(file.metadata()["facts"]))
-
-
-def agree(path: Path, **facts: object) -> None:
-    """Give a JSON file other values, and the hash that it has with these."""
-    files.write_json(path, {**files.read_json(path), **facts})
-
-
-def seal(path: Path, tensors: dict[str, torch.Tensor], facts: object) -> None:
-    """Write a checkpoint whose digest is right."""
-    described = json.dumps(facts)
-    metadata = {"facts": described, "digest": checkpoint._digest(described, tensors)}
-    save_file(tensors, str(path), metadata)
 
 
 def same_run(one: Run, other: Run) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import random
 import shutil
 import time
@@ -26,7 +25,7 @@ def _two(tally: Tally, folder: Path) -> None:
     data = prepared(folder / "given")
     whole = folder / "whole"
     in_child(_train, data, whole)
-    kinds = (_two_trainers, _two_preparations, _readers, _folder_taken, _data_written)
+    kinds = (_two_trainers, _two_preparations, _readers, _folder_taken)
     for case, generator in tally.drawn(tally.wanted):
         kind = kinds[case % len(kinds)]
         with place(folder) as here:
@@ -96,26 +95,6 @@ def _folder_taken(data: Path, whole: Path, here: Path, generator: random.Random)
     if contents(here / "run") != before:
         return "the first has written to the second"
     return _resumed(here / "moved", whole) if is_moved else None
-
-
-def _data_written(data: Path, whole: Path, here: Path, generator: random.Random) -> str | None:
-    """The ids of a data set are overwritten or cut short in place while a run reads them."""
-    copy = shutil.copytree(data, here / "data")
-    path = copy / generator.choice(("train.bin", "val.bin"))
-    ids = path.read_bytes()
-    with _paused(copy, here, generator.choice((0, 4, 8))) as first:
-        if generator.random() < 0.5:
-            os.truncate(path, generator.randrange(len(ids)))
-        else:
-            path.write_bytes(ids[::-1])
-    told = str(first.wait().failure)
-    if not told.endswith(f"{path.name} was written to while it was in use"):
-        return told
-    refused = in_child(lambda: attnlm.train(resume=here / "run") and None)
-    if path.name not in str(refused.error):
-        return f"resumed on damaged ids: {refused}"
-    path.write_bytes(ids)
-    return _resumed(here / "run", whole)
 
 
 def _two_preparations(data: Path, whole: Path, here: Path, generator: random.Random) -> str | None:
