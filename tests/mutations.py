@@ -395,6 +395,9 @@ a part is in no variant of the tests | test_architecture.py
 +    spare: bool = setting("a part of no model", default=False)
 settings that a rung lacks are ignored | test_settings.py
 if name not in preset.settings: => if False:
+== config/variants.py
+the last of two values in a variant counts | test_settings.py
+if key in settings: => if False:
 == config/recipes.py
 a recipe that can't be parsed is our own fault | test_settings.py
 except (ValueError, RecursionError) as error: => except RecursionError as error:

@@ -80,15 +80,9 @@ def sample(
     if settings["seed"] is None:
         settings["seed"] = drawn_seed()
     config = SamplingConfig(**settings, stop=[typed(text, "--stop") for text in stop or ()])
-    most = MOST_CHOICES_HELD if show_probs else MOST_HELD
-    if json and config.tokens > most:
-        raise UsageError(
-            f"--tokens {config.tokens} is too many for --json, which keeps the text in memory",
-            f"use --tokens {most} or less, or leave out --json",
-        )
     started = [_prompt(prompt, prompt_file)] if prompts is None else _prompts(prompts)
-    if prompts is not None:
-        config.check_room(len(started))
+    if many or json:  # memory holds the texts to the end
+        config.check_room(len(started), MOST_CHOICES_HELD if show_probs else MOST_HELD)
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     from attnlm.generation.sampling import load_sampler

@@ -53,26 +53,19 @@ class SamplingConfig:
                 f"invalid value for `stop`: {quoted(self.stop)}",
                 "each stop text must be a text of at least one character",
             )
-        most = max(1, MOST_HELD // max(1, self.tokens))
-        if self.num_samples > most:
-            raise UsageError(
-                f"invalid value for `num_samples`: {self.num_samples}",
-                f"it must be at most {most} with `tokens` {self.tokens}, since memory holds all "
-                "texts",
-            )
 
     @property
     def stop_texts(self) -> tuple[str, ...]:
         """Return the stop texts as a tuple, also if `stop` is a single text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def check_room(self, prompts: int) -> None:
-        """Raise UsageError if memory can't hold the texts of so many prompts."""
-        if prompts * self.num_samples * self.tokens > MOST_HELD:
+    def check_room(self, prompts: int, most: int = MOST_HELD) -> None:
+        """Raise UsageError if the texts of all prompts have more than `most` tokens together."""
+        count = prompts * self.num_samples * self.tokens
+        if count > most:
             raise UsageError(
-                f"the texts of {prompts:,} prompts do not fit into memory, with `tokens` "
-                f"{self.tokens:,} and `num_samples` {self.num_samples:,}",
-                f"together, the texts can have {MOST_HELD:,} tokens",
+                f"{count:,} tokens do not fit into memory",
+                f"use fewer prompts, `num_samples` or `tokens`: at most {most:,} together",
             )
 
 
