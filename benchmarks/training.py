@@ -135,9 +135,9 @@ def _arithmetic(stepper: Stepper) -> float:
     """Return the FLOPs of matmuls in a step of the reference implementation, both passes."""
     model, batches = stepper.state.model, stepper.batches
     in_products = sum(p.numel() for name, p in model.named_parameters() if "embedding" not in name)
-    width = model.architecture.heads * model.architecture.head_dim
+    attention = model.spec.costs(model.vocab_size).mixing_flops
     tokens = batches.batch_size * batches.block_size
-    return 6.0 * tokens * (in_products + 2 * batches.block_size * width)
+    return 3.0 * tokens * (2 * in_products + attention)
 
 
 def _nanogpt(folder: Path, text: Path) -> float:

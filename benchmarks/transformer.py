@@ -17,7 +17,6 @@ from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model.ops.loss import cross_entropy
-from attnlm.model.sizes import multiplied_weights
 from attnlm.training.kernels import kernels_of
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
@@ -106,7 +105,7 @@ def _speed(command: list[str]) -> float:
 def _operations_per_token(model: str, shape: Shape) -> float:
     """Return the floating-point operations of a token, forward and backward, as nanoGPT counts."""
     a = resolve(_settings(model, shape)).spec
-    products = multiplied_weights(a, shape.vocab_size)
+    products = a.costs(shape.vocab_size).multiplied_weights
     return 6.0 * (products + shape.layers * shape.context * shape.width)
 
 

@@ -25,7 +25,7 @@ from attnlm.model import attention as of_attention
 from attnlm.model.architecture import MODELS, Architecture
 from attnlm.model.attention import SelfAttention
 from attnlm.model.inspection import parameters_of
-from attnlm.model.language_model import Block, LanguageModel, Transformer, build_model
+from attnlm.model.language_model import Bigram, Block, LanguageModel, Transformer, build_model
 from attnlm.model.layers import Linear
 from attnlm.model.ops import Kernels
 from attnlm.model.ops.pointwise import rotary_angles
@@ -66,7 +66,7 @@ VARIANTS = (
 """Every preset, and others of every part."""
 
 
-def small_model(name: str, vocab_size: int = V, **more: Setting) -> LanguageModel:
+def small_model(name: str, vocab_size: int = V, **more: Setting) -> Bigram | Transformer:
     """A model in evaluation, in float64, whose weights are nowhere zero: every path counts."""
     torch.manual_seed(1)
     config = resolve({**variant(name), **more}, SIZES)

@@ -19,7 +19,7 @@ from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant
 from attnlm.model import textbook
 from attnlm.model.architecture import MODELS, PRESETS, RUNGS, Architecture
-from attnlm.model.inspection import model_skeleton, parameter_shapes, parameters_of
+from attnlm.model.inspection import model_skeleton, parameters_of
 from attnlm.model.language_model import build_model
 from attnlm.model.sizes import weight_shapes
 from tests.models import SIZES, VARIANTS
@@ -105,7 +105,7 @@ def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Sett
     assert resolve({}, config.settings()) == resolve(config.settings()) == config
     skeleton = model_skeleton(a, V)
     shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
-    assert parameter_shapes(a, V) == weight_shapes(a, V) == shapes
+    assert a.parameter_shapes(V) == weight_shapes(a, V) == shapes
     if parameters_of(a, V) > 10**6 or a.block_size > 100:
         return
     model = build_model(a, V).double().eval()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attnlm.model import textbook
 from attnlm.model.attention import LayerCache
-from attnlm.model.language_model import LanguageModel
+from attnlm.model.language_model import Bigram, LanguageModel, Transformer
 from attnlm.model.layers import Dropout, Linear, RMSNorm
 from attnlm.model.ops import using
 from attnlm.model.ops.loss import cross_entropy
@@ -31,7 +31,7 @@ from tests.tolerances import assert_near, assert_rounded
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
 
-def by_the_book(model: LanguageModel, ids_BT: Tensor) -> Tensor:
+def by_the_book(model: Bigram | Transformer, ids_BT: Tensor) -> Tensor:
     weights = dict(model.named_parameters())
     return torch.stack([textbook.forward(model.architecture, weights, row) for row in ids_BT])
 

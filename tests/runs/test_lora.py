@@ -24,7 +24,7 @@ from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.model.layers import Linear, adapt, folded
-from attnlm.model.sizes import LoRA, adapter_numbers, adapter_shapes, map_shapes
+from attnlm.model.sizes import LoRA, map_shapes
 from attnlm.model.textbook import forward
 from attnlm.runs.load_model import load_weights
 from attnlm.runs.run import Run
@@ -89,7 +89,7 @@ def test_adapters_equal_their_folded_weights(name: str) -> None:
     plain, model = adapted(name, lora)
     named = dict(model.named_parameters())
     trained = {n: tuple(p.shape) for n, p in named.items() if p.requires_grad}
-    assert trained == adapter_shapes(model.architecture, lora)
+    assert trained == model.spec.costs(0).adapter_shapes(lora)
     ids = some_ids(3, model.architecture.block_size)
     logits = model(ids)
     torch.testing.assert_close(logits, plain(ids))
@@ -126,7 +126,7 @@ def test_frozen_weights_have_no_gradients_and_moments(folder: Path) -> None:
     lora = run.config.training.adapters
     assert lora is not None
     state = initial_state(run.config, run.vocab_size, CPU)
-    numbers = adapter_numbers(run.config.spec, lora)
+    numbers = run.config.spec.costs(0).adapter_numbers(lora)
     trained, means = state.optimizer.weights().values(), state.optimizer.state().values()
     assert [sum(map(torch.numel, some)) for some in (trained, means)] == [numbers, 2 * numbers]
     copied, gradient = state.optimizer.replica(state.model)  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.generation.decoders import fastest_decoding
 from attnlm.generation.sampling_config import SamplingConfig
-from attnlm.model.language_model import LanguageModel
+from attnlm.model.language_model import Bigram, LanguageModel, Transformer
 from attnlm.model.recorder import record
 from attnlm.model.textbook import forward
 from attnlm.see.play import model_data, play_page
@@ -35,7 +35,10 @@ HOSTILE = ("</script>", "<!--", "'\"`${1}", "\u2028", "\u2066x\u202e", "\0", "\\
 
 
 def shown(
-    name: str, model: LanguageModel, tokenizer: Tokenizer = LETTERS, number_type: str | None = None
+    name: str,
+    model: Bigram | Transformer,
+    tokenizer: Tokenizer = LETTERS,
+    number_type: str | None = None,
 ) -> dict[str, Any]:
     weights = {key: value.detach() for key, value in model.state_dict().items()}
     return model_data(name, model.architecture, weights, tokenizer, f"{name}.", number_type)

@@ -26,8 +26,7 @@ from attnlm.model.inspection import parameters_of
 from attnlm.model.language_model import build_model
 from attnlm.model.layers import adapt, drawing_from
 from attnlm.model.ops import Kernels, using
-from attnlm.model.sizes import forward_flops, training_flops
-from attnlm.training.memory import FACTOR, estimate_memory, kept_by_block
+from attnlm.training.memory import FACTOR, estimate_memory
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.workflows.plan import Plan, plan
 from attnlm.workflows.train import train
@@ -56,10 +55,10 @@ def test_flops_equal_the_count_of_pytorch(name: str, vocab_size: int, windows: i
     with sdpa_kernel(SDPBackend.MATH):
         with counter, torch.no_grad():
             model(ids)
-        assert counter.get_total_flops() == forward_flops(a, vocab_size) * ids.numel()
+        assert counter.get_total_flops() == a.costs(vocab_size).forward_flops * ids.numel()
         with counter:
             model.loss(ids, ids).backward()
-        assert counter.get_total_flops() == training_flops(a, vocab_size) * ids.numel()
+        assert counter.get_total_flops() == a.costs(vocab_size).training_flops() * ids.numel()
 
 
 @pytest.mark.parametrize("on", ["query,value", "all", "down"])
@@ -74,7 +73,7 @@ def test_flops_with_adapters_equal_the_count_of_pytorch(name: str, on: str) -> N
     ids = torch.zeros((20, a.block_size), dtype=torch.long)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model.loss(ids, ids).backward()
-    stated = training_flops(a, 3000, lora) * ids.numel()
+    stated = a.costs(3000).training_flops(lora) * ids.numel()
     assert stated * (1 - 1 / a.layers) < counter.get_total_flops() <= stated
 
 
@@ -136,7 +135,9 @@ def test_activations_equal_the_tensors_that_autograd_keeps(
     ):
         model.loss(ids, ids)
     found = sum(storage.nbytes() for storage in kept.values())
-    estimated = a.layers * kept_by_block(a) + 4 * (2 * a.body_dim + vocab_size)
+    costs = a.costs(vocab_size)
+    by_blocks = costs.layers * (costs.kept_features + costs.kept_inputs)
+    estimated = 4 * (by_blocks + 2 * costs.head_inputs + vocab_size)
     most = 3 if name == "dot-product" or on else FACTOR
     assert found / FACTOR < ids.numel() * estimated < most * found
 

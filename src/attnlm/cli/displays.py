@@ -14,7 +14,6 @@ from attnlm.cli.console import say, say_aside, say_facts, with_flags
 from attnlm.cli.help import in_words
 from attnlm.config.settings import Config, resolve
 from attnlm.config.training import TrainingConfig
-from attnlm.model.sizes import adapter_numbers
 from attnlm.see.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ def adapters_in_words(config: Config) -> str:
     lora = config.training.adapters
     if lora is None:
         return ""
-    numbers = adapter_numbers(config.spec, lora)
+    numbers = config.spec.costs(vocab_size=0).adapter_numbers(lora)
     return f"rank {lora.rank} on {', '.join(lora.on)}: {numbers:,} trainable parameters"
 
 

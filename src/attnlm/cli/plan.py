@@ -160,7 +160,7 @@ def _facts(planned: Plan) -> dict[str, str]:
         "batch": f"{training.batch_size:,} × {model.block_size:,} = "
         f"{planned.config.tokens_per_step:,} tokens a step, in "
         f"{division_in_words(training) or '1 process'}",
-        "FLOPs": f"{quantity(planned.forward_flops)} per token forward, "
+        "FLOPs": f"{quantity(planned.costs.forward_flops)} per token forward, "
         f"{quantity(planned.training_flops)} training{update}",
         "speed": f"{quantity(planned.tokens_per_second)} tokens/s: {_source(planned)}",
         "budget": f"{planned.tokens:,} tokens{each}: {planned.steps:,} steps",

@@ -34,7 +34,8 @@ from attnlm.generation.next_token import (
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.attention import LayerCache
 from attnlm.model.inspection import agree, has_usual_weights
-from attnlm.model.language_model import Bigram, LanguageModel
+from attnlm.model.language_model import LanguageModel, Transformer
+from attnlm.model.spec import Use
 
 _FEWEST_SHARED = 400_000
 """Several threads decode a token only if the model's linear maps have at least this many weights.
@@ -71,7 +72,7 @@ class Decoding:
         self, prompts: Sequence[Sequence[int]], samples: Sequence[int], config: SamplingConfig
     ) -> Batch:
         """Return a batch of the model's windows, with a text for each prompt."""
-        return Batch(prompts, samples, config, self.model.architecture.block_size)
+        return Batch(prompts, samples, config, self.model.block_size)
 
     def generate(self, prompt: Sequence[int], config: SamplingConfig) -> Iterator[Ids]:
         """Yield the next ids of all samples in blocks (T, B). Each gets `config.tokens` ids."""
@@ -90,13 +91,12 @@ class Decoding:
     def drawn(self, batch: Batch, config: SamplingConfig) -> Iterator[tuple[Ids, Probabilities]]:
         """Draw the next token of each text of a batch, in each of its steps. Each time, yield the
         ids (B,) and the weights from which they were drawn, (B, V)."""
-        a = self.model.architecture
         decoder = self.new_decoder(len(batch.start))
         window_BS = batch.start
         known = 0
         for _ in range(batch.steps):
-            if window_BS.shape[1] > a.block_size:
-                window_BS = window_BS[:, -kept_of_full_window(a) :]
+            if window_BS.shape[1] > self.model.block_size:
+                window_BS = window_BS[:, -kept_of_full_window(self.model.spec) :]
                 known = 0
             given_1B, uniforms_1B = batch.take(1)
             is_drawn_B = given_1B[0] < 0
@@ -123,11 +123,11 @@ class Decoding:
         ended. The texts of the first prompt have the first numbers. Several threads call `receive`,
         but only one thread for each text. The threads do not wait for each other.
         """
-        a = self.model.architecture
         prompts = [prompt for prompt in prompts for _ in range(config.num_samples)]
-        cached = 2 * a.layers * a.block_size * max(a.width, a.num_kv_heads * a.head_dim)
+        costs = self.model.spec.costs(self.model.vocab_size)
+        cached = costs.layers * self.model.block_size * costs.cached
         most = max(1, _MOST_CACHED // (cached + self.model.vocab_size))
-        for texts in grouped(prompts, a.block_size, config.tokens, most):
+        for texts in grouped(prompts, self.model.block_size, config.tokens, most):
             self._run(texts, prompts, config, receive)
 
     def _run(
@@ -191,14 +191,18 @@ def _native_model(model: LanguageModel, device: Device, on_event: OnEvent) -> Na
     """Return the model in the layout of the decoder in C, or None if this decoder can't be used."""
     is_single = all(p.dtype == torch.float32 for p in model.parameters())
     is_native = (device.name, device.dtype) == ("cpu", "float32") and is_single
-    if isinstance(model, Bigram) or not is_native or (library := kernels()) is None:
+    has_blocks = model.spec.costs(model.vocab_size).width > 0
+    if not has_blocks or not is_native or (library := kernels()) is None:
         return None
-    if has_usual_weights(model):
-        native = NativeModel(model, library)
-        if _equals_model(native, model, device):
-            return native
-    words = "the C decoder does not compute this model, so the model itself generates the text"
-    on_event(Note(f"{words}, which is slower"))
+    if (reason := model.spec.supports(Use.NATIVE_DECODER)) is None:
+        assert isinstance(model, Transformer)
+        if has_usual_weights(model):
+            native = NativeModel(model, library)
+            if _equals_model(native, model, device):
+                return native
+        reason = "its classes were changed"
+    words = f"the C decoder does not compute this model ({reason})"
+    on_event(Note(f"{words}, so the model itself generates the text, which is slower"))
     return None
 
 
@@ -206,7 +210,7 @@ def _equals_model(native: NativeModel, model: LanguageModel, device: Device) -> 
     """Return True if the decoder in C gives the model's logits for a few tokens, the first half of
     them in its cache, or if these logits are not finite, which is an error of its own."""
     affordable = max(_FEWEST_COMPARED, _WEIGHTS_COMPARED // native.numbers)
-    length = min(affordable, _MOST_COMPARED, model.architecture.block_size)
+    length = min(affordable, _MOST_COMPARED, model.block_size)
     ids_BS = np.arange(length)[None] % model.vocab_size
     decoder = NativeDecoder(native, 1)
     with FlushingHere(), np.errstate(all="ignore"):

@@ -23,6 +23,7 @@ from attnlm.generation.batch import Batch
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import Transformer
 from attnlm.model.ops.block import MLPS, NORMS
+from attnlm.model.spec import ModelSpec, Use
 from attnlm.model.textbook import part
 
 _Floats = NDArray[np.float32]
@@ -194,13 +195,14 @@ class NativeDecoder:
                 count *= 2
 
 
-def kept_of_full_window(a: Architecture) -> int:
+def kept_of_full_window(spec: ModelSpec) -> int:
     """Return how many of the newest tokens stay in a window that has exceeded the context.
 
     If the context slides, all but the oldest token stay. Otherwise, only half a context stays: the
     cache is filled again once and then serves for many tokens.
     """
-    return a.block_size if a.slides else max(1, a.block_size // 2)
+    slides = spec.supports(Use.SLIDING_WINDOW) is None
+    return spec.block_size if slides else max(1, spec.block_size // 2)
 
 
 _QKV = tuple(f"attention.{name}" for name in ("query", "key", "value"))
@@ -234,7 +236,8 @@ def _tables(a: Architecture, weights: Mapping[str, Tensor], vocab_size: int) -> 
     the tables are then added, instead of computing W(e + p) again. The result is {} if the context
     does not slide, if there is a norm, or if tables are too large.
     """
-    if not a.slides or a.norm != "none" or a.attention != "softmax":
+    slides = a.supports(Use.SLIDING_WINDOW) is None
+    if not slides or a.norm != "none" or a.attention != "softmax":
         return {}
     maps = part(weights, "blocks.0.")
     bias_N = _side_by_side(maps, "bias", *_QKV)

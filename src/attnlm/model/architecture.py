@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from attnlm.base.errors import UsageError
-from attnlm.base.settings import Setting, Settings, setting
+from attnlm.base.settings import Setting, Settings, fields_of, quoted, setting
+from attnlm.model.sizes import Costs, costs_of, map_shapes
+from attnlm.model.spec import Shapes, Use
+
+if TYPE_CHECKING:
+    from attnlm.model.language_model import Bigram, Transformer
 
 MODELS = (
     *("bigram", "average", "dot-product", "single-head", "multi-head", "wide-head", "transformer"),
@@ -23,9 +29,39 @@ _LARGEST_ROTARY_TABLE = 2**24  # numbers
 _WIDEST_HEADS = 2**24  # features of all heads of a layer: a matrix's size in bytes fits 64 bits
 
 
-def _size(help: str, default: int | None = None) -> Any:
-    """Return a setting for a number of features, heads or tokens."""
-    return setting(help, default=default, at_least=1, at_most=_LARGEST)
+# Code that computes a model without calling its modules. It refuses a model with a part that it
+# does not know: a part whose field names the code in `known_to`, or has its default, is known.
+_KNOWING_PARTS = frozenset(
+    {Use.TRACE, Use.PAGE, Use.NATIVE_DECODER, Use.NATIVE_BLOCKS, Use.ONE_LAYER}
+)
+
+_ANY = "any"
+"""In `needs`: any value except none"""
+_SOFTMAX = ("attention", "softmax")
+_ROTARY = ("positions", "rotary")
+
+
+def _part(
+    help: str,
+    *,
+    needs: tuple[tuple[str, Any], ...] = (),
+    known_to: frozenset[Use] = frozenset(),
+    **limits: Any,
+) -> Any:
+    """Return a setting for a part.
+
+    The part has an effect only beside one of the settings that `needs` names, each with a value.
+    """
+    described = setting(help, **limits)
+    metadata = {**described.metadata, "needs": needs, "known_to": known_to}
+    return field(default=described.default, metadata=metadata)
+
+
+_core_part = functools.partial(_part, known_to=_KNOWING_PARTS)
+_known_part = functools.partial(_part, known_to=_KNOWING_PARTS - {Use.ONE_LAYER})
+_core_size = functools.partial(_core_part, at_least=1, at_most=_LARGEST)
+_known_size = functools.partial(_known_part, at_least=1, at_most=_LARGEST)
+"""Settings for numbers of features, heads or tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,75 +71,109 @@ class Architecture:
     Raises UsageError if parts or sizes do not fit each other.
     """
 
-    model: str = setting(
+    model: str = _core_part(
         "a rung of the ladder, or a small version of a published model",
         default="multi-head",
         choices=MODELS,
     )
-    embed_dim: int | None = _size("width of the embeddings")
-    layers: int = setting("number of blocks", default=1, at_least=1, at_most=4096)
-    block_size: int = _size("context: the number of tokens that the model sees", default=64)
-    attention: str = setting(
+    embed_dim: int | None = _core_size("width of the embeddings")
+    layers: int = _known_part("number of blocks", default=1, at_least=1, at_most=4096)
+    block_size: int = _core_size("context: the number of tokens that the model sees", default=64)
+    attention: str = _known_part(
         "attention weights: softmax (of queries and keys), uniform (over the past), parameter-free "
         "(softmax of the embeddings), or none",
         default="softmax",
         choices=("softmax", "uniform", "parameter-free", "none"),
     )
-    heads: int = _size("attention heads per layer", default=1)
-    kv_heads: int | None = _size(
-        "key/value heads, each shared by a group of query heads; default: as many as `heads`"
+    heads: int = _core_size("attention heads per layer", default=1, needs=(_SOFTMAX,))
+    kv_heads: int | None = _core_size(
+        "key/value heads, each shared by a group of query heads; default: as many as `heads`",
+        needs=(_SOFTMAX,),
     )
-    head_size: int | None = _size("width of one head; default: `embed_dim` / `heads`")
-    wide_heads: bool = setting("heads as wide as the embeddings", default=False)
-    query_key_norm: bool = setting("RMS norm of each head's queries and keys", default=False)
-    qkv_bias: bool = setting("biases in the query, key and value projections", default=False)
-    projection: bool = setting("a projection of the concatenated heads", default=False)
-    positions: str = setting(
+    head_size: int | None = _core_size(
+        "width of one head; default: `embed_dim` / `heads`", needs=(_SOFTMAX,)
+    )
+    wide_heads: bool = _core_part("heads as wide as the embeddings", default=False)
+    query_key_norm: bool = _known_part(
+        "RMS norm of each head's queries and keys",
+        default=False,
+        needs=(_SOFTMAX,),
+    )
+    qkv_bias: bool = _core_part(
+        "biases in the query, key and value projections",
+        default=False,
+        needs=(_SOFTMAX,),
+    )
+    projection: bool = _core_part(
+        "a projection of the concatenated heads",
+        default=False,
+        needs=(_SOFTMAX,),
+    )
+    positions: str = _known_part(
         "how the model encodes positions: learned embeddings, rotary, or not at all",
         default="learned",
         choices=("learned", "rotary", "none"),
     )
-    rotary_base: float = setting(
-        "base of the rotary frequencies", default=10_000.0, above=1, at_most=1e12
+    rotary_base: float = _known_part(
+        "base of the rotary frequencies",
+        default=10_000.0,
+        above=1,
+        at_most=1e12,
+        needs=(_ROTARY,),
     )
-    rotary_factor: float | None = setting(
+    rotary_factor: float | None = _known_part(
         "stretch rotary positions to a longer context: divide their frequencies by this number; "
         "default: 1",
         at_least=1,
         at_most=1e6,
+        needs=(_ROTARY,),
     )
-    rotary_context: int | None = _size(
+    rotary_context: int | None = _known_size(
         "original context, as in Llama 3.1: frequencies that rotate 4 times or more within it are "
-        "not divided by `rotary_factor`; default: all are divided"
+        "not divided by `rotary_factor`; default: all are divided",
+        needs=(("rotary_factor", _ANY),),
     )
-    norm: str = setting(
+    norm: str = _known_part(
         "norm before each part of a block: RMS norm, layer norm, or none",
         default="none",
         choices=("rms", "layer", "none"),
     )
-    norm_epsilon: float = setting("ε of the norms", default=1e-6, above=0, at_most=1)
-    mlp: str = setting(
+    norm_epsilon: float = _known_part(
+        "ε of the norms",
+        default=1e-6,
+        above=0,
+        at_most=1,
+        needs=(("norm", _ANY), ("query_key_norm", True)),
+    )
+    mlp: str = _known_part(
         "MLP after the attention of each block",
         default="none",
         choices=("swiglu", "gelu", "relu2", "none"),
     )
-    mlp_width: int | None = _size(
-        "hidden units of the MLP; default: 8/3 of `embed_dim` for swiglu, else 4 times `embed_dim`"
+    mlp_width: int | None = _known_size(
+        "hidden units of the MLP; default: 8/3 of `embed_dim` for swiglu, else 4 times `embed_dim`",
+        needs=(("mlp", _ANY),),
     )
-    residual: bool = setting(
-        "residual connections: each part adds its output to its input", default=False
+    residual: bool = _known_part(
+        "residual connections: each part adds its output to its input",
+        default=False,
     )
-    bias: bool = setting("biases in projection, MLP and layer norm", default=False)
-    head_bias: bool = setting("a bias in the LM head", default=False)
-    tie_embeddings: bool = setting(
+    bias: bool = _core_part(
+        "biases in projection, MLP and layer norm",
+        default=False,
+        needs=(("projection", True), ("mlp", _ANY), ("norm", "layer")),
+    )
+    head_bias: bool = _core_part("a bias in the LM head", default=False)
+    tie_embeddings: bool = _known_part(
         "use one matrix as token embedding and as LM head", default=False
     )
-    dropout: float = setting(
+    dropout: float = _known_part(
         "dropout probability; it applies to the outputs of attention and MLP, or to the attention "
         "weights in models without residual connections",
         default=0.0,
         at_least=0,
         below=1,
+        needs=(("residual", True), _SOFTMAX),
     )
 
     def __post_init__(self) -> None:
@@ -160,15 +230,6 @@ class Architecture:
         return {"none": 0, "softmax": self.heads}.get(self.attention, 1)
 
     @property
-    def slides(self) -> bool:
-        """Return True if a full context slides by one token when a token is added.
-
-        Sliding is exact for one layer only. With several layers, rotary positions or an MLP, the
-        model keeps the newer half of a full context and computes it again.
-        """
-        return self.layers == 1 and self.positions != "rotary" and self.mlp == "none"
-
-    @property
     def materializes_attention(self) -> bool:
         """Return True if training keeps all attention weights in memory, for dropout of weights.
 
@@ -180,6 +241,85 @@ class Architecture:
         """Return the preset and the settings in effect, which together define this model."""
         values = {name: getattr(self, name) for name in ("model", *PRESETS[self.model].settings)}
         return {k: v for k, v in values.items() if v is not None and unused(k, values) is None}
+
+    def build(
+        self, vocab_size: int, placed: Callable[[Any], Any] = lambda block: block
+    ) -> Bigram | Transformer:
+        """Return a model, initialised from torch's global random state; see ModelSpec."""
+        from attnlm.model.language_model import build_model
+
+        return build_model(self, vocab_size, placed)
+
+    def costs(self, vocab_size: int) -> Costs:
+        """Return sizes and operations of the model, without building it."""
+        return costs_of(self, vocab_size)
+
+    def parameter_shapes(self, vocab_size: int) -> Shapes:
+        """Return the shape of each parameter by its name.
+
+        Only one block is built: the architecture may come from a file that claims thousands.
+        """
+        from attnlm.model.inspection import model_skeleton
+
+        skeleton = model_skeleton(replace(self, layers=1), vocab_size)
+        return {
+            name.replace("blocks.0.", f"blocks.{layer}.", 1): tuple(p.shape)
+            for name, p in skeleton.named_parameters()
+            for layer in range(self.layers if name.startswith("blocks.0.") else 1)
+        }
+
+    def supports(self, use: Use) -> str | None:
+        """Return None, or in words why the model does not support a use."""
+        if use in _KNOWING_PARTS:
+            for part in fields(self):
+                value = getattr(self, part.name)
+                if value != part.default and use not in part.metadata["known_to"]:
+                    return f"it does not know `{part.name}` {quoted(value)}"
+        lacking = [words for words, is_there in self._needed(use).items() if not is_there]
+        return f"it needs {' and '.join(lacking)}" if lacking else None
+
+    def _needed(self, use: Use) -> dict[str, bool]:
+        """Return what a use needs, in words, and whether the model has it."""
+        softmax = self.attention == "softmax"
+        blocks = {"blocks": self.embed_dim is not None}
+        match use:
+            case Use.ATTENTION_MAPS:
+                return {"attention": self.maps_per_layer > 0}
+            case Use.NATIVE_ATTENTION:
+                kept = self.attention != "none" and not self.materializes_attention
+                return {"attention without dropout of its weights": kept}
+            case Use.NATIVE_BLOCKS:
+                return {
+                    "softmax attention": softmax,
+                    "residual connections": self.residual,
+                    "a projection": self.projection,
+                }
+            case Use.NATIVE_OPS:
+                in_heads = self.query_key_norm or self.positions == "rotary"
+                has_ops = self.mlp in ("gelu", "swiglu") or self.norm == "rms"
+                has_ops = has_ops or (softmax and in_heads)
+                return {"operations in C": has_ops or self.supports(Use.NATIVE_BLOCKS) is None}
+            case Use.ONE_LAYER:
+                return blocks | {
+                    "a bias in the LM head": self.head_bias,
+                    "as many key/value heads as heads": self.num_kv_heads == self.heads,
+                    "heads of at most 64 features": self.head_dim <= _ONE_LAYER_HEAD,
+                    "at most 256 tokens of context": self.block_size <= _ONE_LAYER_CONTEXT,
+                }
+            case Use.LORA:
+                return {"linear maps in its blocks": bool(map_shapes(self))}
+            case Use.SLIDING_WINDOW:
+                return {
+                    "one layer": self.layers == 1,
+                    "positions that are not rotary": self.positions != "rotary",
+                    "no MLP": self.mlp == "none",
+                }
+        return blocks
+
+
+# One-layer form: the C code keeps a query's sums in vectors of at most 64 numbers, and all weights
+# of a window in memory.
+_ONE_LAYER_HEAD, _ONE_LAYER_CONTEXT = 64, 256
 
 
 def _check_heads(a: Architecture, width: int) -> None:
@@ -243,25 +383,27 @@ def _check_rotary(a: Architecture) -> None:
 
 
 def unused(name: str, settings: Mapping[str, Any]) -> str | None:
-    """Return what the setting `name` needs to have an effect, or None if it has an effect."""
-    s = {f.name: settings.get(f.name, f.default) for f in fields(Architecture)}
-    softmax, rotary = s["attention"] == "softmax", s["positions"] == "rotary"
-    norm, mlp = s["norm"] != "none", s["mlp"] != "none"
-    of_heads = ("heads", "kv_heads", "head_size", "query_key_norm", "qkv_bias", "projection")
-    needs = {
-        **dict.fromkeys(of_heads, ("`attention` softmax", softmax)),
-        **dict.fromkeys(("rotary_base", "rotary_factor"), ("`positions` rotary", rotary)),
-        "rotary_context": ("a `rotary_factor`", rotary and s["rotary_factor"] is not None),
-        "norm_epsilon": ("a `norm`", norm or (softmax and s["query_key_norm"])),
-        "mlp_width": ("an `mlp`", mlp),
-        "bias": (
-            "a `projection`, an `mlp` or `norm` layer",
-            mlp or s["norm"] == "layer" or (softmax and s["projection"]),
-        ),
-        "dropout": ("`residual`, or `attention` softmax", s["residual"] or softmax),
-    }
-    needed, is_there = needs.get(name, ("", True))
-    return None if is_there else needed
+    """Return what the setting `name` needs to have an effect, or None if it has an effect.
+
+    A setting that has no effect itself does not serve another one.
+    """
+    described = fields_of(Architecture)
+    needs = described[name].metadata["needs"]
+
+    def is_there(other: str, wanted: Any) -> bool:
+        value = settings.get(other, described[other].default)
+        fits = value not in ("none", None) if wanted is _ANY else value == wanted
+        return fits and unused(other, settings) is None
+
+    if not needs or any(is_there(other, wanted) for other, wanted in needs):
+        return None
+    return " or ".join(_in_words(other, wanted) for other, wanted in needs)
+
+
+def _in_words(name: str, value: Any) -> str:
+    if value is _ANY:
+        return f"{'an' if name == 'mlp' else 'a'} `{name}`"
+    return f"`{name}`" if value is True else f"`{name}` {value}"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,9 +12,9 @@ from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.model import textbook
-from attnlm.model.architecture import Architecture
-from attnlm.model.language_model import LanguageModel, build_model
+from attnlm.model.language_model import Bigram, LanguageModel, Transformer
 from attnlm.model.sizes import weight_shapes
+from attnlm.model.spec import ModelSpec
 
 _TOLERANCE = 1e-3
 """The largest difference of two results that are equal, as a fraction of the largest number."""
@@ -27,26 +26,13 @@ class ChangedModelError(AttnlmError):
     """Raised when a model computes something else than its settings say."""
 
 
-def model_skeleton(architecture: Architecture, vocab_size: int) -> LanguageModel:
+def model_skeleton(spec: ModelSpec, vocab_size: int) -> LanguageModel:
     """Return the model on torch's meta device: names and shapes without memory and numbers."""
     with torch.device("meta"):
-        return empty_model(architecture, vocab_size)
+        return empty_model(spec, vocab_size)
 
 
-def parameter_shapes(architecture: Architecture, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter by its name.
-
-    Only one block is built: the architecture may come from a file that claims thousands of layers.
-    """
-    skeleton = model_skeleton(replace(architecture, layers=1), vocab_size)
-    return {
-        name.replace("blocks.0.", f"blocks.{layer}.", 1): tuple(p.shape)
-        for name, p in skeleton.named_parameters()
-        for layer in range(architecture.layers if name.startswith("blocks.0.") else 1)
-    }
-
-
-def has_usual_weights(model: LanguageModel) -> bool:
+def has_usual_weights(model: Bigram | Transformer) -> bool:
     """Return True if a model has exactly the parameters that its settings describe.
 
     It may have others if its classes were replaced. Code that reads the weights itself, instead of
@@ -67,12 +53,11 @@ def check_textbook(model: LanguageModel, name: str) -> None:
     Scripts, pages and other tools compute what that pass does. The modules of the model may have
     been changed from outside. `name` is the run's. Logits that are not finite are not compared.
     """
-    a = model.architecture
-    ids_T = torch.arange(min(_COMPARED, a.block_size)) % model.vocab_size
-    if has_usual_weights(model):
+    ids_T = torch.arange(min(_COMPARED, model.block_size)) % model.vocab_size
+    if isinstance(model, Bigram | Transformer) and has_usual_weights(model):
         with torch.inference_mode():
             expected_TV = model(ids_T[None])[0]
-            found_TV = textbook.forward(a, model.state_dict(), ids_T)
+            found_TV = textbook.forward(model.architecture, model.state_dict(), ids_T)
         if not expected_TV.isfinite().all() or agree(found_TV, expected_TV):
             return
     raise ChangedModelError(
@@ -81,21 +66,19 @@ def check_textbook(model: LanguageModel, name: str) -> None:
     )
 
 
-def model_of(
-    architecture: Architecture, vocab_size: int, weights: Mapping[str, Tensor]
-) -> LanguageModel:
+def model_of(spec: ModelSpec, vocab_size: int, weights: Mapping[str, Tensor]) -> LanguageModel:
     """Return the model with these weights as its parameters, without copying them."""
-    model = empty_model(architecture, vocab_size)
+    model = empty_model(spec, vocab_size)
     for name, parameter in model.named_parameters():
         assert parameter.shape == weights[name].shape, name
         parameter.data = weights[name]
     return model
 
 
-def empty_model(architecture: Architecture, vocab_size: int) -> LanguageModel:
+def empty_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:
     """Return a model with uninitialised weights, without writing to their memory."""
     with _WithoutInitialisation():
-        return build_model(architecture, vocab_size)
+        return spec.build(vocab_size)
 
 
 class _WithoutInitialisation(TorchFunctionMode):
@@ -117,6 +100,6 @@ def check_finite(*tensors: Tensor) -> None:
             raise NotFiniteError
 
 
-def parameters_of(architecture: Architecture, vocab_size: int) -> int:
+def parameters_of(spec: ModelSpec, vocab_size: int) -> int:
     """Return the number of parameters of the model; tied parameters count once."""
-    return sum(map(math.prod, parameter_shapes(architecture, vocab_size).values()))
+    return sum(map(math.prod, spec.parameter_shapes(vocab_size).values()))

@@ -30,17 +30,44 @@ from attnlm.model.layers import (
 from attnlm.model.ops.block import BlockForm, block_pass, have_gradients, native_block_kernels
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.pointwise import Rotation, gelu, rotary_angles, swiglu
+from attnlm.model.spec import ModelSpec
 
 Caches = list[LayerCache] | None
 """One cache for each block; an empty list is filled by the first forward pass."""
 
 
-class Bigram(nn.Module):
+class LanguageModel(nn.Module):
+    """A model of the next token. `spec` describes it; ids are smaller than `vocab_size`."""
+
+    spec: ModelSpec
+    vocab_size: int
+
+    @property
+    def block_size(self) -> int:
+        """Return the context: the most tokens that the model sees."""
+        return self.spec.block_size
+
+    def forward(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
+        """Return logits, (B, T) → (B, T, V). With caches, pass only tokens that they lack."""
+        raise NotImplementedError
+
+    def next_logits(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
+        """Return the logits of the token after the last one, (B, T) → (B, V)."""
+        logits: Tensor = self(tokens_BT, caches)
+        return logits[:, -1]
+
+    def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Return the mean loss in nats per token."""
+        return cross_entropy(self(inputs_BT), targets_BT)
+
+
+class Bigram(LanguageModel):
     """A table: the row of a token holds the logits of the next token."""
 
     def __init__(self, architecture: Architecture, vocab_size: int) -> None:
         super().__init__()
-        self.architecture, self.vocab_size = architecture, vocab_size
+        self.spec = self.architecture = architecture
+        self.vocab_size = vocab_size
         self.table = nn.Embedding(
             vocab_size, vocab_size, _weight=torch.zeros(vocab_size, vocab_size)
         )
@@ -52,15 +79,10 @@ class Bigram(nn.Module):
 
     def next_logits(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
         """Return the logits of the token after the last one, (B, T) → (B, V)."""
-        logits: Tensor = self(tokens_BT[:, -1])
-        return logits
-
-    def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return the mean loss in nats per token."""
-        return cross_entropy(self(inputs_BT), targets_BT)
+        return super().next_logits(tokens_BT[:, -1:])
 
 
-class Transformer(nn.Module):
+class Transformer(LanguageModel):
     """Embeddings → blocks of attention and MLP → LM head, with the parts of an Architecture.
 
     One block without norm, residual stream and MLP makes a one-layer rung of the ladder.
@@ -77,7 +99,8 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         a = architecture
-        self.architecture, self.vocab_size = architecture, vocab_size
+        self.spec = self.architecture = architecture
+        self.vocab_size = vocab_size
         self.token_embedding = nn.Embedding(vocab_size, a.width)
         # In measurements, models learned faster with embeddings smaller than the blocks' outputs.
         std = (0.02 if a.tie_embeddings else 0.3) if a.residual else 1.0
@@ -287,14 +310,11 @@ def _are_ours(*modules: nn.Module | None) -> bool:
     )
 
 
-LanguageModel = Bigram | Transformer
-
-
 def build_model(
     architecture: Architecture,
     vocab_size: int,
     placed: Callable[[Block], Block] = lambda block: block,
-) -> LanguageModel:
+) -> Bigram | Transformer:
     """Return a model, initialised from torch's global random state.
 
     `placed` is applied to each block before the next block is built, since all blocks together may

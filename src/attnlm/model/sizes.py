@@ -1,14 +1,19 @@
-"""Sizes of an architecture, computed without loading torch: matrices, adapters, FLOPs.
+"""Sizes and costs of an architecture, computed without loading torch.
 
 A matmul of (M, K) and (K, N) takes 2·M·K·N floating-point operations (FLOPs). Only matmuls count,
 as in PyTorch's FLOP counter. Attention counts in full, including the scores that are masked.
+
+Running a model on PyTorch's meta device gives the same FLOPs (tests/workflows/test_plan.py), but
+its first use imports PyTorch's compiler, which takes a second: a third of a whole default run.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from attnlm.model.architecture import Architecture
+if TYPE_CHECKING:
+    from attnlm.model.architecture import Architecture
 
 Shape = tuple[int, int]
 
@@ -93,55 +98,91 @@ def weight_shapes(a: Architecture, vocab_size: int) -> dict[str, tuple[int, ...]
     return shapes | ({"head.bias": (vocab_size,)} if a.head_bias else {})
 
 
-def adapter_shapes(a: Architecture, lora: LoRA) -> dict[str, Shape]:
-    """Return the shapes of the adapters' parameters by their names in the model."""
-    shapes = map_shapes(a)
-    named: dict[str, Shape] = {}
-    for layer in range(a.layers):
-        for name in lora.on:
-            outputs, inputs = shapes[name]
-            named[f"{map_path(layer, name)}.lora_down"] = lora.rank, inputs
-            named[f"{map_path(layer, name)}.lora_up"] = outputs, lora.rank
-    return named
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What a model costs. Numbers are per token of a window of block_size, unless they say more."""
+
+    vocab_size: int
+    layers: int
+    width: int
+    """features of the embeddings; 0 for a model without blocks, which is only a table of logits"""
+    head_inputs: int
+    """inputs of the LM head"""
+    matrices: dict[str, Shape]
+    """the linear maps of one block, as (outputs, inputs)"""
+    mixing_flops: int
+    """operations of one layer's attention, forward"""
+    mixing_gradient_flops: int
+    """operations of the gradient of one layer's attention"""
+    kept_features: int
+    """numbers that one block keeps for the backward pass in float32, as residual streams are"""
+    kept_inputs: int
+    """numbers that one block keeps as inputs of matmuls, in the precision of the matmuls"""
+    cached: int
+    """numbers in the caches of keys and values of one layer; 0 for a model without caches"""
+    peak_activations: int
+    """numbers that one block holds at the peak of its memory"""
+
+    @property
+    def block_matrices(self) -> int:
+        """Return the number of weights in the matrices of one block."""
+        return sum(rows * columns for rows, columns in self.matrices.values())
+
+    @property
+    def multiplied_weights(self) -> int:
+        """Return the number of weights in the matmuls of one token, in blocks and LM head."""
+        return self.vocab_size * self.head_inputs + self.layers * self.block_matrices
+
+    @property
+    def forward_flops(self) -> int:
+        """Return the FLOPs of the forward pass."""
+        return 2 * self.multiplied_weights + self.layers * self.mixing_flops
+
+    def training_flops(self, lora: LoRA | None = None) -> int:
+        """Return the FLOPs of the forward and backward pass, without the optimizer's update.
+
+        The backward pass of a matmul takes two matmuls, one for each factor's gradient. If adapters
+        are trained, the model's own weights are frozen and need no gradient.
+        """
+        flops = 6 * self.multiplied_weights
+        flops += self.layers * (self.mixing_flops + self.mixing_gradient_flops)
+        if lora is not None:
+            flops += 6 * self.adapter_numbers(lora) - 2 * self.multiplied_weights
+        return flops
+
+    def adapter_shapes(self, lora: LoRA) -> dict[str, Shape]:
+        """Return the shapes of the adapters' parameters by their names in the model."""
+        named: dict[str, Shape] = {}
+        for layer in range(self.layers):
+            for name in lora.on:
+                outputs, inputs = self.matrices[name]
+                named[f"{map_path(layer, name)}.lora_down"] = lora.rank, inputs
+                named[f"{map_path(layer, name)}.lora_up"] = outputs, lora.rank
+        return named
+
+    def adapter_numbers(self, lora: LoRA) -> int:
+        """Return the number of parameters of the adapters; only these are trained."""
+        return sum(rows * columns for rows, columns in self.adapter_shapes(lora).values())
 
 
-def adapter_numbers(a: Architecture, lora: LoRA) -> int:
-    """Return the number of parameters of the adapters; only these are trained."""
-    return sum(rows * columns for rows, columns in adapter_shapes(a, lora).values())
-
-
-def block_matrices(a: Architecture) -> int:
-    """Return the number of weights in the matrices of one block."""
-    return sum(rows * columns for rows, columns in map_shapes(a).values())
-
-
-def multiplied_weights(a: Architecture, vocab_size: int) -> int:
-    """Return the number of weights in the matmuls of one token, in all blocks and the LM head."""
-    return vocab_size * a.body_dim + a.layers * block_matrices(a)
-
-
-def mixed_width(a: Architecture) -> int:
-    """Return how many features per token a layer's attention mixes; 0 without attention."""
-    return a.heads * a.head_dim if a.attention == "softmax" else a.maps_per_layer * a.body_dim
-
-
-def forward_flops(a: Architecture, vocab_size: int) -> int:
-    """Return the FLOPs of one token's forward pass in a window of block_size."""
-    mixing = 4 * a.block_size * mixed_width(a)  # q kᵀ, and the weights' product with v
-    return 2 * multiplied_weights(a, vocab_size) + a.layers * mixing
-
-
-def training_flops(a: Architecture, vocab_size: int, lora: LoRA | None = None) -> int:
-    """Return the FLOPs of one token's forward and backward pass, without the optimizer's update.
-
-    The backward pass of a matmul takes two matmuls, one for each factor's gradient. The scores of
-    uniform attention are constant, so that only its values need a gradient. If adapters are
-    trained, the model's own weights are frozen and need no gradient.
-    """
-    flops = 3 * forward_flops(a, vocab_size)
-    if a.attention == "uniform":
-        flops -= a.layers * 6 * a.block_size * mixed_width(a)
-    if lora is not None:
-        flops -= 2 * multiplied_weights(a, vocab_size)
-        flops += 6 * adapter_numbers(a, lora)
-    return flops
+def costs_of(a: Architecture, vocab_size: int) -> Costs:
+    """Return the costs of an architecture."""
+    is_softmax = a.attention == "softmax"
+    mixed = a.heads * a.head_dim if is_softmax else a.maps_per_layer * a.body_dim
+    mixing = 4 * a.block_size * mixed  # q kᵀ, and the weights' product with v
+    # The scores of uniform attention are constant, so that only its values need a gradient.
+    gradient = 2 * a.block_size * mixed if a.attention == "uniform" else 2 * mixing
+    weights = a.maps_per_layer * a.block_size if a.materializes_attention else 0
+    return Costs(
+        vocab_size=vocab_size,
+        layers=a.layers,
+        width=a.width,
+        head_inputs=a.body_dim,
+        matrices=map_shapes(a),
+        mixing_flops=mixing,
+        mixing_gradient_flops=gradient,
+        cached=2 * max(a.width, a.num_kv_heads * a.head_dim),
+        kept_features=(5 if a.residual else 1) * a.width,
+        kept_inputs=(6 if is_softmax else 2) * mixed + 3 * a.mlp_dim + 3 * weights,
+        peak_activations=2 * a.width + max(3 * a.mlp_dim, 4 * mixed + 2 * weights),
+    )

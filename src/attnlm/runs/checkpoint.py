@@ -32,9 +32,9 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.settings import quoted
 from attnlm.base.workspaces import exchange, workspace
 from attnlm.compute.processes import Processes, noticing_lost, rows_of
-from attnlm.model.architecture import Architecture
-from attnlm.model.inspection import check_finite, parameter_shapes
-from attnlm.model.sizes import LoRA, adapter_shapes
+from attnlm.model.inspection import check_finite
+from attnlm.model.sizes import LoRA
+from attnlm.model.spec import ModelSpec
 from attnlm.runs.safetensors_file import (
     Header,
     Shape,
@@ -96,7 +96,7 @@ def parameter_of(name: str) -> str:
 
 def load_checkpoint(
     path: Path,
-    architecture: Architecture,
+    spec: ModelSpec,
     vocab_size: int,
     rank: int = 0,
     count: int = 1,
@@ -112,7 +112,7 @@ def load_checkpoint(
     Raises AttnlmError if the file is missing, damaged or of another model. Raises NotFiniteError if
     weights are NaN or infinite; training never saves such weights.
     """
-    found, tensors = _read(path, _shapes(architecture, vocab_size, lora), rank, count, header)
+    found, tensors = _read(path, _shapes(spec, vocab_size, lora), rank, count, header)
     if path.suffix and count > 1:  # a file is always read and checked whole
         tensors = {n: t[rows_of(len(t), rank, count)].clone() for n, t in tensors.items()}
     weights, state = (
@@ -124,20 +124,20 @@ def load_checkpoint(
 
 
 def load_header(
-    path: Path, architecture: Architecture, vocab_size: int, lora: LoRA | None = None
+    path: Path, spec: ModelSpec, vocab_size: int, lora: LoRA | None = None
 ) -> CheckpointHeader:
     """Return a checkpoint's header without reading the tensors or checking the digest.
 
     Raises AttnlmError if the file is missing or of another model, or if its header is damaged.
     """
-    return _read(path, _shapes(architecture, vocab_size, lora), numbers=False)[0]
+    return _read(path, _shapes(spec, vocab_size, lora), numbers=False)[0]
 
 
-def _shapes(architecture: Architecture, vocab_size: int, lora: LoRA | None) -> Mapping[str, Shape]:
+def _shapes(spec: ModelSpec, vocab_size: int, lora: LoRA | None) -> Mapping[str, Shape]:
     """Return the shapes of the parameters in a checkpoint."""
     if lora is not None:
-        return adapter_shapes(architecture, lora)
-    return parameter_shapes(architecture, vocab_size)
+        return spec.costs(vocab_size).adapter_shapes(lora)
+    return spec.parameter_shapes(vocab_size)
 
 
 def _read(

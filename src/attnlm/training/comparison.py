@@ -27,7 +27,7 @@ def computes_gradients(
             is_map = parameter.dim() > 1 and not isinstance(module, nn.Embedding)
             std = parameter.size(-1) ** -0.5 if is_map else 1.0
             nn.init.normal_(parameter, std=std, generator=generator)
-    shape = 2, 1, model.architecture.block_size
+    shape = 2, 1, model.block_size
     inputs_BT, targets_BT = torch.randint(model.vocab_size, shape, generator=generator)
     trial.zero_grad()
     with torch.enable_grad():

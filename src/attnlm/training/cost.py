@@ -8,8 +8,7 @@ exception: they evaluate as many tokens as their measured speed allows.
 from __future__ import annotations
 
 from attnlm.config.settings import Config
-from attnlm.model.architecture import Architecture
-from attnlm.model.sizes import forward_flops
+from attnlm.model.spec import ModelSpec
 from attnlm.training.validation import MOST_TOKENS
 
 # The fractions of the training between two evaluations that an evaluation and its sample may cost.
@@ -32,9 +31,9 @@ _TIMES_SLOWER_ALONE, _PER_LAYER_ALONE = 20.0, 2e7
 _STEP = 3.0
 
 
-def forward_cost(a: Architecture, vocab_size: int) -> float:
+def forward_cost(spec: ModelSpec, vocab_size: int) -> float:
     """Return the number of operations of one token's forward pass, including the loss."""
-    return float(forward_flops(a, vocab_size)) + _PER_LOGIT * vocab_size
+    return float(spec.costs(vocab_size).forward_flops) + _PER_LOGIT * vocab_size
 
 
 def step_cost(config: Config, vocab_size: int) -> float:
@@ -82,7 +81,7 @@ def _whole_windows(config: Config, tokens: float) -> int:
 def affordable_sample(config: Config, vocab_size: int) -> int:
     """Return the length of the sample at each evaluation: 80 tokens, fewer for a large model."""
     by_itself = _TIMES_SLOWER_ALONE * forward_cost(config.spec, vocab_size)
-    by_itself += config.spec.layers * _PER_LAYER_ALONE
+    by_itself += config.spec.costs(vocab_size).layers * _PER_LAYER_ALONE
     affordable = max(_SAMPLE_FRACTION * _between_evaluations(config, vocab_size), _FREE)
     return max(_FEWEST_SAMPLED, min(_SAMPLED_TOKENS, int(affordable / by_itself)))
 

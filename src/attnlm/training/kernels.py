@@ -9,10 +9,10 @@ import torch
 
 from attnlm.compute.native import kernels as native_kernels
 from attnlm.config.training import TrainingConfig
-from attnlm.model.architecture import Architecture
 from attnlm.model.ops import Kernels
 from attnlm.model.ops.linear import onednn_linear
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
+from attnlm.model.spec import ModelSpec, Use
 from attnlm.training.one_layer import is_one_layer
 
 _NARROW = 192
@@ -30,41 +30,36 @@ def kernels_of(training: TrainingConfig) -> Kernels:
     )
 
 
-def has_native_ops(a: Architecture, vocab_size: int, tokens: int) -> bool:
+def has_native_ops(spec: ModelSpec, vocab_size: int, tokens: int) -> bool:
     """Return True if some of this model's operations exist in C for batches of `tokens` tokens."""
-    return a.embed_dim is not None and (
-        is_one_layer(a, vocab_size, tokens)
-        or has_native_blocks(a)
-        or vocab_size * tokens > LOGITS_AT_ONCE["cpu"]
-        or a.mlp in ("gelu", "swiglu")
-        or a.norm == "rms"
-        or (a.attention == "softmax" and (a.query_key_norm or a.positions == "rotary"))
+    has_blocks = spec.costs(vocab_size).width > 0
+    return (
+        is_one_layer(spec, vocab_size, tokens)
+        or spec.supports(Use.NATIVE_OPS) is None
+        or (has_blocks and vocab_size * tokens > LOGITS_AT_ONCE["cpu"])
     )
 
 
-def has_native_blocks(a: Architecture) -> bool:
-    """Return True if block.c can compute the blocks of this model."""
-    return a.attention == "softmax" and a.residual and a.projection
-
-
-def trains_native_blocks(a: Architecture, training: TrainingConfig) -> bool:
+def trains_native_blocks(spec: ModelSpec, training: TrainingConfig) -> bool:
     """Return True if block.c can compute the blocks in this training run.
 
     Operations in C are needed, no adapters, and all weights of a block in one process.
     """
     in_one_piece = not training.is_sharded and training.lora is None
-    return training.compile == "parts" and in_one_piece and has_native_blocks(a)
+    is_native = training.compile == "parts" and in_one_piece
+    return is_native and spec.supports(Use.NATIVE_BLOCKS) is None
 
 
-def chosen_matmul(a: Architecture, training: TrainingConfig) -> str:
+def chosen_matmul(spec: ModelSpec, training: TrainingConfig) -> str:
     """Return what computes a step's large matmuls: native, onednn or blas.
 
     Blocks in C are faster than single operations as long as their matmuls are small. The library is
     faster for large ones.
     """
     library = faster_matmul()
-    by_block = trains_native_blocks(a, training) and training.attention_kernel != "torch"
-    return "native" if by_block and library == "blas" and a.width <= _NARROW else library
+    by_block = trains_native_blocks(spec, training) and training.attention_kernel != "torch"
+    is_narrow = spec.costs(vocab_size=0).width <= _NARROW
+    return "native" if by_block and library == "blas" and is_narrow else library
 
 
 def faster_matmul() -> str:
@@ -79,7 +74,7 @@ def faster_matmul() -> str:
     return "blas" if native.is_intel() else "onednn"
 
 
-def faster_attention(a: Architecture, matmul: str) -> str:
+def faster_attention(spec: ModelSpec, matmul: str) -> str:
     """Return the kernel for causal attention: native for contexts above 64 tokens, else torch.
 
     The kernel in C computes blocks of 64 queries. It can't compute every model. Blocks in C use it
@@ -87,7 +82,5 @@ def faster_attention(a: Architecture, matmul: str) -> str:
     """
     if matmul == "native":
         return "native"
-    is_possible = (
-        a.attention != "none" and not a.materializes_attention and native_kernels() is not None
-    )
-    return "native" if is_possible and a.block_size > _SHORT else "torch"
+    is_possible = spec.supports(Use.NATIVE_ATTENTION) is None and native_kernels() is not None
+    return "native" if is_possible and spec.block_size > _SHORT else "torch"

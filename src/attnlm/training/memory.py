@@ -7,7 +7,7 @@ For large vocabularies, the estimates are higher than the measured peaks.
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 
 import torch
 
@@ -16,15 +16,8 @@ from attnlm.base.readable import byte_size
 from attnlm.compute.device import Device, machine_memory
 from attnlm.compute.processes import local_count
 from attnlm.config.settings import Config
-from attnlm.model.architecture import Architecture
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, MOST_COMPILED
-from attnlm.model.sizes import (
-    adapter_numbers,
-    block_matrices,
-    map_shapes,
-    mixed_width,
-    multiplied_weights,
-)
+from attnlm.model.spec import ModelSpec
 from attnlm.training.kernels import has_native_ops
 from attnlm.training.one_layer import is_one_layer
 from attnlm.training.step import MOST_SHARES, split_batch
@@ -79,57 +72,68 @@ def estimate_memory(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: str
 ) -> MemoryEstimate:
     """Estimate the memory of each process, without building the model."""
-    a, training, lora = config.spec, config.training, config.training.adapters
+    spec = config.spec
+    costs = spec.costs(vocab_size)
+    training = config.training
+    lora = training.adapters
     threads = (training.threads or torch.get_num_threads()) if device == "cpu" else 1
-    cut, most_threads = split_batch(training, threads), min(threads, MOST_SHARES)
-    tokens, shards = cut.windows * a.block_size, training.processes if training.is_sharded else 1
+    most_threads = min(threads, MOST_SHARES)
+    cut = split_batch(training, threads)
+    tokens = cut.windows * spec.block_size
+    shards = training.processes if training.is_sharded else 1
     half = training.dtype == "bfloat16" or (training.dtype == "auto" and device == "cuda")
-    width, is_plain = 2 if half else _FLOAT, device == "cpu" and not half
-    native = is_plain and training.compile in ("auto", "parts")
-    native = native and has_native_ops(a, vocab_size, training.batch_size * a.block_size)
-    one_layer = native and shards == 1 and lora is None and is_one_layer(a, vocab_size, tokens)
+    bytes_per_input = 2 if half else _FLOAT
+    native = (
+        device == "cpu"
+        and not half
+        and training.compile in ("auto", "parts")
+        and has_native_ops(spec, vocab_size, training.batch_size * spec.block_size)
+    )
+    one_layer = native and shards == 1 and lora is None and is_one_layer(spec, vocab_size, tokens)
 
-    own, blocks = parameters // shards, a.layers * block_matrices(a)
-    trained = own if lora is None else adapter_numbers(a, lora)
+    own = parameters // shards
+    blocks = costs.layers * costs.block_matrices
+    trained = own if lora is None else costs.adapter_numbers(lora)
+    weights = own if lora is None else own + trained
     gathered = copied = 0
     if shards > 1:  # gathered: two blocks at a time, and always embeddings and head
-        gathered = parameters - blocks + min(2, a.layers) * block_matrices(a)
+        gathered = parameters - blocks + min(2, costs.layers) * costs.block_matrices
     elif half or lora is None:
-        copied = multiplied_weights(a, vocab_size)
+        copied = costs.multiplied_weights
     optimizer = 2 * trained
     if training.optimizer == "muon":
         optimizer -= blocks // shards
-        largest = max(rows * columns for rows, columns in map_shapes(a).values())
-        optimizer += _COPIES_BY_MUON * most_threads * largest * (device == "cpu")
+        if device == "cpu":
+            largest = max(rows * columns for rows, columns in costs.matrices.values())
+            optimizer += _COPIES_BY_MUON * most_threads * largest
 
-    block, widest = kept_by_block(a, width), peak_activations_per_token(a)
-    kept = a.layers * block
+    block = _FLOAT * costs.kept_features + bytes_per_input * costs.kept_inputs
+    kept = costs.layers * block
     if training.recompute:  # one block's activations, and the input of each block
-        kept = block + _FLOAT * a.layers * (a.embed_dim or 0)
-    activations = cut.shares * tokens * (kept + width * widest)
-    most, at_once = LOGITS_AT_ONCE[device], 2 * LOGITS_AT_ONCE[device]
-    if native:
-        at_once = min(MOST_COMPILED * vocab_size, most)
+        kept = block + _FLOAT * costs.layers * costs.width
+    activations = cut.shares * tokens * (kept + bytes_per_input * costs.peak_activations)
+    most = LOGITS_AT_ONCE[device]
+    at_once = min(MOST_COMPILED * vocab_size, most) if native else 2 * most
     if one_layer:
         logits = tokens * vocab_size
-    elif training.compile == "on" or a.embed_dim is None or tokens * vocab_size <= most:
+    elif training.compile == "on" or not costs.width or tokens * vocab_size <= most:
         logits = 3 * tokens * vocab_size
     else:
         # The gradients of the head and of its input are computed with the loss. Three copies of
         # the head's gradient fit the peaks measured with 50,257 ids.
-        logits = at_once + (tokens + 3 * vocab_size * (lora is None)) * a.body_dim
+        head_gradients = 3 * vocab_size if lora is None else 0
+        logits = at_once + (tokens + head_gradients) * costs.head_inputs
 
-    together = min(windows_at_once(a, vocab_size, device) * a.block_size, val_tokens)
+    together = min(windows_at_once(spec, vocab_size, device) * spec.block_size, val_tokens)
     evaluated = together * vocab_size
-    if a.embed_dim is not None and evaluated > most:
+    if costs.width and evaluated > most:
         evaluated = at_once
-    evaluation = _FLOAT * (together * widest + 2 * evaluated)
+    evaluation = _FLOAT * (together * costs.peak_activations + 2 * evaluated)
     evaluation *= min(most_threads, -(-val_tokens // together))
     if device == "cuda":  # an evaluation reuses the memory of a step
         evaluation = max(0, evaluation - activations - _FLOAT * logits)
     return MemoryEstimate(
-        weights=_FLOAT * (own + trained * (lora is not None))
-        + width * (gathered + cut.shares * copied),
+        weights=_FLOAT * weights + bytes_per_input * (gathered + cut.shares * copied),
         gradients=_FLOAT * (cut.shares * trained + gathered),
         optimizer=_FLOAT * optimizer,
         activations=activations,
@@ -141,28 +145,12 @@ def estimate_memory(
     )
 
 
-def kept_by_block(a: Architecture, width: int = _FLOAT) -> int:
-    """Return about how many bytes per token a block keeps for the backward pass.
-
-    Numbers of the residual stream are in float32; those in inputs of matmuls take `width` bytes.
-    """
-    mixed = (6 if a.attention == "softmax" else 2) * mixed_width(a)
-    weights = 3 * a.maps_per_layer * a.block_size * a.materializes_attention
-    stream = (5 if a.residual else 1) * (a.embed_dim or 0)
-    return _FLOAT * stream + width * (mixed + 3 * a.mlp_dim + weights)
-
-
-def peak_activations_per_token(a: Architecture) -> int:
-    """Return about how many numbers per token a block holds at the peak of its memory."""
-    mixed = 4 * mixed_width(a) + 2 * a.maps_per_layer * a.block_size * a.materializes_attention
-    return 2 * (a.embed_dim or 0) + max(3 * a.mlp_dim, mixed)
-
-
-def windows_at_once(a: Architecture, vocab_size: int, device: str) -> int:
+def windows_at_once(spec: ModelSpec, vocab_size: int, device: str) -> int:
     """Return how many windows of block_size an evaluation computes together, at least 1."""
-    numbers = peak_activations_per_token(a) + (2 * vocab_size if a.embed_dim is None else 0)
+    costs = spec.costs(vocab_size)
+    numbers = costs.peak_activations if costs.width else 2 * vocab_size
     per_token = max(_BYTES_PER_TOKEN, _FLOAT * numbers)
-    return max(1, _TOKENS_AT_ONCE[device] * _BYTES_PER_TOKEN // per_token // a.block_size)
+    return max(1, _TOKENS_AT_ONCE[device] * _BYTES_PER_TOKEN // per_token // spec.block_size)
 
 
 def affordable_micro_batch(
@@ -177,8 +165,7 @@ def affordable_micro_batch(
     rows = config.training.batch_size // config.training.processes
     for rounds in (n for n in range(1, rows + 1) if rows % n == 0):
         size = rows // rounds if rounds > 1 else None
-        training = replace(config.training, micro_batch_size=size)
-        some = replace(config, training=training)
+        some = config.with_training(micro_batch_size=size)
         estimate = estimate_memory(some, vocab_size, parameters, val_tokens, device.name)
         if there is None or estimate.total <= _FRACTION * there:
             break
@@ -193,10 +180,10 @@ def check_memory(
     An estimate may be too high by FACTOR, except for what any step needs: the weights, one set of
     gradients and the optimizer's state.
     """
-    about, there = (vocab_size, parameters, val_tokens, device.name), _memory_of(device)
-    estimate = estimate_memory(config, *about)
-    small = replace(config.training, threads=1, micro_batch_size=1)
-    least = estimate_memory(replace(config, training=small), *about)
+    there = _memory_of(device)
+    estimate = estimate_memory(config, vocab_size, parameters, val_tokens, device.name)
+    small = config.with_training(threads=1, micro_batch_size=1)
+    least = estimate_memory(small, vocab_size, parameters, val_tokens, device.name)
     needed = max(estimate.total / FACTOR, least.weights + least.gradients + least.optimizer)
     if there is None or needed <= there:
         return
@@ -205,7 +192,7 @@ def check_memory(
         at_once = config.training.micro_batch_size
         sizes = {None: "`batch_size` or ", 1: ""}.get(at_once, "`micro_batch_size` or ")
         hint = f"lower {sizes}`block_size`"
-    elif config.spec.embed_dim is None:
+    elif not config.spec.costs(vocab_size).width:
         hint = "prepare the text with a smaller vocabulary, such as tokenizer bpe:1024"
     else:
         hint = "lower `embed_dim`, `heads`, `head_size` or `layers`"

@@ -27,45 +27,27 @@ from torch import Tensor
 
 from attnlm.compute.device import Device
 from attnlm.compute.native import kernels as native_kernels
-from attnlm.model.architecture import Architecture
 from attnlm.model.inspection import has_usual_weights
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.ops import Kernels, place
+from attnlm.model.spec import ModelSpec, Use
 from attnlm.training.comparison import computes_gradients
 
-# All attention weights of a window are in memory together: a longer context would take too much.
-LONGEST_CONTEXT = 256
-# The C code keeps a query's sums in vectors of at most 64 numbers.
-LARGEST_HEAD = 64
 # Unused numbers at the end of arrays that C reads in whole vectors, and of each row of the logits:
 # rows at distances of a power of two would map to the same few sets of a cache.
 _PADDING = 16
-
-# Settings that may have any value in this form; all others must have their defaults.
-_FREE = (
-    *("model", "embed_dim", "block_size", "heads", "kv_heads", "head_size", "wide_heads"),
-    *("qkv_bias", "projection", "bias"),
-)
 
 _QKV = ("query.weight", "key.weight", "value.weight")
 _QKV_BIASES = ("query.bias", "key.bias", "value.bias")
 
 
-def is_one_layer(a: Architecture, vocab_size: int, tokens: int) -> bool:
+def is_one_layer(spec: ModelSpec, vocab_size: int, tokens: int) -> bool:
     """Return True if the one-layer form computes this model in batches of `tokens` tokens.
 
     The result is False if the vocabulary has more than `tokens` ids, since the tables would then
     have more rows than a batch looks up.
     """
-    free = {name: getattr(a, name) for name in _FREE}
-    return (
-        a == Architecture(**free, head_bias=True)
-        and a.num_kv_heads == a.heads
-        and a.embed_dim is not None
-        and a.head_dim <= LARGEST_HEAD
-        and a.block_size <= LONGEST_CONTEXT
-        and vocab_size <= tokens
-    )
+    return vocab_size <= tokens and spec.supports(Use.ONE_LAYER) is None
 
 
 def one_layer_form(
@@ -76,11 +58,10 @@ def one_layer_form(
     The modules of the model may have been changed from outside. The form is therefore compared with
     them, once for each model.
     """
-    a = model.architecture
     if (
         not kernels.compiled
         or not isinstance(model, Transformer)
-        or not is_one_layer(a, model.vocab_size, batch_size * a.block_size)
+        or not is_one_layer(model.spec, model.vocab_size, batch_size * model.block_size)
         or (device.name, device.dtype) != ("cpu", "float32")
         or model.head.weight.dtype != torch.float32
         or not model.head.weight.is_cpu

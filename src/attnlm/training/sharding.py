@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from attnlm.compute.device import Device
 from attnlm.compute.processes import Processes, noticing_lost
 from attnlm.config.training import TrainingConfig
-from attnlm.model.architecture import Architecture
 from attnlm.model.attention import SelfAttention
 from attnlm.model.inspection import empty_model
-from attnlm.model.language_model import MLP, LanguageModel, build_model
+from attnlm.model.language_model import MLP, LanguageModel
+from attnlm.model.spec import ModelSpec
 from attnlm.training.optimizer import AdamW, Group, Muon, Optimizer, Span, orthogonalize, spans_of
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def sharded_model(
-    architecture: Architecture, vocab_size: int, device: Device, processes: Processes
+    spec: ModelSpec, vocab_size: int, device: Device, processes: Processes
 ) -> LanguageModel:
-    """Return this process's rows of the model that `build_model` makes from the same random state.
+    """Return this process's rows of the model that `spec.build` makes from the same random state.
 
     While the model is made, the process has at most one whole block in memory at any time, in
     addition to the whole embeddings and head.
@@ -56,7 +56,7 @@ def sharded_model(
                 part.joins_weights = False  # copies of gathered weights would stay in memory
         return fully_shard(module, mesh=mesh, mp_policy=policy)
 
-    model: LanguageModel = placed(build_model(architecture, vocab_size, placed))
+    model: LanguageModel = placed(spec.build(vocab_size, placed))
     register_fsdp_forward_method(model, "loss")
     return model
 
@@ -71,7 +71,7 @@ def part_of_whole(part: Tensor, shape: torch.Size, mesh: DeviceMesh, dim: int = 
 
 def whole_model(model: LanguageModel, processes: Processes) -> LanguageModel | None:
     """Return the whole model on the CPU in rank 0, else None. All processes must call this."""
-    whole = empty_model(model.architecture, model.vocab_size) if processes.is_main else None
+    whole = empty_model(model.spec, model.vocab_size) if processes.is_main else None
     into = {} if whole is None else dict(whole.named_parameters())
     model.reshard()  # type: ignore[operator]  # an evaluation leaves root weights gathered
     with torch.no_grad(), noticing_lost():

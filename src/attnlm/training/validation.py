@@ -67,8 +67,8 @@ def validation_loss(
     processes if one receives a signal.
     """
     stop, kernels, was_training = stop or StopSignal(), kernels or Kernels(), model.training
-    at_once = windows_at_once(model.architecture, model.vocab_size, device.name)
-    whole = at_once, model.architecture.block_size
+    at_once = windows_at_once(model.spec, model.vocab_size, device.name)
+    whole = at_once, model.block_size
     groups = _groups(tokens, most, model, at_once)
     sums, count = [0.0] * len(groups), processes.count
     threads = max(1, min(threads, len(groups) // count, MOST_SHARES))
@@ -119,7 +119,7 @@ def _groups(
 
     The last groups are smaller: one has fewer windows, and one is a shorter window.
     """
-    length = model.architecture.block_size
+    length = model.block_size
     check_length(len(tokens), length, "validation")
     if most is None or most >= len(tokens) - 1:
         ids = ids_at(tokens, slice(MOST_TOKENS), model.vocab_size, "val.bin")

@@ -28,7 +28,6 @@ from attnlm.config.settings import Config, resolve
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameters_of
-from attnlm.model.sizes import multiplied_weights
 from attnlm.training.cost import step_cost
 from attnlm.training.kernels import (
     chosen_matmul,
@@ -76,8 +75,10 @@ def autotune(
     if config.training.seed is None:
         config = config.with_training(seed=secrets.randbits(31))
     if config.training.micro_batch_size is None and not is_resumed:
-        about = parameters_of(config.spec, dataset.vocab_size), dataset.val_tokens, device
-        size = affordable_micro_batch(config, dataset.vocab_size, *about)
+        parameters = parameters_of(config.spec, dataset.vocab_size)
+        size = affordable_micro_batch(
+            config, dataset.vocab_size, parameters, dataset.val_tokens, device
+        )
         config = config.with_training(micro_batch_size=size)
     check_fits(config, dataset, device)
     use_precision(device)
@@ -102,7 +103,8 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
     Raises AttnlmError if the settings demand what is missing: a compiler or a folder for compiled
     code, kernels in C, or operations of the model that exist in C.
     """
-    asked, on_cpu = config.training.compile, device.name == "cpu"
+    asked = config.training.compile
+    on_cpu = device.name == "cpu"
     if asked == "on" and on_cpu and not _has_compiler():
         raise AttnlmError(
             "`compile` on needs a C++ compiler, but none was found",
@@ -115,9 +117,8 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
         use_own_compiler_cache()
     if asked in ("on", "off"):
         return asked
-    tokens = config.training.batch_size * config.spec.block_size
-    about = config.spec, dataset.vocab_size, tokens
-    possible = on_cpu and device.dtype == "float32" and has_native_ops(*about)
+    has_ops = has_native_ops(config.spec, dataset.vocab_size, config.tokens_per_step)
+    possible = on_cpu and device.dtype == "float32" and has_ops
     if asked == "auto":
         return "parts" if possible and kernels() is not None else "off"
     if not possible:
@@ -137,16 +138,18 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
 
 def _kernels(config: Config, device: Device) -> dict[str, str]:
     """Return the settings for kernels, replacing auto by what a rule selects."""
-    a, training = config.spec, config.training
+    spec = config.spec
+    training = config.training
     is_plain = (device.name, device.dtype) != ("cpu", "float32") or training.compile == "on"
-    matmul, attention = training.matmul, training.attention_kernel
+    matmul = training.matmul
+    attention = training.attention_kernel
     if is_plain:
         return {"matmul": "blas", "attention_kernel": "torch"}
     if attention == "native" and training.compile != "parts":
         raise UsageError(
             "`attention_kernel` native needs `compile` parts", "leave `attention_kernel` out"
         )
-    if matmul == "native" and not trains_native_blocks(a, training):
+    if matmul == "native" and not trains_native_blocks(spec, training):
         raise UsageError(
             "`matmul` native needs `compile` parts, a model with softmax attention, a projection "
             "and residual connections, and neither `shard` nor `lora`",
@@ -159,9 +162,9 @@ def _kernels(config: Config, device: Device) -> dict[str, str]:
         )
     if matmul == "auto":
         large = training.compile == "parts" or training.optimizer == "muon" or training.lora
-        matmul = chosen_matmul(a, training) if large and a.embed_dim is not None else "blas"
+        matmul = chosen_matmul(spec, training) if large else "blas"
     if attention == "auto":
-        attention = faster_attention(a, matmul) if training.compile == "parts" else "torch"
+        attention = faster_attention(spec, matmul) if training.compile == "parts" else "torch"
     return {"matmul": matmul, "attention_kernel": attention}
 
 
@@ -240,7 +243,7 @@ def affordable_size(
     chosen, seen, speed, pace = 0, 0.0, math.inf, 0.0
     for number, recipe in enumerate(sizes):
         config = resolve(settings, recipe)
-        least = _TOKENS_PER_WEIGHT * multiplied_weights(config.spec, dataset.vocab_size)
+        least = _TOKENS_PER_WEIGHT * config.spec.costs(dataset.vocab_size).multiplied_weights
         cost = step_cost(config, dataset.vocab_size) / config.tokens_per_step
         hoped = min(most, (ends - time.perf_counter()) * _MOST_GAINED * speed / cost)
         if number and (config.spec.block_size > dataset.largest_block_size or hoped < least):

@@ -99,7 +99,7 @@ def evaluate(
             place = slice(begin, begin + part.tokens)
             tokens = ids_at(dataset.val, place, model.vocab_size, "val.bin")
             found = None
-            if len(tokens) > model.architecture.block_size:
+            if len(tokens) > model.block_size:
                 most = None if share == 1 else int(share * part.tokens)
                 found = measured(tokens, part.bytes / part.tokens, most)
             sources.append((part.source, found))
@@ -143,7 +143,7 @@ def take_snapshot(
     A snapshot is a sampled text of `tokens` tokens, and attention maps for the beginning of the
     validation split. The text is "" if sampling fails. PyTorch's random state is not used.
     """
-    length, training = min(PASSAGE, model.architecture.block_size), model.training
+    length, training = min(PASSAGE, model.block_size), model.training
     passage = ids_at(dataset.val, slice(length), model.vocab_size, "val.bin").tolist()
     text, maps = "", None
     model.eval()

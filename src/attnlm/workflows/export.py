@@ -19,7 +19,6 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.workspaces import workspace
-from attnlm.model.inspection import parameter_shapes
 from attnlm.runs.external_formats import (
     GGUF_FORMATS,
     Exported,
@@ -96,7 +95,7 @@ def _tensors(form: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Made:
     """
     a, weights = form.completed(run.config.spec), described_weights(run, checkpoint)
     stored = {one.name: one for one in form.stored(a)}
-    shapes = parameter_shapes(a, run.vocab_size)
+    shapes = a.parameter_shapes(run.vocab_size)
     for part in (part for one in stored.values() for part in one.parts if part not in weights):
         if part.endswith("projection.weight"):
             weights[part] = torch.eye(a.width)

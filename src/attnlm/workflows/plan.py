@@ -24,8 +24,7 @@ from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
 from attnlm.model.architecture import PRESETS
-from attnlm.model.inspection import parameter_shapes
-from attnlm.model.sizes import forward_flops, map_shapes, training_flops
+from attnlm.model.sizes import Costs
 from attnlm.runs.load_model import check_tokenizer
 from attnlm.runs.run import Run, open_run
 from attnlm.training.memory import MemoryEstimate, estimate_memory
@@ -83,7 +82,7 @@ class Plan:
 
     @functools.cached_property
     def _sizes(self) -> dict[str, int]:
-        shapes = parameter_shapes(self.config.spec, self.vocab_size)
+        shapes = self.config.spec.parameter_shapes(self.vocab_size)
         return {name: math.prod(shape) for name, shape in shapes.items()}
 
     @functools.cached_property
@@ -92,15 +91,15 @@ class Plan:
         about = self.vocab_size, self.parameters, self.val_tokens, self.device
         return estimate_memory(self.config, *about)
 
-    @property
-    def forward_flops(self) -> int:
-        """Return the operations of the forward pass for one token."""
-        return forward_flops(self.config.spec, self.vocab_size)
+    @functools.cached_property
+    def costs(self) -> Costs:
+        """Return the costs of one token."""
+        return self.config.spec.costs(self.vocab_size)
 
     @property
     def training_flops(self) -> int:
         """Return the operations of the forward and backward passes for one token."""
-        return training_flops(self.config.spec, self.vocab_size, self.config.training.adapters)
+        return self.costs.training_flops(self.config.training.adapters)
 
     @property
     def update_flops(self) -> int:
@@ -108,10 +107,10 @@ class Plan:
         if self.config.training.optimizer != "muon":
             return 0
         flops = 0
-        for shape in map_shapes(self.config.spec).values():
+        for shape in self.costs.matrices.values():
             small, large = sorted(shape)
             flops += 5 * (4 * small * small * large + 2 * small**3)  # 5 times 3 matmuls
-        return self.config.spec.layers * flops
+        return self.costs.layers * flops
 
     @property
     def step_flops(self) -> int:
@@ -198,7 +197,7 @@ class Plan:
             "device": self.device,
             **self._figures(),
             "parameters_without_embeddings": self.parameters_without_embeddings,
-            "forward_flops_per_token": self.forward_flops,
+            "forward_flops_per_token": self.costs.forward_flops,
             "update_flops_per_step": self.update_flops,
             "memory_by_part": asdict(self.memory),
             "peak": self.peak,

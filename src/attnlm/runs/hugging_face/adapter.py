@@ -23,7 +23,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Settings, quoted
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import Architecture
-from attnlm.model.sizes import LoRA, adapter_shapes, map_name, map_shapes
+from attnlm.model.sizes import LoRA, map_name, map_shapes
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import put_new
 from attnlm.runs.external_formats import STOCK_CLASSES, StockClass, fitting_class, format_for
@@ -211,7 +211,10 @@ def _read_adapter(
     shapes = map_shapes(a)
     rank, scale = max(len(down) for down, _ in found.values()), scales[modules[0]]
     lora = LoRA(rank, scale * rank, tuple(name for name in shapes if name in on))
-    tensors = {name: torch.zeros(shape) for name, shape in adapter_shapes(a, lora).items()}
+    tensors = {
+        name: torch.zeros(shape)
+        for name, shape in a.costs(vocab_size=0).adapter_shapes(lora).items()
+    }
     for module, (down, up) in found.items():
         outputs_of = [shapes[map_name(ours)][0] for ours in module.maps]
         for ours, rows in zip(module.maps, up.split(outputs_of), strict=True):

@@ -27,7 +27,7 @@ from attnlm.base.errors import AttnlmError, NotFiniteError, UsageError
 from attnlm.base.settings import check_value, quoted
 from attnlm.config.settings import Config, resolve
 from attnlm.model.architecture import Architecture
-from attnlm.model.inspection import check_finite, parameter_shapes
+from attnlm.model.inspection import check_finite
 from attnlm.runs.external_formats import LLAMA3_TURNS, STOCK_CLASSES, TensorMapping
 from attnlm.runs.safetensors_file import FLOATS, Shape, TensorFile, explaining_reads, read_header
 
@@ -192,7 +192,7 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
         for tensor in stock.stored(config.spec)
         if not (tensor.name.endswith(".bias") and any(p in tensor.name for p in without_bias))
     )
-    shapes = parameter_shapes(config.spec, size)
+    shapes = config.spec.parameter_shapes(size)
     return Described(config, size, positions, tuple(stored), shapes)
 
 
@@ -207,7 +207,7 @@ def without_empty_mlp(described: Described, weight: Callable[[str], Tensor]) -> 
     if a.mlp_dim != 1 or any(weight(name).any() for name in outgoing):
         return described
     config = replace(described.config, spec=replace(a, mlp="none", mlp_width=None))
-    shapes = parameter_shapes(config.spec, described.vocab_size)
+    shapes = config.spec.parameter_shapes(described.vocab_size)
     return replace(described, config=config, shapes=shapes)
 
 

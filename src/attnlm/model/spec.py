@@ -1,0 +1,75 @@
+"""What a run trains: the description of a model, and what may be asked of it.
+
+An Architecture is one implementation. Code outside of `model` asks a ModelSpec and calls the
+LanguageModel that it builds, and does not look at the parts of either.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attnlm.base.errors import UsageError
+from attnlm.base.settings import Settings
+
+if TYPE_CHECKING:
+    from attnlm.model.language_model import LanguageModel
+    from attnlm.model.sizes import Costs
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Use(enum.Enum):
+    """What can be done with a model besides calling it; some models do not support it."""
+
+    ATTENTION_MAPS = "attention maps"
+    TRACE = "a trace"
+    PAGE = "a page that computes"
+    NATIVE_DECODER = "the decoder in C"
+    NATIVE_OPS = "operations in C"
+    NATIVE_ATTENTION = "attention in C"
+    NATIVE_BLOCKS = "blocks in C"
+    ONE_LAYER = "the one-layer form"
+    RECOMPUTE = "`recompute`"
+    LORA = "`lora`"
+    SLIDING_WINDOW = "a context that slides by one token"
+    """Sliding is exact for one layer only. With several layers, rotary positions or an MLP, the
+    model keeps the newer half of a full context and computes it again."""
+
+
+class ModelSpec(Protocol):
+    """The description of a model. config.json records its settings."""
+
+    @property
+    def name(self) -> str:
+        """Return what tables and names of runs call the model, such as multi-head."""
+
+    @property
+    def block_size(self) -> int:
+        """Return the context: the most tokens that the model sees."""
+
+    def settings(self) -> Settings:
+        """Return the settings that together define the model."""
+
+    def build(self, vocab_size: int, placed: Callable[[Any], Any] = ...) -> LanguageModel:
+        """Return a model, initialised from torch's global random state.
+
+        `placed` is applied to each block before the next block is built, since all blocks together
+        may be too large for one device.
+        """
+
+    def supports(self, use: Use) -> str | None:
+        """Return None, or in words why the model does not support a use."""
+
+    def costs(self, vocab_size: int) -> Costs:
+        """Return sizes and operations of the model, without building it."""
+
+    def parameter_shapes(self, vocab_size: int) -> Shapes:
+        """Return the shape of each parameter by its name, without its numbers."""
+
+
+def check_supports(spec: ModelSpec, use: Use) -> None:
+    """Raise UsageError, with the reason, unless the model supports a use."""
+    if (reason := spec.supports(use)) is not None:
+        raise UsageError(f"{spec.name} does not support {use.value}: {reason}", "use another model")
