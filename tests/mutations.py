@@ -387,12 +387,12 @@ top-p keeps one too few | test_sampling.py
 ordered_BV.cumsum(-1) - ordered_BV < top_p => ordered_BV.cumsum(-1) < top_p
 == generation/native_decoder.py
 the window never moves by half | test_sampling.py
-else max(1, a.block_size // 2) => else a.block_size
+else max(1, spec.block_size // 2) => else spec.block_size
 == model/architecture.py
 a part is in no variant of the tests | test_architecture.py
--    head_bias: bool = setting("a bias in the LM head", default=False)
-+    head_bias: bool = setting("a bias in the LM head", default=False)
-+    spare: bool = setting("a part of no model", default=False)
+-    head_bias: bool = _core_part("a bias in the LM head", default=False)
++    head_bias: bool = _core_part("a bias in the LM head", default=False)
++    spare: bool = _core_part("a part of no model", default=False)
 settings that a rung lacks are ignored | test_settings.py
 if name not in preset.settings: => if False:
 == config/variants.py

@@ -132,7 +132,7 @@ def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Sett
         ("llama:attention=uniform", "rotary needs", "`positions` learned"),
         ("gpt2:rotary_base=9", "without `positions` rotary", "leave `rotary_base` out"),
         ("gpt2:norm=none:norm_epsilon=0.1", "without a `norm`", "leave `norm_epsilon` out"),
-        ("llama:projection=false:mlp=none:bias=true", "without a `projection`", "leave `bias` out"),
+        ("llama:projection=false:mlp=none:bias=true", "without `projection`", "leave `bias` out"),
         ("gpt2:residual=false:attention=uniform:dropout=0.1", "without `residual`", "leave"),
     ],
 )
