@@ -8,11 +8,12 @@ and with each identifier once, whose words `_` or capitals divide.
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import sys
 import tokenize
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,8 +113,9 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
         yield from (file for file in below if file.suffix in (".md", ".py", ".c", ".h", ".js"))
 
 
-def _texts(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield paragraphs and identifiers of a file, each on one line, with first line and kind."""
+@functools.cache
+def _texts(path: Path) -> Sequence[tuple[int, str, str]]:
+    """Return paragraphs and identifiers of a file, each on one line, with first line and kind."""
     source = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         parts = [(1, "prose", _without_code(source))]
@@ -126,11 +128,12 @@ def _texts(path: Path) -> Iterator[tuple[int, str, str]]:
                 r"/\*(.*?)\*/|(?:^|\s)//+ ([^\n]*)", source, re.DOTALL | re.MULTILINE
             )
         ]
-    for first, kind, text in parts:
-        for line, paragraph in _paragraphs(text, first):
-            yield line, kind, paragraph
-    if path.suffix != ".md":
-        yield from _names(source)
+    paragraphs = [
+        (line, kind, paragraph)
+        for first, kind, text in parts
+        for line, paragraph in _paragraphs(text, first)
+    ]
+    return paragraphs if path.suffix == ".md" else [*paragraphs, *_names(source)]
 
 
 def _docstrings(source: str) -> Iterator[tuple[int, str, str]]:
