@@ -98,12 +98,16 @@ def with_options(
     return given
 
 
-def _whole_number(value: Any) -> Any:
-    return _number(int, value, "a whole number")
+def _number_of(kind: type[int] | type[float], words: str) -> Callable[[Any], Any]:
+    """Return a function that reads a typed number, and returns a default as it is."""
 
+    def read(value: Any) -> Any:
+        try:
+            return number(kind, value) if isinstance(value, str) else value
+        except ValueError:
+            raise typer.BadParameter(f"{value!r} is not {words}") from None
 
-def _real_number(value: Any) -> Any:
-    return _number(float, value, "a number")
+    return read
 
 
 def _path(value: Any) -> Path:
@@ -112,17 +116,9 @@ def _path(value: Any) -> Path:
     return Path(value)
 
 
-def _number(kind: type[int] | type[float], value: Any, words: str) -> Any:
-    """Return the number that was typed; `value` is a number already if it is a default."""
-    try:
-        return number(kind, value) if isinstance(value, str) else value
-    except ValueError:
-        raise typer.BadParameter(f"{value!r} is not {words}") from None
-
-
 _VALUES: Mapping[Any, tuple[str, Callable[[Any], Any] | None]] = {
-    **dict.fromkeys((int, int | None), ("<int>", _whole_number)),
-    **dict.fromkeys((float, float | None), ("<float>", _real_number)),
+    **dict.fromkeys((int, int | None), ("<int>", _number_of(int, "a whole number"))),
+    **dict.fromkeys((float, float | None), ("<float>", _number_of(float, "a number"))),
     **dict.fromkeys((str, str | None, list[str] | None), ("<str>", None)),
     **dict.fromkeys((Path, Path | None), ("<path>", _path)),
 }

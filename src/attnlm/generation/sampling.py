@@ -188,19 +188,21 @@ class Sampler:
 
 
 def load_sampler(
-    run: Run,
+    run: str | Path | Run | None,
     *,
     checkpoint: str | Checkpoint = "auto",
     device: str = "auto",
-    on_event: OnEvent = ignore,
+    checkpoint_dir: str | Path = "checkpoints",
+    on_event: OnEvent | None = None,
 ) -> Sampler:
     """Return a Sampler with the model of a run's checkpoint (auto, best or last), on a device.
 
     `on_event` receives a Note if the model must be decoded in a slower way. Raises
     AttnlmError if files are missing or damaged, or if the device is not available.
     """
-    model, chosen = load_model(run, checkpoint=checkpoint, device=device)
-    return Sampler(model, run.tokenizer, chosen, on_event)
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    model, chosen = load_model(opened, checkpoint=checkpoint, device=device)
+    return Sampler(model, opened.tokenizer, chosen, on_event or ignore)
 
 
 def sample(
@@ -230,17 +232,14 @@ def sample(
     if not isinstance(prompt, str):
         hint = "it must be a text; attnlm.samples takes a list of texts"
         raise UsageError(f"invalid value for `prompt`: {quoted(prompt)}", hint)
-    config = _config(settings, on_event or ignore)
+    config = _config(settings, on_event)
     if config.num_samples != 1:
         raise UsageError(
             f"sample yields one text, but num_samples is {config.num_samples}",
             "for several texts, call attnlm.samples(run, num_samples=N)",
         )
     sampler = load_sampler(
-        open_run(run, checkpoint_dir=checkpoint_dir),
-        checkpoint=checkpoint,
-        device=device,
-        on_event=on_event or ignore,
+        run, checkpoint=checkpoint, device=device, checkpoint_dir=checkpoint_dir, on_event=on_event
     )
     pieces = sampler.stream(sampler.prompt_ids(prompt), config)
     return itertools.chain([prompt] if prompt else [], pieces)
@@ -278,12 +277,9 @@ def samples(
     if not isinstance(prompts, Sequence) or not all(isinstance(text, str) for text in prompts):
         hint = "it must be a text or a list of texts"
         raise UsageError(f"invalid value for `prompt`: {quoted(prompt)}", hint)
-    config = _config(settings, on_event or ignore)
+    config = _config(settings, on_event)
     sampler = load_sampler(
-        open_run(run, checkpoint_dir=checkpoint_dir),
-        checkpoint=checkpoint,
-        device=device,
-        on_event=on_event or ignore,
+        run, checkpoint=checkpoint, device=device, checkpoint_dir=checkpoint_dir, on_event=on_event
     )
     return with_prompts(prompts, sampler.samples(sampler.ids_of(prompts), config)[0])
 
@@ -297,17 +293,17 @@ Settings:
 """
 
 
-def _config(settings: dict[str, Any], on_event: OnEvent) -> SamplingConfig:
+def _config(settings: dict[str, Any], on_event: OnEvent | None) -> SamplingConfig:
     """Return the settings of `sample` or `samples`; draw a seed and report it if there is none."""
     known = fields_of(SamplingConfig)
     for name in settings:
         if name not in known:
             hint = suggestion(name, known, f"the settings are {', '.join(known)}")
             raise UsageError(f"unknown setting {name!r}", hint)
-    if settings.get("seed") is not None:
-        return SamplingConfig(**settings)
-    config = SamplingConfig(**{**settings, "seed": drawn_seed()})
-    on_event(Note(f"seed {config.seed}"))
+    seed = settings.pop("seed", None)
+    config = SamplingConfig(**settings, seed=drawn_seed() if seed is None else seed)
+    if seed is None and on_event is not None:
+        on_event(Note(f"seed {config.seed}"))
     return config
 
 
