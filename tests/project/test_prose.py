@@ -15,7 +15,7 @@ from tests.prose import DOCUMENTS, NAMES, PAGES, SOURCE, TESTS, TEXTS, places_an
     [
         (DOCUMENTS, TEXTS, 2.2),
         (SOURCE, TEXTS, 2.5),
-        (PAGES, TEXTS, 9.0),
+        (PAGES, TEXTS, 2.0),
         (TESTS, TEXTS, 5.0),
         (SOURCE, NAMES, 3.0),
         (TESTS, NAMES, 2.0),

@@ -112,7 +112,7 @@ def shares(view: Any) -> list[float]:
     """The tints of the text."""
     script = (
         "[...document.querySelectorAll('#text button')]"
-        ".map(button => Number(button.style.getPropertyValue('--share')))"
+        ".map(button => Number(button.style.getPropertyValue('--fraction')))"
     )
     found: list[float] = view.evaluate(script)
     return found
@@ -154,8 +154,8 @@ def test_pointing_keys_and_temperature_in_a_real_browser(view: Any, attention: A
     assert f"to “{TEXT[1]}”" in view.inner_text("#head-caption")
     view.hover("#large .picture", position=at)
     share = attention.weights[0, 0, 9, 2]
-    assert view.inner_text(".tip").startswith("“␣” gives ")
-    assert abs(float(view.inner_text(".tip").split()[2][:-1]) - 100 * share) < 0.75
+    assert view.inner_text(".tooltip").startswith("“␣” gives ")
+    assert abs(float(view.inner_text(".tooltip").split()[2][:-1]) - 100 * share) < 0.75
     view.hover("#text button >> nth=4")
     view.focus("#temperature")
     logs_TV = np.log(attention.probabilities.astype(np.float64))

@@ -216,9 +216,9 @@ def test_typing_shows_the_next_token_and_what_the_last_one_attends_to(
         caption.filter(has_text="Layer 1, head 2").wait_for()
         assert f"attends to {percent(weight)}" in caption.inner_text()
         view.fill("#prompt", "abz")
-        view.locator("#told", has_text="“z”").wait_for()  # which the vocabulary lacks
+        view.locator("#status", has_text="“z”").wait_for()  # which the vocabulary lacks
         view.fill("#prompt", "ab")
-        until(view, "document.getElementById('told').textContent === ''")
+        until(view, "document.getElementById('status').textContent === ''")
 
 
 def percent(probability: float) -> str:
@@ -285,18 +285,18 @@ def test_keyboard_controls(width: int, browser: Any, tmp_path: Path) -> None:
         view.focus("#large .picture")
         view.keyboard.press("ArrowLeft")
         assert re.match("“a” gives [0-9.]+% to “c”", view.inner_text("#head-caption"))
-        view.focus("#way .matrix >> nth=0")
+        view.focus("#walkthrough .matrix >> nth=0")
         view.keyboard.press("ArrowRight")
-        assert view.inner_text("#made-of").startswith("embedding[“b”, 1] = ")
+        assert view.inner_text("#explanation").startswith("embedding[“b”, 1] = ")
         view.focus("#tokens")
         view.keyboard.press("ControlOrMeta+a")
         view.keyboard.type("12")
         view.keyboard.press("Enter")
-        until(view, "document.querySelectorAll('.made').length === 12")
+        until(view, "document.querySelectorAll('.sampled').length === 12")
         until(view, "page.run.textContent === 'Generate' && !isBusy")
         view.focus("#one")
         view.keyboard.press("Enter")
-        until(view, "document.querySelectorAll('.made').length === 13")
+        until(view, "document.querySelectorAll('.sampled').length === 13")
         assert re.search("which had [0-9.]+%", view.inner_text(".last"))
 
 
@@ -316,15 +316,17 @@ def test_mouse_controls(width: int, browser: Any, tmp_path: Path) -> None:
         until(view, "!isBusy")
         box = view.locator("#large .picture").bounding_box()
         view.hover("#large .picture", position={"x": 1, "y": box["height"] * 0.9})
-        assert view.inner_text(".tip").startswith("“b” gives ")
+        assert view.inner_text(".tooltip").startswith("“b” gives ")
         view.hover("#large .picture", position={"x": box["width"] * 0.9, "y": 2})
-        assert view.inner_text(".tip") == "“a” can't see “b”, which comes later"
-        scores = view.locator("#way figure", has_text="scores").locator(".matrix").first
+        assert view.inner_text(".tooltip") == "“a” can't see “b”, which comes later"
+        scores = view.locator("#walkthrough figure", has_text="scores").locator(".matrix").first
         box = scores.bounding_box()
         scores.click(position={"x": box["width"] * 0.3, "y": box["height"] * 0.9})
         score = float(heads.scores[0, 2, 4, 1])
-        assert view.inner_text("#made-of").startswith(f"scores[“b”, “b”] = {score:.2f}: the sum")
-        assert view.locator("#way .light").count() == 3
+        assert view.inner_text("#explanation").startswith(
+            f"scores[“b”, “b”] = {score:.2f}: the dot product"
+        )
+        assert view.locator("#walkthrough .highlight").count() == 3
         view.locator("#as-arcs").click()
         assert view.locator("#large path").count() > 0
         view.locator("#large svg text", has_text="c").click()
@@ -347,13 +349,13 @@ def test_several_models_can_be_chosen_and_typing_stops_generation(
         assert not view.is_visible("#thumbnails")
         view.fill("#tokens", "30")
         view.click("#run")
-        until(view, "document.querySelectorAll('.made').length === 90")
+        until(view, "document.querySelectorAll('.sampled').length === 90")
         view.fill("#tokens", "100000")
         view.click("#run")
-        until(view, "document.querySelectorAll('.made').length > 100")
+        until(view, "document.querySelectorAll('.sampled').length > 100")
         view.fill("#prompt", "abc")  # typing ends it and starts again
         until(view, "page.run.textContent === 'Generate' && !isBusy")
-        assert view.locator(".made").count() == 0
+        assert view.locator(".sampled").count() == 0
         assert view.locator("#text button").all_inner_texts() == ["a", "b", "c"]
 
 
@@ -373,7 +375,7 @@ def test_a_hostile_tokenizer_shows_text_and_runs_nothing(browser: Any, tmp_path:
         view.locator("#text button").nth(8).wait_for()
         view.fill("#tokens", "50")
         view.click("#run")
-        until(view, "document.querySelectorAll('.made').length === 100")
+        until(view, "document.querySelectorAll('.sampled').length === 100")
         view.click("#as-arcs")
         until(view, "!isBusy")
         assert view.locator("img, b:not(.scale b)").count() == 0

@@ -420,7 +420,7 @@ def test_the_lens_follows_the_chosen_token_and_scores_are_heat_maps(
         cells = maps.nth(number).locator("td")
         wanted = [head.scores[pattern] for head in found.heads.heads]
         assert cells.all_text_contents() == [f"{100 * score:.0f}" for score in wanted]
-        tints = cells.evaluate_all("all => all.map(c => +c.style.getPropertyValue('--share'))")
+        tints = cells.evaluate_all("all => all.map(c => +c.style.getPropertyValue('--fraction'))")
         assert tints == pytest.approx(wanted, abs=0.001)
 
 

@@ -33,9 +33,9 @@ def attention_parts(attention: Attention) -> tuple[dict[str, Any], dict[str, Any
         "maps": maps,
         "next": next_tokens_data(attention),
     }
-    least_share = maps["least"] / 255 if maps else 0.0
+    least_weight = maps["least"] / 255 if maps else 0.0
     content = {"attention": attention, "caution": CAUTION, "layers": layers}
-    return data, content | {"least_share": least_share}
+    return data, content | {"least_weight": least_weight}
 
 
 def packed_maps(weights_LHTT: Numbers) -> dict[str, Any]:

@@ -27,7 +27,7 @@ _LARGEST_IN_F32 = 2_000_000
 LARGEST = 60_000_000
 """The limit for the parameters of a page's models together. It does not hold if `force` is set."""
 _SUFFIX = ".html"
-SCRIPTS = ("components.js", "model.js", "tokenizers.js", "way.js", "play.js")
+SCRIPTS = ("components.js", "model.js", "tokenizers.js", "walkthrough.js", "play.js")
 
 
 def export_to_html(
@@ -57,7 +57,7 @@ def export_to_html(
             "export a smaller model, or use `force`",
         )
     chosen = [run.checkpoint(checkpoint) for run in runs]
-    models = [run_data(run, which, type) for run, which in zip(runs, chosen, strict=True)]
+    models = [run_data(run, one, type) for run, one in zip(runs, chosen, strict=True)]
     page = play_page(models, first_text(runs))
     with files.explaining(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -76,9 +76,10 @@ def run_data(
     origin = f"trained on {run.dataset['name']}"
     if run.imported_from:
         origin = f"imported from {run.imported_from}"
-    a, weights = run.config.spec, described_weights(run, checkpoint)
-    told = f"{a.model}, {run.parameters:,} parameters, {origin}"
-    return model_data(name or run.name, a, weights, run.tokenizer, told, number_type)
+    a = run.config.spec
+    weights = described_weights(run, checkpoint)
+    description = f"{a.model}, {run.parameters:,} parameters, {origin}"
+    return model_data(name or run.name, a, weights, run.tokenizer, description, number_type)
 
 
 def first_text(runs: Sequence[Run]) -> str:
@@ -107,13 +108,13 @@ def model_data(
     a: Architecture,
     tensors: Mapping[str, Tensor],
     tokenizer: Tokenizer,
-    told: str,
+    description: str,
     number_type: str | None = None,
 ) -> dict[str, Any]:
     """Return a model's JSON values for `unpackModels` in tokenizers.js, with tensors in base64.
 
-    `told` is what the page says about the model. `number_type` is f32 or f16 (default: f32 up to 2
-    million parameters, f16 above).
+    The page shows `description`. `number_type` is f32 or f16 (default: f32 up to 2 million
+    parameters, f16 above).
     """
     numbers = np.concatenate([tensor.numpy().ravel() for tensor in tensors.values()])
     if number_type is None:
@@ -127,7 +128,7 @@ def model_data(
         architecture |= {"head_size": a.head_dim, "kv_heads": a.num_kv_heads}
     return {
         "name": name,
-        "told": told,
+        "description": description,
         "architecture": {part: x for part, x in architecture.items() if x is not None},
         "shapes": {tensor: list(tensors[tensor].shape) for tensor in tensors},
         "type": number_type,

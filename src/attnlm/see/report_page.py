@@ -26,7 +26,8 @@ _MOST_COLUMNS = 24  # in the logit lens
 
 def report_page(report: Report) -> bytes:
     """Return the page, in UTF-8, with the same bytes for the same report."""
-    run, records = report.run, report.result.records if report.result else []
+    run = report.run
+    records = report.result.records if report.result else []
     count = min(len(report.snapshots), _MOST_SNAPSHOTS)  # evenly spaced, with the first and last
     chosen = np.linspace(0, len(report.snapshots) - 1, count).round().astype(int)
     snapshots = [report.snapshots[number] for number in chosen]
@@ -40,7 +41,8 @@ def report_page(report: Report) -> bytes:
     data["passage"] = [visible(token) for token in report.passage]
     data["lens"] = lens_data(report.lens, report.attention.vocabulary)
     last_scores = [film["scores"][-1] for film in data["films"]]
-    lines, facts = run_lines(records), run_facts(run)
+    lines = run_lines(records)
+    facts = run_facts(run)
     if records:
         last = records[-1]
         spent = f"{last['tokens']:,} tokens, {duration(last['seconds'])}"
@@ -85,7 +87,8 @@ def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]
     since each head takes about 10 KB.
     """
     maps = [one.maps for one in snapshots if one.maps is not None]
-    shapes, length = {one.shape for one in maps}, len(report.passage)
+    shapes = {one.shape for one in maps}
+    length = len(report.passage)
     if len(maps) < len(snapshots) or len(shapes) != 1 or length != maps[0].shape[-1] or length < 2:
         return []
     # The previous-token scores of heads.py: the mean weight of the previous token.

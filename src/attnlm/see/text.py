@@ -56,7 +56,7 @@ def visible(text: str) -> str:
     )
 
 
-def tint(share: float) -> str:
-    """Return a terminal style: white text, on dark for a `share` of 0, up to bright blue for 1."""
-    mixed = (round(low + (high - low) * share) for low, high in zip(*_BACKGROUNDS, strict=True))
+def tint(weight: float) -> str:
+    """Return a terminal style: white text, on dark for a `weight` of 0, up to bright blue for 1."""
+    mixed = (round(low + (high - low) * weight) for low, high in zip(*_BACKGROUNDS, strict=True))
     return "#ffffff on #" + "".join(f"{part:02x}" for part in mixed)

@@ -1,81 +1,78 @@
 "use strict";
-/* The replay: one slider moves the mark on the curve, and selects the sampled line and the head's map. */
+/* A replay of training: a slider moves the mark on the curve, and selects the generated text and the head's map. */
 const {snapshots, films} = data, slider = page.snapshot, plot = page.curve?.querySelector("svg");
 const rows = [...page.lines.querySelectorAll("tbody tr")];
-let playing = null; // a timer
+let timer = null; // while playing
 
-/* Return the horizontal position of a snapshot's step in the picture of the curve, whose x axis begins at step 0. */
-function across(snapshot) {
-  const [left, right] = ["left", "right"].map((side) => Number(plot.dataset[side]));
-  return left + ((right - left) * snapshot.step) / plot.dataset.end;
+/* Return the horizontal position of a snapshot's step in the plot, whose x axis begins at step 0. */
+function positionOf({step}) {
+  const left = Number(plot.dataset.left), right = Number(plot.dataset.right);
+  return left + ((right - left) * step) / plot.dataset.end;
 }
 
-function goTo(at) {
+function showSnapshot(at) {
   const snapshot = snapshots[at], loss = snapshot.loss === null ? "" : `, loss ${snapshot.loss.toFixed(4)}`;
   const step = `step ${snapshot.step.toLocaleString("en")}`;
   slider.value = at;
   slider.setAttribute("aria-valuetext", `${step}${loss}`);
   page.when.textContent = `${step}${loss}`;
   page.said.textContent = snapshot.text;
-  if (plot) page.mark.style.setProperty("--at", across(snapshot));
-  rows.forEach((one, number) => one.classList.toggle("now", number === at));
+  if (plot) page.mark.style.setProperty("--at", positionOf(snapshot));
+  rows.forEach((row, number) => row.classList.toggle("now", number === at));
   if (films.length) showMap(at, step);
 }
 
 /* Return the attention weights (t + 1) of token t at a snapshot, for the chosen head. */
-function rowIn(maps, at, t) {
+function weightsAt(maps, at, t) {
   const T = data.passage.length, start = (at * T * (T + 1)) / 2 + (t * (t + 1)) / 2;
   return Float32Array.from(maps.subarray(start, start + t + 1), (step) => step / 255);
 }
 
 function showMap(at, step) {
-  const {name, scores, maps} = films[page.head.value], query = data.passage.length - 1;
+  const {name, scores, maps} = films[page.head.value], tokens = data.passage;
   page["film-caption"].textContent = `${name}, ${step}: ${scores[at].toFixed(2)} on the previous token`;
-  page.film.replaceChildren(labelledMap({tokens: data.passage, query, rowOf: (t) => rowIn(maps, at, t), noteOf: (t, s) => s > t
-    ? `“${data.passage[t]}” can't see “${data.passage[s]}”, which comes later`
-    : `“${data.passage[t]}” gives ${percent(rowIn(maps, at, t)[s])} to “${data.passage[s]}”`}));
-  [...page.frames.children].forEach((frame, number) => mark(frame, number === at));
+  page.film.replaceChildren(labelledMap({tokens, query: tokens.length - 1, rowOf: (t) => weightsAt(maps, at, t)}));
+  [...page.frames.children].forEach((frame, number) => setChosen(frame, number === at));
 }
 
 function showFilm() {
   const {scores, maps} = films[page.head.value];
   page.frames.replaceChildren(...snapshots.map(({step}, at) => {
-    const canvas = element("canvas", {width: 1, height: 1});
-    drawMap(canvas, data.passage.length, (t) => rowIn(maps, at, t), SMALL_CELLS);
-    return element("button", {type: "button", onclick: () => goTo(at)}, canvas,
+    const canvas = drawMap(element("canvas"), data.passage.length, (t) => weightsAt(maps, at, t), SMALL_CELLS);
+    return element("button", {type: "button", onclick: () => showSnapshot(at)}, canvas,
       element("span", {}, `step ${step.toLocaleString("en")}`), element("small", {}, scores[at].toFixed(2)));
   }));
-  goTo(slider.valueAsNumber);
+  showSnapshot(slider.valueAsNumber);
 }
 
 /* Play from the first evaluation to the last, or stop. */
 function play() {
-  const isPlaying = playing !== null;
-  clearInterval(playing);
-  playing = null;
+  const isPlaying = timer !== null;
+  clearInterval(timer);
+  timer = null;
   page.play.textContent = isPlaying ? "Play" : "Stop";
   if (isPlaying) return;
-  goTo(0);
-  playing = setInterval(() => {
-    if (slider.valueAsNumber < snapshots.length - 1) goTo(slider.valueAsNumber + 1);
+  showSnapshot(0);
+  timer = setInterval(() => {
+    if (slider.valueAsNumber < snapshots.length - 1) showSnapshot(slider.valueAsNumber + 1);
     else play();
   }, 500);
 }
 
-slider.addEventListener("input", () => goTo(slider.valueAsNumber));
-rows.forEach((row, number) => row.addEventListener("click", () => goTo(number)));
+slider.addEventListener("input", () => showSnapshot(slider.valueAsNumber));
+rows.forEach((row, number) => row.addEventListener("click", () => showSnapshot(number)));
 if (plot) {
   page.mark.hidden = false;
   page.curve.addEventListener("click", (event) => {
-    const box = plot.getBoundingClientRect(), at = (event.clientX - box.left) / box.width;
-    const away = snapshots.map((snapshot) => Math.abs(across(snapshot) - at));
-    goTo(away.indexOf(Math.min(...away)));
+    const [x] = fractionsAt(event, plot);
+    const distances = snapshots.map((snapshot) => Math.abs(positionOf(snapshot) - x));
+    showSnapshot(distances.indexOf(Math.min(...distances)));
   });
 }
 if (films.length) {
   for (const film of films) film.maps = bytesOf(film.maps);
   page.head.addEventListener("change", showFilm);
   page.play.addEventListener("click", play);
-  moveByKeys(page.frames, () => slider.valueAsNumber, goTo);
+  chooseByKeys(page.frames, () => slider.valueAsNumber, showSnapshot);
   showFilm();
-} else goTo(slider.valueAsNumber);
+} else showSnapshot(slider.valueAsNumber);

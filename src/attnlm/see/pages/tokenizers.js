@@ -1,24 +1,23 @@
 "use strict";
-/* Text to token ids and back, as attnlm's tokenizers do: characters, bytes, and byte pairs. */
+/* The tokenizers of attnlm (characters, bytes and byte pairs), and the models of a page. */
 
-/* Raised where a text has characters that the vocabulary lacks. */
+/* Thrown for characters that the vocabulary lacks. */
 class TextError extends Error {}
 
-function newTokenizer(described) {
-  return {char: CharTokenizer, bytes: ByteTokenizer, pairs: PairTokenizer}[described.kind].from(described);
+function newTokenizer(data) {
+  return new {char: CharTokenizer, bytes: ByteTokenizer, pairs: PairTokenizer}[data.kind](data);
 }
 
 class CharTokenizer {
-  static from({characters}) {
-    const made = new CharTokenizer();
-    made.characters = [...characters];
-    made.idOf = new Map(made.characters.map((character, id) => [character, id]));
-    return made;
+  constructor({characters}) {
+    this.characters = [...characters];
+    this.idOf = new Map(this.characters.map((character, id) => [character, id]));
   }
 
   encode(text) {
-    const lacking = new Set([...text].filter((character) => !this.idOf.has(character)));
-    if (lacking.size) throw new TextError(`The vocabulary lacks ${[...lacking].slice(0, 5).map((c) => `“${c}”`).join(", ")}.`);
+    const missing = [...new Set(text)].filter((character) => !this.idOf.has(character));
+    const quoted = missing.slice(0, 5).map((character) => `“${character}”`).join(", ");
+    if (missing.length) throw new TextError(`The vocabulary lacks ${quoted}.`);
     return Array.from(text, (character) => this.idOf.get(character));
   }
 
@@ -26,40 +25,36 @@ class CharTokenizer {
 }
 
 class ByteTokenizer {
-  static from() { return new ByteTokenizer(); }
-
   encode(text) { return Array.from(new TextEncoder().encode(text)); }
 
   decode(ids) { return textOf(Uint8Array.from(ids)); }
 }
 
-/* Byte-pair encoding: within each word that the pattern finds, the pair of neighbours whose bytes together have
-   the lowest rank is merged, again and again. Bytes are strings of characters U+0000 to U+00FF here; U+0100 is
-   between the tokens of a vocabulary. */
+/* Byte-pair encoding: in each word that the pattern finds, merge the neighbours whose bytes together have the lowest
+   rank, until none has a rank. Bytes are characters U+0000 to U+00FF; U+0100 separates the tokens of a vocabulary. */
 class PairTokenizer {
-  static from({tokens, pattern, special, nfc}) {
-    const made = new PairTokenizer();
-    made.tokens = tokens.split("\u0100");
-    made.rankOf = new Map();
-    made.tokens.forEach((token, id) => token !== "" && made.rankOf.set(token, id));
-    made.special = new Map(Object.entries(special));
-    for (const [text, id] of made.special) made.tokens[id] = byteString(text);
-    const escaped = [...made.special.keys()].map((text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
-    made.splitter = new RegExp(`(${escaped.join("|") || "(?!)"})`, "u");
-    made.pattern = new RegExp(pattern, "gu");
-    made.nfc = nfc;
-    return made;
+  constructor({tokens, pattern, special, nfc}) {
+    this.tokens = tokens.split("\u0100");
+    this.rankOf = new Map();
+    this.tokens.forEach((token, id) => token !== "" && this.rankOf.set(token, id));
+    this.special = new Map(Object.entries(special));
+    for (const [text, id] of this.special) this.tokens[id] = byteString(text);
+    const escaped = [...this.special.keys()].map((text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
+    this.splitter = new RegExp(`(${escaped.join("|") || "(?!)"})`, "u");
+    this.pattern = new RegExp(pattern, "gu");
+    this.nfc = nfc;
   }
 
   encode(text) {
     return text.split(this.splitter).flatMap((part, number) => {
       if (number % 2) return [this.special.get(part)];
       const words = (this.nfc ? part.normalize("NFC") : part).match(this.pattern) ?? [];
-      return words.flatMap((word) => this.merged(byteString(word)));
+      return words.flatMap((word) => this.merge(byteString(word)));
     });
   }
 
-  merged(bytes) {
+  /* Return the ids of a word. */
+  merge(bytes) {
     if (this.rankOf.has(bytes)) return [this.rankOf.get(bytes)];
     const parts = [...bytes];
     for (;;) {
@@ -75,32 +70,32 @@ class PairTokenizer {
 
   decode(ids) {
     const bytes = Array.from(ids, (id) => this.tokens[id] ?? "").join("");
-    return textOf(Uint8Array.from(bytes, (sign) => sign.charCodeAt(0)));
+    return textOf(Uint8Array.from(bytes, (character) => character.charCodeAt(0)));
   }
 }
 
-function byteString(text) { return Array.from(new TextEncoder().encode(text), (byte) => String.fromCharCode(byte)).join(""); }
+function byteString(text) {
+  return Array.from(new TextEncoder().encode(text), (byte) => String.fromCharCode(byte)).join("");
+}
 
 function textOf(bytes) { return new TextDecoder("utf-8", {ignoreBOM: true}).decode(bytes); } // U+FEFF stays
 
-/* The models of a page: the tensors of all of a model's weights lie in one string, in base64. */
+/* Return the models of a page. A model's tensors are concatenated in one base64 string. */
 function unpackModels(described) {
-  return described.map(({name, architecture, shapes, type, weights, tokenizer, first}) => {
-    const {buffer} = bytesOf(weights), numbers = type === "f16" ? fromHalves(new Uint16Array(buffer)) : new Float32Array(buffer);
-    const tensors = {};
+  return described.map(({shapes, type, weights, tokenizer, ...others}) => {
+    const {buffer} = bytesOf(weights), tensors = {};
+    const numbers = type === "f16" ? fromHalves(new Uint16Array(buffer)) : new Float32Array(buffer);
     let start = 0;
-    for (const [tensor, shape] of Object.entries(shapes)) {
+    for (const [name, shape] of Object.entries(shapes)) {
       const end = start + shape.reduce((count, size) => count * size, 1);
-      tensors[tensor] = {shape, values: numbers.subarray(start, end)};
+      tensors[name] = {shape, values: numbers.subarray(start, end)};
       start = end;
     }
-    const model = new Model({name, architecture, weights: tensors, tokenizer: newTokenizer(tokenizer)});
-    model.first = first; // the id that stands for an empty text
-    return model;
+    return new Model({...others, weights: tensors, tokenizer: newTokenizer(tokenizer)});
   });
 }
 
-/* IEEE 754 half precision to single, of finite numbers: sign, 5 bits of exponent, 10 of fraction. */
+/* Convert finite IEEE 754 half-precision numbers (sign, 5 bits of exponent, 10 of fraction) to float32. */
 function fromHalves(halves) {
   const valueOf = Float32Array.from({length: 2 ** 16}, (_, half) => {
     const sign = half >> 15 ? -1 : 1, exponent = (half >> 10) & 31, fraction = (half & 1023) / 1024;
