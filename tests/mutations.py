@@ -131,15 +131,12 @@ joined.T if one.transposed => joined if one.transposed
 a missing projection is exported as zeros | test_export.py::test_a_stock_class_computes_the_same
 torch.eye(a.width) => torch.zeros(a.width, a.width)
 == runs/journal.py
-a line of metrics is believed |
-test_training.py::test_damaged_metrics_are_refused
-record.pop("crc32", None) == _checksum(record) => record.pop("crc32", None) is not None
 a full disk does not say where metrics were appended |
 test_training.py::test_a_full_disk_is_reported_with_the_file_and_the_last_step
 with files.naming(self.path), files.open_regular( => with files.open_regular(
 == runs/run.py
 what the ticker says of later steps is kept | test_ticker.py
-self._ticker.records() if line["step"] in steps] => self._ticker.records()]
+self._ticker.records() if line.step in steps] => self._ticker.records()]
 == workflows/evaluate.py
 the loss of a source is measured at the beginning of the split | test_splits.py
 begin += part.tokens => begin += 0

@@ -6,7 +6,6 @@ import ast
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,12 +16,12 @@ from attnlm.config.settings import resolve
 from attnlm.runs.journal import Snapshot
 from attnlm.training.events import Evaluated, Stepped
 from tests.command import terminal
+from tests.models import evaluation_record
 
 
 def evaluated(step: int, text: str, *, is_last: bool = False) -> Evaluated:
-    record: dict[str, Any] = {"step": step, "val_loss": 2.5, "train_loss": 2.4}
-    record |= {"tokens_per_second": 9, "seconds": 1.0}
-    return Evaluated(record, True, Snapshot(step, text, None), is_last)
+    snapshot = Snapshot(step, text, None)
+    return Evaluated(**evaluation_record(step), improved=True, snapshot=snapshot, is_last=is_last)
 
 
 def test_samples_are_some_dimmed_lines_of_the_terminals_width(

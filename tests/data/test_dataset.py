@@ -154,8 +154,7 @@ def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
     shutil.copytree(trained / "checkpoints" / "multi-head", tmp_path / "run")
     run = open_run(tmp_path / "run")
     val_hash = files.file_hash(folder / "val.bin")
-    about = {**run.dataset, "val_sha256": val_hash, "path": str(folder)}
-    run = replace(run, dataset=about)
+    run = replace(run, dataset=replace(run.dataset, val_sha256=val_hash, path=str(folder)))
     run.save_config()
     model, device = load_model(run, checkpoint="last", device="cpu")
     opened = open_dataset(folder)

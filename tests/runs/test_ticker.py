@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.model.architecture import RUNGS
 from attnlm.model.recorder import record
-from attnlm.runs.journal import PASSAGE, Journal, Snapshot, ticker_journal
+from attnlm.runs.journal import PASSAGE, Journal, Snapshot, SnapshotRecord, ticker_journal
 from attnlm.runs.run import Run
 from attnlm.see.heads import heads as study_heads
 from attnlm.see.report import report
@@ -74,8 +73,8 @@ def test_every_evaluation_records_a_sample_and_attention(
     assert not np.triu(last.maps, 1).any()
     # In the file, each weight on or below the diagonal is a byte, and the first token's is 255.
     records = [json.loads(line) for line in (run.path / "ticker.jsonl").read_text().splitlines()]
-    assert [list(r) for r in records[1:]] == [["step", "text", "maps", "crc32"]] * 3
-    assert list(records[0]) == ["step", "text", "maps", "passage", "crc32"]
+    assert [list(r) for r in records[1:]] == [["step", "text", "maps"]] * 3
+    assert list(records[0]) == ["step", "text", "maps", "passage"]
     packed = np.frombuffer(base64.b64decode(records[-1]["maps"]), np.uint8).reshape(-1, 36)
     assert (packed[:, 0] == 255).all()
     assert last.maps.reshape(-1, 8, 8)[:, 1, :2] == pytest.approx(packed[:, 1:3] / 255)
@@ -181,27 +180,6 @@ def test_lost_lines_are_accepted_and_foreign_lines_removed(data: Path, tmp_path:
     assert steps(attnlm.train(resume=run.path, steps=25)) == [0, 25]
 
 
-def test_changed_lines_and_another_order_are_refused(data: Path, tmp_path: Path) -> None:
-    run = trained(data, tmp_path)
-    for name in ("ticker.jsonl", "metrics.jsonl"):
-        path = run.path / name
-        whole = path.read_bytes()
-        lines = whole.splitlines(keepends=True)
-        for damaged in (
-            *(b"".join(lines[::-1]), whole + whole),
-            *(whole.replace(b'"step": 5', b'"step": 6'), whole.replace(b"crc32", b"crc33")),
-        ):
-            path.write_bytes(damaged)
-            with pytest.raises(AttnlmError, match=name):
-                attnlm.train(resume=run.path, steps=20)
-        path.write_bytes(whole)
-
-
-def sealed(record: dict[str, Any]) -> bytes:
-    checksum = zlib.crc32(json.dumps(record).encode())
-    return (json.dumps({**record, "crc32": checksum}) + "\n").encode()
-
-
 def map_bytes(count: int) -> str:
     return base64.b64encode(bytes(count)).decode()
 
@@ -210,16 +188,15 @@ def test_a_foreign_line_is_refused_by_name(data: Path, tmp_path: Path) -> None:
     run = trained(data, tmp_path, steps=1, eval_every=1)
     path = run.path / "ticker.jsonl"
     record = {"step": 0, "text": "a", "maps": map_bytes(4 * 36), "passage": list("12 appl")}
-    path.write_bytes(sealed(record))
+    path.write_text(json.dumps(record) + "\n")
     assert run.ticker()[0].maps is not None
     wrong: list[dict[str, Any]] = [
-        *({"step": -1}, {"step": 1.0}, {"text": None}, {"text": "\ud800"}),
-        *({"maps": "?"}, {"maps": ""}, {"maps": map_bytes(4 * 36 + 1)}),
-        *({"maps": map_bytes(4 * 35)}, {"maps": map_bytes(4 * 25 * 26 // 2)}),
-        *({"passage": "fruits"}, {"passage": [1]}, {"passage": ["\ud800"]}),
+        *({"step": -1}, {"step": 1.0}, {"text": None}),
+        *({"maps": "?"}, {"maps": map_bytes(4 * 36 + 1)}, {"maps": map_bytes(4 * 35)}),
+        *({"passage": "fruits"}, {"passage": [1]}),
     ]
     for changed in wrong:
-        path.write_bytes(sealed(record | changed))
+        path.write_text(json.dumps(record | changed) + "\n")
         with pytest.raises(AttnlmError, match=r"ticker\.jsonl is (damaged|not valid: )") as caught:
             run.ticker()
         assert "remove it" in caught.value.hint
@@ -232,7 +209,7 @@ def test_a_foreign_line_is_refused_by_name(data: Path, tmp_path: Path) -> None:
 def test_the_ticker_stops_at_its_size_limit(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def small(*arguments: Any) -> Journal:
+    def small(*arguments: Any) -> Journal[SnapshotRecord]:
         return replace(ticker_journal(*arguments), largest=1000)
 
     monkeypatch.setattr("attnlm.runs.run.ticker_journal", small)

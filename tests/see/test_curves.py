@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 import attnlm
 from attnlm.base.events import Note, ignore
 from attnlm.data.dataset import Dataset
+from attnlm.runs.records import DatasetFacts
 from attnlm.runs.run import Run
 from attnlm.see import curves
 from attnlm.see.curves import CurveDrawer, Line, panel_svg, panels_png, plain_curve, verdict
 from attnlm.training.events import Evaluated, Started
+from tests.models import evaluation_record
 
 SMALL: dict[str, Any] = {
     "model": "bigram",
@@ -26,6 +29,7 @@ SMALL: dict[str, Any] = {
     "seed": 1,
     "threads": 1,
 }
+FACTS = DatasetFacts(name="foxes", bigram_loss=2.0)
 PNG = b"\x89PNG\r\n\x1a\n"
 DRAW = curves.draw_run  # before conftest.py takes it away
 
@@ -45,13 +49,11 @@ def test_losses_of_any_size_are_drawn_with_short_numbers() -> None:
     assert panels_png({"step": lines, "seconds": lines}, {"floor": 0.13}).startswith(PNG)
     drawn = panel_svg(lines, {"floor": 0.13}, "step")
     assert "validation 3e+38" in drawn and "validation 1.000" in drawn and "000000000" not in drawn
-    records = [
-        {"step": step, "val_loss": loss, "train_loss": loss}
-        for step, loss in ((0, 4.0), (3, 1e38), (6, 3e38))
-    ]
+    losses = {0: 4.0, 3: 1e38, 6: 3e38}
+    records = [evaluation_record(n, val_loss=x, train_loss=x) for n, x in losses.items()]
     plain = plain_curve(records, {"floor": 0.13})
     assert max(map(len, plain.splitlines())) < 80
-    assert "has risen by 3e+38 since step 0" in verdict(records, {"bigram_loss": 2, "floor": None})
+    assert "has risen by 3e+38 since step 0" in verdict(records, FACTS)
 
 
 def test_curves_are_drawn_rarely_during_training_and_always_at_the_end(
@@ -74,7 +76,7 @@ def test_curves_are_drawn_rarely_during_training_and_always_at_the_end(
     drawer(next(event for event in events if isinstance(event, Started)))
     for second in range(1, 70):
         now = float(second)
-        drawer(Evaluated({"step": second}, improved=True))
+        drawer(Evaluated(**evaluation_record(second), improved=True))
     assert drawn == [20.0, 40.0, 60.0]
 
 
@@ -127,7 +129,8 @@ def test_axes_are_logarithmic_if_seconds_differ_tenfold_and_have_no_exponents() 
 
 
 def test_a_curve_in_plain_characters() -> None:
-    records = [{"step": 10 * i, "val_loss": loss} for i, loss in enumerate((4.0, 2.0, 1.0, 1.0))]
+    losses = (4.0, 2.0, 1.0, 1.0)
+    records = [evaluation_record(10 * i, val_loss=loss) for i, loss in enumerate(losses)]
     drawn = plain_curve(records, {"counted bigram": 2.0}, width=31, height=7)
     lines = drawn.splitlines()
     assert len(lines) == 8 and drawn.isascii()
@@ -168,19 +171,19 @@ FEW = "{} validation tokens are too few"
 )
 def test_verdicts(losses: list[float], more: dict[str, Any], said: str, unsaid: str) -> None:
     """Overfitting is a rise beyond noise while the training loss falls."""
-    dataset = {"bigram_loss": more.pop("bigram_loss", None), "floor": more.pop("floor", None)}
+    bigram_loss = more.pop("bigram_loss", None)
+    dataset = replace(FACTS, bigram_loss=bigram_loss, floor=more.pop("floor", None))
     tokens = more.pop("tokens", None)
-    records = [
-        {"step": i, "val_loss": loss, "evaluated_tokens": tokens}
-        | {name: values[i] for name, values in more.items()}
-        for i, loss in enumerate(losses)
-    ]
+    records = []
+    for i, loss in enumerate(losses):
+        values = {name: values[i] for name, values in more.items()}
+        records.append(evaluation_record(i, val_loss=loss, evaluated_tokens=tokens, **values))
     words = verdict(records, dataset)
     assert said in words and unsaid not in words
 
 
 def test_the_training_curve_is_dashed_in_a_page() -> None:
-    records = [{"step": step, "train_loss": 3 - step, "val_loss": 3.5 - step} for step in (0, 1)]
+    records = [evaluation_record(n, train_loss=3.0 - n, val_loss=3.5 - n) for n in (0, 1)]
     svg = panel_svg(curves.run_lines(records), {}, "step")
     drawn = re.findall(r"<path [^>]*stroke: var\(--(\w+)\)[^>]*stroke-width: 1\.8[^>]*>", svg)
     dashed = re.findall(

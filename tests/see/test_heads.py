@@ -180,7 +180,7 @@ def test_the_table_of_heads_fits_80_columns(ablate: bool, trained: Path) -> None
 
 def test_a_partial_loss_states_its_part_of_the_split(trained: Path) -> None:
     run = open_run(trained / "checkpoints" / "multi-head")
-    all_windows = (run.dataset["val_tokens"] - 1) // 16
+    all_windows = (run.dataset.val_tokens - 1) // 16
     flags = ("heads", "--run", "multi-head", "--ablate", "--windows")
     part = command(*flags, 3, cwd=trained).stderr
     assert f"measured over 3 of {all_windows} windows of 16 tokens" in part
@@ -193,7 +193,7 @@ def test_a_partial_loss_states_its_part_of_the_split(trained: Path) -> None:
 def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained / "checkpoints" / "single-head", tmp_path / "run")
     run = open_run(tmp_path / "run")
-    run = replace(run, dataset={**run.dataset, "path": str(tmp_path / "gone"), "name": "gone"})
+    run = replace(run, dataset=replace(run.dataset, path=str(tmp_path / "gone"), name="gone"))
     with pytest.raises(AttnlmError) as raised:
         study_heads(run, data_dir=tmp_path)
     assert "`text`" in raised.value.hint

@@ -125,7 +125,7 @@ def test_every_rung_has_a_page(rung: str, runs: Path) -> None:
 def test_missing_data_sets_and_snapshots_are_reported(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "transformer", tmp_path / "transformer")
     run = open_run(tmp_path / "transformer")
-    run = replace(run, dataset={**run.dataset, "path": str(tmp_path / "nowhere" / "foxes")})
+    run = replace(run, dataset=replace(run.dataset, path=str(tmp_path / "nowhere" / "foxes")))
     run.save_config()
     found = report(run, data_dir=tmp_path)
     assert found.heads is None and "data set 'foxes' not found" in found.heads_over
@@ -319,7 +319,7 @@ def test_a_large_model_and_a_long_text_stay_below_3_mb(found: Report) -> None:
     head = found.heads.heads[0]
     large = replace(
         found,
-        result=replace(found.result, records=[{**found.result.last, "step": n} for n in steps]),
+        result=replace(found.result, records=[replace(found.result.last, step=n) for n in steps]),
         snapshots=[Snapshot(step, "a line of about forty characters" * 3, maps) for step in steps],
         passage=attention.tokens[:24],
         ids=[i % 65 for i in range(256)],

@@ -16,14 +16,16 @@ _Reader = Callable[[], str]
 def _damage(tally: Tally, folder: Path) -> None:
     """A flipped bit or a file cut short is refused by name, never read as something else.
 
-    As many flipped bits as are wanted, each file as often as the others; and as many ends. A file
-    may end at each byte; of a checkpoint, within its header. As promised is a refusal that names
-    the file, or that all which is read back is the same: a digit of a hash in capitals, or another
-    line's end; and the beginning of a ticker, since a line that a crash cut short is left out.
+    As many flipped bits as are wanted, each file with a hash as often as the others; and as many
+    ends. A file may end at each byte; of a checkpoint, within its header. As promised is a refusal
+    that names the file, or that all which is read back is the same: a digit of a hash in capitals,
+    or another line's end; and the beginning of a ticker, since a line that a crash cut short is
+    left out. The lines of metrics and ticker have no hash.
     `latest` could name another run by a flipped bit; but here there is none.
     """
     small.make_all(folder)
     files = list(_files(folder))
+    hashed = [(path, read) for path, read in files if path.suffix != ".jsonl"]
     before = {read: read() for _, read in files}
 
     def try_damaged(path: Path, read: _Reader, content: bytes, how: str) -> None:
@@ -42,7 +44,7 @@ def _damage(tally: Tally, folder: Path) -> None:
     for (path, read, end), _ in tally.chosen(ends, tally.wanted):
         try_damaged(path, read, path.read_bytes()[:end], f"cut off at byte {end}")
     for case, generator in tally.drawn(tally.wanted, len(ends)):
-        path, read = files[case % len(files)]
+        path, read = hashed[case % len(hashed)]
         content = bytearray(path.read_bytes())
         place, bit = generator.randrange(len(content)), generator.randrange(8)
         content[place] ^= 1 << bit

@@ -134,9 +134,10 @@ def open_the_run(folder: Path, name: str | None) -> str:
         weights += [p.detach().numpy().tobytes() for p in model.parameters()]
     state = load_or_init_state(run, choose_device("cpu"), fresh=False)
     weights += [tensor.numpy().tobytes() for tensor in state.optimizer.state().values()]
-    records = run.metrics_until(state.evaluated_step)
+    records = run.evaluations_until(state.evaluated_step)
     ticker = open_ticker(folder, name)
-    return _digest(about, run.tokenizer.to_json(), state.facts(), records, ticker, *weights)
+    metrics = [dict(record) for record in records]
+    return _digest(about, run.tokenizer.to_json(), state.facts(), metrics, ticker, *weights)
 
 
 def open_ticker(folder: Path, name: str | None) -> str:

@@ -62,8 +62,8 @@ def test_rungs_are_ordinary_runs_trained_alike(climbed: Ladder, dataset: Dataset
         config = run.config
         assert (config.spec.block_size, config.training.batch_size) == (64, 32)
         assert (config.training.steps, config.training.seed) == (6, 1)
-        assert [record["step"] for record in rung.result.records] == [0, 2, 4, 6]
-        assert rung.result.last["tokens"] == 6 * 32 * 64
+        assert [record.step for record in rung.result.records] == [0, 2, 4, 6]
+        assert rung.result.last.tokens == 6 * 32 * 64
         measured = attnlm.evaluate(run, data_dir=dataset.path.parent)
         assert measured.loss == pytest.approx(rung.loss)
         said = attnlm.sample(run, prompt="1 ", tokens=20, seed=1)
@@ -77,7 +77,9 @@ def with_losses(climbed: Ladder, **losses: float | tuple[float, ...]) -> Ladder:
         of_seeds = found if isinstance(found, tuple) else (found,)
         seeds = len(of_seeds)
         best = first.result.best
-        results = [replace(first.result, records=[{**best, "val_loss": loss}]) for loss in of_seeds]
+        results = [
+            replace(first.result, records=[replace(best, val_loss=loss)]) for loss in of_seeds
+        ]
         rungs.append(replace(first, model=model.replace("_", "-"), results=results))
     return replace(climbed, plan=replace(climbed.plan, seeds=seeds), rungs=tuple(rungs))
 
@@ -103,7 +105,7 @@ def test_losses_are_of_the_whole_split_where_all_rungs_were_measured_on_it(
     climbed = train_ladder(dataset, rungs=("bigram", "average"), checkpoint_dir=tmp_path, **given)
     for rung in climbed.rungs:
         found = attnlm.evaluate(rung.run, device="cpu", data=dataset)
-        assert rung.loss == found.loss != rung.result.last["val_loss"]
+        assert rung.loss == found.loss != rung.result.last.val_loss
         assert rung.result.part == ""
         assert replace(rung.result, whole={}).part.startswith("64 of")
 
@@ -215,7 +217,7 @@ def test_rungs_that_need_more_steps_to_rank_are_named(climbed: Ladder) -> None:
         "multi-head": [4.0, 2.5, 1.9, 1.80, 1.67],
         "wide-head": [4.0, 1.7, 1.6, 1.602, 1.601],
     }.items():
-        records = [{**best, "val_loss": loss} for loss in losses]
+        records = [replace(best, val_loss=loss) for loss in losses]
         result = replace(climbed.rungs[0].result, records=records, whole={})
         rungs.append(replace(climbed.rungs[0], model=model, results=[result]))
     said = [one for one in replace(climbed, rungs=tuple(rungs)).warnings if "too few steps" in one]

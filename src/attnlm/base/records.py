@@ -7,7 +7,7 @@ check more in `__post_init__`, which raises ValueError.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
@@ -15,11 +15,30 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import read_json
-from attnlm.base.settings import check, hints, quoted, setting
+from attnlm.base.settings import check, fields_of, hints, quoted, setting
 
 COPY_AGAIN = "copy it again from its source, or make it again"
 
 _Record = TypeVar("_Record")
+
+
+class MappingRecord(Mapping[str, Any]):
+    """A record whose fields can also be read by name, as in `record["step"]`.
+
+    attnlm 1.0 returned dictionaries. A subclass is a dataclass with `eq=False`, so that it equals a
+    dictionary with the same values.
+    """
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in fields_of(type(self)):
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(fields_of(type(self)))
+
+    def __len__(self) -> int:
+        return len(fields_of(type(self)))
 
 
 def limited(*, default: Any = MISSING, **limits: Any) -> Any:

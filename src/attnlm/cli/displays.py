@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from attnlm.base.events import Note
 from attnlm.base.readable import byte_size, duration
@@ -17,17 +17,23 @@ from attnlm.config.training import TrainingConfig
 from attnlm.see.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
+    from attnlm.data.dataset import Dataset
     from attnlm.model.architecture import Architecture
+    from attnlm.runs.records import DatasetFacts
     from attnlm.runs.run import Run
+    from attnlm.training.events import Evaluated, Started
 
 
-def reference_losses(vocab_size: int, dataset: Mapping[str, Any]) -> str:
+def reference_losses(vocab_size: int, dataset: DatasetFacts | Dataset) -> str:
     """Return the losses to compare a model's loss with: uniform, bigram and floor, if known.
 
     The floor is the least possible loss.
     """
-    known = {"uniform (ln V)": math.log(vocab_size), "counted bigram": dataset["bigram_loss"]}
-    known["floor"] = dataset["floor"]
+    known = {
+        "uniform (ln V)": math.log(vocab_size),
+        "counted bigram": dataset.bigram_loss,
+        "floor": dataset.floor,
+    }
     parts = [f"{name} {loss:z.4f}" for name, loss in known.items() if loss is not None]
     return ", ".join(parts) + " nats per token"
 
@@ -40,7 +46,8 @@ _SIZES = (
 
 def parts_in_words(model: Architecture) -> str:
     """Return `heads 4, embed_dim 64, mlp none`: sizes, and settings not at the model's default."""
-    settings, usual = model.settings(), resolve({"model": model.model}).spec.settings()
+    settings = model.settings()
+    usual = resolve({"model": model.model}).spec.settings()
     sizes = [name for name in _SIZES if settings.get(name)]
     changed = [n for n in settings if n not in _SIZES and settings[n] != usual.get(n)]
     return ", ".join(f"{name} {in_words(settings[name])}" for name in (*sizes, *changed))
@@ -84,7 +91,7 @@ class Display(ProgressBar):
                 self._say_sample(event)
             super().__call__(event)
 
-    def _say_sample(self, event: Any) -> None:
+    def _say_sample(self, event: Evaluated) -> None:
         """Print an evaluation's sample above the bar of a terminal, unless one was just printed."""
         now = time.perf_counter()
         if event.snapshot is None or (now < self._next_sample and not event.is_last):
@@ -92,19 +99,23 @@ class Display(ProgressBar):
         self._next_sample = now + _SECONDS_BETWEEN_SAMPLES
         self.clear()
         text = event.snapshot.text.replace("\n", "⏎")
-        say_aside(f"step {event.step:>6}  {event.record['val_loss']:.4f}  {text}")
+        say_aside(f"step {event.step:>6}  {event.val_loss:.4f}  {text}")
 
 
-def _header(event: Any, log: Sequence[str]) -> dict[str, str]:
+def _header(event: Started, log: Sequence[str]) -> dict[str, str]:
     """Return the lines to print before a training run, by label; "" for a label without a value."""
-    run, training, dataset = event.run, event.run.config.training, event.run.dataset
-    model, part, device = run.config.spec, run.evaluated_part, event.device
-    threads = f", {_counted(training.threads, 'thread')}" if device.name == "cpu" else ""
+    run = event.run
+    dataset = run.dataset
+    model = run.config.spec
+    training = run.config.training
+    device = event.device
+    part = run.evaluated_part
+    threads = f", {_counted(training.threads or 0, 'thread')}" if device.name == "cpu" else ""
     folder = shlex.quote(str(run.path.parent))
     each = ", in each process" if training.processes > 1 else ""
     return {
-        "data": f"{dataset['name']}: {run.vocab_size:,} ids, "
-        f"{dataset['train_tokens']:,} tokens to train on, {dataset['val_tokens']:,} to validate",
+        "data": f"{dataset.name}: {run.vocab_size:,} ids, "
+        f"{dataset.train_tokens:,} tokens to train on, {dataset.val_tokens:,} to validate",
         "model": f"{model.model}, {run.parameters:,} parameters: {parts_in_words(model)}",
         "start": f"the weights of {run.started_from}" if run.started_from else "",
         "adapters": adapters_in_words(run.config),

@@ -138,9 +138,9 @@ def _facts(climbed: Ladder) -> dict[str, object]:
                 "val_losses": rung.losses,
                 "gain": gain and gain.nats,
                 "beyond_seeds": gain and gain.beyond_seeds,
-                "bits_per_byte": rung.result.final["bits_per_byte"],
+                "bits_per_byte": rung.result.final.bits_per_byte,
                 "parameters": rung.run.parameters,
-                "seconds": rung.result.last["seconds"],
+                "seconds": rung.result.last.seconds,
                 "text": climbed.plan.prompt + rung.text,
             }
             for rung, gain in zip(climbed.rungs, climbed.gains, strict=True)

@@ -107,7 +107,7 @@ def prepare(
                 "split": f"{dataset.train_tokens:,} for training, "
                 f"{dataset.val_tokens:,} for validation",
                 "validation": _validation(dataset),
-                "losses": reference_losses(dataset.vocab_size, vars(dataset)),
+                "losses": reference_losses(dataset.vocab_size, dataset),
             }
         )
         is_small = dataset.largest_block_size < resolve({}).spec.block_size

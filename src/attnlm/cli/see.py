@@ -41,7 +41,7 @@ def evaluate(
     """
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
     other = None if data is None else attnlm.open_dataset(data, data_dir=data_dir, verify=verify)
-    about = opened.dataset if other is None else vars(other)
+    dataset = opened.dataset if other is None else other
     chosen = opened.checkpoint(checkpoint)
     evaluation = attnlm.evaluate(
         opened,
@@ -56,14 +56,14 @@ def evaluate(
         f"{opened.name}, step {chosen.step} ({chosen.which}), "
         f"{evaluation.tokens:,} tokens predicted"
     )
-    console.say(f"baselines: {reference_losses(opened.vocab_size, about)}")
+    console.say(f"baselines: {reference_losses(opened.vocab_size, dataset)}")
     facts = {
         "val_loss": evaluation.loss,
         "bits_per_byte": evaluation.bits_per_byte,
         "perplexity": evaluation.perplexity,
         "tokens": evaluation.tokens,
-        "bigram_loss": about["bigram_loss"],
-        "floor": about["floor"],
+        "bigram_loss": dataset.bigram_loss,
+        "floor": dataset.floor,
         "checkpoint": chosen.which,
         "step": chosen.step,
         "sources": [
@@ -308,14 +308,15 @@ def report(
         )
         display(Progress("drawing", STAGES - 1, STAGES, "step"))
         page = gathered.write_page(output)
-    result, words = gathered.result, console.with_flags(gathered.verdict)
+    result = gathered.result
+    words = console.with_flags(gathered.verdict)
     if result is None:
         console.say(f"{opened.name}: {words}")
     else:
         part = f" on {opened.evaluated_part}" if opened.evaluated_part else ""
         console.say(
-            f"{opened.name}, {chosen}; best validation loss {result.best['val_loss']:.4f} nats "
-            f"per token, {result.best['bits_per_byte']:.3f} bits per byte{part}; {words}"
+            f"{opened.name}, {chosen}; best validation loss {result.best.val_loss:.4f} nats "
+            f"per token, {result.best.bits_per_byte:.3f} bits per byte{part}; {words}"
         )
         if gathered.data_gone and opened.config.spec.maps_per_layer:
             console.say(f"heads are not measured on validation text: {gathered.data_gone}")

@@ -7,8 +7,9 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
@@ -24,6 +25,10 @@ from attnlm.config.recipes import load_recipe, to_toml
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import RUNGS, Architecture
+
+if TYPE_CHECKING:
+    from attnlm.runs.journal import EvaluationRecord
+    from attnlm.runs.records import Measured
 
 _MOST_FOR_EACH_CORE = 4  # processes; resuming a run of more needs --processes
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
@@ -200,28 +205,31 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
             },
             "baselines": reference_losses(run.vocab_size, run.dataset),
             "verdict": console.with_flags(verdict(result.records, run.dataset)),
-            "time": f"{duration(last['seconds'])}, {last['tokens']:,} tokens",
+            "time": f"{duration(last.seconds)}, {last.tokens:,} tokens",
         }
     )
     if not quiet:
         console.say_next(command_for("attnlm sample", run.path, "--tokens", "500"))
-    names = ("val_loss", "bits_per_byte", "evaluated_tokens", "seconds", "tokens_per_second")
     facts = {
         "run": str(run.path),
         "model": run.config.spec.name,
-        "parent": run.parent,
+        "parent": run.parent and asdict(run.parent),
         "parameters": run.parameters,
-        "steps": last["step"],
-        "best_val_loss": result.best["val_loss"],
-        **{name: last.get(name) for name in names},
-        "whole": result.whole,
+        "steps": last.step,
+        "best_val_loss": result.best.val_loss,
+        "val_loss": last.val_loss,
+        "bits_per_byte": last.bits_per_byte,
+        "evaluated_tokens": last.evaluated_tokens,
+        "seconds": last.seconds,
+        "tokens_per_second": last.tokens_per_second,
+        "whole": {which: asdict(measured) for which, measured in result.whole.items()},
         "estimated_memory": memory,
     }
     console.result_or_json(str(run.path), facts, json)
 
 
-def _in_words(record: Mapping[str, Any]) -> str:
+def _in_words(measured: EvaluationRecord | Measured) -> str:
     return (
-        f"{record['val_loss']:.4f} nats per token at step {record['step']}, "
-        f"{record['bits_per_byte']:.3f} bits per byte"
+        f"{measured.val_loss:.4f} nats per token at step {measured.step}, "
+        f"{measured.bits_per_byte:.3f} bits per byte"
     )

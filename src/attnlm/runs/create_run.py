@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import functools
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.base.folders import check_name, folder_names, resume_command, write_latest
-from attnlm.base.settings import fields_of
+from attnlm.base.folders import check_name, resume_command, write_latest
 from attnlm.base.workspaces import workspace
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.runs.load_model import keep_base
-from attnlm.runs.run import DatasetFacts, Run
+from attnlm.runs.records import DatasetFacts, Parent
+from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
 
 
@@ -30,7 +29,7 @@ def create_run(
     *,
     name: str | None,
     checkpoint_dir: Path,
-    parent: Mapping[str, Any] | None = None,
+    parent: Parent | None = None,
 ) -> Run:
     """Create the folder of a new run atomically; default names are `<model>-001` and so on.
 
@@ -38,10 +37,21 @@ def create_run(
     trains adapters, its folder also gets these weights. Raises AttnlmError if the name exists,
     UsageError if it can't be a folder's name.
     """
-    about = {name: getattr(dataset, name) for name in fields_of(DatasetFacts)}
-    about["path"] = str(dataset.path)
-    run = Run(checkpoint_dir, config, dataset.vocab_size, parameters, about, parent=parent)
-    fill = None if config.training.adapters is None else keep_base
+    facts = DatasetFacts(
+        name=dataset.name,
+        path=str(dataset.path),
+        train_sha256=dataset.train_sha256,
+        val_sha256=dataset.val_sha256,
+        train_tokens=dataset.train_tokens,
+        val_tokens=dataset.val_tokens,
+        val_bytes=dataset.val_bytes,
+        bigram_loss=dataset.bigram_loss,
+        floor=dataset.floor,
+    )
+    run = Run(checkpoint_dir, config, dataset.vocab_size, parameters, facts, parent=parent)
+    fill = None
+    if parent is not None and config.training.adapters is not None:
+        fill = functools.partial(keep_base, parent=parent)
     return put_new(run, dataset.tokenizer, name, checkpoint_dir, fill)
 
 
@@ -68,8 +78,7 @@ def put_new(
 
     `fill(run)` writes more files to the temporary folder `run.path`, and returns the run to save in
     config.json. If `name` is None, the run gets the first free name of `<model>-001`,
-    `<model>-002`, … The name of a removed run stays reserved while other runs record that run as
-    their parent. Raises as `create_run` does.
+    `<model>-002`, … Raises as `create_run` does.
     """
     if name is not None:
         check_free(name, checkpoint_dir, is_trained=not run.imported_from)
@@ -80,17 +89,12 @@ def put_new(
         files.write_json(new / "tokenizer.json", tokenizer.to_json())
         run = run if fill is None else fill(run)
         run.save_config()
-        parents = set()
-        for other in [] if name else folder_names(checkpoint_dir, "run"):
-            with contextlib.suppress(AttnlmError, KeyError, TypeError):  # damaged, or no parent
-                about = files.read_json(checkpoint_dir / other / "config.json")
-                parents.add(about["parent"]["name"])
         for number in itertools.count(1):
             if name is not None:
                 check_free(name, checkpoint_dir, is_trained=not run.imported_from)
             path = checkpoint_dir / (name or f"{run.config.spec.name}-{number:03}")
             # A rename would replace an empty folder, which may belong to somebody.
-            if path.name in parents or os.path.lexists(path):
+            if os.path.lexists(path):
                 continue
             try:
                 new.rename(path)

@@ -1,4 +1,4 @@
-"""The files metrics.jsonl and ticker.jsonl of a run: a line with a checksum for each evaluation.
+"""The files metrics.jsonl and ticker.jsonl of a run: a line of JSON for each evaluation.
 
 ticker.jsonl has snapshots of the model: a sampled text, and "maps", which are attention weights
 over a short passage of text. Axes of maps: L layers, H heads, T tokens of the passage.
@@ -10,36 +10,35 @@ import base64
 import json
 import math
 import os
-import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.base.records import decoded, limited
+from attnlm.base.records import MappingRecord, decoded, limited
 from attnlm.model.architecture import Architecture
 
-Record = dict[str, Any]
+_Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True)
-class Journal:
-    """A file of records, one per line, in ascending order of `step`."""
+class Journal(Generic[_Record]):
+    """A file of records, one per line, oldest first. Older versions added a checksum to each."""
 
     path: Path
-    record: type
-    """the dataclass that each line is validated against"""
+    record: type[_Record]
+    """a dataclass; a line leaves out the fields that have their default"""
     hint: str
     """what to do about a damaged file"""
     largest: int
     """the maximum size of the file, in bytes"""
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[_Record]:
         """Return all records, oldest first. A last line that a crash truncated is left out.
 
         Raises AttnlmError if the file is damaged or can't be read.
@@ -47,22 +46,16 @@ class Journal:
         if not self.path.exists():
             return []
         *lines, _ = files.read_bytes(self.path, self.largest).split(b"\n")
-        records: list[Record] = []
-        for line in lines:
-            try:
-                record = files.json_value(line.decode())
-                intact = isinstance(record, dict) and record.pop("crc32", None) == _checksum(record)
-            except (ValueError, RecursionError):
-                intact = False
-            if not intact:
-                raise self.damaged()
-            decoded(self.record, record, self.path, self.hint)
-            if records and record["step"] <= records[-1]["step"]:
-                raise self.damaged()
-            records.append(record)
-        return records
+        return [self._decoded(line) for line in lines]
 
-    def append(self, record: Mapping[str, Any]) -> None:
+    def _decoded(self, line: bytes) -> _Record:
+        try:
+            value = files.json_value(line.decode())
+        except (ValueError, RecursionError):
+            raise self.damaged() from None
+        return decoded(self.record, value, self.path, self.hint)
+
+    def append(self, record: _Record) -> None:
         """Append a record and flush it to disk, unless the file would exceed its maximum size."""
         line = _line(record)
         if self.size() + len(line) > self.largest:
@@ -76,7 +69,7 @@ class Journal:
         """Return the file's size in bytes, or 0 if the file does not exist."""
         return self.path.stat().st_size if self.path.exists() else 0
 
-    def replace(self, records: list[Record]) -> None:
+    def replace(self, records: Iterable[_Record]) -> None:
         """Replace all records with `records`."""
         files.write_bytes(self.path, b"".join(map(_line, records)))
 
@@ -85,13 +78,31 @@ class Journal:
         return AttnlmError(f"{self.path} is damaged, or was not written by attnlm", self.hint)
 
 
-def _line(record: Mapping[str, Any]) -> bytes:
-    """Return the line of a record, with a checksum that detects any changed bit."""
-    return (json.dumps({**record, "crc32": _checksum(record)}) + "\n").encode()
+def _line(record: Any) -> bytes:
+    """Return the line of a record, without the fields that have their default."""
+    described = fields(record)
+    values = {field.name: getattr(record, field.name) for field in described}
+    written = {f.name: values[f.name] for f in described if values[f.name] != f.default}
+    return (json.dumps(written) + "\n").encode()
 
 
-def _checksum(record: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(record).encode())
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EvaluationRecord(MappingRecord):
+    """A line of metrics.jsonl: an evaluation during training. Losses are in nats per token."""
+
+    step: int = limited(at_least=0)
+    tokens: int
+    """the number of tokens trained on"""
+    seconds: float
+    """the time of the run so far"""
+    train_loss: float | None
+    """the mean loss since the previous evaluation; None at step 0"""
+    val_loss: float
+    evaluated_tokens: int | None = None
+    """the number of validation tokens that `val_loss` was measured on"""
+    bits_per_byte: float
+    learning_rate: float
+    tokens_per_second: int
 
 
 # --- Snapshots ------------------------------------------------------------------------------------
@@ -114,48 +125,43 @@ class Snapshot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Line:
+class SnapshotRecord:
     """A line of ticker.jsonl."""
 
     step: int = limited(at_least=0)
     text: str
     maps: str | None
+    """the weights of each map up to the diagonal, row by row: a byte each, in base64"""
     passage: tuple[str, ...] = ()
     """the tokens of the passage; only the first line of the file has them"""
 
-    def __post_init__(self) -> None:
-        "".join((self.text, *self.passage)).encode()  # refuse lone surrogates
 
-
-def ticker_journal(folder: Path) -> Journal:
+def ticker_journal(folder: Path) -> Journal[SnapshotRecord]:
     """Return the journal ticker.jsonl of the run in `folder`."""
     hint = "remove it: the run does not need it, and will write a new one"
-    return Journal(folder / "ticker.jsonl", _Line, hint, largest=2**25)
+    return Journal(folder / "ticker.jsonl", SnapshotRecord, hint, largest=2**25)
 
 
-def snapshot_record(snapshot: Snapshot) -> Record:
-    """Return a snapshot as JSON values."""
+def snapshot_record(snapshot: Snapshot, passage: Sequence[str] = ()) -> SnapshotRecord:
+    """Return the line of a snapshot."""
     maps_LHTT, packed = snapshot.maps, None
     if maps_LHTT is not None:
         rows, columns = np.tril_indices(maps_LHTT.shape[-1])
         weights = np.rint(255 * np.nan_to_num(maps_LHTT[..., rows, columns]))
         packed = base64.b64encode(weights.astype(np.uint8).tobytes()).decode()
-    return {"step": snapshot.step, "text": snapshot.text, "maps": packed}
+    return SnapshotRecord(
+        step=snapshot.step, text=snapshot.text, maps=packed, passage=tuple(passage)
+    )
 
 
-def snapshot_of(record: Record, architecture: Architecture) -> Snapshot:
-    """Return the snapshot of a record. Raises ValueError if the maps do not fit the model."""
-    packed, layers, heads = record["maps"], architecture.layers, architecture.maps_per_layer
-    if packed is not None and heads == 0:
-        raise ValueError("it has maps, but the model has no heads")
-    if packed is None:
-        return Snapshot(record["step"], record["text"], None)
-    weights = np.frombuffer(base64.b64decode(packed, validate=True), np.uint8)
-    count = len(weights) // (layers * heads)
-    length = (math.isqrt(8 * count + 1) - 1) // 2
-    if not 0 < length <= PASSAGE or len(weights) != layers * heads * length * (length + 1) // 2:
-        raise ValueError("its maps do not fit the model")
+def snapshot_of(record: SnapshotRecord, architecture: Architecture) -> Snapshot:
+    """Return the snapshot of a line. Raises ValueError if the maps do not fit the model."""
+    if record.maps is None:
+        return Snapshot(record.step, record.text, None)
+    layers, heads = architecture.layers, architecture.maps_per_layer
+    weights: NDArray[Any] = np.frombuffer(base64.b64decode(record.maps, validate=True), np.uint8)
+    weights = weights.reshape(layers, heads, -1)
+    length = (math.isqrt(8 * weights.shape[-1] + 1) - 1) // 2
     maps_LHTT = np.zeros((layers, heads, length, length), np.float32)
-    rows, columns = np.tril_indices(length)
-    maps_LHTT[..., rows, columns] = weights.reshape(layers, heads, -1) / np.float32(255)
-    return Snapshot(record["step"], record["text"], maps_LHTT)
+    maps_LHTT[..., *np.tril_indices(length)] = weights / np.float32(255)
+    return Snapshot(record.step, record.text, maps_LHTT)

@@ -11,9 +11,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -26,7 +25,8 @@ from attnlm.model.inspection import check_textbook, model_of
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import fold
 from attnlm.runs.checkpoint import FACTS, load_checkpoint, load_header, save_checkpoint
-from attnlm.runs.run import COPY_THE_RUN, Checkpoint, Parent, Run, open_run
+from attnlm.runs.records import Parent
+from attnlm.runs.run import COPY_THE_RUN, Checkpoint, Run, open_run
 from attnlm.runs.safetensors_file import explaining_reads
 
 
@@ -67,11 +67,12 @@ def load_weights(
     If `count` is above 1, return only the rows that belong to process `rank` of `count`. Raises as
     `load_checkpoint` does.
     """
-    about, lora = (run.config.spec, run.vocab_size), run.config.training.adapters
-    path, header = checkpoint.path, checkpoint.header
+    path = checkpoint.path
+    architecture = run.config.spec
+    lora = run.config.training.adapters
     if lora is None:
-        return load_checkpoint(path, *about, rank, count, header=header)[1]
-    _, adapters, _ = load_checkpoint(path, *about, lora=lora, header=header)
+        return load_checkpoint(path, architecture, run.vocab_size, rank, count)[1]
+    _, adapters, _ = load_checkpoint(path, architecture, run.vocab_size, lora=lora)
     weights = base_weights(run)
     fold(weights, adapters, lora)
     if count > 1:
@@ -91,13 +92,12 @@ def described_weights(run: Run, checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 def base_weights(run: Run) -> dict[str, Tensor]:
     """Return the weights in a run's base.safetensors. Raises as `load_checkpoint` does."""
-    assert run.parent is not None
-    about = run.base, run.config.spec, run.vocab_size
+    architecture = run.config.spec
     hint = "copy the run's folder again, with all of its files"
     try:
-        header = load_header(*about)
-        if header.digest == run.parent["base"]:
-            return load_checkpoint(*about, header=header)[1]
+        header = load_header(run.base, architecture, run.vocab_size)
+        if run.parent is not None and header.digest == run.parent.base:
+            return load_checkpoint(run.base, architecture, run.vocab_size)[1]
     except NotFiniteError:
         raise
     except AttnlmError as error:  # `checkpoint` can't help: best and last both need the base
@@ -117,63 +117,54 @@ def check_tokenizer(parent: Run, dataset: Dataset) -> None:
         )
 
 
-def parent_record(parent: Run, checkpoint: str) -> dict[str, Any]:
+def parent_record(parent: Run, checkpoint: str) -> Parent:
     """Return what a new run records about its parent. Raises as `Run.checkpoint` does."""
     start = parent.checkpoint(checkpoint)
-    return asdict(
-        Parent(
-            name=parent.name,
-            path=str(parent.path.absolute()),
-            checkpoint=start.path.name,
-            step=start.step,
-            sha256=_hash(start.path),
-        )
+    return Parent(
+        name=parent.name,
+        path=str(parent.path.absolute()),
+        checkpoint=start.path.name,
+        step=start.step,
+        sha256=_hash(start.path),
     )
 
 
-def parent_rows(run: Run, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]:
+def parent_rows(run: Run, parent: Parent, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]:
     """Return the weights that a run starts from: its parent's, with adapters merged.
 
     If `count` is above 1, return only the rows that belong to process `rank` of `count`. Raises as
     `load_checkpoint` does, and AttnlmError if the parent was trained further after the run began.
     """
-    parent, start = _start(run)
-    weights = load_weights(parent, parent.checkpoint(start.stem), rank, count)
-    _check_unchanged(start, run)
+    opened = open_run(Path(parent.path))
+    weights = load_weights(opened, opened.checkpoint(parent.which), rank, count)
+    _check_unchanged(opened.path / parent.checkpoint, run, parent)
     return weights
 
 
-def keep_base(run: Run) -> Run:
+def keep_base(run: Run, parent: Parent) -> Run:
     """Copy the parent's weights to the run's base.safetensors.
 
     Return the run with the digest of that file in `Run.parent`. Make a hard link instead of a copy
     if the parent's file holds only these weights and the file system supports links. Raises
     OSError, and whatever `parent_rows` raises.
     """
-    parent, start = _start(run)
-    assert run.parent is not None
+    opened = open_run(Path(parent.path))
+    start = opened.path / parent.checkpoint
     with contextlib.suppress(OSError):
-        if start == parent.best and start.suffix and parent.config.training.adapters is None:
+        if start == opened.best and start.suffix and opened.config.training.adapters is None:
             os.link(start.resolve(), run.base)
     if run.base.exists():
-        _check_unchanged(run.base, run)
+        _check_unchanged(run.base, run, parent)
     else:
-        save_checkpoint(run.base, parent_rows(run), {"step": run.parent["step"]})
+        save_checkpoint(run.base, parent_rows(run, parent), {"step": parent.step})
     base = load_header(run.base, run.config.spec, run.vocab_size)
-    return replace(run, parent={**run.parent, "base": base.digest})
+    return replace(run, parent=replace(parent, base=base.digest))
 
 
-def _start(run: Run) -> tuple[Run, Path]:
-    assert run.parent is not None
-    parent = open_run(Path(run.parent["path"]))
-    return parent, parent.path / run.parent["checkpoint"]
-
-
-def _check_unchanged(path: Path, run: Run) -> None:
-    assert run.parent is not None
-    if _hash(path) != run.parent["sha256"]:
+def _check_unchanged(path: Path, run: Run, parent: Parent) -> None:
+    if _hash(path) != parent.sha256:
         raise AttnlmError(
-            f"{run.parent['name']} has changed since {run.name} was created from it",
+            f"{parent.name} has changed since {run.name} was created from it",
             "wait until its training has ended, then start again",
         )
 

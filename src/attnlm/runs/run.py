@@ -9,7 +9,7 @@ import base64
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -19,132 +19,55 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import find_folder, how_to_make, is_folder, problem_of
-from attnlm.base.records import decoded, hint_on_version, limited, read_record
-from attnlm.base.settings import fields_of
+from attnlm.base.records import decoded, hint_on_version, read_record
 from attnlm.base.workspaces import remove_leftovers, trained_alone
 from attnlm.config.settings import Config, resolve, unknown_settings
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.runs.journal import Journal, Snapshot, snapshot_of, snapshot_record, ticker_journal
+from attnlm.runs.journal import (
+    EvaluationRecord,
+    Journal,
+    Snapshot,
+    SnapshotRecord,
+    snapshot_of,
+    snapshot_record,
+    ticker_journal,
+)
+from attnlm.runs.records import CheckpointFacts, DatasetFacts, Measured, Parent, StoredRun, Whole
 from attnlm.tokens import tokenizer
 
 if TYPE_CHECKING:
     from attnlm.model.language_model import LanguageModel  # loads torch
-    from attnlm.runs.checkpoint import CheckpointHeader
 
 FORMAT = 1
 
 COPY_THE_RUN = "copy the run's folder again from its source"
 _WHOLE = "whole.json"
 _LARGEST_PICTURE = 2**20  # bytes; curve.png has about 50,000
-_COUNT: Any = {"at_least": 0, "below": 2**48}
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetFacts:
-    """The entry in config.json for the run's data set. For an imported run, it has only a name."""
-
-    name: str
-    path: str = limited(default="", matches=r"[^\0]*")
-    train_sha256: str = ""
-    val_sha256: str = ""
-    train_tokens: int = limited(default=0, **_COUNT)
-    val_tokens: int = limited(default=0, **_COUNT)
-    val_bytes: int = limited(default=0, **_COUNT)
-    bigram_loss: float | None = None
-    floor: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parent:
-    """The record, in config.json, of the run whose weights this run started from."""
-
-    name: str
-    path: str = limited(matches=r"[^\0]*")
-    checkpoint: str = limited(choices=("best", "last", "best.safetensors", "last.safetensors"))
-    step: int = limited(at_least=0)
-    sha256: str
-    base: str | None = None
-    """the digest of base.safetensors, if this run trains adapters"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredRun:
-    """The content of config.json."""
-
-    config: Mapping[str, Any]
-    vocab_size: int = limited(at_least=1, at_most=2**21)
-    parameters: int = limited(at_least=1, below=2**48)
-    dataset: DatasetFacts
-    stopped_after: float = limited(default=0.0, at_least=0)
-    parent: Parent | None = None
-    imported_from: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Evaluation:
-    """A line of metrics.jsonl."""
-
-    step: int = limited(at_least=0)
-    tokens: int
-    seconds: float
-    train_loss: float | None
-    """None before the first step"""
-    val_loss: float
-    bits_per_byte: float
-    learning_rate: float
-    tokens_per_second: float
-    evaluated_tokens: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _CheckpointFacts:
-    """The facts in a checkpoint: JSON values that it has in addition to tensors."""
-
-    step: int = limited(at_least=0)
-    val_loss: float | None = None
-    evaluated_step: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """A checkpoint's loss on the whole validation split."""
-
-    step: int = limited(at_least=0)
-    val_loss: float
-    bits_per_byte: float
-    evaluated_tokens: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Whole:
-    """The content of whole.json."""
-
-    best: Measured
-    last: Measured
 
 
 @dataclass(frozen=True)
 class Result:
-    """The results of a run's evaluations."""
+    """The results of a run's evaluations. The fields of a record can also be read as in a
+    dictionary: `record["val_loss"]`."""
 
-    records: Sequence[Mapping[str, Any]]
+    records: Sequence[EvaluationRecord]
     """one per evaluation during training, oldest first"""
-    whole: Mapping[str, Mapping[str, Any]]
+    whole: Mapping[str, Measured]
     """losses of `best` and `last` on the whole validation split; empty if not measured"""
     _evaluated_part: str
 
     @property
-    def last(self) -> Mapping[str, Any]:
+    def last(self) -> EvaluationRecord:
         """The newest record."""
         return self.records[-1]
 
     @property
-    def best(self) -> Mapping[str, Any]:
+    def best(self) -> EvaluationRecord:
         """The record with the lowest validation loss."""
-        return min(self.records, key=lambda record: float(record["val_loss"]))
+        return min(self.records, key=lambda record: record.val_loss)
 
     @property
-    def final(self) -> Mapping[str, Any]:
+    def final(self) -> EvaluationRecord | Measured:
         """The best checkpoint's step and losses; those on the whole split if they were measured."""
         return self.whole.get("best", self.best)
 
@@ -156,10 +79,10 @@ class Result:
     def facts(self) -> dict[str, Any]:
         """Return the step reached, the best losses and the seconds of training."""
         return {
-            "step": self.last["step"],
-            "val_loss": self.final["val_loss"],
-            "bits_per_byte": self.final["bits_per_byte"],
-            "seconds": self.last["seconds"],
+            "step": self.last.step,
+            "val_loss": self.final.val_loss,
+            "bits_per_byte": self.final.bits_per_byte,
+            "seconds": self.last.seconds,
         }
 
 
@@ -175,12 +98,12 @@ class Checkpoint:
     """in nats per token; None if no evaluation at this step is recorded"""
     part: str = ""
     """the part of the validation split that the loss was measured on; "" for the whole split"""
-    header: CheckpointHeader | None = field(default=None, repr=False, compare=False)
-    """the header, if it was already read; loading then does not read it again"""
 
     def __str__(self) -> str:
-        loss, on = self.val_loss, f" on {self.part}" if self.part else ""
-        evaluated = "no evaluation recorded" if loss is None else f"validation loss {loss:.4f}{on}"
+        evaluated = "no evaluation recorded"
+        if self.val_loss is not None:
+            evaluated = f"validation loss {self.val_loss:.4f}"
+            evaluated += f" on {self.part}" if self.part else ""
         return f"step {self.step}, {evaluated} ({self.which})"
 
 
@@ -193,12 +116,12 @@ class Run:
     config: Config
     vocab_size: int
     parameters: int
-    dataset: Mapping[str, Any]
-    """the data set's name, path, hashes, token counts and reference losses (see DatasetFacts)"""
+    dataset: DatasetFacts
+    """the data set's name, path, hashes, token counts and reference losses"""
     stopped_after: float = 0.0
     """seconds of training when the run was last stopped between two evaluations; 0 if never"""
-    parent: Mapping[str, Any] | None = None
-    """the run whose weights it started from: name, path, checkpoint, step and hash (see Parent)"""
+    parent: Parent | None = None
+    """the run whose weights it started from: name, path, checkpoint, step and hash"""
     imported_from: str = ""
     """where its weights were imported from; "" if it was trained here"""
 
@@ -210,7 +133,8 @@ class Run:
 
         The HTML has a table about the run, and its loss curve if curve.png exists.
         """
-        picture, path = "", self.path / "curve.png"
+        picture = ""
+        path = self.path / "curve.png"
         try:
             facts = {"run": self.name, "folder": str(self.path), **run_facts(self)}
             if path.is_file() and 0 < path.stat().st_size <= _LARGEST_PICTURE:
@@ -256,16 +180,16 @@ class Run:
         """The origin of its initial weights: `multi-head-001, step 1,000 (best)`; "" if random."""
         if self.parent is None:
             return ""
-        which = self.parent["checkpoint"].removesuffix(".safetensors")
-        return f"{self.parent['name']}, step {self.parent['step']:,} ({which})"
+        return f"{self.parent.name}, step {self.parent.step:,} ({self.parent.which})"
 
     @property
     def evaluated_part(self) -> str:
         """The part evaluated: `65,536 of 1,115,394 tokens`; "" for the whole validation split."""
-        most, length = self.config.training.eval_tokens, self.config.spec.block_size
-        if most is None or most >= self.dataset["val_tokens"] - 1:
+        most = self.config.training.eval_tokens
+        length = self.config.spec.block_size
+        if most is None or most >= self.dataset.val_tokens - 1:
             return ""
-        return f"{max(1, most // length) * length:,} of {self.dataset['val_tokens']:,} tokens"
+        return f"{max(1, most // length) * length:,} of {self.dataset.val_tokens:,} tokens"
 
     def checkpoint(self, which: str | Checkpoint = "auto") -> Checkpoint:
         """Return the checkpoint `best`, `last` or `auto`.
@@ -281,28 +205,28 @@ class Run:
             )
         is_auto = which == "auto" and self.last.exists()
         if which == "last" or (is_auto and not self.best.exists()):
-            return self._checkpoint("last")
-        best = self._checkpoint("best")
+            return self._checkpoint("last", self._facts_of(self.last))
+        best = self._facts_of(self.best)
         if is_auto and best.step == 0:
-            last = self._checkpoint("last")
-            assert last.header is not None
-            if last.header.facts.get("evaluated_step") == 0 < last.step:
-                return last
-        return best
+            last = self._facts_of(self.last)
+            if last.evaluated_step == 0 < last.step:
+                return self._checkpoint("last", last)
+        return self._checkpoint("best", best)
 
-    def _checkpoint(self, which: str) -> Checkpoint:
+    def _facts_of(self, path: Path) -> CheckpointFacts:
         from attnlm.runs.checkpoint import load_header  # loads torch
 
-        path = self.best if which == "best" else self.last
         lora = self.config.training.adapters
         header = load_header(path, self.config.spec, self.vocab_size, lora)
-        facts = decoded(_CheckpointFacts, header.facts, path, COPY_THE_RUN)
+        return decoded(CheckpointFacts, header.facts, path, COPY_THE_RUN)
+
+    def _checkpoint(self, which: str, facts: CheckpointFacts) -> Checkpoint:
         loss = facts.val_loss
         if loss is None:
             with contextlib.suppress(AttnlmError):  # the checkpoint is usable without metrics
-                of_steps = {record["step"]: record["val_loss"] for record in self.metrics()}
-                loss = of_steps.get(facts.step)
-        return Checkpoint(which, path, facts.step, loss, self.evaluated_part, header)
+                losses = {record.step: record.val_loss for record in self.evaluations()}
+                loss = losses.get(facts.step)
+        return Checkpoint(which, self._path_of(which), facts.step, loss, self.evaluated_part)
 
     def model(self, *, checkpoint: str = "auto", device: str = "cpu") -> LanguageModel:
         """Return the model, a torch.nn.Module in evaluation mode: ids (B, T) → logits (B, T, V).
@@ -312,7 +236,9 @@ class Run:
 
         `device` is cpu (default), auto, cuda or mps. Raises AttnlmError as `load_model` does.
         """
-        return attnlm.load_model(self, checkpoint=checkpoint, device=device)[0]
+        from attnlm.runs.load_model import load_model  # loads torch
+
+        return load_model(self, checkpoint=checkpoint, device=device)[0]
 
     def attention(self, text: str, *, checkpoint: str = "auto") -> attnlm.Attention:
         """Return what each head attends to in `text`, as arrays labelled with tokens.
@@ -334,7 +260,7 @@ class Run:
                 f"{path} has {loaded.vocab_size:,} ids, but config.json has {self.vocab_size:,}",
                 COPY_THE_RUN,
             )
-        loaded.dataset = self.dataset["name"]
+        loaded.dataset = self.dataset.name
         return loaded
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -345,15 +271,19 @@ class Run:
         `pandas.DataFrame(run.metrics())` makes a table. Raises AttnlmError if the file is
         damaged.
         """
+        return [asdict(record) for record in self.evaluations()]
+
+    def evaluations(self) -> list[EvaluationRecord]:
+        """Return the records of `metrics`."""
         return self._metrics.records()
 
-    def metrics_until(self, evaluated_step: int) -> list[dict[str, Any]]:
+    def evaluations_until(self, evaluated_step: int) -> list[EvaluationRecord]:
         """Return the records up to the step `evaluated_step`; [] for −1 (before any evaluation).
 
         Raises AttnlmError if the record of `evaluated_step` is missing.
         """
-        kept = [record for record in self.metrics() if record["step"] <= evaluated_step]
-        if (kept[-1]["step"] if kept else -1) != evaluated_step:
+        kept = [record for record in self.evaluations() if record.step <= evaluated_step]
+        if (kept[-1].step if kept else -1) != evaluated_step:
             raise self._metrics.damaged()
         return kept
 
@@ -369,71 +299,72 @@ class Run:
 
     def ticker_passage(self) -> list[str]:
         """Return the tokens whose attention the snapshots' maps show, or [] for old runs."""
-        return next((r["passage"] for r in self._ticker.records() if "passage" in r), [])
+        return next((list(r.passage) for r in self._ticker.records() if r.passage), [])
 
-    def whole(self) -> dict[str, dict[str, Any]]:
+    def whole(self) -> dict[str, Measured]:
         """Return the losses of the `best` and the `last` checkpoint on the whole validation split.
 
-        Each value has the fields of `Measured`. The result is empty if evaluations covered the
-        whole split anyway, or if measuring the whole split would have taken too long. Raises
-        AttnlmError if the file is damaged.
+        Each value has the fields step, val_loss, bits_per_byte and evaluated_tokens, which can also
+        be read as in a dictionary. The result is empty if evaluations covered the whole split
+        anyway, or if measuring the whole split would have taken too long. Raises AttnlmError if the
+        file is damaged.
         """
         path = self.path / _WHOLE
         if not path.exists():
             return {}
-        return asdict(decoded(_Whole, files.read_json(path), path, COPY_THE_RUN))
+        return dict(vars(decoded(Whole, files.read_json(path), path, COPY_THE_RUN)))
 
     def result(self) -> Result | None:
         """Return the results of the run's evaluations, or None before the first.
 
         Raises AttnlmError if a file is damaged.
         """
-        records = self.metrics()
+        records = self.evaluations()
         return Result(records, self.whole(), self.evaluated_part) if records else None
 
     def references(self) -> dict[str, float]:
         """Return losses to compare with, in nats per token, keyed by a label such as `floor`."""
         known = {
             "uniform, ln V": math.log(self.vocab_size),
-            "counted bigram": self.dataset["bigram_loss"],
-            "floor": self.dataset["floor"],
+            "counted bigram": self.dataset.bigram_loss,
+            "floor": self.dataset.floor,
         }
         return {label: loss for label, loss in known.items() if loss is not None}
 
-    def save_whole(self, measured: Mapping[str, Mapping[str, Any]]) -> None:
+    def save_whole(self, best: Measured, last: Measured) -> None:
         """Write the file that `whole` reads."""
-        files.write_json(self.path / _WHOLE, dict(measured))
+        files.write_json(self.path / _WHOLE, asdict(Whole(best=best, last=last)))
 
     def append_evaluation(
-        self, record: Mapping[str, Any], snapshot: Snapshot, passage: list[str]
+        self, record: EvaluationRecord, snapshot: Snapshot, passage: list[str]
     ) -> None:
         """Add a record to the metrics, and a snapshot to the ticker unless the ticker is full.
 
         The ticker's first line also holds `passage`: the tokens whose attention all maps show.
         """
         self._metrics.append(record)
-        about = {} if self._ticker.size() else {"passage": passage}
-        self._ticker.append({**snapshot_record(snapshot), **about})
+        self._ticker.append(snapshot_record(snapshot, () if self._ticker.size() else passage))
 
     def keep_until(self, evaluated_step: int) -> None:
         """Drop metrics and snapshots after the step `evaluated_step`, and delete whole.json.
 
-        Raises as `metrics_until` and `ticker` do.
+        Raises as `evaluations_until` and `ticker` do.
         """
-        metrics = self.metrics_until(evaluated_step)
+        metrics = self.evaluations_until(evaluated_step)
         self.ticker()  # raises if it is damaged
-        steps = {record["step"] for record in metrics}
-        ticker = [line for line in self._ticker.records() if line["step"] in steps]
+        steps = {record.step for record in metrics}
+        ticker = [line for line in self._ticker.records() if line.step in steps]
         self._metrics.replace(metrics)
         self._ticker.replace(ticker)
         (self.path / _WHOLE).unlink(missing_ok=True)
 
     @property
-    def _metrics(self) -> Journal:
-        return Journal(self.path / "metrics.jsonl", _Evaluation, COPY_THE_RUN, largest=2**28)
+    def _metrics(self) -> Journal[EvaluationRecord]:
+        path = self.path / "metrics.jsonl"
+        return Journal(path, EvaluationRecord, COPY_THE_RUN, largest=2**28)
 
     @property
-    def _ticker(self) -> Journal:
+    def _ticker(self) -> Journal[SnapshotRecord]:
         return ticker_journal(self.path)
 
     @contextlib.contextmanager
@@ -450,12 +381,22 @@ class Run:
             remove_leftovers(self.path.parent)
             yield
 
+    def content(self) -> dict[str, Any]:
+        """Return the content of config.json, from which `run_of` makes the run again."""
+        stored = StoredRun(
+            config=self.config.settings(),
+            vocab_size=self.vocab_size,
+            parameters=self.parameters,
+            dataset=self.dataset,
+            stopped_after=self.stopped_after,
+            parent=self.parent,
+            imported_from=self.imported_from,
+        )
+        return {"format": FORMAT, "attnlm": attnlm.__version__, **asdict(stored)}
+
     def save_config(self) -> None:
         """Write config.json."""
-        stored = {name: getattr(self, name) for name in fields_of(StoredRun)}
-        content = {**stored, "config": self.config.settings()}
-        about = {"format": FORMAT, "attnlm": attnlm.__version__}
-        files.write_json(self.path / "config.json", {**about, **content})
+        files.write_json(self.path / "config.json", self.content())
 
 
 def open_run(
@@ -489,13 +430,31 @@ def open_run(
             f"{path} is not a run: it has no config.json", how_to_make("run", Path(checkpoint_dir))
         )
     stored = read_record(StoredRun, path / "config.json", format=FORMAT, hint=COPY_THE_RUN)
-    config, about = _config_in(stored, path / "config.json"), stored.dataset
-    is_trained = about.train_tokens and about.val_tokens and about.val_bytes
-    if not (is_trained or stored.imported_from):
+    run = _run_of(path, stored)
+    is_trained = run.dataset.train_tokens and run.dataset.val_tokens and run.dataset.val_bytes
+    if not (is_trained or run.imported_from):
         raise AttnlmError(
             f"{path / 'config.json'} is not valid: its data set has no tokens", COPY_THE_RUN
         )
-    return Run(path, **{**asdict(stored), "config": config})
+    return run
+
+
+def run_of(path: Path, content: Mapping[str, Any]) -> Run:
+    """Return the run in the folder `path`, which may be on another machine, from `Run.content`."""
+    return _run_of(path, decoded(StoredRun, content, path))
+
+
+def _run_of(path: Path, stored: StoredRun) -> Run:
+    return Run(
+        path,
+        config=_config_in(stored, path / "config.json"),
+        vocab_size=stored.vocab_size,
+        parameters=stored.parameters,
+        dataset=stored.dataset,
+        stopped_after=stored.stopped_after,
+        parent=stored.parent,
+        imported_from=stored.imported_from,
+    )
 
 
 def _config_in(stored: StoredRun, path: Path) -> Config:
@@ -527,19 +486,20 @@ def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Datase
             f"{run.name} was imported and has no data set",
             f"prepare one with `tokenizer` {run.path}, then name it as `data`",
         )
-    recorded = Path(run.dataset["path"])
+    recorded = run.dataset
+    path = Path(recorded.path)
     dataset = open_dataset(
-        recorded if is_folder(recorded) else run.dataset["name"],
+        path if is_folder(path) else recorded.name,
         data_dir=data_dir,
         verify=verify,
     )
-    recorded_facts = {**run.dataset, "vocab_size": run.vocab_size}
-    for key in ("train_sha256", "val_sha256", "vocab_size"):
-        if getattr(dataset, key) != recorded_facts[key]:
-            raise AttnlmError(
-                f"{dataset.path} is not the data set that {run.name} was trained on",
-                f"prepare the original data set again, or move it to {recorded}",
-            )
+    hashes = (dataset.train_sha256, dataset.val_sha256)
+    is_same = hashes == (recorded.train_sha256, recorded.val_sha256)
+    if not is_same or dataset.vocab_size != run.vocab_size:
+        raise AttnlmError(
+            f"{dataset.path} is not the data set that {run.name} was trained on",
+            f"prepare the original data set again, or move it to {path}",
+        )
     return dataset
 
 
@@ -548,28 +508,30 @@ def run_facts(run: Run) -> dict[str, str]:
 
     Raises AttnlmError if its metrics are damaged.
     """
-    training, about = run.config.training, run.dataset
+    training = run.config.training
+    dataset = run.dataset
     facts = {"model": f"{run.config.spec.name}, {run.parameters:,} parameters"}
     if run.imported_from:
         vocabulary = f"{run.vocab_size:,} ids ({run.tokenizer.name})"
         return {**facts, "vocabulary": vocabulary, "imported from": run.imported_from}
     facts["data"] = (
-        f"{about['name']}: {run.vocab_size:,} ids, {about['train_tokens']:,} tokens for training, "
-        f"{about['val_tokens']:,} for validation"
+        f"{dataset.name}: {run.vocab_size:,} ids, {dataset.train_tokens:,} tokens for training, "
+        f"{dataset.val_tokens:,} for validation"
     )
     if run.started_from:
         facts["started from"] = run.started_from
     result = run.result()
-    step = 0 if result is None else result.last["step"]
+    step = 0 if result is None else result.last.step
     batch = f"{training.batch_size} × {run.config.spec.block_size} tokens"
     facts["steps"] = f"{step:,} of {training.length}, each {batch}, seed {training.seed}"
     if result is not None:
-        measured = {f"best loss, {run.evaluated_part or 'whole split'}": result.best}
+        best = f"best loss, {run.evaluated_part or 'whole split'}"
+        measured: dict[str, EvaluationRecord | Measured] = {best: result.best}
         measured |= {f"{which} loss, whole split": result.whole[which] for which in result.whole}
         for label, found in measured.items():
             facts[label] = (
-                f"{found['val_loss']:.4f} nats per token, {found['bits_per_byte']:.3f} bits per "
-                f"byte, at step {found['step']:,}"
+                f"{found.val_loss:.4f} nats per token, {found.bits_per_byte:.3f} bits per "
+                f"byte, at step {found.step:,}"
             )
     baselines = (f"{name} {loss:z.4f}" for name, loss in run.references().items())
     return {**facts, "baselines": ", ".join(baselines)}

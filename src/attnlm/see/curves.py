@@ -17,6 +17,8 @@ import numpy as np
 
 from attnlm.base import files
 from attnlm.base.events import Note, OnEvent
+from attnlm.runs.journal import EvaluationRecord
+from attnlm.runs.records import DatasetFacts
 from attnlm.runs.run import Run
 from attnlm.see.pictures import drawing
 from attnlm.training.events import Evaluated, Finished, Started
@@ -60,17 +62,15 @@ class Line:
     """the lowest and highest loss of several seeds at each x, if known"""
 
 
-def run_lines(records: Sequence[Mapping[str, Any]]) -> list[Line]:
+def run_lines(records: Sequence[EvaluationRecord]) -> list[Line]:
     """Return the curves of a run's validation loss and, if known, its training loss by step."""
-    lines = []
-    for label, loss, colour in (
-        ("validation", "val_loss", _VALIDATION),
-        ("training", "train_loss", _TRAINING),
-    ):
-        known = [(record["step"], record[loss]) for record in records if record[loss] is not None]
-        if known:
-            steps, losses = zip(*known, strict=True)
-            lines.append(Line(label, steps, losses, colour, dashed=label == "training"))
+    if not records:
+        return []
+    steps = [record.step for record in records]
+    lines = [Line("validation", steps, [record.val_loss for record in records], _VALIDATION)]
+    trained = {r.step: r.train_loss for r in records if r.train_loss is not None}
+    if trained:
+        lines.append(Line("training", [*trained], [*trained.values()], _TRAINING, dashed=True))
     return lines
 
 
@@ -120,8 +120,10 @@ def draw_run(run: Run, path: Path) -> None:
         figure = _figure({"step": run_lines(result.records)}, run.references())
         (axes,) = figure.axes
         if result.best is not result.last:
-            best = result.best["step"], result.best["val_loss"]
-            axes.plot(*best, "o", markersize=9, color=_VALIDATION, fillstyle="none")
+            best = result.best
+            axes.plot(
+                best.step, best.val_loss, "o", markersize=9, color=_VALIDATION, fillstyle="none"
+            )
         figure.suptitle(run.name, x=0.01, ha="left", fontsize=11, fontweight="bold")
         axes.set_title(textwrap.fill(words, 88), loc="left", fontsize=9)
         files.write_bytes(path, _png(figure))
@@ -238,7 +240,7 @@ def _png(figure: Figure) -> bytes:
 
 
 def plain_curve(
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[EvaluationRecord],
     known: Mapping[str, float],
     *,
     width: int = 56,
@@ -248,11 +250,12 @@ def plain_curve(
 
     The text is empty for fewer than two evaluations.
     """
-    steps = [int(record["step"]) for record in records]
-    losses = [float(record["val_loss"]) for record in records]
+    steps = [record.step for record in records]
+    losses = [record.val_loss for record in records]
     if len(steps) < 2 or steps[0] == steps[-1]:
         return ""
-    low, high = min([*losses, *known.values()]), max([*losses, *known.values()])
+    low = min([*losses, *known.values()])
+    high = max([*losses, *known.values()])
 
     def row(loss: float) -> int:
         return round((high - loss) / ((high - low) or 1) * (height - 1))
@@ -269,8 +272,8 @@ def plain_curve(
     wide = max(6, *map(len, marks))
     axis = [f"{mark:>{wide}} |" for mark in marks]
     lines = map("".join, zip(axis, map("".join, rows), names, strict=True))
-    first, last = f"{steps[0]:,}", f"step {steps[-1]:,}"
-    below = f"{'':{wide + 2}}{first}{last:>{width - len(first)}}"
+    first = f"{steps[0]:,}"
+    below = f"{'':{wide + 2}}{first}{f'step {steps[-1]:,}':>{width - len(first)}}"
     return "\n".join([*(line.rstrip() for line in lines), below])
 
 
@@ -279,42 +282,41 @@ def _nats(loss: float, digits: int = 3) -> str:
     return f"{loss:z.{digits}f}" if abs(loss) < 10**_LONG else f"{loss:.{digits}g}"
 
 
-def verdict(records: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any]) -> str:
+def verdict(records: Sequence[EvaluationRecord], dataset: DatasetFacts) -> str:
     """Return a sentence on whether the validation loss still falls, has levelled off, or rises.
 
-    `records` are the lines of metrics.jsonl, oldest first. `dataset` has the reference losses
-    `bigram_loss` and `floor`, in nats per token, or None for unknown ones.
+    `records` are oldest first. `dataset` has the reference losses.
     """
-    tokens = records[-1].get("evaluated_tokens") or math.inf
-    words = [_trend(records, dataset["floor"], tokens)]
-    best_loss, bigram_loss = min(r["val_loss"] for r in records), dataset["bigram_loss"]
-    if bigram_loss is not None and best_loss > bigram_loss + _NOTICEABLE:
+    tokens = records[-1].evaluated_tokens or math.inf
+    words = [_trend(records, dataset.floor, tokens)]
+    best_loss = min(record.val_loss for record in records)
+    if dataset.bigram_loss is not None and best_loss > dataset.bigram_loss + _NOTICEABLE:
         words.append("not as good as the counted bigram")
     if tokens < _FEW_TOKENS:
         words.append(f"{tokens:,} validation tokens are too few for a reliable loss")
     return "; ".join(words)
 
 
-def recent_fall(records: Sequence[Mapping[str, Any]]) -> float:
+def recent_fall(records: Sequence[EvaluationRecord]) -> float:
     """Return by how much the lowest loss fell over the last fifth of training, in nats per token.
 
     With fewer than three evaluations, return 0.
     """
-    losses = [float(record["val_loss"]) for record in records]
+    losses = [record.val_loss for record in records]
     tail = max(1, len(losses) // 5)
     return min(losses[:-tail]) - min(losses) if len(losses) > 2 else 0.0
 
 
-def _trend(records: Sequence[Mapping[str, Any]], floor: float | None, tokens: float) -> str:
+def _trend(records: Sequence[EvaluationRecord], floor: float | None, tokens: float) -> str:
     if len(records) < 3:
         return "too few evaluations to tell whether the loss still falls"
-    losses = [float(record["val_loss"]) for record in records]
+    losses = [record.val_loss for record in records]
     best = losses.index(min(losses))
     risen = losses[-1] - losses[best]
     # The loss of one token varies by about 1 between evaluations, so the mean varies by 1/√tokens.
     if risen > max(_NOTICEABLE, 2 / math.sqrt(tokens)):
-        trained = [x for r in records[best:] if (x := r.get("train_loss")) is not None]
-        since = f"step {records[best]['step']}"
+        trained = [r.train_loss for r in records[best:] if r.train_loss is not None]
+        since = f"step {records[best].step}"
         if trained and trained[-1] < trained[0] - _NOTICEABLE:
             why = f"overfitting since {since}: the validation loss has risen by {risen:.3f}"
         else:
@@ -328,7 +330,7 @@ def _trend(records: Sequence[Mapping[str, Any]], floor: float | None, tokens: fl
     if (fallen := recent_fall(records)) > _NOTICEABLE:
         over = "over the last fifth of training"
         return f"loss still falling ({_nats(fallen)} {over}): more steps would help"
-    rates = [float(record.get("learning_rate", 0)) for record in records]
+    rates = [record.learning_rate for record in records]
     if rates[-1] < max(rates) / 2:  # the lower rate may be why the loss levelled off
         return "loss levelled off as the learning rate fell: a longer run may reach a lower loss"
     return "loss levelled off: instead of more steps, try a larger model or another learning rate"

@@ -108,12 +108,12 @@ class Rung:
     @property
     def losses(self) -> list[float]:
         """The loss of each seed's best checkpoint, ascending."""
-        return [float(result.final["val_loss"]) for result in self.results]
+        return [result.final.val_loss for result in self.results]
 
     @property
     def loss(self) -> float:
         """The loss of `run`, in nats per token."""
-        return float(self.result.final["val_loss"])
+        return self.result.final.val_loss
 
     @property
     def verdict(self) -> str:
@@ -178,9 +178,9 @@ class Ladder:
                 f"{rung.loss:.4f}",
                 *(f"{min(rung.losses):.4f}–{max(rung.losses):.4f}" for _ in seeds),
                 "–" if gain is None else f"{gain.nats:+z.4f}",
-                f"{rung.result.final['bits_per_byte']:.3f}",
+                f"{rung.result.final.bits_per_byte:.3f}",
                 f"{rung.run.parameters:,}",
-                f"{rung.result.last['seconds']:.1f}",
+                f"{rung.result.last.seconds:.1f}",
             ]
             for rung, gain in zip(self.rungs, self.gains, strict=True)
         ]
@@ -224,7 +224,8 @@ class Ladder:
         files.write_bytes(self.path / "curves.png", panels_png(panels, known))
         pictures = {x: panel_svg(lines, known, x) for x, lines in panels.items()}
         header, rows = self.table()
-        models, runs = list[dict[str, Any]](), [rung.run for rung in self.rungs]
+        runs = [rung.run for rung in self.rungs]
+        models = list[dict[str, Any]]()
         if sum(run.parameters for run in runs) <= _MOST_TO_TRY:
             named = zip(runs, self.labels.values(), strict=True)
             with contextlib.suppress(ChangedModelError):  # the page then shows no models
@@ -287,11 +288,12 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
             )
             yield f"{difference}: {'; '.join(groups)}"
     for rung in ladder.rungs:
-        step, best = rung.result.last["step"], rung.result.final["step"]
-        if step != ladder.plan.steps:
-            yield f"{rung.model} made {step:,} steps, not {ladder.plan.steps or 0:,}"
-        if rung.result.last["val_loss"] > rung.result.best["val_loss"]:
-            yield f"{rung.model} is shown at step {best:,}: its loss rose after that"
+        last = rung.result.last
+        if last.step != ladder.plan.steps:
+            yield f"{rung.model} made {last.step:,} steps, not {ladder.plan.steps or 0:,}"
+        if last.val_loss > rung.result.best.val_loss:
+            best_step = rung.result.final.step
+            yield f"{rung.model} is shown at step {best_step:,}: its loss rose after that"
     for rung, gain in zip(ladder.rungs, ladder.gains, strict=True):
         if gain is not None:
             fall = max(recent_fall(one.result.records) for one in (rung, gain.rival))
@@ -349,15 +351,21 @@ def _lines(ladder: Ladder, x: str) -> list[Line]:
     A curve by tokens has a band from the lowest to the highest loss of all seeds, unless there is
     one seed only or a seed lacks an evaluation.
     """
-    colours, lines = _colours(ladder), []
+    colours = _colours(ladder)
+    lines = []
     for rung in ladder.rungs:
         records = rung.result.records
-        steps = [record["step"] for record in records]
-        seeds = [{r["step"]: float(r["val_loss"]) for r in seed.records} for seed in rung.results]
+        steps = [record.step for record in records]
+        seeds = [{r.step: r.val_loss for r in seed.records} for seed in rung.results]
         band: list[tuple[float, float]] = []
         if x == "tokens" and len(seeds) > 1 and all(seed.keys() >= {*steps} for seed in seeds):
             band = [(min(s[step] for s in seeds), max(s[step] for s in seeds)) for step in steps]
-        xs, losses = ([record[key] for record in records] for key in (x, "val_loss"))
-        label, colour = ladder.labels[rung.model], colours[rung.model]
-        lines.append(Line(label, xs, losses, colour, band=band))
+        line = Line(
+            label=ladder.labels[rung.model],
+            x=[record.tokens if x == "tokens" else record.seconds for record in records],
+            losses=[record.val_loss for record in records],
+            colour=colours[rung.model],
+            band=band,
+        )
+        lines.append(line)
     return lines

@@ -30,6 +30,7 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.base.records import decoded, limited
 from attnlm.base.settings import quoted
 from attnlm.base.suggestions import suggestion
+from attnlm.runs.journal import Snapshot
 from attnlm.runs.run import Run
 from attnlm.see.pictures import Pixels, sheet
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
@@ -37,18 +38,6 @@ from attnlm.training.events import Evaluated, Finished, Started, Stepped
 _PROJECT = "attnlm"
 _RECORD = "logs.json"
 _MOST_POINTS = 1000  # points in a curve, evaluations excluded
-# Fields of Stepped and of a line in metrics.jsonl, by the names that tools show.
-_OF_STEPS = {
-    "loss/batch": "loss",
-    "learning_rate": "learning_rate",
-    "tokens_per_second": "tokens_per_second",
-    "gradient_norm": "gradient_norm",
-}
-_OF_EVALUATIONS = {
-    "loss/train": "train_loss",
-    "loss/validation": "val_loss",
-    "bits_per_byte": "bits_per_byte",
-}
 
 
 @dataclass(frozen=True)
@@ -226,15 +215,26 @@ class LogListener:
             return
         elif isinstance(event, Stepped) and event.step >= self._next_point:
             self._next_point = event.step + (event.steps or 0) // _MOST_POINTS
-            self._tell_numbers(event.step, _OF_STEPS, vars(event))
+            self._tell_numbers(
+                event.step,
+                {
+                    "loss/batch": event.loss,
+                    "learning_rate": event.learning_rate,
+                    "tokens_per_second": event.tokens_per_second,
+                    "gradient_norm": event.gradient_norm,
+                },
+            )
         elif isinstance(event, Evaluated):
-            step, snapshot = int(event.record["step"]), event.snapshot
-            self._tell_numbers(step, _OF_EVALUATIONS, event.record)
-            if snapshot is not None:
-                self._tell(lambda tool: tool.text(step, "sample", snapshot.text))
-            if snapshot is not None and snapshot.maps is not None:
-                maps = sheet(snapshot.maps)
-                self._tell(lambda tool: tool.image(step, "attention", maps))
+            self._tell_numbers(
+                event.step,
+                {
+                    "loss/train": event.train_loss,
+                    "loss/validation": event.val_loss,
+                    "bits_per_byte": event.bits_per_byte,
+                },
+            )
+            if event.snapshot is not None:
+                self._tell_snapshot(event.snapshot)
         elif isinstance(event, Finished):
             self._is_finished = True
             curve = event.run.path / "curve.png"
@@ -271,9 +271,15 @@ class LogListener:
                 _check_links(event.run.path, name)
                 self._tools[name] = TOOLS[name](event.run, known.id, event.first_step)
 
-    def _tell_numbers(self, step: int, names: Mapping[str, str], values: Mapping[str, Any]) -> None:
-        known = {name: x for name, key in names.items() if (x := values[key]) is not None}
+    def _tell_numbers(self, step: int, values: Mapping[str, float | None]) -> None:
+        known = {name: value for name, value in values.items() if value is not None}
         self._tell(lambda tool: tool.numbers(step, known))
+
+    def _tell_snapshot(self, snapshot: Snapshot) -> None:
+        self._tell(lambda tool: tool.text(snapshot.step, "sample", snapshot.text))
+        if snapshot.maps is not None:
+            maps = sheet(snapshot.maps)
+            self._tell(lambda tool: tool.image(snapshot.step, "attention", maps))
 
     def _tell(self, tell: Callable[[Tool], None]) -> None:
         for name, tool in list(self._tools.items()):

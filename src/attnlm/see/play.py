@@ -73,7 +73,7 @@ def run_data(
 
     Raises as `described_weights` does.
     """
-    origin = f"trained on {run.dataset['name']}"
+    origin = f"trained on {run.dataset.name}"
     if run.imported_from:
         origin = f"imported from {run.imported_from}"
     a = run.config.spec

@@ -99,12 +99,11 @@ class ProgressBar:
                 self._bar.total = event.steps or self._bar.total
             self._show(event.step, event.tokens_per_second, event.seconds_left)
         elif isinstance(event, Evaluated):
-            record = event.record
-            self._losses["val"] = record["val_loss"]
-            self._best = min(self._best or (float("inf"), 0), (record["val_loss"], record["step"]))
+            self._losses["val"] = event.val_loss
+            self._best = min(self._best or (float("inf"), 0), (event.val_loss, event.step))
             if self._bar is None:
                 _write_line(str(event))
-            self._show(record["step"], record["tokens_per_second"])
+            self._show(event.step, event.tokens_per_second)
         elif isinstance(event, Finished):
             best = ""
             if self._best is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ from attnlm.training.schedule import learning_rate
 STAGES = 3
 """The number of stages in progress events: scoring heads, sampling, and drawing the page."""
 
-_TOKENS, _SEED = 500, 1  # of `Report.sample`
+_TOKENS = 500  # in `Report.sample`
+_SEED = 1
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Report:
         """True if steps were added later, so that the learning rate did not follow one schedule."""
         training = self.run.config.training
         return training.budget is None and any(
-            not math.isclose(record["learning_rate"], learning_rate(int(record["step"]), training))
+            not math.isclose(record.learning_rate, learning_rate(record.step, training))
             for record in (self.result.records if self.result else ())
         )
 
@@ -115,10 +116,10 @@ class Report:
             "run": str(self.run.path),
             "model": self.run.config.spec.name,
             "parameters": self.run.parameters,
-            "parent": self.run.parent,
+            "parent": self.run.parent and asdict(self.run.parent),
             "imported_from": self.run.imported_from,
-            "best_val_loss": self.result and self.result.best["val_loss"],
-            "bits_per_byte": self.result and self.result.best["bits_per_byte"],
+            "best_val_loss": self.result and self.result.best.val_loss,
+            "bits_per_byte": self.result and self.result.best.bits_per_byte,
             "verdict": self.verdict,
             "tokens": self.attention.tokens,
             "heads": [] if self.heads is None else self.heads.facts()["heads"],

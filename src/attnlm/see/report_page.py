@@ -32,7 +32,7 @@ def report_page(report: Report) -> bytes:
     chosen = np.linspace(0, len(report.snapshots) - 1, count).round().astype(int)
     snapshots = [report.snapshots[number] for number in chosen]
     data, content = attention_parts(report.attention)
-    losses = {record["step"]: record["val_loss"] for record in records}
+    losses = {record.step: record.val_loss for record in records}
     data["snapshots"] = [
         {"step": one.step, "loss": losses.get(one.step), "text": _shown(one.text)}
         for one in snapshots
@@ -45,7 +45,7 @@ def report_page(report: Report) -> bytes:
     facts = run_facts(run)
     if records:
         last = records[-1]
-        spent = f"{last['tokens']:,} tokens, {duration(last['seconds'])}"
+        spent = f"{last.tokens:,} tokens, {duration(last.seconds)}"
         facts["training"] = f"{spent} on {run.config.training.device}"
     return render(
         "report.html",

@@ -37,12 +37,11 @@ def train_command(run: Run) -> str:
     For a run with a budget, the command gives the steps that the run made. The learning rate then
     follows the steps, not the clock, so the checkpoint is not the same byte for byte.
     """
-    words = ["attnlm", "train", run.dataset["name"]]
+    words = ["attnlm", "train", run.dataset.name]
     if run.parent is not None:
-        which = run.parent["checkpoint"].removesuffix(".safetensors")
-        path = Path(run.parent["path"])
+        path = Path(run.parent.path)
         is_usual = path.parent == Path("checkpoints").absolute()
-        words += ["--from", path.name if is_usual else str(path), "--checkpoint", which]
+        words += ["--from", path.name if is_usual else str(path), "--checkpoint", run.parent.which]
     settings = run.config.settings()
     if "steps" in settings:
         settings.pop("budget", None)
@@ -51,7 +50,7 @@ def train_command(run: Run) -> str:
             words.append(flag(name) if value else flag(f"no_{name}"))
         else:
             words += [flag(name), str(value)]
-    return shlex.join([*words, *elsewhere(Path(run.dataset["path"]).parent, "data set")])
+    return shlex.join([*words, *elsewhere(Path(run.dataset.path).parent, "data set")])
 
 
 def import_command(run: Run) -> str:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.readable import byte_size, duration
-from attnlm.runs.journal import Snapshot
+from attnlm.base.settings import fields_of
+from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.run import Run
 
 if TYPE_CHECKING:
@@ -59,38 +60,32 @@ class Stepped:
         )
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """An evaluation that was written to disk. `record` is its line in metrics.jsonl.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Evaluated(EvaluationRecord):
+    """An evaluation that was written to disk; losses are in nats per token."""
 
-    The fields of the record are also attributes. `tokens` is the number of tokens trained on, and
-    `seconds` is the time of the run so far. `train_loss` is the mean loss since the previous
-    evaluation (None at step 0). `val_loss` and `bits_per_byte` are measured on `evaluated_tokens`
-    tokens. The other fields are `step`, `learning_rate` and `tokens_per_second`. Losses are in nats
-    per token. `improved` is True if the validation loss is the lowest so far. `snapshot` holds a
-    sample and attention maps. `is_last` is True if the run ends here.
-    """
-
-    record: dict[str, Any]
     improved: bool
+    """True if the validation loss is the lowest so far"""
     snapshot: Snapshot | None = field(default=None, repr=False)
+    """a sample and attention maps"""
     is_last: bool = False
+    """True if the run ends here"""
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "record" or name not in self.record:
-            raise AttributeError(f"Evaluated has no {name!r}")
-        return self.record[name]
+    @property
+    def record(self) -> dict[str, Any]:
+        """The line in metrics.jsonl."""
+        return {name: getattr(self, name) for name in fields_of(EvaluationRecord)}
 
     def __str__(self) -> str:
         """Return `step    100  train 2.6485  validation 2.4236*  …`; a star marks the best."""
-        record = self.record
-        train, speed = record["train_loss"], record["tokens_per_second"]
+        train = "  –   " if self.train_loss is None else format(self.train_loss, ".4f")
+        speed = f"{self.tokens_per_second:,}" if self.tokens_per_second else "–"
         return (
-            f"step {record['step']:>6}"
-            f"  train {'  –   ' if train is None else format(train, '.4f')}"
-            f"  validation {record['val_loss']:.4f}{'*' if self.improved else ' '}"
-            f"  {f'{speed:,}' if speed else '–':>9} tokens/s"
-            f"  {record['seconds']:>7.1f} s"
+            f"step {self.step:>6}"
+            f"  train {train}"
+            f"  validation {self.val_loss:.4f}{'*' if self.improved else ' '}"
+            f"  {speed:>9} tokens/s"
+            f"  {self.seconds:>7.1f} s"
         )
 
 

@@ -23,7 +23,7 @@ from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, check_unchanged
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import folded
-from attnlm.runs.journal import Snapshot
+from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.run import Run
 from attnlm.training.cost import evaluated_part, is_whole_affordable
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
@@ -191,7 +191,7 @@ class _Loop:
             due_since = time.perf_counter()
             evaluated = self._evaluate_and_save()
             self._evaluation_seconds = time.perf_counter() - due_since
-            if evaluated.record["step"] == 0:
+            if evaluated.step == 0:
                 # The first snapshot compiles and times the decoder; later ones do not.
                 self._evaluation_seconds -= self._snapshot_seconds
             self._tell(evaluated)
@@ -319,23 +319,24 @@ class _Loop:
         self.stepper.reset_loss_sum()
         state.seconds = time.perf_counter() - self._began
         steps = self.stepper.expected_steps(state.step)
-        record = {
-            "step": state.step,
-            "tokens": state.step * run.config.tokens_per_step,
-            "seconds": round(state.seconds, 3),
-            "train_loss": loss_sum / new_steps if new_steps else None,
-            "val_loss": evaluation.loss,
-            "evaluated_tokens": evaluation.tokens,
-            "bits_per_byte": evaluation.bits_per_byte,
-            "learning_rate": learning_rate(state.step, self._config, steps),
-            "tokens_per_second": round(tokens_per_second),
-        }
+        record = EvaluationRecord(
+            step=state.step,
+            tokens=state.step * run.config.tokens_per_step,
+            seconds=round(state.seconds, 3),
+            train_loss=loss_sum / new_steps if new_steps else None,
+            val_loss=evaluation.loss,
+            evaluated_tokens=evaluation.tokens,
+            bits_per_byte=evaluation.bits_per_byte,
+            learning_rate=learning_rate(state.step, self._config, steps),
+            tokens_per_second=round(tokens_per_second),
+        )
         if taken is not None:
             run.append_evaluation(record, *taken)
         if self._saver.is_writer:
             self._saver.save(evaluation.loss if improved else None)
         is_last = self._is_over or self._is_out_of_patience
-        return Evaluated(record, improved, taken and taken[0], is_last)
+        snapshot = taken and taken[0]
+        return Evaluated(**record, improved=improved, snapshot=snapshot, is_last=is_last)
 
 
 def _after(progress: float) -> float:

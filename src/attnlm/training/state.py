@@ -6,13 +6,15 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
+from attnlm.base.records import decoded, limited
+from attnlm.base.settings import fields_of
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
@@ -28,9 +30,27 @@ from attnlm.runs.checkpoint import (
 )
 from attnlm.runs.hugging_face.adapter import write_adapter
 from attnlm.runs.load_model import base_weights, parent_rows
-from attnlm.runs.run import Run
+from attnlm.runs.run import COPY_THE_RUN, Run
 from attnlm.training.optimizer import FlatOptimizer, Optimizer
 from attnlm.training.sharding import ShardedOptimizer, part_of_whole, sharded_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedState:
+    """The facts in a run's last checkpoint. No random state is saved, since the seed and the step
+    determine the random numbers."""
+
+    step: int = limited(at_least=0)
+    evaluated_step: int = limited(at_least=-1)
+    """the step of the newest evaluation; −1 before the first"""
+    best_step: int = 0
+    best_loss: float = limited(at_most=math.inf)
+    stale: int = 0
+    """the number of evaluations since the best one"""
+    loss_sum: float = 0.0
+    """the sum of the training losses since the newest evaluation"""
+    progress: float = limited(default=0.0, at_least=0, at_most=1)
+    """the fraction of its budget that a run with a budget has used; attnlm 1.0.0 did not save it"""
 
 
 @dataclass
@@ -66,12 +86,8 @@ class TrainingState:
         self.evaluated_step, self.loss_sum = self.step, 0.0
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields saved with the tensors. No random state is saved, since the seed and
-        the step determine the random numbers."""
-        return {name: getattr(self, name) for name in _FACTS}
-
-
-_FACTS = ("step", "evaluated_step", "best_step", "best_loss", "stale", "loss_sum", "progress")
+        """Return the fields of SavedState."""
+        return {name: getattr(self, name) for name in fields_of(SavedState)}
 
 
 @contextlib.contextmanager
@@ -136,17 +152,19 @@ def load_or_init_state(
     if reads and adapters is not None:
         _take(base, base_weights(run))
     elif reads and fresh and run.parent is not None:
-        _take(weights, parent_rows(run, *part))
+        _take(weights, parent_rows(run, run.parent, *part))
     if saved is not None:
         found, saved_weights, saved_means = saved
         if means.keys() != saved_means.keys():
-            raise _not_of(run)
+            raise AttnlmError(
+                f"{run.last} does not contain the state that config.json describes", COPY_THE_RUN
+            )
         _take(means, saved_means)
         _take(weights, saved_weights)
-        facts = _checked(found, run)
-        records = run.metrics_until(facts["evaluated_step"])
-        seconds = max([run.stopped_after, *(record["seconds"] for record in records)])
-        state = replace(state, **facts, seconds=seconds, saved_step=facts["step"])
+        facts = decoded(SavedState, found, run.last, COPY_THE_RUN)
+        records = run.evaluations_until(facts.evaluated_step)
+        seconds = max([run.stopped_after, *(record.seconds for record in records)])
+        state = replace(state, **asdict(facts), seconds=seconds, saved_step=facts.step)
     if processes.count > 1:
         state = replace(state, **processes.broadcast_object(state.facts()))
         for tensor in () if is_sharded else (*weights.values(), *means.values(), *base.values()):
@@ -159,33 +177,11 @@ def _take(into: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
         values.copy_(weights[name])
 
 
-def saved_facts(run: Run) -> dict[str, Any]:
-    """Return `TrainingState.facts` as saved in the run's last checkpoint. Raises AttnlmError."""
+def saved_facts(run: Run) -> SavedState:
+    """Return the facts in the run's last checkpoint. Raises AttnlmError."""
     lora = run.config.training.adapters
-    return _checked(load_header(run.last, run.config.spec, run.vocab_size, lora).facts, run)
-
-
-def _checked(facts: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    facts = {"progress": 0.0, **facts}  # attnlm 1.0.0 did not save `progress`
-    known = {field.name: type(field.default) for field in fields(TrainingState)}
-    if (
-        any(type(facts.get(name)) is not known[name] for name in _FACTS)
-        or not -1 <= facts["evaluated_step"] <= facts["step"]
-        or not 0 <= facts["best_step"] <= max(0, facts["evaluated_step"])
-        or math.isnan(facts["best_loss"])
-        or facts["stale"] < 0
-        or not 0 <= facts["progress"] <= 1
-        or not abs(facts["loss_sum"]) <= torch.finfo(torch.float32).max
-    ):
-        raise _not_of(run)
-    return {name: facts[name] for name in _FACTS}
-
-
-def _not_of(run: Run) -> AttnlmError:
-    return AttnlmError(
-        f"{run.last} does not contain the state that config.json describes",
-        "copy the run's folder again from its source",
-    )
+    header = load_header(run.last, run.config.spec, run.vocab_size, lora)
+    return decoded(SavedState, header.facts, run.last, COPY_THE_RUN)
 
 
 class Saver:

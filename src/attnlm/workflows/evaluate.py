@@ -21,6 +21,7 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import NotRecordedError, record
 from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import check_tokenizer, load_model
+from attnlm.runs.records import Measured
 from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.see.text import token_texts
 from attnlm.training.cost import is_whole_affordable
@@ -126,13 +127,13 @@ def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
         for checkpoint in checkpoints:
             device = run.config.training.device
             found = evaluate(run, checkpoint=checkpoint.which, data=dataset, device=device)
-            measured[checkpoint.step] = {
-                "step": checkpoint.step,
-                "val_loss": found.loss,
-                "bits_per_byte": found.bits_per_byte,
-                "evaluated_tokens": found.tokens,
-            }
-        run.save_whole({"best": measured[best.step], "last": measured[last.step]})
+            measured[checkpoint.step] = Measured(
+                step=checkpoint.step,
+                val_loss=found.loss,
+                bits_per_byte=found.bits_per_byte,
+                evaluated_tokens=found.tokens,
+            )
+        run.save_whole(best=measured[best.step], last=measured[last.step])
 
 
 def take_snapshot(

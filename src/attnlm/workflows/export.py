@@ -219,7 +219,7 @@ def _facts(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
     """Return labels and values that describe a checkpoint and how it was trained."""
     facts = {**run_facts(run), "checkpoint": str(checkpoint)}
     if not run.imported_from:
-        facts["SHA-256 of the training tokens"] = run.dataset["train_sha256"]
+        facts["SHA-256 of the training tokens"] = run.dataset.train_sha256
     return facts
 
 

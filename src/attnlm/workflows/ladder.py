@@ -145,7 +145,7 @@ def _climb(
         run = _trained(runs[rung, seed], made, settings, dataset, data_dir, on_event)
         trained[rung, seed] = run
         if made.steps is None:  # all runs make as many steps as the first one did
-            steps = int(run.metrics()[-1]["step"])
+            steps = run.evaluations()[-1].step
             every = made.eval_every or max(1, math.ceil(steps / 10))
             part = run.config.training.eval_tokens
             made = replace(made, steps=steps, eval_every=every, eval_tokens=part)
@@ -246,7 +246,7 @@ def _share(
     if not trained:
         return max(left * own / (own + others), _SHORTEST)
     (rung, _), first = next(iter(trained.items()))
-    rate = float(first.metrics()[-1]["seconds"]) / costs[rung]
+    rate = first.evaluations()[-1].seconds / costs[rung]
     late = max(_LATE, _LATE_SHARE * made.budget)
     left = max(left + late, late)
     return max(left - rate * others, left * own / (own + others))
@@ -263,7 +263,7 @@ def _trained(
     """Return the finished run at `path`, after training or resuming it if necessary."""
     if path.is_dir():
         run = open_run(path)
-        recorded = {**run.config.settings(), **run.dataset}
+        recorded = {**run.config.settings(), "train_sha256": run.dataset.train_sha256}
         expected = {**settings, "train_sha256": made.train_sha256}
         for key in expected.keys() - {"steps", "eval_every", "budget"}:
             if recorded.get(key) != expected[key]:
@@ -273,8 +273,10 @@ def _trained(
                 )
         if run.last.exists():
             facts = saved_facts(run)
-            if facts["evaluated_step"] == facts["step"] == run.config.training.steps:
-                run.metrics_until(facts["evaluated_step"])  # raises AttnlmError if some are missing
+            if facts.evaluated_step == facts.step == run.config.training.steps:
+                run.evaluations_until(
+                    facts.evaluated_step
+                )  # raises AttnlmError if some are missing
                 on_event(Note(f"{run.name} is done"))
                 return run
             return train(resume=path, data_dir=data_dir, on_event=on_event)
@@ -296,7 +298,7 @@ def _shown(model: str, runs: list[Run], made: Plan, is_whole: bool, on_event: On
         result = run.result()
         assert result is not None
         found.append((result if is_whole else replace(result, whole={}), run))
-    found.sort(key=lambda pair: float(pair[0].final["val_loss"]))
+    found.sort(key=lambda pair: pair[0].final.val_loss)
     run = found[(len(runs) - 1) // 2][1]
     sampler = load_sampler(run, device=run.config.training.device, on_event=on_event)
     config = SamplingConfig(tokens=made.tokens, seed=made.seed)

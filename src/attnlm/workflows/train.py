@@ -32,7 +32,7 @@ from attnlm.model.inspection import parameters_of
 from attnlm.runs.create_run import check_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
 from attnlm.runs.manage import remove_run
-from attnlm.runs.run import Run, open_dataset_of, open_run
+from attnlm.runs.run import Run, open_dataset_of, open_run, run_of
 from attnlm.see.curves import CurveDrawer
 from attnlm.see.logs import LogListener, check_tools
 from attnlm.training.cost import affordable_sample, affordable_tokens
@@ -50,7 +50,6 @@ _ROUNDING = (
 _FEW_STEPS = 10  # with fewer, a model learns next to nothing
 _KERNELS = ("compile", "matmul", "attention_kernel")
 _OF_THE_DEVICE = ("dtype", *_KERNELS, "threads")
-_FACTS = ("vocab_size", "parameters", "dataset", "parent")
 _CHANGEABLE_ON_RESUME = ("steps", "eval_every", "patience", *_ROUNDING)
 
 
@@ -148,9 +147,8 @@ def train(
             meanwhile.enter_context(run.alone())
             resumed = _resume(run, Path(data_dir), verify, settings, processes, listener)
             run, opened, device, fresh = resumed
-        facts = {name: getattr(run, name) for name in _FACTS}
-        about = {"path": str(run.path), "settings": run.config.settings(), "fresh": fresh}
-        processes.broadcast_object({**about, **facts})  # `_join` awaits it
+        told = {"path": str(run.path), "run": run.content(), "fresh": fresh}
+        processes.broadcast_object(told)  # `_join` awaits it
         state = load_or_init_state(run, device, fresh, processes)
         tokens = affordable_sample(run.config, run.vocab_size)
         taking = functools.partial(take_snapshot, opened, tokens)
@@ -240,9 +238,9 @@ def _existing(
         wanted.pop("warmup", None)  # a run with a budget may have shortened the warmup
     recorded = run.config.settings()
     differing = [key for key, value in wanted.items() if recorded.get(key) != value]
-    if run.dataset["train_sha256"] != dataset.train_sha256:
+    if run.dataset.train_sha256 != dataset.train_sha256:
         differing.append("data set")
-    if (run.parent or {}).get("name") != (parent and parent.name):
+    if (run.parent and run.parent.name) != (parent and parent.name):
         differing.append("start_from")
     if differing:
         raise AttnlmError(
@@ -250,8 +248,8 @@ def _existing(
             "choose another `name`",
         )
     facts, training = saved_facts(run), run.config.training
-    patient = training.patience is None or facts["stale"] < training.patience
-    if facts["step"] != facts["evaluated_step"] or (patient and facts["step"] != training.steps):
+    patient = training.patience is None or facts.stale < training.patience
+    if facts.step != facts.evaluated_step or (patient and facts.step != training.steps):
         raise AttnlmError(
             f"a run called {run.name} exists, but it is not finished",
             f"resume it: {resume_command(run.path)}",
@@ -314,8 +312,9 @@ def _resume(
     dataset = open_dataset_of(run, data_dir, verify=verify)
     run = replace(run, config=autotune(config, device, dataset, is_resumed=True))
     fresh = not run.last.exists() and restarts() > 0  # the run ended before its first checkpoint
-    saved = {"step": 0, "evaluated_step": -1} if fresh else saved_facts(run)
-    step, evaluated_step = saved["step"], saved["evaluated_step"]
+    saved = None if fresh else saved_facts(run)
+    step = 0 if saved is None else saved.step
+    evaluated_step = -1 if saved is None else saved.evaluated_step
     more = f"use `steps` {2 * step}, or any total above {step}"
     if total is not None and step > total:
         raise AttnlmError(f"{run.name} has already made {step} steps", more)
@@ -366,14 +365,13 @@ def _join(processes: Processes, data_dir: Path, verify: bool) -> Run:
         raise AttnlmError(*told["refused"])
     if "finished" in told:
         return open_run(told["finished"])
-    config = resolve({}, told["settings"])
-    run = Run(Path(told["path"]), config, **{name: told[name] for name in _FACTS})
+    run = run_of(Path(told["path"]), told["run"])
     try:
         dataset = open_dataset_of(run, data_dir, verify=verify)
     except AttnlmError as error:
         hint = "each machine needs the same data set: copy it from the first one"
         raise AttnlmError(error.message, hint) from None
-    device = choose_device(config.training.device, config.training.dtype)
+    device = choose_device(run.config.training.device, run.config.training.dtype)
     with torch_settings_restored():
         use_precision(device)
         state = load_or_init_state(run, device, told["fresh"], processes)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +34,8 @@ from attnlm.runs.hugging_face.read_model import (
     read_tensor,
 )
 from attnlm.runs.load_model import keep_base, parent_record
-from attnlm.runs.run import DatasetFacts, Run, open_run
+from attnlm.runs.records import DatasetFacts
+from attnlm.runs.run import Run, open_run
 from attnlm.runs.safetensors_file import TensorFile, write_tensors
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -123,7 +123,7 @@ def write_adapter(run: Run, adapters: Mapping[str, Tensor]) -> None:
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": run.parent["name"] if run.parent is not None else None,
+        "base_model_name_or_path": run.parent.name if run.parent is not None else None,
         "inference_mode": True,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
@@ -165,18 +165,19 @@ def import_adapter(
         config = resolve({**a.settings(), "steps": 1, **given})
     except UsageError as error:
         raise AttnlmError(f"{folder}: {error.message}", error.hint) from None
+    record = parent_record(parent, "auto")
     run = Run(
         Path(),
         config,
         parent.vocab_size,
         parent.parameters,
-        asdict(DatasetFacts(name=folder.absolute().name)),
-        parent=parent_record(parent, "auto"),
+        DatasetFacts(name=folder.absolute().name),
+        parent=record,
         imported_from=str(folder.absolute()),
     )
 
     def fill(run: Run) -> Run:
-        run = keep_base(run)
+        run = keep_base(run, record)
         save_checkpoint(run.best, tensors, {"step": 0})
         write_adapter(run, tensors)
         return run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 from attnlm.base import files
@@ -23,7 +22,8 @@ from attnlm.runs.hugging_face.read_model import (
     read_object,
     without_empty_mlp,
 )
-from attnlm.runs.run import DatasetFacts, Run
+from attnlm.runs.records import DatasetFacts
+from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
 from attnlm.tokens.tokenizer_json import read_tokenizer, read_vocab_and_merges
 
@@ -98,9 +98,14 @@ def import_run(
                 save_in_turn(run.best, shapes, lambda n: weight(parameter_of(n)), {"step": 0})
                 return run
 
-            about = asdict(DatasetFacts(name=origin.rpartition("/")[2].partition("@")[0]))
-            size, parameters = described.vocab_size, described.parameters
-            run = Run(Path(), described.config, size, parameters, about, imported_from=origin)
+            run = Run(
+                Path(),
+                described.config,
+                described.vocab_size,
+                described.parameters,
+                DatasetFacts(name=origin.rpartition("/")[2].partition("@")[0]),
+                imported_from=origin,
+            )
             return put_new(run, tokenizer, name, checkpoint_dir, fill)
 
 

@@ -1,0 +1,84 @@
+"""The records in a run's JSON files: config.json, whole.json, and the facts of checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attnlm.base.records import MappingRecord, limited
+
+_COUNT: Any = {"at_least": 0, "below": 2**48}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DatasetFacts(MappingRecord):
+    """The entry in config.json for the run's data set. For an imported run, it has only a name."""
+
+    name: str
+    path: str = limited(default="", matches=r"[^\0]*")
+    train_sha256: str = ""
+    val_sha256: str = ""
+    train_tokens: int = limited(default=0, **_COUNT)
+    val_tokens: int = limited(default=0, **_COUNT)
+    val_bytes: int = limited(default=0, **_COUNT)
+    bigram_loss: float | None = None
+    floor: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parent(MappingRecord):
+    """The record, in config.json, of the run whose weights this run started from."""
+
+    name: str
+    path: str = limited(matches=r"[^\0]*")
+    checkpoint: str = limited(choices=("best", "last", "best.safetensors", "last.safetensors"))
+    step: int = limited(at_least=0)
+    sha256: str
+    base: str | None = None
+    """the digest of base.safetensors, if this run trains adapters"""
+
+    @property
+    def which(self) -> str:
+        """Return best or last."""
+        return self.checkpoint.removesuffix(".safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRun:
+    """The content of config.json."""
+
+    config: Mapping[str, Any]
+    vocab_size: int = limited(at_least=1, at_most=2**21)
+    parameters: int = limited(at_least=1, below=2**48)
+    dataset: DatasetFacts
+    stopped_after: float = limited(default=0.0, at_least=0)
+    parent: Parent | None = None
+    imported_from: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFacts:
+    """The facts in a checkpoint: JSON values that it has in addition to tensors."""
+
+    step: int = limited(at_least=0)
+    val_loss: float | None = None
+    evaluated_step: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measured(MappingRecord):
+    """A checkpoint's loss on the whole validation split."""
+
+    step: int = limited(at_least=0)
+    val_loss: float
+    bits_per_byte: float
+    evaluated_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """The content of whole.json."""
+
+    best: Measured
+    last: Measured
