@@ -314,7 +314,7 @@ def test_a_text_too_small_for_the_defaults_is_reported(tmp_path: Path, data: Pat
     ("argument", "values"),
     [
         ("val_fraction", (0.0, 1.0, -0.1, 1.5, math.nan, math.inf)),
-        ("name", ("..", "a/b", "latest", ".hidden", "con", "", "a\\b")),
+        ("name", ("..", "a/b", "latest", ".hidden", "", "a\\b")),
         ("newlines", ("", "dos", "Unix")),
         ("val_file", ("",)),
     ],

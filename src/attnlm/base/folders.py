@@ -22,7 +22,6 @@ from attnlm.base.suggestions import suggestion
 
 LATEST = "latest"
 _LONGEST_LATEST = 2**10  # bytes
-_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 _MOST_NAMED = 5
 
@@ -44,7 +43,6 @@ def is_safe_name(name: str) -> bool:
         and not name.startswith((".", "-", " "))
         and not name.endswith((".", " "))
         and not _FORBIDDEN.search(name)
-        and not _RESERVED.fullmatch(name)
     )
 
 

@@ -13,9 +13,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import math
 import os
-import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,7 +34,6 @@ from attnlm.model.inspection import check_finite
 from attnlm.model.sizes import LoRA
 from attnlm.model.spec import ModelSpec
 from attnlm.runs.safetensors_file import (
-    Header,
     Shape,
     StoredTensor,
     TensorFile,
@@ -52,28 +49,21 @@ _Value = TypeVar("_Value")
 _Part = tuple[int, int, TensorFile]  # consecutive rows of a tensor in one file: first, end
 
 FACTS = "facts.json"
-_MODEL, _OPTIMIZER = "model.", "optimizer."
-_SHARD = re.compile(r"shard-\d{5,7}-model-0000[12]-of-0000[12]\.safetensors")
-_LARGEST_FACTS = _LARGEST_HEADER = 2**24  # bytes
+_MODEL = "model."
+_OPTIMIZER = "optimizer."
 _MOST_NAMED = 3  # tensors that an error names
 
 
 @dataclass(frozen=True)
 class CheckpointHeader:
-    """The facts of a checkpoint and, if it is a single file, its safetensors header.
+    """The facts and the digest of a checkpoint, whose tensors have not been read.
 
-    The names, shapes and types of all tensors match the model. Their values have not been read.
+    The names, shapes and types of all tensors match the model.
     """
 
     facts: Mapping[str, Any]
-    file: Header | None = None
-    identity: tuple[int, int] | None = None
-    """the file's inode number and time of change"""
-
-    @property
-    def digest(self) -> str:
-        """The digest stored in the file, which `load_checkpoint` checks; "" for a folder."""
-        return "" if self.file is None else self.file.metadata.get("digest", "")
+    digest: str = ""
+    """the digest stored in the file, which `load_checkpoint` checks; "" for a folder"""
 
 
 def named_tensors(weights: Mapping[str, _Value], state: Mapping[str, _Value]) -> dict[str, _Value]:
@@ -101,18 +91,16 @@ def load_checkpoint(
     rank: int = 0,
     count: int = 1,
     lora: LoRA | None = None,
-    header: CheckpointHeader | None = None,
 ) -> tuple[Mapping[str, Any], dict[str, Tensor], dict[str, Tensor]]:
     """Return a checkpoint's facts, weights and optimizer state.
 
     If `count` is above 1, return only the rows of each tensor that belong to process `rank` of
-    `count` (see `rows_of`). If `lora` is set, the weights are only the adapters. If
-    `header` is set, a file's header is not read again, unless the file has been replaced since.
+    `count` (see `rows_of`). If `lora` is set, the weights are only the adapters.
 
     Raises AttnlmError if the file is missing, damaged or of another model. Raises NotFiniteError if
     weights are NaN or infinite; training never saves such weights.
     """
-    found, tensors = _read(path, _shapes(spec, vocab_size, lora), rank, count, header)
+    header, tensors = _read(path, _shapes(spec, vocab_size, lora), rank, count)
     if path.suffix and count > 1:  # a file is always read and checked whole
         tensors = {n: t[rows_of(len(t), rank, count)].clone() for n, t in tensors.items()}
     weights, state = (
@@ -120,7 +108,7 @@ def load_checkpoint(
         for prefix in (_MODEL, _OPTIMIZER)
     )
     check_finite(*weights.values())
-    return found.facts, weights, state
+    return header.facts, weights, state
 
 
 def load_header(
@@ -145,7 +133,6 @@ def _read(
     shapes: Mapping[str, Shape],
     rank: int = 0,
     count: int = 1,
-    header: CheckpointHeader | None = None,
     *,
     numbers: bool = True,
 ) -> tuple[CheckpointHeader, dict[str, Tensor]]:
@@ -162,36 +149,29 @@ def _read(
         hint = "try the run's other checkpoint: `checkpoint` last or best"
         with explaining_reads(path, ": it does not match its own digest", hint):
             if path.suffix:
-                return _read_file(path, shapes, header, numbers)
+                return _read_file(path, shapes, numbers)
             return _read_folder(path, shapes, rank, count, numbers)
 
     return files.unless_replaced(path, read)
 
 
 def _read_file(
-    path: Path, shapes: Mapping[str, Shape], header: CheckpointHeader | None, numbers: bool
+    path: Path, shapes: Mapping[str, Shape], numbers: bool
 ) -> tuple[CheckpointHeader, dict[str, Tensor]]:
     with files.open_regular(path) as opened:
-        about = os.fstat(opened.fileno())
-        identity = about.st_ino, about.st_ctime_ns
-        if header is None or header.identity != identity:
-            found = read_header(opened, _LARGEST_HEADER)
-            _check_fits(path, shapes, found.tensors)
-            _check_complete(path, shapes, found.tensors)
-            # For each parameter, a part of the header, and a weight with its mean and square.
-            most = 2**16 + sum(2**10 + 12 * math.prod(shape) for shape in shapes.values())
-            if about.st_size > most:
-                raise ValueError("too large")
-            facts = files.json_value(found.metadata.get("facts", ""))
-            if not isinstance(facts, dict):
-                raise ValueError("no facts")
-            header = CheckpointHeader(facts, found, identity)
-        assert header.file is not None
+        file = TensorFile(opened, read_header(opened))
+        stored = file.header.tensors
+        metadata = file.header.metadata
+        _check_fits(path, shapes, stored)
+        _check_complete(path, shapes, stored)
+        facts = files.json_value(metadata.get("facts", ""))
+        if not isinstance(facts, dict):
+            raise ValueError("no facts")
+        header = CheckpointHeader(facts, metadata.get("digest", ""))
         if not numbers:
             return header, {}
-        file = TensorFile(opened, header.file)
-        tensors = {name: file.read(name) for name in header.file.tensors}
-    if header.digest != _digest(header.file.metadata["facts"], tensors):
+        tensors = {name: file.read(name) for name in stored}
+    if header.digest != _digest(metadata["facts"], tensors):
         raise ValueError("another digest")
     return header, tensors
 
@@ -203,19 +183,20 @@ def _read_folder(
 
     Each process checks the hashes of different files.
     """
-    content = files.read_json(path / FACTS, _LARGEST_FACTS)
-    facts, hashes = content.get("facts"), content.get("files")
+    content = files.read_json(path / FACTS)
+    facts = content.get("facts")
+    hashes = content.get("files")
     if not isinstance(facts, dict) or not isinstance(hashes, dict):
         raise ValueError("no facts")
-    if not all(map(_SHARD.fullmatch, hashes)):
-        raise ValueError("not a name of ours")
+    if any(name != Path(name).name for name in hashes):
+        raise ValueError("a file of another folder")
     parts: dict[str, list[_Part]] = defaultdict(list)
     with contextlib.ExitStack() as opening:
         for i, (name, digest) in enumerate(hashes.items()):
             if numbers and i % count == rank and files.file_hash(path / name) != digest:
                 raise ValueError("wrong hash")
             opened = opening.enter_context(files.open_regular(path / name))
-            file = TensorFile(opened, read_header(opened, _LARGEST_HEADER))
+            file = TensorFile(opened, read_header(opened))
             _check_fits(path, shapes, file.header.tensors, all_rows=False)
             places = json.loads(file.header.metadata.get("DCP_SHARDING_INFO", ""))
             for tensor, stored in file.header.tensors.items():
@@ -269,7 +250,8 @@ def _check_fits(
     """
     differing = []
     for name, tensor in stored.items():
-        expected, shown = shapes.get(parameter_of(name)), quoted(name.removeprefix(_MODEL))[1:-1]
+        expected = shapes.get(parameter_of(name))
+        shown = quoted(name.removeprefix(_MODEL))[1:-1]
         whole = tensor.shape
         if expected and whole and not all_rows:
             whole = (expected[0], *whole[1:])

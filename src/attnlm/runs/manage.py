@@ -12,7 +12,7 @@ from typing import Any
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.files import explaining, json_value, read_bytes
+from attnlm.base.files import explaining
 from attnlm.base.folders import (
     LATEST,
     find_folder,
@@ -122,10 +122,10 @@ def run_entry(path: Path) -> RunEntry | None:
         return replace(
             found,
             model=run.config.spec.name,
-            dataset=None if run.imported_from else run.dataset["name"],
+            dataset=None if run.imported_from else run.dataset.name,
             parameters=run.parameters,
             steps=None if run.imported_from else run.config.training.steps,
-            parent=None if run.parent is None else run.parent["name"],
+            parent=None if run.parent is None else run.parent.name,
             imported_from=run.imported_from or None,
             evaluated_part=None if result is None else result.part or None,
             **({} if result is None else result.facts()),
@@ -163,23 +163,11 @@ def removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints")
             f"name a run there, or use `checkpoint_dir` {path.absolute().parent}",
         )
     entry = run_entry(parent / path.name)
-    if entry is None or _is_of_another_program(entry):
+    if entry is None:
         raise AttnlmError(f"{path} is not a run", "only runs and ladders can be removed")
     if entry.is_training:
         raise AttnlmError(f"{entry.name} is being trained by another process", _WAIT)
     return entry
-
-
-def _is_of_another_program(entry: RunEntry) -> bool:
-    """Return True if the folder's JSON file is whole, but was not written by `write_json`."""
-    if entry.problem is None or entry.link is not None:
-        return False
-    record = RECORD if entry.kind == "ladder" else "config.json"
-    try:
-        content = json_value(read_bytes(entry.path / record, 2**20).decode())
-    except (AttnlmError, OSError, ValueError, RecursionError):
-        return False
-    return isinstance(content, dict) and "sha256" not in content
 
 
 def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoints") -> None:
@@ -278,7 +266,7 @@ def diff_runs(
                 "the tokenizers differ, so losses per token cannot be compared: compare bits per "
                 "byte"
             )
-        if first.dataset["val_sha256"] != second.dataset["val_sha256"]:
+        if first.dataset.val_sha256 != second.dataset.val_sha256:
             warnings.append("the losses were measured on different validation splits")
         for run, result in zip((first, second), results, strict=True):
             if result is not None and result.part:
@@ -294,13 +282,16 @@ def diff_runs(
 
 
 def _data(run: Run) -> dict[str, Any]:
-    facts = "train_sha256", "val_sha256", "train_tokens", "val_tokens"
+    dataset = run.dataset
     return {
-        "dataset": None if run.imported_from else run.dataset["name"],
-        **{name: run.dataset[name] or None for name in facts},
+        "dataset": None if run.imported_from else dataset.name,
+        "train_sha256": dataset.train_sha256 or None,
+        "val_sha256": dataset.val_sha256 or None,
+        "train_tokens": dataset.train_tokens or None,
+        "val_tokens": dataset.val_tokens or None,
         "tokenizer": run.tokenizer.name,
         "vocab_size": run.vocab_size,
-        "bigram_loss": run.dataset["bigram_loss"],
+        "bigram_loss": dataset.bigram_loss,
         "parent": run.started_from or None,
         "imported_from": run.imported_from or None,
     }

@@ -22,7 +22,6 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 
 Shape = tuple[int, ...]
-_LARGEST_HEADER = 10**8  # bytes, the limit of the safetensors library
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -44,16 +43,13 @@ class Header(NamedTuple):
     """the byte where the first tensor begins"""
 
 
-def read_header(file: IO[bytes], at_most: int = _LARGEST_HEADER) -> Header:
+def read_header(file: IO[bytes]) -> Header:
     """Return the header of an open file.
 
-    Raises SafetensorError if it is not a safetensors file: if its header is invalid, if tensors
-    overlap, or if bytes belong to no tensor. Raises ValueError if the header exceeds `at_most`
-    bytes.
+    Raises SafetensorError if it is not a safetensors file: if its header is invalid or exceeds 100
+    MB, if tensors overlap, or if bytes belong to no tensor.
     """
     length = int.from_bytes(file.read(8), "little")
-    if length > at_most:
-        raise ValueError("its header is too large")
     with safe_open(file.name, "np"):  # checks all else, and reads no tensor
         header = json.loads(file.read(length))
     metadata = header.pop("__metadata__", None) or {}
