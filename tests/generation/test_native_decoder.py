@@ -187,10 +187,10 @@ def test_an_id_outside_the_vocabulary_is_refused() -> None:
         with pytest.raises(IndexError):
             decoder.logits(np.array([[0, wrong, 1]]), 0)
         with pytest.raises(IndexError):
-            next(decoder.generate(batch([0, wrong, 1], tokens=1), 1.0))
+            next(decoder.generate(batch([0, wrong, 1], tokens=1)))
         with pytest.raises(IndexError):
             given = Batch([[0], [0, wrong]], [0, 0], SamplingConfig(tokens=1), BLOCK)
-            list(NativeDecoder(native, 2).generate(given, 1.0))
+            list(NativeDecoder(native, 2).generate(given))
 
 
 def assert_generation(
@@ -198,13 +198,13 @@ def assert_generation(
 ) -> None:
     """Tokens that C makes by itself are those that Python draws from its logits, one at a time."""
     native = NativeModel(model, found)
-    config = SamplingConfig(tokens=5 * BLOCK, temperature=temperature, num_samples=num_samples)
+    decoding = Decoding(model, lambda count: NativeDecoder(native, count))
+    settings: dict[str, Any] = {"tokens": 5 * BLOCK, "temperature": temperature}
     for length in (1, BLOCK, BLOCK + 2):
         prompt = some_ids(length).tolist()
         decoder = NativeDecoder(native, num_samples, threads)
-        made = decoder.generate(batch(prompt, num_samples, tokens=config.tokens), temperature)
-        decoding = Decoding(model, lambda count: NativeDecoder(native, count))
-        drawn = decoding.drawn(batch(prompt, num_samples, tokens=config.tokens), config)
+        made = decoder.generate(batch(prompt, num_samples, **settings))
+        drawn = decoding.drawn(batch(prompt, num_samples, **settings))
         expected_TB = np.stack([ids_B for ids_B, _ in drawn])
         assert np.array_equal(np.concatenate(list(made)), expected_TB)
         assert temperature < 5 or len(np.unique(expected_TB)) > 2
@@ -231,7 +231,9 @@ def test_tokens_before_logits_that_are_not_finite_are_made(
     decoder = NativeDecoder(NativeModel(model, library()), 2)
     made = []
     with pytest.raises(NotFiniteError):
-        for block_TB in decoder.generate(batch([1, 2], 2, tokens=9, seed=1), temperature):
+        for block_TB in decoder.generate(
+            batch([1, 2], 2, tokens=9, seed=1, temperature=temperature)
+        ):
             made += block_TB.tolist()
     assert len(made) == 3
 

@@ -47,6 +47,7 @@ class Batch:
         self.ends = [delay + config.tokens for delay in self.delays]
         """For each text, the number of steps up to its last token. Later tokens are 0."""
         self.steps = max(self.ends)
+        self.config = config
         self._uniforms = Uniforms(config.seed, samples, self.delays)
         self._step = 0
         self._all_draw = range(max(self.delays), min(self.ends) + 1)

@@ -77,20 +77,21 @@ class Decoding:
     def generate(self, prompt: Sequence[int], config: SamplingConfig) -> Iterator[Ids]:
         """Yield the next ids of all samples in blocks (T, B). Each gets `config.tokens` ids."""
         count = config.num_samples
-        return self._continue(self.batch([prompt] * count, range(count), config), config)
+        return self._continue(self.batch([prompt] * count, range(count), config))
 
-    def _continue(self, batch: Batch, config: SamplingConfig) -> Iterator[Ids]:
+    def _continue(self, batch: Batch) -> Iterator[Ids]:
         """Yield the next ids of the texts of a batch in blocks (T, B), for all of its steps."""
-        top_k = config.top_k
-        if (top_k is None or top_k >= self.model.vocab_size) and config.top_p in (None, 1):
+        top_k = batch.config.top_k
+        if (top_k is None or top_k >= self.model.vocab_size) and batch.config.top_p in (None, 1):
             decoder = self.new_decoder(len(batch.start))
             if isinstance(decoder, NativeDecoder):
-                return decoder.generate(batch, config.temperature)
-        return (next_B[None] for next_B, _ in self.drawn(batch, config))
+                return decoder.generate(batch)
+        return (next_B[None] for next_B, _ in self.drawn(batch))
 
-    def drawn(self, batch: Batch, config: SamplingConfig) -> Iterator[tuple[Ids, Probabilities]]:
+    def drawn(self, batch: Batch) -> Iterator[tuple[Ids, Probabilities]]:
         """Draw the next token of each text of a batch, in each of its steps. Each time, yield the
         ids (B,) and the weights from which they were drawn, (B, V)."""
+        config = batch.config
         decoder = self.new_decoder(len(batch.start))
         window_BS = batch.start
         known = 0
@@ -146,7 +147,7 @@ class Decoding:
             batch = self.batch([prompts[text] for text in mine], samples, config)
             going = set(range(len(mine)))
             made = 0
-            for block_TB in self._continue(batch, config):
+            for block_TB in self._continue(batch):
                 rows = block_TB.T.tolist()
                 for row in list(going):
                     new = batch.drawn_of(row, rows[row], made)

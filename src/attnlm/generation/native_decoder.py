@@ -146,7 +146,7 @@ class NativeDecoder:
             raise IndexError("an id is outside the vocabulary")
         return self._logits_BV.copy()
 
-    def generate(self, batch: Batch, temperature: float) -> Iterator[NDArray[np.int64]]:
+    def generate(self, batch: Batch) -> Iterator[NDArray[np.int64]]:
         """Yield the next ids of all texts of a batch in blocks (T, B), for all of its steps.
 
         A block holds the tokens of one call of the C function, which takes some milliseconds.
@@ -170,7 +170,7 @@ class NativeDecoder:
             fresh=np.empty((samples, a.block_size), np.int64),
             logits=self._out,
             sums=np.empty(vocab_size),
-            temperature=temperature,
+            temperature=batch.config.temperature,
         )
         count, left = 1, batch.steps
         while left:

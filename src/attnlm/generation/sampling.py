@@ -156,7 +156,7 @@ class Sampler:
         made = Continuation(self.tokenizer, config)
         decode = self.tokenizer.decode
         batch = self.decoding.batch([ids], [0], config)
-        for next_B, weights_BV in self.decoding.drawn(batch, config):
+        for next_B, weights_BV in self.decoding.drawn(batch):
             ids.append(token := int(next_B[0]))
             text = made.add([token])
             text += made.close() if made.tokens == config.tokens else ""
