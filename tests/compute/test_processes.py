@@ -25,7 +25,7 @@ from attnlm.compute.processes import ALONE, LostProcessError, Processes, noticin
 from attnlm.runs.run import open_run
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
-from tests.command import ATTNLM, changed
+from tests.command import changed
 from tests.models import contents, timeless
 from tests.processes import (
     NAMES,
@@ -88,11 +88,12 @@ def test_processes_compute_what_one_does(project: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(project: Path) -> Path:
-    """A run of two processes that nobody disturbed."""
-    process = started(*ATTNLM, *TRAIN, "--name", "whole", cwd=project)
-    stdout, stderr = ended(process, 0)
-    assert stdout == "checkpoints/whole\n" and stderr.count("validation  ") == 1
+def whole(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes without interruption."""
+    arguments = (*TRAIN, "--name", "whole")
+    main, other = commands(project, tmp_path_factory.mktemp("out"), 0, arguments, arguments)
+    assert main[0] == "checkpoints/whole\n" and main[1].count("validation  ") == 1
+    assert other == ("", "")
     return project / "checkpoints" / "whole"
 
 
@@ -146,16 +147,17 @@ def runs(process: int) -> bool:
 
 
 def test_a_signal_to_one_process_saves_once_and_ends_all(
-    training: Training, whole: Path, project: Path
+    training: Training, whole: Path, project: Path, tmp_path: Path
 ) -> None:
-    """And to resume gives the bytes of the run that nobody disturbed."""
+    """Resuming gives the bytes of the uninterrupted run."""
     os.kill(ranks(training.process.pid)[1], signal.SIGINT)
     _, stderr = ended(training.process, 130)
     assert stderr.count("stopped; the last complete step, ") == 1
     assert "error: " not in stderr
     path = training.path
     assert 60 <= attnlm.open_run(path).checkpoint("last").step < 300
-    ended(started(*ATTNLM, "train", "--resume", path, cwd=project), 0)
+    resume = ("train", "--resume", str(path))
+    commands(project, tmp_path, 0, resume, resume)
     assert (path / "last.safetensors").read_bytes() == (whole / "last.safetensors").read_bytes()
     assert timeless(path) == timeless(whole)
 
