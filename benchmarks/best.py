@@ -14,6 +14,7 @@ import attnlm as library
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import MODELS
 from benchmarks.table import Row, attnlm
+from tests.models import parts_of
 
 BUDGETS = os.environ.get("BUDGETS", "30s 2m 5m").split()
 RIVALS = os.environ.get("RIVALS", "transformer shakespeare-best").split()
@@ -57,7 +58,7 @@ def _losses(dataset: Dataset, name: str, budget: str) -> tuple[list[float], str]
             facts: dict[str, Any] = json.loads(done.stdout)
             whole = facts["whole"].get("best", {})
             losses.append(whole.get("val_loss", facts["best_val_loss"]))
-            model = library.open_run(facts["run"]).config.spec
+            model = parts_of(library.open_run(facts["run"]).config)
         size = f"{model.layers} × {model.embed_dim}, dropout {model.dropout:g}"
     return losses, size
 

@@ -27,6 +27,7 @@ from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel, build_model
 from benchmarks.nanogpt import Shape, model_of, steps_per_second
 from benchmarks.table import Row
+from tests.models import parts_of
 
 GPT2 = Shape(12, 768, 12, 1024, 12, 50257)
 _SECONDS, _MATMUL = 5.0, 8192
@@ -112,7 +113,7 @@ def peak_of_matmuls(device: Device, size: int = _MATMUL) -> float:
 def _model(shape: Shape) -> LanguageModel:
     sizes = {"layers": shape.layers, "embed_dim": shape.width, "heads": shape.heads}
     config = resolve({"model": "gpt2", "block_size": shape.context, **sizes})
-    return build_model(config.spec, shape.vocab_size)
+    return build_model(parts_of(config), shape.vocab_size)
 
 
 def _sampled(model: LanguageModel, device: Device, samples: int) -> int:

@@ -21,6 +21,7 @@ from attnlm.config.settings import resolve
 from attnlm.model.language_model import LanguageModel, build_model
 from attnlm.model.ops import Kernels, using
 from attnlm.training.optimizer import FlatOptimizer
+from tests.models import parts_of
 
 VOCAB, ROUNDS, STEPS = 65, 5, 10
 SHAPES: dict[str, dict[str, Setting]] = {
@@ -63,7 +64,7 @@ def main() -> None:
     for name, settings in SHAPES.items():
         config = resolve(settings)
         torch.manual_seed(0)
-        flat, wrapped = (build_model(config.spec, VOCAB) for _ in range(2))
+        flat, wrapped = (build_model(parts_of(config), VOCAB) for _ in range(2))
         vector = FlatOptimizer(flat, config.training).gradient
         parallel = DistributedDataParallel(_Loss(wrapped), gradient_as_bucket_view=True)
         rows = config.training.batch_size // dist.get_world_size()

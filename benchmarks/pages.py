@@ -31,6 +31,7 @@ from attnlm.runs.run import Run
 from attnlm.see.play import model_data, play_page
 from attnlm.tokens.tokenizer import CharTokenizer
 from benchmarks.table import Row, attnlm, seconds_of
+from tests.models import parts_of
 
 SHAPE = {"layers": 12, "heads": 12, "embed_dim": 768, "block_size": 1024}
 _ROUNDS = 5
@@ -82,7 +83,7 @@ def pages(dataset: Dataset, text: Path) -> list[Row]:
 
 def _played(name: str, folder: Path) -> Row:
     torch.manual_seed(1)
-    model = build_model(resolve(PLAYED[name]).spec, 65)
+    model = build_model(parts_of(resolve(PLAYED[name])), 65)
     tokenizer = CharTokenizer("".join(map(chr, range(58, 123))))
     shown = model_data(name, model.architecture, model.state_dict(), tokenizer, "")
     page = folder / "play.html"
@@ -116,7 +117,7 @@ def _untrained(dataset: Dataset, folder: Path) -> Run:
     """Make a run of GPT-2's shape with random weights and sharp heads."""
     torch.manual_seed(1)
     config = resolve({"model": "gpt2", **SHAPE}, {})
-    model = build_model(config.spec, dataset.vocab_size)
+    model = build_model(parts_of(config), dataset.vocab_size)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)

@@ -24,6 +24,7 @@ from attnlm.model.language_model import LanguageModel, build_model
 from benchmarks.nanogpt import Shape, model_of
 from benchmarks.plain import PlainModel
 from benchmarks.table import Row
+from tests.models import parts_of
 
 VOCAB_SIZE = 65
 CPU = Device("cpu", "float32", "to be measured")
@@ -70,7 +71,7 @@ def _rate(timed: Timed) -> float:
 
 def _model(**settings: Setting) -> LanguageModel:
     torch.manual_seed(1)
-    model = build_model(resolve(settings).spec, VOCAB_SIZE).eval()
+    model = build_model(parts_of(resolve(settings)), VOCAB_SIZE).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from attnlm.base.settings import Setting, Settings
 from attnlm.compute.native import kernels
-from attnlm.config.settings import resolve
+from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
@@ -67,11 +67,17 @@ VARIANTS = (
 """Every preset, and others of every part."""
 
 
+def parts_of(config: Config) -> Architecture:
+    """The parts of the model that a configuration describes."""
+    assert isinstance(config.spec, Architecture)
+    return config.spec
+
+
 def small_model(name: str, vocab_size: int = V, **more: Setting) -> Bigram | Transformer:
     """A model in evaluation, in float64, whose weights are nowhere zero: every path counts."""
     torch.manual_seed(1)
     config = resolve({**variant(name), **more}, SIZES)
-    model = build_model(config.spec, vocab_size).double().eval()
+    model = build_model(parts_of(config), vocab_size).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -258,7 +264,7 @@ def random_run(name: str, dataset: Dataset, folder: Path) -> Run:
     """Return an untrained run whose weights are nowhere zero."""
     torch.manual_seed(1)
     config = resolve(variant(name), EXPORTED)
-    model = build_model(config.spec, dataset.vocab_size)
+    model = build_model(parts_of(config), dataset.vocab_size)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)

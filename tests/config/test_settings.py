@@ -16,12 +16,13 @@ from attnlm.config.recipes import load_recipe, load_sizes, recipe_names
 from attnlm.config.settings import ADAPTERS_RATE, RECORD_OF, resolve
 from attnlm.config.variants import variant
 from attnlm.model.inspection import model_skeleton
+from tests.models import parts_of
 
 
 def test_flags_override_recipes_and_recipes_override_defaults() -> None:
     recipe: Settings = {"model": "single-head", "embed_dim": 48, "block_size": 16}
     config = resolve({"block_size": 8}, recipe)
-    assert (config.spec.embed_dim, config.spec.block_size) == (48, 8)
+    assert (parts_of(config).embed_dim, parts_of(config).block_size) == (48, 8)
     assert config.training.batch_size == resolve({}).training.batch_size
 
 
@@ -75,7 +76,7 @@ def test_unused_recipe_settings_are_dropped_and_named(
     recipe |= {"mlp_width": 50, "batch_size": 5}
     config = resolve(settings, recipe)
     assert config.dropped == dropped
-    assert config.spec.embed_dim == 48 and config.training.batch_size == 5
+    assert parts_of(config).embed_dim == 48 and config.training.batch_size == 5
     with pytest.raises(UsageError):
         resolve({**settings, dropped[0]: recipe[dropped[0]]}, recipe)
 

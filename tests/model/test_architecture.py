@@ -22,7 +22,7 @@ from attnlm.model.architecture import MODELS, PRESETS, RUNGS, Architecture
 from attnlm.model.inspection import model_skeleton, parameters_of
 from attnlm.model.language_model import build_model
 from attnlm.model.sizes import weight_shapes
-from tests.models import SIZES, VARIANTS
+from tests.models import SIZES, VARIANTS, parts_of
 from tests.tolerances import assert_near
 
 V = 7
@@ -101,7 +101,7 @@ def test_variants_cover_every_choice_of_every_part(name: str) -> None:
 @given(SETTINGS)
 def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Settings) -> None:
     config = resolved(settings)
-    a = config.spec
+    a = parts_of(config)
     assert resolve({}, config.settings()) == resolve(config.settings()) == config
     skeleton = model_skeleton(a, V)
     shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
@@ -164,7 +164,7 @@ def test_presets_are_the_models_and_the_largest_take_every_part() -> None:
 def test_published_shapes_have_their_published_sizes(
     name: str, vocab_size: int, count: int
 ) -> None:
-    a = resolve(variant(name)).spec
+    a = parts_of(resolve(variant(name)))
     assert parameters_of(a, vocab_size) == count
-    assert resolve(variant("transformer:embed_dim=40")).spec.mlp_dim == 112  # whole eights
+    assert parts_of(resolve(variant("transformer:embed_dim=40"))).mlp_dim == 112  # whole eights
     assert (a.rotary_base, a.norm_epsilon) == ((1e6, 1e-6) if a.model == "qwen3" else (1e4, 1e-5))

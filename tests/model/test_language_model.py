@@ -18,7 +18,16 @@ from attnlm.model.language_model import build_model
 from attnlm.model.layers import Dropout
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from benchmarks.plain import Head, PlainModel
-from tests.models import SIZES, VARIANTS, V, gradients, self_attention, small_model, some_ids
+from tests.models import (
+    SIZES,
+    VARIANTS,
+    V,
+    gradients,
+    parts_of,
+    self_attention,
+    small_model,
+    some_ids,
+)
 
 B, T = 3, 13
 
@@ -29,7 +38,7 @@ presets = pytest.mark.parametrize("model_name", MODELS)
 def test_first_loss_equals_guessing(model_name: str) -> None:
     inputs, targets = some_ids(2, B, T)
     torch.manual_seed(1)
-    model = build_model(resolve({"model": model_name}, SIZES).spec, V)
+    model = build_model(parts_of(resolve({"model": model_name}, SIZES)), V)
     assert model(inputs).shape == (B, T, V)
     # A head that is the embedding gives small logits, not none.
     assert model.loss(inputs, targets).item() == pytest.approx(math.log(V), rel=0.05)
@@ -107,7 +116,7 @@ def test_parameter_counts_equal_the_table() -> None:
     heads: Settings = {"embed_dim": C, "heads": H}
 
     def body(name: str, settings: Settings, **more: Setting) -> int:
-        model = build_model(resolve({"model": name, **settings, **more}).spec, V)
+        model = build_model(parts_of(resolve({"model": name, **settings, **more})), V)
         return sum(p.numel() for p in model.get_submodule("blocks").parameters())
 
     assert parameters_of(small_model("bigram").architecture, V) == V**2
@@ -126,7 +135,7 @@ def test_r2_trains_as_the_plain_loop_does() -> None:
     config = resolve(
         {"model": "multi-head", "heads": heads, "embed_dim": width, "block_size": size}
     )
-    ours = build_model(config.spec, V)
+    ours = build_model(parts_of(config), V)
     attention = self_attention(ours)
     separate = [head for head in plain.heads if isinstance(head, Head)]
     weights = {

@@ -17,6 +17,7 @@ from attnlm.model.ops.loss import cross_entropy
 from attnlm.runs import checkpoint
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.training.optimizer import FlatOptimizer
+from tests.models import parts_of
 
 V = 11
 
@@ -25,7 +26,7 @@ V = 11
 def test_checkpoints_round_trip_exactly(rung: str, tmp_path: Path) -> None:
     muon = {} if rung in ("bigram", "average", "dot-product") else {"optimizer": "muon"}
     config = resolve({"model": rung, "block_size": 6, **muon})
-    model = build_model(config.spec, V)
+    model = build_model(parts_of(config), V)
     optimizer = FlatOptimizer(model, config.training)
     tokens_BT = torch.randint(V, (2, 6))
     for step in range(2):
@@ -52,7 +53,7 @@ def test_checkpoints_round_trip_exactly(rung: str, tmp_path: Path) -> None:
         assert torch.equal(tensor, tensors[name]), name
 
 
-BIGRAM = resolve({"model": "bigram"}).spec
+BIGRAM = parts_of(resolve({"model": "bigram"}))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from attnlm.tokens.tokenizer import CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import library_tokenizer
 from tests.command import attnlm as command
 from tests.command import fails
-from tests.models import EXPORTED, FRUITS, TRANSFORMERS_CLASSES, random_run
+from tests.models import EXPORTED, FRUITS, TRANSFORMERS_CLASSES, parts_of, random_run
 from tests.texts import TOKENIZERS, texts
 from tests.tolerances import assert_near
 
@@ -81,7 +81,7 @@ def test_models_saved_by_transformers_import_unchanged(
     ids = torch.arange(20)[None] % run.vocab_size
     ours, theirs = (attnlm.load_model(one, device="cpu")[0] for one in (run, back))
     assert torch.equal(ours(ids), theirs(ids))
-    assert back.config.spec.mlp == run.config.spec.mlp
+    assert parts_of(back.config).mlp == parts_of(run.config).mlp
 
 
 def test_exported_characters_are_not_special_tokens(

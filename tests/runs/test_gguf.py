@@ -26,7 +26,7 @@ from attnlm.tokens.tokenizer_json import read_tokenizer
 from attnlm.workflows.export import converted
 from tests.command import attnlm as command
 from tests.command import fails
-from tests.models import random_run
+from tests.models import parts_of, random_run
 from tests.texts import PUBLISHED, RANKS
 
 gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
@@ -88,7 +88,7 @@ def test_every_tensor_equals_the_run(
     name: str, kind: str, dataset: Dataset, tmp_path: Path
 ) -> None:
     run = random_run(name, dataset, tmp_path)
-    a = run.config.spec
+    a = parts_of(run.config)
     weights = dict(load_model(run, device="cpu")[0].state_dict())
     reader = exported(run, tmp_path / "out.gguf", type=kind)
     assert value(reader, "general.architecture") == NAMES[name]
@@ -170,7 +170,7 @@ def test_metadata(dataset: Dataset, tmp_path: Path) -> None:
         "context_length": 210,
         "embedding_length": 24,
         "block_count": 2,
-        "feed_forward_length": run.config.spec.mlp_dim,
+        "feed_forward_length": parts_of(run.config).mlp_dim,
         "attention.head_count": 4,
         "attention.head_count_kv": 2,
         "attention.key_length": 6,

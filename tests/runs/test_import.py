@@ -25,7 +25,7 @@ from attnlm.tokens.byte_pairs import published
 from attnlm.tokens.tokenizer_json import library_tokenizer, read_tokenizer, read_vocab_and_merges
 from tests.command import attnlm as command
 from tests.command import fails
-from tests.models import random_run
+from tests.models import parts_of, random_run
 from tests.texts import PUBLISHED, RANKS, TOKENIZERS, texts_with_special
 from tests.tolerances import assert_near
 
@@ -169,7 +169,7 @@ def test_only_an_mlp_without_effect_is_dropped(name: str, dataset: Any, tmp_path
     def imported() -> attnlm.Run:
         return attnlm.import_run(folder, checkpoint_dir=tmp_path / "checkpoints")
 
-    assert imported().config.spec.mlp == "none"
+    assert parts_of(imported().config).mlp == "none"
     part = "transformer.h.1.mlp.c_proj" if name == "gpt2" else "model.layers.1.mlp.down_proj"
 
     def set_last(kind: str, number: float) -> None:
@@ -180,10 +180,10 @@ def test_only_an_mlp_without_effect_is_dropped(name: str, dataset: Any, tmp_path
 
     for kind in ("weight", "bias"):
         set_last(kind, 0.5)
-        back = imported().config.spec
+        back = parts_of(imported().config)
         assert back.mlp != "none" and back.mlp_width == 1
         set_last(kind, 0)
-    assert imported().config.spec.mlp == "none"
+    assert parts_of(imported().config).mlp == "none"
 
 
 @pytest.fixture(scope="module")
@@ -429,7 +429,7 @@ def test_a_file_and_the_names_of_the_published_gpt2(dataset: Any, tmp_path: Path
     bare |= {"h.0.attn.bias": torch.ones(1, 1, 210, 210), "lm_head.weight": bare["wte.weight"] + 0}
     save_file(bare, folder / "other.safetensors")
     back = attnlm.import_run(folder / "other.safetensors", checkpoint_dir=tmp_path / "checkpoints")
-    assert back.config.spec.tie_embeddings
+    assert parts_of(back.config).tie_embeddings
     ids = torch.arange(20)[None] % run.vocab_size
     ours, theirs = (attnlm.load_model(r, device="cpu")[0] for r in (run, back))
     assert torch.equal(ours(ids), theirs(ids))
@@ -493,7 +493,7 @@ def test_published_configs_are_understood(name: str, tmp_path: Path) -> None:
     content, expected = PUBLISHED_CONFIGS[name]
     (tmp_path / "config.json").write_text(json.dumps(content))
     described = read_config(tmp_path / "config.json")
-    ours, model = described.config.spec, resolve(variant(expected)).spec
+    ours, model = parts_of(described.config), parts_of(resolve(variant(expected)))
     assert replace(ours, kv_heads=ours.num_kv_heads, head_size=ours.head_dim) == model
     # As today's transformers writes them.
     theta = content.pop("rope_theta")

@@ -33,7 +33,7 @@ from attnlm.training import loop
 from attnlm.training.state import initial_state
 from tests.command import ATTNLM
 from tests.command import attnlm as command
-from tests.models import VARIANTS, places, prepared, small_model, some_ids
+from tests.models import VARIANTS, parts_of, places, prepared, small_model, some_ids
 from tests.processes import ended, started
 from tests.tolerances import assert_near
 
@@ -46,7 +46,7 @@ SMALL: dict[str, Any] = {
     "threads": 2,
 }
 CPU = Device("cpu", "float32", "requested")
-ADAPTABLE = [name for name in VARIANTS if map_shapes(resolve(variant(name)).spec)]
+ADAPTABLE = [name for name in VARIANTS if map_shapes(parts_of(resolve(variant(name))))]
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def test_the_command_of_an_adapter_reproduces_it_and_commands_read_it_merged(fol
     ids = some_ids(5)
     with torch.inference_mode():
         expected = attnlm.load_model(run, device="cpu")[0](ids[None])[0]
-    assert_near(forward(run.config.spec, weights, ids), expected)
+    assert_near(forward(parts_of(run.config), weights, ids), expected)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from attnlm.see.report_page import report_page
 from attnlm.training.events import Evaluated
 from attnlm.workflows import train as launch
 from attnlm.workflows.evaluate import take_snapshot
-from tests.models import FRUITS, WithoutMaps
+from tests.models import FRUITS, WithoutMaps, parts_of
 
 CPU = choose_device("cpu")
 
@@ -120,7 +120,7 @@ def test_the_ticker_does_not_change_training(
 ) -> None:
     settings = {"model": "transformer", "dropout": 0.3}
     heard = trained(data, tmp_path, **settings)
-    size = heard.config.spec
+    size = parts_of(heard.config)
     maps = np.zeros((size.layers, size.heads, 1, 1), np.float32)
 
     def silent(dataset: object, tokens: int, step: int, *_: object) -> tuple[Snapshot, list[str]]:

@@ -34,7 +34,7 @@ from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from attnlm.training.validation import validation_loss
 from tests.command import attnlm as command
 from tests.command import fails
-from tests.models import prepared, self_attention
+from tests.models import parts_of, prepared, self_attention
 
 N, H, T, V = 3, 2, 11, 4
 NO_CHANCE = dict.fromkeys(PATTERNS, 0.0)
@@ -243,7 +243,7 @@ def built_by_hand(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) ->
     name = "transformer:mlp=none:norm=none:positions=learned:query_key_norm=false:bias=false"
     sizes = {"embed_dim": 2 * size + CONTEXT, "head_size": CONTEXT, "heads": HEADS}
     config = resolve({**variant(name), **sizes, "layers": 2, "block_size": CONTEXT})
-    model = build_model(config.spec, size)
+    model = build_model(parts_of(config), size)
     token, position, before = (
         slice(0, size),
         slice(size, size + CONTEXT),
@@ -373,6 +373,6 @@ def test_an_imported_run_needs_no_text(built: Run, tmp_path: Path) -> None:
     ]
     with pytest.raises(AttnlmError, match="no text to measure a loss on"):
         study_heads(imported, ablate=True)
-    tiny: Any = replace(built.config, spec=replace(built.config.spec, block_size=1))
+    tiny: Any = replace(built.config, spec=replace(parts_of(built.config), block_size=1))
     with pytest.raises(see.TooShortError, match="too short"):
         study_heads(replace(imported, config=tiny))

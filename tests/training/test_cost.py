@@ -24,6 +24,7 @@ from attnlm.training import cost
 from attnlm.training.cost import affordable_sample, affordable_tokens
 from attnlm.training.validation import MOST_TOKENS, validation_loss
 from tests.command import attnlm as command
+from tests.models import parts_of
 
 SMALL: dict[str, Any] = {"block_size": 8, "batch_size": 4, "seed": 1, "device": "cpu"}
 # GPT-2's ids, and a recipe of several sizes.
@@ -67,7 +68,7 @@ def test_expensive_evaluations_use_a_part_of_the_split() -> None:
 
 def test_a_part_is_spread_evenly_over_the_split(dataset: Dataset) -> None:
     torch.manual_seed(0)
-    model = build_model(resolve({"block_size": 8}).spec, dataset.vocab_size)
+    model = build_model(parts_of(resolve({"block_size": 8})), dataset.vocab_size)
     cpu = choose_device("cpu")
     val: Any = np.asarray(dataset.val)
     part = validation_loss(model, val, cpu, bytes_per_token=1.0, most=5 * 8 + 3)

@@ -27,6 +27,7 @@ from tests.models import (
     Tempered,
     gradients,
     needs_kernels,
+    parts_of,
     self_attention,
     small_model,
 )
@@ -38,7 +39,7 @@ CPU = Device("cpu", "float32", "")
 def a_model(name: str, vocab_size: int) -> Transformer:
     """Return a model in float64 that has gradients already."""
     torch.manual_seed(0)
-    model = build_model(resolve({"block_size": 5, **variant(name)}).spec, vocab_size).double()
+    model = build_model(parts_of(resolve({"block_size": 5, **variant(name)})), vocab_size).double()
     assert isinstance(model, Transformer)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)

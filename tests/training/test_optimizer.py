@@ -14,6 +14,7 @@ from attnlm.model.language_model import build_model
 from attnlm.training import optimizer as optimizers
 from attnlm.training.optimizer import FlatOptimizer, orthogonalize
 from attnlm.training.schedule import learning_rate
+from tests.models import parts_of
 from tests.tolerances import assert_near
 
 
@@ -58,7 +59,7 @@ def test_orthogonalize_sets_all_singular_values_to_about_one() -> None:
 def a_model_with_gradients(seed: int, **settings: Setting) -> tuple[nn.Module, Config]:
     config = resolve({"steps": 10, "embed_dim": 12, "block_size": 5, **settings})
     torch.manual_seed(seed)
-    model = build_model(config.spec, 7)
+    model = build_model(parts_of(config), 7)
     for parameter in model.parameters():
         nn.init.normal_(parameter)
     return model, config

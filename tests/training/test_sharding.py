@@ -23,7 +23,7 @@ from attnlm.config.settings import resolve
 from attnlm.model.language_model import build_model
 from attnlm.runs.checkpoint import ShardedCheckpoints, load_checkpoint, named_tensors
 from attnlm.runs.run import Run
-from tests.models import timeless
+from tests.models import parts_of, timeless
 from tests.processes import Training, commands, ended, ranks, some_way_on
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
@@ -142,7 +142,8 @@ def test_the_last_checkpoint_survives_a_killed_process(training: Training, proje
 
 
 def small_checkpoint(path: Path) -> tuple[Any, dict[str, Tensor]]:
-    config = resolve({"model": "multi-head", "block_size": 4, "embed_dim": 8, "heads": 2}).spec
+    settings: Settings = {"block_size": 4, "embed_dim": 8, "heads": 2}
+    config = parts_of(resolve(settings))
     named = named_tensors(dict(build_model(config, 5).named_parameters()), {})
     copies = {name: p.detach().clone() for name, p in named.items()}
     checkpoints = ShardedCheckpoints(ALONE)

@@ -18,7 +18,7 @@ from attnlm.runs.load_model import parent_rows
 from attnlm.runs.run import Run
 from tests.command import ATTNLM, fails
 from tests.command import attnlm as command
-from tests.models import places, prepared
+from tests.models import parts_of, places, prepared
 from tests.processes import ended, started
 from tests.tolerances import assert_near
 
@@ -95,9 +95,9 @@ def test_settings_that_change_the_model_are_refused_by_name(folder: Path) -> Non
             child(folder, recipe=recipe)
     # What changes nothing, and dropout, are not.
     run = child(folder, heads=2, block_size=8, dropout=0.1)
-    assert run.config.spec.dropout == 0.1
+    assert parts_of(run.config).dropout == 0.1
     recipe = folder / "checkpoints" / "parent" / "config.json"
-    assert child(folder, recipe=recipe).config.spec.dropout == 0.0
+    assert parts_of(child(folder, recipe=recipe).config).dropout == 0.0
 
 
 def test_data_of_another_tokenizer_are_refused_until_they_have_this_one(folder: Path) -> None:

@@ -23,6 +23,7 @@ from attnlm.training.cost import step_cost
 from attnlm.workflows import autotune as sizes
 from tests.clock import Clock
 from tests.command import attnlm as command
+from tests.models import parts_of
 
 MEGABYTE: Any = SimpleNamespace(
     vocab_size=65, train_tokens=1_003_854, val_tokens=111_540, largest_block_size=111_539
@@ -46,31 +47,31 @@ def chosen(seconds: float, text: Any = MEGABYTE, recipes: Any = None, **settings
 
 
 def test_more_time_gives_a_model_that_is_as_large_or_larger() -> None:
-    widths = [chosen(seconds).spec.embed_dim or 0 for seconds in (3, 20, 120, 600, 3000, 1e5)]
+    widths = [parts_of(chosen(seconds)).embed_dim or 0 for seconds in (3, 20, 120, 600, 3000, 1e5)]
     assert widths == sorted(widths) and len(set(widths)) >= 4
-    ends = [resolve({}, load_sizes("best")[end]).spec.embed_dim for end in (0, -1)]
+    ends = [parts_of(resolve({}, load_sizes("best")[end])).embed_dim for end in (0, -1)]
     assert [widths[0], widths[-1]] == ends
     short = SimpleNamespace(**{**vars(MEGABYTE), "largest_block_size": 100})
     assert chosen(1e5, short).spec.block_size == 64
     ids = SimpleNamespace(**{**vars(MEGABYTE), "vocab_size": 50_257})  # which take time too
-    assert (chosen(300, ids).spec.embed_dim or 0) < (chosen(300).spec.embed_dim or 0)
+    assert (parts_of(chosen(300, ids)).embed_dim or 0) < (parts_of(chosen(300)).embed_dim or 0)
 
 
 def test_a_text_that_is_seen_often_gets_dropout_and_an_end() -> None:
     small = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 20_000, "val_tokens": 2_000})
     config = chosen(120, small)
-    assert config.spec.dropout == 0.2 and config.training.steps is not None
+    assert parts_of(config).dropout == 0.2 and config.training.steps is not None
     tokens = config.training.steps * config.tokens_per_step
     assert tokens == pytest.approx(40 * 20_000, rel=0.01)
     tiny = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 2_700, "val_tokens": 300})
-    assert chosen(120, tiny).spec.embed_dim == 64  # the first: a larger one is of no use
+    assert parts_of(chosen(120, tiny)).embed_dim == 64  # the first: a larger one is of no use
     huge = SimpleNamespace(**{**vars(MEGABYTE), "train_tokens": 10**9})
-    assert chosen(120, huge).spec.dropout == 0.0
+    assert parts_of(chosen(120, huge)).dropout == 0.0
 
 
 def test_sizes_with_slow_steps_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     def tried(config: Config, *_: object) -> float:
-        if config.spec.layers > limit:
+        if parts_of(config).layers > limit:
             raise AttnlmError("too short", "")
         return 1e-6
 
@@ -78,7 +79,7 @@ def test_sizes_with_slow_steps_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -
     recipes, began = load_sizes("best"), time.perf_counter()
     limit = 2
     config = sizes.affordable_size(recipes, {}, MEGABYTE, began, ignore)
-    assert config.spec.layers == 2
+    assert parts_of(config).layers == 2
     limit = 0
     with pytest.raises(AttnlmError, match="too short"):
         sizes.affordable_size(recipes, {}, MEGABYTE, began, ignore)
@@ -88,11 +89,11 @@ def test_explicit_settings_override_the_chosen_size() -> None:
     given: dict[str, Any] = {"dropout": 0.3, "layers": 3, "batch_size": 5, "learning_rate": 0.002}
     config = chosen(300, **given)
     assert {name: config.settings()[name] for name in given} == given
-    assert chosen(3, dropout=0.0).spec.dropout == 0.0
+    assert parts_of(chosen(3, dropout=0.0)).dropout == 0.0
     recipes: list[Any] = [{"dropout": 0.3, "embed_dim": 16}, {"dropout": 0.4, "embed_dim": 24}]
-    assert chosen(300, recipes=recipes).spec.dropout == 0.4
+    assert parts_of(chosen(300, recipes=recipes)).dropout == 0.4
     without: list[Any] = [{"model": "average", "embed_dim": width} for width in (8, 16)]
-    assert chosen(300, recipes=without).spec.embed_dim == 16
+    assert parts_of(chosen(300, recipes=without)).embed_dim == 16
 
 
 def test_a_recipe_of_several_sizes_needs_a_budget() -> None:
@@ -109,7 +110,7 @@ def test_a_recipe_of_several_sizes_needs_a_budget() -> None:
         resolve_new({"processes": 2}, "best")
     with pytest.raises(UsageError, match=r"heads.* \(in size 1 of the recipe\)"):
         resolve_new({"heads": 3}, "best")
-    assert resolve_new({"model": "transformer", "processes": 1}, "best")[0].spec.layers == 1
+    assert parts_of(resolve_new({"model": "transformer", "processes": 1}, "best")[0]).layers == 1
     assert resolve_new({"budget": 9.0}, "best")[0].training.budget == 9.0
 
 
@@ -139,7 +140,7 @@ def test_a_first_size_too_large_for_the_memory_is_refused_before_it_is_made(
     with pytest.raises(AttnlmError, match="memory"):
         sizes.affordable_size(huge, given, dataset, began, ignore)
     config = sizes.affordable_size([{"embed_dim": 8}, *huge], given, dataset, began, ignore)
-    assert config.spec.embed_dim == 8
+    assert parts_of(config).embed_dim == 8
 
 
 def test_a_training_takes_one_of_the_sizes_and_records_it(
@@ -150,7 +151,7 @@ def test_a_training_takes_one_of_the_sizes_and_records_it(
     path.write_text(f"budget = 4.0\nblock_size = 8\nbatch_size = 64\nheads = 2\n{sized}")
     about: dict[str, Any] = {"seed": 1, "device": "cpu", "checkpoint_dir": tmp_path / "runs"}
     run = attnlm.train(dataset, recipe=path, on_event=told.append, **about)
-    assert run.config.spec.embed_dim in (8, 16) and run.config.spec.dropout == 0.2
+    assert parts_of(run.config).embed_dim in (8, 16) and parts_of(run.config).dropout == 0.2
     most = 40 * dataset.train_tokens / 512
     assert 1 <= (run.config.training.steps or 0) <= most + 1
     again = json.loads((run.path / "config.json").read_text())["config"]

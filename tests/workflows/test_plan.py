@@ -31,7 +31,7 @@ from attnlm.training.optimizer import FlatOptimizer
 from attnlm.workflows.plan import Plan, plan
 from attnlm.workflows.train import train
 from tests.command import alone, attnlm, fails
-from tests.models import SIZES, VARIANTS, needs_kernels
+from tests.models import SIZES, VARIANTS, needs_kernels, parts_of
 
 LLAMA_1B: dict[str, Any] = variant(
     "llama:layers=16:embed_dim=2048:heads=32:kv_heads=8:mlp_width=8192:tie_embeddings=true:"
@@ -48,7 +48,7 @@ def stated(**settings: Any) -> Plan:
 @pytest.mark.parametrize(("vocab_size", "windows"), [(11, 2), (3000, 200)])
 def test_flops_equal_the_count_of_pytorch(name: str, vocab_size: int, windows: int) -> None:
     """The reference implementation never holds all logits if there are many ids and tokens."""
-    a = resolve(variant(name), SIZES).spec
+    a = parts_of(resolve(variant(name), SIZES))
     model = build_model(a, vocab_size)
     ids = torch.zeros((windows, a.block_size), dtype=torch.long)
     counter = FlopCounterMode(display=False)
@@ -66,7 +66,7 @@ def test_flops_equal_the_count_of_pytorch(name: str, vocab_size: int, windows: i
 def test_flops_with_adapters_equal_the_count_of_pytorch(name: str, on: str) -> None:
     """But for what the first block need not pass on to the embeddings, which are frozen."""
     config = resolve({**variant(name), "lora": 3, "lora_on": on}, {**SIZES, "layers": 9})
-    a, lora = config.spec, config.training.adapters
+    a, lora = parts_of(config), config.training.adapters
     assert lora is not None
     model = build_model(a, 3000)
     adapt(model, lora)
@@ -80,7 +80,7 @@ def test_flops_with_adapters_equal_the_count_of_pytorch(name: str, on: str) -> N
 @pytest.mark.parametrize("name", ["transformer", "gpt2", "wide-head", "llama:kv_heads=2"])
 def test_flops_of_an_update_equal_the_count_of_pytorch(name: str) -> None:
     config = resolve({**variant(name), "optimizer": "muon"}, SIZES)
-    model = build_model(config.spec, 65)
+    model = build_model(parts_of(config), 65)
     optimizer = FlatOptimizer(model, config.training)
     with FlopCounterMode(display=False) as counter:
         optimizer.step(0)
@@ -112,7 +112,7 @@ def test_activations_equal_the_tensors_that_autograd_keeps(
     sizes = {"embed_dim": 92, "heads": 4, "head_size": 22, "layers": 3, "block_size": 64}
     adapters: Settings = {"lora": 3, "lora_on": on} if on else {}
     config = resolve({**variant(name), **adapters}, sizes)
-    a, lora, vocab_size, windows = config.spec, config.training.adapters, 7, 5
+    a, lora, vocab_size, windows = parts_of(config), config.training.adapters, 7, 5
     model = build_model(a, vocab_size).train()
     if lora is not None:
         adapt(model, lora)
@@ -193,12 +193,12 @@ def test_every_model_grows(model: str) -> None:
         assert grown["depth × 2"].parameters > planned.parameters
     assert list(grown) == kinds
     assert grown["context × 2"].config.spec.block_size == 2 * planned.config.spec.block_size
-    wider = grown["width × 2"].config.spec
-    assert wider.embed_dim == 2 * (planned.config.spec.embed_dim or 0)
+    wider = parts_of(grown["width × 2"].config)
+    assert wider.embed_dim == 2 * (parts_of(planned.config).embed_dim or 0)
     many = model in ("multi-head", "transformer", "gpt2", "llama", "qwen3")
-    assert wider.heads == planned.config.spec.heads * (2 if many else 1)
+    assert wider.heads == parts_of(planned.config).heads * (2 if many else 1)
     if many:
-        assert wider.head_dim == planned.config.spec.head_dim
+        assert wider.head_dim == parts_of(planned.config).head_dim
     for more in grown.values():
         assert more.flops_per_second == pytest.approx(planned.flops_per_second, rel=1e-6)
     together = grown["processes × 2, batch × 2"]

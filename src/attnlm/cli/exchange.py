@@ -11,6 +11,8 @@ from attnlm.base.folders import command_for
 from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display
 from attnlm.cli.options import REQUIRED, argument, option, switch
+from attnlm.model.architecture import architecture_of
+from attnlm.model.spec import Use
 from attnlm.runs.external_formats import FORMATS, check_format
 from attnlm.runs.hugging_face.hub import check_source
 
@@ -112,12 +114,12 @@ def import_(
             checkpoint_dir=checkpoint_dir,
             on_event=display,
         )
-    a = run.config.spec
+    a = architecture_of(run.config.spec, Use.EXPORT)
     console.say(
-        f"{run.name}: {a.model}, {run.parameters:,} parameters: layers {a.layers}, "
+        f"{run.name}: {a.name}, {run.parameters:,} parameters: layers {a.layers}, "
         f"heads {a.heads}, embed_dim {a.embed_dim}, block_size {a.block_size:,}; "
         f"{run.vocab_size:,} ids ({run.tokenizer.name})"
     )
-    facts = {"path": str(run.path), "model": a.model, "parameters": run.parameters}
+    facts = {"path": str(run.path), "model": a.name, "parameters": run.parameters}
     console.result_or_json(str(run.path), facts, json)
     console.say_next(command_for("attnlm sample", run.path))

@@ -153,7 +153,7 @@ def _facts(planned: Plan) -> dict[str, str]:
         if amount >= 0.01
     ]
     return {
-        "model": f"{model.model}, {planned.parameters:,} parameters, "
+        "model": f"{model.name}, {planned.parameters:,} parameters, "
         f"{planned.parameters_without_embeddings:,} without embeddings: {parts_in_words(model)}, "
         f"{planned.vocab_size:,} ids",
         "adapters": adapters_in_words(planned.config),

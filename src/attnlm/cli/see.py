@@ -16,6 +16,7 @@ from attnlm.base.events import Progress
 from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, reference_losses
 from attnlm.cli.options import option, switch, typed
+from attnlm.model.spec import Use
 
 if TYPE_CHECKING:
     from attnlm.see.attend import Attention
@@ -318,6 +319,7 @@ def report(
             f"{opened.name}, {chosen}; best validation loss {result.best.val_loss:.4f} nats "
             f"per token, {result.best.bits_per_byte:.3f} bits per byte{part}; {words}"
         )
-        if gathered.data_gone and opened.config.spec.maps_per_layer:
+        has_maps = opened.config.spec.supports(Use.ATTENTION_MAPS) is None
+        if gathered.data_gone and has_maps:
             console.say(f"heads are not measured on validation text: {gathered.data_gone}")
     console.result_or_json(str(page), gathered.facts() | {"output": str(page)}, json)

@@ -14,6 +14,7 @@ from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import PRESETS, Architecture, architecture, unused
 from attnlm.model.sizes import map_shapes
+from attnlm.model.spec import ModelSpec
 
 
 class Parent(Protocol):
@@ -34,13 +35,13 @@ class Config:
     `recipe_tokenizer` is the tokenizer that the recipe was made for.
     """
 
-    spec: Architecture
+    spec: ModelSpec
     training: TrainingConfig
     dropped: tuple[str, ...] = ()
     recipe_tokenizer: str | None = None
 
     @property
-    def model(self) -> Architecture:
+    def model(self) -> ModelSpec:
         """Return `spec`, which had this name in attnlm 1.0."""
         return self.spec
 

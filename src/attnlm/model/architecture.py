@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attnlm.base.errors import UsageError
 from attnlm.base.settings import Setting, Settings, fields_of, quoted, setting
 from attnlm.model.sizes import Costs, costs_of, map_shapes
-from attnlm.model.spec import Shapes, Use
+from attnlm.model.spec import ModelSpec, Shapes, Use
 
 if TYPE_CHECKING:
     from attnlm.model.language_model import Bigram, Transformer
@@ -230,6 +230,11 @@ class Architecture:
         return {"none": 0, "softmax": self.heads}.get(self.attention, 1)
 
     @property
+    def map_counts(self) -> tuple[int, int]:
+        """Return the number of layers with attention, and of attention maps in each."""
+        return (self.layers if self.maps_per_layer else 0), self.maps_per_layer
+
+    @property
     def materializes_attention(self) -> bool:
         """Return True if training keeps all attention weights in memory, for dropout of weights.
 
@@ -283,6 +288,8 @@ class Architecture:
         softmax = self.attention == "softmax"
         blocks = {"blocks": self.embed_dim is not None}
         match use:
+            case Use.EXPORT | Use.GROWTH | Use.TEXTBOOK | Use.TRACE | Use.PAGE:
+                return {}
             case Use.ATTENTION_MAPS:
                 return {"attention": self.maps_per_layer > 0}
             case Use.NATIVE_ATTENTION:
@@ -320,6 +327,17 @@ class Architecture:
 # One-layer form: the C code keeps a query's sums in vectors of at most 64 numbers, and all weights
 # of a window in memory.
 _ONE_LAYER_HEAD, _ONE_LAYER_CONTEXT = 64, 256
+
+
+def architecture_of(spec: ModelSpec, use: Use) -> Architecture:
+    """Return a spec as an Architecture, for code that needs its parts.
+
+    Raises UsageError, with the reason, if the model does not support the use.
+    """
+    reason = spec.supports(use)
+    if reason is None and isinstance(spec, Architecture):
+        return spec
+    raise UsageError(f"{spec.name} cannot have {use.value}: {reason}", "use another model")
 
 
 def _check_heads(a: Architecture, width: int) -> None:

@@ -10,7 +10,6 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from attnlm.base.errors import UsageError
 from attnlm.base.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,7 +23,9 @@ class Use(enum.Enum):
     """What can be done with a model besides calling it; some models do not support it."""
 
     ATTENTION_MAPS = "attention maps"
+    TEXTBOOK = "a textbook script"
     TRACE = "a trace"
+    EXPORT = "the format of another tool"
     PAGE = "a page that computes"
     NATIVE_DECODER = "the decoder in C"
     NATIVE_OPS = "operations in C"
@@ -33,6 +34,7 @@ class Use(enum.Enum):
     ONE_LAYER = "the one-layer form"
     RECOMPUTE = "`recompute`"
     LORA = "`lora`"
+    GROWTH = "twice its sizes"
     SLIDING_WINDOW = "a context that slides by one token"
     """Sliding is exact for one layer only. With several layers, rotary positions or an MLP, the
     model keeps the newer half of a full context and computes it again."""
@@ -48,6 +50,10 @@ class ModelSpec(Protocol):
     @property
     def block_size(self) -> int:
         """Return the context: the most tokens that the model sees."""
+
+    @property
+    def map_counts(self) -> tuple[int, int]:
+        """Return the number of layers with attention, and of attention maps in each."""
 
     def settings(self) -> Settings:
         """Return the settings that together define the model."""
@@ -67,9 +73,3 @@ class ModelSpec(Protocol):
 
     def parameter_shapes(self, vocab_size: int) -> Shapes:
         """Return the shape of each parameter by its name, without its numbers."""
-
-
-def check_supports(spec: ModelSpec, use: Use) -> None:
-    """Raise UsageError, with the reason, unless the model supports a use."""
-    if (reason := spec.supports(use)) is not None:
-        raise UsageError(f"{spec.name} does not support {use.value}: {reason}", "use another model")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.records import MappingRecord, decoded, limited
-from attnlm.model.architecture import Architecture
+from attnlm.model.spec import ModelSpec
 
 _Record = TypeVar("_Record")
 
@@ -154,11 +154,11 @@ def snapshot_record(snapshot: Snapshot, passage: Sequence[str] = ()) -> Snapshot
     )
 
 
-def snapshot_of(record: SnapshotRecord, architecture: Architecture) -> Snapshot:
+def snapshot_of(record: SnapshotRecord, spec: ModelSpec) -> Snapshot:
     """Return the snapshot of a line. Raises ValueError if the maps do not fit the model."""
     if record.maps is None:
         return Snapshot(record.step, record.text, None)
-    layers, heads = architecture.layers, architecture.maps_per_layer
+    layers, heads = spec.map_counts
     weights: NDArray[Any] = np.frombuffer(base64.b64decode(record.maps, validate=True), np.uint8)
     weights = weights.reshape(layers, heads, -1)
     length = (math.isqrt(8 * weights.shape[-1] + 1) - 1) // 2

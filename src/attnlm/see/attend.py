@@ -19,6 +19,7 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import NotRecordedError, Recorder, no_attention, record
+from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.text import ids_of, tint, token_texts, visible
@@ -133,7 +134,7 @@ def attend(
     not record its attention.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
-    if not run.config.spec.maps_per_layer:
+    if run.config.spec.supports(Use.ATTENTION_MAPS) is not None:
         raise no_attention()
     ids, most = ids_of(run, text), run.config.spec.block_size
     if len(ids) > most:

@@ -45,6 +45,7 @@ from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.model.recorder import Head, NotRecordedError, no_attention, record
+from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.see.text import check_windows
@@ -174,7 +175,7 @@ def heads(
     check_windows(windows)
     on_event = on_event or ignore
     run = open_run(run, checkpoint_dir=checkpoint_dir)
-    if not run.config.spec.maps_per_layer:
+    if run.config.spec.supports(Use.ATTENTION_MAPS) is not None:
         raise no_attention()
     has_text = text is not None or not run.imported_from
     if ablate and not has_text:

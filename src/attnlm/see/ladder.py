@@ -270,7 +270,9 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
             if not {"optimizer", "learning_rate"} & variant(model).keys()
         },
         "embeddings are not equally wide": {
-            model: f"{c.spec.embed_dim}" for model, c in configs.items() if c.spec.embed_dim
+            model: f"{c.spec.costs(0).width}"
+            for model, c in configs.items()
+            if c.spec.costs(0).width
         },
         "steps are not equally large, in tokens": {
             model: f"{c.training.batch_size} × {c.spec.block_size}" for model, c in configs.items()

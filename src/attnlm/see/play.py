@@ -15,7 +15,8 @@ from torch import Tensor
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.readable import quantity
-from attnlm.model.architecture import Architecture
+from attnlm.model.architecture import Architecture, architecture_of
+from attnlm.model.spec import Use
 from attnlm.runs.external_formats import Exported
 from attnlm.runs.load_model import described_weights
 from attnlm.runs.run import Checkpoint, Run
@@ -76,9 +77,9 @@ def run_data(
     origin = f"trained on {run.dataset.name}"
     if run.imported_from:
         origin = f"imported from {run.imported_from}"
-    a = run.config.spec
+    a = architecture_of(run.config.spec, Use.PAGE)
     weights = described_weights(run, checkpoint)
-    description = f"{a.model}, {run.parameters:,} parameters, {origin}"
+    description = f"{a.name}, {run.parameters:,} parameters, {origin}"
     return model_data(name or run.name, a, weights, run.tokenizer, description, number_type)
 
 

@@ -23,6 +23,7 @@ from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.recorder import NotRecordedError, Recorder
+from attnlm.model.spec import Use
 from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Result, Run, open_dataset_of, open_run
@@ -179,9 +180,10 @@ def report(
     attention, seen = attention_of(run, model, ids)
     on_event(Progress("scoring heads", 0, STAGES, "step"))
     scored, heads_over = None, "the model has none"
-    if run.config.spec.maps_per_layer and not (dataset or given or run.imported_from):
+    has_maps = run.config.spec.supports(Use.ATTENTION_MAPS) is None
+    if has_maps and not (dataset or given or run.imported_from):
         heads_over = gone
-    elif run.config.spec.maps_per_layer:
+    elif has_maps:
         try:
             scored = heads(
                 run,

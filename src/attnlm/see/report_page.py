@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ def report_page(report: Report) -> bytes:
         snapshots=data["snapshots"],
         films=data["films"],
         shown_film=int(np.argmax(last_scores)) if last_scores else 0,
-        all_films=run.config.spec.layers * run.config.spec.maps_per_layer,
+        all_films=math.prod(run.config.spec.map_counts),
         lens_columns=range(len(report.ids))[-_MOST_COLUMNS:],
         shown=data["tokens"],
         patterns=PATTERNS,

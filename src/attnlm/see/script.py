@@ -11,8 +11,9 @@ import inspect
 
 from attnlm.base.errors import AttnlmError
 from attnlm.model import textbook
-from attnlm.model.architecture import Architecture
+from attnlm.model.architecture import Architecture, architecture_of
 from attnlm.model.inspection import check_textbook
+from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
 from attnlm.see.text import ids_within_context, token_texts
@@ -62,7 +63,7 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     vocabulary = token_texts(run.tokenizer, list(range(run.vocab_size))) if is_small else []
     return _SCRIPT.format(
         model=run.config.spec.name,
-        functions=specialised(run.config.spec),
+        functions=specialised(architecture_of(run.config.spec, Use.TEXTBOOK)),
         weights=weights.format(path=str(chosen.path.resolve())),
         ids=ids,
         text=run.tokenizer.decode(ids),

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from attnlm.base.errors import UsageError
-from attnlm.model.architecture import Architecture
+from attnlm.model.architecture import Architecture, architecture_of
 from attnlm.model.inspection import check_finite, check_textbook
 from attnlm.model.recorder import Layer, Recorder, record
+from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.attend import check_fits_json, likeliest, next_in_words
@@ -105,7 +106,7 @@ def trace(
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     check_textbook(model, run.name)
     seen = record(model, torch.tensor([ids]))
-    steps = list(_steps(run.config.spec, seen))
+    steps = list(_steps(architecture_of(run.config.spec, Use.TRACE), seen))
     check_finite(*(step.values for step in steps if not step.name.endswith("mask")))
     probabilities_TV = torch.softmax(seen.logits[0], -1)
     last_V = probabilities_TV[-1].numpy()

@@ -18,7 +18,7 @@ from attnlm.base.settings import fields_of
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
-from attnlm.model.language_model import LanguageModel, Transformer, build_model
+from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.layers import adapt, frozen
 from attnlm.runs.checkpoint import (
     ShardedCheckpoints,
@@ -121,7 +121,7 @@ def initial_state(
             model = sharded_model(config.spec, vocab_size, device, processes)
             optimizer: Optimizer = ShardedOptimizer(model, training, processes)
         else:
-            model = build_model(config.spec, vocab_size).to(device.torch)
+            model = config.spec.build(vocab_size).to(device.torch)
             if training.adapters is not None:
                 adapt(model, training.adapters)
             optimizer = FlatOptimizer(model, training)

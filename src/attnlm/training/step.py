@@ -85,7 +85,7 @@ class Replica:
             # for further models: discard the code of earlier training runs of this process.
             torch._dynamo.reset()
             self._loss = torch.compile(_loss, options=_compiler_options())
-        self._draws = bool(config.spec.dropout)
+        self._draws = bool(config.spec.settings().get("dropout"))
         own = self._draws and state.device.name == "cpu" and not is_compiled
         self._generators = [torch.Generator() for _ in range(windows if own else 0)]
 

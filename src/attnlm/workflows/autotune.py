@@ -286,10 +286,11 @@ def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
 
 
 def _in_words(config: Config, passes: float) -> str:
-    a = config.spec
-    size = f"{a.layers} layers × {a.embed_dim}" if a.layers > 1 else f"1 layer × {a.embed_dim}"
+    costs = config.spec.costs(vocab_size=0)
+    dropout = config.spec.settings().get("dropout", 0.0)
+    size = f"{costs.layers} layer{'s' if costs.layers > 1 else ''} × {costs.width}"
     if passes < _MOST_PASSES:
         often = f"about {passes:.2g} epochs"
     else:
         often = f"{_MOST_PASSES:g} epochs, the maximum"
-    return f"{size}, context {a.block_size}, dropout {a.dropout:g}: {often}"
+    return f"{size}, context {config.spec.block_size}, dropout {dropout:g}: {often}"

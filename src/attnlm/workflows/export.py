@@ -19,6 +19,8 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.workspaces import workspace
+from attnlm.model.architecture import architecture_of
+from attnlm.model.spec import Use
 from attnlm.runs.external_formats import (
     GGUF_FORMATS,
     Exported,
@@ -93,7 +95,10 @@ def _tensors(form: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Made:
     The returned tensor may be a view that is not contiguous. `ExternalFormat.completed` describes
     the parts that the other tool stores but our model lacks.
     """
-    a, weights = form.completed(run.config.spec), described_weights(run, checkpoint)
+    a, weights = (
+        form.completed(architecture_of(run.config.spec, Use.EXPORT)),
+        described_weights(run, checkpoint),
+    )
     stored = {one.name: one for one in form.stored(a)}
     shapes = a.parameter_shapes(run.vocab_size)
     for part in (part for one in stored.values() for part in one.parts if part not in weights):
@@ -122,7 +127,9 @@ def _tensors(form: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Made:
 
 
 def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
-    stock = format_for(run.config.spec, classes_for(run.tokenizer.name), run.name)
+    stock = format_for(
+        architecture_of(run.config.spec, Use.EXPORT), classes_for(run.tokenizer.name), run.name
+    )
     _check_folder_free(folder)
     chosen = run.checkpoint(checkpoint)
     content = _described(run, chosen, stock)
@@ -152,7 +159,7 @@ def _check_folder_free(folder: Path) -> None:
 
 def _described(run: Run, checkpoint: Checkpoint, stock: StockClass) -> dict[str, str]:
     """Return the files of the folder by name, without the weights."""
-    a, tokenizer = stock.completed(run.config.spec), run.tokenizer
+    a, tokenizer = stock.completed(architecture_of(run.config.spec, Use.EXPORT)), run.tokenizer
     end, beginning = tokenizer.end_of_text, tokenizer.beginning
     first = end if beginning is None else beginning
     # Without such a key, `transformers` would use a default id.
@@ -232,7 +239,7 @@ _BLOCK = 32  # numbers that share one scale
 
 
 def _export_gguf(run: Run, path: Path, type: str, checkpoint: str, on_event: OnEvent) -> Exported:
-    form = format_for(run.config.spec, GGUF_FORMATS, run.name)
+    form = format_for(architecture_of(run.config.spec, Use.EXPORT), GGUF_FORMATS, run.name)
     if path.suffix != ".gguf":
         raise UsageError("the name of a GGUF file must end with .gguf", f"name it {path.name}.gguf")
     _check_file_free(path)
@@ -259,7 +266,7 @@ def _check_file_free(path: Path) -> None:
 
 
 def _metadata(form: ExternalFormat, run: Run, checkpoint: Checkpoint, type: str) -> dict[str, Any]:
-    a = form.completed(run.config.spec)
+    a = form.completed(architecture_of(run.config.spec, Use.EXPORT))
     about = "; ".join(f"{label}: {value}" for label, value in _facts(run, checkpoint).items())
     keys_of: dict[str, dict[str, Any]] = {
         "general": {

@@ -23,8 +23,9 @@ from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
-from attnlm.model.architecture import PRESETS
+from attnlm.model.architecture import PRESETS, architecture_of
 from attnlm.model.sizes import Costs
+from attnlm.model.spec import Use
 from attnlm.runs.load_model import check_tokenizer
 from attnlm.runs.run import Run, open_run
 from attnlm.training.memory import MemoryEstimate, estimate_memory
@@ -172,7 +173,9 @@ class Plan:
 
         Each process is assumed to reach the same FLOP/s as with the size not doubled.
         """
-        config, a, training = self.config, self.config.spec, self.config.training
+        config = self.config
+        a = architecture_of(config.spec, Use.GROWTH)
+        training = config.training
         # Twice as wide: twice the heads, or a single head of twice the size.
         heads = ("heads", "kv_heads") if a.heads > 1 and not a.wide_heads else ("head_size",)
         sizes = {"width × 2": ("embed_dim", "mlp_width", *heads) if a.embed_dim else ()}

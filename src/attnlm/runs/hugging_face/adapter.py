@@ -21,8 +21,9 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Settings, quoted
 from attnlm.config.settings import resolve
-from attnlm.model.architecture import Architecture
+from attnlm.model.architecture import Architecture, architecture_of
 from attnlm.model.sizes import LoRA, map_name, map_shapes
+from attnlm.model.spec import Use
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import put_new
 from attnlm.runs.external_formats import STOCK_CLASSES, StockClass, fitting_class, format_for
@@ -96,9 +97,9 @@ def write_adapter(run: Run, adapters: Mapping[str, Tensor]) -> None:
     Write nothing if the run has no adapters, or if no stock class can express its model. Raises
     OSError.
     """
-    a, lora = run.config.spec, run.config.training.adapters
-    stock = fitting_class(a)
-    if lora is None or stock is None:
+    lora = run.config.training.adapters
+    a = run.config.spec
+    if lora is None or not isinstance(a, Architecture) or (stock := fitting_class(a)) is None:
         return
     shapes = map_shapes(a)
     tensors: dict[str, Tensor] = {}
@@ -158,7 +159,7 @@ def import_adapter(
     Raises as `import_run` does, and UsageError if no stock class can express the model.
     """
     parent = open_run(base, checkpoint_dir=checkpoint_dir)
-    a = parent.config.spec
+    a = architecture_of(parent.config.spec, Use.EXPORT)
     lora, tensors = _read_adapter(folder, a, format_for(a, STOCK_CLASSES, parent.name))
     given: Settings = {"lora": lora.rank, "lora_alpha": lora.alpha, "lora_on": ",".join(lora.on)}
     try:

@@ -26,8 +26,9 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, NotFiniteError, UsageError
 from attnlm.base.settings import check_value, quoted
 from attnlm.config.settings import Config, resolve
-from attnlm.model.architecture import Architecture
+from attnlm.model.architecture import Architecture, architecture_of
 from attnlm.model.inspection import check_finite
+from attnlm.model.spec import Use
 from attnlm.runs.external_formats import LLAMA3_TURNS, STOCK_CLASSES, TensorMapping
 from attnlm.runs.safetensors_file import FLOATS, Shape, TensorFile, explaining_reads, read_header
 
@@ -189,7 +190,7 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
         raise AttnlmError(f"{path}: {error.message}", _HINT) from None
     stored = (
         tensor
-        for tensor in stock.stored(config.spec)
+        for tensor in stock.stored(architecture_of(config.spec, Use.EXPORT))
         if not (tensor.name.endswith(".bias") and any(p in tensor.name for p in without_bias))
     )
     shapes = config.spec.parameter_shapes(size)
@@ -202,7 +203,7 @@ def without_empty_mlp(described: Described, weight: Callable[[str], Tensor]) -> 
     attnlm exports a model without MLP with such an MLP: one hidden unit, and zeros as its outgoing
     weights. `weight` returns a parameter, given our name for the parameter.
     """
-    a = described.config.spec
+    a = architecture_of(described.config.spec, Use.EXPORT)
     outgoing = [name for name in described.shapes if ".mlp.down." in name]
     if a.mlp_dim != 1 or any(weight(name).any() for name in outgoing):
         return described
@@ -367,7 +368,8 @@ def _check(
 ) -> None:
     """Raise AttnlmError if the tensors in the files do not match the model."""
     # A position embedding is stored for the model's whole context, though the run's may be shorter.
-    positions = (described.positions, described.config.spec.embed_dim or 0)
+    a = architecture_of(described.config.spec, Use.EXPORT)
+    positions = (described.positions, a.width)
     shapes = {**described.shapes, "position_embedding.weight": positions}
     wanted: dict[str, Shape] = {}
     for stored, _ in places.values():
@@ -375,7 +377,7 @@ def _check(
         wanted[stored.name] = (*columns, rows) if stored.transposed else (rows, *columns)
     head = "lm_head.weight"  # may be stored although it is tied
     is_tied = head not in wanted and head in found
-    if is_tied and described.config.spec.tie_embeddings:
+    if is_tied and a.tie_embeddings:
         wanted[head] = described.shapes["token_embedding.weight"]
     for name in sorted(wanted.keys() - found.keys()):
         raise AttnlmError(f"the tensor {name} is missing", _COPY)
