@@ -142,8 +142,7 @@ def test_the_last_checkpoint_survives_a_killed_process(training: Training, proje
 
 
 def small_checkpoint(path: Path) -> tuple[Any, dict[str, Tensor]]:
-    settings: Settings = {"block_size": 4, "embed_dim": 8, "heads": 2}
-    config = parts_of(resolve(settings))
+    config = parts_of(resolve({"block_size": 4, "embed_dim": 8, "heads": 2}))
     named = named_tensors(dict(build_model(config, 5).named_parameters()), {})
     copies = {name: p.detach().clone() for name, p in named.items()}
     checkpoints = ShardedCheckpoints(ALONE)
