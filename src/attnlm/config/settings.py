@@ -13,8 +13,7 @@ from attnlm.base.settings import Setting, Settings, check_value, fields_of, quot
 from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import PRESETS, Architecture, architecture, unused
-from attnlm.model.sizes import map_shapes
-from attnlm.model.spec import ModelSpec
+from attnlm.model.spec import ModelSpec, Use
 
 
 class Parent(Protocol):
@@ -214,7 +213,7 @@ def _training_defaults(model: Architecture, chosen: Settings) -> Settings:
     return defaults
 
 
-def _check_training(model: Architecture, training: TrainingConfig) -> None:
+def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
     for (one, other), are_both_set in {
         ("`stride`", "`sampling` random"): training.stride and training.sampling == "random",
         ("`min_learning_rate`", "`schedule` constant"): training.schedule == "constant"
@@ -226,11 +225,10 @@ def _check_training(model: Architecture, training: TrainingConfig) -> None:
     }.items():
         if are_both_set:
             raise UsageError(f"{one} cannot be combined with {other}", "leave one of them out")
-    for name, blocks in {"recompute": model.embed_dim, "lora": map_shapes(model)}.items():
-        if getattr(training, name) and not blocks:
+    for name, use in {"recompute": Use.RECOMPUTE, "lora": Use.LORA}.items():
+        if getattr(training, name) and (reason := model.supports(use)) is not None:
             raise UsageError(
-                f"`{name}` needs a model with blocks, and {model.model} has none",
-                f"leave `{name}` out",
+                f"{model.name} does not support `{name}`: {reason}", f"leave `{name}` out"
             )
     processes = training.processes
     windows = training.batch_size
@@ -250,7 +248,7 @@ def _check_training(model: Architecture, training: TrainingConfig) -> None:
         )
     if training.optimizer == "muon" and not _has_matrices(model):
         raise UsageError(
-            f"`optimizer` muon has no matrices to update inside {model.model}",
+            f"`optimizer` muon has no matrices to update inside {model.name}",
             "use `optimizer` adamw",
         )
     steps = training.steps
@@ -261,20 +259,20 @@ def _check_training(model: Architecture, training: TrainingConfig) -> None:
         )
 
 
-def _with_adapters(model: Architecture, training: TrainingConfig) -> TrainingConfig:
+def _with_adapters(model: ModelSpec, training: TrainingConfig) -> TrainingConfig:
     """Check the low-rank adapters' settings; return `training` with the missing ones filled in."""
     if training.lora is None:
         for name in ("lora_alpha", "lora_on"):
             if getattr(training, name) is not None:
                 raise UsageError(f"`{name}` has no effect without `lora`", f"leave `{name}` out")
         return training
-    there = tuple(map_shapes(model))
+    there = tuple(model.costs(vocab_size=0).matrices)
     on = training.lora_on or ("query,value" if "query" in there else "up,down")
     named = there if on == "all" else [name.strip() for name in on.split(",")]
     for name in named:
         if name not in there:
             raise UsageError(
-                f"invalid value for `lora_on`: this {model.model} has no projection {quoted(name)}",
+                f"invalid value for `lora_on`: this {model.name} has no projection {quoted(name)}",
                 suggestion(name, there, f"choose from {', '.join(there)}, or all"),
             )
     ordered = ",".join(name for name in there if name in named)
@@ -282,8 +280,8 @@ def _with_adapters(model: Architecture, training: TrainingConfig) -> TrainingCon
     return replace(training, lora_alpha=alpha, lora_on=ordered)
 
 
-def _has_matrices(model: Architecture) -> bool:
-    return model.attention == "softmax" or model.mlp != "none"
+def _has_matrices(model: ModelSpec) -> bool:
+    return bool(model.costs(vocab_size=0).matrices)
 
 
 def check_setting(name: str, value: Setting) -> None:
