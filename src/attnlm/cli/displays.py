@@ -116,7 +116,7 @@ def _header(event: Started, log: Sequence[str]) -> dict[str, str]:
     return {
         "data": f"{dataset.name}: {run.vocab_size:,} ids, "
         f"{dataset.train_tokens:,} tokens to train on, {dataset.val_tokens:,} to validate",
-        "model": f"{model.model}, {run.parameters:,} parameters: {parts_in_words(model)}",
+        "model": f"{model.name}, {run.parameters:,} parameters: {parts_in_words(model)}",
         "start": f"the weights of {run.started_from}" if run.started_from else "",
         "adapters": adapters_in_words(run.config),
         "training": f"{_length_in_words(training)} of {training.batch_size} × {model.block_size} "
