@@ -97,7 +97,8 @@ BEGIN = {"SpecialToken": {"id": BOS, "type_id": 0}}
 
 PARTS = (
     *(" ", "  ", "\n", "\r\n", "\t", "'s", "'LL", "a", "Be", "12", "3", "½", "!", "?!", "/", "\0"),
-    *"é|e\u0301|>\u0338|\ufb2c|中|👍🏽|\u00a0|\u1e9e|the| and|apples".split("|"),
+    *("é", "e\u0301", ">\u0338", "\ufb2c", "中", "👍🏽", "\u00a0", "\u1e9e"),
+    *("the", " and", "apples"),
 )
 
 
