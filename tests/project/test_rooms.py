@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import attnlm
+from attnlm.cli.app import root_command
 
 SOURCE = Path(attnlm.__file__).parent
 ROOMS = (
@@ -15,9 +16,20 @@ ROOMS = (
     *("training", "generation", "see", "workflows", "cli"),
 )
 LONGEST = 600
-# Hints name commands, and a report says how its run is made again.
-KNOW_FLAGS = ("base/folders.py", "base/suggestions.py", "see/reproduce.py")
+KNOW_FLAGS = ("base/folders.py", "see/reproduce.py")
 FLAG = re.compile(r"(?<![\w(])--[a-z]")
+KNOW_COMMANDS = (
+    *("base/folders.py", "see/reproduce.py", "runs/run.py", "see/script.py"),
+    *("text/corpus.py", "text/download.py", "workflows/autotune.py", "workflows/doctor.py"),
+)
+COMMAND = re.compile(rf"attnlm ({'|'.join(root_command().commands)})\b")
+SCREEN = ("see/progress_bar.py", "see/logs.py")
+"""Modules that write to the screen, or redirect what tools write."""
+UPWARDS = {
+    "runs/run.py uses attnlm.see.attend.Attention",
+    "runs/run.py uses attnlm.see.attend.attend",
+}
+"""`Run.attention`, which notebooks call, loads a later subpackage when it is called."""
 
 
 def modules() -> list[Path]:
@@ -29,7 +41,16 @@ def imported(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from map(home_of, names)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "attnlm":
+            yield home_of(f"attnlm.{node.attr}")
+
+
+def home_of(name: str) -> str:
+    """Return where a name of the package's root comes from; other names are returned unchanged."""
+    home = attnlm._HOMES.get(name.removeprefix("attnlm."))
+    return name if home is None else f"attnlm.{home}.{name.removeprefix('attnlm.')}"
 
 
 def room_of(module: str) -> str:
@@ -43,7 +64,7 @@ def test_every_folder_is_a_room() -> None:
 
 
 def test_imports_point_one_way() -> None:
-    upwards = []
+    upwards = set()
     for path in modules():
         own = path.relative_to(SOURCE).parts[0]
         if own not in ROOMS:
@@ -51,26 +72,49 @@ def test_imports_point_one_way() -> None:
         for module in imported(ast.parse(path.read_text(encoding="utf-8"))):
             room = room_of(module) if module.startswith("attnlm.") else ""
             if room and ROOMS.index(room) > ROOMS.index(own):
-                upwards.append(f"{path.relative_to(SOURCE)} uses {module}")
-    assert upwards == []
+                upwards.add(f"{path.relative_to(SOURCE)} uses {module}")
+    assert upwards == UPWARDS
 
 
-def test_nothing_below_the_command_line_prints_or_names_a_flag() -> None:
-    found = []
+def test_imports_of_the_packages_root_are_seen() -> None:
+    tree = ast.parse("import attnlm\nfrom attnlm import heads\nattnlm.attend(attnlm.__version__)")
+    found = {"attnlm", "attnlm.see.heads.heads", "attnlm.see.attend.attend", "attnlm.__version__"}
+    assert set(imported(tree)) == found
+
+
+def below_the_command_line() -> Iterator[tuple[str, ast.AST]]:
+    """Yield each node of the modules outside cli, without docstrings, after its module's name."""
     for path in modules():
         name = str(path.relative_to(SOURCE))
-        if name.startswith(("cli/", "__main__")) or name in KNOW_FLAGS:
-            continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name) and node.id == "print":
-                found.append(f"{name}:{node.lineno} prints")
-            if not isinstance(node, ast.Constant) or id(node) in docstrings:
-                continue
-            if isinstance(node.value, str) and FLAG.search(node.value):
-                found.append(f"{name}:{node.lineno} names a flag: {node.value!r}")
-    assert found == []
+        if not name.startswith(("cli/", "__main__")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            yield from ((name, node) for node in ast.walk(tree) if id(node) not in docstrings)
+
+
+def modules_with(pattern: re.Pattern[str]) -> set[str]:
+    """Return the modules outside cli with a string, not a docstring, in which the pattern is."""
+    return {
+        name
+        for name, node in below_the_command_line()
+        if isinstance(node, ast.Constant)
+        if isinstance(node.value, str) and pattern.search(node.value)
+    }
+
+
+def test_only_these_modules_outside_cli_name_flags_and_commands() -> None:
+    assert modules_with(FLAG) == set(KNOW_FLAGS)
+    assert modules_with(COMMAND) == set(KNOW_COMMANDS)
+
+
+def test_only_these_modules_outside_cli_write_to_the_screen() -> None:
+    writing = {
+        name
+        for name, node in below_the_command_line()
+        if isinstance(node, ast.Name | ast.Attribute)
+        if ast.unparse(node) in ("print", "sys.stdout", "sys.stderr")
+    }
+    assert writing == set(SCREEN)
 
 
 def test_only_documented_names_of_typer_and_tqdm_are_used() -> None:

@@ -37,6 +37,7 @@ from attnlm.tokens import tokenizer
 
 if TYPE_CHECKING:
     from attnlm.model.language_model import LanguageModel  # loads torch
+    from attnlm.see.attend import Attention
 
 FORMAT = 1
 
@@ -240,7 +241,7 @@ class Run:
 
         return load_model(self, checkpoint=checkpoint, device=device)[0]
 
-    def attention(self, text: str, *, checkpoint: str = "auto") -> attnlm.Attention:
+    def attention(self, text: str, *, checkpoint: str = "auto") -> Attention:
         """Return what each head attends to in `text`, as arrays labelled with tokens.
 
             attention = run.attention("Once upon")
@@ -248,7 +249,9 @@ class Run:
 
         Raises AttnlmError as `attend` does.
         """
-        return attnlm.attend(self, text, checkpoint=checkpoint)
+        from attnlm.see.attend import attend  # the one import of a later subpackage
+
+        return attend(self, text, checkpoint=checkpoint)
 
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:
