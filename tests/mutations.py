@@ -174,6 +174,7 @@ a full disk is a fault of our own, as it is trained |
 test_training.py::test_a_full_disk_is_reported_with_the_file_and_the_last_step
 -except (StepNotFiniteError, OSError) as error:
 +except (StepNotFiniteError, BlockingIOError) as error:
+== training/evaluation.py
 a signal saves nothing |
 test_training.py::test_stopping_between_evaluations_keeps_the_last_complete_step
 -self._saver.save()
@@ -290,11 +291,11 @@ generator.manual_seed(seed) => pass
 more windows at once than asked for | test_share.py
 range(-(-rows // most), rows + 1) => range(max(1, rows // most), rows + 1)
 gradients of threads are added, not averaged | test_share.py
-optimizer.gradient.mul_(1 / parts) => pass
+optimizer.gradient.mul_(1 / self._gradients) => pass
 all processes drop the same in their windows | test_processes.py
-self._first + begin, *windows => begin, *windows
+self._first_window + begin) => begin)
 the gradients of a sharded model's pieces are added, not averaged | test_processes.py
-summed * cut.micro_batches * cut.shares => 1
+summed * self._split.micro_batches * self._split.replicas => 1
 a process stops by itself | test_processes.py
 self.stop.agree() => pass
 == training/sharding.py
@@ -335,12 +336,12 @@ left = self.ends - self.closing - now => left = self.ends - now
 == workflows/train.py
 a resumed run starts its budget anew |
 test_budget.py::test_a_run_that_is_resumed_continues_the_clock
-Clock.of((1 - state.progress) * budget, began) => Clock.of(budget, began)
+Clock.of((1 - state.progress) * budget, job.began) => Clock.of(budget, job.began)
 == training/state.py
 what was evaluated is noted too late | test_training.py
-self.evaluated_step, self.loss_sum = self.step, 0.0 => self.loss_sum = 0.0
+self.evaluated_step = self.step => pass
 resuming forgets the mean gradient | test_training.py
-_take(means, saved_means) => pass
+_copy(saved_means, means) => pass
 == training/memory.py
 what can't fit into memory is begun | test_memory.py
 if there is None or needed <= there: => if there is None or needed:

@@ -93,21 +93,22 @@ def failure(dataset: Dataset, processes: Processes) -> str:
     """Return the errors of all ranks if the last rank's loss is NaN in the second step."""
     config = config_of("bigram", processes.count)
     state = initial_state(config, dataset.vocab_size, choose_device("cpu"))
-    stepper, computed = Stepper(state, config, dataset, processes), Replica.__call__
+    stepper = Stepper(state, config, dataset, processes)
+    computed = Replica.backward
 
-    def wrong(share: Replica, step: int, *arguments: Any) -> torch.Tensor:
-        loss = computed(share, step, *arguments)
+    def wrong(replica: Replica, step: int, *arguments: Any) -> torch.Tensor:
+        loss = computed(replica, step, *arguments)
         is_last = processes.rank == processes.count - 1
         return loss * float("nan") if step == 1 and is_last else loss
 
-    Replica.__call__ = wrong  # type: ignore[method-assign, assignment]
+    Replica.backward = wrong  # type: ignore[method-assign, assignment]
     try:
         for _ in range(STEPS):
             stepper.step()
     except StepNotFiniteError as error:
         return str(error)
     finally:
-        Replica.__call__ = computed  # type: ignore[method-assign]
+        Replica.backward = computed  # type: ignore[method-assign]
     return "nothing"
 
 

@@ -135,5 +135,5 @@ def test_every_compiling_process_uses_the_cache(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
     config = resolve({"model": "bigram", "compile": "on", "steps": 1, "threads": 1, "seed": 1})
     state = initial_state(config, 10, choose_device("cpu"))
-    Replica(state, config, Kernels(), 1, first=True)
+    Replica(state.model, state.optimizer.gradient, config, state.device, Kernels(), windows=1)
     assert [Path(path).absolute() for path in found] == [Path(named or kept).absolute()]

@@ -332,10 +332,10 @@ def test_a_signal_saves_and_says_how_to_go_on(
 ) -> None:
     step = Stepper.step
 
-    def interrupted(stepper: Stepper, *about: Any) -> Any:
+    def interrupted(stepper: Stepper, **options: Any) -> Any:
         if stepper.state.step == 3:
             signal.raise_signal(signal.SIGTERM)
-        return step(stepper, *about)
+        return step(stepper, **options)
 
     monkeypatch.setattr(Stepper, "step", interrupted)
     code = 128 + signal.SIGTERM

@@ -156,10 +156,10 @@ def test_training_flushes_in_all_threads(
     def watched(*given: Any) -> Any:
         return Watched.apply(loss_of(*given))  # type: ignore[no-untyped-call]
 
-    backward, loss_of, computed = Modes(), steps._loss, Replica.__call__
+    backward, loss_of, computed = Modes(), steps._loss, Replica.backward
     both = threading.Barrier(2)
     monkeypatch.setattr(steps, "_loss", watched)
-    monkeypatch.setattr(Replica, "__call__", together)
+    monkeypatch.setattr(Replica, "backward", together)
     attnlm.train(dataset, model=model, compile=compile, checkpoint_dir=tmp_path, **SETTINGS)
     assert modes.found == {"MainThread": True, "attnlm_0": True}
     assert backward.found == modes.found
@@ -173,7 +173,7 @@ def test_evaluation_and_plan_flush(
     attnlm.evaluate(run, data_dir=trained / "data")
     assert modes.found == {"MainThread": True}
     modes.found.clear()
-    monkeypatch.setattr(Replica, "__call__", modes.before(Replica.__call__))
+    monkeypatch.setattr(Replica, "backward", modes.before(Replica.backward))
     plan(vocab_size=20, tokens=1000, model="transformer", layers=1, embed_dim=8, threads=1)
     assert modes.found == {"MainThread": True}
 

@@ -19,7 +19,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.see.report import report
 from attnlm.see.report_page import report_page
 from attnlm.see.reproduce import train_command
-from attnlm.training import loop
+from attnlm.training import evaluation
 from attnlm.training.events import Evaluated, Stepped
 from attnlm.training.schedule import Clock as Budget
 from attnlm.training.schedule import learning_rate
@@ -39,9 +39,9 @@ def paced(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Any:
     step, clock.tick = Stepper.step, 1e-6
 
     def set_pace(pace: Any) -> Clock:
-        def timed(stepper: Stepper, *about: Any) -> Any:
+        def timed(stepper: Stepper, **options: Any) -> Any:
             clock.advance(pace(stepper.state.step))
-            return step(stepper, *about)
+            return step(stepper, **options)
 
         monkeypatch.setattr(Stepper, "step", timed)
         return clock
@@ -156,7 +156,7 @@ def test_evaluations_that_take_long_are_fewer(
         clock.advance(6.0)
         return validation_loss(*about, **more)
 
-    monkeypatch.setattr(loop, "validation_loss", slow)
+    monkeypatch.setattr(evaluation, "validation_loss", slow)
     began, run = clock.now, trained()
     assert 94 < clock.now - began < 103
     assert 3 <= len(run.metrics()) <= 5
@@ -172,7 +172,7 @@ def test_evaluations_use_the_affordable_part_of_the_split(
         clock.advance(found.tokens / 100)  # tokens a second
         return found
 
-    monkeypatch.setattr(loop, "validation_loss", slow)
+    monkeypatch.setattr(evaluation, "validation_loss", slow)
     monkeypatch.setattr("attnlm.training.cost._FEWEST_TOKENS", 16)
     run = trained()
     assert run.config.training.eval_tokens == 96  # a hundredth of the time, in whole windows

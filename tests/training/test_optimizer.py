@@ -169,8 +169,7 @@ def test_the_gradient_norm_is_computed_if_requested_or_clipped(clip: float | Non
     for step, wanted in enumerate((False, True, False)):
         give_gradients(model, step)
         expected = torch.linalg.vector_norm(updates.gradient).item()
-        updates.wants_norm = wanted
-        updates.step(step)
+        updates.step(step, wants_norm=wanted)
         if wanted or clip is not None:
             assert updates.norm is not None and updates.norm.item() == pytest.approx(expected)
         else:

@@ -33,7 +33,7 @@ from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset, sampled_hash
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
-from attnlm.training import loop as training
+from attnlm.training import reports
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.one_layer import OneLayer
 from attnlm.training.optimizer import FlatOptimizer
@@ -67,8 +67,8 @@ def assert_same_run(one: Run, other: Run) -> None:
 def test_a_run_records_and_reports_what_the_design_states(
     trained: Any, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "_SECONDS_BETWEEN_REPORTS", 0.0)
-    monkeypatch.setattr(training, "_REPORT_FRACTION", math.inf)
+    monkeypatch.setattr(reports, "_SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(reports, "_REPORT_FRACTION", math.inf)
     losses: dict[int, float] = {}
     events: list[object] = []
     run = trained(

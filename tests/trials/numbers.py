@@ -50,16 +50,17 @@ def _train(
         vector[generator.randrange(len(vector))] = value
 
     def before(stepper: Any) -> None:
-        share = stepper._shares[0]
+        replica = stepper._replicas[0]
+        backward = replica.backward
 
         def spoiling(*batch: Any) -> torch.Tensor:
-            loss: torch.Tensor = share(*batch)
+            loss: torch.Tensor = backward(*batch)
             if kind == "gradient":
                 spoil(stepper.state.optimizer.gradient)
             return loss + value if kind == "loss" else loss
 
         if stepper.state.step + 1 == step and kind != "weights":
-            stepper._shares[0] = spoiling
+            replica.backward = spoiling
 
     def after(stepper: Any) -> None:
         if stepper.state.step == step and kind == "weights":

@@ -20,7 +20,7 @@ from attnlm.model.ops.loss import LOGITS_AT_ONCE, MOST_COMPILED
 from attnlm.model.spec import ModelSpec
 from attnlm.training.kernels import has_native_ops
 from attnlm.training.one_layer import is_one_layer
-from attnlm.training.step import MOST_SHARES, split_batch
+from attnlm.training.step import MOST_REPLICAS, split_batch
 
 FACTOR = 2.0
 """The estimate and the measured peak differ by less than this factor."""
@@ -77,7 +77,7 @@ def estimate_memory(
     training = config.training
     lora = training.adapters
     threads = (training.threads or torch.get_num_threads()) if device == "cpu" else 1
-    most_threads = min(threads, MOST_SHARES)
+    most_threads = min(threads, MOST_REPLICAS)
     cut = split_batch(training, threads)
     tokens = cut.windows * spec.block_size
     shards = training.processes if training.is_sharded else 1
@@ -111,7 +111,7 @@ def estimate_memory(
     kept = costs.layers * block
     if training.recompute:  # one block's activations, and the input of each block
         kept = block + _FLOAT * costs.layers * costs.width
-    activations = cut.shares * tokens * (kept + bytes_per_input * costs.peak_activations)
+    activations = cut.replicas * tokens * (kept + bytes_per_input * costs.peak_activations)
     most = LOGITS_AT_ONCE[device]
     at_once = min(MOST_COMPILED * vocab_size, most) if native else 2 * most
     if one_layer:
@@ -133,11 +133,11 @@ def estimate_memory(
     if device == "cuda":  # an evaluation reuses the memory of a step
         evaluation = max(0, evaluation - activations - _FLOAT * logits)
     return MemoryEstimate(
-        weights=_FLOAT * weights + bytes_per_input * (gathered + cut.shares * copied),
-        gradients=_FLOAT * (cut.shares * trained + gathered),
+        weights=_FLOAT * weights + bytes_per_input * (gathered + cut.replicas * copied),
+        gradients=_FLOAT * (cut.replicas * trained + gathered),
         optimizer=_FLOAT * optimizer,
         activations=activations,
-        logits=_FLOAT * cut.shares * logits,
+        logits=_FLOAT * cut.replicas * logits,
         evaluation=evaluation,
         # Two copies are written while training goes on; rank 0 gathers the model to sample from it.
         checkpoint=_FLOAT * (2 * (trained + optimizer) + parameters) if shards > 1 else 0,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,8 @@ from attnlm.training.schedule import learning_rate
 
 # A CPU updates parameters in pieces of at most this many elements, which fit its caches. Threads
 # divide the pieces among themselves.
-_MUON_AT_ONCE, _ADAMW_AT_ONCE = 2**17, 2**18
+_MUON_AT_ONCE = 2**17
+_ADAMW_AT_ONCE = 2**18
 # The most other numbers that processes sum in the same call as the gradients.
 _ROOM = 8
 
@@ -59,19 +60,21 @@ def spans_of(
     If `optimizer` is muon, Muon takes the matrices inside blocks. `local` returns the rows of a
     parameter that this process holds.
     """
-    found = []
+    spans = []
     for name, parameter in model.named_parameters():
         decays = parameter.ndim > 1 or config.weight_decay_on == "all"
         outside = name.split(".")[0] in ("token_embedding", "position_embedding", "head", "table")
         by_muon = config.optimizer == "muon" and parameter.ndim > 1 and not outside
         if parameter.requires_grad:
             group = Group(tuple(parameter.shape[-2:]) if by_muon else (), decays)
-            found.append(Span(group, name, local(parameter.data), slice(0, 0)))
-    spans, end = [], 0
-    for span in sorted(found, key=lambda span: span.group):
-        part = slice(end, end := end + span.values.numel())
-        spans.append(span._replace(part=part))
-    return spans
+            spans.append(Span(group, name, local(parameter.data), slice(0, 0)))
+    spans.sort(key=lambda span: span.group)
+    ends = list(itertools.accumulate(span.values.numel() for span in spans))
+    begins = [0, *ends[:-1]]
+    return [
+        span._replace(part=slice(begin, end))
+        for span, begin, end in zip(spans, begins, ends, strict=True)
+    ]
 
 
 def flatten_parameters(model: nn.Module, config: TrainingConfig) -> tuple[Tensor, list[Span]]:
@@ -96,9 +99,14 @@ class AdamW:
     ) -> None:
         """Take a tuple for each parameter: its values, gradient, mean and mean square."""
         self._columns = [list(column) for column in zip(*tensors, strict=True)]
-        self._options: dict[str, Any] = {"weight_decay": weight_decay, "eps": 1e-8}
-        self._options |= {"beta1": config.beta1, "beta2": config.beta2}
-        self._options |= {"amsgrad": False, "maximize": False}
+        self._options: dict[str, Any] = {
+            "beta1": config.beta1,
+            "beta2": config.beta2,
+            "weight_decay": weight_decay,
+            "eps": 1e-8,
+            "amsgrad": False,
+            "maximize": False,
+        }
         self.work = 100.0 * sum(v.numel() for v in self._columns[0])  # bound by memory
         self._made = [torch.zeros((), device=tensors[0][0].device)] * len(tensors)
 
@@ -130,8 +138,11 @@ class Muon:
         shape: tuple[int, ...],
         orthogonalized: Callable[[Tensor, torch.dtype], Tensor] | None = None,
     ) -> None:
-        self._values, self._gradient, self._mean = list(values), gradient, mean
-        self._weight_decay, self._momentum = weight_decay, config.beta1
+        self._values = list(values)
+        self._gradient = gradient
+        self._mean = mean
+        self._weight_decay = weight_decay
+        self._momentum = config.beta1
         self._scale = 0.2 * math.sqrt(max(shape))
         self.work = 30.0 * gradient.numel() * min(shape)
         self._orthogonalized = orthogonalized or orthogonalize
@@ -186,18 +197,20 @@ class Optimizer(ABC):
     """
 
     def __init__(self, spans: Sequence[Span], config: TrainingConfig) -> None:
-        self._config, self._spans, self._kernels = config, spans, kernels_of(config)
-        first, count = spans[0].values, spans[-1].part.stop
+        self._config = config
+        self._spans = spans
+        self._kernels = kernels_of(config)
+        new_zeros = spans[0].values.new_zeros
+        count = spans[-1].part.stop
         by_adamw = sum(span.values.numel() for span in spans if not span.group.shape)
-        self._with_room = first.new_zeros(count + _ROOM)
+        self._with_room = new_zeros(count + _ROOM)
         self.gradient = self._with_room[:count]
-        self._mean, self._square = first.new_zeros(count), first.new_zeros(by_adamw)
+        self._mean = new_zeros(count)
+        self._square = new_zeros(by_adamw)
         self._rules: list[AdamW | Muon] = []
-        for group, members in groupby(spans, key=lambda span: span.group):
+        for group, members in itertools.groupby(spans, key=lambda span: span.group):
             decay = config.weight_decay if group.decays else 0.0
             self._rules += self._rules_for(group, list(members), decay)
-        self.wants_norm = False
-        """True to compute the gradient's norm in the next step; clipping always computes it."""
         self.norm: Tensor | None = None
         """The norm of the newest step's gradient before clipping; None if it was not computed."""
 
@@ -227,15 +240,17 @@ class Optimizer(ABC):
         pool: ThreadPoolExecutor | None = None,
         threads: int = 1,
         steps: float | None = None,
+        wants_norm: bool = False,
     ) -> None:
         """Make the next update, after `step` earlier ones, and set the gradients to 0.
 
         `threads` threads divide the work: the calling thread and others from `pool`. The result
         does not depend on the number of threads. `steps` is the number of steps of the run. If
-        `steps` is None, the number in the configuration is used.
+        `steps` is None, the number in the configuration is used. The gradient's norm is computed if
+        `wants_norm` is True or gradients are clipped.
         """
         clip = self._config.gradient_clip
-        self.norm = self._norm() if self.wants_norm or clip is not None else None
+        self.norm = self._norm() if wants_norm or clip is not None else None
         if clip is not None and self.norm is not None:
             self.gradient.mul_((clip / (self.norm + 1e-6)).clamp(max=1.0))
         rate = learning_rate(step + 1, self._config, steps)
@@ -249,10 +264,10 @@ class Optimizer(ABC):
             update(self._rules)
         else:
             # Give each rule, most work first, to the thread that has the least work so far.
-            shares: list[list[AdamW | Muon]] = [[] for _ in range(threads)]
+            jobs: list[list[AdamW | Muon]] = [[] for _ in range(threads)]
             for rule in sorted(self._rules, key=lambda rule: -rule.work):
-                min(shares, key=lambda share: sum(rule.work for rule in share)).append(rule)
-            compute_all([functools.partial(update, share) for share in shares if share], pool)
+                min(jobs, key=lambda rules: sum(rule.work for rule in rules)).append(rule)
+            compute_all([functools.partial(update, rules) for rules in jobs if rules], pool)
         self.gradient.zero_()
 
     def not_finite(self) -> list[str]:
@@ -315,7 +330,8 @@ class FlatOptimizer(Optimizer):
     def replica(self, model: nn.Module) -> tuple[Any, Tensor]:
         """Return a copy of the model that uses the same weights, and the copy's gradient vector."""
         frozen: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
-        copied, gradient = copy.deepcopy(model, frozen), torch.zeros_like(self._values)
+        copied = copy.deepcopy(model, frozen)
+        gradient = torch.zeros_like(self._values)
         for span in self._spans:
             copied.get_parameter(span.name).data = span.values
         self._point_gradients(copied, gradient)

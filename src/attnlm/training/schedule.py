@@ -11,6 +11,8 @@ from attnlm.config.training import TrainingConfig
 # A run gets this much time from now on, or its whole budget if that is shorter, even if the start
 # of the process has used up the budget.
 _AT_LEAST = 2.0  # seconds
+_LEAST_PROGRESS = 1e-9
+"""Lower bound of the progress, which avoids division by zero."""
 
 
 @dataclass
@@ -36,9 +38,20 @@ class Clock:
         others.
         """
         now = time.perf_counter()
-        since, self._read = now if self._read is None else self._read, now
+        since = now if self._read is None else self._read
+        self._read = now
         left = self.ends - self.closing - now
         return 1 - (1 - progress) * left / (left + now - since) if left > 0 else 1.0
+
+
+def expected_steps(config: TrainingConfig, made: int, progress: float) -> float | None:
+    """Estimate the steps of a run with a budget after `made` steps; return None without a budget.
+
+    `progress` is the fraction of the budget that these steps have used.
+    """
+    if config.budget is None:
+        return None
+    return max(made, 1) / max(progress, _LEAST_PROGRESS)
 
 
 def learning_rate(step: int, config: TrainingConfig, steps: float | None = None) -> float:
@@ -49,7 +62,9 @@ def learning_rate(step: int, config: TrainingConfig, steps: float | None = None)
     `cooldown` of the steps after the warm-up. For a run with a budget, `steps` is the number of
     steps that fit at the speed so far, and the warm-up takes at most a quarter of these steps.
     """
-    made, highest, warmup = max(0, step - 1), config.learning_rate, float(config.warmup)
+    made = max(0, step - 1)
+    highest = config.learning_rate
+    warmup = float(config.warmup)
     if steps is None:
         assert config.steps is not None
         steps = config.steps

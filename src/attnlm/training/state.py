@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.records import decoded, limited
-from attnlm.base.settings import fields_of
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
@@ -35,42 +34,33 @@ from attnlm.training.optimizer import FlatOptimizer, Optimizer
 from attnlm.training.sharding import ShardedOptimizer, part_of_whole, sharded_model
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class SavedState:
-    """The facts in a run's last checkpoint. No random state is saved, since the seed and the step
-    determine the random numbers."""
+    """The numbers that a checkpoint holds with the tensors.
 
-    step: int = limited(at_least=0)
-    evaluated_step: int = limited(at_least=-1)
-    """the step of the newest evaluation; −1 before the first"""
-    best_step: int = 0
-    best_loss: float = limited(at_most=math.inf)
-    stale: int = 0
-    """the number of evaluations since the best one"""
-    loss_sum: float = 0.0
-    """the sum of the training losses since the newest evaluation"""
+    No random state is saved, since the seed and the step determine the random numbers.
+    """
+
+    step: int = limited(default=0, at_least=0)
+    evaluated_step: int = limited(default=-1, at_least=-1)
+    """The step of the newest evaluation; −1 before the first."""
+    best_step: int = limited(default=0, at_least=0)
+    best_loss: float = limited(default=math.inf, at_most=math.inf)
+    stale: int = limited(default=0, at_least=0)
+    """The number of evaluations since the best one."""
+    loss_sum: float = limited(default=0.0, at_least=-1e38, at_most=1e38)
+    """The sum of the training losses since the newest evaluation."""
     progress: float = limited(default=0.0, at_least=0, at_most=1)
-    """the fraction of its budget that a run with a budget has used; attnlm 1.0.0 did not save it"""
+    """The fraction of its budget that a run with a budget has used."""
 
 
-@dataclass
-class TrainingState:
+@dataclass(kw_only=True)
+class TrainingState(SavedState):
     """The state that changes from step to step, and the device."""
 
     model: LanguageModel
     optimizer: Optimizer
     device: Device
-    step: int = 0
-    evaluated_step: int = -1
-    """The step of the newest evaluation; −1 before the first."""
-    best_step: int = 0
-    best_loss: float = math.inf
-    stale: int = 0
-    """The number of evaluations since the best one."""
-    loss_sum: float = 0.0
-    """The sum of the training losses since the newest evaluation."""
-    progress: float = 0.0
-    """The fraction of its budget that a run with a budget has used."""
     seconds: float = 0.0
     """Wall time of the run, including evaluations and saving, but without the time of listeners.
     Checkpoints do not have this field."""
@@ -80,14 +70,17 @@ class TrainingState:
     def evaluated(self, loss: float) -> None:
         """Record an evaluation of the current weights."""
         if loss < self.best_loss:
-            self.best_loss, self.best_step, self.stale = loss, self.step, 0
+            self.best_loss = loss
+            self.best_step = self.step
+            self.stale = 0
         else:
             self.stale += 1
-        self.evaluated_step, self.loss_sum = self.step, 0.0
+        self.evaluated_step = self.step
+        self.loss_sum = 0.0
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of SavedState."""
-        return {name: getattr(self, name) for name in fields_of(SavedState)}
+        return {field.name: getattr(self, field.name) for field in fields(SavedState)}
 
 
 @contextlib.contextmanager
@@ -114,9 +107,8 @@ def initial_state(
     If the model is sharded, each process keeps only its rows, and all processes must call this.
     """
     training = config.training
-    assert training.seed is not None
     with keeping_random_state(device):
-        torch.manual_seed(training.seed)
+        torch.manual_seed(training.seed or 0)
         if training.is_sharded:
             model = sharded_model(config.spec, vocab_size, device, processes)
             optimizer: Optimizer = ShardedOptimizer(model, training, processes)
@@ -127,7 +119,7 @@ def initial_state(
             optimizer = FlatOptimizer(model, training)
     if isinstance(model, Transformer):
         model.recompute = training.recompute
-    return TrainingState(model, optimizer, device)
+    return TrainingState(model=model, optimizer=optimizer, device=device)
 
 
 def load_or_init_state(
@@ -140,31 +132,38 @@ def load_or_init_state(
     parent's weights, and new adapters if the run trains adapters. Only rank 0 reads the state,
     unless the model is sharded. Raises AttnlmError if a file is missing or damaged.
     """
-    config, vocab_size, adapters = run.config, run.vocab_size, run.config.training.adapters
-    is_sharded, saved = config.training.is_sharded, None
+    config = run.config
+    adapters = config.training.adapters
+    is_sharded = config.training.is_sharded
     part = (processes.rank, processes.count) if is_sharded else (0, 1)
     reads = processes.is_main or is_sharded
+    saved = None
     if reads and not fresh:
-        saved = load_checkpoint(run.last, config.spec, vocab_size, *part, adapters)
-    state = initial_state(config, vocab_size, device, processes)
-    weights, means = state.optimizer.weights(), state.optimizer.state()
+        saved = load_checkpoint(run.last, config.spec, run.vocab_size, *part, adapters)
+    state = initial_state(config, run.vocab_size, device, processes)
+    weights = state.optimizer.weights()
+    means = state.optimizer.state()
     base = frozen(state.model)
     if reads and adapters is not None:
-        _take(base, base_weights(run))
+        _copy(base_weights(run), base)
     elif reads and fresh and run.parent is not None:
-        _take(weights, parent_rows(run, run.parent, *part))
+        _copy(parent_rows(run, run.parent, *part), weights)
     if saved is not None:
         found, saved_weights, saved_means = saved
         if means.keys() != saved_means.keys():
             raise AttnlmError(
                 f"{run.last} does not contain the state that config.json describes", COPY_THE_RUN
             )
-        _take(means, saved_means)
-        _take(weights, saved_weights)
+        _copy(saved_means, means)
+        _copy(saved_weights, weights)
         facts = decoded(SavedState, found, run.last, COPY_THE_RUN)
         records = run.evaluations_until(facts.evaluated_step)
-        seconds = max([run.stopped_after, *(record.seconds for record in records)])
-        state = replace(state, **asdict(facts), seconds=seconds, saved_step=facts.step)
+        state = replace(
+            state,
+            **vars(facts),
+            seconds=max([run.stopped_after, *(record.seconds for record in records)]),
+            saved_step=facts.step,
+        )
     if processes.count > 1:
         state = replace(state, **processes.broadcast_object(state.facts()))
         for tensor in () if is_sharded else (*weights.values(), *means.values(), *base.values()):
@@ -172,15 +171,14 @@ def load_or_init_state(
     return state
 
 
-def _take(into: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+def _copy(source: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
     for name, values in into.items():
-        values.copy_(weights[name])
+        values.copy_(source[name])
 
 
 def saved_facts(run: Run) -> SavedState:
-    """Return the facts in the run's last checkpoint. Raises AttnlmError."""
-    lora = run.config.training.adapters
-    header = load_header(run.last, run.config.spec, run.vocab_size, lora)
+    """Return the numbers in the run's last checkpoint. Raises AttnlmError."""
+    header = load_header(run.last, run.config.spec, run.vocab_size, run.config.training.adapters)
     return decoded(SavedState, header.facts, run.last, COPY_THE_RUN)
 
 
@@ -192,7 +190,9 @@ class Saver:
     """
 
     def __init__(self, run: Run, state: TrainingState, processes: Processes) -> None:
-        self._run, self._state, self._processes = run, state, processes
+        self._run = run
+        self._state = state
+        self._processes = processes
         is_sharded = run.config.training.shard
         self._sharded = ShardedCheckpoints(processes) if is_sharded else None
         self.is_writer = is_sharded or processes.is_main
@@ -200,7 +200,9 @@ class Saver:
 
     def save(self, best_loss: float | None = None) -> None:
         """Write the best checkpoint if `best_loss` is given, then the last one. Raises OSError."""
-        run, state, optimizer = self._run, self._state, self._state.optimizer
+        run = self._run
+        state = self._state
+        optimizer = state.optimizer
         about_best = {"step": state.step, "val_loss": best_loss}
         weights = optimizer.weights()  # all, even while `folded` takes adapters out of the model
         if self._sharded is None:
@@ -213,12 +215,12 @@ class Saver:
         tensors = named_tensors(weights, optimizer.state())
         copies = {name: rows.detach().cpu().clone() for name, rows in tensors.items()}
         if isinstance(optimizer, ShardedOptimizer):
-            mesh, shapes = self._processes.mesh("cpu"), optimizer.shapes
+            mesh = self._processes.mesh("cpu")
             for name, rows in copies.items():
-                copies[name] = part_of_whole(rows, shapes[parameter_of(name)], mesh)
+                copies[name] = part_of_whole(rows, optimizer.shapes[parameter_of(name)], mesh)
         best = {name: copies[name] for name in named_tensors(weights, {})}
         checkpoints = {} if best_loss is None else {run.best.name: (best, about_best)}
-        checkpoints[run.last.name] = copies, state.facts()
+        checkpoints[run.last.name] = (copies, state.facts())
         saved = functools.partial(setattr, state, "saved_step", state.step)
         self._sharded.save(run.path, checkpoints, saved)
 

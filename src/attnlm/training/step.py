@@ -1,10 +1,11 @@
-"""The training step: a batch divided among processes and threads, its loss, gradients, progress."""
+"""The training step: a batch divided among processes and replicas, its loss and its gradients."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from attnlm.base.caches import use_own_compiler_cache
 from attnlm.base.signals import StopSignal
-from attnlm.compute.device import keep_freed_memory
+from attnlm.compute.device import Device, keep_freed_memory
 from attnlm.compute.processes import ALONE, Processes, noticing_lost
 from attnlm.compute.threads import compute_all, new_pool
 from attnlm.config.settings import Config
@@ -28,86 +29,88 @@ from attnlm.training.comparison import computes_gradients
 from attnlm.training.kernels import kernels_of
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import FlatOptimizer
-from attnlm.training.schedule import Clock
+from attnlm.training.schedule import Clock, expected_steps
 from attnlm.training.state import TrainingState
 
-_BEFORE_THE_CLOCK = 1e-9  # the progress assumed while it is still 0
 _KINDS = ("loss", "gradient", "weights")
-# The most shares of a micro-batch. One thread sums the gradients of all shares.
-MOST_SHARES = 8
+MOST_REPLICAS = 8
+"""The most replicas of a model in a process. One thread sums the gradients of all replicas."""
 
 
 class BatchSplit(NamedTuple):
-    """The division of a process's rows of a batch. `micro_batches` is the number of micro-batches,
-    which are computed one after another. `shares` is the number of shares of each micro-batch, one
-    per thread. `windows` is the number of windows in each share."""
+    """The division of a process's rows of a batch."""
 
     micro_batches: int
-    shares: int
+    """the number of micro-batches, which are computed one after another"""
+    replicas: int
+    """the number of replicas, each in a thread, that divide a micro-batch"""
     windows: int
+    """the number of windows that a replica computes at once"""
 
 
 def split_batch(training: TrainingConfig, threads: int) -> BatchSplit:
-    """Cut a batch into as few micro-batches as `micro_batch_size` allows, and each into shares.
+    """Divide a batch into as few micro-batches as `micro_batch_size` allows, and among replicas.
 
-    If a micro-batch has fewer shares than threads, PyTorch uses several threads in each share.
+    If there are fewer replicas than threads, PyTorch uses several threads for each replica.
     """
     rows = training.batch_size // training.processes
     most = training.micro_batch_size or rows
     micro_batches = next(n for n in range(-(-rows // most), rows + 1) if rows % n == 0)
     at_once = rows // micro_batches
-    possible = range(min(threads, at_once, MOST_SHARES), 0, -1)
-    shares = next(n for n in possible if threads % n == 0 and at_once % n == 0)
+    possible = range(min(threads, at_once, MOST_REPLICAS), 0, -1)
+    replicas = next(n for n in possible if threads % n == 0 and at_once % n == 0)
     if training.compile == "on" or training.is_sharded:
-        shares = 1
-    return BatchSplit(micro_batches, shares, at_once // shares)
+        replicas = 1
+    return BatchSplit(micro_batches, replicas, at_once // replicas)
 
 
 class Replica:
     """The model of one thread. All threads use the same weights, but separate gradients."""
 
     def __init__(
-        self, state: TrainingState, config: Config, kernels: Kernels, windows: int, *, first: bool
+        self,
+        model: LanguageModel,
+        gradient: Tensor,
+        config: Config,
+        device: Device,
+        kernels: Kernels,
+        windows: int,
+        first_window: int = 0,
     ) -> None:
-        training = config.training
-        self._device, self._seed, self._windows = state.device, training.seed or 0, windows
-        self._model, self.gradient = state.model, state.optimizer.gradient
-        if not first:
-            assert isinstance(state.optimizer, FlatOptimizer)
-            self._model, self.gradient = state.optimizer.replica(state.model)
-        self._kernels, self._form = kernels, None
-        if not training.is_sharded and training.lora is None:
-            self._form = one_layer_form(self._model, windows, state.device, self._kernels)
-        self._loss, is_compiled = _loss, training.compile == "on"
-        if is_compiled:
-            use_own_compiler_cache()
-            # PyTorch compiles the same function for a few models at most, and runs it uncompiled
-            # for further models: discard the code of earlier training runs of this process.
-            torch._dynamo.reset()
-            self._loss = torch.compile(_loss, options=_compiler_options())
-        self._draws = bool(config.spec.settings().get("dropout"))
-        own = self._draws and state.device.name == "cpu" and not is_compiled
-        self._generators = [torch.Generator() for _ in range(windows if own else 0)]
+        """Make a replica that computes `windows` windows at once.
 
-    def __call__(
-        self, step: int, first: int, inputs: NDArray[np.int64], targets: NDArray[np.int64]
-    ) -> Tensor:
-        """Return the mean loss of the windows, (), and add its gradient to `gradient`.
-
-        `first` is the index of the first window in the batch.
+        `first_window` is the index, in the whole batch, of this process's first window.
         """
-        if self._draws:  # dropout depends only on seed, step and window
-            seeds = window_seeds(self._seed, step, first, self._windows)
-            if not self._generators:
-                torch.manual_seed(seeds[0])
-            for generator, seed in zip(self._generators, seeds, strict=False):
-                generator.manual_seed(seed)
-        on_cuda = self._device.name == "cuda"
-        ids = [torch.from_numpy(some) for some in (inputs, targets)]
-        # CUDA copies pinned memory asynchronously. Other GPUs might then read memory that is
-        # already reused.
-        ids = [some.pin_memory() for some in ids] if on_cuda else ids
-        inputs_BT, targets_BT = (i.to(self._device.torch, non_blocking=on_cuda) for i in ids)
+        training = config.training
+        self.gradient = gradient
+        self._model = model
+        self._device = device
+        self._kernels = kernels
+        self._windows = windows
+        self._first_window = first_window
+        self._form = None
+        if not training.is_sharded and training.lora is None:
+            self._form = one_layer_form(model, windows, device, kernels)
+        is_compiled = training.compile == "on"
+        self._loss = _compiled_loss() if is_compiled else _loss
+        self._seed = training.seed or 0
+        self._draws = bool(config.spec.settings().get("dropout"))
+        # A GPU and compiled code draw from PyTorch's own generator.
+        has_generators = self._draws and device.name == "cpu" and not is_compiled
+        self._generators = [torch.Generator() for _ in range(windows)] if has_generators else []
+
+    def backward(
+        self, step: int, begin: int, inputs: NDArray[np.int64], targets: NDArray[np.int64]
+    ) -> Tensor:
+        """Return the mean loss of some windows, (), and add its gradient to `gradient`.
+
+        The windows are those from row `begin` of the process's inputs and targets on.
+        """
+        if self._draws:
+            self._seed_dropout(step, self._first_window + begin)
+        rows = slice(begin, begin + self._windows)
+        inputs_BT = self._on_device(inputs[rows])
+        targets_BT = self._on_device(targets[rows])
         if self._form is not None:
             return self._form(inputs_BT, targets_BT)
         # The context includes the backward pass, which may compute a block again.
@@ -116,6 +119,34 @@ class Replica:
                 loss = self._loss(self._model, inputs_BT, targets_BT)
             loss.backward()
         return loss.detach()
+
+    def _seed_dropout(self, step: int, first: int) -> None:
+        """Make dropout depend only on the seed, the step and each window's index in the batch."""
+        seeds = window_seeds(self._seed, step, first, self._windows)
+        if not self._generators:
+            torch.manual_seed(seeds[0])
+        for generator, seed in zip(self._generators, seeds, strict=False):
+            generator.manual_seed(seed)
+
+    def _on_device(self, ids: NDArray[np.int64]) -> Tensor:
+        if self._device.name != "cuda":
+            return torch.from_numpy(ids).to(self._device.torch)
+        # CUDA copies pinned memory asynchronously. Other GPUs might then read memory that is
+        # already reused.
+        return torch.from_numpy(ids).pin_memory().to(self._device.torch, non_blocking=True)
+
+
+def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    return model.loss(inputs_BT, targets_BT)
+
+
+def _compiled_loss() -> Callable[[LanguageModel, Tensor, Tensor], Tensor]:
+    """Return `_loss`, compiled by torch.compile."""
+    use_own_compiler_cache()
+    # PyTorch compiles the same function for a few models at most, and runs it uncompiled for
+    # further models: discard the code of earlier training runs of this process.
+    torch._dynamo.reset()
+    return torch.compile(_loss, options=_compiler_options())
 
 
 def _compiler_options() -> dict[str, Any]:
@@ -144,10 +175,6 @@ def _usable_kernels(model: LanguageModel, training: TrainingConfig) -> Kernels:
     return kernels if is_right else dataclasses.replace(kernels, matmul="blas")
 
 
-def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-    return model.loss(inputs_BT, targets_BT)
-
-
 class TrainingData(Protocol):
     """The parts of a data set that training needs: ids and sizes."""
 
@@ -168,8 +195,8 @@ class StepNotFiniteError(Exception):
 class Stepper:
     """The training steps of a run.
 
-    A batch is divided among processes, and each micro-batch of a process among threads. Each
-    thread computes the loss of some windows; the gradients are averaged.
+    A batch is divided among processes, and each micro-batch of a process among replicas. Each
+    replica computes the loss of some windows in its own thread; the gradients are averaged.
     """
 
     def __init__(
@@ -180,89 +207,93 @@ class Stepper:
         processes: Processes = ALONE,
         clock: Clock | None = None,
     ) -> None:
-        training, length, threads = config.training, config.spec.block_size, 1
-        self.state, self.config, self.processes, self.clock = state, training, processes, clock
+        training = config.training
+        block_size = config.spec.block_size
+        self.state = state
+        self.config = training
+        self.processes = processes
+        self.clock = clock
         self.stop = StopSignal(alone=processes.count == 1)
+        threads = 1
         if state.device.name == "cpu":
             threads = training.threads or 1
             keep_freed_memory()
-        self._cut = cut = split_batch(training, threads)
-        self._rows = training.batch_size // training.processes
-        self._first = processes.rank * self._rows
-        assert training.seed is not None
+        rows = training.batch_size // training.processes
+        first_row = processes.rank * rows
         self.batches = Batches(
             dataset.train,
-            block_size=length,
+            block_size=block_size,
             batch_size=training.batch_size,
-            stride=None if training.sampling == "random" else training.stride or length,
-            seed=training.seed,
+            stride=None if training.sampling == "random" else training.stride or block_size,
+            seed=training.seed or 0,
             vocab_size=dataset.vocab_size,
-            rows=slice(self._first, self._first + self._rows),
+            rows=slice(first_row, first_row + rows),
         )
-        self._threads = threads // cut.shares
+        self._split = split_batch(training, threads)
+        self._threads = threads // self._split.replicas
+        self._pool = new_pool(self._split.replicas, self._threads)
         kernels = _usable_kernels(state.model, training)
-        self._shares = [
-            Replica(state, config, kernels, cut.windows, first=i == 0) for i in range(cut.shares)
+        models = [(state.model, state.optimizer.gradient)]
+        if isinstance(state.optimizer, FlatOptimizer):  # a sharded model has only one replica
+            models += [state.optimizer.replica(state.model) for _ in range(1, self._split.replicas)]
+        self._replicas = [
+            Replica(model, gradient, config, state.device, kernels, self._split.windows, first_row)
+            for model, gradient in models
         ]
-        self._pool = new_pool(cut.shares, self._threads)
+        # FSDP has already averaged the gradients over processes.
+        summed = 1 if training.is_sharded else processes.count
+        self._gradients = summed * self._split.micro_batches * self._split.replicas
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
-        self._sound_step = state.step
+        self._finite_step = state.step
 
-    def step(self) -> Tensor:
-        """Make the next step and return its loss, a tensor () on the device."""
-        state, cut, optimizer = self.state, self._cut, self.state.optimizer
+    def step(self, *, wants_norm: bool = False) -> Tensor:
+        """Make the next step and return its loss, a tensor () on the device.
+
+        `wants_norm` asks the optimizer for the norm of the gradient.
+        """
+        state = self.state
+        optimizer = state.optimizer
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         inputs, targets = self.batches(state.step)
+        windows = self._split.windows
         losses: list[Tensor] = []
         with noticing_lost():
-            for first in range(0, self._rows, cut.shares * cut.windows):
-                jobs = []
-                for i, share in enumerate(self._shares):
-                    begin = first + i * cut.windows
-                    windows = (ids[begin : begin + cut.windows] for ids in (inputs, targets))
-                    jobs.append(functools.partial(share, state.step, self._first + begin, *windows))
+            for first in range(0, len(inputs), windows * self._split.replicas):
+                begins = range(first, len(inputs), windows)
+                jobs = [
+                    functools.partial(replica.backward, state.step, begin, inputs, targets)
+                    for begin, replica in zip(begins, self._replicas, strict=False)
+                ]
                 losses += compute_all(jobs, self._pool)
-        for share in self._shares[1:]:
-            optimizer.gradient.add_(share.gradient)
-            share.gradient.zero_()
+        for replica in self._replicas[1:]:
+            optimizer.gradient.add_(replica.gradient)
+            replica.gradient.zero_()
         loss = torch.stack(losses).mean()
         if self.processes.count > 1:
-            loss = self._add_up_processes(loss)
-        elif state.device.name == "cpu" and not math.isfinite(loss):
-            # On a GPU this check would wait for the step: `check_loss` checks at each report.
-            wrong = ["loss", *optimizer.not_finite()]
-            first = self._sound_step if len(wrong) > 1 else state.step
-            raise StepNotFiniteError(_when(wrong, first + 1, state.step + 1))
+            loss = self._all_reduce(loss)
         else:
+            self._check_step(loss)
             state.progress = self._progress()
-        # FSDP has already averaged the gradients over processes.
-        summed = 1 if self.config.is_sharded else self.processes.count
-        if (parts := summed * cut.micro_batches * cut.shares) > 1:
-            optimizer.gradient.mul_(1 / parts)
+        if self._gradients > 1:
+            optimizer.gradient.mul_(1 / self._gradients)
+        steps = expected_steps(self.config, state.step + 1, state.progress)
         with noticing_lost():
-            about = self._pool, cut.shares, self.expected_steps(state.step + 1)
-            optimizer.step(state.step, *about)
+            optimizer.step(state.step, self._pool, self._split.replicas, steps, wants_norm)
         self._loss_sum += loss
         state.step += 1
         self.stop.raises = False  # a step was made that can be saved
         return loss
 
-    def expected_steps(self, made: int) -> float | None:
-        """Estimate the steps of the whole run after `made` steps; return None without a budget."""
-        if self.config.budget is None:
-            return None
-        return max(made, 1) / max(self.state.progress, _BEFORE_THE_CLOCK)
-
     def _progress(self) -> float:
         """Return the progress after this step: by the clock or by steps, whichever is larger."""
-        state, steps = self.state, self.config.steps
         if self.clock is None:
-            return state.progress
-        by_steps = 0.0 if steps is None else (state.step + 1) / steps
-        return max(self.clock.advance(state.progress), by_steps)
+            return self.state.progress
+        steps = self.config.steps
+        by_steps = 0.0 if steps is None else (self.state.step + 1) / steps
+        return max(self.clock.advance(self.state.progress), by_steps)
 
-    def _add_up_processes(self, loss: Tensor) -> Tensor:
+    def _all_reduce(self, loss: Tensor) -> Tensor:
         """Sum the gradients of all processes; return the mean of their losses.
 
         The same all-reduce tells all processes whether the loss is finite, whether a signal has
@@ -270,21 +301,31 @@ class Stepper:
         LostProcessError if a process has ended.
         """
         progress = self._progress() if self.processes.is_main else 0.0
-        numbers = loss, self.stop.has_come, progress
-        rest = self.state.optimizer.all_reduce(self.processes, numbers)
+        numbers = (loss, self.stop.has_come, progress)
+        sums = self.state.optimizer.all_reduce(self.processes, numbers)
         # NCCL's wait has a timeout, so it has already waited for the GPU: reading costs no more.
-        total, stopping, self.state.progress = rest.tolist()
+        total, stopping, self.state.progress = sums.tolist()
         if not math.isfinite(total):
-            raise StepNotFiniteError(_when(["loss"], self._sound_step + 1, self.state.step + 1))
-        self._sound_step = self.state.step
+            raise StepNotFiniteError(_when(["loss"], self._finite_step + 1, self.state.step + 1))
+        self._finite_step = self.state.step
         if stopping:
             self.stop.agree()
-        return rest[0] / self.processes.count
+        return sums[0] / self.processes.count
+
+    def _check_step(self, loss: Tensor) -> None:
+        """Raise StepNotFiniteError if the loss of a step on the CPU is not finite.
+
+        On a GPU this check would wait for the step: `check_loss` checks at each report.
+        """
+        if self.state.device.name == "cpu" and not math.isfinite(loss):
+            wrong = ["loss", *self.state.optimizer.not_finite()]
+            first = self._finite_step if len(wrong) > 1 else self.state.step
+            raise StepNotFiniteError(_when(wrong, first + 1, self.state.step + 1))
 
     def check_loss(self) -> None:
         """Raise StepNotFiniteError unless all losses since the newest evaluation are finite."""
         if not math.isfinite(self._loss_sum.item()):
-            raise StepNotFiniteError(_when(["loss"], self._sound_step + 1, self.state.step))
+            raise StepNotFiniteError(_when(["loss"], self._finite_step + 1, self.state.step))
 
     def read_loss_sum(self) -> float:
         """Return the sum of losses since the newest evaluation.
@@ -300,8 +341,8 @@ class Stepper:
             self.processes.all_reduce(found)
             wrong = [kind for kind, count in zip(_KINDS, found, strict=True) if count]
         if wrong:
-            raise StepNotFiniteError(_when(wrong, self._sound_step + 1, self.state.step))
-        self._sound_step = self.state.step
+            raise StepNotFiniteError(_when(wrong, self._finite_step + 1, self.state.step))
+        self._finite_step = self.state.step
         return total
 
     def reset_loss_sum(self) -> None:

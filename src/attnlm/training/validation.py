@@ -19,7 +19,7 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops import Kernels, using
 from attnlm.training.memory import windows_at_once
 from attnlm.training.one_layer import one_layer_form
-from attnlm.training.step import MOST_SHARES
+from attnlm.training.step import MOST_REPLICAS
 
 # Of a longer split, only the first MOST_TOKENS tokens are evaluated; commands say so.
 MOST_TOKENS = 2**22
@@ -66,20 +66,23 @@ def validation_loss(
     the split is too short for one window or has ids that the model lacks, and Interrupted in all
     processes if one receives a signal.
     """
-    stop, kernels, was_training = stop or StopSignal(), kernels or Kernels(), model.training
+    stop = stop or StopSignal()
+    kernels = kernels or Kernels()
+    count = processes.count
     at_once = windows_at_once(model.spec, model.vocab_size, device.name)
-    whole = at_once, model.block_size
+    full = (at_once, model.block_size)
     groups = _groups(tokens, most, model, at_once)
-    sums, count = [0.0] * len(groups), processes.count
-    threads = max(1, min(threads, len(groups) // count, MOST_SHARES))
-    threads = 1 if is_sharded or device.name != "cpu" else threads
+    sums = [0.0] * len(groups)
+    threads = max(1, min(threads, len(groups) // count, MOST_REPLICAS))
+    if is_sharded or device.name != "cpu":
+        threads = 1
     # To compute a group, all processes have to gather the weights of a sharded model together. A
     # process that has no group left therefore computes the first group again.
     end = -(-len(groups) // count) * count if is_sharded else len(groups)
 
     def compute(first: int) -> None:
         form = None
-        if not is_sharded and groups[0][0].shape == whole:
+        if not is_sharded and groups[0][0].shape == full:
             form = one_layer_form(model, at_once, device, kernels)
         without_gradients = torch.no_grad() if is_sharded else torch.inference_mode()
         with without_gradients, using(kernels), device.autocast():
@@ -90,11 +93,12 @@ def validation_loss(
                 inputs_BT, targets_BT = (
                     torch.from_numpy(ids.astype(np.int64)).to(device.torch) for ids in group
                 )
-                computing = model if form is None or inputs_BT.shape != whole else form
+                computing = model if form is None or inputs_BT.shape != full else form
                 loss = float(computing.loss(inputs_BT, targets_BT))
                 if i < len(groups):
                     sums[i] = loss * targets_BT.numel()
 
+    was_training = model.training
     model.eval()
     each = torch.get_num_threads() if is_sharded else 1
     with noticing_lost(), threads_of_torch(each), new_pool(threads) as pool:
@@ -107,8 +111,8 @@ def validation_loss(
         stop.agree()
         stop.check()
     # Summed in the order of the text: the sum does not depend on how the groups were divided.
-    total, predicted = sum(numbers[:-1].tolist()), sum(targets.size for _, targets in groups)
-    loss = total / predicted
+    predicted = sum(targets.size for _, targets in groups)
+    loss = sum(numbers[:-1].tolist()) / predicted
     return Evaluation(loss, predicted, loss / math.log(2) / bytes_per_token)
 
 

@@ -274,9 +274,7 @@ def _trained(
         if run.last.exists():
             facts = saved_facts(run)
             if facts.evaluated_step == facts.step == run.config.training.steps:
-                run.evaluations_until(
-                    facts.evaluated_step
-                )  # raises AttnlmError if some are missing
+                run.evaluations_until(facts.step)  # raises AttnlmError if some are missing
                 on_event(Note(f"{run.name} is done"))
                 return run
             return train(resume=path, data_dir=data_dir, on_event=on_event)

@@ -8,8 +8,9 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import LostProcessError, Processes, joined, restarts
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.new_training import Resolved, resolve_new
-from attnlm.config.settings import RECORD_OF, resolve
+from attnlm.config.settings import RECORD_OF, Config, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import parameters_of
@@ -37,20 +38,56 @@ from attnlm.see.curves import CurveDrawer
 from attnlm.see.logs import LogListener, check_tools
 from attnlm.training.cost import affordable_sample, affordable_tokens
 from attnlm.training.loop import OnStep, fit
-from attnlm.training.memory import estimate_memory
 from attnlm.training.schedule import Clock
-from attnlm.training.state import load_or_init_state, saved_facts
+from attnlm.training.state import SavedState, load_or_init_state, saved_facts
 from attnlm.workflows.autotune import affordable_size, autotune, chosen_device
 from attnlm.workflows.evaluate import measure_on_whole, take_snapshot
 
-_ROUNDING = (
-    *("device", "dtype", "threads", "compile", "matmul", "attention_kernel"),
-    *("processes", "micro_batch_size", "recompute"),
-)
 _FEW_STEPS = 10  # with fewer, a model learns next to nothing
 _KERNELS = ("compile", "matmul", "attention_kernel")
 _OF_THE_DEVICE = ("dtype", *_KERNELS, "threads")
+_ROUNDING = ("device", *_OF_THE_DEVICE, "processes", "micro_batch_size", "recompute")
 _CHANGEABLE_ON_RESUME = ("steps", "eval_every", "patience", *_ROUNDING)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of a call of `train` that every job needs, and what the call has set up."""
+
+    folder: Path
+    data_dir: Path
+    verify: bool
+    began: float
+    processes: Processes
+    on_event: OnEvent
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A run that this process is ready to train."""
+
+    run: Run
+    dataset: Dataset
+    device: Device
+    began: float
+    """the `time.perf_counter` at which a budget began"""
+    is_fresh: bool
+    """True if the training begins without a checkpoint"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Message:
+    """What rank 0 tells the other processes about the run, in JSON values."""
+
+    path: str = ""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """the content of config.json"""
+    is_fresh: bool = False
+    is_finished: bool = False
+    """True if there is nothing to train"""
+    error: str = ""
+    """the message of an error that ends all processes, with its `hint`"""
+    hint: str = ""
 
 
 def train(
@@ -96,77 +133,71 @@ def train(
     saves the last complete step and raises Interrupted, a KeyboardInterrupt. So `on_event` can stop
     training in the main thread: `signal.raise_signal(signal.SIGINT)`.
     """
-    began, folder = clock.began(), Path(checkpoint_dir)
-    log = [log] if isinstance(log, str) else log
-    check_tools(log or ())
+    began = clock.began()
+    folder = Path(checkpoint_dir)
+    tools = [log] if isinstance(log, str) else log
+    check_tools(tools or ())
     if checkpoint != "auto" and start_from is None:
         raise UsageError(
             "`checkpoint` needs `start_from`: it selects the weights of that run",
             "use both or neither",
         )
-    with joined() as processes, contextlib.ExitStack() as meanwhile:
+    with joined() as processes, contextlib.ExitStack() as stack:
         if processes.count > 1:
             settings = {"processes": processes.count, **settings}
             is_new = resume is start_from is None
             options = resolve_new(settings, recipe).config.settings() if is_new else settings
             _check_alike(processes, options, recipe, resume, start_from)
+        listener: OnEvent = ignore
+        if processes.is_main:
+            logs = LogListener(CurveDrawer(on_event or ignore), tools)
+            listener = stack.enter_context(contextlib.closing(logs))
+        stack.enter_context(torch_settings_restored())
+        call = _Call(folder, Path(data_dir), verify, began, processes, listener)
         if not processes.is_main:
-            return _join(processes, Path(data_dir), verify)
-        if restarts() and name is not None and (folder / name).exists():
+            opening = _joined_job(call)
+        elif restarts() and name is not None and (folder / name).exists():
             # The launcher has restarted the processes after one of them failed.
-            resume, settings = folder / name, {}
-            dataset = recipe = name = start_from = None
-        on_event = CurveDrawer(on_event or ignore)
-        listener = meanwhile.enter_context(contextlib.closing(LogListener(on_event, log)))
-        meanwhile.enter_context(torch_settings_restored())
-        if resume is None:
-            parent = None if start_from is None else open_run(start_from, checkpoint_dir=folder)
-            asked = resolve_new(settings, recipe, parent)
-            check_launched(asked.config.training, processes)
-            began = asked.began or began
-            if name is not None and not (exist_ok and (folder / name).exists()):
-                check_free(name, folder)
-            opened = open_dataset(dataset, data_dir=data_dir, verify=verify)
-            if name is not None and (folder / name).exists():
-                try:
-                    run = _existing(open_run(folder / name), asked, opened, parent, listener)
-                except AttnlmError as error:
-                    processes.broadcast_object({"refused": (error.message, error.hint)})
-                    raise
-                processes.broadcast_object({"finished": str(run.path)})
-                return run
-            run, device = _begin(asked, opened, name, folder, parent, checkpoint, began, listener)
-            fresh = True
-            meanwhile.enter_context(_removing_if_unused(run, folder))
-            meanwhile.enter_context(run.alone())
+            opening = _resumed_job(call, folder / name, {})
+        elif resume is not None:
+            _check_with_resume(settings, dataset, recipe, name, start_from)
+            opening = _resumed_job(call, resume, settings)
         else:
-            _check_beside_resume(settings, dataset, recipe, name, start_from)
-            # The run may have been trained further since it was opened.
-            where = resume.path.absolute() if isinstance(resume, Run) else resume
-            run = open_run(where, checkpoint_dir=folder)
-            meanwhile.enter_context(run.alone())
-            resumed = _resume(run, Path(data_dir), verify, settings, processes, listener)
-            run, opened, device, fresh = resumed
-        told = {"path": str(run.path), "run": run.content(), "fresh": fresh}
-        processes.broadcast_object(told)  # `_join` awaits it
-        state = load_or_init_state(run, device, fresh, processes)
-        tokens = affordable_sample(run.config, run.vocab_size)
-        taking = functools.partial(take_snapshot, opened, tokens)
-        sizes = run.vocab_size, run.parameters, opened.val_tokens
-        memory = estimate_memory(run.config, *sizes, device.name).total
-        budget, time_left = run.config.training.budget, None
+            opening = _new_job(
+                call,
+                dataset,
+                settings,
+                recipe,
+                start_from=start_from,
+                checkpoint=checkpoint,
+                name=name,
+                exist_ok=exist_ok,
+            )
+        job = stack.enter_context(opening)
+        if isinstance(job, Run):
+            return job
+        state = load_or_init_state(job.run, job.device, job.is_fresh, processes)
+        budget = job.run.config.training.budget
+        time_left = None
         if budget is not None:
-            time_left = Clock.of((1 - state.progress) * budget, began)
+            time_left = Clock.of((1 - state.progress) * budget, job.began)
+        tokens = affordable_sample(job.run.config, job.run.vocab_size)
         run = fit(
-            *(run, opened, state, listener, taking, time_left, processes),
-            memory=memory,
-            on_step=on_step,
+            job.run,
+            job.dataset,
+            state,
+            listener,
+            functools.partial(take_snapshot, job.dataset, tokens),
+            time_left,
+            processes,
+            on_step if processes.is_main else None,
         )
-        if budget is not None and state.step < _FEW_STEPS:
-            made = f"only {state.step} steps were made in {duration(budget)}"
-            better = "use a smaller model, a smaller `batch_size` or a longer `budget`"
-            listener(Note(f"{made}: {better}"))
-        measure_on_whole(run, opened, listener)
+        if processes.is_main:
+            if budget is not None and state.step < _FEW_STEPS:
+                made = f"only {state.step} steps were made in {duration(budget)}"
+                better = "use a smaller model, a smaller `batch_size` or a longer `budget`"
+                listener(Note(f"{made}: {better}"))
+            measure_on_whole(run, job.dataset, listener)
         return run
 
 
@@ -178,21 +209,59 @@ Settings; their defaults depend on the model:
 """
 
 
-def _begin(
-    asked: Resolved,
-    dataset: Dataset,
-    name: str | None,
-    folder: Path,
-    parent: Run | None,
+# --- A new run ------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _new_job(
+    call: _Call,
+    dataset: str | Path | Dataset | None,
+    settings: Mapping[str, Setting],
+    recipe: str | Path | Resolved | None,
+    *,
+    start_from: str | Path | Run | None,
     checkpoint: str,
-    began: float,
-    on_event: OnEvent,
-) -> tuple[Run, Device]:
-    """Complete the configuration of a new run, make its folder, and return the run."""
-    config, record = asked.config, None
+    name: str | None,
+    exist_ok: bool,
+) -> Iterator[_Job | Run]:
+    """Create a run and yield its job; but if the run exists and `exist_ok` is True, yield it."""
+    parent = None if start_from is None else open_run(start_from, checkpoint_dir=call.folder)
+    asked = resolve_new(settings, recipe, parent)
+    check_launched(asked.config.training, call.processes)
+    existing = None
+    if name is not None and exist_ok and (call.folder / name).exists():
+        existing = call.folder / name
+    elif name is not None:
+        check_free(name, call.folder)
+    opened = open_dataset(dataset, data_dir=call.data_dir, verify=call.verify)
+    if existing is not None:
+        yield _existing(call, open_run(existing), asked, opened, parent)
+        return
+    began = asked.began or call.began
+    record = None
     if parent is not None:
-        check_tokenizer(parent, dataset)
+        check_tokenizer(parent, opened)
         record = parent_record(parent, checkpoint)
+    config, device = _complete(asked, opened, began, call.on_event)
+    with explaining(call.folder, ", or name another `checkpoint_dir`"):
+        run = create_run(
+            config,
+            opened,
+            parameters_of(config.spec, opened.vocab_size),
+            name=name,
+            checkpoint_dir=call.folder,
+            parent=record,
+        )
+    with _removing_if_unused(run, call.folder), run.alone():
+        _send(call.processes, _Message(path=str(run.path), run=run.content(), is_fresh=True))
+        yield _Job(run, opened, device, began, is_fresh=True)
+
+
+def _complete(
+    asked: Resolved, dataset: Dataset, began: float, on_event: OnEvent
+) -> tuple[Config, Device]:
+    """Return the complete configuration of a new run, and the device to train on."""
+    config = asked.config
     if len(asked.sizes) > 1:
         config = affordable_size(asked.sizes, asked.settings, dataset, began, on_event)
     model = config.spec.name
@@ -207,12 +276,7 @@ def _begin(
     if config.training.budget is None and config.training.eval_tokens is None:
         affordable = affordable_tokens(config, dataset.vocab_size, dataset.val_tokens)
         config = config.with_training(eval_tokens=affordable)
-    parameters = parameters_of(config.spec, dataset.vocab_size)
-    with explaining(folder, ", or name another `checkpoint_dir`"):
-        run = create_run(
-            config, dataset, parameters, name=name, checkpoint_dir=folder, parent=record
-        )
-    return run, device
+    return config, device
 
 
 @contextlib.contextmanager
@@ -229,10 +293,24 @@ def _removing_if_unused(run: Run, folder: Path) -> Iterator[None]:
         raise
 
 
-def _existing(
-    run: Run, asked: Resolved, dataset: Dataset, parent: Run | None, on_event: OnEvent
-) -> Run:
-    """Return the existing run. Raises AttnlmError if it is unfinished or not as requested."""
+def _existing(call: _Call, run: Run, asked: Resolved, dataset: Dataset, parent: Run | None) -> Run:
+    """Return the existing run after telling the other processes.
+
+    Raises AttnlmError in all processes if the run is unfinished or not as requested.
+    """
+    try:
+        _check_existing(run, asked, dataset, parent)
+    except AttnlmError as error:
+        _send(call.processes, _Message(error=error.message, hint=error.hint))
+        raise
+    call.on_event(
+        Note(f"{run.name} exists, is finished, and has this configuration: nothing to train")
+    )
+    _send(call.processes, _Message(path=str(run.path), run=run.content(), is_finished=True))
+    return run
+
+
+def _check_existing(run: Run, asked: Resolved, dataset: Dataset, parent: Run | None) -> None:
     wanted = {k: v for k, v in asked.config.settings().items() if v != "auto"}
     if "budget" in wanted:
         wanted.pop("warmup", None)  # a run with a budget may have shortened the warmup
@@ -247,18 +325,21 @@ def _existing(
             f"a run called {run.name} exists, but its `{differing[0]}` differs",
             "choose another `name`",
         )
-    facts, training = saved_facts(run), run.config.training
-    patient = training.patience is None or facts.stale < training.patience
-    if facts.step != facts.evaluated_step or (patient and facts.step != training.steps):
+    saved = saved_facts(run)
+    patience = run.config.training.patience
+    is_complete = saved.step == run.config.training.steps
+    is_out_of_patience = patience is not None and saved.stale >= patience
+    if saved.step != saved.evaluated_step or not (is_complete or is_out_of_patience):
         raise AttnlmError(
             f"a run called {run.name} exists, but it is not finished",
             f"resume it: {resume_command(run.path)}",
         )
-    on_event(Note(f"{run.name} exists, is finished, and has this configuration: nothing to train"))
-    return run
 
 
-def _check_beside_resume(settings: Mapping[str, Setting], *others: object) -> None:
+# --- A resumed run --------------------------------------------------------------------------------
+
+
+def _check_with_resume(settings: Mapping[str, Setting], *others: object) -> None:
     if any(other is not None for other in others):
         raise UsageError(
             "`resume` cannot be combined with a data set, `recipe`, `name` or `start_from`",
@@ -272,23 +353,42 @@ def _check_beside_resume(settings: Mapping[str, Setting], *others: object) -> No
             )
 
 
-def _resume(
-    run: Run,
-    data_dir: Path,
-    verify: bool,
-    settings: Mapping[str, Setting],
-    processes: Processes,
-    on_event: OnEvent,
-) -> tuple[Run, Dataset, Device, bool]:
-    """Return a run as it was last saved, ready to train; record the settings that changed.
-
-    The last value is True if the training begins without a checkpoint.
-    """
+@contextlib.contextmanager
+def _resumed_job(
+    call: _Call, resume: str | Path | Run, settings: Mapping[str, Setting]
+) -> Iterator[_Job]:
+    """Open a run as it was last saved, record the settings that changed, and yield its job."""
+    # The run may have been trained further since it was opened.
+    where = resume.path.absolute() if isinstance(resume, Run) else resume
+    run = open_run(where, checkpoint_dir=call.folder)
     if run.imported_from:
         raise AttnlmError(
             f"{run.name} was imported: there is no training to resume",
             f"fine-tune it: `start_from` {run.name}",
         )
+    with run.alone():
+        config, is_changed = _changed_config(run, settings, call.on_event)
+        check_launched(config.training, call.processes)
+        device = choose_device(config.training.device, config.training.dtype)
+        if "device" not in settings:
+            device = replace(device, reason="recorded in the run")
+        dataset = open_dataset_of(run, call.data_dir, verify=call.verify)
+        is_fresh = not run.last.exists() and restarts() > 0  # it ended before its first checkpoint
+        saved = SavedState() if is_fresh else saved_facts(run)
+        _check_steps(run, saved, config.training.steps, call.on_event)
+        run = replace(run, config=autotune(config, device, dataset, is_resumed=True))
+        with explaining(run.path, f", then: {resume_command(run.path)}"):
+            run.keep_until(saved.evaluated_step)
+            if is_changed:
+                run.save_config()
+        _send(call.processes, _Message(path=str(run.path), run=run.content(), is_fresh=is_fresh))
+        yield _Job(run, dataset, device, call.began, is_fresh)
+
+
+def _changed_config(
+    run: Run, settings: Mapping[str, Setting], on_event: OnEvent
+) -> tuple[Config, bool]:
+    """Return the run's configuration with `settings`, and True if they change it."""
     recorded = run.config.settings()
     if "device" in settings:
         settings = {**settings, "device": choose_device(str(settings["device"])).name}
@@ -303,30 +403,21 @@ def _resume(
     changed = {key: value for key, value in settings.items() if recorded.get(key) != value}
     for key in sorted(changed.keys() & set(_ROUNDING)):
         on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
-    config = resolve(changed, recorded)
-    check_launched(config.training, processes)
-    planned, total = run.config.training.steps, config.training.steps
-    device = choose_device(config.training.device, config.training.dtype)
-    if "device" not in settings:
-        device = replace(device, reason="recorded in the run")
-    dataset = open_dataset_of(run, data_dir, verify=verify)
-    run = replace(run, config=autotune(config, device, dataset, is_resumed=True))
-    fresh = not run.last.exists() and restarts() > 0  # the run ended before its first checkpoint
-    saved = None if fresh else saved_facts(run)
-    step = 0 if saved is None else saved.step
-    evaluated_step = -1 if saved is None else saved.evaluated_step
-    more = f"use `steps` {2 * step}, or any total above {step}"
-    if total is not None and step > total:
-        raise AttnlmError(f"{run.name} has already made {step} steps", more)
-    if planned is not None and total is not None and total < planned:
-        on_event(Note(f"{run.name} was planned for {planned:,} steps; it now ends after {total:,}"))
-    if step == evaluated_step == total:
+    return resolve(changed, recorded), bool(changed)
+
+
+def _check_steps(run: Run, saved: SavedState, steps: int | None, on_event: OnEvent) -> None:
+    """Raise AttnlmError if the run has already made more than `steps` steps."""
+    more = f"use `steps` {2 * saved.step}, or any total above {saved.step}"
+    if steps is None:
+        return
+    if saved.step > steps:
+        raise AttnlmError(f"{run.name} has already made {saved.step} steps", more)
+    planned = run.config.training.steps
+    if planned is not None and steps < planned:
+        on_event(Note(f"{run.name} was planned for {planned:,} steps; it now ends after {steps:,}"))
+    if saved.step == saved.evaluated_step == steps:
         on_event(Note(f"{run.name} is finished; to extend it, {more}"))
-    with explaining(run.path, f", then: {resume_command(run.path)}"):
-        run.keep_until(evaluated_step)
-        if changed:
-            run.save_config()
-    return run, dataset, device, fresh
 
 
 # --- Several processes ----------------------------------------------------------------------------
@@ -354,25 +445,28 @@ def _check_alike(processes: Processes, *options: object) -> None:
         )
 
 
-def _join(processes: Processes, data_dir: Path, verify: bool) -> Run:
-    """Do this process's part of the training that the main process has begun.
+def _send(processes: Processes, message: _Message) -> None:
+    processes.broadcast_object(asdict(message))
 
-    Emit no events and write no files. Raises AttnlmError as `fit` does, and if the data set is
-    missing or differs.
+
+@contextlib.contextmanager
+def _joined_job(call: _Call) -> Iterator[_Job | Run]:
+    """Wait for the run that rank 0 announces, and yield this process's job.
+
+    Raises AttnlmError if the data set is missing or differs.
     """
-    told = processes.broadcast_object(None)
-    if "refused" in told:
-        raise AttnlmError(*told["refused"])
-    if "finished" in told:
-        return open_run(told["finished"])
-    run = run_of(Path(told["path"]), told["run"])
+    message = _Message(**call.processes.broadcast_object(None))
+    if message.error:
+        raise AttnlmError(message.error, message.hint)
+    run = run_of(Path(message.path), message.run)
+    if message.is_finished:
+        yield run
+        return
     try:
-        dataset = open_dataset_of(run, data_dir, verify=verify)
+        dataset = open_dataset_of(run, call.data_dir, verify=call.verify)
     except AttnlmError as error:
         hint = "each machine needs the same data set: copy it from the first one"
         raise AttnlmError(error.message, hint) from None
     device = choose_device(run.config.training.device, run.config.training.dtype)
-    with torch_settings_restored():
-        use_precision(device)
-        state = load_or_init_state(run, device, told["fresh"], processes)
-        return fit(run, dataset, state, ignore, processes=processes)
+    use_precision(device)
+    yield _Job(run, dataset, device, call.began, message.is_fresh)

@@ -1,0 +1,178 @@
+"""Evaluations of the training loop: loss, snapshot, and the files that record them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from attnlm.base.signals import Interrupted
+from attnlm.compute.device import Device
+from attnlm.compute.processes import LostProcessError, Processes
+from attnlm.data.dataset import Dataset, check_unchanged
+from attnlm.model.language_model import LanguageModel
+from attnlm.model.layers import folded
+from attnlm.runs.journal import EvaluationRecord, Snapshot
+from attnlm.runs.run import Run
+from attnlm.training.control import Control
+from attnlm.training.cost import evaluated_part
+from attnlm.training.events import Evaluated
+from attnlm.training.kernels import kernels_of
+from attnlm.training.reports import Stopwatch
+from attnlm.training.schedule import expected_steps, learning_rate
+from attnlm.training.sharding import whole_model
+from attnlm.training.state import Saver
+from attnlm.training.step import StepNotFiniteError, Stepper
+from attnlm.training.validation import Evaluation, validation_loss
+
+TakeSnapshot = Callable[[int, LanguageModel, Device], tuple[Snapshot, list[str]]]
+"""Returns a snapshot of the model at a step, and the tokens of its attention maps."""
+
+
+@dataclass
+class Evaluator:
+    """Evaluates the model of a run, and writes metrics, snapshots and checkpoints."""
+
+    run: Run
+    dataset: Dataset
+    stepper: Stepper
+    control: Control
+    watch: Stopwatch
+    take_snapshot: TakeSnapshot
+
+    def __post_init__(self) -> None:
+        self._state = self.stepper.state
+        self._saver = Saver(self.run, self._state, self.stepper.processes)
+
+    def evaluate(self) -> Evaluated:
+        """Evaluate, then write the metrics, the snapshot and the checkpoints."""
+        began = time.perf_counter()
+        state = self._state
+        check_unchanged(self.dataset.train)
+        loss_sum = self.stepper.read_loss_sum()  # waits for a GPU, before the clock is read
+        tokens_per_second = self.watch.tokens_per_second()
+        with folded(state.model):
+            validation_began = time.perf_counter()
+            evaluation = _validation_loss(
+                self.stepper, self.dataset, self.run.config.training.eval_tokens
+            )
+            validation_seconds = time.perf_counter() - validation_began
+            if not math.isfinite(evaluation.loss):
+                raise StepNotFiniteError(
+                    f"validation loss is no longer a finite number, at step {state.step}"
+                )
+            snapshot_began = time.perf_counter()
+            taken = self._snapshot()
+            snapshot_seconds = time.perf_counter() - snapshot_began
+        new_steps = state.step - max(0, state.evaluated_step)
+        improved = evaluation.loss < state.best_loss
+        state.evaluated(evaluation.loss)
+        self.stepper.reset_loss_sum()
+        state.seconds = self.watch.seconds()
+        config = self.run.config
+        steps = expected_steps(config.training, state.step, state.progress)
+        record = EvaluationRecord(
+            step=state.step,
+            tokens=state.step * config.tokens_per_step,
+            seconds=round(state.seconds, 3),
+            train_loss=loss_sum / new_steps if new_steps else None,
+            val_loss=evaluation.loss,
+            evaluated_tokens=evaluation.tokens,
+            bits_per_byte=evaluation.bits_per_byte,
+            learning_rate=learning_rate(state.step, config.training, steps),
+            tokens_per_second=round(tokens_per_second),
+        )
+        snapshot = None
+        if taken is not None:
+            snapshot, passage = taken
+            self.run.append_evaluation(record, snapshot, passage)
+        if self._saver.is_writer:
+            self._saver.save(evaluation.loss if improved else None)
+        seconds = time.perf_counter() - began
+        if state.step == 0:
+            # The first snapshot compiles and times the decoder; later ones do not.
+            seconds -= snapshot_seconds
+        self.control.evaluated(seconds, validation_seconds)
+        return Evaluated(
+            **record, improved=improved, snapshot=snapshot, is_last=self.control.should_stop
+        )
+
+    def _snapshot(self) -> tuple[Snapshot, list[str]] | None:
+        """Take a snapshot in rank 0. For a sharded model, all processes must call this."""
+        device = self._state.device
+        model: LanguageModel | None = self._state.model
+        if self.run.config.training.is_sharded:  # rank 0 gathers the model
+            device = Device("cpu", "float32", "gathered")
+            model = whole_model(self._state.model, self.stepper.processes)
+        if model is None or not self.stepper.processes.is_main:
+            return None
+        return self.take_snapshot(self._state.step, model, device)
+
+    def finish(self) -> None:
+        """Wait until all files are written. Raises OSError."""
+        self._saver.finish()
+
+    @contextlib.contextmanager
+    def saving_when_stopped(self) -> Iterator[None]:
+        """If a signal ends this context after a step, save the last complete step."""
+        try:
+            yield
+        except Interrupted:
+            if not self.stepper.stop.raises:
+                self._save_stopped()
+                # A launcher stops all processes when the first one ends: wait for rank 0.
+                if not self.stepper.processes.is_main:
+                    with contextlib.suppress(LostProcessError):
+                        self.stepper.processes.broadcast_object(None)
+            raise
+
+    def _save_stopped(self) -> None:
+        if not self._saver.is_writer:
+            return
+        self._state.seconds = self.watch.seconds()
+        self._state.loss_sum = self.stepper.read_loss_sum()
+        self._saver.save()
+        self._saver.finish()
+        if self.stepper.processes.is_main:
+            replace(self.run, stopped_after=round(self._state.seconds, 3)).save_config()
+
+
+def with_eval_tokens(run: Run, dataset: Dataset, stepper: Stepper) -> Run:
+    """Choose, by the speed of an evaluation, how many tokens a run with a budget evaluates."""
+    training = run.config.training
+    if training.budget is None or training.eval_tokens is not None:
+        return run
+    tokens = evaluated_part(run.config, 0.0, dataset.val_tokens)
+    speed = 0.0
+    for _ in range(2):  # the first evaluation is slower than others
+        began = time.perf_counter()
+        evaluation = _validation_loss(stepper, dataset, tokens)
+        speed = evaluation.tokens / (time.perf_counter() - began)
+    tokens = evaluated_part(run.config, speed, dataset.val_tokens)
+    tokens = stepper.processes.broadcast_object(tokens)
+    return record_settings(run, stepper.processes, eval_tokens=tokens)
+
+
+def record_settings(run: Run, processes: Processes, **settings: int) -> Run:
+    """Return the run with settings that were chosen during the training; rank 0 saves them."""
+    run = replace(run, config=run.config.with_training(**settings))
+    if processes.is_main:
+        run.save_config()
+    return run
+
+
+def _validation_loss(stepper: Stepper, dataset: Dataset, most: int | None) -> Evaluation:
+    return validation_loss(
+        stepper.state.model,
+        dataset.val,
+        stepper.state.device,
+        bytes_per_token=dataset.bytes_per_token,
+        kernels=kernels_of(stepper.config),
+        threads=stepper.config.threads or 1,
+        most=most,
+        processes=stepper.processes,
+        is_sharded=stepper.config.is_sharded,
+        stop=stepper.stop,
+    )
