@@ -22,7 +22,7 @@ KNOW_COMMANDS = (
     *("base/folders.py", "see/reproduce.py", "runs/run.py", "see/script.py"),
     *("text/corpus.py", "text/download.py", "workflows/autotune.py", "workflows/doctor.py"),
 )
-COMMAND = re.compile(rf"attnlm ({'|'.join(root_command().commands)})\b")
+COMMAND = re.compile(rf"attnlm ({'|'.join(root_command().list_commands(None))})\b")
 SCREEN = ("see/progress_bar.py", "see/logs.py")
 """Modules that write to the screen, or redirect what tools write."""
 UPWARDS = {
