@@ -15,12 +15,20 @@ INLINE vector clamp(vector x)
     return blend(x < -16, (vector){0} - 16, x);
 }
 
+INLINE vector gelu_sigma(vector x) { return sigmoid(x * (LINEAR + CUBIC * x * x)); }
+
+/* Return the derivative of GELU. `sigma` is gelu_sigma(x). */
+INLINE vector gelu_slope(vector x, vector sigma)
+{
+    return sigma * (1 + x * (1 - sigma) * (LINEAR + 3 * CUBIC * x * x));
+}
+
 void gelu(int64_t rows, int64_t width, const float *x, float *out)
 {
     const int64_t count = rows * width;
     for (int64_t i = 0; i < count; i += LANES) {
         const vector a = load_partial(x + i, count - i), b = clamp(a);
-        store_partial(out + i, a * sigmoid(b * (LINEAR + CUBIC * b * b)), count - i);
+        store_partial(out + i, a * gelu_sigma(b), count - i);
     }
 }
 
@@ -29,8 +37,7 @@ void gelu_backward(int64_t rows, int64_t width, const float *x, const float *gra
     const int64_t count = rows * width;
     for (int64_t i = 0; i < count; i += LANES) {
         const vector a = clamp(load_partial(x + i, count - i));
-        const vector sigma = sigmoid(a * (LINEAR + CUBIC * a * a));
-        const vector slope = sigma * (1 + a * (1 - sigma) * (LINEAR + 3 * CUBIC * a * a));
+        const vector slope = gelu_slope(a, gelu_sigma(a));
         store_partial(d_x + i, slope * load_partial(grad + i, count - i), count - i);
     }
 }
@@ -39,9 +46,9 @@ void gelu_and_slope(int64_t count, float *x, float *out)
 {
     for (int64_t i = 0; i < count; i += LANES) {
         const vector a = load_partial(x + i, count - i), b = clamp(a);
-        const vector sigma = sigmoid(b * (LINEAR + CUBIC * b * b));
+        const vector sigma = gelu_sigma(b);
         store_partial(out + i, a * sigma, count - i);
-        store_partial(x + i, sigma * (1 + b * (1 - sigma) * (LINEAR + 3 * CUBIC * b * b)), count - i);
+        store_partial(x + i, gelu_slope(b, sigma), count - i);
     }
 }
 
