@@ -38,7 +38,11 @@ _BLOCK_SIZE, _BATCH_SIZE = 64, 32
 # Within a budget, a rung's sample and page get the smaller of _SPEAKING s and a fraction of the
 # budget, and a training at least _SHORTEST s. To make the same number of steps in all runs, a
 # ladder may end late by the larger of _LATE s and a fraction of the budget.
-_SPEAKING, _SPEAKING_SHARE, _SHORTEST, _LATE, _LATE_SHARE = 0.8, 0.015, 0.1, 3.0, 0.05
+_SPEAKING = 0.8
+_SPEAKING_FRACTION = 0.015
+_SHORTEST = 0.1
+_LATE = 3.0
+_LATE_FRACTION = 0.05
 _STEP_OVERHEAD = 2e7
 """The overhead of a step, as the number of operations that would take the same time."""
 
@@ -90,7 +94,9 @@ def ladder(
     Raises AttnlmError (UsageError for invalid arguments), and Interrupted on a signal, after saving
     the last complete step.
     """
-    began, folder, data_dir = clock.began(), Path(checkpoint_dir), Path(data_dir)
+    began = clock.began()
+    folder = Path(checkpoint_dir)
+    data_dir = Path(data_dir)
     on_event = on_event or ignore
     if rungs is not None:
         rungs = tuple(r.strip() for r in (rungs.split(",") if isinstance(rungs, str) else rungs))
@@ -115,45 +121,46 @@ def ladder(
             resume = folder / name
     if resume is None:
         opened = open_dataset(dataset, data_dir=data_dir)
-        made = _planned(opened, given, on_event)
-        path = _new_folder(made, name, folder)
+        plan = _planned(opened, given, on_event)
+        path = _new_folder(plan, name, folder)
     else:
         path = find_folder(resume, folder, kind="ladder")
-        made, opened = _recorded(path, given, dataset, data_dir)
+        plan, opened = _recorded(path, given, dataset, data_dir)
     with trained_alone(path, "wait until that process ends, or stop it, or start another ladder"):
-        on_event(LadderStarted(path, made))
-        return _climb(path, made, opened, began, data_dir, on_event)
+        on_event(LadderStarted(path, plan))
+        return _train_rungs(path, plan, opened, began, data_dir, on_event)
 
 
-def _climb(
-    path: Path, made: Plan, dataset: Dataset, began: float, data_dir: Path, on_event: OnEvent
+def _train_rungs(
+    path: Path, plan: Plan, dataset: Dataset, began: float, data_dir: Path, on_event: OnEvent
 ) -> Ladder:
     """Train or resume the rungs of the ladder at `path`, and return them."""
-    runs, trained = made.runs(path), dict[tuple[str, int], Run]()
-    configs = {rung: resolve({}, made.settings(rung, made.seed)) for rung in made.rungs}
+    runs = plan.runs(path)
+    trained: dict[tuple[str, int], Run] = {}
+    configs = {rung: resolve({}, plan.settings(rung, plan.seed)) for rung in plan.rungs}
     costs = {r: step_cost(c, dataset.vocab_size) + _STEP_OVERHEAD for r, c in configs.items()}
     order = list(runs)
-    if made.budget is not None:  # train the largest first: it takes most of the time
+    if plan.budget is not None:  # train the largest first: it takes most of the time
         order.sort(key=lambda key: (-costs[key[0]], key[1]))
     for number, (rung, seed) in enumerate(order):
         named = f"rung {number + 1} of {len(runs)}: {rung}"
-        on_event(Note(named if made.seeds == 1 else f"{named}, seed {seed}"))
-        settings = made.settings(rung, seed)
-        if made.budget is not None:
+        on_event(Note(named if plan.seeds == 1 else f"{named}, seed {seed}"))
+        settings = plan.settings(rung, seed)
+        if plan.budget is not None:
             left = [costs[other] for other, _ in order[number:]]
-            settings["budget"] = _share(made, left, trained, costs, began)
-        run = _trained(runs[rung, seed], made, settings, dataset, data_dir, on_event)
+            settings["budget"] = _seconds_of_next(plan.budget, left, trained, costs, began)
+        run = _trained(runs[rung, seed], plan, settings, dataset, data_dir, on_event)
         trained[rung, seed] = run
-        if made.steps is None:  # all runs make as many steps as the first one did
+        if plan.steps is None:  # all runs make as many steps as the first one did
             steps = run.evaluations()[-1].step
-            every = made.eval_every or max(1, math.ceil(steps / 10))
+            every = plan.eval_every or max(1, math.ceil(steps / 10))
             part = run.config.training.eval_tokens
-            made = replace(made, steps=steps, eval_every=every, eval_tokens=part)
-            made.write(path)
+            plan = replace(plan, steps=steps, eval_every=every, eval_tokens=part)
+            plan.write(path)
     is_whole = all(run.whole() for run in trained.values())
-    each = {r: [run for key, run in trained.items() if key[0] == r] for r in made.rungs}
-    shown = (_shown(rung, each[rung], made, is_whole, on_event) for rung in made.rungs)
-    return Ladder(path, made, tuple(shown))
+    each = {r: [run for key, run in trained.items() if key[0] == r] for r in plan.rungs}
+    shown = (_shown(rung, each[rung], plan, is_whole, on_event) for rung in plan.rungs)
+    return Ladder(path, plan, tuple(shown))
 
 
 def _recorded(
@@ -161,22 +168,22 @@ def _recorded(
 ) -> tuple[Plan, Dataset]:
     """Return the plan of the ladder at `path`, and its data set. Raises AttnlmError if `given` or
     the data set named by the caller differ from the plan."""
-    made = read_plan(path)
+    plan = read_plan(path)
     for key in given:
-        if given[key] != getattr(made, key):
+        if given[key] != getattr(plan, key):
             raise UsageError(
                 f"`{key}` cannot be changed in a ladder that is resumed",
                 "leave it out, or start a new ladder with another `name`",
             )
-    recorded = Path(made.dataset_path)
-    known = recorded if recorded.is_dir() else made.dataset
+    recorded = Path(plan.dataset_path)
+    known = recorded if recorded.is_dir() else plan.dataset
     dataset = open_dataset(named or known, data_dir=data_dir)
-    if (dataset.train_sha256, dataset.val_sha256) != (made.train_sha256, made.val_sha256):
+    if (dataset.train_sha256, dataset.val_sha256) != (plan.train_sha256, plan.val_sha256):
         raise AttnlmError(
             f"{dataset.path} is not the data set that the ladder was started with",
             f"prepare the original data set again, or move it to {recorded}",
         )
-    return made, dataset
+    return plan, dataset
 
 
 def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Plan:
@@ -186,7 +193,7 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Plan
         on_event(Note(f"{dataset.name} is small: the context of the rungs is {block_size} tokens"))
     length = {} if "steps" in given else {"budget": DEFAULT_BUDGET}
     about = {"rungs": DEFAULT_RUNGS, "prompt": "", "tokens": 200, "seed": drawn_seed()}
-    made = Plan(
+    plan = Plan(
         dataset=dataset.name,
         dataset_path=str(dataset.path),
         train_sha256=dataset.train_sha256,
@@ -195,30 +202,30 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Plan
         batch_size=_BATCH_SIZE,
         **{**length, **about, **given},
     )
-    made.check()
-    SamplingConfig(tokens=made.tokens)
-    dataset.tokenizer.encode(made.prompt)
-    budget: Settings = {} if made.budget is None else {"budget": made.budget}
-    configs = [resolve({**made.settings(rung, made.seed), **budget}) for rung in made.rungs]
+    plan.check()
+    SamplingConfig(tokens=plan.tokens)
+    dataset.tokenizer.encode(plan.prompt)
+    budget: Settings = {} if plan.budget is None else {"budget": plan.budget}
+    configs = [resolve({**plan.settings(rung, plan.seed), **budget}) for rung in plan.rungs]
     for config in configs:
         check_fits(config, dataset, choose_device(config.training.device, config.training.dtype))
-    if made.steps is None:
-        return made
+    if plan.steps is None:
+        return plan
     every = configs[0].training.eval_every
     sizes = dataset.vocab_size, dataset.val_tokens
     parts = [part for c in configs if (part := affordable_tokens(c, *sizes)) is not None]
-    return replace(made, eval_every=every, eval_tokens=made.eval_tokens or min(parts, default=None))
+    return replace(plan, eval_every=every, eval_tokens=plan.eval_tokens or min(parts, default=None))
 
 
-def _new_folder(made: Plan, name: str | None, folder: Path) -> Path:
+def _new_folder(plan: Plan, name: str | None, folder: Path) -> Path:
     """Create the folder of a new ladder and return its path. The folder never lacks the plan."""
     numbered = (folder / f"ladder-{number:03}" for number in itertools.count(1))
     with workspace(folder) as work:
         new = work / "new"
         new.mkdir()
-        made.write(new)
+        plan.write(new)
         for path in [folder / name] if name else numbered:
-            found = next(filter(os.path.lexists, (path, *made.runs(path).values())), None)
+            found = next(filter(os.path.lexists, (path, *plan.runs(path).values())), None)
             if found is None:
                 return new.rename(path)
     raise AttnlmError(
@@ -226,8 +233,8 @@ def _new_folder(made: Plan, name: str | None, folder: Path) -> Path:
     )
 
 
-def _share(
-    made: Plan,
+def _seconds_of_next(
+    budget: float,
     costs_left: list[float],
     trained: Mapping[tuple[str, int], Run],
     costs: Mapping[str, float],
@@ -239,22 +246,22 @@ def _share(
     run of the ladder gets time in proportion to its cost. Each later run gets time for as many
     steps as that run made, or less if the ladder would otherwise end much too late.
     """
-    assert made.budget is not None
-    own, others = costs_left[0], sum(costs_left[1:])
-    left = began + made.budget - time.perf_counter()
-    left -= len(costs) * min(_SPEAKING, _SPEAKING_SHARE * made.budget)
+    own = costs_left[0]
+    others = sum(costs_left[1:])
+    left = began + budget - time.perf_counter()
+    left -= len(costs) * min(_SPEAKING, _SPEAKING_FRACTION * budget)
     if not trained:
         return max(left * own / (own + others), _SHORTEST)
     (rung, _), first = next(iter(trained.items()))
     rate = first.evaluations()[-1].seconds / costs[rung]
-    late = max(_LATE, _LATE_SHARE * made.budget)
+    late = max(_LATE, _LATE_FRACTION * budget)
     left = max(left + late, late)
     return max(left - rate * others, left * own / (own + others))
 
 
 def _trained(
     path: Path,
-    made: Plan,
+    plan: Plan,
     settings: dict[str, Any],
     dataset: Dataset,
     data_dir: Path,
@@ -264,7 +271,7 @@ def _trained(
     if path.is_dir():
         run = open_run(path)
         recorded = {**run.config.settings(), "train_sha256": run.dataset.train_sha256}
-        expected = {**settings, "train_sha256": made.train_sha256}
+        expected = {**settings, "train_sha256": plan.train_sha256}
         for key in expected.keys() - {"steps", "eval_every", "budget"}:
             if recorded.get(key) != expected[key]:
                 raise AttnlmError(
@@ -286,7 +293,7 @@ def _trained(
     )
 
 
-def _shown(model: str, runs: list[Run], made: Plan, is_whole: bool, on_event: OnEvent) -> Rung:
+def _shown(model: str, runs: list[Run], plan: Plan, is_whole: bool, on_event: OnEvent) -> Rung:
     """Return a rung, with the run of median loss and a text sampled from this run.
 
     `runs` has one run per seed. Of two middle losses, the lower one is the median.
@@ -299,6 +306,6 @@ def _shown(model: str, runs: list[Run], made: Plan, is_whole: bool, on_event: On
     found.sort(key=lambda pair: pair[0].final.val_loss)
     run = found[(len(runs) - 1) // 2][1]
     sampler = load_sampler(run, device=run.config.training.device, on_event=on_event)
-    config = SamplingConfig(tokens=made.tokens, seed=made.seed)
-    text = "".join(sampler.stream(sampler.prompt_ids(made.prompt), config))
+    config = SamplingConfig(tokens=plan.tokens, seed=plan.seed)
+    text = "".join(sampler.stream(sampler.prompt_ids(plan.prompt), config))
     return Rung(model, run, text, [result for result, _ in found])
