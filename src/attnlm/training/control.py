@@ -67,7 +67,7 @@ class Control:
         return step % every == 0 or self.is_over
 
     def evaluated(self, seconds: float, validation_seconds: float) -> None:
-        """Schedule the next evaluation after one of `seconds`, of which the loss took a part.
+        """Schedule the next evaluation. The newest one took `seconds`, its loss a part of them.
 
         Within a budget, evaluate at each tenth of the budget, or less often if that would take too
         much of it. All processes must call this.

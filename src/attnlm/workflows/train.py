@@ -77,7 +77,7 @@ class _Job:
 
 @dataclass(frozen=True, kw_only=True)
 class _Message:
-    """What rank 0 tells the other processes about the run, in JSON values."""
+    """The message of rank 0 to the other processes about the run, in JSON values."""
 
     path: str = ""
     run: Mapping[str, Any] = field(default_factory=dict)
