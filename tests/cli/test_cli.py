@@ -568,9 +568,6 @@ def test_damage_is_refused_by_name(project: Path, tmp_path: Path) -> None:
     (run / "best.safetensors").write_bytes(content)
     fails("sample", run, cwd=project, code=1, says="best.safetensors", hints="last")
     assert attnlm("sample", run, "--checkpoint", "last", "--tokens", "3", cwd=project).stdout
-    (run / "config.json").write_text((run / "config.json").read_text().replace("64", "32", 1))
-    done = attnlm("sample", run, cwd=project, code=1)
-    assert "config.json was changed after attnlm wrote it" in done.stderr
 
 
 def test_version_and_no_command(tmp_path: Path) -> None:

@@ -109,16 +109,6 @@ def test_ids_and_batches_of_a_prepared_data_set(tmp_path: Path) -> None:
     assert np.array_equal(val(0)[1][0], dataset.val[1:])
 
 
-def test_a_file_that_is_written_to_ends_the_batches(tmp_path: Path) -> None:
-    (tmp_path / "cats.txt").write_text("The cat sat on the mat.\n" * 4000)
-    dataset = attnlm.prepare(tmp_path / "cats.txt", data_dir=tmp_path)
-    batches = Batches(dataset.train, block_size=64, batch_size=64, seed=1)
-    batches(0)
-    (dataset.path / "train.bin").write_bytes(b"")
-    with pytest.raises(AttnlmError, match=r"train\.bin was written to while it was in use"):
-        batches(1000)
-
-
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [("block_size", 0), ("batch_size", 0), ("batch_size", 2.5), ("seed", None), ("stride", 0)],

@@ -102,12 +102,22 @@ def test_tensors_that_do_not_fit_the_configuration_are_named(
     assert says in caught.value.message and caught.value.hint.startswith("undo changes to config")
 
 
-def test_an_edited_configuration_is_not_called_damaged(trained: Path, tmp_path: Path) -> None:
+def test_an_edited_configuration_is_read_or_its_value_named(trained: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(trained / "checkpoints" / "multi-head", tmp_path / "run"))
     text = (run / "config.json").read_text()
-    (run / "config.json").write_text(text.replace('"heads": 2,', '"heads": 4,'))
-    with pytest.raises(AttnlmError, match="was changed after attnlm wrote it"):
+
+    def edit(old: str, new: str) -> None:
+        assert text.count(old) == 1
+        (run / "config.json").write_text(text.replace(old, new))
+
+    edit('"seed": 1', '"seed": 2')
+    assert open_run(run).config.training.seed == 2
+    edit('"seed": 1', '"seed": "lucky"')
+    with pytest.raises(AttnlmError, match=r"config\.json.*seed.*'lucky'"):
         open_run(run)
+    edit('"embed_dim": 16,', '"embed_dim": 8,')
+    with pytest.raises(AttnlmError, match="has the shape"):
+        attnlm.load_model(run, device="cpu")
     (run / "config.json").write_text(text.replace('"heads": 2,', '"heads": 4'))
     line = text[: text.index('"heads": 2,')].count("\n") + 2
     with pytest.raises(AttnlmError, match=rf"is not valid JSON: .* in line {line}, column \d+"):

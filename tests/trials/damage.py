@@ -60,6 +60,8 @@ def _files(folder: Path) -> Iterator[tuple[Path, _Reader]]:
         for name in names:
             read = partial(opens, folder, name)
             for path in small.read_back(folder / place / name):
+                if path.name == "config.json":
+                    continue  # people edit it
                 is_ticker = path.name == "ticker.jsonl"
                 yield path, partial(small.open_ticker, folder, name) if is_ticker else read
         yield folder / place / "latest", partial(opens, folder, None)

@@ -274,11 +274,11 @@ def test_a_resumed_ladder_keeps_its_plan(climbed: Ladder, dataset: Dataset, tmp_
     with pytest.raises(AttnlmError, match="is not the data set"):
         train_ladder(other.path, name="ladder-001", checkpoint_dir=folder)
     record = climbed.path / "ladder.json"
-    damaged = tmp_path / "damaged"
-    damaged.mkdir()
-    (damaged / "ladder.json").write_text(record.read_text().replace('"steps": 6', '"steps": 9'))
-    with pytest.raises(AttnlmError, match="was changed after attnlm wrote it"):
-        read_plan(damaged)
+    edited = tmp_path / "edited"
+    edited.mkdir()
+    (edited / "ladder.json").write_text(record.read_text().replace('"steps": 6', '"steps": -6'))
+    with pytest.raises(AttnlmError, match=r"ladder\.json.*-6"):
+        read_plan(edited)
 
 
 @pytest.mark.parametrize(
@@ -503,7 +503,7 @@ def test_the_page_in_a_real_browser(browser: Any, climbed: Ladder, tmp_path: Pat
         ("steps", -1, "is not valid: invalid value for `steps`: -1"),
         ("block_size", 0, "is not valid: invalid value for `block_size`: 0"),
         ("tokens", -1, "is not valid: its 'tokens' cannot be -1"),
-        ("seed", 2**70, "is not valid: it has a number that is too large"),
+        ("seed", 2**70, "is not valid: invalid value for `seed`: 1180591620717411303424"),
         ("prompt", None, "is not valid: its 'prompt' cannot be None"),
         ("prompt", "\ud800", "is not valid: it has half a surrogate pair"),
         ("budget", "2m", "is not valid: its 'budget' cannot be '2m'"),

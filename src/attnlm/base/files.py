@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.workspaces import FolderGoneError, check_held, clear, locked_new
+from attnlm.base.workspaces import check_held, clear, locked_new
 
 _Read = TypeVar("_Read")
 
@@ -24,13 +24,10 @@ _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "check the permissions"),
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "check that the path still exists"),
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
 }
 
 _COPY_OR_MAKE = "copy it again from its source, or make it again"
 _LARGEST_JSON = 2**20  # bytes
-_LARGEST_INTEGER, _LARGEST_FLOAT = 2**63 - 1, 3.4028234663852886e38  # of int64 and float32
-_AT_ONCE, _NO_LINK = getattr(os, "O_NONBLOCK", 0), getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 
 
 def open_regular(path: Path, mode: Literal["rb", "ab", "wb"] = "rb") -> IO[bytes]:
@@ -39,27 +36,13 @@ def open_regular(path: Path, mode: Literal["rb", "ab", "wb"] = "rb") -> IO[bytes
     A link to a regular file is followed for reading, never for writing. Raises OSError if `path` is
     something else, such as a folder, a pipe or a device.
     """
-
-    def check(about: os.stat_result) -> None:
-        if not stat.S_ISREG(about.st_mode):
+    reads = mode == "rb"
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.stat(follow_symlinks=reads).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-
-    def opener(name: str, flags: int) -> int:
-        reads = not flags & (os.O_WRONLY | os.O_RDWR)
-        # Check before, since opening a device may start it, and after, since it may be replaced.
-        with contextlib.suppress(FileNotFoundError):
-            check(path.stat(follow_symlinks=reads))
-        descriptor = os.open(name, flags | _AT_ONCE | (0 if reads else _NO_LINK), 0o666)
-        try:
-            check(os.fstat(descriptor))
-            if not reads:
-                check_held(path)
-        except (OSError, FolderGoneError):
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    return open(path, mode, opener=opener)
+    if not reads:
+        check_held(path)
+    return path.open(mode)
 
 
 @contextlib.contextmanager
@@ -155,7 +138,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write `content` with its SHA-256 under the key `sha256`. `read_json` checks this hash."""
+    """Write `content` with its SHA-256 under the key `sha256`, which `read_sealed` checks."""
     sealed = {**content, "sha256": _json_hash(content)}
     write_bytes(path, (json.dumps(sealed, indent=2) + "\n").encode())
 
@@ -199,24 +182,17 @@ def utf8(content: bytes, shown: str) -> str:
         raise AttnlmError(f"{shown} is not UTF-8", "convert it, then try again") from None
 
 
-def json_value(text: str) -> Any:
-    """Return a JSON text's value. Raises ValueError if it is invalid or has too large a number."""
-    return json.loads(text, parse_int=_integer, parse_float=_float)
-
-
-def _integer(digits: str) -> int:
-    if abs(number := int(digits)) > _LARGEST_INTEGER:
-        raise ValueError("an integer is too large")
-    return number
-
-
-def _float(digits: str) -> float:
-    if abs(number := float(digits)) > _LARGEST_FLOAT:
-        raise ValueError("a number is too large")
-    return number
-
-
 def read_json(path: Path, at_most: int = _LARGEST_JSON) -> dict[str, Any]:
+    """Return what `write_json` wrote to `path`, without the hash. People may have edited the file.
+
+    Raises AttnlmError as `json_object` does.
+    """
+    content = json_object(path, at_most)
+    content.pop("sha256", None)
+    return content
+
+
+def read_sealed(path: Path, at_most: int = _LARGEST_JSON) -> dict[str, Any]:
     """Return what `write_json` wrote to `path`, without the hash.
 
     Raises AttnlmError as `json_object` does, or if the file was changed after `write_json`.
@@ -230,16 +206,14 @@ def read_json(path: Path, at_most: int = _LARGEST_JSON) -> dict[str, Any]:
     return content
 
 
-def json_object(
-    path: Path, at_most: int, value_of: Callable[[str], Any] = json_value
-) -> dict[str, Any]:
+def json_object(path: Path, at_most: int) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises AttnlmError, which names the line and column of a mistake, if the file is missing,
-    exceeds `at_most` bytes, is not a JSON object, or has a number that `value_of` refuses.
+    exceeds `at_most` bytes or is not a JSON object.
     """
     try:
-        content = value_of(read_bytes(path, at_most).decode())
+        content = json.loads(read_bytes(path, at_most))
         reason = "" if isinstance(content, dict) else "it is not a JSON object"
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"

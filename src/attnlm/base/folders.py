@@ -219,16 +219,12 @@ def problem_of(path: Path) -> str | None:
 
 def folder_size(folder: Path) -> int:
     """Return the size in bytes of all files in a folder, excluding links and unreadable files."""
-    total, folders = 0, [str(folder)]  # not recursive, since folders may be nested very deep
-    while folders:
-        with contextlib.suppress(OSError), os.scandir(folders.pop()) as found:
-            for entry in found:
-                with contextlib.suppress(OSError):
-                    about = entry.stat(follow_symlinks=False)
-                    if stat.S_ISDIR(about.st_mode):
-                        folders.append(entry.path)
-                    elif stat.S_ISREG(about.st_mode):
-                        total += about.st_size
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                about = Path(root, name).lstat()
+                total += about.st_size if stat.S_ISREG(about.st_mode) else 0
     return total
 
 

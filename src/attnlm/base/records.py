@@ -14,7 +14,7 @@ from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.files import read_json
+from attnlm.base.files import read_json, read_sealed
 from attnlm.base.settings import check, fields_of, hints, quoted, setting
 
 COPY_AGAIN = "copy it again from its source, or make it again"
@@ -53,12 +53,14 @@ def read_record(
     format: int,
     hint: str = COPY_AGAIN,
     at_most: int = 2**20,
+    sealed: bool = False,
 ) -> _Record:
     """Return the record in a JSON file, whose key "format" holds a version number.
 
-    Raises AttnlmError as `read_json` and `decoded` do, or if the number is not the given `format`.
+    Raises AttnlmError as `decoded` and `read_json` do (`read_sealed` if `sealed` is True), or if
+    the number is not the given `format`.
     """
-    content = read_json(path, at_most)
+    content = (read_sealed if sealed else read_json)(path, at_most)
     if content.pop("format", None) != format:
         raise AttnlmError(
             f"{path} was written by another version of attnlm{_version_in(content)}",

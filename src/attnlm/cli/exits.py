@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -28,9 +28,6 @@ from attnlm.base.suggestions import same, suggestion
 from attnlm.cli import console
 from attnlm.compute.processes import is_launched
 
-if TYPE_CHECKING:
-    from sys import UnraisableHookArgs
-
 _PATIENCE = 2.0  # seconds from a signal to the end of the process
 _came: int | None = None
 """The last signal that raised Interrupted; None before any signal."""
@@ -40,7 +37,6 @@ def run_and_exit(command: Callable[[], object]) -> NoReturn:
     """Run `command` and end the process."""
     _on_signals(_interrupt)
     signals.at_first_signal, signals.at_second_signal = _interrupt, leave
-    sys.unraisablehook = _dropped
     try:
         code = run(command)
         # The command is done, but a signal could still interrupt Python's shutdown.
@@ -67,13 +63,6 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     timer.daemon = True
     timer.start()
     raise Interrupted(signum)
-
-
-def _dropped(dropped: UnraisableHookArgs) -> None:
-    """End the process if Python ignored an Interrupted, as in `__del__` and weakref callbacks."""
-    if isinstance(dropped.exc_value, Interrupted):
-        leave(dropped.exc_value.signum)
-    sys.__unraisablehook__(dropped)
 
 
 def _on_signals(handler: signals.Handler | signal.Handlers) -> None:

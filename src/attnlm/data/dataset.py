@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import os
@@ -209,7 +208,7 @@ def read_meta(folder: Path) -> Meta:
             how_to_make("data set", folder.parent),
         )
     # Version 1.0.0 wrote a text over 1 GiB in shards, with format 2.
-    return read_record(Meta, path, format=FORMAT, hint=_DAMAGED, at_most=_MAX_META)
+    return read_record(Meta, path, format=FORMAT, hint=_DAMAGED, at_most=_MAX_META, sealed=True)
 
 
 def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
@@ -217,14 +216,10 @@ def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
     path, dtype = folder / f"{split}.bin", np.dtype(meta.dtype).newbyteorder("<")
     tokens = meta.train_tokens if split == "train" else meta.val_tokens
     with open_regular(path) as file:
-        about = os.fstat(file.fileno())
-        size = tokens * dtype.itemsize
-        if about.st_size != size:
-            raise AttnlmError(
-                f"{path} is damaged: it has {about.st_size:,} bytes, not {size:,}", _DAMAGED
-            )
+        found, size = os.fstat(file.fileno()).st_size, tokens * dtype.itemsize
+        if found != size:
+            raise AttnlmError(f"{path} is damaged: it has {found:,} bytes, not {size:,}", _DAMAGED)
         ids: np.memmap[Any, Any] = np.memmap(file, dtype, mode="r", shape=(tokens,))
-    vars(ids)["opened"] = about  # for check_unchanged
     return ids
 
 
@@ -233,34 +228,15 @@ def ids_at(
 ) -> NDArray[Any]:
     """Return the ids at `places`; `origin` is the name of their file in messages.
 
-    Raises AttnlmError if the file was written to since it was opened, or if an id is not below
-    `vocab_size`: opening a large file does not check all of its ids.
+    Raises AttnlmError if an id is not below `vocab_size`: opening a large file does not check all
+    of its ids.
     """
-    check_unchanged(ids)
     found: NDArray[Any] = ids[places]
     if found.size and int(found.max()) >= vocab_size:
         raise AttnlmError(
             f"{origin} is damaged: it has ids outside of its vocabulary of {vocab_size:,}", _DAMAGED
         )
     return found
-
-
-def check_unchanged(ids: NDArray[Any]) -> None:
-    """Raise AttnlmError if the mapped file of `ids` was written to since it was opened.
-
-    The file may have been truncated: reading it would then kill the process. If the file was
-    deleted or replaced, raise nothing: the old file stays mapped.
-    """
-    if not isinstance(ids, np.memmap) or (before := vars(ids).get("opened")) is None:
-        return
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        now = Path(str(ids.filename)).stat()
-        same = (now.st_size, now.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
-        if not same and os.path.samestat(now, before):
-            raise AttnlmError(
-                f"{ids.filename} was written to while it was in use",
-                "prepare or copy the data set again, then resume the run",
-            )
 
 
 def id_dtype(vocab_size: int) -> np.dtype[Any]:

@@ -164,7 +164,7 @@ def _read_file(
         metadata = file.header.metadata
         _check_fits(path, shapes, stored)
         _check_complete(path, shapes, stored)
-        facts = files.json_value(metadata.get("facts", ""))
+        facts = json.loads(metadata.get("facts", ""))
         if not isinstance(facts, dict):
             raise ValueError("no facts")
         header = CheckpointHeader(facts, metadata.get("digest", ""))
@@ -183,7 +183,7 @@ def _read_folder(
 
     Each process checks the hashes of different files.
     """
-    content = files.read_json(path / FACTS)
+    content = files.read_sealed(path / FACTS)
     facts = content.get("facts")
     hashes = content.get("files")
     if not isinstance(facts, dict) or not isinstance(hashes, dict):

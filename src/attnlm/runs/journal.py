@@ -50,7 +50,7 @@ class Journal(Generic[_Record]):
 
     def _decoded(self, line: bytes) -> _Record:
         try:
-            value = files.json_value(line.decode())
+            value = json.loads(line.decode())
         except (ValueError, RecursionError):
             raise self.damaged() from None
         return decoded(self.record, value, self.path, self.hint)

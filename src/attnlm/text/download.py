@@ -123,13 +123,6 @@ def _session(url: str) -> requests.Session:
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry
 
-    class Session(requests.Session):
-        def get_redirect_target(self, resp: requests.Response) -> str | None:
-            target = super().get_redirect_target(resp)
-            if target:
-                resp.close()  # requests would read the body of a redirect, of any length
-            return target
-
     # Retry-After is ignored: a server could request a long pause.
     retry = Retry(
         RETRIES,
@@ -139,7 +132,7 @@ def _session(url: str) -> requests.Session:
         respect_retry_after_header=False,
         raise_on_status=False,
     )
-    session = Session()
+    session = requests.Session()
     session.max_redirects = _MAX_REDIRECTS
     session.headers["Accept-Encoding"] = "identity"
     session.adapters.clear()

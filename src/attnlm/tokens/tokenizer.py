@@ -325,7 +325,9 @@ def load(path: Path) -> Tokenizer:
 
     Raises AttnlmError if the file is missing, damaged or not a tokenizer of attnlm.
     """
-    found = read_record(_Description, path, format=_FORMAT, hint=_COPY_AGAIN, at_most=_MAX_FILE)
+    found = read_record(
+        _Description, path, format=_FORMAT, hint=_COPY_AGAIN, at_most=_MAX_FILE, sealed=True
+    )
     try:
         if found.name not in IMPORTED:
             bpe_size(found.name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
 from attnlm.compute.processes import LostProcessError, Processes
-from attnlm.data.dataset import Dataset, check_unchanged
+from attnlm.data.dataset import Dataset
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import folded
 from attnlm.runs.journal import EvaluationRecord, Snapshot
@@ -50,7 +50,6 @@ class Evaluator:
         """Evaluate, then write the metrics, the snapshot and the checkpoints."""
         began = time.perf_counter()
         state = self._state
-        check_unchanged(self.dataset.train)
         loss_sum = self.stepper.read_loss_sum()  # waits for a GPU, before the clock is read
         tokens_per_second = self.watch.tokens_per_second()
         with folded(state.model):

@@ -11,7 +11,6 @@ names, shapes and types of all tensors are checked before any tensor is read.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -215,7 +214,7 @@ def without_empty_mlp(described: Described, weight: Callable[[str], Tensor]) -> 
 def read_object(path: Path, at_most: int = _LARGEST) -> Content:
     """Return the content of a JSON file. Raises AttnlmError if it is not a JSON object."""
     try:
-        return files.json_object(path, at_most, json.loads)
+        return files.json_object(path, at_most)
     except AttnlmError as error:
         raise AttnlmError(error.message, _COPY) from None
 
