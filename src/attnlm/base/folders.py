@@ -190,7 +190,8 @@ def newest_first(
         raise AttnlmError(
             f"cannot read {parent}: {error.strerror}", "check that it is a folder that you may read"
         ) from None
-    entries, others = [], []
+    entries = []
+    others = []
     for path in paths:
         if not path.name.startswith(".") and (is_folder(path) or path.is_symlink()):
             if (entry := entry_of(path)) is None:

@@ -26,7 +26,8 @@ def quantity(count: float, unit: str = "") -> str:
     rounded = float(f"{count:.3g}")
     power = 0
     while rounded >= 1000 and power < len(_PREFIXES) - 1:
-        rounded, power = rounded / 1000, power + 1
+        rounded = rounded / 1000
+        power = power + 1
     return f"{rounded:.3g} {_PREFIXES[power]}{unit}".rstrip()
 
 

@@ -27,7 +27,8 @@ if sys.platform != "win32":
 
 _WORKSPACE = ".unfinished-"
 # `list` locks each run for an instant to see whether it is locked, so try several times.
-_LOOKS, _BETWEEN_LOOKS = 3, 0.02  # seconds
+_LOOKS = 3
+_BETWEEN_LOOKS = 0.02  # seconds
 _held: ContextVar[tuple[Path, os.stat_result] | None] = ContextVar("held", default=None)
 
 
@@ -186,7 +187,8 @@ def exchange(new: Path, target: Path) -> None:
 
 def _exchange_at_once(one: Path, other: Path) -> bool:
     """Swap two folders in one step. Return False if the system can't. Raises OSError on failure."""
-    here, swap = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, which macOS calls RENAME_SWAP
+    here = -100
+    swap = 2  # AT_FDCWD; RENAME_EXCHANGE, which macOS calls RENAME_SWAP
     paths = os.fsencode(one), os.fsencode(other)
     try:
         libc = ctypes.CDLL(None, use_errno=True)

@@ -17,7 +17,8 @@ from attnlm.base.suggestions import suggestion
 from attnlm.compute.processes import local_count
 
 # Parameters of mallopt(3), in bytes.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 

@@ -37,8 +37,12 @@ _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _trainings = itertools.count()
 
 # Variables that a launcher such as torchrun sets.
-_COUNT, _RANK, _RESTARTS = "WORLD_SIZE", "RANK", "TORCHELASTIC_RESTART_COUNT"
-_MACHINE, _LOCAL_RANK, _LOCAL_COUNT = "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+_COUNT = "WORLD_SIZE"
+_RANK = "RANK"
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+_MACHINE = "GROUP_RANK"
+_LOCAL_RANK = "LOCAL_RANK"
+_LOCAL_COUNT = "LOCAL_WORLD_SIZE"
 _OUR_LAUNCHER = "ATTNLM_LAUNCHER"
 """The variable that `run_processes`, our launcher, sets."""
 _LEFT_TO_LAUNCHER = 75

@@ -150,7 +150,8 @@ def torch_settings_restored() -> Iterator[None]:
     PyTorch's number of threads and the precision of PyTorch's matmuls."""
     import torch
 
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    threads = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
     try:
         with flushing_subnormals():
             yield

@@ -135,7 +135,8 @@ def _shuffled(
     low = (np.uint64(1) << half_bits) - np.uint64(1)
 
     def permute(value: NDArray[np.uint64], epoch: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        left, right = value >> half_bits, value & low
+        left = value >> half_bits
+        right = value & low
         for turn in range(1, 5):
             key = _hash(seed + turn, epoch)
             left, right = right, left ^ (_mix(right ^ key) & low)

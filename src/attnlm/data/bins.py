@@ -45,7 +45,8 @@ def write_bins(
     workers = min(cores(), _MOST_WORKERS) if is_bpe else 1
     pieces = split.pieces()
     encode = functools.partial(_encode, piece_encoder(tokenizer), tokenizer, split)
-    parts, done = _Parts(split.val_parts, encode), 0
+    parts = _Parts(split.val_parts, encode)
+    done = 0
     ahead = map_ahead(encode, safe_pieces_of_texts(pieces, PIECE) if is_bpe else pieces, workers)
     paths = {key: folder / f"{key}.bin" for key in SPLITS}
     with contextlib.ExitStack() as opening:
@@ -87,7 +88,8 @@ def _encode(
 ) -> _Encoded:
     """Return a piece of a split encoded. Raises AttnlmError if the text has changed."""
     (key, piece), vocab_size = item, tokenizer.vocab_size
-    text, found = split.text_of(key), piece.text
+    text = split.text_of(key)
+    found = piece.text
     try:
         if text.corpus.marks_ends and isinstance(tokenizer, BpeTokenizer):
             ids = encode_documents(encode_piece, tokenizer, piece)
@@ -116,7 +118,8 @@ class _Bin:
 
     def add(self, found: _Encoded) -> None:
         """Write the ids of the next piece."""
-        ids, counts_VV = found.ids, found.pair_counts
+        ids = found.ids
+        counts_VV = found.pair_counts
         self._file.write(ids.data)
         self.digest.update(ids.data)
         if self.pairs_VV is None:

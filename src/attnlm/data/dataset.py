@@ -187,7 +187,8 @@ def open_folder(path: Path, *, verify: bool = False, trusted: bool = False) -> D
         tokenizer.dataset = meta.name
         bins = {split: open_bin(path, split, meta) for split in ("train", "val")}
         for split, ids in () if trusted else bins.items():
-            file, is_whole = path / f"{split}.bin", verify or ids.nbytes <= _LARGE
+            file = path / f"{split}.bin"
+            is_whole = verify or ids.nbytes <= _LARGE
             expected = getattr(meta, f"{split}_sha256" if is_whole else f"{split}_sampled_sha256")
             if (file_hash if is_whole else sampled_hash)(file) != expected:
                 raise AttnlmError(f"{file} is damaged: it does not match its hash", _DAMAGED)
@@ -213,7 +214,8 @@ def read_meta(folder: Path) -> Meta:
 
 def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
     """Map a split's file to memory without reading it. Raises AttnlmError for a wrong size."""
-    path, dtype = folder / f"{split}.bin", np.dtype(meta.dtype).newbyteorder("<")
+    path = folder / f"{split}.bin"
+    dtype = np.dtype(meta.dtype).newbyteorder("<")
     tokens = meta.train_tokens if split == "train" else meta.val_tokens
     with open_regular(path) as file:
         found, size = os.fstat(file.fileno()).st_size, tokens * dtype.itemsize

@@ -145,7 +145,8 @@ def prepare(
             _install(work / "new", target, is_prepared)
         write_latest(data_dir, name)
         dataset = unless_replaced(target, lambda: open_folder(target, trusted=True))
-    most, usual = dataset.largest_block_size, resolve({}).spec.block_size
+    most = dataset.largest_block_size
+    usual = resolve({}).spec.block_size
     if most < usual:
         on_event(
             Note(
@@ -169,7 +170,8 @@ def _is_by_documents(text: Text, split: str | None, seed: int | None, on_event: 
     if not by_documents and seed is not None:
         raise UsageError("`split_seed` needs `split` documents", "use it, or leave out the seed")
     if by_documents:
-        shown, fraction = text.corpus.shown, float(text.choice.fraction)
+        shown = text.corpus.shown
+        fraction = float(text.choice.fraction)
         if text.documents < 2:
             raise AttnlmError(
                 f"{shown} is a single document, which `split` documents cannot divide",
@@ -195,7 +197,8 @@ def _is_by_documents(text: Text, split: str | None, seed: int | None, on_event: 
 
 def _check_effect(corpora: list[Corpus], column: str | None, encoding: str) -> None:
     """Raise UsageError if no file of the corpora uses the given column or encoding."""
-    files, shown = [file for corpus in corpora for file in corpus.files], corpora[0].shown
+    files = [file for corpus in corpora for file in corpus.files]
+    shown = corpora[0].shown
     if column is not None and not any(kind_of(file.path) for file in files):
         raise UsageError(
             f"`column` {column} does not apply to {shown}",
@@ -253,7 +256,9 @@ def _build(
     """Write a data set to `folder`; meta.json is its last file."""
     about_bins = write_bins(folder, split, tokenizer, on_event)
     write_json(folder / "tokenizer.json", tokenizer.to_json())
-    text, val_text, floor_nats = split.text, split.val_text, None
+    text = split.text
+    val_text = split.val_text
+    floor_nats = None
     if text.corpus.floor_nats and not val_text:
         floor_nats = text.corpus.floor_nats.get(split.train_characters)
     meta = Meta(

@@ -67,7 +67,8 @@ class _Divider:
             end = ends[-1] if is_complete else len(piece.text)
             inside = tuple(place - begin for place in ends)
             parts.append((SPLITS[is_chosen], Piece(piece.text[begin:end], inside)))
-            begin, passed = end, passed + len(ends)
+            begin = end
+            passed = passed + len(ends)
             self._document += len(ends)
             if is_chosen and is_complete:
                 self._next = next(self._chosen)
@@ -216,7 +217,9 @@ class Split:
 def read_text(corpus: Corpus, choice: Choice, on_event: OnEvent) -> Text:
     """Read a corpus once to count and hash it. Raises AttnlmError if it is empty."""
     characters = utf8_bytes = documents = 0
-    digest, divider, names = hashlib.sha256(), _Divider(choice), corpus.parts
+    digest = hashlib.sha256()
+    divider = _Divider(choice)
+    names = corpus.parts
     parts: list[Part] = []
     is_there = np.zeros(0x110000, np.bool_)
 

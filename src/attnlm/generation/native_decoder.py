@@ -31,7 +31,8 @@ _Floats = NDArray[np.float32]
 # As in the C file. A panel holds 32 rows of a linear layer's matrix.
 _PANEL = 32
 
-_ROWS, _MOST_ROWS = 64, 512
+_ROWS = 64
+_MOST_ROWS = 512
 """The most tokens that go through all layers together, in a small and in a large model."""
 _LARGE = 2**23
 """A model with at least this many weights in its linear layers is large: they exceed a processor's
@@ -39,7 +40,8 @@ cache, so that several threads save time."""
 _LONG = 256
 """A linear layer with at least this many inputs, a multiple of 32, is not copied: C reads it in the
 model's memory."""
-_SECONDS_A_CALL, _MOST_A_CALL = 0.01, 256
+_SECONDS_A_CALL = 0.01
+_MOST_A_CALL = 256
 """Limits of one call of `generate` in C, in seconds and in tokens of a sample. The tokens of a call
 are yielded together."""
 _LARGEST_TABLES = 2**24
@@ -54,7 +56,8 @@ class NativeModel:
     """
 
     def __init__(self, model: Transformer, native: ctypes.CDLL) -> None:
-        a, weights = model.architecture, model.state_dict()
+        a = model.architecture
+        weights = model.state_dict()
         self.architecture, self.library = a, native
         heads, kv_heads, size = {
             "softmax": (a.heads, a.num_kv_heads, a.head_dim),
@@ -103,7 +106,9 @@ class NativeDecoder:
     """A decoder with a cache for any model that has embeddings, on a CPU in float32."""
 
     def __init__(self, model: NativeModel, num_samples: int, threads: int = 1) -> None:
-        a, laid, first = model.architecture, model.laid, model.first_block
+        a = model.architecture
+        laid = model.laid
+        first = model.first_block
         capacity, mixed = _whole(a.block_size), _whole(laid.heads * laid.size)
         stride = max(_whole(a.width), mixed)
         rows = min(_MOST_ROWS, num_samples * a.block_size) if model.is_large else _ROWS
@@ -153,11 +158,9 @@ class NativeDecoder:
         Raises IndexError for an id that the vocabulary lacks, NotFiniteError for logits that are
         NaN or infinite.
         """
-        a, samples, vocab_size = (
-            self._model.architecture,
-            self._samples,
-            self._model.laid.vocab_size,
-        )
+        a = self._model.architecture
+        samples = self._samples
+        vocab_size = self._model.laid.vocab_size
         ids_BS = np.zeros((samples, 2 * a.block_size), np.int64)
         length = batch.start.shape[1]
         ids_BS[:, :length] = batch.start
@@ -172,7 +175,8 @@ class NativeDecoder:
             sums=np.empty(vocab_size),
             temperature=batch.config.temperature,
         )
-        count, left = 1, batch.steps
+        count = 1
+        left = batch.steps
         while left:
             count = min(count, left)
             out_TB, uniforms_TB = batch.take(count)
@@ -286,13 +290,15 @@ def _linear(weights: Mapping[str, Tensor], *names: str) -> Linear:
     if f"{names[0]}.weight" not in weights:
         return Linear()
     matrices = [weights[f"{name}.weight"] for name in names]
-    inputs, bias_N = matrices[0].size(1), _array(_side_by_side(weights, "bias", *names))
+    inputs = matrices[0].size(1)
+    bias_N = _array(_side_by_side(weights, "bias", *names))
     size = {"inputs": inputs, "outputs": len(bias_N), "bias": bias_N}
     if inputs < _LONG or inputs % _PANEL:
         panels = _side_by_side(weights, "weight", *names).view(-1, _PANEL, inputs).transpose(1, 2)
         return Linear(**size, panels=_array(panels))
     # The addresses of the rows. A row of zeros fills up the last panel of each matrix.
-    zeros, places = np.zeros(inputs, np.float32), list[int]()
+    zeros = np.zeros(inputs, np.float32)
+    places = list[int]()
     arrays = [_array(matrix) for matrix in matrices]
     for array in arrays:
         begin = array.ctypes.data

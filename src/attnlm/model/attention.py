@@ -78,7 +78,8 @@ class SelfAttention(Hookable):
         # With a residual stream, dropout applies to the attention's output instead, so that
         # attention kernels without dropout can be used.
         self.dropout = 0.0 if a.residual else a.dropout
-        width, kv_width = a.heads * a.head_dim, a.num_kv_heads * a.head_dim
+        width = a.heads * a.head_dim
+        kv_width = a.num_kv_heads * a.head_dim
         std = a.width**-0.5
         # One-layer rungs do not normalise the embeddings: larger initial scores lead to a dead head
         # with some seeds.
@@ -114,14 +115,17 @@ class SelfAttention(Hookable):
         self, packed_BTN: Tensor, rotation: Rotation | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Split into heads (B, H or K, T, D); normalise and rotate the queries and keys."""
-        sizes, query_norm, key_norm = (self.heads, self.kv_heads), self.query_norm, self.key_norm
+        sizes = (self.heads, self.kv_heads)
+        query_norm = self.query_norm
+        key_norm = self.key_norm
         if query_norm is None or key_norm is None:
             return split_heads(packed_BTN, *sizes, None, rotation)
         if is_plain(query_norm, RMSNorm) and is_plain(key_norm, RMSNorm):
             gains = query_norm.gain, key_norm.gain, query_norm.epsilon
             return split_heads(packed_BTN, *sizes, gains, rotation)
         query, key, value = split_heads(packed_BTN, *sizes, None, None)
-        query, key = query_norm(query), key_norm(key)
+        query = query_norm(query)
+        key = key_norm(key)
         if rotation is not None:
             query, key = rotate(query, *rotation), rotate(key, *rotation)
         return query, key, value

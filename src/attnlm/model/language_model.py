@@ -260,7 +260,8 @@ class MLP(Hookable):
 
 def native_form(block: Block) -> BlockForm | None:
     """Return the form of a block that block.c can compute, else None."""
-    attention, mlp = block.attention, block.mlp
+    attention = block.attention
+    mlp = block.mlp
     norms = {"attention": block.attention_norm} | ({} if mlp is None else {"mlp": block.mlp_norm})
     kinds = {None if norm is None else type(norm) for norm in norms.values()}
     if not (block.residual and len(kinds) == 1 and _are_ours(attention, block.dropout)):
@@ -285,7 +286,8 @@ def native_form(block: Block) -> BlockForm | None:
             assert isinstance(norm, RMSNorm | LayerNorm)
             shift = norm.bias if isinstance(norm, LayerNorm) else None
             weights |= {f"{name}_gain": norm.gain, f"{name}_shift": shift}
-    norm, query_norm = block.attention_norm, attention.query_norm
+    norm = block.attention_norm
+    query_norm = attention.query_norm
     return BlockForm(
         heads=attention.heads,
         kv_heads=attention.kv_heads,

@@ -241,7 +241,8 @@ def fold(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], lora: Lo
     for name, down in adapters.items():
         path, _, kind = name.rpartition(".")
         if kind == "lora_down":
-            weight, up = weights[f"{path}.weight"], adapters[f"{path}.lora_up"]
+            weight = weights[f"{path}.weight"]
+            up = adapters[f"{path}.lora_up"]
             weight.copy_(folded_weight(weight, down, up, lora.scale))
 
 

@@ -45,9 +45,11 @@ class LoRA:
 
 def map_shapes(a: Architecture) -> dict[str, Shape]:
     """Return the shape (outputs, inputs) of each linear map of a block."""
-    width, shapes = a.width, dict[str, Shape]()
+    width = a.width
+    shapes = dict[str, Shape]()
     if a.attention == "softmax":
-        heads, kv_heads = a.heads * a.head_dim, a.num_kv_heads * a.head_dim
+        heads = a.heads * a.head_dim
+        kv_heads = a.num_kv_heads * a.head_dim
         shapes |= {"query": (heads, width), "key": (kv_heads, width), "value": (kv_heads, width)}
         shapes |= {"projection": (width, heads)} if a.projection else {}
     if a.mlp != "none":

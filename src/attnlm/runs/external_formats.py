@@ -87,7 +87,8 @@ class ExternalFormat:
         values["head_size"] = None if a.head_dim * a.heads == a.embed_dim else a.head_size
         found = []
         for part in fields(a):
-            name, value = f"`{part.name}`", values[part.name]
+            name = f"`{part.name}`"
+            value = values[part.name]
             allowed = self.supported.get(part.name, (part.default,))
             if allowed is not None and value not in allowed:
                 is_off = value in (False, None, "none")
@@ -115,12 +116,14 @@ class ExternalFormat:
             for ours, theirs in self.modules.items():
                 if ("{}" in theirs) != (layer >= 0) or ours in missing:
                     continue
-                name, kind = theirs.format(layer), map_name(ours)
+                name = theirs.format(layer)
+                kind = map_name(ours)
                 block = f"blocks.{layer}." if layer >= 0 else ""
                 parts = [block + part for part in ours.split()]
                 weight = "gain" if kind.endswith("norm") else "weight"
                 weights = tuple(f"{part}.{weight}" for part in parts)
-                transposed, heads = self.transposes and kind in MAP_NAMES, head_counts.get(kind, 0)
+                transposed = self.transposes and kind in MAP_NAMES
+                heads = head_counts.get(kind, 0)
                 yield TensorMapping(f"{name}.weight", weights, transposed, heads)
                 if self.has_bias(a, kind):
                     biases = tuple(f"{part}.bias" for part in parts)

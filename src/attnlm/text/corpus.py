@@ -248,7 +248,8 @@ def _built_in(source: str | None, offline: bool, spool: Path, on_event: OnEvent)
     """Return Tiny Shakespeare or `tales`; for None, `tales` only if the other is not available."""
     if source != "tales":
         url = os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL
-        name, deadline = "tinyshakespeare", None if source else DEFAULT_DEADLINE
+        name = "tinyshakespeare"
+        deadline = None if source else DEFAULT_DEADLINE
         file = Pinned(url, f"{name}.txt", TINY_SHAKESPEARE_SHA256, TINY_SHAKESPEARE_BYTES)
         try:
             return _of_file(name, name, cached(file, spool, offline, deadline, on_event))
@@ -305,7 +306,8 @@ def _from_path(source: str, encoding: str, spool: Path, suffix: str, on_event: O
         elif path.is_dir():
             files = list(files_in(path))
         else:
-            file, suffix = path, _kind(path) or suffix
+            file = path
+            suffix = _kind(path) or suffix
             with path.open("rb") as stream:
                 if not path.is_file():
                     file = _spooled(stream, source, encoding, spool, suffix)

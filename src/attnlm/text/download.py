@@ -57,7 +57,8 @@ def fetch(
     if not re.match(r"https?://[^/]", url, re.IGNORECASE):
         raise _failure(url, f"{without_password(url)} is not an http or https address")
     deadline = math.inf if deadline is None else deadline
-    ends, timeout = time.monotonic() + deadline, min(_TIMEOUT, deadline / (RETRIES + 1))
+    ends = time.monotonic() + deadline
+    timeout = min(_TIMEOUT, deadline / (RETRIES + 1))
     with explaining(destination.parent), replacing(destination) as file:
         try:
             with (
@@ -89,7 +90,8 @@ def cached(
     `spool`. Raises AttnlmError as `fetch` does, and if the file is not cached and `offline` is set.
     """
     url, name, sha256, max_bytes = file
-    folder, place = cache_folder(), spool
+    folder = cache_folder()
+    place = spool
     with contextlib.suppress(OSError):
         if folder and file_hash(folder / name) == sha256:
             return folder / name
@@ -172,7 +174,9 @@ def _receive(
     length = response.headers.get("Content-Length", "")
     total = int(length) if length.isdecimal() else None
     task = f"downloading {Path(urlsplit(url).path).name or shown}"
-    digest, received, wrong = hashlib.sha256(), 0, ""
+    digest = hashlib.sha256()
+    received = 0
+    wrong = ""
     for chunk in response.iter_content(_CHUNK_BYTES):
         is_page = is_page or (received == 0 and b"<html" in chunk[:1024].lower())
         received += len(chunk)

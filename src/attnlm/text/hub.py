@@ -55,9 +55,11 @@ def copy_texts(
 
 def _texts(source: str, column: str, offline: bool) -> Iterator[str]:
     (path, config, split), row = parsed(source), 0
-    is_local, hint = _is_local(path), f"check the name ({SYNTAX}) and the network, or use a folder"
+    is_local = _is_local(path)
+    hint = f"check the name ({SYNTAX}) and the network, or use a folder"
     if is_local:
-        path, hint = str(Path(path).expanduser().absolute()), f"check the name ({SYNTAX})"
+        path = str(Path(path).expanduser().absolute())
+        hint = f"check the name ({SYNTAX})"
     elif Path(path).is_dir():  # the library would read this folder instead
         path, hint = f"hf://datasets/{path}", f"for the folder, use {PREFIX}./{path}"
     if offline and not is_local:

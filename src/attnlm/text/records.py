@@ -39,7 +39,9 @@ def record_pieces(
             part = text[i : i + PIECE]
             if length + len(part) > PIECE:
                 yield Piece("".join(waiting), tuple(ends))
-                waiting, ends, length = [], [], 0
+                waiting = []
+                ends = []
+                length = 0
             waiting.append(part)
             length += len(part)
         ends.append(length)

@@ -97,7 +97,9 @@ def generate() -> tuple[str, dict[int, float]]:
     # A standard defines the output of SHAKE-256, unlike the output of Python's `random`.
     blocks = (hashlib.shake_256(f"{SEED}, block {i}".encode()).digest(4096) for i in count())
     words = (word for block in blocks for word in struct.unpack("<1024I", block))
-    grammar, text, nats_from = parse_grammar(RULES), "", dict[int, float]()
+    grammar = parse_grammar(RULES)
+    text = ""
+    nats_from = dict[int, float]()
     while len(text) < MINIMUM_CHARACTERS or 9 * len(text) // 10 not in nats_from:
         story, nats_from[len(text)] = tell(grammar, words)
         text += story + STORY_END

@@ -19,7 +19,8 @@ from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import Note, OnEvent, Progress
 from attnlm.base.files import open_regular
 
-RECORDS, COMPRESSED = (".jsonl", ".parquet"), (".gz", ".zst")
+RECORDS = (".jsonl", ".parquet")
+COMPRESSED = (".gz", ".zst")
 ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"  # a module
 # The maximum number of characters in a piece of text, and of bytes in a read. All that is computed
 # from such a piece, up to its token ids, fits into a processor's cache.
@@ -84,7 +85,9 @@ def texts_among(
     `where` is the folder or the pattern by which `paths` were found. Each file is decoded whole, so
     that the same rule holds wherever it has a byte that is not text.
     """
-    texts, empty, others = [], [], []
+    texts = []
+    empty = []
+    others = []
     for number, path in enumerate(paths):
         on_event(Progress("check", number, len(paths), "files"))
         shown = str(path.relative_to(where) if Path(where) in path.parents else path)
@@ -163,7 +166,8 @@ def opened(path: Path, shown: str) -> Iterator[BinaryIO]:
                 raw = gzip.GzipFile(fileobj=file)
             case ".zst":
                 zstd = optional(ZSTD, f"reading {shown}")
-                raw, damages = zstd.ZstdFile(file), (EOFError, zstd.ZstdError)
+                raw = zstd.ZstdFile(file)
+                damages = (EOFError, zstd.ZstdError)
             case _:
                 yield cast(BinaryIO, file)
                 return
@@ -204,7 +208,10 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
     decoder = codecs.getincrementaldecoder(encoding)()
     if newlines == "unix":
         decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
-    chunk, start, read, is_first = None, b"", 0, True
+    chunk = None
+    start = b""
+    read = 0
+    is_first = True
     with opened(path, shown) as file:
         while chunk != b"":
             chunk = file.read(PIECE)
@@ -232,7 +239,8 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
                     f"byte {offset}",
                 ) from error
             if text and is_first:
-                text, is_first = text.removeprefix("\ufeff"), False
+                text = text.removeprefix("\ufeff")
+                is_first = False
             # Some decoders hold characters back, and then return more than one read contained.
             for i in range(0, len(text), PIECE):
                 yield Piece(text[i : i + PIECE])

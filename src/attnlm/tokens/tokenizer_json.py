@@ -30,7 +30,8 @@ from attnlm.tokens.tokenizer import (
     are_apart,
 )
 
-_CHECKED, _LENGTH = 200, 100  # number of texts to check, and of tokens in each
+_CHECKED = 200
+_LENGTH = 100  # number of texts to check, and of tokens in each
 _LONGEST_TEXT = 2**12  # characters of a text to check
 # Longer tokens make listing pairs and comparing slow. Published vocabularies have up to 128 bytes.
 _LONGEST_TOKEN = 2**10  # bytes
@@ -75,7 +76,8 @@ def check_equal(tokenizer: Tokenizer, theirs: Any) -> None:
 
     The texts are always the same for a given tokenizer. Raises AttnlmError for a difference.
     """
-    drawn, is_char = random.Random(0), isinstance(tokenizer, CharTokenizer)
+    drawn = random.Random(0)
+    is_char = isinstance(tokenizer, CharTokenizer)
     for _ in range(_CHECKED):
         tokens = drawn.choices(range(tokenizer.vocab_size), k=_LENGTH)
         words = [tokenizer.tokens[i].decode(errors="ignore") for i in tokens]
@@ -178,12 +180,16 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
     # `transformers` stores the truncation and padding of the last call, and sets them at each call.
     content = {**content, "truncation": None, "padding": None}
     try:
-        decoder, normaliser = _kind(content.get("decoder")), content.get("normalizer")
+        decoder = _kind(content.get("decoder"))
+        normaliser = content.get("normalizer")
         _expect("decoder", decoder, decoder in ("ByteLevel", "Fuse"))
         _expect("normalizer", normaliser, normaliser in (None, {"type": "NFC"}))
-        beginning, special = _beginning(content.get("post_processor")), _special(content)
-        model, splits = content["model"], content["pre_tokenizer"]
-        kind, tokens = model["type"], _tokens(model["vocab"], special, vocab_size)
+        beginning = _beginning(content.get("post_processor"))
+        special = _special(content)
+        model = content["model"]
+        splits = content["pre_tokenizer"]
+        kind = model["type"]
+        tokens = _tokens(model["vocab"], special, vocab_size)
         _check_lengths((i, text.encode()) for text, i in special.items())
         _check_lengths((i, text.encode()) for i, text in enumerate(tokens))
         is_char = kind == "WordLevel" and _has(splits, _CHARACTERS)
@@ -206,7 +212,8 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
         merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
         made = [model["vocab"][left + right] for left, right in merges]
         _expect("merges", "in another order than its ids", made == sorted(made))
-        ranks, pattern = list(map(byte_characters.read, tokens)), _pattern_name(splits)
+        ranks = list(map(byte_characters.read, tokens))
+        pattern = _pattern_name(splits)
         end = next((special[text] for text in _ENDS if text in special), None)
         # The name stands for the pattern. The vocabulary need not be the one of this name: it is
         # stored in a file in the run's folder.
@@ -303,7 +310,8 @@ def _special(content: Mapping[str, Any]) -> dict[str, int]:
     for added in content.get("added_tokens") or []:
         widens = any(added.get(key) for key in ("lstrip", "rstrip", "single_word"))
         changes = added.get("normalized") and content.get("normalizer") is not None
-        text, token = added["content"], added["id"]
+        text = added["content"]
+        token = added["id"]
         if type(text) is not str or type(token) is not int or text in special:
             raise ValueError("no text, or twice the same")
         special[text] = token

@@ -23,8 +23,11 @@ from attnlm.tokens.specs import takes_line_ends
 from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, Tokenizer, encoded
 
 # Limits of each thread's table, about 30 MB: most texts of 100 MB have fewer different words.
-_MOST_WORDS, _MOST_BYTES, _SLOTS = 2**18, 2**22, 2**20
-_BEFORE_SPACE, _BEFORE_ANY_WHITESPACE = 1, 2
+_MOST_WORDS = 2**18
+_MOST_BYTES = 2**22
+_SLOTS = 2**20
+_BEFORE_SPACE = 1
+_BEFORE_ANY_WHITESPACE = 2
 
 Ids = NDArray[np.unsignedinteger[Any]]
 PieceEncoder = Callable[[str], Ids]
@@ -93,7 +96,8 @@ class WordTable:
 
     def encode_piece(self, text: str) -> Ids:
         """Return the same ids as the tokenizer for a text of at most `PIECE` characters."""
-        text, plain = self._tokenizer.normalised(text), self._tokenizer.encode_piece
+        text = self._tokenizer.normalised(text)
+        plain = self._tokenizer.encode_piece
         utf8 = encoded(text, "utf-8")
         if len(utf8) > 2 * self._numbers.size:  # C does not check this bound
             return plain(text)
@@ -109,7 +113,8 @@ class WordTable:
         begin, end = self._span
         ids = np.empty(end - begin, np.uint32)
         tokens = self._gather(self._address, found, self._out[0], ids.ctypes.data)
-        head, tail = utf8[:begin].decode(), utf8[end:].decode()
+        head = utf8[:begin].decode()
+        tail = utf8[end:].decode()
         return np.concatenate((plain(head), ids[:tokens], plain(tail)))
 
     def _learn(self, known: int) -> bool:

@@ -21,7 +21,8 @@ def computes_gradients(
     tokens, (1, T), in a copy of the model with random weights and without dropout. The initial
     weights would hide differences, since the head is zero at first.
     """
-    trial, generator = copy.deepcopy(model).eval(), torch.Generator().manual_seed(0)
+    trial = copy.deepcopy(model).eval()
+    generator = torch.Generator().manual_seed(0)
     for module in trial.modules():
         for parameter in module.parameters(recurse=False):
             is_map = parameter.dim() > 1 and not isinstance(module, nn.Embedding)

@@ -12,21 +12,26 @@ from attnlm.model.spec import ModelSpec
 from attnlm.training.validation import MOST_TOKENS
 
 # The fractions of the training between two evaluations that an evaluation and its sample may cost.
-_EVALUATION_FRACTION, _SAMPLE_FRACTION = 0.1, 0.05
+_EVALUATION_FRACTION = 0.1
+_SAMPLE_FRACTION = 0.05
 # An evaluation of at most _CHEAP operations, about a second, may cost half of this training.
-_CHEAP, _CHEAP_FRACTION = 1.2e11, 0.5
+_CHEAP = 1.2e11
+_CHEAP_FRACTION = 0.5
 # Operations that are always affordable, for an evaluation and for a sample.
 _FREE = 2e10
 # The fraction of a budget that an evaluation may take if it uses the whole split, or else a part.
-_WHOLE_FRACTION, _PART_FRACTION = 0.02, 0.01
+_WHOLE_FRACTION = 0.02
+_PART_FRACTION = 0.01
 # A loss over fewer tokens is too noisy.
 _FEWEST_TOKENS = 2**11
-_SAMPLED_TOKENS, _FEWEST_SAMPLED = 80, 8
+_SAMPLED_TOKENS = 80
+_FEWEST_SAMPLED = 8
 # Operations for the softmax of a logit, its memory traffic included.
 _PER_LOGIT = 200.0
 # Sampling a token costs as much as this many tokens of a batch, since it reads all weights. Each
 # layer's calls add this many operations.
-_TIMES_SLOWER_ALONE, _PER_LAYER_ALONE = 20.0, 2e7
+_TIMES_SLOWER_ALONE = 20.0
+_PER_LAYER_ALONE = 2e7
 # The cost of a step in forward passes: a backward pass costs twice a forward pass.
 _STEP = 3.0
 
@@ -66,7 +71,8 @@ def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
     `speed` is the measured speed of evaluation, in tokens per second.
     """
     assert config.training.budget is not None
-    tokens, most = min(val_tokens - 1, MOST_TOKENS), speed * config.training.budget
+    tokens = min(val_tokens - 1, MOST_TOKENS)
+    most = speed * config.training.budget
     if tokens <= _WHOLE_FRACTION * most:
         return tokens
     return min(tokens, _whole_windows(config, _PART_FRACTION * most))

@@ -68,7 +68,8 @@ def faster_matmul() -> str:
     PyTorch's BLAS on x86 is MKL. On processors that are not Intel's, MKL does not use AVX-512, and
     oneDNN is faster.
     """
-    native, capability = native_kernels(), torch.backends.cpu.get_cpu_capability()
+    native = native_kernels()
+    capability = torch.backends.cpu.get_cpu_capability()
     if native is None or capability != "AVX512" or onednn_linear() is None:
         return "blas"
     return "blas" if native.is_intel() else "onednn"

@@ -95,9 +95,13 @@ class OneLayer:
     def __init__(self, model: Transformer, batch_size: int, native: CDLL) -> None:
         self._model, self._native = model, native
         self._parameters = _tensors(model, Tensor.detach)
-        a, vocab_size = model.architecture, model.vocab_size
-        length, embed_dim, width = a.block_size, a.embed_dim or 0, a.heads * a.head_dim
-        rows, tokens = vocab_size + length, batch_size * length
+        a = model.architecture
+        vocab_size = model.vocab_size
+        length = a.block_size
+        embed_dim = a.embed_dim or 0
+        width = a.heads * a.head_dim
+        rows = vocab_size + length
+        tokens = batch_size * length
         self._sizes = batch_size, length, a.heads, a.head_dim, a.head_dim**-0.5
         self._qkv_NC = torch.empty(3 * width, embed_dim)
         self._embeddings_RC = torch.empty(rows, embed_dim)
@@ -128,7 +132,8 @@ class OneLayer:
 
         The logits are overwritten with the gradient of the loss.
         """
-        p, logits_VM = self._parameters, self._logits_VM
+        p = self._parameters
+        logits_VM = self._logits_VM
         # Compute the tables, and look up queries, keys and values of the tokens.
         embeddings = p["token_embedding.weight"], p["position_embedding.weight"]
         torch.cat(embeddings, out=self._embeddings_RC)
@@ -144,10 +149,12 @@ class OneLayer:
             self._projected_MC = self._mixed_MC @ p["projection.weight"].T
             if "projection.bias" in p:
                 self._projected_MC += p["projection.bias"]
-        bias_V1, x_MC = p["head.bias"][:, None], self._projected_MC
+        bias_V1 = p["head.bias"][:, None]
+        x_MC = self._projected_MC
         torch.addmm(bias_V1, p["head.weight"], x_MC.T, out=logits_VM)
 
-        targets_M, loss = targets_BT.reshape(-1), torch.zeros((), dtype=torch.float64)
+        targets_M = targets_BT.reshape(-1)
+        loss = torch.zeros((), dtype=torch.float64)
         tokens = targets_M.numel()
         self._native.cross_entropy(
             *(*logits_VM.shape, logits_VM.stride(0), 1 / tokens),
@@ -166,8 +173,10 @@ class OneLayer:
 
     def _backward(self, tokens_M: Tensor) -> None:
         """Add the gradient of the loss that was computed last to every parameter's `grad`."""
-        p, d = self._parameters, self._gradients
-        x_MC, d_logits_VM = self._projected_MC, self._logits_VM
+        p = self._parameters
+        d = self._gradients
+        x_MC = self._projected_MC
+        d_logits_VM = self._logits_VM
         d["head.weight"].addmm_(d_logits_VM, x_MC)
         d["head.bias"] += d_logits_VM.sum(1)
         if "projection.weight" in p:

@@ -110,7 +110,8 @@ class ShardedOptimizer(Optimizer):
             if pieces:
                 yield AdamW(pieces, decay, self._config)
             return
-        part, stack = slice(spans[0].part.start, spans[-1].part.stop), spans[0].values.shape
+        part = slice(spans[0].part.start, spans[-1].part.stop)
+        stack = spans[0].values.shape
         gradient, mean = (v[part].view(len(spans), *stack) for v in vectors[:2])
         orthogonalized = functools.partial(_orthogonalize_rows, group.shape[0], self._processes)
         values = [span.values for span in spans]

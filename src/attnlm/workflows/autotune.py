@@ -45,7 +45,8 @@ _LONG_BUDGET = 600.0  # seconds
 # Floating-point operations of a step below which a device computes faster than the next: one thread
 # than several, which wait for each other once per step, and the CPU than a GPU, which waits for the
 # CPU at every operation. The latter is an estimate, since no GPU was available.
-_SMALL_FOR_THREADS, _SMALL_FOR_GPU = 1e8, 5e8
+_SMALL_FOR_THREADS = 1e8
+_SMALL_FOR_GPU = 5e8
 
 
 def chosen_device(config: Config, dataset: TrainingData) -> Device:
@@ -183,7 +184,8 @@ def _work(config: Config, dataset: TrainingData) -> float:
 
 def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> int:
     """Return the number of threads: one for a small step, else all."""
-    everything, training = torch.get_num_threads(), config.training
+    everything = torch.get_num_threads()
+    training = config.training
     is_divided = device.name == "cpu" and training.compile != "on" and not training.is_sharded
     return 1 if is_divided and _work(config, dataset) < _SMALL_FOR_THREADS else everything
 
@@ -235,9 +237,13 @@ def affordable_size(
     on_event(Note("measuring how large a model fits into the budget"))
     budget = resolve(settings, sizes[0]).training.budget
     assert budget is not None
-    ends, each = Clock.of(budget, began).ends, _TRIAL_SHARE * budget / len(sizes)
+    ends = Clock.of(budget, began).ends
+    each = _TRIAL_SHARE * budget / len(sizes)
     most = _MOST_PASSES * dataset.train_tokens
-    chosen, seen, speed, pace = 0, 0.0, math.inf, 0.0
+    chosen = 0
+    seen = 0.0
+    speed = math.inf
+    pace = 0.0
     for number, recipe in enumerate(sizes):
         config = resolve(settings, recipe)
         least = _TOKENS_PER_WEIGHT * config.spec.costs(dataset.vocab_size).multiplied_weights
@@ -254,7 +260,10 @@ def affordable_size(
         tokens = min(most, (ends - time.perf_counter()) / seconds)
         if number and tokens < least:
             break
-        chosen, seen, speed, pace = number, tokens, cost / seconds, seconds
+        chosen = number
+        seen = tokens
+        speed = cost / seconds
+        pace = seconds
     passes = seen / dataset.train_tokens
     dropout = next(share for most, share in _DROPOUT if passes <= most)
     config = resolve(settings, sizes[chosen])

@@ -103,7 +103,8 @@ def _devices() -> Iterator[Finding]:
 
     from attnlm.compute.device import choose_device, tried_devices
 
-    tried, chosen = tried_devices(), choose_device()
+    tried = tried_devices()
+    chosen = choose_device()
     yield Finding("device", f"{chosen.name}, {chosen.dtype}: the first to pass a small trial")
     is_there = Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None
     for name, problem in tried.items():
@@ -137,7 +138,8 @@ def _threads() -> Iterator[Finding]:
 def _kernels() -> Iterator[Finding]:
     from attnlm.compute.native import instruction_set, instruction_sets, kernels
 
-    name, possible = instruction_set(), instruction_sets()
+    name = instruction_set()
+    possible = instruction_sets()
     remedy = ""
     if possible == ("none",):
         text = "there are no kernels in C for this kind of processor: training is slower"

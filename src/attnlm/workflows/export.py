@@ -68,7 +68,8 @@ def export(
     if not str(path):
         raise UsageError("the name of the output cannot be empty", "name a new folder or file")
     runs = [run] if run is None or isinstance(run, str | Path | Run) else run
-    path, opened = Path(path), [open_run(one, checkpoint_dir=checkpoint_dir) for one in runs]
+    path = Path(path)
+    opened = [open_run(one, checkpoint_dir=checkpoint_dir) for one in runs]
     if to != "html" and (len(opened) > 1 or force):
         what = "several runs" if len(opened) > 1 else "`force`"
         raise UsageError(f"`to` {to} cannot be combined with {what}", "use one run, or `to` html")
@@ -95,10 +96,8 @@ def _tensors(form: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Made:
     The returned tensor may be a view that is not contiguous. `ExternalFormat.completed` describes
     the parts that the other tool stores but our model lacks.
     """
-    a, weights = (
-        form.completed(architecture_of(run.config.spec, Use.EXPORT)),
-        described_weights(run, checkpoint),
-    )
+    a = form.completed(architecture_of(run.config.spec, Use.EXPORT))
+    weights = described_weights(run, checkpoint)
     stored = {one.name: one for one in form.stored(a)}
     shapes = a.parameter_shapes(run.vocab_size)
     for part in (part for one in stored.values() for part in one.parts if part not in weights):
@@ -159,8 +158,10 @@ def _check_folder_free(folder: Path) -> None:
 
 def _described(run: Run, checkpoint: Checkpoint, stock: StockClass) -> dict[str, str]:
     """Return the files of the folder by name, without the weights."""
-    a, tokenizer = stock.completed(architecture_of(run.config.spec, Use.EXPORT)), run.tokenizer
-    end, beginning = tokenizer.end_of_text, tokenizer.beginning
+    a = stock.completed(architecture_of(run.config.spec, Use.EXPORT))
+    tokenizer = run.tokenizer
+    end = tokenizer.end_of_text
+    beginning = tokenizer.beginning
     first = end if beginning is None else beginning
     # Without such a key, `transformers` would use a default id.
     special = {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end}

@@ -43,8 +43,10 @@ _PF_DAY = 86_400 * 10**15
 
 # Warm-up steps and timed steps of a measurement. More steps are timed if the timed steps take less
 # than a second together, fewer if they take more than a minute.
-_FIRST, _STEPS = 2, 10
-_SHORTEST, _LONGEST = 1.0, 60.0
+_FIRST = 2
+_STEPS = 10
+_SHORTEST = 1.0
+_LONGEST = 60.0
 # Sizes of random data in place of a data set: enough tokens for every evaluation.
 _VAL_TOKENS = 2**20
 _MADE_UP_WINDOWS = 64
@@ -279,7 +281,8 @@ def plan(
             config, seconds = _measured(config, opened, processes, on_event or ignore)
             measured = Plan(config, *about, config.training.device, tokens, 1.0)
             return replace(measured, pace=measured.work / seconds)
-    name, share = config.training.device, USUAL_SHARE if share is None else share
+    name = config.training.device
+    share = USUAL_SHARE if share is None else share
     name = choose_device().name if name == "auto" else name
     stated = Plan(config, *about, name, tokens, peak * share, peak, share)
     if not stated.step_flops:

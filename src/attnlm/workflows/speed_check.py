@@ -23,12 +23,17 @@ from attnlm.workflows.plan import plan
 # two threads, 0.48 to 0.52 with one, on an idle machine.
 _USUAL_SHARE = 0.45
 # Limits of the processor time and of the usual speed, as fractions: less means a problem.
-_LEAST_TIME, _LEAST_OF_USUAL = 0.85, 0.5
+_LEAST_TIME = 0.85
+_LEAST_OF_USUAL = 0.5
 
 _MODEL = "transformer:layers=2:heads=4:embed_dim=128:block_size=128:batch_size=16:optimizer=adamw"
-_SIZE, _PRODUCTS = 1024, 12
-_SMALL_SIZE, _SECONDS = 192, 0.25
-_ROWS, _WIDTH, _ROUNDS = 512, 256, 8
+_SIZE = 1024
+_PRODUCTS = 12
+_SMALL_SIZE = 192
+_SECONDS = 0.25
+_ROWS = 512
+_WIDTH = 256
+_ROUNDS = 8
 _MUCH_SLOWER = 1.2  # a smaller difference may be noise
 
 
@@ -38,7 +43,8 @@ def check_speed() -> tuple[str, str]:
     The check makes ten steps and, on a CPU, compares them with matmuls, in about three seconds.
     Raises AttnlmError if steps can't be made.
     """
-    device, threads = choose_device().name, torch.get_num_threads()
+    device = choose_device().name
+    threads = torch.get_num_threads()
     on_cpu = device == "cpu"
     given = _processor_share(threads) if on_cpu else 1.0
     before = peak_of_products(threads) if on_cpu else 0.0
@@ -121,7 +127,8 @@ def _processor_share(threads: int) -> float:
     def compute() -> float:
         one = torch.rand(_SMALL_SIZE, _SMALL_SIZE)
         made = torch.empty_like(one)
-        began, ran = time.perf_counter(), time.thread_time()
+        began = time.perf_counter()
+        ran = time.thread_time()
         while time.perf_counter() - began < _SECONDS:
             torch.mm(one, one, out=made)
         return (time.thread_time() - ran) / (time.perf_counter() - began)

@@ -21,11 +21,14 @@ VARIABLE = "ATTNLM_KERNELS"
 """The environment variable that names the instruction set to use, or none."""
 
 # From the baseline to the most capable.
-_X86, _ARM = ("sse4.2", "avx2", "avx512"), ("neon",)
+_X86 = ("sse4.2", "avx2", "avx512")
+_ARM = ("neon",)
 _FOLDER = Path(__file__).parent
 _SUFFIX = {"win32": ".dll", "darwin": ".dylib"}.get(sys.platform, ".so")
 
-_POINTER, _NUMBER, _REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_POINTER = ctypes.c_void_p
+_NUMBER = ctypes.c_int64
+_REAL = ctypes.c_float
 _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "attention_lanes": ([], _NUMBER),
     "attention_scratch": ([_NUMBER] * 2, _NUMBER),
@@ -79,7 +82,8 @@ def instruction_set() -> str:
 
     Raises UsageError if $ATTNLM_KERNELS names no instruction set of this processor.
     """
-    possible, named = instruction_sets(), os.environ.get(VARIABLE)
+    possible = instruction_sets()
+    named = os.environ.get(VARIABLE)
     if named and named not in ("none", *possible):
         raise UsageError(
             f"{VARIABLE} is {named}, which is not an instruction set of this processor",

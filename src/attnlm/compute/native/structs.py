@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-_INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
+_INTEGER = ctypes.c_int64
+_POINTER = ctypes.c_void_p
 _TYPES = (np.float32, np.float64, np.int32, np.int64, np.uint8, np.uint32, np.uint64, np.uintp)
 
 

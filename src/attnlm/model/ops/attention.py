@@ -33,7 +33,8 @@ def fused_attention(
 
     `scale` is 1/√D by default. The kernel in C computes causal attention without a cache.
     """
-    new, total = query.size(-2), key.size(-2)
+    new = query.size(-2)
+    total = key.size(-2)
     wanted = kernels_in_use().attention == "native" and native_ops_for(query) is not None
     is_plain = causal and new == total and key.shape == value.shape
     if wanted and is_plain and not torch.is_autocast_enabled("cpu"):
@@ -74,7 +75,8 @@ class Blocks(Function):
     def forward(ctx: Any, *given: Any) -> Tensor:
         query, key, value = map(_with_rows, given[:3])
         ctx.scale = given[3]
-        out, log_sums = _like(query), query.new_empty(query.shape[:3])
+        out = _like(query)
+        log_sums = query.new_empty(query.shape[:3])
         _call("attend", ctx.scale, (query, key, value, out), log_sums, ())
         ctx.save_for_backward(query, key, value, out, log_sums)
         return out

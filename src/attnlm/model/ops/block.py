@@ -114,7 +114,8 @@ class _BlockPass(Function):
     def backward(ctx: Any, d_out_BTC: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # others than in the forward pass, if that was computed again
         x_BTC = saved[0]
-        d_out_BTC, d_x_BTC = d_out_BTC.contiguous(), torch.empty_like(x_BTC)
+        d_out_BTC = d_out_BTC.contiguous()
+        d_x_BTC = torch.empty_like(x_BTC)
         gradients = {name: place(p.grad) for name, p in ctx.form.weights.items()}
         ctx.work.gradients = Weights(**gradients)
         ctx.work.d_out, ctx.work.d_x = place(d_out_BTC), place(d_x_BTC)
@@ -128,7 +129,8 @@ _SAVED = "x", "saved", "cosines", "sines", "attention_factors", "mlp_factors"
 def _call(kernels: CDLL, work: Pass, saved: Sequence[Tensor | None]) -> None:
     for name, tensor in zip(_SAVED, saved, strict=True):
         setattr(work, name, place(tensor))
-    threads, about = torch.get_num_threads(), ctypes.byref(work)
+    threads = torch.get_num_threads()
+    about = ctypes.byref(work)
     scratch = torch.empty(kernels.block_scratch(threads, about))
     work.scratch = place(scratch)
     kernels.pass_through_block(threads, about)

@@ -40,7 +40,8 @@ def onednn_linear() -> Callable[..., Any] | None:
     linear = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if linear is None:
         return None
-    x, weight = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3)
+    x = torch.arange(6.0).view(2, 3)
+    weight = torch.arange(12.0).view(4, 3)
     try:
         is_right = torch.equal(linear(x, weight, None, "none", [], ""), F.linear(x, weight))
     except RuntimeError:

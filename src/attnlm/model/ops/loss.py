@@ -18,7 +18,8 @@ LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26, "meta": 2**26}
 """The most logits in memory at a time, by type of device. On a CPU, these logits and the LM
 head's weights fit the last-level cache."""
 # Bounds of the tokens per matmul in C. Between them, the number of features is fastest.
-_FEWEST_COMPILED, MOST_COMPILED = 64, 128
+_FEWEST_COMPILED = 64
+MOST_COMPILED = 128
 
 
 def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -133,7 +134,8 @@ def _compiled(
     at_once = min(at_once, max(1, LOGITS_AT_ONCE["cpu"] // head_VC.size(0)))
     d_x_MC, d_head_VC, d_bias_V = wanted or (None, None, None)
     for part in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
-        x_mC, targets_m = x_MC[part], targets_M[part]
+        x_mC = x_MC[part]
+        targets_m = targets_M[part]
         shape = head_VC.size(0), len(targets_m)
         logits_Vm = product(head_VC, x_mC)
         parts.cross_entropy(

@@ -60,7 +60,8 @@ class _Activation(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
-        grad, d_x = grad.contiguous(), torch.empty_like(x)
+        grad = grad.contiguous()
+        d_x = torch.empty_like(x)
         ctx.backward_of(*ctx.sizes, *map(place, (x, grad, d_x)))
         return d_x, None, None, None
 
@@ -87,7 +88,8 @@ class _RMSNorm(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, gain, inverse = ctx.saved_tensors
-        d_x, d_gain = torch.empty_like(x), torch.zeros_like(gain)
+        d_x = torch.empty_like(x)
+        d_gain = torch.zeros_like(gain)
         arrays = inverse, x, gain, grad.contiguous(), d_x, d_gain
         ctx.parts.rms_norm_backward(len(inverse), gain.numel(), *map(place, arrays))
         return d_x, d_gain, None, None
@@ -153,7 +155,8 @@ def rotary_angles(
 
 def rotate(x: Tensor, cosines_TD: Tensor, sines_TD: Tensor) -> Tensor:
     """Return x, (..., T, D), with each pair of features rotated by its angle at each position."""
-    cosines_TD, sines_TD = cosines_TD.to(x.dtype), sines_TD.to(x.dtype)
+    cosines_TD = cosines_TD.to(x.dtype)
+    sines_TD = sines_TD.to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return x * cosines_TD + torch.cat((-second, first), dim=-1) * sines_TD
 
@@ -166,7 +169,8 @@ class _SplitHeads(Function):
         query_gain, key_gain, epsilon, cosines_TD, sines_TD, parts = given
         packed_BTN = packed_BTN.contiguous()
         ctx.heads, ctx.parts = (heads, kv_heads), parts
-        placed, inverses = [], []
+        placed = []
+        inverses = []
         views = _views(packed_BTN, heads, kv_heads)
         for x_BHTD, gain in zip(views, (query_gain, key_gain), strict=False):
             windows, count, length, size = x_BHTD.shape
