@@ -181,7 +181,7 @@ improved = evaluation.loss < state.best_loss => improved = True
 only the start of a file in a folder is decoded | test_corpus.py
 is_text = True => return True
 a byte order mark is kept | test_corpus.py
-text.removeprefix("\ufeff"), False => text, False
+text.removeprefix("\ufeff") => text
 == text/download.py
 a download's hash is not compared | test_download.py::test_a_wrong_hash_is_refused
 if sha256 not in (None, digest.hexdigest()): => if not digest:
