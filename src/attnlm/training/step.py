@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attnlm.base.caches import use_own_compiler_cache
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import Device, keep_freed_memory
 from attnlm.compute.processes import ALONE, Processes, noticing_lost
@@ -141,10 +142,20 @@ def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor
 
 def _compiled_loss() -> Callable[[LanguageModel, Tensor, Tensor], Tensor]:
     """Return `_loss`, compiled by torch.compile."""
+    use_own_compiler_cache()
     # PyTorch compiles the same function for a few models at most, and runs it uncompiled for
     # further models: discard the code of earlier training runs of this process.
     torch._dynamo.reset()
-    return torch.compile(_loss)
+    return torch.compile(_loss, options=_compiler_options())
+
+
+def _compiler_options() -> dict[str, Any]:
+    """Return options that keep the compiler from using a folder that another user may have made.
+
+    PyTorch keeps precompiled headers in the system's temporary folder, not in the compiler's cache.
+    """
+    headers = "cpp_cache_precompile_headers"  # older versions of PyTorch have no such option
+    return {headers: False} if headers in torch._inductor.list_options() else {}
 
 
 def _usable_kernels(model: LanguageModel, training: TrainingConfig) -> Kernels:

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import torch
 
+from attnlm.base.caches import use_own_compiler_cache
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.settings import Setting, Settings
@@ -113,6 +114,8 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
     whole = not config.training.shard and config.training.lora is None
     if asked == "auto" and device.name == "cuda" and whole and _is_long(config, dataset):
         asked = "on"
+    if asked == "on":
+        use_own_compiler_cache()
     if asked in ("on", "off"):
         return asked
     has_ops = has_native_ops(config.spec, dataset.vocab_size, config.tokens_per_step)
