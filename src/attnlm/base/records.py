@@ -130,9 +130,9 @@ def _value(field: Field[Any], hint: Any, value: Any, within: str) -> Any:
         return value
     try:
         check(hint, field, value)
-    except UsageError:
+        return float(value) if hint is float else value
+    except (UsageError, OverflowError):
         raise _wrong(key, value) from None
-    return float(value) if hint is float else value
 
 
 def _wrong(key: str, value: object) -> ValueError:
