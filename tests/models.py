@@ -29,6 +29,7 @@ from attnlm.model.language_model import Bigram, Block, LanguageModel, Transforme
 from attnlm.model.layers import Linear
 from attnlm.model.ops import Kernels
 from attnlm.model.ops.pointwise import rotary_angles
+from attnlm.model.spec import Use
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
 from attnlm.runs.journal import EvaluationRecord
@@ -71,6 +72,11 @@ def parts_of(config: Config) -> Architecture:
     """The parts of the model that a configuration describes."""
     assert isinstance(config.spec, Architecture)
     return config.spec
+
+
+def variants_with(use: Use) -> list[str]:
+    """The variants whose models support a use."""
+    return [v for v in VARIANTS if resolve(variant(v)).spec.supports(use) is None]
 
 
 def small_model(name: str, vocab_size: int = V, **more: Setting) -> Bigram | Transformer:

@@ -28,8 +28,9 @@ from attnlm.generation.next_token import Ids
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model import textbook
 from attnlm.model.language_model import Transformer
+from attnlm.model.spec import Use
 from tests.kernels import compile_native
-from tests.models import CHANGES, VARIANTS, V, small_model, some_ids
+from tests.models import CHANGES, V, small_model, some_ids, variants_with
 from tests.tolerances import assert_near
 
 CPU = Device("cpu", "float32", "tests")
@@ -52,7 +53,7 @@ def a_model(name: str, vocab_size: int = V, **more: Setting) -> Transformer:
     return model
 
 
-EMBEDDED = [variant for variant in VARIANTS if variant != "bigram"]
+EMBEDDED = variants_with(Use.NATIVE_DECODER)
 
 
 def expected_logits(model: Transformer, ids_BS: Ids) -> np.ndarray:

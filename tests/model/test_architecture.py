@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -18,10 +19,20 @@ from attnlm.config.settings import Config, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant
 from attnlm.model import textbook
-from attnlm.model.architecture import MODELS, PRESETS, RUNGS, Architecture
+from attnlm.model.architecture import (
+    _KNOWING_PARTS,
+    MODELS,
+    PRESETS,
+    RUNGS,
+    Architecture,
+    UnsupportedError,
+    _part,
+    architecture_of,
+)
 from attnlm.model.inspection import model_skeleton, parameters_of
 from attnlm.model.language_model import build_model
 from attnlm.model.sizes import weight_shapes
+from attnlm.model.spec import Use
 from tests.models import SIZES, VARIANTS, parts_of
 from tests.tolerances import assert_near
 
@@ -168,3 +179,23 @@ def test_published_shapes_have_their_published_sizes(
     assert parameters_of(a, vocab_size) == count
     assert parts_of(resolve(variant("transformer:embed_dim=40"))).mlp_dim == 112  # whole eights
     assert (a.rotary_base, a.norm_epsilon) == ((1e6, 1e-6) if a.model == "qwen3" else (1e4, 1e-5))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capped(Architecture):
+    """An architecture with one more part, which no code but its modules knows."""
+
+    soft_cap: float | None = _part("largest score")
+
+
+@pytest.mark.parametrize("use", Use)
+def test_code_refuses_a_part_that_it_does_not_know(use: Use) -> None:
+    with_default = Capped(**vars(parts_of(resolve({"model": "transformer", "layers": 1}))))
+    capped = replace(with_default, soft_cap=2.0)
+    own_code = use in _KNOWING_PARTS and with_default.supports(use) is None
+    if own_code:
+        assert capped.supports(use) == "it does not know `soft_cap` 2.0"
+        with pytest.raises(UnsupportedError, match="soft_cap"):
+            architecture_of(capped, use)
+    else:
+        assert (capped.supports(use) is None) == (with_default.supports(use) is None)

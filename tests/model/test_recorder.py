@@ -9,6 +9,7 @@ from torch import nn
 from attnlm.base.errors import AttnlmError
 from attnlm.model.language_model import Transformer
 from attnlm.model.recorder import record
+from attnlm.model.spec import Use
 from tests.models import (
     VARIANTS,
     V,
@@ -17,11 +18,12 @@ from tests.models import (
     self_attention,
     small_model,
     some_ids,
+    variants_with,
 )
 
 B, T = 3, 13
-WITHOUT = [name for name in VARIANTS if name == "bigram" or "attention=none" in name]
-ATTENDING = [variant for variant in VARIANTS if variant not in WITHOUT]
+ATTENDING = [v for v in variants_with(Use.ATTENTION_MAPS) if v in variants_with(Use.TRACE)]
+WITHOUT = [v for v in VARIANTS if v not in variants_with(Use.ATTENTION_MAPS)]
 
 
 @pytest.mark.parametrize("variant", ATTENDING)
@@ -67,7 +69,8 @@ def test_models_without_attention_have_no_weights(variant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "variant", ["multi-head", VARIANTS[12], "wide-head", "transformer", "gpt2"]
+    "variant",
+    ["multi-head", "multi-head:projection=true:qkv_bias=true", "wide-head", "transformer", "gpt2"],
 )
 @torch.no_grad()
 def test_silencing_equals_zero_values(variant: str) -> None:

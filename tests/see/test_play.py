@@ -20,6 +20,7 @@ from attnlm.generation.decoders import fastest_decoding
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import Bigram, LanguageModel, Transformer
 from attnlm.model.recorder import record
+from attnlm.model.spec import Use
 from attnlm.model.textbook import forward
 from attnlm.see.play import model_data, play_page
 from attnlm.tokens import byte_pairs
@@ -28,9 +29,10 @@ from docs.gallery import FOLDER, PAGES, data_of
 from tests.browser import check_fits, opened, until
 from tests.command import attnlm as attnlm_command
 from tests.command import fails
-from tests.models import FRUITS, VARIANTS, V, small_model, some_ids
+from tests.models import FRUITS, V, small_model, some_ids, variants_with
 
 LETTERS = CharTokenizer("abcdefghij\n")
+PLAYED = variants_with(Use.PAGE)
 HOSTILE = ("</script>", "<!--", "'\"`${1}", "\u2028", "\u2066x\u202e", "\0", "\\u003c", "&lt;b>")
 
 
@@ -52,15 +54,15 @@ def page_of(tmp_path: Path, *models: dict[str, Any], prompt: str = "") -> Path:
 
 @pytest.fixture(scope="module")
 def all_variants(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """An opened page that holds a model of each of VARIANTS."""
-    models = [shown(name, small_model(name)) for name in VARIANTS]
+    """An opened page that holds a model of each of PLAYED."""
+    models = [shown(name, small_model(name)) for name in PLAYED]
     with opened(browser, page_of(tmp_path_factory.mktemp("variants"), *models)) as view:
         yield view
 
 
 def check_logits(view: Any, rounding: torch.dtype) -> None:
     """Compare the page's logits with the textbook pass of the rounded weights."""
-    for number, name in enumerate(VARIANTS):
+    for number, name in enumerate(PLAYED):
         model = small_model(name)
         ids = some_ids(min(model.architecture.block_size, 13))
         weights = {key: w.to(rounding).double() for key, w in model.state_dict().items()}
@@ -78,13 +80,13 @@ def test_logits_of_every_variant_equal_the_textbook_pass(
     all_variants: Any, browser: Any, tmp_path: Path
 ) -> None:
     check_logits(all_variants, torch.float32)
-    models = [shown(name, small_model(name), number_type="f16") for name in VARIANTS]
+    models = [shown(name, small_model(name), number_type="f16") for name in PLAYED]
     with opened(browser, page_of(tmp_path, *models)) as view:
         check_logits(view, torch.float16)
 
 
 def test_attention_of_every_variant_equals_the_model(all_variants: Any) -> None:
-    for number, name in enumerate(VARIANTS):
+    for number, name in enumerate(PLAYED):
         ids = some_ids(9)
         seen = record(small_model(name), ids[None])
         expected = [layer.weights[0] for layer in seen.layers if layer.maps]
@@ -109,9 +111,9 @@ def check_greedy(view: Any, number: int, model: LanguageModel) -> list[int]:
     return expected
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", PLAYED)
 def test_greedy_tokens_equal_sample(name: str, all_variants: Any) -> None:
-    check_greedy(all_variants, VARIANTS.index(name), small_model(name))
+    check_greedy(all_variants, PLAYED.index(name), small_model(name))
 
 
 OUT_OF_RANGE = {
@@ -249,7 +251,7 @@ def test_a_head_that_a_model_does_not_have_cannot_be_switched_off(all_variants: 
       try { attnlm.models[n].silence(...where.map((one) => eval(one))); return "off"; }
       catch (error) { return `${error.name}: ${error.message}`; }
     }"""
-    number = VARIANTS.index("transformer")
+    number = PLAYED.index("transformer")
     for where, says in (
         ("99 99", "RangeError: invalid value for layer: 99"),
         ("0 99", "RangeError: invalid value for head: 99"),
@@ -259,7 +261,7 @@ def test_a_head_that_a_model_does_not_have_cannot_be_switched_off(all_variants: 
         ("0 undefined", "RangeError: invalid value for head: undefined;"),
     ):
         assert all_variants.evaluate(script, [number, *where.split()]).startswith(says), where
-    none = [VARIANTS.index("bigram"), "0", "0"]
+    none = [PLAYED.index("bigram"), "0", "0"]
     assert all_variants.evaluate(script, none) == "RangeError: this model has no heads"
     assert all_variants.evaluate("n => attnlm.models[n].silenced.size", number) == 0
 

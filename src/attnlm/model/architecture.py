@@ -32,7 +32,10 @@ _WIDEST_HEADS = 2**24  # features of all heads of a layer: a matrix's size in by
 # Code that computes a model without calling its modules. It refuses a model with a part that it
 # does not know: a part whose field names the code in `known_to`, or has its default, is known.
 _KNOWING_PARTS = frozenset(
-    {Use.TRACE, Use.PAGE, Use.NATIVE_DECODER, Use.NATIVE_BLOCKS, Use.ONE_LAYER}
+    {
+        *(Use.TRACE, Use.PAGE, Use.NATIVE_DECODER),
+        *(Use.NATIVE_ATTENTION, Use.NATIVE_BLOCKS, Use.ONE_LAYER),
+    }
 )
 
 _ANY = "any"
@@ -329,15 +332,19 @@ class Architecture:
 _ONE_LAYER_HEAD, _ONE_LAYER_CONTEXT = 64, 256
 
 
+class UnsupportedError(UsageError):
+    """Raised when a model does not support a use."""
+
+
 def architecture_of(spec: ModelSpec, use: Use) -> Architecture:
     """Return a spec as an Architecture, for code that needs its parts.
 
-    Raises UsageError, with the reason, if the model does not support the use.
+    Raises UnsupportedError, with the reason, if the model does not support the use.
     """
     reason = spec.supports(use)
     if reason is None and isinstance(spec, Architecture):
         return spec
-    raise UsageError(f"{spec.name} cannot have {use.value}: {reason}", "use another model")
+    raise UnsupportedError(f"{spec.name} cannot have {use.value}: {reason}", "use another model")
 
 
 def _check_heads(a: Architecture, width: int) -> None:

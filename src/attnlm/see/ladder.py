@@ -16,7 +16,7 @@ from typing import Any
 import attnlm
 from attnlm.base import files
 from attnlm.config.variants import variant
-from attnlm.model.architecture import MODELS
+from attnlm.model.architecture import MODELS, UnsupportedError
 from attnlm.model.inspection import ChangedModelError
 from attnlm.runs.ladder_plan import Plan
 from attnlm.runs.run import Result, Run
@@ -228,7 +228,9 @@ class Ladder:
         models = list[dict[str, Any]]()
         if sum(run.parameters for run in runs) <= _MOST_TO_TRY:
             named = zip(runs, self.labels.values(), strict=True)
-            with contextlib.suppress(ChangedModelError):  # the page then shows no models
+            with contextlib.suppress(
+                ChangedModelError, UnsupportedError
+            ):  # the page then shows no models
                 models = [run_data(run, run.checkpoint(), name=name) for run, name in named]
         page = render(
             "ladder.html",

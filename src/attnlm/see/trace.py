@@ -13,7 +13,7 @@ from torch import Tensor
 from attnlm.base.errors import UsageError
 from attnlm.model.architecture import Architecture, architecture_of
 from attnlm.model.inspection import check_finite, check_textbook
-from attnlm.model.recorder import Layer, Recorder, record
+from attnlm.model.recorder import Layer, NotRecordedError, Recorder, record
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
@@ -160,7 +160,12 @@ _SCORES = {
 
 
 def _layer_steps(a: Architecture, layer: Layer) -> Iterator[tuple[str, str, str, Tensor]]:
-    """Yield the steps of one block, with numbers of shape (1, …) for a batch of one text."""
+    """Yield the steps of one block, with numbers of shape (1, …) for a batch of one text.
+
+    Raises NotRecordedError if the queries, keys and values of an attention were not observed.
+    """
+    if layer.heads is None and a.attention != "none":
+        raise NotRecordedError
     is_softmax, heads = a.attention == "softmax", layer.heads
     if heads is not None and layer.read is not None and layer.attended is not None:
         if a.norm != "none":

@@ -28,6 +28,7 @@ from attnlm.config.settings import Config, resolve
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameters_of
+from attnlm.model.spec import Use
 from attnlm.training.cost import step_cost
 from attnlm.training.kernels import (
     chosen_matmul,
@@ -150,10 +151,16 @@ def _kernels(config: Config, device: Device) -> dict[str, str]:
         raise UsageError(
             "`attention_kernel` native needs `compile` parts", "leave `attention_kernel` out"
         )
+    if attention == "native" and (reason := spec.supports(Use.NATIVE_ATTENTION)) is not None:
+        raise UsageError(
+            f"{spec.name} cannot have `attention_kernel` native: {reason}",
+            "leave `attention_kernel` out",
+        )
+    if matmul == "native" and (reason := spec.supports(Use.NATIVE_BLOCKS)) is not None:
+        raise UsageError(f"{spec.name} cannot have `matmul` native: {reason}", "leave `matmul` out")
     if matmul == "native" and not trains_native_blocks(spec, training):
         raise UsageError(
-            "`matmul` native needs `compile` parts, a model with softmax attention, a projection "
-            "and residual connections, and neither `shard` nor `lora`",
+            "`matmul` native needs `compile` parts, and neither `shard` nor `lora`",
             "leave `matmul` out",
         )
     if matmul == "native" and attention == "torch":
