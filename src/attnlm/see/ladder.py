@@ -228,9 +228,8 @@ class Ladder:
         models = list[dict[str, Any]]()
         if sum(run.parameters for run in runs) <= _MOST_TO_TRY:
             named = zip(runs, self.labels.values(), strict=True)
-            with contextlib.suppress(
-                ChangedModelError, UnsupportedError
-            ):  # the page then shows no models
+            # If one of them cannot compute in a page, the page shows no models.
+            with contextlib.suppress(ChangedModelError, UnsupportedError):
                 models = [run_data(run, run.checkpoint(), name=name) for run, name in named]
         page = render(
             "ladder.html",
