@@ -17,7 +17,7 @@ def main() -> NoReturn:
     # During imports there is nothing to save, so a signal ends the process immediately.
     for signum in signals():
         signal.signal(signum, leave)
-    # OpenMP's threads spin for billions of rounds while they wait. Beside busy processes, they take
+    # OpenMP's threads spin for billions of rounds while they wait. On a busy machine, they take
     # the processor from each other. OpenMP reads the limit when torch is loaded.
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "10000"

@@ -87,7 +87,7 @@ def say_styled(text: str, style: str, rest: str = "", *, unbroken: bool = False)
 
 
 def say_aside(words: object) -> None:
-    """Print a dimmed line, cut to the width of the terminal; if there is none, print nothing."""
+    """Print a dimmed line, cut to the terminal's width; print nothing outside of a terminal."""
     if sys.stderr.isatty():
         from rich.text import Text
 

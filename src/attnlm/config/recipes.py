@@ -78,7 +78,7 @@ def load_sizes(name: str) -> list[Settings]:
     If the recipe has no sizes, the list has one item. Raises AttnlmError as `load_recipe` does.
     """
     recipe = _loaded(name)
-    if isinstance(recipe.get("about"), dict):  # if it is no table, `resolve` refuses it
+    if isinstance(recipe.get("about"), dict):  # `resolve` refuses anything but a table
         del recipe["about"]
     sizes = recipe.pop("sizes", [{}])
     if not (isinstance(sizes, list) and sizes and all(isinstance(size, dict) for size in sizes)):
