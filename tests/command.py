@@ -25,13 +25,14 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
-
-import pytest
 
 from attnlm.cli import exits
 from attnlm.cli.app import run_command
+
+if TYPE_CHECKING:  # `python -m tests.installed` runs where pytest is not installed
+    import pytest
 
 ATTNLM = (sys.executable, "-m", "attnlm")
 
