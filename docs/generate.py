@@ -16,7 +16,7 @@ from attnlm.cli.app import root_command
 from attnlm.cli.help import SHOWS_ALL
 from attnlm.runs.external_formats import Exported
 from attnlm.runs.journal import Snapshot
-from attnlm.runs.ladder_plan import Plan
+from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.run import Checkpoint, Result
 from attnlm.see.heads import HeadReport
 from attnlm.see.ladder import Gain, Rung
@@ -26,12 +26,23 @@ from attnlm.see.trace import Step
 _FOLDER = Path(__file__).parent
 _NOTE = "<!-- Written by `python docs/generate.py`: edit the program instead. -->\n"
 _WIDTH = 100  # characters of a line
-_RETURNED = (Checkpoint, Exported, Gain, HeadReport, LensRow, Plan, Result, Rung, Snapshot, Step)
+_RETURNED = (
+    Checkpoint,
+    Exported,
+    Gain,
+    HeadReport,
+    LensRow,
+    LadderPlan,
+    Result,
+    Rung,
+    Snapshot,
+    Step,
+)
 """Classes without a public name of which public functions return objects."""
 _INTERNAL = {
     "Batches": {"starts"},
     "Checkpoint": {"header"},
-    "Plan": {"check", "runs", "settings", "write"},
+    "LadderPlan": {"check", "runs", "settings", "write"},
     "ProgressBar": {"begin", "clear", "close"},
     "Run": {
         "alone",

@@ -235,12 +235,12 @@ if not expected_TV.isfinite().all() or agree(found_TV, expected_TV): => if found
 the wrong head is silenced | test_recorder.py
 head = self.silenced[1] => head = 0
 == compute/native/words.c
-words in C end anywhere before whitespace | test_words.py
+words in C end anywhere before whitespace | test_word_table.py
 (after == ' ' || ends == BEFORE_ANY_WHITESPACE) => 1
-new words in C stand beside each other without a filler | test_words.py
+new words in C stand beside each other without a filler | test_word_table.py
 n > known && !is_boundary => 0 && !is_boundary
 == tokens/word_table.py
-a token that reaches over two words is not noticed | test_words.py
+a token that reaches over two words is not noticed | test_word_table.py
 np.array_equal(tokens_at[places], starts - starts[0]) => True
 == compute/native/one_layer.c
 compiled gradients of keys come from the queries before them | test_one_layer.py
@@ -276,7 +276,7 @@ an epoch's order ignores the seed | test_batches.py
 key = _hash(seed + turn, epoch) => key = _hash(turn, epoch)
 an epoch's order is the last one's | test_batches.py
 key = _hash(seed + turn, epoch) => key = _hash(seed + turn, 0 * epoch)
-dropout is not seeded by step | test_share.py
+dropout is not seeded by step | test_replicas.py
 (np.uint64(step) << np.uint64(24)) + windows => windows
 == training/optimizer.py
 AdamW forgets which step it makes | test_optimizer.py
@@ -286,11 +286,11 @@ direction = self._gradient.lerp(self._mean, self._momentum) => direction = self.
 norms decay | test_optimizer.py
 decays = parameter.ndim > 1 or => decays = parameter.ndim > 0 or
 == training/step.py
-dropout is not seeded | test_share.py
+dropout is not seeded | test_replicas.py
 generator.manual_seed(seed) => pass
-more windows at once than asked for | test_share.py
+more windows at once than asked for | test_replicas.py
 range(-(-rows // most), rows + 1) => range(max(1, rows // most), rows + 1)
-gradients of threads are added, not averaged | test_share.py
+gradients of threads are added, not averaged | test_replicas.py
 optimizer.gradient.mul_(1 / self._gradients) => pass
 all processes drop the same in their windows | test_processes.py
 self._first_window + begin) => begin)
@@ -398,12 +398,12 @@ if key in settings: => if False:
 a recipe that can't be parsed is our own fault | test_settings.py
 except (ValueError, RecursionError) as error: => except RecursionError as error:
 == runs/manage.py
-a run that lies elsewhere is removed | test_list.py::test_rm_removes_nothing_outside_of_the_folder
+a run that lies elsewhere is removed | test_manage.py::test_rm_removes_nothing_outside_of_the_folder
 or not is_there: => or False:
-the latest is a run that was removed | test_list.py::test_a_run_is_removed_after_a_question_only
+the latest is a run that was removed | test_manage.py::test_a_run_is_removed_after_a_question_only
 if latest_name(parent) != removed: => if True:
 what lies there and is no run stops the list |
-test_list.py::test_other_files_do_not_stop_a_list
+test_manage.py::test_other_files_do_not_stop_a_list
 -    except AttnlmError as error:
 -        return replace
 +    except KeyError as error:

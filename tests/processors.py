@@ -30,11 +30,11 @@ from tests.kernels import compile_copy
 _ROOT = Path(__file__).parent.parent
 _OF_C = (
     *("model/test_ops", "model/test_block", "model/test_textbook"),
-    *("generation/test_native_decoder", "training/test_one_layer", "tokens/test_words"),
+    *("generation/test_native_decoder", "training/test_one_layer", "tokens/test_word_table"),
 )
 _ALL = (
     *_OF_C,
-    *("training/test_golden_losses", "training/test_share", "model/test_tolerances"),
+    *("training/test_golden_losses", "training/test_replicas", "model/test_tolerances"),
     *("model/test_attention", "training/test_optimizer"),
 )
 _TESTS = tuple(f"tests/{name}.py" for name in _OF_C)

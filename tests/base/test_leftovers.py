@@ -52,7 +52,7 @@ def test_files_that_look_like_leftovers_are_kept(victim: Path, tmp_path: Path) -
         (runs / name).symlink_to("../victim/keys")
     before = everything(tmp_path)
     with workspace(runs):
-        files.remove_leftovers(runs)
+        files.remove_temporary_files(runs)
     assert everything(tmp_path) == before
 
 

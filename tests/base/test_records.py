@@ -13,7 +13,7 @@ import pytest
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import write_json
 from attnlm.base.records import decoded, limited, read_record
-from attnlm.runs.records import Parent
+from attnlm.runs.records import ParentRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_fields_of_a_mapping_record_can_be_read_as_in_a_dictionary() -> None:
-    parent = Parent(name="a", path="/a", checkpoint="best", step=3, sha256="0")
+    parent = ParentRecord(name="a", path="/a", checkpoint="best", step=3, sha256="0")
     assert parent["step"] == parent.step == 3 and "which" not in parent
     assert dict(parent) == asdict(parent) and parent.get("age") is None
     assert [parent] == [asdict(parent)]

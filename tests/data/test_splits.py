@@ -23,7 +23,7 @@ from attnlm.base.events import Note
 from attnlm.data import bins
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.data.prepare import prepare
-from attnlm.data.splits import Choice, _Divider, _joined
+from attnlm.data.splits import HeldOut, _Divider, _joined
 from attnlm.see.reproduce import prepare_command
 from attnlm.text import corpus, records, text_files
 from attnlm.text.text_files import Piece
@@ -50,7 +50,7 @@ def texts_of(dataset: Dataset) -> tuple[str, str]:
 
 def chosen(count: int, fraction: str = "0.1", seed: int = 1) -> list[int]:
     """Return the indices of the documents for validation among `count` documents."""
-    indices = Choice(Fraction(fraction), seed).indices()
+    indices = HeldOut(Fraction(fraction), seed).indices()
     return list(itertools.takewhile(lambda index: index < count, indices))
 
 
@@ -87,7 +87,7 @@ def test_pieces_of_any_size_are_divided_alike(
     texts = [chr(ord("a") + i) * length for i, length in enumerate(lengths)]
     whole, ends = "".join(texts), np.cumsum(lengths).tolist()
     cuts = sorted({0, len(whole), *chance.choices(range(len(whole) + 1), k=5)})
-    divider = _Divider(Choice(Fraction(fraction), 1))
+    divider = _Divider(HeldOut(Fraction(fraction), 1))
     found: dict[str, list[Piece]] = {"train": [], "val": []}
     for a, b in itertools.pairwise(cuts):
         piece = Piece(whole[a:b], tuple(end - a for end in ends if a < end <= b))

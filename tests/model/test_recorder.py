@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from attnlm.base.errors import AttnlmError
 from attnlm.model.language_model import Transformer
@@ -117,13 +118,24 @@ class Lecture(nn.Module):
         x = self.embedding(ids)
         later = torch.ones(ids.size(1), ids.size(1), dtype=torch.bool).triu(1)
         for head in self.heads:
-            scores = (head(x) @ x.mT).masked_fill(later, -torch.inf)
-            x = x + torch.softmax(scores, -1) @ x
+            x = x + self.mix(head(x), x, later)
         return torch.softmax(self.out(x), -1)  # (B, T, V) is not a map
 
+    def mix(self, query: torch.Tensor, x: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
+        scores = (query @ x.mT).masked_fill(later, -torch.inf)
+        return torch.softmax(scores, -1) @ x
 
-def test_each_map_of_a_model_without_blocks_is_a_layer() -> None:
-    model, ids = Lecture(), some_ids(B, T)
+
+class Fused(Lecture):
+    """The same with one call, of a single head without an axis for heads."""
+
+    def mix(self, query: torch.Tensor, x: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(query, x, x, is_causal=True, scale=1.0)
+
+
+@pytest.mark.parametrize("kind", [Lecture, Fused])
+def test_each_map_of_a_model_without_blocks_is_a_layer(kind: type[Lecture]) -> None:
+    model, ids = kind(), some_ids(B, T)
     recorder = record(model, ids)
     assert recorder.weights.shape == (3, B, 1, T, T)
     torch.testing.assert_close(recorder.logits, model(ids))

@@ -240,8 +240,9 @@ def test_sample_yields_one_text_and_samples_returns_several(trained: Path) -> No
             attnlm.samples(run, prompt=wrong)
     with pytest.raises(attnlm.UsageError, match="invalid value for `tokens`: '9'"):
         attnlm.sample(run, tokens="9")
-    with pytest.raises(attnlm.UsageError, match="invalid value for `stop`"):
-        attnlm.sample(run, stop=["a", 1])
+    for stop in (["a", 1], 5, None):
+        with pytest.raises(attnlm.UsageError, match="invalid value for `stop`"):
+            attnlm.sample(run, stop=stop)
     with pytest.raises(attnlm.UsageError, match="unknown setting 'max_new_tokens'") as raised:
         attnlm.sample(run, max_new_tokens=9)
     assert raised.value.hint == "did you mean tokens?"

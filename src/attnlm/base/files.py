@@ -58,7 +58,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         return temporary
 
     with naming(path):
-        remove_leftovers(path.parent, glob.escape(path.name))
+        remove_temporary_files(path.parent, glob.escape(path.name))
         with locked_new(make) as temporary:
             try:
                 with open_regular(temporary, "wb") as file:
@@ -103,7 +103,7 @@ def explaining(folder: Path, then: str = "") -> Iterator[None]:
         raise AttnlmError(f"cannot write {error.filename or folder}: {reason}", hint) from error
 
 
-def remove_leftovers(folder: Path, name: str = "*") -> None:
+def remove_temporary_files(folder: Path, name: str = "*") -> None:
     """Remove killed processes' temporary files for the file `name`, a glob pattern, in `folder`."""
     clear(folder.glob(f".{name}.*.tmp"), Path.unlink)
 

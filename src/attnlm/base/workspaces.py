@@ -153,7 +153,7 @@ def workspace(parent: Path) -> Iterator[Path]:
     """Yield a hidden folder in `parent`, deleted afterwards. First remove leftover workspaces."""
     check_held(parent)
     parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(parent)
+    remove_unfinished_folders(parent)
     with locked_new(lambda: Path(tempfile.mkdtemp(prefix=_WORKSPACE, dir=parent))) as folder:
         try:
             yield folder
@@ -204,7 +204,7 @@ def _exchange_at_once(one: Path, other: Path) -> bool:
     return not failed
 
 
-def remove_leftovers(parent: Path) -> None:
+def remove_unfinished_folders(parent: Path) -> None:
     """Remove the workspaces that killed processes left in `parent`."""
     # Match only names by `mkdtemp`: an export's parent may also have a file .unfinished-novel.
     clear(parent.glob(_WORKSPACE + "?" * 8), delete_folder)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Setting, Settings
 from attnlm.config.recipes import load_sizes
-from attnlm.config.settings import Config, Parent, resolve
+from attnlm.config.settings import Config, ParentRun, resolve
 
 
 class Resolved(NamedTuple):
@@ -28,7 +28,7 @@ class Resolved(NamedTuple):
 def resolve_new(
     settings: Mapping[str, Setting],
     recipe: str | Path | Resolved | None,
-    parent: Parent | None = None,
+    parent: ParentRun | None = None,
 ) -> Resolved:
     """Resolve the configuration of a new run. A recipe of type Resolved is returned unchanged.
 

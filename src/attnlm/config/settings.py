@@ -16,7 +16,7 @@ from attnlm.model.architecture import PRESETS, Architecture, architecture, unuse
 from attnlm.model.spec import ModelSpec, Use
 
 
-class Parent(Protocol):
+class ParentRun(Protocol):
     """The run whose weights a new run starts from."""
 
     @property
@@ -103,7 +103,7 @@ def unknown_settings(recorded: Iterable[str]) -> str:
 def resolve(
     settings: Mapping[str, Setting],
     recipe: Mapping[str, Setting] | None = None,
-    parent: Parent | None = None,
+    parent: ParentRun | None = None,
 ) -> Config:
     """Return the checked configuration. `settings` override the recipe, and both override defaults.
 
@@ -130,7 +130,7 @@ def resolve(
     return replace(config, recipe_tokenizer=tokenizer)
 
 
-def _resolved(settings: Settings, recipe: Settings, parent: Parent | None) -> Config:
+def _resolved(settings: Settings, recipe: Settings, parent: ParentRun | None) -> Config:
     recipe = _without_alternatives(recipe, settings)
     for name, value in (*recipe.items(), *settings.items()):
         check_setting(name, value)
@@ -167,7 +167,7 @@ def _without_alternatives(recipe: Settings, settings: Settings) -> Settings:
     return left
 
 
-def _inherited(parent: Parent, given: Settings) -> Settings:
+def _inherited(parent: ParentRun, given: Settings) -> Settings:
     """Return the settings of the parent's architecture that `given` leaves as they are.
 
     Raises UsageError if `given` changes a setting that the weights depend on.

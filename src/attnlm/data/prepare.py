@@ -20,7 +20,7 @@ from attnlm.base.workspaces import exchange, workspace
 from attnlm.config.settings import resolve
 from attnlm.data.bins import write_bins
 from attnlm.data.dataset import FORMAT, Dataset, Facts, Meta, id_dtype, open_dataset, open_folder
-from attnlm.data.splits import Choice, Split, Text, read_text
+from attnlm.data.splits import HeldOut, Split, Text, survey_text
 from attnlm.text.corpus import MOST_PARTS, Corpus, Source, get_corpus, safe_name
 from attnlm.text.text_files import kind_of, text_encoding
 from attnlm.tokens import byte_pairs as bpe
@@ -99,7 +99,7 @@ def prepare(
         raise UsageError(f"`val_file` cannot be combined with {what}", "use only one of them")
     seed = _DEFAULT_SEED if split_seed is None else split_seed
     # The digits as written count: the double 0.9 exceeds 9/10, which would cost a character.
-    choice = Choice(Fraction(str(float(val_fraction))), seed)
+    choice = HeldOut(Fraction(str(float(val_fraction))), seed)
     if name is not None:
         check_name(name)
     corpora: list[Corpus] = []
@@ -119,7 +119,7 @@ def prepare(
             corpora.append(corpus)
             if val_file is None or len(corpora) == 2:
                 _check_effect(corpora, column, encoding)
-            return read_text(corpus, choice, on_event)
+            return survey_text(corpus, choice, on_event)
 
         text = read(source)
         if len(text.corpus.sources) > MOST_PARTS:

@@ -30,7 +30,7 @@ SPLITS = ("train", "val")
 
 
 @dataclass(frozen=True)
-class Choice:
+class HeldOut:
     """A choice of documents for the validation split: of 1/`fraction` documents in a row, one.
 
     The choice of a document depends only on its index, the fraction and `seed`.
@@ -50,7 +50,7 @@ class Choice:
 class _Divider:
     """Divides a text, piece by piece, into the documents of the two splits."""
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: HeldOut) -> None:
         self._chosen = choice.indices()
         self._next = next(self._chosen)  # the next document that is chosen
         self._document = 0  # the document in which the next piece begins
@@ -92,7 +92,7 @@ class Text:
     """
 
     corpus: Corpus
-    choice: Choice
+    choice: HeldOut
     characters: int
     utf8_bytes: int
     sha256: str
@@ -214,7 +214,7 @@ class Split:
         return blocks
 
 
-def read_text(corpus: Corpus, choice: Choice, on_event: OnEvent) -> Text:
+def survey_text(corpus: Corpus, choice: HeldOut, on_event: OnEvent) -> Text:
     """Read a corpus once to count and hash it. Raises AttnlmError if it is empty."""
     characters = utf8_bytes = documents = 0
     digest = hashlib.sha256()

@@ -48,7 +48,8 @@ class SamplingConfig:
             value = getattr(self, name)
             if value is not None or fields_of(SamplingConfig)[name].default is not None:
                 check_value(SamplingConfig, name, value)
-        if not all(isinstance(text, str) and text for text in self.stop_texts):
+        is_listed = isinstance(self.stop, str | Sequence)
+        if not is_listed or not all(isinstance(s, str) and s for s in self.stop_texts):
             raise UsageError(
                 f"invalid value for `stop`: {quoted(self.stop)}",
                 "each stop text must be a text of at least one character",

@@ -344,6 +344,7 @@ def architecture_of(spec: ModelSpec, use: Use) -> Architecture:
     reason = spec.supports(use)
     if reason is None and isinstance(spec, Architecture):
         return spec
+    reason = reason or "only models of attnlm's own parts can"
     raise UnsupportedError(f"{spec.name} cannot have {use.value}: {reason}", "use another model")
 
 

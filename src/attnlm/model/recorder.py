@@ -1,8 +1,9 @@
 """A record of one forward pass: the attention maps and the activations of each block.
 
 The model is observed from outside. A TorchFunctionMode sees each call of softmax and of
-`scaled_dot_product_attention`, and forward hooks see the inputs and outputs of the modules of each
-block. A model needs no code for it, and a class from outside is observed like ours.
+`scaled_dot_product_attention` in the model's own code, and forward hooks see the inputs and outputs
+of the modules of each block. A class from outside needs no code for it. Calls inside of functions
+of PyTorch, as in nn.MultiheadAttention, are not seen.
 """
 
 from __future__ import annotations
@@ -95,7 +96,14 @@ class Recorder:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """Compute what `scaled_dot_product_attention` does, without dropout, and record it."""
+        """Compute what `scaled_dot_product_attention` does, without dropout, and record it.
+
+        Arguments are (B, H, T, D), or (B, T, D) of a single head.
+        """
+        if query.dim() == 3:
+            mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask[:, None]
+            heads = query[:, None], key[:, None], value[:, None]
+            return self.attend(*heads, mask, 0.0, is_causal, scale).squeeze(1)
         key, value = shared_heads(query.size(-3), key, value)
         scores = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
         masked = scores

@@ -1,7 +1,8 @@
 """What a run trains: the description of a model, and what may be asked of it.
 
 An Architecture is one implementation. Code outside of `model` asks a ModelSpec and calls the
-LanguageModel that it builds, and does not look at the parts of either.
+LanguageModel that it builds. Code that needs the parts of a model, such as an export, gets them
+from `architecture_of`, which refuses other implementations.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from attnlm.base.workspaces import workspace
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.runs.load_model import keep_base
-from attnlm.runs.records import DatasetFacts, Parent
+from attnlm.runs.records import DatasetFacts, ParentRecord
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
 
@@ -29,13 +29,13 @@ def create_run(
     *,
     name: str | None,
     checkpoint_dir: Path,
-    parent: Parent | None = None,
+    parent: ParentRecord | None = None,
 ) -> Run:
     """Create the folder of a new run atomically; default names are `<model>-001` and so on.
 
-    `parent` describes the run whose weights the new run starts from (see `Parent`). If the new run
-    trains adapters, its folder also gets these weights. Raises AttnlmError if the name exists,
-    UsageError if it can't be a folder's name.
+    `parent` describes the run whose weights the new run starts from. If the new run trains
+    adapters, its folder also gets these weights. Raises AttnlmError if the name exists, UsageError
+    if it can't be a folder's name.
     """
     facts = DatasetFacts(
         name=dataset.name,

@@ -22,7 +22,7 @@ _ALIKE = ("block_size", "batch_size", "steps", "eval_every", "eval_tokens", "thr
 
 
 @dataclass(frozen=True)
-class Plan:
+class LadderPlan:
     """The resolved settings of a ladder. A ladder that was stopped is resumed with them."""
 
     dataset: str
@@ -70,7 +70,7 @@ class Plan:
                 "`rungs` is empty or contains a rung twice", "name each rung once: bigram,average"
             )
         for name in ("tokens", "seeds"):
-            check_value(Plan, name, getattr(self, name))
+            check_value(LadderPlan, name, getattr(self, name))
         for rung in self.rungs:
             resolve(self.settings(rung, self.seed + self.seeds - 1))
 
@@ -85,17 +85,17 @@ class _Stored:
     plan: Mapping[str, Any]
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> LadderPlan:
     """Return the plan in a ladder's folder.
 
     Raises AttnlmError, which names the wrong value, if the plan is missing or invalid.
     """
     path, hint = path / RECORD, "start a new ladder with another `name`"
     recorded = read_record(_Stored, path, format=_FORMAT, hint=hint).plan
-    if unknown := [quoted(key) for key in recorded if key not in fields_of(Plan)]:
+    if unknown := [quoted(key) for key in recorded if key not in fields_of(LadderPlan)]:
         reason = f"has a setting that attnlm {attnlm.__version__} does not have: {unknown[0]}"
         raise AttnlmError(f"{path} {reason}", hint_on_version(path, attnlm.__version__, hint))
-    made = decoded(Plan, recorded, path, hint)
+    made = decoded(LadderPlan, recorded, path, hint)
     try:
         "".join((made.dataset, made.dataset_path, made.prompt)).encode()
         made.check()
@@ -109,4 +109,4 @@ def read_plan(path: Path) -> Plan:
 
 def check_rungs(rungs: Sequence[str]) -> None:
     """Raise UsageError if `rungs` are invalid. Other settings of the plan need not be known yet."""
-    Plan("", "", "", "", tuple(rungs), 0, 1, 1, "", 0).check()
+    LadderPlan("", "", "", "", tuple(rungs), 0, 1, 1, "", 0).check()

@@ -25,7 +25,7 @@ from attnlm.model.inspection import check_textbook, model_of
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import fold
 from attnlm.runs.checkpoint import FACTS, load_checkpoint, load_header, save_checkpoint
-from attnlm.runs.records import Parent
+from attnlm.runs.records import ParentRecord
 from attnlm.runs.run import COPY_THE_RUN, Checkpoint, Run, open_run
 from attnlm.runs.safetensors_file import explaining_reads
 
@@ -117,10 +117,10 @@ def check_tokenizer(parent: Run, dataset: Dataset) -> None:
         )
 
 
-def parent_record(parent: Run, checkpoint: str) -> Parent:
+def parent_record(parent: Run, checkpoint: str) -> ParentRecord:
     """Return what a new run records about its parent. Raises as `Run.checkpoint` does."""
     start = parent.checkpoint(checkpoint)
-    return Parent(
+    return ParentRecord(
         name=parent.name,
         path=str(parent.path.absolute()),
         checkpoint=start.path.name,
@@ -129,7 +129,9 @@ def parent_record(parent: Run, checkpoint: str) -> Parent:
     )
 
 
-def parent_rows(run: Run, parent: Parent, rank: int = 0, count: int = 1) -> Mapping[str, Tensor]:
+def parent_rows(
+    run: Run, parent: ParentRecord, rank: int = 0, count: int = 1
+) -> Mapping[str, Tensor]:
     """Return the weights that a run starts from: its parent's, with adapters merged.
 
     If `count` is above 1, return only the rows that belong to process `rank` of `count`. Raises as
@@ -141,7 +143,7 @@ def parent_rows(run: Run, parent: Parent, rank: int = 0, count: int = 1) -> Mapp
     return weights
 
 
-def keep_base(run: Run, parent: Parent) -> Run:
+def keep_base(run: Run, parent: ParentRecord) -> Run:
     """Copy the parent's weights to the run's base.safetensors.
 
     Return the run with the digest of that file in `Run.parent`. Make a hard link instead of a copy
@@ -161,7 +163,7 @@ def keep_base(run: Run, parent: Parent) -> Run:
     return replace(run, parent=replace(parent, base=base.digest))
 
 
-def _check_unchanged(path: Path, run: Run, parent: Parent) -> None:
+def _check_unchanged(path: Path, run: Run, parent: ParentRecord) -> None:
     if _hash(path) != parent.sha256:
         raise AttnlmError(
             f"{parent.name} has changed since {run.name} was created from it",

@@ -27,7 +27,7 @@ class DatasetFacts(MappingRecord):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Parent(MappingRecord):
+class ParentRecord(MappingRecord):
     """The record, in config.json, of the run whose weights this run started from."""
 
     name: str
@@ -53,7 +53,7 @@ class StoredRun:
     parameters: int = limited(at_least=1, below=2**48)
     dataset: DatasetFacts
     stopped_after: float = limited(default=0.0, at_least=0)
-    parent: Parent | None = None
+    parent: ParentRecord | None = None
     imported_from: str = ""
 
 

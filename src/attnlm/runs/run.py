@@ -20,7 +20,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import find_folder, how_to_make, is_folder, problem_of
 from attnlm.base.records import decoded, hint_on_version, read_record
-from attnlm.base.workspaces import remove_leftovers, trained_alone
+from attnlm.base.workspaces import remove_unfinished_folders, trained_alone
 from attnlm.config.settings import Config, resolve, unknown_settings
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.runs.journal import (
@@ -32,7 +32,14 @@ from attnlm.runs.journal import (
     snapshot_record,
     ticker_journal,
 )
-from attnlm.runs.records import CheckpointFacts, DatasetFacts, Measured, Parent, StoredRun, Whole
+from attnlm.runs.records import (
+    CheckpointFacts,
+    DatasetFacts,
+    Measured,
+    ParentRecord,
+    StoredRun,
+    Whole,
+)
 from attnlm.tokens import tokenizer
 
 if TYPE_CHECKING:
@@ -121,7 +128,7 @@ class Run:
     """the data set's name, path, hashes, token counts and reference losses"""
     stopped_after: float = 0.0
     """seconds of training when the run was last stopped between two evaluations; 0 if never"""
-    parent: Parent | None = None
+    parent: ParentRecord | None = None
     """the run whose weights it started from: name, path, checkpoint, step and hash"""
     imported_from: str = ""
     """where its weights were imported from; "" if it was trained here"""
@@ -379,9 +386,9 @@ class Run:
         with trained_alone(
             self.path, "wait until that process ends, or stop it, or train another run"
         ):
-            files.remove_leftovers(self.path)
-            remove_leftovers(self.path)
-            remove_leftovers(self.path.parent)
+            files.remove_temporary_files(self.path)
+            remove_unfinished_folders(self.path)
+            remove_unfinished_folders(self.path.parent)
             yield
 
     def content(self) -> dict[str, Any]:

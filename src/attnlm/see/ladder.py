@@ -18,7 +18,7 @@ from attnlm.base import files
 from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS, UnsupportedError
 from attnlm.model.inspection import ChangedModelError
-from attnlm.runs.ladder_plan import Plan
+from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.run import Result, Run
 from attnlm.see.curves import Line, panel_svg, panels_png, recent_fall, verdict
 from attnlm.see.page import render
@@ -138,7 +138,7 @@ class Ladder:
     """The trained rungs of a ladder; its folder `path` is next to the folders of the runs."""
 
     path: Path
-    plan: Plan
+    plan: LadderPlan
     """the resolved settings of the ladder"""
     rungs: tuple[Rung, ...]
 

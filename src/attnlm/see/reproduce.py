@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attnlm.base.folders import command_for, elsewhere, flag
 from attnlm.data.dataset import Dataset
-from attnlm.runs.ladder_plan import Plan
+from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.run import Run
 
 
@@ -66,7 +66,7 @@ def sample_command(run: Run, checkpoint: str, tokens: int, seed: int) -> str:
     return command_for("attnlm sample", run.path, *flags, named=True)
 
 
-def ladder_command(plan: Plan) -> str:
+def ladder_command(plan: LadderPlan) -> str:
     """Return the command that trains a ladder of models again, by steps, not by a time budget."""
     usual = Path(plan.dataset_path) == Path("data") / plan.dataset
     dataset = plan.dataset if usual else plan.dataset_path

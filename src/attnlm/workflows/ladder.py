@@ -23,7 +23,7 @@ from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
-from attnlm.runs.ladder_plan import RECORD, Plan, read_plan
+from attnlm.runs.ladder_plan import RECORD, LadderPlan, read_plan
 from attnlm.runs.run import Run, open_run
 from attnlm.see.ladder import Ladder, Rung
 from attnlm.training.cost import affordable_tokens, step_cost
@@ -52,7 +52,7 @@ class LadderStarted:
     """The event that a ladder, in the folder `path`, is about to train or resume its rungs."""
 
     path: Path
-    plan: Plan
+    plan: LadderPlan
 
 
 def ladder(
@@ -132,7 +132,7 @@ def ladder(
 
 
 def _train_rungs(
-    path: Path, plan: Plan, dataset: Dataset, began: float, data_dir: Path, on_event: OnEvent
+    path: Path, plan: LadderPlan, dataset: Dataset, began: float, data_dir: Path, on_event: OnEvent
 ) -> Ladder:
     """Train or resume the rungs of the ladder at `path`, and return them."""
     runs = plan.runs(path)
@@ -165,7 +165,7 @@ def _train_rungs(
 
 def _recorded(
     path: Path, given: Mapping[str, Any], named: str | Path | Dataset | None, data_dir: Path
-) -> tuple[Plan, Dataset]:
+) -> tuple[LadderPlan, Dataset]:
     """Return the plan of the ladder at `path`, and its data set. Raises AttnlmError if `given` or
     the data set named by the caller differ from the plan."""
     plan = read_plan(path)
@@ -186,14 +186,14 @@ def _recorded(
     return plan, dataset
 
 
-def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Plan:
+def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> LadderPlan:
     """Return the plan of a new ladder after checking it, without writing anything."""
     block_size = min(_BLOCK_SIZE, dataset.largest_block_size)
     if block_size < _BLOCK_SIZE:
         on_event(Note(f"{dataset.name} is small: the context of the rungs is {block_size} tokens"))
     length = {} if "steps" in given else {"budget": DEFAULT_BUDGET}
     about = {"rungs": DEFAULT_RUNGS, "prompt": "", "tokens": 200, "seed": drawn_seed()}
-    plan = Plan(
+    plan = LadderPlan(
         dataset=dataset.name,
         dataset_path=str(dataset.path),
         train_sha256=dataset.train_sha256,
@@ -217,7 +217,7 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Plan
     return replace(plan, eval_every=every, eval_tokens=plan.eval_tokens or min(parts, default=None))
 
 
-def _new_folder(plan: Plan, name: str | None, folder: Path) -> Path:
+def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
     """Create the folder of a new ladder and return its path. The folder never lacks the plan."""
     numbered = (folder / f"ladder-{number:03}" for number in itertools.count(1))
     with workspace(folder) as work:
@@ -261,7 +261,7 @@ def _seconds_of_next(
 
 def _trained(
     path: Path,
-    plan: Plan,
+    plan: LadderPlan,
     settings: dict[str, Any],
     dataset: Dataset,
     data_dir: Path,
@@ -293,7 +293,9 @@ def _trained(
     )
 
 
-def _shown(model: str, runs: list[Run], plan: Plan, is_whole: bool, on_event: OnEvent) -> Rung:
+def _shown(
+    model: str, runs: list[Run], plan: LadderPlan, is_whole: bool, on_event: OnEvent
+) -> Rung:
     """Return a rung, with the run of median loss and a text sampled from this run.
 
     `runs` has one run per seed. Of two middle losses, the lower one is the median.

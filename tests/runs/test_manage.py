@@ -18,7 +18,7 @@ from attnlm.base.readable import age
 from attnlm.base.workspaces import trained_alone
 from attnlm.cli.console import table_lines
 from attnlm.config.recipes import list_recipes, load_recipe, load_sizes, recipe_names
-from attnlm.runs.ladder_plan import Plan
+from attnlm.runs.ladder_plan import LadderPlan
 from tests.command import attnlm as command
 from tests.command import fails, on_a_terminal
 from tests.models import FRUITS, places, prepared
@@ -140,7 +140,7 @@ def test_lists_mark_ladders_and_running_jobs(project: Path) -> None:
     (runs / "ladder-001").mkdir()
     sizes: dict[str, Any] = {"seed": 1, "steps": 4, "eval_every": 4, "block_size": 8}
     about = ("fruits-char", "data", "0", "0", ("bigram", "average"))
-    Plan(*about, **sizes, batch_size=4, prompt="", tokens=9).write(runs / "ladder-001")
+    LadderPlan(*about, **sizes, batch_size=4, prompt="", tokens=9).write(runs / "ladder-001")
     for rung in ("bigram", "average"):
         shutil.copytree(runs / "first", runs / f"ladder-001-{rung}")
     with trained_alone(project / "checkpoints" / "second", "wait"):
