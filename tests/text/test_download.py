@@ -107,6 +107,11 @@ def test_a_server_that_is_slow_is_given_up_at_the_deadline(
     assert "it is too slow" in error.message
 
 
+def test_a_body_that_breaks_off_is_refused(web: WebServer, destination: Path) -> None:
+    url = web.answer("/a", body(CONTENT[:-1], Content_Length=str(len(CONTENT))))
+    assert f"cannot download {url}" in refused(url, destination).message
+
+
 def test_a_body_of_unknown_length_is_read_to_its_end(web: WebServer, destination: Path) -> None:
     events: list[object] = []
     url = web.answer("/", body(CONTENT, Content_Length="", Content_Encoding="Identity"))

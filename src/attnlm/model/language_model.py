@@ -37,7 +37,10 @@ Caches = list[LayerCache] | None
 
 
 class LanguageModel(nn.Module):
-    """A model of the next token. `spec` describes it; ids are smaller than `vocab_size`."""
+    """A model of the next token. `spec` describes it; ids are smaller than `vocab_size`.
+
+    A call returns logits, (B, T) → (B, T, V). With caches, it takes only tokens that they lack.
+    """
 
     spec: ModelSpec
     vocab_size: int
@@ -46,10 +49,6 @@ class LanguageModel(nn.Module):
     def block_size(self) -> int:
         """Return the context: the most tokens that the model sees."""
         return self.spec.block_size
-
-    def forward(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
-        """Return logits, (B, T) → (B, T, V). With caches, pass only tokens that they lack."""
-        raise NotImplementedError
 
     def next_logits(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
         """Return the logits of the token after the last one, (B, T) → (B, V)."""
