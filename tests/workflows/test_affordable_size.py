@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, ignore
+from attnlm.base.settings import Settings
 from attnlm.compute.threads import threads_of_torch
 from attnlm.config.new_training import resolve_new
 from attnlm.config.recipes import load_recipe, load_sizes
@@ -157,6 +159,26 @@ def test_a_training_takes_one_of_the_sizes_and_records_it(
     again = json.loads((run.path / "config.json").read_text())["config"]
     assert resolve({}, again).settings() == run.config.settings()
     assert any(" epochs" in str(event) for event in told)
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_a_finished_run_of_any_size_is_accepted(
+    size: int, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, told = tmp_path / "mine.toml", list[object]()
+    sized = "".join(f"[[sizes]]\nembed_dim = {width}\n" for width in (8, 16))
+    path.write_text(f"budget = 1.0\nblock_size = 8\nbatch_size = 64\nheads = 2\n{sized}")
+
+    def chosen(recipes: Sequence[Settings], settings: Settings, *others: Any) -> Config:
+        return resolve(settings, {"dropout": 0.1, **recipes[size]}).with_training(steps=9)
+
+    monkeypatch.setattr("attnlm.workflows.train.affordable_size", chosen)
+    about: dict[str, Any] = {"recipe": path, "name": "mine", "checkpoint_dir": tmp_path / "runs"}
+    run = attnlm.train(dataset, seed=1, **about)
+    again = attnlm.train(dataset, seed=1, exist_ok=True, on_event=told.append, **about)
+    assert again.config == run.config and "nothing to train" in str(told[0])
+    with pytest.raises(AttnlmError, match="its `heads` differs"):
+        attnlm.train(dataset, seed=1, exist_ok=True, heads=4, **about)
 
 
 def test_an_existing_name_is_refused_before_sizes_are_timed(

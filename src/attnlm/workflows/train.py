@@ -20,7 +20,7 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.folders import resume_command
 from attnlm.base.readable import duration
-from attnlm.base.settings import Setting, described
+from attnlm.base.settings import Setting, Settings, described
 from attnlm.base.workspaces import FolderGoneError
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import LostProcessError, Processes, joined, restarts
@@ -311,11 +311,11 @@ def _existing(call: _Call, run: Run, asked: Resolved, dataset: Dataset, parent: 
 
 
 def _check_existing(run: Run, asked: Resolved, dataset: Dataset, parent: Run | None) -> None:
-    wanted = {k: v for k, v in asked.config.settings().items() if v != "auto"}
-    if "budget" in wanted:
-        wanted.pop("warmup", None)  # a run with a budget may have shortened the warmup
+    configs = [asked.config]
+    if len(asked.sizes) > 1:
+        configs = [resolve(asked.settings, size) for size in asked.sizes]
     recorded = run.config.settings()
-    differing = [key for key, value in wanted.items() if recorded.get(key) != value]
+    differing = min((_differing(config, recorded, asked) for config in configs), key=len)
     if run.dataset.train_sha256 != dataset.train_sha256:
         differing.append("data set")
     if (run.parent and run.parent.name) != (parent and parent.name):
@@ -334,6 +334,18 @@ def _check_existing(run: Run, asked: Resolved, dataset: Dataset, parent: Run | N
             f"a run called {run.name} exists, but it is not finished",
             f"resume it: {resume_command(run.path)}",
         )
+
+
+def _differing(config: Config, recorded: Settings, asked: Resolved) -> list[str]:
+    """Return the settings whose recorded values are not those of `config`.
+
+    Settings that a run chooses at its start, or with a budget in its course, do not count.
+    """
+    chosen = {"warmup"} if config.training.budget is not None else set()
+    if len(asked.sizes) > 1:
+        chosen |= {"dropout", "steps"} - asked.settings.keys()
+    wanted = {k: v for k, v in config.settings().items() if v != "auto" and k not in chosen}
+    return [key for key, value in wanted.items() if recorded.get(key) != value]
 
 
 # --- A resumed run --------------------------------------------------------------------------------
