@@ -6,6 +6,9 @@
     evaluate      a Run's loss on a validation split
     ladder        several models, trained on the same batches and compared
     attend        what each head of a Run attends to in a text: arrays, labelled with tokens
+    check         what holds for a class or function of your own, before it is trained
+    accept_code   lets the own code of somebody's run run here, once you read it
+    save_run      a Run of a model that a loop of your own trained
     heads         scores and names of a Run's heads, and the loss without each
     trace         one forward pass of a Run, step by step, or as a PyTorch script
     report        all results of a Run, for use in Python or as a page
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from attnlm.base.errors import UsageError as UsageError
     from attnlm.base.events import Note as Note
     from attnlm.base.events import Progress as Progress
+    from attnlm.base.own_code import accept_code as accept_code
     from attnlm.config.recipes import RecipeEntry as RecipeEntry
     from attnlm.config.recipes import list_recipes as list_recipes
     from attnlm.data.batches import Batches as Batches
@@ -95,12 +99,14 @@ if TYPE_CHECKING:
     from attnlm.training.events import Started as Started
     from attnlm.training.events import Stepped as Stepped
     from attnlm.training.validation import Evaluation as Evaluation
+    from attnlm.workflows.check import check as check
     from attnlm.workflows.doctor import Finding as Finding
     from attnlm.workflows.doctor import doctor as doctor
     from attnlm.workflows.evaluate import evaluate as evaluate
     from attnlm.workflows.export import export as export
     from attnlm.workflows.ladder import LadderStarted as LadderStarted
     from attnlm.workflows.ladder import ladder as ladder
+    from attnlm.workflows.save_run import save_run as save_run
     from attnlm.workflows.train import train as train
 
 __version__ = "1.0.0"
@@ -108,14 +114,17 @@ __version__ = "1.0.0"
 _NAMES = {
     "base.errors": "AttnlmError UsageError",
     "base.events": "Note Progress",
+    "base.own_code": "accept_code",
     "config.recipes": "RecipeEntry list_recipes",
     "data.batches": "Batches",
     "data.dataset": "Dataset DatasetEntry list_datasets open_dataset",
     "data.prepare": "prepare",
+    "workflows.check": "check",
     "workflows.doctor": "Finding doctor",
     "workflows.evaluate": "evaluate",
     "workflows.export": "export",
     "workflows.ladder": "LadderStarted ladder",
+    "workflows.save_run": "save_run",
     "workflows.train": "train",
     "generation.sampling": "sample samples",
     "runs.hugging_face.import_run": "import_run",

@@ -26,6 +26,7 @@ _COMMANDS = {
         "sample": "sample:sample",
     },
     "Look inside": {
+        "check": "check:check",
         "eval": "see:evaluate",
         "ladder": "ladder:ladder",
         "attend": "see:attend",

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from attnlm.base.folders import flag
@@ -16,6 +16,9 @@ from attnlm.config.settings import RECORD_OF
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from attnlm.workflows.doctor import Finding
+
+_LABEL = 14  # characters of a finding's name
 _NARROWEST = 9  # characters: a column of texts is not made narrower than this
 
 
@@ -44,6 +47,19 @@ def result_json(content: Mapping[str, Any]) -> None:
     Raises ValueError for NaN or infinity, which JSON lacks.
     """
     result(json.dumps(content, allow_nan=False, default=os.fspath))
+
+
+def findings(found: Iterable[Finding], *, show: bool) -> list[Finding]:
+    """Return all findings; if `show` is True, also print each when it comes."""
+    kept = []
+    for finding in found:
+        kept.append(finding)
+        lines = [f"{finding.name:<{_LABEL}}{finding.text}"]
+        if finding.remedy:
+            lines.append(f"{'':<{_LABEL}}→ {finding.remedy}")
+        for line in lines if show else []:
+            result(one_line(with_flags(line)))
+    return kept
 
 
 def has_colour() -> bool:

@@ -47,7 +47,7 @@ _SIZES = (
 def parts_in_words(model: ModelSpec) -> str:
     """Return `heads 4, embed_dim 64, mlp none`: sizes, and settings not at the model's default."""
     settings = model.settings()
-    usual = resolve({"model": model.name}).spec.settings()
+    usual = resolve({"model": model.preset}).spec.settings() if model.preset else {}
     sizes = [name for name in _SIZES if settings.get(name)]
     changed = [n for n in settings if n not in _SIZES and settings[n] != usual.get(n)]
     return ", ".join(f"{name} {in_words(settings[name])}" for name in (*sizes, *changed))

@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -23,6 +24,7 @@ import typer
 from attnlm.base import signals
 from attnlm.base.errors import AlreadyReportedError, AttnlmError
 from attnlm.base.files import remedy
+from attnlm.base.own_code import CodeNotAcceptedError, own_traceback
 from attnlm.base.signals import Interrupted, leave
 from attnlm.base.suggestions import same, suggestion
 from attnlm.cli import console
@@ -114,6 +116,10 @@ def run(command: Callable[[], object]) -> int:
         command()
     except AlreadyReportedError as error:
         return error.exit_code
+    except CodeNotAcceptedError as error:
+        again = shlex.join(["attnlm", *sys.argv[1:], "--code", str(error.path)])
+        console.fail(error.message, f"read it, then: {again}")
+        return error.exit_code
     except AttnlmError as error:
         console.fail(error.message, error.hint)
         return error.exit_code
@@ -133,6 +139,10 @@ def run(command: Callable[[], object]) -> int:
 
 def _explain(error: BaseException) -> int:
     text = str(error)
+    if (lines := own_traceback(error)) is not None:
+        for line in lines.splitlines():
+            console.say(line)
+        return 1
     if hasattr(error, "format_message"):  # an exception of Typer: invalid arguments
         return _explain_usage(error)
     has_no_memory = "out of memory" in text or "can't allocate memory" in text

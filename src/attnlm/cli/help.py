@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from attnlm.base.errors import UsageError
+from attnlm.base.own_code import accept_code
 from attnlm.base.settings import Setting, Settings, fields_of, help_of
 from attnlm.cli.console import result, with_flags
 from attnlm.config.settings import RECORD_OF, resolve
@@ -37,6 +38,8 @@ class Command(TyperCommand):
         """The options in `groups` that --help shows. If this is empty, --help shows all."""
         if any(parameter.name == "run" for parameter in self.params):
             self.params += _made_by_typer(_run_option)
+        if self.name in _MAY_RUN_CODE:
+            self.params += _made_by_typer(_code_option)
 
     def arrange(self, groups: Mapping[str, Iterable[str]], common: Iterable[str]) -> None:
         """Set `groups` and `common`. If `common` is not empty, add the option --help-all."""
@@ -49,6 +52,8 @@ class Command(TyperCommand):
         typed = list(args)
         rest = super().parse_args(ctx, args)
         ctx.params.pop("help_all", None)
+        for path in ctx.params.pop("accepted", None) or ():
+            accept_code(path)
         if not ctx.resilient_parsing:
             _refuse_repeated(self.make_parser(ctx).parse_args(typed)[2])
         if "run" in ctx.params and (named := ctx.params.pop("run_option")) is not None:
@@ -100,6 +105,20 @@ def _refuse_repeated(typed: Iterable[Any]) -> None:
 
 def _run_option(run_option: str | None = typer.Option(None, "--run", hidden=True)) -> None:
     """Declare the hidden option --run."""
+
+
+# Commands that load the model of a run, and so may run its own code.
+_MAY_RUN_CODE = (
+    *("train", "sample", "eval", "ladder", "attend", "trace", "heads", "report", "plan"),
+    "export",
+)
+_CODE = "accept the code of its own that a run has: code/FILE.py in its folder, once you read it"
+
+
+def _code_option(
+    accepted: list[str] | None = typer.Option(None, "--code", help=_CODE, metavar="<path>"),
+) -> None:
+    """Declare the option --code."""
 
 
 def _show_all(ctx: typer.Context, wanted: bool) -> None:

@@ -24,7 +24,6 @@ from attnlm.cli.help import in_words
 from attnlm.cli.options import REQUIRED, argument, switch
 
 _SHOWN_OF_A_HASH = 12  # characters
-_LABEL = 14  # characters of a finding's name
 _YOURS = ("runs", "datasets")
 KINDS = (*_YOURS, "recipes")
 
@@ -260,15 +259,8 @@ def doctor(
     json: bool = options.JSON,
 ) -> None:
     """Check this machine: devices, kernels, caches, network, speed."""
-    found: list[attnlm.Finding] = []
     findings = attnlm.doctor(offline=offline, on_event=console.say_aside)
-    for finding in itertools.chain(findings, [_terminal()]):
-        found.append(finding)
-        lines = [f"{finding.name:<{_LABEL}}{finding.text}"]
-        if finding.remedy:
-            lines.append(f"{'':<{_LABEL}}→ {finding.remedy}")
-        for line in [] if json else lines:
-            console.result(console.one_line(console.with_flags(line)))
+    found = console.findings(itertools.chain(findings, [_terminal()]), show=not json)
     remedies = sum(bool(finding.remedy) for finding in found)
     is_fatal = any(finding.is_fatal for finding in found)
     if json:

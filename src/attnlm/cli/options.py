@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 
+from attnlm.base.errors import UsageError
 from attnlm.base.files import utf8
 from attnlm.base.folders import flag
 from attnlm.base.settings import fields_of, help_of, number, type_of
@@ -153,6 +154,19 @@ def typed(argument: str, name: str) -> str:
     return utf8(os.fsencode(argument), name)
 
 
+def arguments(typed: Sequence[str] | None) -> dict[str, str]:
+    """Return the values given by --set. Raises UsageError for a text without `=`."""
+    found: dict[str, str] = {}
+    for text in typed or ():
+        name, equals, value = (word.strip() for word in text.partition("="))
+        if not (name and equals):
+            raise UsageError(f"--set {text!r} has no value", "write --set NAME=VALUE")
+        if name in found:
+            raise UsageError(f"{name} is set twice", "set it only once")
+        found[name] = value
+    return found
+
+
 def _check_device(device: str) -> str:
     check_setting("device", device)  # before torch is loaded
     return device
@@ -179,6 +193,11 @@ START_FROM = option(
     names=["--from"],
 )
 NAME = option(None, "name of the run; default: <model>-001, <model>-002, …")
+SET = option(
+    None,
+    "value of an argument of your own code, NAME=VALUE; may be repeated",
+    names=["--set"],
+)
 JSON = switch("print one JSON object on stdout", "--json")
 QUIET = switch("print warnings and results only", "--quiet", "-q")
 OFFLINE = switch("never use the network", "--offline")

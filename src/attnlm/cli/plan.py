@@ -17,8 +17,9 @@ from attnlm.cli import console, options
 from attnlm.cli.displays import Display, adapters_in_words, division_in_words, parts_in_words
 from attnlm.cli.options import option, with_options
 from attnlm.compute.processes import is_launched, is_main
+from attnlm.config.new_training import resolve_typed
 from attnlm.config.recipes import load_recipe
-from attnlm.config.settings import RECORD_OF, resolve
+from attnlm.config.settings import RECORD_OF
 from attnlm.model.architecture import Architecture
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _WHERE = (
     *("peak", "share"),
 )
 GROUPS = {
-    "Model": fields_of(Architecture),
+    "Model": [*fields_of(Architecture), "set_"],
     "Training": _TRAINING,
     "Device": _WHERE,
     "Budget": ("tokens", "steps"),
@@ -65,6 +66,7 @@ def plan(
         "peak FLOP/s of the device of each process, such as 989e12; "
         "default: measure ten steps on this machine",
     ),
+    set_: list[str] | None = options.SET,
     share: float | None = option(None, "fraction of the peak that training reaches; default: 0.4"),
     recipe: str | None = options.RECIPE,
     start_from: str | None = options.START_FROM,
@@ -76,10 +78,11 @@ def plan(
     """Show what a training run would cost: memory, FLOPs and time."""
     settings["steps"] = steps
     given = {name: value for name, value in settings.items() if value is not None}
+    given |= {"set": named} if (named := options.arguments(set_)) else {}
     parent = None
     if start_from is not None:
         parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
-    config = resolve(given, {} if recipe is None else load_recipe(recipe), parent)
+    config = resolve_typed(given, {} if recipe is None else load_recipe(recipe), parent)
     if vocab_size is None:
         try:  # before torch is loaded
             find_folder(dataset, data_dir, kind="data set")

@@ -25,6 +25,7 @@ from attnlm.config.recipes import load_recipe, to_toml
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import RUNGS, Architecture
+from attnlm.runs.run import NOT_COMPARABLE
 
 if TYPE_CHECKING:
     from attnlm.runs.journal import EvaluationRecord
@@ -34,12 +35,13 @@ _MOST_FOR_EACH_CORE = 4  # processes; resuming a run of more needs --processes
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
     *("recipe", "print_config", "name", "exist_ok", "checkpoint_dir", "resume", "start_from"),
+    *("force", "accepted"),
     *("checkpoint", "log", "device", "dtype", "compile", "threads", "processes"),
 )
 
 
 GROUPS = {
-    "Model": fields_of(Architecture),
+    "Model": [*fields_of(Architecture), "set_"],
     "Data": _DATA,
     "Training": [name for name in fields_of(TrainingConfig) if name not in (*_DATA, *_RUN)],
     "Run": _RUN,
@@ -64,6 +66,8 @@ def train(
     checkpoint_dir: Path = options.CHECKPOINT_DIR,
     data_dir: Path = options.DATA_DIR,
     verify: bool = options.VERIFY,
+    set_: list[str] | None = options.SET,
+    force: bool = switch("train also a model that sees later tokens", "--force"),
     resume: str | None = option(None, "name or path of a run to resume", completion.runs),
     start_from: str | None = options.START_FROM,
     checkpoint: str = option(
@@ -90,6 +94,7 @@ def train(
     applies to gpt2 only.
     """
     given = {name: value for name, value in settings.items() if value is not None}
+    given |= {"set": named} if (named := options.arguments(set_)) else {}
     parent = None
     if start_from is not None and not is_launched():
         parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
@@ -135,6 +140,7 @@ def train(
                 checkpoint=checkpoint,
                 name=name,
                 exist_ok=exist_ok,
+                force=force,
                 checkpoint_dir=checkpoint_dir,
                 data_dir=data_dir,
                 verify=verify,
@@ -206,6 +212,7 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
             "baselines": reference_losses(run.vocab_size, run.dataset),
             "verdict": console.with_flags(verdict(result.records, run.dataset)),
             "time": f"{duration(last.seconds)}, {last.tokens:,} tokens",
+            **({NOT_COMPARABLE.partition(":")[0]: run.leaks} if run.leaks else {}),
         }
     )
     if not quiet:
@@ -224,6 +231,7 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
         "tokens_per_second": last.tokens_per_second,
         "whole": {which: asdict(measured) for which, measured in result.whole.items()},
         "estimated_memory": memory,
+        "leaks": run.leaks,
     }
     console.result_or_json(str(run.path), facts, json)
 

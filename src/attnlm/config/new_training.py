@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.own_code import OwnCode, is_code_name, named_code, passed_code
 from attnlm.base.settings import Setting, Settings
 from attnlm.config.recipes import load_sizes
-from attnlm.config.settings import Config, ParentRun, resolve
+from attnlm.config.settings import CHOSEN_BY_NAME, Config, ParentRun, resolve
+from attnlm.model.own import PREFIX, completed
 
 
 class Resolved(NamedTuple):
@@ -39,13 +42,41 @@ def resolve_new(
     sizes: list[Settings] = [{}] if recipe is None else load_sizes(str(recipe))
     if len(sizes) > 1:
         _check_several(f"the recipe {recipe}", sizes, dict(settings), parent)
-    config = resolve(settings, sizes[0], parent)
+    settings = with_own_code(settings)
+    config = resolve_typed(settings, sizes[0], parent)
     if parent is None and config.training.lora is not None:
         raise UsageError(
             "`lora` needs a run to adapt",
             "name the run with `start_from`, or leave `lora` out",
         )
     return Resolved(config, sizes, settings)
+
+
+def resolve_typed(
+    settings: Mapping[str, Any], recipe: Mapping[str, Setting], parent: ParentRun | None = None
+) -> Config:
+    """Resolve settings that the user gave, which may name own code. Raises as `resolve` does."""
+    settings = with_own_code(settings)
+    config = resolve(settings, recipe, parent)
+    return replace(config, spec=completed(config.spec, settings))
+
+
+def with_own_code(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in which own code, named or passed as a class or function, is an OwnCode.
+
+    The arguments in `set`, a dictionary, become settings. Raises UsageError and AttnlmError as
+    `named_code` and `passed_code` do.
+    """
+    found = dict(settings)
+    for name, value in found.items():
+        if name in CHOSEN_BY_NAME and is_code_name(value) and not isinstance(value, OwnCode):
+            found[name] = named_code(value)
+        elif name in CHOSEN_BY_NAME and callable(value):
+            found[name] = passed_code(value)
+    given = found.pop("set", None) or {}
+    if not isinstance(given, Mapping):
+        raise UsageError("`set` must be a dictionary", "write set={'name': value}")
+    return found | {PREFIX + str(name): value for name, value in given.items()}
 
 
 def _check_several(

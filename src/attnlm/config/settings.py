@@ -9,10 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import PRESETS, Architecture, architecture, unused
+from attnlm.model.own import CODE, PREFIX, own_model, own_parts
 from attnlm.model.spec import ModelSpec, Use
 
 
@@ -49,10 +51,19 @@ class Config:
         """Return the number of tokens per step, summed over all processes."""
         return self.training.batch_size * self.spec.block_size
 
+    @property
+    def codes(self) -> list[OwnCode]:
+        """Return the own code that the run needs."""
+        return [value for value in self.settings().values() if isinstance(value, OwnCode)]
+
     def settings(self) -> Settings:
         """Return the settings of model and training in one dictionary, which is a valid recipe."""
         training = {k: v for k, v in asdict(self.training).items() if v is not None}
-        return {**self.spec.settings(), **training}
+        found = {**self.spec.settings(), **training}
+        hashes = {v.file: v.sha256 for v in found.values() if isinstance(v, OwnCode)}
+        if hashes:
+            found[CODE] = " ".join(f"{name}:{sha256}" for name, sha256 in hashes.items())
+        return found
 
     def with_training(self, **changed: Any) -> Config:
         """Return the configuration with some training settings changed, without checking them."""
@@ -65,8 +76,10 @@ RECORD_OF: dict[str, type] = {
 """The record of each setting. The model's settings come first."""
 del RECORD_OF["wide_heads"]
 # Keys that a recipe may also have. attnlm 1.0.0 recorded the changing plan of a budget in "stages".
-_NOT_SETTINGS = ("stages", "tokenizer")
+_NOT_SETTINGS = ("stages", "tokenizer", CODE)
 _MOST_NAMED = 5
+CHOSEN_BY_NAME = ("model", "attention", "mlp", "scores", "loss")
+"""Settings that may name own code."""
 
 # Default training settings of each model, measured on Tiny Shakespeare's characters and tuned on
 # the last tenth of its training split. A model without an entry has those of _ONE_LAYER, or of
@@ -95,7 +108,8 @@ ADAPTERS_RATE = 0.001
 
 def unknown_settings(recorded: Iterable[str]) -> str:
     """Return the keys in a run's configuration that are not settings, for a message, or ""."""
-    unknown = [quoted(key) for key in recorded if key not in (*RECORD_OF, *_NOT_SETTINGS)]
+    known = (*RECORD_OF, *_NOT_SETTINGS)
+    unknown = [quoted(k) for k in recorded if k not in known and not k.startswith(PREFIX)]
     more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
     return ", ".join(unknown[:_MOST_NAMED]) + more
 
@@ -112,7 +126,8 @@ def resolve(
     """
     recipe = dict(recipe or {})
     tokenizer = recipe.pop("tokenizer", None)
-    recipe.pop("stages", None)
+    for key in ("stages", CODE):
+        recipe.pop(key, None)
     if tokenizer is not None and not (
         isinstance(tokenizer, str) and re.fullmatch(r"[a-z0-9_:]{1,20}", tokenizer)
     ):
@@ -133,24 +148,60 @@ def resolve(
 def _resolved(settings: Settings, recipe: Settings, parent: ParentRun | None) -> Config:
     recipe = _without_alternatives(recipe, settings)
     for name, value in (*recipe.items(), *settings.items()):
-        check_setting(name, value)
+        if not name.startswith(PREFIX) and not isinstance(value, OwnCode):
+            check_setting(name, value)
     if "steps" in settings and "budget" in settings:
         raise UsageError("`steps` and `budget` cannot be combined", "use only one of them")
     if parent is not None:
         settings = {**_inherited(parent, {**recipe, **settings}), **settings}
     given = {**recipe, **settings}
-    name = str(given.pop("model", fields_of(Architecture)["model"].default))
-    parts = {k: v for k, v in given.items() if RECORD_OF[k] is Architecture}
-    used = _with_effect(name, parts, settings)
-    model = architecture(name, used)
-    chosen = {k: v for k, v in given.items() if RECORD_OF[k] is TrainingConfig}
+    chosen = {k: v for k, v in given.items() if RECORD_OF.get(k) is TrainingConfig}
+    parts = {k: v for k, v in given.items() if k not in chosen}
+    model, dropped = _model(parts, settings)
     training = TrainingConfig(**(_training_defaults(model, chosen) | chosen))  # type: ignore[arg-type]
     _check_training(model, training)
     training = _with_adapters(model, training)
     if training.budget is None and training.steps is not None:
         every = training.eval_every or max(1, math.ceil(training.steps / 10))
         training = replace(training, eval_every=every)
-    return Config(model, training, tuple(k for k in parts if k not in used))
+    return Config(model, training, dropped)
+
+
+def _model(parts: Settings, settings: Settings) -> tuple[ModelSpec, tuple[str, ...]]:
+    """Return the model with these parts, and the recipe's parts that have no effect in it.
+
+    `settings` are those that the user gave beside a recipe.
+    """
+    codes = {name: code for name, code in parts.items() if isinstance(code, OwnCode)}
+    _check_files(codes.values())
+    parts = {k: v for k, v in parts.items() if k not in codes}
+    arguments = {k.removeprefix(PREFIX): v for k, v in parts.items() if k.startswith(PREFIX)}
+    if arguments and not codes:
+        raise UsageError(
+            f"{next(iter(arguments))!r} is set, but no code of your own takes arguments",
+            "name the code, as in `attention` mine.py:MyHead",
+        )
+    for name in parts.keys() & set(CHOSEN_BY_NAME):
+        if is_code_name(parts[name]):
+            raise UsageError(
+                f"`{name}` {quoted(parts[name])} names code, and a file may not",
+                "name the code as an option, or in Python",
+            )
+    if "model" in codes:
+        return own_model(codes, parts), ()
+    name = str(parts.pop("model", fields_of(Architecture)["model"].default))
+    if codes:
+        return own_parts(name, parts, codes), ()
+    used = _with_effect(name, parts, settings)
+    return architecture(name, used), tuple(k for k in parts if k not in used)
+
+
+def _check_files(codes: Iterable[OwnCode]) -> None:
+    """Raise UsageError if two files have the same name, under which a run keeps them."""
+    hashes: dict[str, str] = {}
+    for code in codes:
+        if hashes.setdefault(code.file, code.sha256) != code.sha256:
+            raise UsageError(f"two files are called {code.file}", "rename one of them")
 
 
 def _without_alternatives(recipe: Settings, settings: Settings) -> Settings:
@@ -173,14 +224,15 @@ def _inherited(parent: ParentRun, given: Settings) -> Settings:
     Raises UsageError if `given` changes a setting that the weights depend on.
     """
     fixed = parent.config.spec.settings()
-    for key in given.keys() & fields_of(Architecture).keys() - {"dropout"}:
+    names = {*fields_of(Architecture), *(key for key in given if key.startswith(PREFIX))}
+    for key in given.keys() & names - {"dropout"}:
         if given[key] != fixed.get(key):
             has = quoted(fixed[key]) if key in fixed else "none"
             raise UsageError(
                 f"`{key}` cannot be changed: the weights come from {parent.name}",
                 f"its `{key}` is {has}: leave `{key}` out, or train from scratch",
             )
-    return {key: value for key, value in fixed.items() if key not in given}
+    return {key: value for key, value in fixed.items() if key not in (*given, CODE)}
 
 
 def _with_effect(model: str, parts: Settings, settings: Settings) -> Settings:
@@ -197,14 +249,15 @@ def _with_effect(model: str, parts: Settings, settings: Settings) -> Settings:
     return parts
 
 
-def _training_defaults(model: Architecture, chosen: Settings) -> Settings:
+def _training_defaults(model: ModelSpec, chosen: Settings) -> Settings:
     """Return the defaults of the model's training that depend on the model or on `chosen`."""
-    is_deep = bool(PRESETS[model.model].parts.get("residual"))
-    defaults = dict(_TRAINING_DEFAULTS.get(model.model, _DEEP if is_deep else _ONE_LAYER))
-    if _has_matrices(model):
+    preset = model.preset
+    is_deep = preset not in PRESETS or bool(PRESETS[preset].parts.get("residual"))
+    defaults = dict(_TRAINING_DEFAULTS.get(preset, _DEEP if is_deep else _ONE_LAYER))
+    if model.supports(Use.MUON) is None:
         usual = _LEARNING_RATES["transformer" if is_deep else "multi-head"]
         optimizer = str(chosen.get("optimizer", "muon"))
-        rate = _LEARNING_RATES.get(model.model, usual)[optimizer]
+        rate = _LEARNING_RATES.get(preset, usual)[optimizer]
         defaults |= {"optimizer": optimizer, "learning_rate": rate}
     if "lora" in chosen:
         defaults |= {"optimizer": "adamw", "learning_rate": ADAPTERS_RATE}
@@ -225,7 +278,8 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
     }.items():
         if are_both_set:
             raise UsageError(f"{one} cannot be combined with {other}", "leave one of them out")
-    for name, use in {"recompute": Use.RECOMPUTE, "lora": Use.LORA}.items():
+    uses = {"recompute": Use.RECOMPUTE, "lora": Use.LORA, "shard": Use.SHARDING}
+    for name, use in uses.items():
         if getattr(training, name) and (reason := model.supports(use)) is not None:
             raise UsageError(
                 f"{model.name} does not support `{name}`: {reason}", f"leave `{name}` out"
@@ -246,7 +300,7 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
             f"{training.learning_rate:g}",
             f"use `min_learning_rate` {training.learning_rate:g} or less",
         )
-    if training.optimizer == "muon" and not _has_matrices(model):
+    if training.optimizer == "muon" and model.supports(Use.MUON) is not None:
         raise UsageError(
             f"`optimizer` muon has no matrices to update inside {model.name}",
             "use `optimizer` adamw",
@@ -278,10 +332,6 @@ def _with_adapters(model: ModelSpec, training: TrainingConfig) -> TrainingConfig
     ordered = ",".join(name for name in there if name in named)
     alpha = training.lora_alpha or 2.0 * training.lora
     return replace(training, lora_alpha=alpha, lora_on=ordered)
-
-
-def _has_matrices(model: ModelSpec) -> bool:
-    return bool(model.costs(vocab_size=0).matrices)
 
 
 def check_setting(name: str, value: Setting) -> None:

@@ -98,6 +98,10 @@ class TrainingConfig:
     weight_decay_on: str = setting(
         "parameters with weight decay", default="matrices", choices=("matrices", "all")
     )
+    loss: str | None = setting(
+        "your own training loss, FILE.py:NAME: a function of logits, ids and targets; "
+        "default: the mean cross-entropy"
+    )
     gradient_clip: float | None = setting(
         "maximum norm of the gradient; default: no clipping", above=0, at_most=1e38
     )

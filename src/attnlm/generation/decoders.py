@@ -245,15 +245,17 @@ class ModuleDecoder:
     def __init__(self, model: LanguageModel, device: Device) -> None:
         self._model = model
         self._device = device
-        self._caches = list[LayerCache]()
+        has_cache = model.spec.supports(Use.CACHE) is None
+        self._caches: list[LayerCache] | None = [] if has_cache else None
 
     def logits(self, ids_BS: Ids, known: int) -> Array:
         """Return the next token's logits, (B, V), in float32 at least. The cache must hold the
         first `known` tokens of the window `ids_BS`."""
         # An attention from outside may keep nothing in its cache: it computes all tokens again.
-        if any(cache.length != known for cache in self._caches):
+        caches = self._caches or []
+        if self._caches is None or any(cache.length != known for cache in caches):
             known = 0
-            for cache in self._caches:  # their memory is used again
+            for cache in caches:  # their memory is used again
                 cache.length = 0
         ids = torch.from_numpy(np.ascontiguousarray(ids_BS[:, known:])).to(self._device.torch)
         with torch.inference_mode(), self._device.autocast():

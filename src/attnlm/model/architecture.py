@@ -41,6 +41,8 @@ _KNOWING_PARTS = frozenset(
 _ANY = "any"
 """In `needs`: any value except none"""
 _SOFTMAX = ("attention", "softmax")
+OWN = "own"
+"""The value of a part that the user's own code replaces; see own.py"""
 _ROTARY = ("positions", "rotary")
 
 
@@ -75,7 +77,7 @@ class Architecture:
     """
 
     model: str = _core_part(
-        "a rung of the ladder, or a small version of a published model",
+        "a rung of the ladder, a small version of a published model, or your own, FILE.py:NAME",
         default="multi-head",
         choices=MODELS,
     )
@@ -84,11 +86,19 @@ class Architecture:
     block_size: int = _core_size("context: the number of tokens that the model sees", default=64)
     attention: str = _known_part(
         "attention weights: softmax (of queries and keys), uniform (over the past), parameter-free "
-        "(softmax of the embeddings), or none",
+        "(softmax of the embeddings), none, or your own module, FILE.py:NAME",
         default="softmax",
         choices=("softmax", "uniform", "parameter-free", "none"),
     )
-    heads: int = _core_size("attention heads per layer", default=1, needs=(_SOFTMAX,))
+    scores: str = _part(
+        "attention scores: scaled products of queries and keys, or your own module, FILE.py:NAME",
+        default="products",
+        choices=("products",),
+        needs=(_SOFTMAX,),
+    )
+    heads: int = _core_size(
+        "attention heads per layer", default=1, needs=(_SOFTMAX, ("attention", OWN))
+    )
     kv_heads: int | None = _core_size(
         "key/value heads, each shared by a group of query heads; default: as many as `heads`",
         needs=(_SOFTMAX,),
@@ -149,7 +159,7 @@ class Architecture:
         needs=(("norm", _ANY), ("query_key_norm", True)),
     )
     mlp: str = _known_part(
-        "MLP after the attention of each block",
+        "MLP after the attention of each block, also your own module, FILE.py:NAME",
         default="none",
         choices=("swiglu", "gelu", "relu2", "none"),
     )
@@ -195,6 +205,11 @@ class Architecture:
     @property
     def name(self) -> str:
         """Return the name of the preset."""
+        return self.model
+
+    @property
+    def preset(self) -> str:
+        """Return the preset whose training defaults the model has."""
         return self.model
 
     @property
@@ -293,6 +308,10 @@ class Architecture:
         match use:
             case Use.EXPORT | Use.GROWTH | Use.TEXTBOOK | Use.TRACE | Use.PAGE:
                 return {}
+            case Use.CACHE | Use.SHARDING:
+                return {}
+            case Use.MUON:
+                return {"matrices inside its blocks": bool(map_shapes(self))}
             case Use.ATTENTION_MAPS:
                 return {"attention": self.maps_per_layer > 0}
             case Use.NATIVE_ATTENTION:
@@ -423,7 +442,7 @@ def unused(name: str, settings: Mapping[str, Any]) -> str | None:
 
     if not needs or any(is_there(other, wanted) for other, wanted in needs):
         return None
-    return " or ".join(_in_words(other, wanted) for other, wanted in needs)
+    return " or ".join(_in_words(other, value) for other, value in needs if value != OWN)
 
 
 def _in_words(name: str, value: Any) -> str:
@@ -441,7 +460,8 @@ class Preset:
     settings: tuple[str, ...]
 
 
-_ALL_PARTS = tuple(f.name for f in fields(Architecture) if f.name not in ("model", "wide_heads"))
+_NOT_PARTS = ("model", "wide_heads", "scores")
+_ALL_PARTS = tuple(f.name for f in fields(Architecture) if f.name not in _NOT_PARTS)
 _TRANSFORMER: Settings = {
     "embed_dim": 128,
     "heads": 4,

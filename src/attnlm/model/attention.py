@@ -6,6 +6,8 @@ K key and value heads, D head size, E value size, N concatenated outputs of seve
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -24,6 +26,7 @@ def attention(
     causal: bool = True,
     scale: float | None = None,
     dropout: float = 0.0,
+    scores: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Return softmax(mask(scale · q kᵀ)) v (Vaswani et al., 2017).
 
@@ -31,17 +34,23 @@ def attention(
     head serves H / K query heads (Ainslie et al., 2023). `scale` is 1/√D by default.
     The causal mask is aligned to the last key: query t sees keys up to S − T + t. The queries can
     therefore be the newest tokens only, and the keys of older tokens can come from a cache.
-    `dropout` is the probability with which each attention weight is dropped.
+    `dropout` is the probability with which each attention weight is dropped. `scores` computes
+    other scores than scale · q kᵀ from queries and keys: (B, H, T, D), (B, H, S, D) → (B, H, T, S).
     """
     assert not causal or query.size(-2) <= key.size(-2), "a causal query without a key of its own"
-    if not dropout:
+    if not dropout and scores is None:
         return fused_attention(query, key, value, scale, causal=causal)
     key, value = shared_heads(query.size(-3), key, value)
-    scores = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
+    if scores is None:
+        scores_BHTS = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
+    else:
+        scores_BHTS = scores(query, key)
     if causal:
-        later = torch.ones_like(scores[0, 0], dtype=torch.bool)
-        scores = scores.masked_fill(later.triu(key.size(-2) - query.size(-2) + 1), -torch.inf)
-    return dropped(torch.softmax(scores, -1), dropout) @ value
+        later = torch.ones_like(scores_BHTS[0, 0], dtype=torch.bool)
+        later = later.triu(key.size(-2) - query.size(-2) + 1)
+        scores_BHTS = scores_BHTS.masked_fill(later, -torch.inf)
+    weights = torch.softmax(scores_BHTS, -1)
+    return (dropped(weights, dropout) if dropout else weights) @ value
 
 
 class LayerCache:
@@ -72,8 +81,9 @@ class SelfAttention(Hookable):
 
     joins_weights = True
 
-    def __init__(self, a: Architecture) -> None:
+    def __init__(self, a: Architecture, scores: nn.Module | None = None) -> None:
         super().__init__()
+        self.scores = scores
         self.heads, self.kv_heads, self.head_size = a.heads, a.num_kv_heads, a.head_dim
         # With a residual stream, dropout applies to the attention's output instead, so that
         # attention kernels without dropout can be used.
@@ -107,7 +117,7 @@ class SelfAttention(Hookable):
         dropout = self.dropout if self.training else 0.0
         if cache is not None:
             key, value = cache.append(key, value)
-        mixed_BHTD = attention(query, key, value, dropout=dropout)
+        mixed_BHTD = attention(query, key, value, dropout=dropout, scores=self.scores)
         mixed = mixed_BHTD.transpose(1, 2).flatten(2)
         return mixed if self.projection is None else self.projection(mixed)
 

@@ -69,10 +69,17 @@ def check_textbook(model: LanguageModel, name: str) -> None:
 def model_of(spec: ModelSpec, vocab_size: int, weights: Mapping[str, Tensor]) -> LanguageModel:
     """Return the model with these weights as its parameters, without copying them."""
     model = empty_model(spec, vocab_size)
-    for name, parameter in model.named_parameters():
-        assert parameter.shape == weights[name].shape, name
-        parameter.data = weights[name]
+    for name, tensor in stored_tensors(model).items():
+        assert tensor.shape == weights[name].shape, name
+        tensor.data = weights[name]
     return model
+
+
+def stored_tensors(model: LanguageModel) -> dict[str, Tensor]:
+    """Return the tensors that a checkpoint holds: parameters, and buffers of own code."""
+    buffers = dict(model.named_buffers())
+    kept = {n: buffers[n] for n in model.state_dict().keys() & buffers.keys()}
+    return dict(model.named_parameters()) | {n: b for n, b in kept.items() if b.is_floating_point()}
 
 
 def empty_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlm.base.errors import AttnlmError
+from attnlm.base.own_code import OwnCode
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import LayerCache, ParameterFreeAttention, SelfAttention
 from attnlm.model.layers import (
@@ -30,6 +31,7 @@ from attnlm.model.layers import (
 from attnlm.model.ops.block import BlockForm, block_pass, have_gradients, native_block_kernels
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.pointwise import Rotation, gelu, rotary_angles, swiglu
+from attnlm.model.own import OwnParts
 from attnlm.model.spec import ModelSpec
 
 Caches = list[LayerCache] | None
@@ -49,6 +51,10 @@ class LanguageModel(nn.Module):
     def block_size(self) -> int:
         """Return the context: the most tokens that the model sees."""
         return self.spec.block_size
+
+    def is_matrix(self, name: str, parameter: Tensor) -> bool:
+        """Return True for a matrix inside the blocks, which Muon may update."""
+        return parameter.ndim == 2 and name.startswith("blocks.")
 
     def next_logits(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
         """Return the logits of the token after the last one, (B, T) → (B, V)."""
@@ -94,12 +100,17 @@ class Transformer(LanguageModel):
     """True to recompute the activations of blocks in the backward pass instead of keeping them."""
 
     def __init__(
-        self, architecture: Architecture, vocab_size: int, placed: Callable[[Block], Block]
+        self,
+        architecture: Architecture,
+        vocab_size: int,
+        placed: Callable[[Block], Block],
+        own: OwnParts | None = None,
     ) -> None:
         super().__init__()
-        a = architecture
-        self.spec = self.architecture = architecture
+        a = self.architecture = architecture
+        self.spec = architecture if own is None else own
         self.vocab_size = vocab_size
+        body_dim = a.body_dim if own is None else own.body_dim
         self.token_embedding = nn.Embedding(vocab_size, a.width)
         # In measurements, models learned faster with embeddings smaller than the blocks' outputs.
         std = (0.02 if a.tie_embeddings else 0.3) if a.residual else 1.0
@@ -110,9 +121,9 @@ class Transformer(LanguageModel):
             self.position_embedding = nn.Embedding(a.block_size, a.width)
             nn.init.normal_(self.position_embedding.weight, std=std if a.residual else 0.5)
         self.dropout = Dropout(a.dropout if a.residual else 0.0)
-        self.blocks = nn.ModuleList(placed(Block(a)) for _ in range(a.layers))
-        self.norm = norm_of(a, a.body_dim)
-        self.head = nn.Linear(a.body_dim, vocab_size, bias=a.head_bias)
+        self.blocks = nn.ModuleList(placed(Block(a, own, layer)) for layer in range(a.layers))
+        self.norm = norm_of(a, body_dim)
+        self.head = nn.Linear(body_dim, vocab_size, bias=a.head_bias)
         # A head of zeros makes equal logits: the initial loss is ln V.
         if a.tie_embeddings:
             self.head.weight = self.token_embedding.weight
@@ -184,16 +195,19 @@ class Block(nn.Module):
     The residual connections (`x +`), the norms, attention and MLP are optional.
     """
 
-    def __init__(self, a: Architecture) -> None:
+    def __init__(self, a: Architecture, own: OwnParts | None = None, layer: int = 0) -> None:
         super().__init__()
         self.residual = a.residual
         self.attention: nn.Module | None = None
-        if a.attention == "softmax":
-            self.attention = SelfAttention(a)
+        made = {} if own is None else {kind: own_part(own, kind, layer) for kind in own.codes}
+        if "attention" in made:
+            self.attention = made["attention"]
+        elif a.attention == "softmax":
+            self.attention = SelfAttention(a, made.get("scores"))
         elif a.attention != "none":
             self.attention = ParameterFreeAttention(uniform=a.attention == "uniform")
         self.attention_norm = norm_of(a, a.width) if self.attention is not None else None
-        self.mlp = MLP(a) if a.mlp != "none" else None
+        self.mlp = made.get("mlp") or (MLP(a) if a.mlp != "none" else None)
         self.mlp_norm = norm_of(a, a.width) if self.mlp is not None else None
         self.dropout = Dropout(a.dropout if a.residual else 0.0)
 
@@ -222,6 +236,54 @@ class Block(nn.Module):
             hidden = self.mlp(read)
             x = x + self.dropout(hidden) if self.residual else hidden
         return x
+
+
+class OwnPart(nn.Module):
+    """A part of the user's: `module` maps (B, T, C) → (B, T, width)."""
+
+    def __init__(self, code: OwnCode, module: nn.Module, width: int) -> None:
+        super().__init__()
+        self.module = module
+        self._code = code
+        self._width = width
+
+    def forward(self, x_BTC: Tensor, rotation: object = None, cache: object = None) -> Tensor:
+        """Return the module's output, the first if it has several. It knows no cache."""
+        y = self.module(x_BTC)
+        y = y[0] if isinstance(y, tuple) else y
+        return with_shape(self._code, y, (*x_BTC.shape[:2], self._width))
+
+
+class OwnScores(nn.Module):
+    """Attention scores of the user's: queries and keys (B, H, T, D) → (B, H, T, T)."""
+
+    def __init__(self, code: OwnCode, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._code = code
+
+    def forward(self, query_BHTD: Tensor, key_BHTD: Tensor) -> Tensor:
+        """Return the scores, before mask and softmax."""
+        scores = self.module(query_BHTD, key_BHTD)
+        return with_shape(self._code, scores, (*query_BHTD.shape[:3], key_BHTD.size(2)))
+
+
+def own_part(own: OwnParts, kind: str, layer: int) -> OwnPart | OwnScores:
+    """Return a part of the user's for a layer."""
+    module = own.make(kind, layer)
+    if kind == "scores":
+        return OwnScores(own.codes[kind], module)
+    return OwnPart(own.codes[kind], module, own.body_dim if kind == "attention" else own.width)
+
+
+def with_shape(code: OwnCode, found: object, wanted: tuple[int, ...]) -> Tensor:
+    """Return what own code returned. Raises AttnlmError unless it is a tensor of this shape."""
+    if isinstance(found, Tensor) and found.shape == wanted:
+        return found
+    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+    raise AttnlmError(
+        f"{code} returns {shape}, and the model needs {wanted}", "change what it returns"
+    )
 
 
 class MLP(Hookable):
@@ -266,6 +328,8 @@ def native_form(block: Block) -> BlockForm | None:
     if not (block.residual and len(kinds) == 1 and _are_ours(attention, block.dropout)):
         return None
     if not isinstance(attention, SelfAttention) or attention.projection is None:
+        return None
+    if attention.scores is not None:
         return None
     head_norms = {"query": attention.query_norm, "key": attention.key_norm}
     maps = {name: getattr(attention, name) for name in ("query", "key", "value", "projection")}

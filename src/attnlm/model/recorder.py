@@ -197,10 +197,10 @@ class _Observer(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             return self._recorder.attend(*args, **kwargs)
         result = func(*args, **kwargs)
-        return self._recorder.softmaxed(result) if func in _SOFTMAX else result
+        return self._recorder.softmaxed(result) if func in SOFTMAX else result
 
 
-_SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
+SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
 
 
 @torch.inference_mode()

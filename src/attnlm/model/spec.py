@@ -36,6 +36,9 @@ class Use(enum.Enum):
     RECOMPUTE = "`recompute`"
     LORA = "`lora`"
     GROWTH = "twice its sizes"
+    CACHE = "a cache of keys and values"
+    MUON = "the optimizer Muon"
+    SHARDING = "`shard`"
     SLIDING_WINDOW = "a context that slides by one token"
     """Sliding is exact for one layer only. With several layers, rotary positions or an MLP, the
     model keeps the newer half of a full context and computes it again."""
@@ -47,6 +50,10 @@ class ModelSpec(Protocol):
     @property
     def name(self) -> str:
         """Return what tables and names of runs call the model, such as multi-head."""
+
+    @property
+    def preset(self) -> str:
+        """Return the preset whose training defaults the model has; "" for none."""
 
     @property
     def block_size(self) -> int:

@@ -16,6 +16,7 @@ from attnlm.base.folders import check_name, resume_command, write_latest
 from attnlm.base.workspaces import workspace
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
+from attnlm.model.own import CODE
 from attnlm.runs.load_model import keep_base
 from attnlm.runs.records import DatasetFacts, ParentRecord
 from attnlm.runs.run import Run
@@ -30,11 +31,12 @@ def create_run(
     name: str | None,
     checkpoint_dir: Path,
     parent: ParentRecord | None = None,
+    leaks: str = "",
 ) -> Run:
     """Create the folder of a new run atomically; default names are `<model>-001` and so on.
 
-    `parent` describes the run whose weights the new run starts from. If the new run trains
-    adapters, its folder also gets these weights. Raises AttnlmError if the name exists, UsageError
+    `leaks` is as in Run. `parent` describes the run whose weights the new run starts from. If the
+    new run trains adapters, its folder also gets these weights. Raises AttnlmError if the name exists, UsageError
     if it can't be a folder's name.
     """
     facts = DatasetFacts(
@@ -49,6 +51,7 @@ def create_run(
         floor=dataset.floor,
     )
     run = Run(checkpoint_dir, config, dataset.vocab_size, parameters, facts, parent=parent)
+    run = replace(run, leaks=leaks)
     fill = None
     if parent is not None and config.training.adapters is not None:
         fill = functools.partial(keep_base, parent=parent)
@@ -87,6 +90,10 @@ def put_new(
         new.mkdir()
         run = replace(run, path=new)
         files.write_json(new / "tokenizer.json", tokenizer.to_json())
+        for code in run.config.codes:
+            (new / CODE).mkdir(exist_ok=True)
+            files.write_bytes(new / CODE / code.file, code.content())
+            code.remember()
         run = run if fill is None else fill(run)
         run.save_config()
         for number in itertools.count(1):

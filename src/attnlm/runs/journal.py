@@ -134,6 +134,8 @@ class SnapshotRecord:
     """the weights of each map up to the diagonal, row by row: a byte each, in base64"""
     passage: tuple[str, ...] = ()
     """the tokens of the passage; only the first line of the file has them"""
+    shape: tuple[int, ...] = ()
+    """the numbers of layers and of maps in each; () if the model's settings determine them"""
 
 
 def ticker_journal(folder: Path) -> Journal[SnapshotRecord]:
@@ -142,15 +144,20 @@ def ticker_journal(folder: Path) -> Journal[SnapshotRecord]:
     return Journal(folder / "ticker.jsonl", SnapshotRecord, hint, largest=2**25)
 
 
-def snapshot_record(snapshot: Snapshot, passage: Sequence[str] = ()) -> SnapshotRecord:
+def snapshot_record(
+    snapshot: Snapshot, spec: ModelSpec, passage: Sequence[str] = ()
+) -> SnapshotRecord:
     """Return the line of a snapshot."""
     maps_LHTT, packed = snapshot.maps, None
+    shape: tuple[int, ...] = ()
     if maps_LHTT is not None:
         rows, columns = np.tril_indices(maps_LHTT.shape[-1])
         weights = np.rint(255 * np.nan_to_num(maps_LHTT[..., rows, columns]))
         packed = base64.b64encode(weights.astype(np.uint8).tobytes()).decode()
+        if maps_LHTT.shape[:2] != spec.map_counts:
+            shape = maps_LHTT.shape[:2]
     return SnapshotRecord(
-        step=snapshot.step, text=snapshot.text, maps=packed, passage=tuple(passage)
+        step=snapshot.step, text=snapshot.text, maps=packed, passage=tuple(passage), shape=shape
     )
 
 
@@ -158,7 +165,7 @@ def snapshot_of(record: SnapshotRecord, spec: ModelSpec) -> Snapshot:
     """Return the snapshot of a line. Raises ValueError if the maps do not fit the model."""
     if record.maps is None:
         return Snapshot(record.step, record.text, None)
-    layers, heads = spec.map_counts
+    layers, heads = record.shape or spec.map_counts
     weights: NDArray[Any] = np.frombuffer(base64.b64decode(record.maps, validate=True), np.uint8)
     weights = weights.reshape(layers, heads, -1)
     length = (math.isqrt(8 * weights.shape[-1] + 1) - 1) // 2

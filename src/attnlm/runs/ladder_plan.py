@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path, PurePath
 from typing import Any
 
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.own_code import OwnCode
 from attnlm.base.records import decoded, hint_on_version, limited, read_record
 from attnlm.base.settings import check_value, fields_of, quoted
 from attnlm.config.settings import resolve
-from attnlm.config.variants import variant
+from attnlm.config.variants import named_codes, variant
+from attnlm.model.own import CODE
 
 RECORD = "ladder.json"
 _FORMAT = 1
@@ -45,16 +47,19 @@ class LadderPlan:
     threads: int | None = None
     seeds: int = limited(default=1, at_least=1, at_most=1000)
     """runs per rung, with consecutive seeds from `seed` on"""
+    codes: Mapping[str, Any] = field(default_factory=dict)
+    """the own code (OwnCode) that the rungs name, by its name there"""
 
     def settings(self, rung: str, seed: int) -> dict[str, Any]:
         """Return the training settings of a rung for one seed."""
         alike = {key: value for key in _ALIKE if (value := getattr(self, key)) is not None}
-        return {**alike, "seed": seed, **variant(rung)}
+        return {**alike, "seed": seed, **variant(rung, self.codes)}
 
     def runs(self, path: Path) -> dict[tuple[str, int], Path]:
         """Return the runs' folders, keyed by (rung, seed). They are next to the ladder's `path`."""
         seeds = range(self.seed, self.seed + self.seeds)
-        names = {rung: f"{path.name}-{re.sub('[:=]', '-', rung)}" for rung in self.rungs}
+        plain = {rung: re.sub(r"[^:=]*[/\\]", "", rung) for rung in self.rungs}
+        names = {rung: f"{path.name}-{re.sub('[:=]', '-', plain[rung])}" for rung in self.rungs}
         return {
             (rung, seed): path.with_name(name + (f"-seed-{seed}" if seed > self.seed else ""))
             for rung, name in names.items()
@@ -64,7 +69,7 @@ class LadderPlan:
     def check(self) -> None:
         """Raise UsageError for a rung that does not exist or is named twice, and for numbers out of
         range."""
-        meant = {tuple(sorted(variant(rung).items())) for rung in self.rungs}
+        meant = {tuple(sorted(variant(rung, self.codes).items())) for rung in self.rungs}
         if not self.rungs or len(meant) < len(self.rungs):
             raise UsageError(
                 "`rungs` is empty or contains a rung twice", "name each rung once: bigram,average"
@@ -76,8 +81,13 @@ class LadderPlan:
 
     def write(self, folder: Path) -> None:
         """Write the plan to a ladder's folder."""
-        content = {"format": _FORMAT, "attnlm": attnlm.__version__, "plan": asdict(self)}
+        plan = asdict(self)
+        plan["codes"] = {name: code.sha256 for name, code in self.codes.items()}
+        content = {"format": _FORMAT, "attnlm": attnlm.__version__, "plan": plan}
         files.write_json(folder / RECORD, content)
+        for code in self.codes.values():
+            (folder / CODE).mkdir(exist_ok=True)
+            files.write_bytes(folder / CODE / code.file, code.content())
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,7 @@ def read_plan(path: Path) -> LadderPlan:
         raise AttnlmError(f"{path} {reason}", hint_on_version(path, attnlm.__version__, hint))
     made = decoded(LadderPlan, recorded, path, hint)
     try:
+        made = replace(made, codes=dict(_kept_codes(made.codes, path.parent / CODE)))
         "".join((made.dataset, made.dataset_path, made.prompt)).encode()
         made.check()
     except UnicodeEncodeError:
@@ -107,6 +118,14 @@ def read_plan(path: Path) -> LadderPlan:
     return made
 
 
+def _kept_codes(hashes: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, OwnCode]]:
+    """Yield the names of own code in rungs, and the code that the ladder keeps in a folder."""
+    for name, sha256 in hashes.items():
+        file = PurePath(name.rpartition(":")[0]).name
+        yield name, OwnCode(f"{file}:{name.rpartition(':')[2]}", folder / file, str(sha256))
+
+
 def check_rungs(rungs: Sequence[str]) -> None:
     """Raise UsageError if `rungs` are invalid. Other settings of the plan need not be known yet."""
-    LadderPlan("", "", "", "", tuple(rungs), 0, 1, 1, "", 0).check()
+    plan = LadderPlan("", "", "", "", tuple(rungs), 0, 1, 1, "", 0)
+    replace(plan, codes=named_codes(rungs)).check()

@@ -53,6 +53,8 @@ class RunEntry:
     """the number of steps of the whole training run"""
     val_loss: float | None = None
     """the best checkpoint's validation loss in nats per token; that on the whole split if known"""
+    leaks: str | None = None
+    """how its logits depend on later tokens, so that its losses mean nothing"""
     evaluated_part: str | None = None
     """what `val_loss` is measured on: `65,536 of 1,115,394 tokens`; None for the whole split"""
     bits_per_byte: float | None = None
@@ -127,6 +129,7 @@ def run_entry(path: Path) -> RunEntry | None:
             steps=None if run.imported_from else run.config.training.steps,
             parent=None if run.parent is None else run.parent.name,
             imported_from=run.imported_from or None,
+            leaks=run.leaks or None,
             evaluated_part=None if result is None else result.part or None,
             **({} if result is None else result.facts()),
         )

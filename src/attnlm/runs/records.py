@@ -55,6 +55,7 @@ class StoredRun:
     stopped_after: float = limited(default=0.0, at_least=0)
     parent: ParentRecord | None = None
     imported_from: str = ""
+    leaks: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

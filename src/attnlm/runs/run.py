@@ -19,10 +19,12 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import find_folder, how_to_make, is_folder, problem_of
+from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.records import decoded, hint_on_version, read_record
 from attnlm.base.workspaces import remove_unfinished_folders, trained_alone
-from attnlm.config.settings import Config, resolve, unknown_settings
+from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve, unknown_settings
 from attnlm.data.dataset import Dataset, open_dataset
+from attnlm.model.own import CODE
 from attnlm.runs.journal import (
     EvaluationRecord,
     Journal,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 COPY_THE_RUN = "copy the run's folder again from its source"
+NOT_COMPARABLE = "not comparable: the model sees later tokens"
 _WHOLE = "whole.json"
 _LARGEST_PICTURE = 2**20  # bytes; curve.png has about 50,000
 
@@ -106,12 +109,15 @@ class Checkpoint:
     """in nats per token; None if no evaluation at this step is recorded"""
     part: str = ""
     """the part of the validation split that the loss was measured on; "" for the whole split"""
+    leaks: bool = False
+    """True if the model sees later tokens, so that the loss means nothing"""
 
     def __str__(self) -> str:
         evaluated = "no evaluation recorded"
         if self.val_loss is not None:
             evaluated = f"validation loss {self.val_loss:.4f}"
             evaluated += f" on {self.part}" if self.part else ""
+            evaluated += f", {NOT_COMPARABLE}" if self.leaks else ""
         return f"step {self.step}, {evaluated} ({self.which})"
 
 
@@ -132,6 +138,8 @@ class Run:
     """the run whose weights it started from: name, path, checkpoint, step and hash"""
     imported_from: str = ""
     """where its weights were imported from; "" if it was trained here"""
+    leaks: str = ""
+    """how its logits depend on later tokens, so that its losses mean nothing; "" if they do not"""
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r}: {self.config.spec.name}, {self.parameters:,} parameters>"
@@ -234,7 +242,8 @@ class Run:
             with contextlib.suppress(AttnlmError):  # the checkpoint is usable without metrics
                 losses = {record.step: record.val_loss for record in self.evaluations()}
                 loss = losses.get(facts.step)
-        return Checkpoint(which, self._path_of(which), facts.step, loss, self.evaluated_part)
+        about = self.evaluated_part, bool(self.leaks)
+        return Checkpoint(which, self._path_of(which), facts.step, loss, *about)
 
     def model(self, *, checkpoint: str = "auto", device: str = "cpu") -> LanguageModel:
         """Return the model, a torch.nn.Module in evaluation mode: ids (B, T) → logits (B, T, V).
@@ -353,7 +362,8 @@ class Run:
         The ticker's first line also holds `passage`: the tokens whose attention all maps show.
         """
         self._metrics.append(record)
-        self._ticker.append(snapshot_record(snapshot, () if self._ticker.size() else passage))
+        first = () if self._ticker.size() else passage
+        self._ticker.append(snapshot_record(snapshot, self.config.spec, first))
 
     def keep_until(self, evaluated_step: int) -> None:
         """Drop metrics and snapshots after the step `evaluated_step`, and delete whole.json.
@@ -401,6 +411,7 @@ class Run:
             stopped_after=self.stopped_after,
             parent=self.parent,
             imported_from=self.imported_from,
+            leaks=self.leaks,
         )
         return {"format": FORMAT, "attnlm": attnlm.__version__, **asdict(stored)}
 
@@ -464,6 +475,7 @@ def _run_of(path: Path, stored: StoredRun) -> Run:
         stopped_after=stored.stopped_after,
         parent=stored.parent,
         imported_from=stored.imported_from,
+        leaks=stored.leaks,
     )
 
 
@@ -474,7 +486,7 @@ def _config_in(stored: StoredRun, path: Path) -> Config:
         reason = f"has settings that attnlm {attnlm.__version__} does not have: {unknown}"
     else:
         try:
-            config = resolve({}, stored.config)
+            config = resolve({}, _with_code(stored.config, path.parent / CODE))
             if config.training.length != "?":
                 return config
             reason = "is not valid: it has neither `steps` nor `budget`"
@@ -483,6 +495,17 @@ def _config_in(stored: StoredRun, path: Path) -> Config:
             advice = f"{error.hint}; or "
     hint = hint_on_version(path, attnlm.__version__, COPY_THE_RUN)
     raise AttnlmError(f"{path} {reason}", advice + hint)
+
+
+def _with_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the settings in config.json with the own code that the run keeps in a folder."""
+    hashes = dict(pair.rpartition(":")[::2] for pair in str(config.get(CODE, "")).split())
+    found = dict(config)
+    for name in CHOSEN_BY_NAME:
+        file = str(found.get(name)).rpartition(":")[0]
+        if is_code_name(found.get(name)) and file in hashes and file == Path(file).name:
+            found[name] = OwnCode(found[name], folder / file, hashes[file])
+    return found
 
 
 def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:
@@ -543,5 +566,7 @@ def run_facts(run: Run) -> dict[str, str]:
                 f"{found.val_loss:.4f} nats per token, {found.bits_per_byte:.3f} bits per "
                 f"byte, at step {found.step:,}"
             )
+    if run.leaks:
+        facts["not comparable"] = run.leaks
     baselines = (f"{name} {loss:z.4f}" for name, loss in run.references().items())
     return {**facts, "baselines": ", ".join(baselines)}

@@ -283,6 +283,12 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
             for model, t in training.items()
         },
     }
+    own = [model for model, config in configs.items() if config.codes]
+    if own and len(own) < len(configs):
+        yield (
+            f"seconds: {', '.join(own)} ran as PyTorch modules; the other rungs have faster forms, "
+            "so that a difference in time is not the cost of the idea"
+        )
     for difference, facts in compared.items():
         if len(set(facts.values())) > 1:
             groups = (

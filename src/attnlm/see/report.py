@@ -262,7 +262,7 @@ def logit_lens(model: LanguageModel, seen: Recorder, count: int = 5) -> list[Len
     streams |= {f"layer {n}": layer.stream for n, layer in enumerate(seen.layers, 1)}
     rows = []
     for name, stream_BTC in streams.items():
-        if stream_BTC is None or stream_BTC.size(-1) != model.architecture.body_dim:
+        if stream_BTC is None or stream_BTC.size(-1) != model.head.in_features:
             continue
         logits_TV = model.read_out(stream_BTC[0])
         check_finite(logits_TV)

@@ -6,7 +6,9 @@ import shlex
 from pathlib import Path
 
 from attnlm.base.folders import command_for, elsewhere, flag
+from attnlm.base.own_code import OwnCode
 from attnlm.data.dataset import Dataset
+from attnlm.model.own import CODE, PREFIX
 from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.run import Run
 
@@ -45,8 +47,13 @@ def train_command(run: Run) -> str:
     settings = run.config.settings()
     if "steps" in settings:
         settings.pop("budget", None)
+    settings.pop(CODE, None)
     for name, value in settings.items():
-        if isinstance(value, bool):
+        if isinstance(value, OwnCode):
+            words += [flag(name), f"{value.path}:{value.name}"]
+        elif name.startswith(PREFIX):
+            words += ["--set", f"{name.removeprefix(PREFIX)}={value}"]
+        elif isinstance(value, bool):
             words.append(flag(name) if value else flag(f"no_{name}"))
         else:
             words += [flag(name), str(value)]

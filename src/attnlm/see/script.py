@@ -52,6 +52,7 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     """
     ids = ids_within_context(run, text)
     chosen = run.checkpoint(checkpoint)
+    architecture = architecture_of(run.config.spec, Use.TEXTBOOK)
     check_textbook(load_model(run, checkpoint=chosen, device="cpu")[0], run.name)
     if run.config.training.adapters is not None:
         raise AttnlmError(
@@ -63,7 +64,7 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     vocabulary = token_texts(run.tokenizer, list(range(run.vocab_size))) if is_small else []
     return _SCRIPT.format(
         model=run.config.spec.name,
-        functions=specialised(architecture_of(run.config.spec, Use.TEXTBOOK)),
+        functions=specialised(architecture),
         weights=weights.format(path=str(chosen.path.resolve())),
         ids=ids,
         text=run.tokenizer.decode(ids),

@@ -104,9 +104,10 @@ def trace(
     ids = ids_within_context(run, text)
     checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
+    architecture = architecture_of(run.config.spec, Use.TRACE)
     check_textbook(model, run.name)
     seen = record(model, torch.tensor([ids]))
-    steps = list(_steps(architecture_of(run.config.spec, Use.TRACE), seen))
+    steps = list(_steps(architecture, seen))
     check_finite(*(step.values for step in steps if not step.name.endswith("mask")))
     probabilities_TV = torch.softmax(seen.logits[0], -1)
     last_V = probabilities_TV[-1].numpy()

@@ -104,7 +104,7 @@ def estimate_memory(
     if training.optimizer == "muon":
         optimizer -= blocks // shards
         if device == "cpu":
-            largest = max(rows * columns for rows, columns in costs.matrices.values())
+            largest = max((r * c for r, c in costs.matrices.values()), default=0)
             optimizer += _COPIES_BY_MUON * most_threads * largest
 
     block = _FLOAT * costs.kept_features + bytes_per_input * costs.kept_inputs

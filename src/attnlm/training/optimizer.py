@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from attnlm.compute.processes import Processes
 from attnlm.compute.threads import compute_all
 from attnlm.config.training import TrainingConfig
+from attnlm.model.inspection import stored_tensors
+from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops import using
 from attnlm.model.ops.linear import product
 from attnlm.training.kernels import kernels_of
@@ -53,7 +55,7 @@ class Span(NamedTuple):
 
 
 def spans_of(
-    model: nn.Module, config: TrainingConfig, local: Callable[[Tensor], Tensor]
+    model: LanguageModel, config: TrainingConfig, local: Callable[[Tensor], Tensor]
 ) -> list[Span]:
     """Return the spans of the trained parameters, sorted by their groups.
 
@@ -63,8 +65,7 @@ def spans_of(
     spans = []
     for name, parameter in model.named_parameters():
         decays = parameter.ndim > 1 or config.weight_decay_on == "all"
-        outside = name.split(".")[0] in ("token_embedding", "position_embedding", "head", "table")
-        by_muon = config.optimizer == "muon" and parameter.ndim > 1 and not outside
+        by_muon = config.optimizer == "muon" and model.is_matrix(name, parameter)
         if parameter.requires_grad:
             group = Group(tuple(parameter.shape[-2:]) if by_muon else (), decays)
             spans.append(Span(group, name, local(parameter.data), slice(0, 0)))
@@ -77,7 +78,7 @@ def spans_of(
     ]
 
 
-def flatten_parameters(model: nn.Module, config: TrainingConfig) -> tuple[Tensor, list[Span]]:
+def flatten_parameters(model: LanguageModel, config: TrainingConfig) -> tuple[Tensor, list[Span]]:
     """Move all parameters into one vector; return the vector and each parameter's span.
 
     Rounding in matmuls depends on the alignment of the operands. An evaluation therefore repeats a
@@ -303,10 +304,17 @@ class FlatOptimizer(Optimizer):
     of the vector.
     """
 
-    def __init__(self, model: nn.Module, config: TrainingConfig) -> None:
+    def __init__(self, model: LanguageModel, config: TrainingConfig) -> None:
         self._values, spans = flatten_parameters(model, config)
         super().__init__(spans, config)
         self._point_gradients(model, self.gradient)
+        trained = {span.name for span in spans}
+        stored = stored_tensors(model) if config.lora is None else {}
+        self._fixed = {name: t.data for name, t in stored.items() if name not in trained}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the trained parameters by name, and what own code keeps beside them."""
+        return super().weights() | self._fixed
 
     def _rules_for(self, group: Group, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
         part = slice(spans[0].part.start, spans[-1].part.stop)

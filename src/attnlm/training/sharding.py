@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnlm.compute.device import Device
 from attnlm.compute.processes import Processes, noticing_lost
@@ -88,7 +88,7 @@ class ShardedOptimizer(Optimizer):
     AdamW needs only these rows. Muon needs whole matrices: each is gathered by one process.
     """
 
-    def __init__(self, model: nn.Module, config: TrainingConfig, processes: Processes) -> None:
+    def __init__(self, model: LanguageModel, config: TrainingConfig, processes: Processes) -> None:
         self._processes = processes
         super().__init__(spans_of(model, config, lambda p: p.to_local()), config)  # type: ignore[attr-defined]
         parameters = dict(model.named_parameters())

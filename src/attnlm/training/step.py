@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnlm.base.caches import use_own_compiler_cache
+from attnlm.base.own_code import OwnCode
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import Device, keep_freed_memory
 from attnlm.compute.processes import ALONE, Processes, noticing_lost
@@ -22,7 +23,7 @@ from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import Batches, window_seeds
 from attnlm.data.dataset import Ids
-from attnlm.model.language_model import LanguageModel, Transformer
+from attnlm.model.language_model import LanguageModel, Transformer, with_shape
 from attnlm.model.layers import drawing_from
 from attnlm.model.ops import Kernels, using
 from attnlm.training.comparison import computes_gradients
@@ -89,10 +90,11 @@ class Replica:
         self._windows = windows
         self._first_window = first_window
         self._form = None
-        if not training.is_sharded and training.lora is None:
+        if not training.is_sharded and training.lora is None and training.loss is None:
             self._form = one_layer_form(model, windows, device, kernels)
         is_compiled = training.compile == "on"
-        self._loss = _compiled_loss() if is_compiled else _loss
+        loss = _loss if training.loss is None else own_loss(training.loss)
+        self._loss = _compiled(loss) if is_compiled else loss
         self._seed = training.seed or 0
         self._draws = bool(config.spec.settings().get("dropout"))
         # A GPU and compiled code draw from PyTorch's own generator.
@@ -140,13 +142,28 @@ def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor
     return model.loss(inputs_BT, targets_BT)
 
 
-def _compiled_loss() -> Callable[[LanguageModel, Tensor, Tensor], Tensor]:
-    """Return `_loss`, compiled by torch.compile."""
+_Loss = Callable[[LanguageModel, Tensor, Tensor], Tensor]
+
+
+def own_loss(name: str) -> _Loss:
+    """Return the user's own loss as a function of model, inputs and targets."""
+    assert isinstance(name, OwnCode)
+    own = name.load()
+
+    def loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        found = own(model(inputs_BT), inputs_BT, targets_BT)
+        return with_shape(name, found, ())
+
+    return loss
+
+
+def _compiled(loss: _Loss) -> _Loss:
+    """Return a loss compiled by torch.compile."""
     use_own_compiler_cache()
     # PyTorch compiles the same function for a few models at most, and runs it uncompiled for
     # further models: discard the code of earlier training runs of this process.
     torch._dynamo.reset()
-    return torch.compile(_loss, options=_compiler_options())
+    return torch.compile(loss, options=_compiler_options())
 
 
 def _compiler_options() -> dict[str, Any]:

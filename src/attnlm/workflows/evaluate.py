@@ -157,9 +157,7 @@ def take_snapshot(
                 text = "".join(sampler.stream(sampler.prompt_ids(""), config))
             recorded = record(model, torch.tensor([passage], device=device.torch))
             with contextlib.suppress(NotRecordedError):
-                weights = recorded.weights[:, 0]
-                if weights.shape[:2] == model.spec.map_counts:  # the ticker stores no shape
-                    maps = weights.float().cpu().numpy()
+                maps = recorded.weights[:, 0].float().cpu().numpy()
     finally:
         model.train(training)
     return Snapshot(step, text, maps), token_texts(dataset.tokenizer, passage)

@@ -20,9 +20,11 @@ from attnlm.base.workspaces import delete_folder, trained_alone, workspace
 from attnlm.compute.device import choose_device
 from attnlm.config.new_training import Resolved
 from attnlm.config.settings import resolve
+from attnlm.config.variants import named_codes
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
+from attnlm.model.own import CODE, completed
 from attnlm.runs.ladder_plan import RECORD, LadderPlan, read_plan
 from attnlm.runs.run import Run, open_run
 from attnlm.see.ladder import Ladder, Rung
@@ -202,6 +204,7 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Ladd
         batch_size=_BATCH_SIZE,
         **{**length, **about, **given},
     )
+    plan = replace(plan, codes=named_codes(plan.rungs))
     plan.check()
     SamplingConfig(tokens=plan.tokens)
     dataset.tokenizer.encode(plan.prompt)
@@ -268,10 +271,14 @@ def _trained(
     on_event: OnEvent,
 ) -> Run:
     """Return the finished run at `path`, after training or resuming it if necessary."""
+    config = resolve({}, settings)
+    config = replace(config, spec=completed(config.spec))
     if path.is_dir():
         run = open_run(path)
         recorded = {**run.config.settings(), "train_sha256": run.dataset.train_sha256}
-        expected = {**settings, "train_sha256": plan.train_sha256}
+        full = config.settings()
+        expected = {key: full[key] for key in (*settings, CODE) if key in full}
+        expected["train_sha256"] = plan.train_sha256
         for key in expected.keys() - {"steps", "eval_every", "budget"}:
             if recorded.get(key) != expected[key]:
                 raise AttnlmError(
@@ -287,7 +294,7 @@ def _trained(
             return train(resume=path, data_dir=data_dir, on_event=on_event)
         with run.alone():  # nothing was saved yet: start again
             delete_folder(path)
-    asked = Resolved(resolve({}, settings), began=time.perf_counter())
+    asked = Resolved(config, began=time.perf_counter())
     return train(
         dataset, recipe=asked, name=path.name, checkpoint_dir=path.parent, on_event=on_event
     )

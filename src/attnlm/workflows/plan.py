@@ -20,8 +20,10 @@ from attnlm.base.settings import Setting, quoted
 from attnlm.compute.device import choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
 from attnlm.compute.threads import torch_settings_restored
+from attnlm.config.new_training import resolve_typed
 from attnlm.config.recipes import load_recipe
-from attnlm.config.settings import Config, resolve
+from attnlm.config.settings import Config
+from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
 from attnlm.model.architecture import PRESETS, architecture_of
 from attnlm.model.sizes import Costs
@@ -176,6 +178,8 @@ class Plan:
         Each process is assumed to reach the same FLOP/s as with the size not doubled.
         """
         config = self.config
+        if config.spec.supports(Use.GROWTH) is not None:
+            return
         a = architecture_of(config.spec, Use.GROWTH)
         training = config.training
         # Twice as wide: twice the heads, or a single head of twice the size.
@@ -264,7 +268,7 @@ def plan(
         if start_from is not None:
             parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
         known = {} if recipe is None else load_recipe(str(recipe))
-        config = resolve(settings, known, parent)
+        config = resolve_typed(settings, known, parent)
         opened = _data(dataset, vocab_size, config, parent, data_dir)
         if tokens is None and "steps" in settings and config.training.steps is not None:
             tokens = config.training.steps * config.tokens_per_step
@@ -332,7 +336,8 @@ def _measured(
             on_event(Note("measuring ten steps"))
             seeded = config.with_training(seed=config.training.seed or 0)
             config = autotune(seeded, device, data)
-        config = resolve({}, processes.broadcast_object(config.settings()))
+        training = processes.broadcast_object(asdict(config.training))
+        config = replace(config, training=TrainingConfig(**training))
         use_precision(device)
         stepper = trial(config, device, data, processes)
         for _ in range(_FIRST):

@@ -19,11 +19,12 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.folders import resume_command
+from attnlm.base.own_code import take_content
 from attnlm.base.readable import duration
 from attnlm.base.settings import Setting, Settings, described
 from attnlm.base.workspaces import FolderGoneError
 from attnlm.compute.device import Device, choose_device, use_precision
-from attnlm.compute.processes import LostProcessError, Processes, joined, restarts
+from attnlm.compute.processes import Processes, joined, restarts
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.new_training import Resolved, resolve_new
 from attnlm.config.settings import RECORD_OF, Config, resolve
@@ -41,6 +42,7 @@ from attnlm.training.loop import OnStep, fit
 from attnlm.training.schedule import Clock
 from attnlm.training.state import SavedState, load_or_init_state, saved_facts
 from attnlm.workflows.autotune import affordable_size, autotune, chosen_device
+from attnlm.workflows.check import check_causal
 from attnlm.workflows.evaluate import measure_on_whole, take_snapshot
 
 _FEW_STEPS = 10  # with fewer, a model learns next to nothing
@@ -82,6 +84,8 @@ class _Message:
     path: str = ""
     run: Mapping[str, Any] = field(default_factory=dict)
     """the content of config.json"""
+    code: Sequence[str] = ()
+    """the files with the run's own code"""
     is_fresh: bool = False
     is_finished: bool = False
     """True if there is nothing to train"""
@@ -99,6 +103,7 @@ def train(
     checkpoint: str = "auto",
     name: str | None = None,
     exist_ok: bool = False,
+    force: bool = False,
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
     verify: bool = False,
@@ -120,6 +125,7 @@ def train(
     and the training settings are new. With `lora`, the new run trains adapters for these weights.
     If a run called `name` exists, train raises AttnlmError; but if `exist_ok` is True, train
     returns the existing run, provided that it is finished and has this configuration and data set.
+    A model with own code whose logits depend on later tokens is trained only if `force` is True.
     The hashes of large .bin files are checked in samples, or in whole if `verify` is True. `budget`
     is the time for the whole call; the learning rate and the evaluations then depend on the time
     instead of the steps.
@@ -172,6 +178,7 @@ def train(
                 checkpoint=checkpoint,
                 name=name,
                 exist_ok=exist_ok,
+                force=force,
             )
         job = stack.enter_context(opening)
         if isinstance(job, Run):
@@ -223,6 +230,7 @@ def _new_job(
     checkpoint: str,
     name: str | None,
     exist_ok: bool,
+    force: bool,
 ) -> Iterator[_Job | Run]:
     """Create a run and yield its job; but if the run exists and `exist_ok` is True, yield it."""
     parent = None if start_from is None else open_run(start_from, checkpoint_dir=call.folder)
@@ -242,6 +250,12 @@ def _new_job(
     if parent is not None:
         check_tokenizer(parent, opened)
         record = parent_record(parent, checkpoint)
+    leaks = check_causal(asked.config.spec, opened.vocab_size)
+    if leaks and not force:
+        raise AttnlmError(
+            f"{asked.config.spec.name} is not causal: {leaks.partition(';')[0]}",
+            f"{leaks.partition('; ')[2]}; or use `force`",
+        )
     config, device = _complete(asked, opened, began, call.on_event)
     with explaining(call.folder, ", or name another `checkpoint_dir`"):
         run = create_run(
@@ -251,9 +265,10 @@ def _new_job(
             name=name,
             checkpoint_dir=call.folder,
             parent=record,
+            leaks=leaks,
         )
     with _removing_if_unused(run, call.folder), run.alone():
-        _send(call.processes, _Message(path=str(run.path), run=run.content(), is_fresh=True))
+        _send(call.processes, _Message(**_sent(run), is_fresh=True))
         yield _Job(run, opened, device, began, is_fresh=True)
 
 
@@ -286,7 +301,7 @@ def _removing_if_unused(run: Run, folder: Path) -> Iterator[None]:
         yield
     except FolderGoneError:
         raise  # another run may be at this path
-    except (AttnlmError, LostProcessError, KeyboardInterrupt):
+    except BaseException:  # own code and listeners may raise anything
         with contextlib.suppress(AttnlmError):
             if not run.last.exists():
                 remove_run(run, checkpoint_dir=folder)
@@ -306,7 +321,7 @@ def _existing(call: _Call, run: Run, asked: Resolved, dataset: Dataset, parent: 
     call.on_event(
         Note(f"{run.name} exists, is finished, and has this configuration: nothing to train")
     )
-    _send(call.processes, _Message(path=str(run.path), run=run.content(), is_finished=True))
+    _send(call.processes, _Message(**_sent(run), is_finished=True))
     return run
 
 
@@ -393,7 +408,7 @@ def _resumed_job(
             run.keep_until(saved.evaluated_step)
             if is_changed:
                 run.save_config()
-        _send(call.processes, _Message(path=str(run.path), run=run.content(), is_fresh=is_fresh))
+        _send(call.processes, _Message(**_sent(run), is_fresh=is_fresh))
         yield _Job(run, dataset, device, call.began, is_fresh)
 
 
@@ -457,6 +472,12 @@ def _check_alike(processes: Processes, *options: object) -> None:
         )
 
 
+def _sent(run: Run) -> dict[str, Any]:
+    """Return what the other processes need to know of a run."""
+    code = [code.content().decode() for code in run.config.codes]
+    return {"path": str(run.path), "run": run.content(), "code": code}
+
+
 def _send(processes: Processes, message: _Message) -> None:
     processes.broadcast_object(asdict(message))
 
@@ -468,6 +489,8 @@ def _joined_job(call: _Call) -> Iterator[_Job | Run]:
     Raises AttnlmError if the data set is missing or differs.
     """
     message = _Message(**call.processes.broadcast_object(None))
+    for content in message.code:
+        take_content(content.encode())
     if message.error:
         raise AttnlmError(message.error, message.hint)
     run = run_of(Path(message.path), message.run)

@@ -1,0 +1,314 @@
+"""The user's own code: a class or function in a Python file, named as in `mine.py:Temperature`.
+
+A file runs only if it was named or passed in this process, or if its SHA-256 is in a list that this
+user's own folder keeps: of files with which the user has trained, or which the user has accepted.
+What a run's folder says never makes code run, since the folder may come from somebody else.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import contextlib
+import hashlib
+import inspect
+import linecache
+import os
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from attnlm.base import files
+from attnlm.base.errors import AttnlmError, UsageError
+
+_LARGEST = 2**20  # bytes of a file
+_CONTENTS: dict[str, bytes] = {}
+"""files that were named or passed in this process, by their SHA-256"""
+_MODULES: dict[str, ModuleType] = {}
+"""files that ran in this process, by their SHA-256"""
+_PASSED: dict[tuple[str, str], Callable[..., Any]] = {}
+"""classes and functions that were passed in Python, by SHA-256 and name"""
+
+
+class OwnCode(str):
+    """The name of own code, as in `mine.py:Temperature`, with the path and hash of its file."""
+
+    path: Path
+    sha256: str
+
+    def __new__(cls, name: str, path: Path = Path(), sha256: str = "") -> OwnCode:
+        self = super().__new__(cls, name)
+        self.path, self.sha256 = path, sha256
+        return self
+
+    @property
+    def file(self) -> str:
+        """Return the name of the file, without its folder."""
+        return self.rpartition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """Return the name of the class or function."""
+        return self.rpartition(":")[2]
+
+    def content(self) -> bytes:
+        """Return the file's content. Raises AttnlmError if it is not what the run recorded."""
+        if self.sha256 in _CONTENTS:
+            return _CONTENTS[self.sha256]
+        content = files.read_bytes(self.path, _LARGEST)
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise AttnlmError(
+                f"{self.path} has changed since the run began: its SHA-256 is another",
+                f"restore the file, or name the original with `code`: {self.file}",
+            )
+        return content
+
+    def load(self) -> Callable[..., Any]:
+        """Return the class or function, after running its file once in this process.
+
+        Raises CodeNotAcceptedError unless the file may run, AttnlmError if the file lacks the name
+        or needs a module that is not installed, and whatever the file raises.
+        """
+        if (self.sha256, self.name) in _PASSED:
+            return _PASSED[self.sha256, self.name]
+        content = self.content()
+        if self.sha256 not in _CONTENTS and self.sha256 not in _accepted():
+            raise CodeNotAcceptedError(self)
+        if self.sha256 not in _MODULES:
+            _MODULES[self.sha256] = _run_file(self.path, content, self.sha256)
+        found = getattr(_MODULES[self.sha256], self.name, None)
+        if not callable(found):
+            raise AttnlmError(
+                f"{self.file} has no class or function called {self.name}",
+                f"write {self.file}:NAME with a name that the file defines",
+            )
+        return found  # type: ignore[no-any-return]
+
+    def remember(self) -> None:
+        """Add the file to the list of files that this user lets run."""
+        _remember(self.sha256, self.file)
+
+
+class CodeNotAcceptedError(AttnlmError):
+    """Raised when a run needs code that this user has neither trained with nor accepted."""
+
+    def __init__(self, code: OwnCode) -> None:
+        self.path = code.path
+        message = f"this run needs code of its own: {code.path} (sha256 {code.sha256})"
+        if any(name == code.file for name in _NAMED):
+            message = f"the file that `code` names differs from {code.path}, which this run needs"
+        super().__init__(
+            message, f"read it, then accept it: attnlm.accept_code({str(code.path)!r})"
+        )
+
+
+_NAMED: list[str] = []
+"""names of the files that were accepted in this process"""
+
+
+def accept_code(path: str | Path) -> None:
+    """Let the code in a Python file run, now and later, wherever a run needs exactly this file.
+
+    Read the file first: it can do whatever you can do. Raises AttnlmError if it can't be read.
+    """
+    path = Path(path)
+    content = files.read_bytes(path, _LARGEST)
+    sha256 = take_content(content)
+    _NAMED.append(path.name)
+    _remember(sha256, path.name)
+
+
+def named_code(text: str) -> OwnCode:
+    """Return the code that the user named, as in `mine.py:Temperature`, with a path to the file.
+
+    Raises UsageError if the text does not name code, AttnlmError if the file can't be read.
+    """
+    file, colon, name = text.rpartition(":")
+    if not colon or not file.endswith(".py") or not name.isidentifier():
+        raise UsageError(f"{text!r} does not name code", "write FILE.py:NAME, as in mine.py:MyHead")
+    path = Path(file).expanduser().absolute()
+    if not path.is_file():
+        raise AttnlmError(f"there is no file {file}", "check the path; the name follows after `:`")
+    sha256 = take_content(files.read_bytes(path, _LARGEST))
+    return OwnCode(f"{path.name}:{name}", path, sha256)
+
+
+def is_code_name(value: object) -> bool:
+    """Return True for a text that can only be meant as the name of own code."""
+    return isinstance(value, str) and (value.endswith(".py") or ".py:" in value)
+
+
+def take_content(content: bytes) -> str:
+    """Let the content of a file run in this process; return its SHA-256."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    _CONTENTS[sha256] = content
+    return sha256
+
+
+def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
+    """Run a file as a module of its own, without the working directory on the path."""
+    module = ModuleType(f"attnlm_own_{sha256[:16]}")
+    module.__file__ = str(path)
+    here = {"", str(Path.cwd()), str(path.parent)}
+    before = sys.path
+    sys.path = [entry for entry in before if entry not in here]
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    _FILES.add(str(path))
+    try:
+        lines = content.decode().splitlines(keepends=True)
+        linecache.cache[str(path)] = (len(content), None, lines, str(path))
+        exec(compile(content, str(path), "exec", dont_inherit=True), vars(module))
+    except ModuleNotFoundError as error:
+        wanted = str(error.name).partition(".")[0]
+        if (path.parent / f"{wanted}.py").exists() or (path.parent / wanted).is_dir():
+            raise AttnlmError(
+                f"{path.name} imports {wanted}, which lies beside it: a run keeps one file",
+                f"move what it needs from {wanted} into {path.name}",
+            ) from None
+        raise AttnlmError(
+            f"{path.name} needs the module {error.name}, which is not installed",
+            "install it, then try again",
+        ) from None
+    except UnicodeDecodeError:
+        raise AttnlmError(f"{path} is not UTF-8", "save it as UTF-8") from None
+    finally:
+        sys.path = before
+    return module
+
+
+# --- The list of accepted files -------------------------------------------------------------------
+
+
+def _list() -> Path | None:
+    import platformdirs
+
+    try:
+        folder = os.environ.get("ATTNLM_CONFIG_DIR") or platformdirs.user_config_dir("attnlm")
+        return Path(folder).expanduser() / "accepted-code.txt"
+    except RuntimeError:  # the system does not know the user's home
+        return None
+
+
+def _accepted() -> set[str]:
+    """Return the SHA-256 of each file in the list."""
+    path = _list()
+    with contextlib.suppress(OSError, ValueError):
+        return (
+            {line.split()[0] for line in path.read_text().splitlines() if line} if path else set()
+        )
+    return set()
+
+
+def _remember(sha256: str, name: str) -> None:
+    """Add a line to the list. Where it can't be written, the file is accepted in this process."""
+    path = _list()
+    if path is None or sha256 in _accepted():
+        return
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"{sha256}  {name}\n")
+
+
+# --- The source of classes and functions that were passed in Python -------------------------------
+
+
+def passed_code(thing: Callable[..., Any]) -> OwnCode:
+    """Return the code of a class or function that was passed in Python.
+
+    Its source is kept with what it needs of its module: imports, other classes and functions, and
+    plain constants. Raises UsageError if this source does not stand by itself.
+    """
+    name = getattr(thing, "__name__", None)
+    if not isinstance(thing, type | FunctionType) or name is None:
+        raise UsageError(f"{thing!r} is not a class or function", "pass a class, or FILE.py:NAME")
+    if (source := getattr(thing, "__module__", "")).startswith("attnlm_own_"):
+        sha256 = next(s for s, module in _MODULES.items() if module.__name__ == source)
+        path = Path(str(_MODULES[sha256].__file__))
+        return OwnCode(f"{path.name}:{name}", path, sha256)
+    try:
+        parts = list(dict.fromkeys(_parts_of(thing, set())))
+        content = "\n\n".join(["from __future__ import annotations", *parts]).encode() + b"\n"
+        compile(content, name, "exec")
+    except (OSError, SyntaxError, LookupError) as error:
+        raise UsageError(
+            f"the source of {name} cannot be kept by itself: {error}",
+            "write it to a file, and pass FILE.py:NAME",
+        ) from None
+    sha256 = take_content(content)
+    _PASSED[sha256, name] = thing
+    return OwnCode(f"{name.lower()}.py:{name}", Path(f"{name.lower()}.py"), sha256)
+
+
+def _parts_of(thing: Any, seen: set[str]) -> Iterator[str]:
+    """Yield the sources that a class or function needs, and at last its own."""
+    source, scope = _source_of(thing)
+    seen.add(thing.__name__)
+    tree = ast.parse(source)
+    for name in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - seen):
+        if name not in scope or (hasattr(builtins, name) and name not in scope):
+            continue
+        value = scope[name]
+        origin = getattr(value, "__module__", None)
+        real = getattr(value, "__qualname__", name)
+        if isinstance(value, ModuleType):
+            yield f"import {value.__name__} as {name}"
+        elif isinstance(value, bool | int | float | str | tuple | None):
+            yield f"{name} = {value!r}"
+        elif isinstance(value, type | FunctionType) and origin == thing.__module__:
+            yield from _parts_of(value, seen)
+        elif origin and getattr(sys.modules.get(origin), real, None) is value:
+            yield f"from {origin} import {real} as {name}"
+        else:
+            raise LookupError(f"it needs {name}, which is neither imported nor plain")
+    yield source
+
+
+def _source_of(thing: Any) -> tuple[str, dict[str, Any]]:
+    """Return the source of a class or function, also of a notebook's cell, and its globals."""
+    is_function = isinstance(thing, FunctionType)
+    methods = [thing] if is_function else [v for v in vars(thing).values() if inspect.isfunction(v)]
+    own = [m for m in methods if m.__qualname__.rpartition(".")[0] in ("", thing.__qualname__)]
+    own = [thing] if is_function else own
+    if not own:
+        raise LookupError("it has no method of its own")
+    if free := [
+        name for method in own for name in method.__code__.co_freevars if name != "__class__"
+    ]:
+        raise LookupError(f"it needs {free[0]} of the function around it")
+    text = "".join(linecache.getlines(own[0].__code__.co_filename))
+    wanted = (ast.ClassDef, ast.FunctionDef)
+    nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, wanted)]
+    found = [n for n in nodes if n.name == thing.__name__]
+    if not found:
+        raise OSError("its source was not found")
+    first = min([found[-1].lineno, *(d.lineno for d in found[-1].decorator_list)])
+    lines = text.splitlines()[first - 1 : found[-1].end_lineno]
+    return textwrap.dedent("\n".join(lines)), own[0].__globals__
+
+
+# --- Errors in own code ---------------------------------------------------------------------------
+
+_FILES: set[str] = set()
+"""the files that ran in this process"""
+
+
+def own_traceback(error: BaseException) -> str | None:
+    """Return the traceback of an error in own code, from its first frame there on.
+
+    Frames of attnlm are left out. Return None for an error that arose elsewhere.
+    """
+    if isinstance(error, SyntaxError) and error.filename in _FILES:
+        return "".join(traceback.format_exception_only(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    first = next((i for i, frame in enumerate(frames) if frame.filename in _FILES), None)
+    if first is None:
+        return None
+    ours = str(Path(__file__).parents[1])
+    kept = [frame for frame in frames[first:] if not frame.filename.startswith(ours)]
+    lines = traceback.format_list(kept) + traceback.format_exception_only(error)
+    return "Traceback (most recent call last):\n" + "".join(lines)

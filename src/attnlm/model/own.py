@@ -1,0 +1,373 @@
+"""Models with code of the user's own: parts in an Architecture, or a whole model.
+
+Each is a ModelSpec. It is described without running the code: settings, name and context are known
+from the run's configuration. The code runs when the model is built or measured. Importing this
+module does not load torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.own_code import OwnCode
+from attnlm.base.settings import Setting, Settings, fields_of, number, quoted
+from attnlm.base.suggestions import suggestion
+from attnlm.model.architecture import OWN, PRESETS, Architecture, unused
+from attnlm.model.sizes import Costs
+from attnlm.model.spec import ModelSpec, Shapes, Use
+
+if TYPE_CHECKING:
+    from attnlm.model.language_model import LanguageModel
+
+PARTS = ("attention", "mlp", "scores")
+"""The parts that own code may replace; `model` may name a whole model."""
+PREFIX = "set."
+"""The prefix of the arguments of own code among the settings."""
+CODE = "code"
+"""The setting that records the SHA-256 of each file."""
+
+_SUPPORTED = {Use.ATTENTION_MAPS, Use.MUON, Use.SLIDING_WINDOW}
+
+
+@dataclass(frozen=True)
+class _OwnSpec:
+    """What models with own parts and own models have in common."""
+
+    codes: Mapping[str, OwnCode]
+    """the code of each part, or of the `model`"""
+    arguments: Settings
+    """the values of the code's arguments that have defaults, without PREFIX"""
+
+    @property
+    def map_counts(self) -> tuple[int, int]:
+        """Return (0, 0): snapshots record the number of maps, which is observed."""
+        return 0, 0
+
+    def _recorded(self) -> Settings:
+        """Return the settings for the code: its names and its arguments."""
+        return {**self.codes, **{PREFIX + name: value for name, value in self.arguments.items()}}
+
+    def _measured(self, vocab_size: int) -> Costs:
+        from attnlm.model.own_modules import measured_costs
+
+        return measured_costs(self, max(1, vocab_size))  # type: ignore[arg-type]
+
+    def parameter_shapes(self, vocab_size: int) -> Shapes:
+        """Return the shape of each parameter by its name."""
+        from attnlm.model.own_modules import skeleton_shapes
+
+        return skeleton_shapes(self, vocab_size)  # type: ignore[arg-type]
+
+    def _refusal(self) -> str:
+        return f"it computes {' and '.join(self.codes.values())}"
+
+
+@dataclass(frozen=True)
+class OwnParts(_OwnSpec):
+    """An Architecture in which own code replaces attention, MLP or attention scores."""
+
+    architecture: Architecture
+    """the model around the code; a part that own code replaces has the value OWN"""
+
+    @property
+    def name(self) -> str:
+        """Return the preset's name and those of the parts, such as multi-head-Temperature."""
+        return "-".join([self.architecture.name, *(code.name for code in self.codes.values())])
+
+    @property
+    def block_size(self) -> int:
+        """Return the context."""
+        return self.architecture.block_size
+
+    @property
+    def width(self) -> int:
+        """Return embed_dim, C."""
+        return self.architecture.width
+
+    @property
+    def preset(self) -> str:
+        """Return the preset whose training defaults the model has."""
+        return self.architecture.model
+
+    def settings(self) -> Settings:
+        """Return the settings that define the model."""
+        values = {name: getattr(self.architecture, name) for name in fields_of(Architecture)}
+        # Positions can be changed in every model with own parts.
+        names = dict.fromkeys(("model", *PRESETS[self.preset].settings, "positions"))
+        used = [n for n in names if values[n] is not None and unused(n, values) is None]
+        return {**{n: values[n] for n in used if n not in self.codes}, **self._recorded()}
+
+    def costs(self, vocab_size: int) -> Costs:
+        """Return the costs, measured by a run of the model without numbers."""
+        return replace(self._measured(vocab_size), width=self.architecture.width)
+
+    def build(
+        self, vocab_size: int, placed: Callable[[Any], Any] = lambda block: block
+    ) -> LanguageModel:
+        """Return a model; see ModelSpec."""
+        from attnlm.model.language_model import Transformer
+
+        return Transformer(self.architecture, vocab_size, placed, self)
+
+    def supports(self, use: Use) -> str | None:
+        """Return None, or in words why the model does not support a use."""
+        if use in (*_SUPPORTED, Use.RECOMPUTE, Use.SHARDING):
+            return None
+        if use is Use.NATIVE_OPS:
+            return self.architecture.supports(use)
+        return self._refusal()
+
+    @functools.cached_property
+    def body_dim(self) -> int:
+        """Return the width of the blocks' output, which may differ in a model of one layer."""
+        from attnlm.model.own_modules import output_width
+
+        a = self.architecture
+        width = output_width(self) if "attention" in self.codes else a.body_dim
+        if width != a.body_dim and (a.residual or a.layers > 1 or a.mlp != "none"):
+            raise UsageError(
+                f"{self.codes['attention']} makes {width} features of {a.width}, and the residual "
+                f"stream of {a.name} has {a.width}",
+                f"return {a.width} features, or use it in a model of one layer, such as multi-head",
+            )
+        return width
+
+    def make(self, kind: str, layer: int) -> Any:
+        """Return a new module of the user's for a layer."""
+        a = self.architecture
+        ours = {"embed_dim": a.width, "heads": a.heads, "block_size": a.block_size, "layer": layer}
+        if kind == "scores":
+            ours["head_size"] = a.head_dim
+        return called(self.codes[kind], ours, self.completed().arguments)
+
+    def completed(self, chosen: Iterable[str] = ()) -> OwnParts:
+        """Return the description with each argument's value, after checking them.
+
+        Raises UsageError for arguments that the code does not have or that have wrong values, and
+        for `heads` among the settings that the user has `chosen`, if the attention takes none.
+        """
+        attention = self.codes.get("attention")
+        if attention is not None and "heads" in chosen and "heads" not in _parameters(attention):
+            raise UsageError(
+                f"`heads` has no effect: {attention} has no argument heads", "leave `heads` out"
+            )
+        known = {kind: _arguments(code) for kind, code in self.codes.items()}
+        _check_names(
+            self.arguments, {name for found in known.values() for name in found}, self.codes
+        )
+        values: Settings = {}
+        for kind, defaults in known.items():
+            values |= _values(self.codes[kind], defaults, self.arguments)
+        return replace(self, arguments=values)
+
+
+@dataclass(frozen=True)
+class OwnModel(_OwnSpec):
+    """A class or function of vocab_size and block_size that returns a whole model."""
+
+    block_size: int
+    preset = ""
+
+    @property
+    def code(self) -> OwnCode:
+        """Return the code of the model."""
+        return self.codes["model"]
+
+    @property
+    def name(self) -> str:
+        """Return the name of the class or function."""
+        return self.code.name
+
+    def settings(self) -> Settings:
+        """Return the settings that define the model."""
+        return {"block_size": self.block_size, **self._recorded()}
+
+    def costs(self, vocab_size: int) -> Costs:
+        """Return the costs, measured by a run of the model without numbers."""
+        return self._measured(vocab_size)
+
+    def build(
+        self, vocab_size: int, placed: Callable[[Any], Any] = lambda block: block
+    ) -> LanguageModel:
+        """Return a model; see ModelSpec. `placed` is not used: the model has no known blocks."""
+        from attnlm.model.own_modules import OwnLanguageModel
+
+        ours = {"vocab_size": vocab_size, "block_size": self.block_size}
+        module = called(self.code, ours, self.completed().arguments)
+        return OwnLanguageModel(self, vocab_size, module)
+
+    def supports(self, use: Use) -> str | None:
+        """Return None, or in words why the model does not support a use."""
+        return None if use in _SUPPORTED else self._refusal()
+
+    def completed(self, chosen: Iterable[str] = ()) -> OwnModel:
+        """Return the description with each argument's value; see `OwnParts.completed`."""
+        defaults = _arguments(self.code)
+        _check_names(self.arguments, defaults, self.codes)
+        return replace(self, arguments=_values(self.code, defaults, self.arguments))
+
+
+def own_parts(
+    model: str, settings: Mapping[str, Setting], parts: Mapping[str, OwnCode]
+) -> OwnParts:
+    """Return a preset in which own code replaces some parts.
+
+    `settings` are those of the preset, and arguments of the code with PREFIX. Raises UsageError if
+    the preset lacks a part or a setting, or if a setting has no effect.
+    """
+    preset = PRESETS[model]
+    has = {**{name: part.default for name, part in fields_of(Architecture).items()}, **preset.parts}
+    for kind in parts:
+        replaced = "attention" if kind == "scores" else kind
+        if has[replaced] == "none" or (kind == "scores" and has[replaced] != "softmax"):
+            raise UsageError(
+                f"{model} has no {replaced} that {kind} of your own could replace",
+                "use `model` transformer" if kind == "mlp" else "use `model` multi-head",
+            )
+    if {"attention", "scores"} <= parts.keys():
+        raise UsageError(
+            "`attention` and `scores` cannot both be your own: the attention has the scores",
+            "leave one of them out",
+        )
+    given = {k.removeprefix(PREFIX): v for k, v in settings.items() if k.startswith(PREFIX)}
+    chosen = {k: v for k, v in settings.items() if not k.startswith(PREFIX)}
+    merged = {**preset.parts, **chosen, **dict.fromkeys(parts, OWN)}
+    if "attention" in parts and merged.get("positions") == "rotary":
+        if "positions" in chosen:
+            raise UsageError(
+                "`positions` rotary turns queries and keys, which are in the attention you replace",
+                "use `positions` learned or none",
+            )
+        merged["positions"] = "learned"
+    for name in chosen:
+        if name not in (*preset.settings, "positions"):
+            users = [m for m in PRESETS if name in PRESETS[m].settings]
+            raise UsageError(
+                f"`{name}` does not apply to {model}", f"use `model` {' or '.join(users)}"
+            )
+        if needs := unused(name, merged):
+            raise UsageError(f"`{name}` has no effect without {needs}", f"leave `{name}` out")
+    used = {name: value for name, value in merged.items() if unused(name, merged) is None}
+    return OwnParts(dict(parts), given, Architecture(model=model, **used))  # type: ignore[arg-type]
+
+
+def own_model(codes: Mapping[str, OwnCode], settings: Mapping[str, Setting]) -> OwnModel:
+    """Return the description of a whole model of the user's.
+
+    `settings` are the context, and arguments of the code with PREFIX. Raises UsageError for others.
+    """
+    for name in (*codes.keys() - {"model"}, *settings.keys() - {"block_size"}):
+        if not name.startswith(PREFIX):
+            raise UsageError(
+                f"`{name}` does not apply to {codes['model']}: only `block_size` does",
+                f"make it an argument of {codes['model'].name}, and `set` it",
+            )
+    given = {k.removeprefix(PREFIX): v for k, v in settings.items() if k.startswith(PREFIX)}
+    block_size: Any = settings.get("block_size", fields_of(Architecture)["block_size"].default)
+    return OwnModel({"model": codes["model"]}, given, block_size)
+
+
+# --- The arguments of own code --------------------------------------------------------------------
+
+_OURS = {
+    "model": ("vocab_size", "block_size"),
+    "part": ("embed_dim", "heads", "block_size", "layer", "head_size"),
+}
+
+
+def _parameters(code: OwnCode) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(code.load()).parameters
+
+
+def _arguments(code: OwnCode) -> dict[str, Setting]:
+    """Return the arguments of own code that are settings, with their defaults."""
+    ours = {*_OURS["model"], *_OURS["part"]}
+    return {
+        name: parameter.default
+        for name, parameter in _parameters(code).items()
+        if name not in ours and isinstance(parameter.default, bool | int | float | str)
+    }
+
+
+def called(code: OwnCode, ours: Mapping[str, Any], given: Settings) -> Any:
+    """Call own code with those of `ours` and `given` that it names, and return its module.
+
+    Raises UsageError for an argument that attnlm does not give, and AttnlmError if the code does
+    not return a module.
+    """
+    from torch import nn
+
+    parameters = _parameters(code)
+    for name, parameter in parameters.items():
+        is_needed = parameter.default is parameter.empty
+        if (
+            is_needed
+            and parameter.kind
+            in (parameter.POSITIONAL_ONLY, parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+            and name not in ours
+        ):
+            raise UsageError(
+                f"{code} needs the argument {name}, which attnlm does not give",
+                f"give it a default, or use some of {', '.join(ours)}",
+            )
+    values = {**given, **ours}
+    module = code.load()(**{name: values[name] for name in parameters if name in values})
+    if not isinstance(module, nn.Module):
+        raise AttnlmError(
+            f"{code} returns {type(module).__name__}, not a module", "return a torch.nn.Module"
+        )
+    return module
+
+
+def _check_names(given: Settings, known: Mapping[str, Any] | set[str], codes: Any) -> None:
+    for name in given:
+        if name not in known:
+            named = " and ".join(codes.values())
+            hint = suggestion(name, known, f"it has {', '.join(sorted(known)) or 'none'}")
+            raise UsageError(f"{named} has no argument {quoted(name)} with a default", hint)
+
+
+def _values(code: OwnCode, defaults: Settings, given: Settings) -> Settings:
+    """Return the value of each argument: the given one, or the default, in the default's type."""
+    values = dict(defaults)
+    for name in defaults.keys() & given.keys():
+        kind, value = type(defaults[name]), given[name]
+        try:
+            if isinstance(value, str) and kind in (int, float):
+                value = number(kind, value)
+            elif isinstance(value, str) and kind is bool:
+                value = {"true": True, "false": False}[value.lower()]
+            elif kind is float and isinstance(value, int):
+                value = float(value)
+            if type(value) is not kind:
+                raise ValueError
+        except (ValueError, KeyError):
+            raise UsageError(
+                f"invalid value for {name} of {code}: {quoted(given[name])}",
+                f"it must be of type {kind.__name__}, as its default {defaults[name]!r}",
+            ) from None
+        values[name] = value
+    return values
+
+
+def kind_of(code: OwnCode) -> str:
+    """Return what own code seems to be: model, scores or attention."""
+    if "vocab_size" in _parameters(code):
+        return "model"
+    forward = getattr(code.load(), "forward", None)
+    given = [] if forward is None else list(inspect.signature(forward).parameters.values())
+    needed = [p for p in given if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    return "scores" if len(needed) > 2 else "attention"  # beside self
+
+
+def completed(spec: ModelSpec, chosen: Iterable[str] = ()) -> ModelSpec:
+    """Return a description with the defaults of its own code, which runs; others unchanged.
+
+    `chosen` are the names of the settings that the user gave.
+    """
+    return spec.completed(chosen) if isinstance(spec, OwnParts | OwnModel) else spec

@@ -1,0 +1,170 @@
+"""The modules around code of the user's own, and what running it tells: shapes, sizes, operations.
+
+Axes: B batch, T tokens, C embed_dim, V vocabulary, H heads.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlm.base.errors import AttnlmError
+from attnlm.model.inspection import empty_model, model_skeleton, stored_tensors
+from attnlm.model.language_model import Caches, LanguageModel, with_shape
+from attnlm.model.own import OwnModel, OwnParts
+from attnlm.model.sizes import Costs
+from attnlm.model.spec import ModelSpec, Shapes
+
+
+class OwnLanguageModel(LanguageModel):
+    """A whole model of the user's, which may give its logits in any of these ways.
+
+    Logits (B, T, V), a pair (logits, loss), an object with `.logits`, logits (B·T, V), or the last
+    position only if it gets no targets, as in nanoGPT. The loss is always computed here.
+    """
+
+    def __init__(self, spec: OwnModel, vocab_size: int, module: nn.Module) -> None:
+        super().__init__()
+        self.spec = spec
+        self._code = spec.code
+        self.vocab_size = vocab_size
+        self.module = module
+        parameters = inspect.signature(module.forward).parameters.values()
+        given = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        self.takes_targets = len(given) > 1
+        """True if the module may be called with ids and targets"""
+        self._needs_targets = len([p for p in given if p.default is p.empty]) > 1
+        """True if the module gives all logits only beside targets"""
+
+    def forward(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
+        """Return logits, (B, T) → (B, T, V)."""
+        return self.call(tokens_BT)[0]
+
+    def is_matrix(self, name: str, parameter: Tensor) -> bool:
+        """Return True for a matrix that is no table of tokens or positions, and not the LM head."""
+        owner = self.get_submodule(name.rpartition(".")[0])
+        rows = parameter.size(0) if parameter.ndim == 2 and 1 not in parameter.shape else 0
+        is_table = isinstance(owner, nn.Embedding) or rows in (0, self.vocab_size)
+        return not is_table and (isinstance(owner, nn.Linear) or rows != self.block_size)
+
+    def call(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> tuple[Tensor, Any]:
+        """Return logits (B, T, V), and the loss that the module returned beside them, if any."""
+        targets = (tokens_BT if targets_BT is None else targets_BT).contiguous()
+        if targets_BT is None and not self._needs_targets:
+            logits, loss = _logits_in(self.module(tokens_BT))
+            if self._fits(logits, tokens_BT):
+                return logits.reshape(*tokens_BT.shape, self.vocab_size), loss
+            if not self.takes_targets:
+                with_shape(self._code, logits, (*tokens_BT.shape, self.vocab_size))
+            self._needs_targets = True
+        logits, loss = _logits_in(self.module(tokens_BT, targets))
+        if not self._fits(logits, tokens_BT):
+            with_shape(self._code, logits, (*tokens_BT.shape, self.vocab_size))
+        return logits.reshape(*tokens_BT.shape, self.vocab_size), loss
+
+    def _fits(self, logits: Any, tokens_BT: Tensor) -> bool:
+        """Return True for logits of all positions, (B, T, V) or (B·T, V)."""
+        if not isinstance(logits, Tensor):
+            return False
+        batch, length = tokens_BT.shape
+        shapes = (batch, length, self.vocab_size), (batch * length, self.vocab_size)
+        return tuple(logits.shape) in shapes
+
+
+def _logits_in(output: Any) -> tuple[Any, Any]:
+    """Return the logits and the loss in what a module returned."""
+    if isinstance(output, tuple | list) and output:
+        return output[0], output[1] if len(output) > 1 else None
+    return getattr(output, "logits", output), getattr(output, "loss", None)
+
+
+# --- What running the code tells ------------------------------------------------------------------
+
+
+def output_width(spec: OwnParts) -> int:
+    """Return the number of features that the user's attention returns for each token."""
+    a = spec.architecture
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        module = spec.make("attention", 0).eval()
+        y = module(torch.zeros(1, min(2, a.block_size), a.width))
+    y = y[0] if isinstance(y, tuple) else y
+    width = y.size(-1) if isinstance(y, Tensor) and y.dim() else a.width
+    return with_shape(spec.codes["attention"], y, (1, min(2, a.block_size), width)).size(-1)
+
+
+def skeleton_shapes(spec: ModelSpec, vocab_size: int) -> Shapes:
+    """Return the shapes of what a checkpoint holds of a model."""
+    return {name: tuple(t.shape) for name, t in stored_tensors(_built(spec, vocab_size)).items()}
+
+
+def measured_costs(spec: ModelSpec, vocab_size: int) -> Costs:
+    """Return the costs of a model with own code, from one forward and backward pass of one window.
+
+    The pass runs on PyTorch's meta device, which computes shapes without numbers. Where the code
+    can't run there, it runs on the CPU. The whole model counts as one layer.
+    """
+    key = repr((spec.name, spec.settings())), vocab_size
+    if key not in _MEASURED:
+        try:
+            _MEASURED[key] = _costs_on("meta", spec, vocab_size)
+        except Exception:  # noqa: BLE001 - own code may do anything; an error will show on the CPU
+            _MEASURED[key] = _costs_on("cpu", spec, vocab_size)
+    return _MEASURED[key]
+
+
+_MEASURED: dict[tuple[str, int], Costs] = {}
+
+
+def _built(spec: ModelSpec, vocab_size: int) -> LanguageModel:
+    try:
+        return model_skeleton(spec, vocab_size)
+    except AttnlmError:
+        raise
+    except Exception:  # noqa: BLE001 - as above
+        with torch.random.fork_rng(devices=[]):
+            return empty_model(spec, vocab_size)
+
+
+def _costs_on(device: str, spec: ModelSpec, vocab_size: int) -> Costs:
+    from torch.utils.flop_counter import FlopCounterMode  # takes a second
+
+    kept: dict[int, int] = {}
+    with torch.random.fork_rng(devices=[]), torch.device(device):
+        model = empty_model(spec, vocab_size).train()
+        ids_BT = torch.zeros(1, spec.block_size, dtype=torch.long)
+        weights = {p.untyped_storage()._cdata for p in model.parameters()}
+
+        def keep(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in weights:
+                kept[storage._cdata] = storage.nbytes()
+            return tensor
+
+        with FlopCounterMode(display=False) as counter:
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                loss = model.loss(ids_BT, ids_BT)
+            forward = counter.get_total_flops()
+            loss.backward()
+            both = counter.get_total_flops()
+    tables = [m.embedding_dim for m in model.modules() if isinstance(m, nn.Embedding)]
+    features = math.ceil(sum(kept.values()) / 4 / spec.block_size)
+    matrices = {n: tuple(p.shape) for n, p in model.named_parameters() if model.is_matrix(n, p)}
+    # Costs count two operations for each weight of a matrix, and as many for each gradient.
+    counted = 2 * sum(math.prod(shape) for shape in matrices.values())
+    return Costs(
+        vocab_size=vocab_size,
+        layers=1,
+        width=tables[0] if tables else 1,
+        head_inputs=0,
+        matrices=matrices,  # type: ignore[arg-type]
+        mixing_flops=forward // spec.block_size - counted,
+        mixing_gradient_flops=(both - forward) // spec.block_size - 2 * counted,
+        kept_features=features,
+        kept_inputs=0,
+        cached=0,
+        peak_activations=-(-features // 4),
+    )

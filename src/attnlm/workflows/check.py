@@ -1,0 +1,323 @@
+"""Check own code: does it fit, is it causal, what does it cost, and which attention maps has it?"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.readable import quantity
+from attnlm.base.settings import Setting
+from attnlm.config.new_training import resolve_new, with_own_code
+from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
+from attnlm.model.inspection import parameters_of
+from attnlm.model.language_model import LanguageModel
+from attnlm.model.own import OwnModel, OwnParts, kind_of
+from attnlm.model.own_modules import OwnLanguageModel
+from attnlm.model.recorder import SOFTMAX, record
+from attnlm.model.spec import ModelSpec
+from attnlm.workflows.doctor import Finding
+
+_VOCAB_SIZE = 65  # as Tiny Shakespeare's characters
+_MOST_TOKENS = 64  # of a text that is checked
+_MOST_CHANGED = 32  # tokens that are changed one by one
+_TOLERANCE = 1e-4
+"""Logits are equal if they differ by at most this fraction of the largest."""
+_TIMED = 5  # steps, of which the fastest counts
+_MASK = "mask the scores before the softmax, with -inf where the key is later than the query"
+_AXIS = "normalise over the keys: softmax(dim=-1)"
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Information that flows from a later token to an earlier one, both counted from 1."""
+
+    source: int
+    target: int
+    change: float
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"the logits at token {self.target} change by {self.change:.2g} when the later token "
+            f"{self.source} changes"
+        )
+
+
+def check(
+    code: str | Callable[..., Any],
+    *,
+    part: str | None = None,
+    vocab_size: int = _VOCAB_SIZE,
+    **settings: Setting,
+) -> Iterator[Finding]:
+    """Check own code, and yield a finding for each thing that was checked.
+
+        for finding in attnlm.check(Temperature, heads=4):
+            print(finding.name, finding.text, finding.remedy)
+
+    `code` is a class or function, or its name as in `mine.py:Temperature`. `part` says what it is:
+    attention, mlp, scores or model; by default, its arguments tell. `settings` are those of `train`
+    for the model around it. A finding with a remedy is a problem; a fatal one keeps `train` from
+    training the model. Raises AttnlmError if the code can't be called, and whatever it raises.
+    """
+    named = with_own_code({"model": code})["model"]
+    kind = part or kind_of(named)
+    if kind not in CHOSEN_BY_NAME:
+        raise UsageError(f"invalid value for `part`: {kind!r}", f"use {', '.join(CHOSEN_BY_NAME)}")
+    config = resolve_new({**settings, kind: named}, None).config
+    yield from _findings(config, vocab_size)
+
+
+def _findings(config: Config, vocab_size: int) -> Iterator[Finding]:
+    spec = config.spec
+    assert isinstance(spec, OwnParts | OwnModel)
+    given = ", ".join(f"{name}={value!r}" for name, value in spec.arguments.items())
+    yield Finding("arguments", f"{' and '.join(spec.codes.values())}: {given or 'none of its own'}")
+    model = _model(spec, vocab_size)
+    ids_BT = _ids(model, 2)
+    logits_BTV = model(ids_BT)
+    yield Finding("shapes", f"ids {tuple(ids_BT.shape)} → logits {tuple(logits_BTV.shape)}")
+    yield _finite(model, ids_BT, logits_BTV)
+    yield from _loss(model, ids_BT, logits_BTV)
+    _draw_zeros(model)
+    yield _gradients(model, ids_BT)
+    leak = find_leak(model)
+    text = "logits depend on no later token" if leak is None else str(leak)
+    yield Finding("causality", text, "" if leak is None else leak.cause, leak is not None)
+    yield from _contexts(model)
+    alone, together = model(ids_BT[:1]), model(ids_BT)[:1]
+    yield _equal("batch", alone, together, "texts of a batch do not change each other")
+    yield _equal("evaluation", model(ids_BT), model(ids_BT), "the same ids give the same logits")
+    yield _maps(model, ids_BT)
+    yield from _costs(config, vocab_size)
+
+
+def _model(spec: ModelSpec, vocab_size: int) -> LanguageModel:
+    """Return the model in evaluation mode, as a run with the seed 0 builds it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return spec.build(vocab_size).eval()
+
+
+def _ids(model: LanguageModel, texts: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    shape = texts, min(model.block_size, _MOST_TOKENS)
+    return torch.randint(model.vocab_size, shape, generator=generator)
+
+
+def _draw_zeros(model: LanguageModel) -> None:
+    """Draw the parameters that begin as zeros, such as the LM head: zeros would hide the rest."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if not parameter.any():
+            std = parameter.size(-1) ** -0.5 if parameter.dim() > 1 else 1.0
+            nn.init.normal_(parameter, std=std, generator=generator)
+
+
+def _finite(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Finding:
+    if logits_BTV.isfinite().all():
+        return Finding("numbers", "all logits are finite")
+    first: list[str] = []
+
+    def look(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, given: Any, made: Any) -> None:
+            if isinstance(made, Tensor) and made.is_floating_point() and not made.isfinite().all():
+                first.append(name or "the model")
+
+        return hook
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            handle = nn.Module.register_forward_hook(module, look(name))
+            hooks.callback(handle.remove)
+        model(ids_BT)
+    where = f": they come first from {first[0]}" if first else ""
+    remedy = "look for a row whose scores are all -inf, a division by 0, or a logarithm of 0"
+    return Finding("numbers", f"logits are NaN or infinite{where}", remedy, is_fatal=True)
+
+
+def _loss(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Iterator[Finding]:
+    inputs_BT, targets_BT = ids_BT[:, :-1], ids_BT[:, 1:]
+    loss = model.loss(inputs_BT, targets_BT).item() if ids_BT.size(1) > 1 else math.nan
+    uniform = math.log(model.vocab_size)
+    remedy = "start with smaller weights, above all in the LM head" if loss > 2 * uniform else ""
+    yield Finding("loss at start", f"{loss:.2f} (uniform, ln V: {uniform:.2f})", remedy)
+    if isinstance(model, OwnLanguageModel) and model.takes_targets:
+        _, theirs = model.call(inputs_BT, targets_BT)
+        found = loss if theirs is None else theirs.item()
+        if abs(found - loss) > _TOLERANCE * max(1.0, loss):
+            yield Finding(
+                "its own loss",
+                f"{found:.4f}, but the mean cross-entropy is {loss:.4f}",
+                "attnlm trains the cross-entropy; pass another `loss` to `train` for others",
+            )
+
+
+def _gradients(model: LanguageModel, ids_BT: Tensor) -> Finding:
+    model.zero_grad()
+    model.loss(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    without = [name for name, p in trained.items() if p.grad is None or not p.grad.any()]
+    text = f"{len(trained) - len(without)} of {len(trained)} parameters get a gradient"
+    if not without:
+        return Finding("gradients", text)
+    model.zero_grad()
+    shown = ", ".join(without[:4]) + (" and others" if len(without) > 4 else "")
+    return Finding("gradients", text, f"without one: {shown}: use or remove them")
+
+
+@torch.inference_mode()
+def find_leak(model: LanguageModel, most: int = _MOST_CHANGED) -> Leak | None:
+    """Return the largest change of logits by a later token, or None if the model is causal."""
+    ids_1T = _ids(model, 1)
+    length = ids_1T.size(1)
+    before_TV = model(ids_1T)[0]
+    tolerance = _TOLERANCE * float(before_TV.abs().max())
+    found: list[tuple[float, int, int]] = []
+    for source in range(1, length, max(1, length // most)):
+        changed_1T = ids_1T.clone()
+        changed_1T[0, source] = (ids_1T[0, source] + 1) % model.vocab_size
+        change_T = (model(changed_1T)[0, :source] - before_TV[:source]).abs().amax(-1)
+        found.append((float(change_T.max()), source, int(change_T.argmax())))
+    change, source, target = max(found, default=(0.0, 0, 0))
+    if not change > tolerance:
+        return None
+    return Leak(source + 1, target + 1, change, _cause(model, ids_1T))
+
+
+class _SeesSoftmax(TorchFunctionMode):
+    """A mode that looks at each softmax over as many keys as queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks_ahead = self.over_queries = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in SOFTMAX and result.dim() > 1 and result.size(-1) == result.size(-2) > 1:
+            ones = torch.ones(())
+            over_keys = result.sum(-1).isclose(ones, atol=1e-4).all()
+            self.over_queries |= bool(
+                not over_keys and result.sum(-2).isclose(ones, atol=1e-4).any()
+            )
+            self.looks_ahead |= bool(result.triu(1).any())
+        return result
+
+
+def _cause(model: LanguageModel, ids_1T: Tensor) -> str:
+    with _SeesSoftmax() as seen:
+        model(ids_1T)
+    if seen.over_queries:
+        return _AXIS
+    if seen.looks_ahead:
+        return f"its softmax gives weights to later tokens: {_MASK}"
+    return f"look for a missing mask, a mask after the softmax, or a wrong axis: {_MASK}"
+
+
+def check_causal(spec: ModelSpec, vocab_size: int) -> str:
+    """Return what flows from later tokens to earlier ones in a model with own code; "" if nothing.
+
+    Raises AttnlmError if the model computes no finite logits.
+    """
+    if not isinstance(spec, OwnParts | OwnModel):
+        return ""
+    model = _model(spec, vocab_size)
+    ids_BT = _ids(model, 1)
+    numbers = _finite(model, ids_BT, model(ids_BT))
+    if numbers.is_fatal:
+        raise AttnlmError(numbers.text, numbers.remedy)
+    _draw_zeros(model)
+    leak = find_leak(model, most=8)
+    return "" if leak is None else f"{leak}; {leak.cause}"
+
+
+@torch.inference_mode()
+def _contexts(model: LanguageModel) -> Iterator[Finding]:
+    lengths = sorted({1, min(2, model.block_size), max(1, model.block_size - 1), model.block_size})
+    for length in lengths:
+        ids_1T = torch.zeros(1, length, dtype=torch.long)
+        try:
+            model(ids_1T)
+        except Exception as error:  # noqa: BLE001 - own code may raise anything
+            text = f"{length} tokens: {type(error).__name__}: {str(error).splitlines()[0]}"
+            yield Finding("contexts", text, "texts begin with one token: allow any length", True)
+            return
+    yield Finding("contexts", f"from 1 to {model.block_size} tokens")
+
+
+def _equal(name: str, one: Tensor, other: Tensor, promise: str) -> Finding:
+    difference = float((one - other).abs().max())
+    if difference <= _TOLERANCE * float(one.abs().max()):
+        return Finding(name, promise)
+    remedies = {
+        "batch": "compute each text by itself: no sum, mean or softmax over the first axis",
+        "evaluation": "switch dropout and noise off in evaluation: if self.training",
+    }
+    return Finding(name, f"logits differ by {difference:.2g}", remedies[name])
+
+
+def _maps(model: LanguageModel, ids_BT: Tensor) -> Finding:
+    recorder = record(model, ids_BT)
+    counts = [layer.head_count for layer in recorder.layers]
+    if not any(counts):
+        return Finding("maps", "no attention maps were found: reports go without them")
+    each = " and ".join(str(count) for count in sorted(set(counts)))
+    text = f"{len(counts)} {'layer' if len(counts) == 1 else 'layers'} × {each} heads"
+    wanted = getattr(getattr(model.spec, "architecture", None), "heads", None)
+    if wanted is None or set(counts) == {wanted}:
+        return Finding("maps", text)
+    return Finding("maps", text, f"the model has `heads` {wanted}: does the code use the argument?")
+
+
+def _costs(config: Config, vocab_size: int) -> Iterator[Finding]:
+    """Yield what the model costs, beside the same model with the standard part."""
+    spec = config.spec
+    beside: Mapping[str, Config] = {}
+    if isinstance(spec, OwnParts):
+        ours = {k: v for k, v in spec.architecture.settings().items() if k not in spec.codes}
+        preset: dict[str, Any] = {
+            k: ours[k] for k in ("model", "embed_dim", "heads", "block_size") if k in ours
+        }
+        beside = {f"; the standard {spec.preset}: ": resolve(preset)}
+    numbers: dict[str, list[str]] = {"parameters": [], "operations": [], "time": []}
+    for words, some in {"": config, **beside}.items():
+        parameters = parameters_of(some.spec, vocab_size)
+        flops = some.spec.costs(vocab_size).training_flops()
+        milliseconds = 1e3 * _seconds(some, vocab_size)
+        numbers["parameters"].append(f"{words}{parameters:,}")
+        numbers["operations"].append(f"{words}{quantity(flops, 'FLOP')} per token")
+        numbers["time"].append(f"{words}{milliseconds:.3g} ms per step")
+    for name, texts in numbers.items():
+        yield Finding(name, "".join(texts))
+    if config.training.optimizer == "muon":
+        yield Finding("optimizer", updated_in_words(_model(spec, vocab_size)))
+
+
+def updated_in_words(model: LanguageModel) -> str:
+    """Return which parameters Muon updates."""
+    names = [name for name, p in model.named_parameters() if model.is_matrix(name, p)]
+    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    rest = sum(1 for _ in model.parameters()) - len(names)
+    return f"Muon updates {shown or 'no parameter'}; AdamW the other {rest}"
+
+
+def _seconds(config: Config, vocab_size: int) -> float:
+    """Return the seconds of the modules' forward and backward pass of one batch."""
+    model = _model(config.spec, vocab_size).train()
+    shape = config.training.batch_size, config.spec.block_size
+    ids_BT = torch.zeros(shape, dtype=torch.long)
+    best = math.inf
+    for _ in range(_TIMED):
+        began = time.perf_counter()
+        model.loss(ids_BT, ids_BT).backward()
+        best = min(best, time.perf_counter() - began)
+    return best

@@ -1,0 +1,137 @@
+"""Make a run of a model that was trained elsewhere, such as in a loop of the user's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.compute.device import choose_device
+from attnlm.config.new_training import resolve_new
+from attnlm.config.settings import Config
+from attnlm.data.dataset import Dataset, open_dataset
+from attnlm.model.inspection import agree, empty_model, stored_tensors
+from attnlm.model.language_model import LanguageModel
+from attnlm.model.own_modules import OwnLanguageModel
+from attnlm.runs.checkpoint import save_checkpoint
+from attnlm.runs.create_run import create_run
+from attnlm.runs.journal import EvaluationRecord, Snapshot
+from attnlm.runs.run import Run
+from attnlm.training.state import SavedState
+from attnlm.training.validation import validation_loss
+from attnlm.workflows.check import check_causal
+
+
+def save_run(
+    model: nn.Module,
+    dataset: str | Path | Dataset | None = None,
+    *,
+    name: str | None = None,
+    code: Any = None,
+    set: Mapping[str, Any] | None = None,
+    block_size: int | None = None,
+    metrics: Sequence[Mapping[str, Any]] = (),
+    checkpoint_dir: str | Path = "checkpoints",
+    data_dir: str | Path = "data",
+) -> Run:
+    """Make a run of a trained model, which can then be evaluated, sampled and compared.
+
+        run = attnlm.save_run(model, "tales-char", name="mine", code=lecture, set={"width": 64})
+
+    `model` is one of attnlm's, or a module of your own. A module of your own is built again by
+    `code`, a class or function of vocab_size and block_size, with the arguments in `set`; default:
+    the class of `model`. `metrics` are the evaluations of your loop, oldest first: dictionaries
+    with step, val_loss and, if known, train_loss, tokens and seconds. The model is evaluated on the
+    whole validation split, and that is its last evaluation.
+
+    Raises AttnlmError if `code` does not build a model with these weights that computes the same.
+    """
+    opened = open_dataset(dataset, data_dir=data_dir)
+    device = choose_device("cpu")
+    config = _config(model, code, set, block_size)
+    vocab_size = opened.vocab_size
+    built = empty_model(config.spec, vocab_size).eval()
+    theirs = model.module if isinstance(model, OwnLanguageModel) else model
+    ours = built.module if isinstance(built, OwnLanguageModel) else built
+    try:
+        ours.load_state_dict(theirs.state_dict())
+    except RuntimeError as error:
+        reason = str(error).splitlines()[-1].strip()
+        raise AttnlmError(
+            f"{config.spec.name} does not build the model that you trained: {reason}",
+            "pass the `code` and the arguments in `set` that made it",
+        ) from None
+    ids_BT = torch.arange(min(8, built.block_size))[None] % vocab_size
+    was_training = model.training
+    with torch.inference_mode():
+        spoken = model.eval()(ids_BT) if isinstance(model, LanguageModel) else None
+        if spoken is not None and not agree(built(ids_BT), spoken):
+            raise AttnlmError(
+                "the model computes something else than its settings say", "pass its `code`"
+            )
+    model.train(was_training)
+    found = validation_loss(
+        built,
+        opened.val,
+        device,
+        bytes_per_token=opened.val_bytes / opened.val_tokens,
+    )
+    last = dict(metrics[-1]) if metrics else {}
+    step = int(last.get("step", 0))
+    config = config.with_training(
+        steps=max(1, step), eval_every=max(1, step), seed=0, device="cpu", dtype="float32"
+    )
+    weights = {n: t.detach().clone() for n, t in stored_tensors(built).items()}
+    run = create_run(
+        config,
+        opened,
+        sum(p.numel() for p in built.parameters()),
+        name=name,
+        checkpoint_dir=Path(checkpoint_dir),
+        leaks=check_causal(config.spec, vocab_size),
+    )
+    done = SavedState(step=step, evaluated_step=step, best_step=step, best_loss=found.loss)
+    save_checkpoint(run.best, weights, {"step": step, "val_loss": found.loss})
+    save_checkpoint(run.last, weights, dataclasses.asdict(done))
+    records = [
+        *(_record(m) for m in metrics[:-1]),
+        _record(
+            {**last, "step": step, "val_loss": found.loss, "bits_per_byte": found.bits_per_byte}
+        ),
+    ]
+    for record in records:
+        run.append_evaluation(record, Snapshot(record.step, "", None), [])
+    return run
+
+
+def _config(
+    model: nn.Module, code: Any, given: Mapping[str, Any] | None, block_size: int | None
+) -> Config:
+    if isinstance(model, LanguageModel) and code is None:
+        return resolve_new(model.spec.settings(), None).config
+    settings: dict[str, Any] = {
+        "model": code if code is not None else type(model),
+        "set": dict(given or {}),
+    }
+    size = block_size or getattr(model, "block_size", None)
+    if not isinstance(size, int):
+        raise UsageError("the context of the model is not known", "pass `block_size`")
+    return resolve_new({**settings, "block_size": size}, None).config
+
+
+def _record(metric: Mapping[str, Any]) -> EvaluationRecord:
+    return EvaluationRecord(
+        step=int(metric["step"]),
+        tokens=int(metric.get("tokens", 0)),
+        seconds=float(metric.get("seconds", 0.0)),
+        train_loss=metric.get("train_loss"),
+        val_loss=float(metric["val_loss"]),
+        bits_per_byte=float(metric.get("bits_per_byte", 0.0)),
+        learning_rate=float(metric.get("learning_rate", 0.0)),
+        tokens_per_second=int(metric.get("tokens_per_second", 0)),
+    )
