@@ -435,7 +435,7 @@ a ladder of two seeds claims a difference | test_ladder.py
 apart = True if self.plan.seeds >= _FEWEST_SEEDS else None => apart = self.plan.seeds > 1
 == generation/decoders.py
 what a cache should hold is not looked at | test_sampling.py
-if any(cache.length != known for cache in self._caches): => if known == 0:
+any(cache.length != known for cache in caches) => known == 0
 a model with changed classes is decoded in C | test_native_decoder.py
 if _equals_model(native, model, device): => if native:
 sampling does not flush subnormal numbers | test_subnormals.py

@@ -81,6 +81,20 @@ def examples() -> Iterator[Any]:
 
 
 EXAMPLES = list(examples())
+TEMPERATURE = """
+import torch
+from torch import nn
+
+class Temperature(nn.Module):
+    def __init__(self, embed_dim, heads, start=1.0):
+        super().__init__()
+        self.start = nn.Parameter(torch.tensor(start))
+
+    def forward(self, x):
+        later = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
+        scores = x @ x.mT * self.start
+        return scores.masked_fill(later, -torch.inf).softmax(-1) @ x
+"""
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +102,7 @@ def small_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the examples name."""
     folder = tmp_path_factory.mktemp("examples")
     (folder / "tales.txt").write_text("Once upon a time there was a fox.\n" * 60)
+    (folder / "mine.py").write_text(TEMPERATURE)
     (folder / "my-novel.txt").write_text("It was a dark and stormy night. " * 900)
     dataset = attnlm.prepare(folder / "tales.txt", data_dir=folder / "data", name="tales-char")
     runs = folder / "checkpoints"

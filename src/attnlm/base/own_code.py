@@ -113,6 +113,8 @@ _NAMED: list[str] = []
 def accept_code(path: str | Path) -> None:
     """Let the code in a Python file run, now and later, wherever a run needs exactly this file.
 
+        attnlm.accept_code("mine.py")
+
     Read the file first: it can do whatever you can do. Raises AttnlmError if it can't be read.
     """
     path = Path(path)

@@ -137,7 +137,7 @@ def option_of_each() -> dict[str, str]:
     root = root_command()
     commands = [root.get_command(None, name) for name in root.list_commands(None)]
     given = [p for command in commands for p in command.params if p.param_type_name == "option"]
-    return {p.name: next(o for o in p.opts if o.startswith("--")) for p in given}
+    return {p.name.rstrip("_"): next(o for o in p.opts if o.startswith("--")) for p in given}
 
 
 def run_command() -> None:

@@ -52,8 +52,9 @@ class Command(TyperCommand):
         typed = list(args)
         rest = super().parse_args(ctx, args)
         ctx.params.pop("help_all", None)
-        for path in ctx.params.pop("accepted", None) or ():
-            accept_code(path)
+        if self.name in _MAY_RUN_CODE:
+            for path in ctx.params.pop("code", None) or ():
+                accept_code(path)
         if not ctx.resilient_parsing:
             _refuse_repeated(self.make_parser(ctx).parse_args(typed)[2])
         if "run" in ctx.params and (named := ctx.params.pop("run_option")) is not None:
@@ -116,7 +117,7 @@ _CODE = "accept the code of its own that a run has: code/FILE.py in its folder, 
 
 
 def _code_option(
-    accepted: list[str] | None = typer.Option(None, "--code", help=_CODE, metavar="<path>"),
+    code: list[str] | None = typer.Option(None, "--code", help=_CODE, metavar="<path>"),
 ) -> None:
     """Declare the option --code."""
 

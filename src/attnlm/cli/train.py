@@ -35,7 +35,7 @@ _MOST_FOR_EACH_CORE = 4  # processes; resuming a run of more needs --processes
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
     *("recipe", "print_config", "name", "exist_ok", "checkpoint_dir", "resume", "start_from"),
-    *("force", "accepted"),
+    *("force", "code"),
     *("checkpoint", "log", "device", "dtype", "compile", "threads", "processes"),
 )
 

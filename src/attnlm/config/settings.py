@@ -189,6 +189,7 @@ def _model(parts: Settings, settings: Settings) -> tuple[ModelSpec, tuple[str, .
             )
     if "model" in codes:
         return own_model(codes, parts), ()
+    parts.pop("scores", None)  # it has one value, the default, if it is not own code
     name = str(parts.pop("model", fields_of(Architecture)["model"].default))
     if codes:
         return own_parts(name, parts, codes), ()

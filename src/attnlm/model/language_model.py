@@ -203,7 +203,8 @@ class Block(nn.Module):
         if "attention" in made:
             self.attention = made["attention"]
         elif a.attention == "softmax":
-            self.attention = SelfAttention(a, made.get("scores"))
+            self.attention = SelfAttention(a)
+            self.attention.scores = made.get("scores")
         elif a.attention != "none":
             self.attention = ParameterFreeAttention(uniform=a.attention == "uniform")
         self.attention_norm = norm_of(a, a.width) if self.attention is not None else None

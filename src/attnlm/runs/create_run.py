@@ -36,8 +36,8 @@ def create_run(
     """Create the folder of a new run atomically; default names are `<model>-001` and so on.
 
     `leaks` is as in Run. `parent` describes the run whose weights the new run starts from. If the
-    new run trains adapters, its folder also gets these weights. Raises AttnlmError if the name exists, UsageError
-    if it can't be a folder's name.
+    new run trains adapters, its folder also gets these weights. Raises AttnlmError if the name
+    exists, UsageError if it can't be a folder's name.
     """
     facts = DatasetFacts(
         name=dataset.name,

@@ -61,7 +61,7 @@ def check(
 ) -> Iterator[Finding]:
     """Check own code, and yield a finding for each thing that was checked.
 
-        for finding in attnlm.check(Temperature, heads=4):
+        for finding in attnlm.check("mine.py:Temperature", heads=4):
             print(finding.name, finding.text, finding.remedy)
 
     `code` is a class or function, or its name as in `mine.py:Temperature`. `part` says what it is:
@@ -158,7 +158,7 @@ def _loss(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Iterator[
             yield Finding(
                 "its own loss",
                 f"{found:.4f}, but the mean cross-entropy is {loss:.4f}",
-                "attnlm trains the cross-entropy; pass another `loss` to `train` for others",
+                "attnlm trains the cross-entropy; pass another `loss` for others",
             )
 
 
@@ -255,8 +255,8 @@ def _contexts(model: LanguageModel) -> Iterator[Finding]:
 
 
 def _equal(name: str, one: Tensor, other: Tensor, promise: str) -> Finding:
-    difference = float((one - other).abs().max())
-    if difference <= _TOLERANCE * float(one.abs().max()):
+    difference = (one - other).abs().max().item()
+    if difference <= _TOLERANCE * one.abs().max().item():
         return Finding(name, promise)
     remedies = {
         "batch": "compute each text by itself: no sum, mean or softmax over the first axis",

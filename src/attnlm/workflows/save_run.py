@@ -41,7 +41,8 @@ def save_run(
 ) -> Run:
     """Make a run of a trained model, which can then be evaluated, sampled and compared.
 
-        run = attnlm.save_run(model, "tales-char", name="mine", code=lecture, set={"width": 64})
+        model, _ = attnlm.load_model("multi-head-001")  # train it in a loop of your own, then:
+        run = attnlm.save_run(model, "tales-char", name="mine")
 
     `model` is one of attnlm's, or a module of your own. A module of your own is built again by
     `code`, a class or function of vocab_size and block_size, with the arguments in `set`; default:
