@@ -163,7 +163,8 @@ def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
     try:
         lines = content.decode().splitlines(keepends=True)
         linecache.cache[str(path)] = (len(content), None, lines, str(path))
-        exec(compile(content, str(path), "exec", dont_inherit=True), vars(module))
+        with contextlib.redirect_stdout(sys.stderr):  # results alone go to stdout
+            exec(compile(content, str(path), "exec", dont_inherit=True), vars(module))
     except ModuleNotFoundError as error:
         wanted = str(error.name).partition(".")[0]
         if (path.parent / f"{wanted}.py").exists() or (path.parent / wanted).is_dir():

@@ -7,8 +7,10 @@ module does not load torch.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -316,7 +318,8 @@ def called(code: OwnCode, ours: Mapping[str, Any], given: Settings) -> Any:
                 f"give it a default, or use some of {', '.join(ours)}",
             )
     values = {**given, **ours}
-    module = code.load()(**{name: values[name] for name in parameters if name in values})
+    with contextlib.redirect_stdout(sys.stderr):  # results alone go to stdout
+        module = code.load()(**{name: values[name] for name in parameters if name in values})
     if not isinstance(module, nn.Module):
         raise AttnlmError(
             f"{code} returns {type(module).__name__}, not a module", "return a torch.nn.Module"

@@ -83,7 +83,12 @@ class Recorder:
     logits: Tensor = field(default_factory=lambda: torch.empty(0))
     """the output of the model, (B, T, V)"""
     has_blocks: bool = False
-    """True if the layers are the model's blocks; otherwise, each map is a layer"""
+    """True if the layers are the model's blocks; otherwise, the heads that read the same tensor are
+    a layer"""
+    texts: int = 1
+    """the number of texts, B"""
+    reading: list[Any] = field(default_factory=list)
+    """the inputs of the modules that are running, the innermost last"""
 
     def attend(
         self,
@@ -123,11 +128,18 @@ class Recorder:
         return mixed
 
     def softmaxed(self, weights: Tensor) -> Tensor:
-        """Record the result of a softmax if it is an attention map, (B, T, T) or (B, H, T, T)."""
+        """Record the result of a softmax if it is an attention map.
+
+        A map is (B, H, T, T), (B, T, T) of a single head, or (B·H, T, T).
+        """
         is_square = weights.dim() in (3, 4) and weights.size(-1) == weights.size(-2)
         if not is_square or weights.triu(1).any():
             return weights
-        weights_BHTT = weights if weights.dim() == 4 else weights[:, None]
+        weights_BHTT = weights
+        if weights.dim() == 3 and weights.size(0) % self.texts == 0:
+            weights_BHTT = weights.unflatten(0, (self.texts, -1))
+        elif weights.dim() == 3:
+            weights_BHTT = weights[:, None]
         _, silent = self._add(weights_BHTT)
         if silent is not None:
             weights_BHTT = weights_BHTT.clone()
@@ -136,8 +148,9 @@ class Recorder:
 
     def _add(self, weights_BHTT: Tensor) -> tuple[Layer, int | None]:
         """Record a map; return its layer, and the number of the silenced head in it, if any."""
-        if not self.has_blocks:
-            self.layers.append(Layer())
+        read = self.reading[-1] if self.reading else None
+        if not self.has_blocks and not (self.layers and self.layers[-1].read is read is not None):
+            self.layers.append(Layer(read=read))
         layer = self.layers[-1]
         first = layer.head_count
         layer.head_count += weights_BHTT.size(1)
@@ -211,13 +224,29 @@ def record(
     watch: Callable[[Tensor], None] | None = None,
 ) -> Recorder:
     """Record one forward pass over at most block_size tokens, (B, T)."""
-    recorder = Recorder(silenced, watch)
+    recorder = Recorder(silenced, watch, texts=tokens_BT.size(0))
     with FlushingHere(), ExitStack() as hooks:
         if isinstance(model, Transformer):
             _watch_modules(model, recorder, hooks)
+        elif isinstance(model, nn.Module):
+            _watch_inputs(model, recorder, hooks)
         with _Observer(recorder):
             recorder.logits = model(tokens_BT)
     return recorder
+
+
+def _watch_inputs(model: nn.Module, recorder: Recorder, hooks: ExitStack) -> None:
+    """Register hooks that record the input of each module while the module runs."""
+
+    def enter(module: nn.Module, given: tuple[Any, ...]) -> None:
+        recorder.reading.append(given[0] if given else None)
+
+    def leave(module: nn.Module, given: object, made: object) -> None:
+        recorder.reading.pop()
+
+    for module in model.modules():
+        hooks.callback(nn.Module.register_forward_pre_hook(module, enter).remove)
+        hooks.callback(nn.Module.register_forward_hook(module, leave).remove)
 
 
 def _watch_modules(model: Transformer, recorder: Recorder, hooks: ExitStack) -> None:
