@@ -143,6 +143,67 @@ def test_each_map_of_a_model_without_blocks_is_a_layer(kind: type[Lecture]) -> N
     assert not without.isclose(model(ids)).all()
 
 
+class Folded(nn.Module):
+    """Heads that are folded into the batch, (B·H, T, T), in two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(V, 8)
+        self.layers = nn.ModuleList(FoldedAttention() for _ in range(2))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return x @ self.embedding.weight.T
+
+
+class FoldedAttention(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = x.unflatten(2, (4, 2)).transpose(1, 2).flatten(0, 1)
+        later = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
+        weights = (heads @ heads.mT).masked_fill(later, -torch.inf).softmax(-1)
+        return x + (weights @ heads).unflatten(0, (-1, 4)).transpose(1, 2).flatten(2)
+
+
+class Listed(Folded):
+    """Heads in a list, which read the same tensor, in two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(ListedAttention() for _ in range(2))
+
+
+class ListedAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(ListedHead() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.cat([head(x) for head in self.heads], -1)
+
+
+class ListedHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        later = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
+        return (x @ x.mT).masked_fill(later, -torch.inf).softmax(-1) @ self.value(x)
+
+
+@pytest.mark.parametrize("kind", [Folded, Listed])
+def test_heads_that_read_the_same_tensor_are_a_layer(kind: type[Folded]) -> None:
+    model, ids = kind(), some_ids(B, T)
+    recorder = record(model, ids)
+    assert recorder.weights.shape == (2, B, 4, T, T)
+    torch.testing.assert_close(recorder.weights.sum(-1), torch.ones(2, B, 4, T))
+    torch.testing.assert_close(recorder.logits, model(ids))
+    without = record(model, ids, silenced=(1, 3)).logits
+    assert not without.isclose(model(ids)).all()
+
+
 def test_hooks_are_removed_after_a_recording() -> None:
     model = small_model("transformer")
     record(model, some_ids(B, T))

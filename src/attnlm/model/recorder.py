@@ -239,7 +239,9 @@ def _watch_inputs(model: nn.Module, recorder: Recorder, hooks: ExitStack) -> Non
     """Register hooks that record the input of each module while the module runs."""
 
     def enter(module: nn.Module, given: tuple[Any, ...]) -> None:
-        recorder.reading.append(given[0] if given else None)
+        read = given[0] if given and isinstance(given[0], Tensor) else None
+        # A module that reads ids is the whole model, whose maps follow each other.
+        recorder.reading.append(read if read is not None and read.is_floating_point() else None)
 
     def leave(module: nn.Module, given: object, made: object) -> None:
         recorder.reading.pop()
