@@ -20,6 +20,9 @@ from attnlm.model.sizes import Costs
 from attnlm.model.spec import ModelSpec, Shapes
 
 
+_TARGETS = ("targets", "target", "labels", "y", "yb")
+
+
 class OwnLanguageModel(LanguageModel):
     """A whole model of the user's, which may give its logits in any of these ways.
 
@@ -33,12 +36,9 @@ class OwnLanguageModel(LanguageModel):
         self._code = spec.code
         self.vocab_size = vocab_size
         self.module = module
-        parameters = inspect.signature(module.forward).parameters.values()
-        given = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        self.takes_targets = len(given) > 1
-        """True if the module may be called with ids and targets"""
-        self._needs_targets = len([p for p in given if p.default is p.empty]) > 1
-        """True if the module gives all logits only beside targets"""
+        parameters = inspect.signature(module.forward).parameters
+        self.targets_name = next((name for name in parameters if name in _TARGETS), None)
+        """the argument of the module that takes targets; None if it takes none"""
 
     def forward(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
         """Return logits, (B, T) → (B, T, V)."""
@@ -53,26 +53,15 @@ class OwnLanguageModel(LanguageModel):
 
     def call(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> tuple[Tensor, Any]:
         """Return logits (B, T, V), and the loss that the module returned beside them, if any."""
+        # With targets, a module gives the logits of all positions, also where it otherwise gives
+        # those of the last one only, as nanoGPT does.
         targets = (tokens_BT if targets_BT is None else targets_BT).contiguous()
-        if targets_BT is None and not self._needs_targets:
-            logits, loss = _logits_in(self.module(tokens_BT))
-            if self._fits(logits, tokens_BT):
-                return logits.reshape(*tokens_BT.shape, self.vocab_size), loss
-            if not self.takes_targets:
-                with_shape(self._code, logits, (*tokens_BT.shape, self.vocab_size))
-            self._needs_targets = True
-        logits, loss = _logits_in(self.module(tokens_BT, targets))
-        if not self._fits(logits, tokens_BT):
-            with_shape(self._code, logits, (*tokens_BT.shape, self.vocab_size))
-        return logits.reshape(*tokens_BT.shape, self.vocab_size), loss
-
-    def _fits(self, logits: Any, tokens_BT: Tensor) -> bool:
-        """Return True for logits of all positions, (B, T, V) or (B·T, V)."""
-        if not isinstance(logits, Tensor):
-            return False
+        given = {} if self.targets_name is None else {self.targets_name: targets}
+        logits, loss = _logits_in(self.module(tokens_BT, **given))
         batch, length = tokens_BT.shape
-        shapes = (batch, length, self.vocab_size), (batch * length, self.vocab_size)
-        return tuple(logits.shape) in shapes
+        if isinstance(logits, Tensor) and logits.shape == (batch * length, self.vocab_size):
+            logits = logits.view(batch, length, self.vocab_size)
+        return with_shape(self._code, logits, (batch, length, self.vocab_size)), loss
 
 
 def _logits_in(output: Any) -> tuple[Any, Any]:

@@ -151,7 +151,7 @@ def _loss(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Iterator[
     uniform = math.log(model.vocab_size)
     remedy = "start with smaller weights, above all in the LM head" if loss > 2 * uniform else ""
     yield Finding("loss at start", f"{loss:.2f} (uniform, ln V: {uniform:.2f})", remedy)
-    if isinstance(model, OwnLanguageModel) and model.takes_targets:
+    if isinstance(model, OwnLanguageModel) and model.targets_name is not None:
         _, theirs = model.call(inputs_BT, targets_BT)
         found = loss if theirs is None else theirs.item()
         if abs(found - loss) > _TOLERANCE * max(1.0, loss):
