@@ -158,7 +158,7 @@ class OwnParts(_OwnSpec):
             raise UsageError(
                 f"`heads` has no effect: {attention} has no argument heads", "leave `heads` out"
             )
-        known = {kind: _arguments(code) for kind, code in self.codes.items()}
+        known = {kind: _arguments(code, kind) for kind, code in self.codes.items()}
         _check_names(
             self.arguments, {name for found in known.values() for name in found}, self.codes
         )
@@ -209,7 +209,7 @@ class OwnModel(_OwnSpec):
 
     def completed(self, chosen: Iterable[str] = ()) -> OwnModel:
         """Return the description with each argument's value; see `OwnParts.completed`."""
-        defaults = _arguments(self.code)
+        defaults = _arguments(self.code, "model")
         _check_names(self.arguments, defaults, self.codes)
         return replace(self, arguments=_values(self.code, defaults, self.arguments))
 
@@ -276,19 +276,18 @@ def own_model(codes: Mapping[str, OwnCode], settings: Mapping[str, Setting]) -> 
 
 # --- The arguments of own code --------------------------------------------------------------------
 
-_OURS = {
-    "model": ("vocab_size", "block_size"),
-    "part": ("embed_dim", "heads", "block_size", "layer", "head_size"),
-}
+_PART = ("embed_dim", "heads", "block_size", "layer")
+_OURS = {"model": ("vocab_size", "block_size"), "scores": (*_PART, "head_size")}
+"""The arguments that attnlm gives, by what the code is; those of other parts are _PART"""
 
 
 def _parameters(code: OwnCode) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(code.load()).parameters
 
 
-def _arguments(code: OwnCode) -> dict[str, Setting]:
+def _arguments(code: OwnCode, kind: str) -> dict[str, Setting]:
     """Return the arguments of own code that are settings, with their defaults."""
-    ours = {*_OURS["model"], *_OURS["part"]}
+    ours = _OURS.get(kind, _PART)
     return {
         name: parameter.default
         for name, parameter in _parameters(code).items()

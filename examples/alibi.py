@@ -1,0 +1,24 @@
+"""ALiBi (Press et al., 2022): each score falls with the distance of the tokens.
+
+attnlm check examples/alibi.py:Alibi --heads 4 --positions none
+attnlm train --scores examples/alibi.py:Alibi --heads 4 --positions none
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+class Alibi(nn.Module):
+    """Map queries and keys (B, H, T, D) to scores (B, H, T, T). attnlm masks the later keys."""
+
+    slopes: Tensor
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        slopes = 2.0 ** (-8 * torch.arange(1, heads + 1) / heads)
+        self.register_buffer("slopes", slopes.view(heads, 1, 1), persistent=False)
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        place = torch.arange(key.size(2), device=key.device)
+        distance = place[:, None] - place  # of the query in a row and the key in a column
+        return query @ key.mT / query.size(-1) ** 0.5 - self.slopes * distance

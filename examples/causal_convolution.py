@@ -1,0 +1,21 @@
+"""A convolution in place of attention: each token sees itself and the `size` - 1 before it.
+
+attnlm check examples/causal_convolution.py:CausalConvolution
+attnlm train --attention examples/causal_convolution.py:CausalConvolution --set size=8
+"""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class CausalConvolution(nn.Module):
+    """Map (B, T, C) → (B, T, C) with weights that depend on the distance of tokens only."""
+
+    def __init__(self, embed_dim: int, size: int = 4) -> None:
+        super().__init__()
+        self.size = size
+        self.convolution = nn.Conv1d(embed_dim, embed_dim, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded = F.pad(x.mT, (self.size - 1, 0))  # on the left, so that no token sees a later one
+        return self.convolution(padded).mT
