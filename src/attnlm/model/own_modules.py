@@ -19,7 +19,6 @@ from attnlm.model.own import OwnModel, OwnParts
 from attnlm.model.sizes import Costs
 from attnlm.model.spec import ModelSpec, Shapes
 
-
 _TARGETS = ("targets", "target", "labels", "y", "yb")
 
 
