@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnlm.model.architecture import architecture
 from attnlm.model.attention import ParameterFreeAttention, SelfAttention, attention
@@ -118,3 +118,18 @@ def test_grouped_heads_are_read_without_a_copy_where_the_kernel_can(
     with pytest.raises(RuntimeError):  # the stand-in for a copy makes none
         attention(query[:, :, -4:], key, value)
     assert copied
+
+
+class Equal(nn.Module):
+    """Scores of a user's, all 0: each token attends to itself and the past equally."""
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return query.new_zeros(*query.shape[:3], key.size(2))
+
+
+def test_own_scores_take_the_place_of_scaled_products() -> None:
+    module = SelfAttention(architecture("multi-head", {"embed_dim": C, "heads": H}))
+    x_BTC = torch.randn(B, T, C)
+    module.scores = Equal()
+    expected = ParameterFreeAttention(uniform=True)(module.value(x_BTC))
+    torch.testing.assert_close(module(x_BTC), expected)

@@ -81,11 +81,12 @@ class SelfAttention(Hookable):
 
     joins_weights = True
 
-    scores: nn.Module | None = None
+    scores: nn.Module | None
     """the user's own scores of queries and keys; see `attention`"""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
+        self.scores = None
         self.heads, self.kv_heads, self.head_size = a.heads, a.num_kv_heads, a.head_dim
         # With a residual stream, dropout applies to the attention's output instead, so that
         # attention kernels without dropout can be used.
