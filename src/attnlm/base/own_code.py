@@ -76,7 +76,7 @@ class OwnCode(str):
         if (self.sha256, self.name) in _PASSED:
             return _PASSED[self.sha256, self.name]
         content = self.content()
-        if self.sha256 not in _CONTENTS and self.sha256 not in _accepted():
+        if self.sha256 not in _CONTENTS and not _is_accepted(self.sha256):
             raise CodeNotAcceptedError(self)
         if self.sha256 not in _MODULES:
             _MODULES[self.sha256] = _run_file(self.path, content, self.sha256)
@@ -153,6 +153,10 @@ def take_content(content: bytes) -> str:
 
 def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
     """Run a file as a module of its own, without the working directory on the path."""
+    try:
+        lines = content.decode().splitlines(keepends=True)
+    except UnicodeDecodeError:
+        raise AttnlmError(f"{path} is not UTF-8", "save it as UTF-8") from None
     module = ModuleType(f"attnlm_own_{sha256[:16]}")
     module.__file__ = str(path)
     here = {"", str(Path.cwd()), str(path.parent)}
@@ -161,7 +165,6 @@ def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
     sys.modules[module.__name__] = module  # dataclasses look their module up
     _FILES.add(str(path))
     try:
-        lines = content.decode().splitlines(keepends=True)
         linecache.cache[str(path)] = (len(content), None, lines, str(path))
         with contextlib.redirect_stdout(sys.stderr):  # results alone go to stdout
             exec(compile(content, str(path), "exec", dont_inherit=True), vars(module))
@@ -176,8 +179,6 @@ def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
             f"{path.name} needs the module {error.name}, which is not installed",
             "install it, then try again",
         ) from None
-    except UnicodeDecodeError:
-        raise AttnlmError(f"{path} is not UTF-8", "save it as UTF-8") from None
     finally:
         sys.path = before
     return module
@@ -196,25 +197,28 @@ def _list() -> Path | None:
         return None
 
 
-def _accepted() -> set[str]:
-    """Return the SHA-256 of each file in the list."""
-    path = _list()
-    with contextlib.suppress(OSError, ValueError):
-        return (
-            {line.split()[0] for line in path.read_text().splitlines() if line} if path else set()
-        )
-    return set()
+def _accepted() -> str:
+    """Return the list: a line for each file, which begins with its SHA-256."""
+    with contextlib.suppress(OSError):
+        return "" if (path := _list()) is None else path.read_text("utf-8", "replace")
+    return ""
+
+
+def _is_accepted(sha256: str) -> bool:
+    return any(line.split()[:1] == [sha256] for line in _accepted().splitlines())
 
 
 def _remember(sha256: str, name: str) -> None:
     """Add a line to the list. Where it can't be written, the file is accepted in this process."""
     path = _list()
-    if path is None or sha256 in _accepted():
+    if path is None or _is_accepted(sha256):
         return
     with contextlib.suppress(OSError):
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
-        with path.open("a") as file:
-            file.write(f"{sha256}  {name}\n")
+        gap = "\n" if _accepted()[-1:].strip() else ""
+        with path.open("a", encoding="utf-8", errors="replace") as file:
+            # The name in a run's folder may hold a line break, and so a line of its own.
+            file.write(f"{gap}{sha256}  {' '.join(name.split())}\n")
 
 
 # --- The source of classes and functions that were passed in Python -------------------------------
