@@ -98,7 +98,15 @@ def test_another_file_than_the_run_needs_is_not_accepted_for_it(file: Path, tmp_
 
 @pytest.mark.parametrize(
     "lines",
-    [b"   \n", b"\xff\xfe\n", b"\0" * 99, b"*\n.*\n", b"\n\n", b"a" * 2**16, "\u2028 \x85 \n".encode()],
+    [
+        b"   \n",
+        b"\xff\xfe\n",
+        b"\0" * 99,
+        b"*\n.*\n",
+        b"\n\n",
+        b"a" * 2**16,
+        "\u2028 \x85 \n".encode(),
+    ],
 )
 def test_garbage_in_the_list_accepts_nothing(file: Path, tmp_path: Path, lines: bytes) -> None:
     the_list(tmp_path).parent.mkdir()
@@ -143,7 +151,10 @@ def test_a_file_in_a_list_that_lacks_the_last_newline_is_remembered(
     [
         ("import beside\n", "imports beside, which lies beside it: a run keeps one file"),
         ("from inside import x\n", "imports inside, which lies beside it"),
-        ("import no_such_package.part\n", "needs the module no_such_package, which is not installed"),
+        (
+            "import no_such_package.part\n",
+            "needs the module no_such_package, which is not installed",
+        ),
         ("", "mine.py has no class or function called f"),
         ("f = 3\n", "mine.py has no class or function called f"),
         ("# Gr\udce4\u00dfe\n", "is not UTF-8"),
@@ -190,7 +201,7 @@ def test_a_text_that_names_no_code_is_refused(text: str, says: str) -> None:
 
 
 def traceback_of(run: Callable[[], Any]) -> str | None:
-    with pytest.raises(BaseException) as raised:  # noqa: B017, PT011
+    with pytest.raises(BaseException) as raised:
         run()
     return own_traceback(raised.value)
 

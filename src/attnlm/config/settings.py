@@ -148,8 +148,14 @@ def resolve(
 def _resolved(settings: Settings, recipe: Settings, parent: ParentRun | None) -> Config:
     recipe = _without_alternatives(recipe, settings)
     for name, value in (*recipe.items(), *settings.items()):
-        if not name.startswith(PREFIX) and not isinstance(value, OwnCode):
-            check_setting(name, value)
+        if name.startswith(PREFIX) or isinstance(value, OwnCode):
+            continue
+        if name == "loss" or (name in CHOSEN_BY_NAME and is_code_name(value)):
+            raise UsageError(
+                f"`{name}` {quoted(value)} is not code that was named as an option or in Python",
+                f"write `{name}` FILE.py:NAME on the command line; a file may not name code",
+            )
+        check_setting(name, value)
     if "steps" in settings and "budget" in settings:
         raise UsageError("`steps` and `budget` cannot be combined", "use only one of them")
     if parent is not None:
@@ -181,12 +187,6 @@ def _model(parts: Settings, settings: Settings) -> tuple[ModelSpec, tuple[str, .
             f"{next(iter(arguments))!r} is set, but no code of your own takes arguments",
             "name the code, as in `attention` mine.py:MyHead",
         )
-    for name in parts.keys() & set(CHOSEN_BY_NAME):
-        if is_code_name(parts[name]):
-            raise UsageError(
-                f"`{name}` {quoted(parts[name])} names code, and a file may not",
-                "name the code as an option, or in Python",
-            )
     if "model" in codes:
         return own_model(codes, parts), ()
     parts.pop("scores", None)  # it has one value, the default, if it is not own code

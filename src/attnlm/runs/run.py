@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -499,7 +500,7 @@ def _config_in(stored: StoredRun, path: Path) -> Config:
 
 def _with_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the settings in config.json with the own code that the run keeps in a folder."""
-    hashes = dict(pair.rpartition(":")[::2] for pair in str(config.get(CODE, "")).split())
+    hashes = dict(re.findall(r"(.+?):([0-9a-f]{64})(?: |$)", str(config.get(CODE, ""))))
     found = dict(config)
     for name in CHOSEN_BY_NAME:
         file = str(found.get(name)).rpartition(":")[0]

@@ -19,7 +19,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.folders import resume_command
-from attnlm.base.own_code import take_content
+from attnlm.base.own_code import own_traceback, take_content
 from attnlm.base.readable import duration
 from attnlm.base.settings import Setting, Settings, described
 from attnlm.base.workspaces import FolderGoneError
@@ -296,14 +296,18 @@ def _complete(
 
 @contextlib.contextmanager
 def _removing_if_unused(run: Run, folder: Path) -> Iterator[None]:
-    """Remove a new run if this context fails or is interrupted before the first checkpoint."""
+    """Remove a new run if this context fails or is interrupted before the first checkpoint.
+
+    After an error in own code, remove it also if it has the untrained weights only.
+    """
     try:
         yield
     except FolderGoneError:
         raise  # another run may be at this path
-    except BaseException:  # own code and listeners may raise anything
+    except BaseException as error:  # own code and listeners may raise anything
         with contextlib.suppress(AttnlmError):
-            if not run.last.exists():
+            is_own = own_traceback(error) is not None
+            if not run.last.exists() or (is_own and saved_facts(run).step == 0):
                 remove_run(run, checkpoint_dir=folder)
         raise
 
