@@ -155,7 +155,8 @@ class Folded(nn.Module):
         x = self.embedding(ids)
         for layer in self.layers:
             x = layer(x)
-        return x @ self.embedding.weight.T
+        logits: torch.Tensor = x @ self.embedding.weight.T
+        return logits
 
 
 class FoldedAttention(nn.Module):
@@ -163,7 +164,8 @@ class FoldedAttention(nn.Module):
         heads = x.unflatten(2, (4, 2)).transpose(1, 2).flatten(0, 1)
         later = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
         weights = (heads @ heads.mT).masked_fill(later, -torch.inf).softmax(-1)
-        return x + (weights @ heads).unflatten(0, (-1, 4)).transpose(1, 2).flatten(2)
+        mixed = torch.matmul(weights, heads)
+        return x + mixed.unflatten(0, (-1, 4)).transpose(1, 2).flatten(2)
 
 
 class Listed(Folded):
@@ -190,7 +192,8 @@ class ListedHead(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         later = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
-        return (x @ x.mT).masked_fill(later, -torch.inf).softmax(-1) @ self.value(x)
+        weights = (x @ x.mT).masked_fill(later, -torch.inf).softmax(-1)
+        return torch.matmul(weights, self.value(x))
 
 
 @pytest.mark.parametrize("kind", [Folded, Listed])

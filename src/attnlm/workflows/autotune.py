@@ -289,7 +289,7 @@ def affordable_size(
 
 def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
     """Return the seconds per token of training. Measure at least two steps and `least` seconds."""
-    device = choose_device(config.training.device, config.training.dtype)
+    device = chosen_device(config, dataset)
     with torch_settings_restored(), keeping_random_state(device):
         stepper = trial(autotune(config, device, dataset), device, dataset)
         began = time.perf_counter()

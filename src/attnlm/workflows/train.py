@@ -31,9 +31,11 @@ from attnlm.config.settings import RECORD_OF, Config, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import parameters_of
+from attnlm.model.own import completed
 from attnlm.runs.create_run import check_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
 from attnlm.runs.manage import remove_run
+from attnlm.runs.records import ParentRecord
 from attnlm.runs.run import Run, open_dataset_of, open_run, run_of
 from attnlm.see.curves import CurveDrawer
 from attnlm.see.logs import LogListener, check_tools
@@ -243,7 +245,8 @@ def _new_job(
         check_free(name, call.folder)
     opened = open_dataset(dataset, data_dir=call.data_dir, verify=call.verify)
     if existing is not None:
-        yield _existing(call, open_run(existing), asked, opened, parent)
+        record = None if parent is None else parent_record(parent, checkpoint)
+        yield _existing(call, open_run(existing), asked, opened, record)
         return
     began = asked.began or call.began
     record = None
@@ -279,6 +282,7 @@ def _complete(
     config = asked.config
     if len(asked.sizes) > 1:
         config = affordable_size(asked.sizes, asked.settings, dataset, began, on_event)
+        config = replace(config, spec=completed(config.spec))
     model = config.spec.name
     for key in config.dropped:
         on_event(Note(f"ignoring the recipe's {key}: it does not apply to this {model}"))
@@ -312,7 +316,9 @@ def _removing_if_unused(run: Run, folder: Path) -> Iterator[None]:
         raise
 
 
-def _existing(call: _Call, run: Run, asked: Resolved, dataset: Dataset, parent: Run | None) -> Run:
+def _existing(
+    call: _Call, run: Run, asked: Resolved, dataset: Dataset, parent: ParentRecord | None
+) -> Run:
     """Return the existing run after telling the other processes.
 
     Raises AttnlmError in all processes if the run is unfinished or not as requested.
@@ -329,15 +335,18 @@ def _existing(call: _Call, run: Run, asked: Resolved, dataset: Dataset, parent: 
     return run
 
 
-def _check_existing(run: Run, asked: Resolved, dataset: Dataset, parent: Run | None) -> None:
+def _check_existing(
+    run: Run, asked: Resolved, dataset: Dataset, parent: ParentRecord | None
+) -> None:
     configs = [asked.config]
     if len(asked.sizes) > 1:
         configs = [resolve(asked.settings, size) for size in asked.sizes]
     recorded = run.config.settings()
     differing = min((_differing(config, recorded, asked) for config in configs), key=len)
-    if run.dataset.train_sha256 != dataset.train_sha256:
+    hashes = run.dataset.train_sha256, run.dataset.val_sha256
+    if hashes != (dataset.train_sha256, dataset.val_sha256):
         differing.append("data set")
-    if (run.parent and run.parent.name) != (parent and parent.name):
+    if (run.parent and run.parent.sha256) != (parent and parent.sha256):
         differing.append("start_from")
     if differing:
         raise AttnlmError(
