@@ -164,8 +164,9 @@ class FoldedAttention(nn.Module):
         heads = x.unflatten(2, (4, 2)).transpose(1, 2).flatten(0, 1)
         later = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
         weights = (heads @ heads.mT).masked_fill(later, -torch.inf).softmax(-1)
-        mixed = torch.matmul(weights, heads)
-        return x + mixed.unflatten(0, (-1, 4)).transpose(1, 2).flatten(2)
+        mixed: torch.Tensor = torch.matmul(weights, heads)
+        mixed = mixed.unflatten(0, (-1, 4)).transpose(1, 2).flatten(2)
+        return x + mixed
 
 
 class Listed(Folded):
