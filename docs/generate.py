@@ -22,6 +22,7 @@ from attnlm.see.heads import HeadReport
 from attnlm.see.ladder import Gain, Rung
 from attnlm.see.report import LensRow
 from attnlm.see.trace import Step
+from attnlm.see.verdicts import Pair
 
 _FOLDER = Path(__file__).parent
 _NOTE = "<!-- Written by `python docs/generate.py`: edit the program instead. -->\n"
@@ -33,6 +34,7 @@ _RETURNED = (
     HeadReport,
     LensRow,
     LadderPlan,
+    Pair,
     Result,
     Rung,
     Snapshot,

@@ -22,7 +22,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.base.files import read_json, write_json
 from attnlm.base.signals import Interrupted
-from attnlm.cli.ladder import _say_table, _say_texts
+from attnlm.cli.ladder import _facts, _say_table, _say_texts
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.ladder_plan import read_plan
@@ -388,19 +388,28 @@ def test_the_spread_between_seeds_decides_what_a_gain_is_worth(climbed: Ladder) 
     assert [gain and gain.beyond_seeds for gain in ladder.gains] == [None, False, True]
     assert climbed.gains[1] is not None and climbed.gains[1].beyond_seeds is None
     said = dict(explained(ladder))
-    assert "Not clearly different from bigram: the losses of their seeds overlap" in said["average"]
-    assert "better than average, more than the seeds differ: they look" in said["multi-head"]
+    # The seeds overlap, but with the same seed, average is always better.
+    better = "0.070 nats per token better than bigram (0.0360 to 0.1040): it sees more than"
+    assert better in said["average"]
+    assert "0.384 nats per token better than average (0.2470 to 0.5210): they" in said["multi-head"]
     assert _lines(ladder, "tokens")[0].band == [(2.4, 2.8)]
     assert not _lines(ladder, "seconds")[0].band
     page = " ".join(ladder.write_page().read_text(encoding="utf-8").split())
     assert "the band is from the lowest to the highest of 5 seeds" in page
-    assert "This also happens" not in page and "two equal models, in 1 of 126 comparisons." in page
+    assert "A ladder of equal models claims a difference, better or worse, in at most 5 of" in page
+    assert "since the ladder compares 3 pairs" in page
+    header, rows = ladder.verdicts()
+    assert rows == [
+        ["average", "bigram", "better", "+0.0700", "0.0360 to 0.1040", ""],
+        ["multi-head", "bigram", "better", "+0.4540", "0.3114 to 0.5966", ""],
+        ["multi-head", "average", "better", "+0.3840", "0.2470 to 0.5210", ""],
+    ]
+    shown = elements(page.encode()).text
+    assert all(cell in shown for row in (header, *rows) for cell in row)
 
 
 @pytest.mark.parametrize(("seeds", "often"), [(2, 3), (3, 10), (4, 35), (5, 126)])
-def test_false_claims_are_as_rare_as_stated(
-    seeds: int, often: int, climbed: Ladder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_false_claims_are_as_rare_as_stated(seeds: int, often: int, climbed: Ladder) -> None:
     """Every order of the losses has the same probability."""
     claims = apart = 0
     places = range(2 * seeds)
@@ -415,8 +424,6 @@ def test_false_claims_are_as_rare_as_stated(
     assert apart == 2 and count / apart == often
     assert claims == (2 if seeds >= 5 else 0)
     assert ladder.false_claim_probability == (pytest.approx(2 / count) if claims else None)
-    _say_table(ladder)
-    assert f"in 1 of {often:,} comparisons" in " ".join(capsys.readouterr().err.split())
     draws = np.random.default_rng(seeds).normal(size=(2000, 2, seeds))
     found = 0
     for one, other in np.sort(draws, -1).tolist():
@@ -425,14 +432,32 @@ def test_false_claims_are_as_rare_as_stated(
     assert found <= (35 if claims else 0)  # 16 are expected
 
 
-def test_fewer_than_five_seeds_claim_nothing(climbed: Ladder) -> None:
-    losses = {"bigram": (2.5, 2.6, 2.7), "average": (2.1, 2.2, 2.3), "single_head": (2.1, 2.2, 2.4)}
+def test_a_difference_that_is_not_shown_comes_with_the_seeds_to_show_it(
+    climbed: Ladder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = {"bigram": (2.5, 2.6, 2.7), "average": (2.1, 2.2, 2.5), "single_head": (2.1, 2.2, 2.4)}
     ladder = with_losses(climbed, **losses)
-    assert [gain and gain.beyond_seeds for gain in ladder.gains] == [None, None, False]
-    said = dict(explained(ladder))["average"]
-    assert "0.400 nats per token better than bigram, which may be chance with so few seeds" in said
-    assert ladder.certainty.startswith("3 seeds are too few to tell a gain from chance")
-    assert climbed.certainty == "with one seed, a gain may be chance: use five seeds or more"
+    assert [gain and gain.beyond_seeds for gain in ladder.gains] == [None, False, False]
+    said = dict(explained(ladder))
+    assert (
+        "Not shown to differ from bigram: the interval for the difference, −0.0804 to 0.7470 nats "
+        "per token, includes 0; to show a difference of 0.3333 takes about 4 seeds."
+    ) in said["average"]
+    _say_table(ladder)
+    told = capsys.readouterr().err
+    assert re.search(r"average +bigram +not shown +\+0\.3333 +−0\.0804 to 0\.7470 +4\n", told)
+    facts = _facts(ladder)["pairs"]
+    assert isinstance(facts, list) and len(facts) == 3
+    assert facts[0] == {
+        "rung": "average",
+        "rival": "bigram",
+        "difference": pytest.approx(1 / 3),
+        "interval": pytest.approx((-0.0804, 0.7470), abs=1e-4),
+        "verdict": "not shown",
+        "seeds_needed": 4,
+    }
+    assert climbed.certainty.startswith("with one seed the spread is unknown")
+    assert not climbed.verdicts()[1] and climbed.pairs[0].interval is None
 
 
 def test_rungs_can_be_tried_in_the_page(

@@ -39,8 +39,8 @@ def ladder(
     seed: int | None = setting_option("seed"),
     seeds: int | None = option(
         None,
-        "number of seeds: each model is trained with all of them, and the median is shown; 5 or "
-        "more can tell a gain from chance; default: 1",
+        "number of seeds: each model is trained with all of them, and the median is shown; 3 or "
+        "more can tell a difference from chance; default: 1",
     ),
     prompt: str | None = option(None, "text that each model continues"),
     tokens: int | None = option(None, "tokens that each model generates; default: 200"),
@@ -112,6 +112,10 @@ def _say_texts(climbed: Ladder) -> None:
 
 def _say_table(climbed: Ladder) -> None:
     console.print_table(*climbed.table(), ("rung",), sys.stderr)
+    header, rows = climbed.verdicts()
+    if rows:
+        console.say("")
+        console.print_table(header, rows, ("rung", "than", "verdict"), sys.stderr)
     first = climbed.rungs[0]
     baselines = f"baselines: {reference_losses(first.run.vocab_size, first.run.dataset)}"
     if first.result.part:
@@ -130,6 +134,7 @@ def _facts(climbed: Ladder) -> dict[str, object]:
         "seeds": climbed.plan.seeds,
         "false_claim_probability": climbed.false_claim_probability,
         "warnings": climbed.warnings,
+        "pairs": [vars(pair) for pair in climbed.pairs],
         "rungs": [
             {
                 "model": rung.model,

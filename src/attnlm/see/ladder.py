@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attnlm
 from attnlm.base import files
@@ -24,6 +24,7 @@ from attnlm.see.curves import Line, panel_svg, panels_png, recent_fall, verdict
 from attnlm.see.page import render
 from attnlm.see.play import SCRIPTS, first_text, run_data
 from attnlm.see.reproduce import ladder_command
+from attnlm.see.verdicts import Pair, judged
 
 # Colours that are legible on white and on black. A model has the same colour in all pictures; a
 # variant, or a model beyond these colours, takes the colour of a model that the ladder lacks.
@@ -84,7 +85,7 @@ _IDEAS |= {
 }
 _NOTICEABLE = 0.01  # nats per token
 _FEWEST_SEEDS = 5
-"""The number of seeds from which on a ladder may claim a difference."""
+"""The number of seeds from which on `beyond_seeds` may be True."""
 _MOST_TO_TRY = 2_000_000  # parameters of all rungs, for a page of about 10 MB
 
 
@@ -98,17 +99,17 @@ class Rung:
     """the run with the median loss of all seeds, or the lower of the two in the middle"""
     text: str
     results: Sequence[Result]
-    """the results of each seed's run, ascending by loss; `whole` is empty in all or in none"""
+    """the results of each seed's run, by seed; `whole` is empty in all or in none"""
 
     @property
     def result(self) -> Result:
         """The results of `run`."""
-        return self.results[(len(self.results) - 1) // 2]
+        return median(self.results, key=lambda result: result.final.val_loss)
 
     @property
     def losses(self) -> list[float]:
         """The loss of each seed's best checkpoint, ascending."""
-        return [result.final.val_loss for result in self.results]
+        return sorted(result.final.val_loss for result in self.results)
 
     @property
     def loss(self) -> float:
@@ -168,6 +169,31 @@ class Ladder:
             best = min(best, rung, key=lambda one: one.loss)
         return gains
 
+    @property
+    def pairs(self) -> list[Pair]:
+        """The comparison of each rung with each earlier one over the same seeds."""
+        return judged({r.model: [one.final.val_loss for one in r.results] for r in self.rungs})
+
+    def verdicts(self) -> tuple[list[str], list[list[str]]]:
+        """Return the column names, and a row for each rung and the rung before it, and for each
+        pair of the best rung; for one seed, which has no verdicts, no rows."""
+        before = {(b.model, a.model) for a, b in itertools.pairwise(self.rungs)}
+        best = min(self.rungs, key=lambda rung: rung.loss).model
+        rows = [
+            [
+                self.labels[pair.rung],
+                self.labels[pair.rival],
+                pair.verdict,
+                f"{pair.difference:+z.4f}",
+                in_words(pair.interval),
+                f"{pair.seeds_needed or ''}",
+            ]
+            for pair in self.pairs
+            if pair.interval
+            and ((pair.rung, pair.rival) in before or best in (pair.rung, pair.rival))
+        ]
+        return ["rung", "than", "verdict", "difference", "interval", "seeds needed"], rows
+
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the column names, and a row for each rung."""
         seeds = ["lowest to highest"] if self.plan.seeds > 1 else []
@@ -195,18 +221,18 @@ class Ladder:
     @property
     def certainty(self) -> str:
         """A sentence on what the number of seeds can tell."""
-        seeds, enough = self.plan.seeds, "use five seeds or more"
-        if seeds == 1:
-            return f"with one seed, a gain may be chance: {enough}"
-        often = f"1 of {_one_of(seeds):,} comparisons"
-        if seeds < _FEWEST_SEEDS:
+        if self.plan.seeds == 1:
             return (
-                f"{seeds} seeds are too few to tell a gain from chance, since the losses of two "
-                f"equal models do not overlap in {often}: {enough}"
+                "with one seed the spread is unknown, and a gain may be chance: use three seeds or "
+                "more"
             )
+        if len(self.rungs) == 1:
+            return "a ladder of one rung compares nothing"
         return (
-            "a gain is larger than chance if the losses of the seeds of both rungs do not overlap; "
-            f"this also happens to two equal models, in {often}"
+            "a ladder of equal models claims a difference, better or worse, in at most 5 of 100 "
+            f"cases: an interval is 95% by Student's t over the differences of {self.plan.seeds} "
+            "seeds, and wider by Holm's method, since the ladder compares "
+            f"{len(self.pairs)} pair{'s' if len(self.pairs) > 1 else ''}"
         )
 
     @property
@@ -228,7 +254,7 @@ class Ladder:
         models = list[dict[str, Any]]()
         if sum(run.parameters for run in runs) <= _MOST_TO_TRY:
             named = zip(runs, self.labels.values(), strict=True)
-            # If one of them cannot compute in a page, the page shows no models.
+            # If a model cannot compute in a page, the page shows no models.
             with contextlib.suppress(ChangedModelError, UnsupportedError):
                 models = [run_data(run, run.checkpoint(), name=name) for run, name in named]
         page = render(
@@ -236,6 +262,7 @@ class Ladder:
             ladder=self,
             header=header,
             rows=list(zip(self.rungs, rows, strict=True)),
+            verdicts=self.verdicts(),
             explained=explained(self),
             what="variant changes" if any(":" in r.model for r in self.rungs) else "rung adds",
             pictures=pictures,
@@ -252,11 +279,24 @@ class Ladder:
         return path
 
 
+_T = TypeVar("_T")
+
+
+def median(items: Sequence[_T], key: Callable[[_T], float]) -> _T:
+    """Return the item with the median key, or the lower of the two in the middle."""
+    return sorted(items, key=key)[(len(items) - 1) // 2]
+
+
+def in_words(interval: tuple[float, float] | None) -> str:
+    """Return `−0.0123 to 0.0456`."""
+    return "" if interval is None else f"{interval[0]:z.4f} to {interval[1]:z.4f}".replace("-", "−")
+
+
 def _one_of(seeds: int) -> int:
     """Return in one of how many comparisons the losses of two equal models do not overlap.
 
-    With n losses of each model, (2n choose n) orders are equally likely. In two of these orders,
-    all losses of one model come first. The result is at most a million.
+    The (2n choose n) orders of n losses of each model are equally likely, and in two orders all
+    losses of one model come first. The result is at most a million.
     """
     return min(math.comb(2 * seeds, seeds) // 2, 10**6)
 
@@ -321,6 +361,7 @@ def explained(ladder: Ladder) -> list[tuple[str, str]]:
     For a variant of a model, the sentences state the change and the gain, without a reason.
     """
     sentences = []
+    judged_pairs = {(pair.rung, pair.rival): pair for pair in ladder.pairs}
     for rung, gain in zip(ladder.rungs, ladder.gains, strict=True):
         model, *changes = rung.model.split(":")
         changed = " and ".join(change.replace("=", " ").replace("_", " ") for change in changes)
@@ -328,23 +369,31 @@ def explained(ladder: Ladder) -> list[tuple[str, str]]:
         idea, why, why_not = unexplained if changed else _IDEAS.get(model, unexplained)
         if gain is None:
             said = "The others are compared with it"
-        elif gain.beyond_seeds is False:
-            said = (
-                f"Not clearly different from {gain.rival.model}: the losses of their seeds overlap "
-                f"(medians {abs(gain.nats):.3f} apart)"
-            )
-        elif abs(gain.nats) <= _NOTICEABLE:
+        elif ladder.plan.seeds == 1 and abs(gain.nats) <= _NOTICEABLE:
             said = f"As good as {gain.rival.model} after these steps"
         else:
-            other = gain.rival.model
-            if ladder.plan.seeds > 1:
-                few = ", which may be chance with so few seeds"
-                other += ", more than the seeds differ" if gain.beyond_seeds else few
-            than, reason = ("better", why) if gain.nats > 0 else ("worse", why_not)
-            said = f"{abs(gain.nats):.3f} nats per token {than} than {other}"
-            said += f": {reason}" if reason else ""
+            said = _said(gain, judged_pairs[rung.model, gain.rival.model], why, why_not)
         sentences.append((rung.model, f"{idea}. {said}."))
     return sentences
+
+
+def _said(gain: Gain, pair: Pair, why: str, why_not: str) -> str:
+    """Return the sentence on a gain: what the interval shows, and a reason for it."""
+    nats, other = pair.difference, pair.rival
+    if pair.interval is None:
+        said = f"{abs(nats):.3f} nats per token {'better' if nats > 0 else 'worse'} than {other}"
+    elif pair.verdict == "not shown":
+        needed = f"about {pair.seeds_needed} seeds" if pair.seeds_needed else "over 100 seeds"
+        return (
+            f"Not shown to differ from {other}: the interval for the difference, "
+            f"{in_words(pair.interval)} nats per token, includes 0; to show a difference of "
+            f"{abs(nats):.4f} takes {needed}"
+        )
+    else:
+        said = f"{abs(nats):.3f} nats per token {pair.verdict} than {other}"
+        said += f" ({in_words(pair.interval)})"
+    reason = why if nats > 0 else why_not
+    return said + (f": {reason}" if reason else "")
 
 
 def _colours(ladder: Ladder) -> dict[str, str]:

@@ -27,7 +27,7 @@ from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.model.own import CODE, completed
 from attnlm.runs.ladder_plan import RECORD, LadderPlan, read_plan
 from attnlm.runs.run import Run, open_run
-from attnlm.see.ladder import Ladder, Rung
+from attnlm.see.ladder import Ladder, Rung, median
 from attnlm.training.cost import affordable_tokens, step_cost
 from attnlm.training.state import saved_facts
 from attnlm.workflows.autotune import check_fits
@@ -305,16 +305,15 @@ def _shown(
 ) -> Rung:
     """Return a rung, with the run of median loss and a text sampled from this run.
 
-    `runs` has one run per seed. Of two middle losses, the lower one is the median.
+    `runs` has one run per seed, in the order of the seeds.
     """
-    found = []
+    results = []
     for run in runs:
         result = run.result()
         assert result is not None
-        found.append((result if is_whole else replace(result, whole={}), run))
-    found.sort(key=lambda pair: pair[0].final.val_loss)
-    run = found[(len(runs) - 1) // 2][1]
+        results.append(result if is_whole else replace(result, whole={}))
+    run, _ = median(list(zip(runs, results, strict=True)), key=lambda one: one[1].final.val_loss)
     sampler = load_sampler(run, device=run.config.training.device, on_event=on_event)
     config = SamplingConfig(tokens=plan.tokens, seed=plan.seed)
     text = "".join(sampler.stream(sampler.prompt_ids(plan.prompt), config))
-    return Rung(model, run, text, [result for result, _ in found])
+    return Rung(model, run, text, results)

@@ -1,0 +1,119 @@
+"""Judge differences between losses of several seeds: intervals by Student's t, verdicts by Holm.
+
+Sources: Student (1908), The probable error of a mean, Biometrika 6; Holm (1979), A simple
+sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6. The
+distribution of t: Abramowitz and Stegun (1964), 26.7.3 and 26.7.4. The number of seeds needed:
+NIST/SEMATECH e-Handbook of Statistical Methods, 7.2.2.2.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+FALSE_CLAIMS = 0.05
+"""The largest probability that a comparison of equal models claims any difference."""
+_POWER = 0.8
+_MOST_SEEDS = 100
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The comparison of a rung with a rival, an earlier rung, over the same seeds."""
+
+    rung: str
+    rival: str
+    difference: float
+    """the mean over the seeds of the rival's loss minus the rung's loss, in nats per token"""
+    interval: tuple[float, float] | None
+    """the interval for the difference, 95% or, because the ladder has other pairs, more; None for
+    one seed"""
+    verdict: str
+    """better or worse, if the interval excludes 0: the rung than its rival; else `not shown`"""
+    seeds_needed: int | None
+    """the seeds that find such a difference with a probability of 80%, if it is not shown; None if
+    unknown, as with one seed, and if over 100"""
+
+
+def judged(losses: Mapping[str, Sequence[float]]) -> list[Pair]:
+    """Return the comparison of each rung with each earlier one.
+
+    `losses` has each rung's losses, in the order of the seeds. The probability that any verdict on
+    equal rungs is better or worse is at most 5%. For this, the pair whose difference is the
+    clearest of m gets an interval of 1 − 0.05/m, the next one of 1 − 0.05/(m − 1), and so on; from
+    the first interval that includes 0 on, the level stays the same.
+    """
+    pairs = {
+        (rung, rival): [b - a for a, b in zip(losses[rung], losses[rival], strict=True)]
+        for rival, rung in itertools.combinations(losses, 2)
+    }
+    found = {named: Pair(*named, d[0], None, "not shown", None) for named, d in pairs.items()}
+    seeds = min(map(len, losses.values()))
+    if seeds < 2:
+        return list(found.values())
+    signals = {named: _signal(differences) for named, differences in pairs.items()}
+    left, is_shown = len(pairs), True
+    for named in sorted(pairs, key=lambda named: -abs(signals[named])):
+        tails, signal = FALSE_CLAIMS / left, signals[named]
+        is_shown = is_shown and abs(signal) > t_quantile(tails, seeds - 1) / math.sqrt(seeds)
+        left -= is_shown
+        verdict = ("better" if signal > 0 else "worse") if is_shown else "not shown"
+        needed = None if is_shown else _seeds_needed(abs(signal), tails)
+        mean = statistics.fmean(pairs[named])
+        found[named] = Pair(*named, mean, interval(pairs[named], tails), verdict, needed)
+    return list(found.values())
+
+
+def interval(values: Sequence[float], tails: float = FALSE_CLAIMS) -> tuple[float, float]:
+    """Return the interval that misses the mean of a normal distribution with probability `tails`.
+
+    `values` are at least two draws from the distribution.
+    """
+    mean = statistics.fmean(values)
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    half = t_quantile(tails, len(values) - 1) * error
+    return mean - half, mean + half
+
+
+def _signal(differences: Sequence[float]) -> float:
+    """Return the mean difference in standard deviations of the differences."""
+    mean, spread = statistics.fmean(differences), statistics.stdev(differences)
+    return mean / spread if spread else math.copysign(math.inf, mean) if mean else 0.0
+
+
+def _seeds_needed(signal: float, tails: float) -> int | None:
+    """Return the seeds that find a mean difference of `signal` standard deviations with a
+    probability of 80%; None if over 100."""
+
+    def suffice(seeds: int) -> bool:
+        t = t_quantile(tails, seeds - 1) + t_quantile(2 * (1 - _POWER), seeds - 1)
+        return t <= signal * math.sqrt(seeds)
+
+    counts = range(2, _MOST_SEEDS + 1)
+    place = bisect.bisect_left(counts, True, key=suffice)
+    return counts[place] if place < len(counts) else None
+
+
+@functools.cache
+def t_quantile(tails: float, freedom: int) -> float:
+    """Return the value that |t| exceeds with the probability `tails`.
+
+    `freedom` are the degrees of freedom of t, a whole number from 1 on.
+    """
+    low, high = 0.0, math.pi / 2  # an angle, whose tangent is t/√freedom
+    for _ in range(60):
+        angle = (low + high) / 2
+        total, cosine = 0.0, math.cos(angle)
+        term = cosine if freedom % 2 else 1.0
+        for power in range(freedom % 2, freedom - 1, 2):
+            total += term
+            term *= cosine * cosine * (power + 1) / (power + 2)
+        within = math.sin(angle) * total
+        within = 2 / math.pi * (angle + within) if freedom % 2 else within
+        low, high = (angle, high) if within < 1 - tails else (low, angle)
+    return math.tan(high) * math.sqrt(freedom)

@@ -1,0 +1,134 @@
+"""Verdicts: false claims are as rare as stated, and true differences are found."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnlm
+from attnlm.data.dataset import Dataset
+from attnlm.see.verdicts import FALSE_CLAIMS, Pair, interval, judged, t_quantile
+
+
+@pytest.mark.parametrize(
+    ("freedom", "five", "one"),
+    [
+        *((1, 12.706, 63.657), (2, 4.303, 9.925), (3, 3.182, 5.841), (9, 2.262, 3.250)),
+        *((30, 2.042, 2.750), (100, 1.984, 2.626)),
+    ],
+)
+def test_quantiles_equal_a_table(freedom: int, five: float, one: float) -> None:
+    """The tables of any textbook, such as NIST/SEMATECH e-Handbook, 1.3.6.7.2."""
+    assert t_quantile(0.05, freedom) == pytest.approx(five, abs=5e-4)
+    assert t_quantile(0.01, freedom) == pytest.approx(one, abs=5e-4)
+
+
+def claims(ladder: dict[str, list[float]]) -> list[Pair]:
+    return [pair for pair in judged(ladder) if pair.verdict != "not shown"]
+
+
+def ladders(seed: int, *, count: int, rungs: int, seeds: int) -> list[dict[str, list[float]]]:
+    """Ladders of equal rungs, whose seeds have a part of their losses in common."""
+    draws = np.random.default_rng(seed)
+    losses = draws.normal(size=(count, rungs, seeds)) + draws.normal(size=(count, 1, seeds))
+    return [{str(i): rung for i, rung in enumerate(ladder)} for ladder in losses.tolist()]
+
+
+@pytest.mark.parametrize(("seeds", "rungs"), [(2, 3), (3, 2), (3, 5)])
+def test_ladders_of_equal_rungs_claim_a_difference_as_rarely_as_stated(
+    seeds: int, rungs: int
+) -> None:
+    count = 600
+    found = sum(bool(claims(one)) for one in ladders(1, count=count, rungs=rungs, seeds=seeds))
+    chance = 3 * math.sqrt(FALSE_CLAIMS * (1 - FALSE_CLAIMS) / count)
+    assert found / count <= FALSE_CLAIMS + chance
+    if rungs == 2:  # one comparison is as exact as the distribution of t
+        assert found / count >= FALSE_CLAIMS - chance
+
+
+def test_a_clear_difference_does_not_add_false_claims() -> None:
+    """The clear differences leave larger levels to the others."""
+    count, found = 500, 0
+    for ladder in ladders(2, count=count, rungs=3, seeds=3):
+        ladder["0"] = [loss + 1e6 for loss in ladder["0"]]
+        shown = {(pair.rung, pair.rival) for pair in claims(ladder)}
+        assert {("1", "0"), ("2", "0")} <= shown
+        found += ("2", "1") in shown
+    assert 0.02 <= found / count <= 0.08
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_difference_of_two_spreads_is_found_with_five_seeds(others: int) -> None:
+    draws, count, found, nearest = np.random.default_rng(3), 400, 0, 0
+    for _ in range(count):
+        differences = draws.normal(2, 1, size=5)
+        ladder = {"worse": [5.0] * 5, "better": (5 - differences).tolist()}
+        for i in range(others):  # clearly different rungs take nothing from it
+            ladder[str(i)] = draws.normal(100 * (i + 1), 1, size=5).tolist()
+        (pair,) = (p for p in judged(ladder) if (p.rung, p.rival) == ("better", "worse"))
+        found += pair.verdict == "better"
+        assert pair.interval is not None
+        nearest += pair.interval[0] <= 2 <= pair.interval[1]
+    assert found / count >= 0.8
+    assert nearest / count >= 0.93  # 0.95 is expected, or more
+
+
+def test_verdicts_follow_the_interval_and_state_the_seeds_that_are_needed() -> None:
+    ladder = {"a": [1.0, 2.0, 3.0], "b": [0.9, 1.9, 2.9], "c": [1.1, 1.9, 2.9]}
+    ladder["d"] = [2.0, 3.1, 4.2]
+    pairs = judged(ladder)
+    assert [(p.rung, p.rival) for p in pairs] == [
+        *(("b", "a"), ("c", "a"), ("d", "a"), ("c", "b"), ("d", "b"), ("d", "c"))
+    ]
+    of = {(pair.rung, pair.rival): pair for pair in pairs}
+    assert of["b", "a"].difference == pytest.approx(0.1)
+    assert (of["b", "a"].verdict, of["d", "a"].verdict) == ("better", "worse")
+    assert of["d", "a"].interval == pytest.approx(interval([-1.0, -1.1, -1.2], 0.05 / 4))
+    for pair in pairs:
+        assert pair.interval is not None
+        assert (pair.verdict == "not shown") == (pair.interval[0] <= 0 <= pair.interval[1])
+    assert of["c", "a"].seeds_needed is None  # over 100
+    assert of["c", "b"].seeds_needed == 31
+    two = judged({"a": [1.0, 1.1], "b": [0.9, 0.9]})[0]  # a mean of 0.15, a spread of 0.071
+    assert (two.verdict, two.seeds_needed) == ("not shown", 4)
+    assert judged({"a": [1.0, 1.1], "b": [1.1, 1.0]})[0].seeds_needed is None
+    assert judged({"a": [1.0], "b": [0.5]}) == [Pair("b", "a", 0.5, None, "not shown", None)]
+    same = judged({"a": [1.0, 1.5], "b": [1.0, 1.5]})[0]
+    assert (same.difference, same.interval, same.verdict) == (0, (0, 0), "not shown")
+    assert judged({"a": [1.0, 1.5]}) == []
+
+
+SAME = """
+import torch
+
+class Same(torch.nn.Module):
+    def __init__(self, draws=0):
+        super().__init__()
+        torch.rand(draws)  # so that the weights after it are others
+
+    def forward(self, query, key):
+        return query @ key.mT * query.size(-1) ** -0.5
+"""
+
+
+@pytest.mark.slow
+def test_one_trained_model_with_two_names_has_few_false_claims(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    """Both are trained on the same batches, from other weights."""
+    (tmp_path / "same.py").write_text(SAME)
+    named = f"multi-head:scores={tmp_path / 'same.py'}:Same:embed_dim=16:draws="
+    given: dict[str, Any] = {"steps": 20, "eval_every": 20, "tokens": 1, "threads": 1, "seed": 1}
+    rungs = [f"{named}1", f"{named}2"]
+    found = attnlm.ladder(dataset, rungs=rungs, seeds=60, checkpoint_dir=tmp_path, **given)
+    losses = [[one.final.val_loss for one in rung.results] for rung in found.rungs]
+    assert len({*losses[0], *losses[1]}) == 120
+    draws, wrong = np.random.default_rng(1), 0
+    for _ in range(200):
+        three = draws.choice(60, size=3, replace=False)
+        wrong += bool(claims({str(i): [rung[k] for k in three] for i, rung in enumerate(losses)}))
+    assert wrong / 200 <= 0.1  # the ladders have seeds in common, so that it varies more
