@@ -39,10 +39,10 @@ def resolve_new(
     """
     if isinstance(recipe, Resolved):
         return recipe
+    settings = with_own_code(settings)
     sizes: list[Settings] = [{}] if recipe is None else load_sizes(str(recipe))
     if len(sizes) > 1:
         _check_several(f"the recipe {recipe}", sizes, dict(settings), parent)
-    settings = with_own_code(settings)
     config = resolve_typed(settings, sizes[0], parent)
     if parent is None and config.training.lora is not None:
         raise UsageError(

@@ -13,7 +13,7 @@ from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
-from attnlm.model.architecture import PRESETS, Architecture, architecture, unused
+from attnlm.model.architecture import OWN, PRESETS, Architecture, architecture, unused
 from attnlm.model.own import CODE, PREFIX, own_model, own_parts
 from attnlm.model.spec import ModelSpec, Use
 
@@ -192,7 +192,15 @@ def _model(parts: Settings, settings: Settings) -> tuple[ModelSpec, tuple[str, .
     parts.pop("scores", None)  # it has one value, the default, if it is not own code
     name = str(parts.pop("model", fields_of(Architecture)["model"].default))
     if codes:
-        return own_parts(name, parts, codes), ()
+        merged = {**PRESETS[name].parts, **parts, **dict.fromkeys(codes, OWN)}
+        if "attention" in codes and parts.get("positions") == "rotary" != settings.get("positions"):
+            merged.pop("positions")  # own attention cannot rotate, whatever a recipe says
+        used = {k: v for k, v in parts.items() if k in settings or k.startswith(PREFIX)}
+        others = parts.keys() - used.keys()
+        used |= {
+            k: parts[k] for k in parts if k in others & merged.keys() and unused(k, merged) is None
+        }
+        return own_parts(name, used, codes), tuple(k for k in parts if k not in used)
     used = _with_effect(name, parts, settings)
     return architecture(name, used), tuple(k for k in parts if k not in used)
 

@@ -304,7 +304,8 @@ def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
 def _in_words(config: Config, passes: float) -> str:
     costs = config.spec.costs(vocab_size=0)
     dropout = config.spec.settings().get("dropout", 0.0)
-    size = f"{costs.layers} layer{'s' if costs.layers > 1 else ''} × {costs.width}"
+    layers = int(config.spec.settings().get("layers", costs.layers))
+    size = f"{layers} layer{'s' if layers > 1 else ''} × {costs.width}"
     if passes < _MOST_PASSES:
         often = f"about {passes:.2g} epochs"
     else:
