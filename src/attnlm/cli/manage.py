@@ -22,6 +22,7 @@ from attnlm.base.suggestions import suggestion
 from attnlm.cli import completion, console, options
 from attnlm.cli.help import in_words
 from attnlm.cli.options import REQUIRED, argument, switch
+from attnlm.runs.run import NOT_COMPARABLE
 
 _SHOWN_OF_A_HASH = 12  # characters
 _YOURS = ("runs", "datasets")
@@ -83,7 +84,7 @@ def _number(value: float | None, format_spec: str) -> str:
     return "" if value is None else format(value, format_spec)
 
 
-_PART = "~"
+_PART, _LEAKS = "~", "!"
 _SIZE_AND_AGE: Mapping[str, Callable[[Any], str]] = {
     "size": lambda entry: quantity(entry.bytes, "B") if entry.bytes else "",
     "age": lambda entry: age(time.time() - entry.modified) if entry.modified else "",
@@ -94,7 +95,11 @@ _COLUMNS: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
         "model": lambda run: run.model or (run.kind if run.kind != "run" else ""),
         "data": lambda run: run.dataset,
         "steps": _steps,
-        "loss": lambda run: _PART * bool(run.evaluated_part) + _number(run.val_loss, ".4f"),
+        "loss": lambda run: (
+            _LEAKS * bool(run.leaks)
+            + _PART * bool(run.evaluated_part)
+            + _number(run.val_loss, ".4f")
+        ),
         **_SIZE_AND_AGE,
         "parent": lambda run: f"from {run.imported_from}" if run.imported_from else run.parent,
     },
@@ -143,6 +148,8 @@ def _show(kind: str, entries: Sequence[Any]) -> None:
             f"{_PART} measured on a part of the validation split; attnlm eval measures all of it,"
             " up to its first 4,194,304 tokens"
         )
+    if kind == "runs" and any(entry.leaks for entry in entries):
+        console.say(f"{_LEAKS} {NOT_COMPARABLE}")
     for entry in entries:
         if kind == "runs" and entry.is_training:
             console.say(f"{entry.name} is being trained now")

@@ -17,6 +17,7 @@ from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, reference_losses
 from attnlm.cli.options import option, switch, typed
 from attnlm.model.spec import Use
+from attnlm.runs.run import NOT_COMPARABLE
 
 if TYPE_CHECKING:
     from attnlm.see.attend import Attention
@@ -57,6 +58,8 @@ def evaluate(
         f"{opened.name}, step {chosen.step} ({chosen.which}), "
         f"{evaluation.tokens:,} tokens predicted"
     )
+    if opened.leaks:
+        console.say(f"{NOT_COMPARABLE}: {opened.leaks.partition(';')[0]}")
     console.say(f"baselines: {reference_losses(opened.vocab_size, dataset)}")
     facts = {
         "val_loss": evaluation.loss,
@@ -67,6 +70,7 @@ def evaluate(
         "floor": dataset.floor,
         "checkpoint": chosen.which,
         "step": chosen.step,
+        "leaks": opened.leaks,
         "sources": [
             {
                 "source": source,

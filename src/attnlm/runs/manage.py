@@ -29,7 +29,7 @@ from attnlm.base.folders import (
 )
 from attnlm.base.workspaces import is_locked, trained_alone, workspace
 from attnlm.runs.ladder_plan import RECORD, read_plan
-from attnlm.runs.run import Run, open_run
+from attnlm.runs.run import NOT_COMPARABLE, Run, open_run
 
 # A folder with any of these files counts as a run, even if other files are missing.
 _OF_A_RUN = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetensors", "last", "best")
@@ -274,6 +274,8 @@ def diff_runs(
         for run, result in zip((first, second), results, strict=True):
             if result is not None and result.part:
                 warnings.append(f"the loss of {run.name} was measured on {result.part}")
+            if run.leaks:
+                warnings.append(f"the loss of {run.name} is {NOT_COMPARABLE}")
     return RunDiff(
         first,
         second,
