@@ -263,7 +263,8 @@ def _parts_of(thing: Any, seen: set[str]) -> Iterator[str]:
         origin = getattr(value, "__module__", None)
         real = getattr(value, "__qualname__", name)
         if isinstance(value, ModuleType):
-            yield f"import {value.__name__} as {name}"
+            alias = "" if value.__name__ == name else f" as {name}"
+            yield f"import {value.__name__}{alias}"
         elif isinstance(value, bool | int | float | str | tuple | None):
             yield f"{name} = {value!r}"
         elif isinstance(value, type | FunctionType) and origin == thing.__module__:

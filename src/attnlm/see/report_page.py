@@ -64,7 +64,7 @@ def report_page(report: Report) -> bytes:
         snapshots=data["snapshots"],
         films=data["films"],
         shown_film=int(np.argmax(last_scores)) if last_scores else 0,
-        all_films=math.prod(run.config.spec.map_counts),
+        all_films=math.prod(report.attention.weights.shape[:2]),
         lens_columns=range(len(report.ids))[-_MOST_COLUMNS:],
         shown=data["tokens"],
         patterns=PATTERNS,
