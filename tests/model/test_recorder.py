@@ -197,7 +197,27 @@ class ListedHead(nn.Module):
         return torch.matmul(weights, self.value(x))
 
 
-@pytest.mark.parametrize("kind", [Folded, Listed])
+class Distant(Folded):
+    """Weights of four heads that depend on the distance only: (H, T, T) for all texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(DistantAttention() for _ in range(2))
+
+
+class DistantAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = nn.Parameter(torch.rand(4, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        distance = torch.arange(x.size(1))[:, None] - torch.arange(x.size(1))
+        scores = (-self.rates * distance).masked_fill(distance < 0, -torch.inf)
+        mixed = torch.softmax(scores, -1) @ x.unflatten(-1, (4, 2)).transpose(1, 2)
+        return x + mixed.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("kind", [Folded, Listed, Distant])
 def test_heads_that_read_the_same_tensor_are_a_layer(kind: type[Folded]) -> None:
     model, ids = kind(), some_ids(B, T)
     recorder = record(model, ids)

@@ -8,12 +8,12 @@ What a run's folder says never makes code run, since the folder may come from so
 from __future__ import annotations
 
 import ast
-import builtins
 import contextlib
 import hashlib
 import inspect
 import linecache
 import os
+import symtable
 import sys
 import textwrap
 import traceback
@@ -255,9 +255,8 @@ def _parts_of(thing: Any, seen: set[str]) -> Iterator[str]:
     """Yield the sources that a class or function needs, and at last its own."""
     source, scope = _source_of(thing)
     seen.add(thing.__name__)
-    tree = ast.parse(source)
-    for name in sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - seen):
-        if name not in scope or (hasattr(builtins, name) and name not in scope):
+    for name in sorted(set(_globals_in(symtable.symtable(source, thing.__name__, "exec"))) - seen):
+        if name not in scope:
             continue
         value = scope[name]
         origin = getattr(value, "__module__", None)
@@ -274,6 +273,15 @@ def _parts_of(thing: Any, seen: set[str]) -> Iterator[str]:
         else:
             raise LookupError(f"it needs {name}, which is neither imported nor plain")
     yield source
+
+
+def _globals_in(table: symtable.SymbolTable) -> Iterator[str]:
+    """Yield the names that code reads from its module; arguments and local names are left out."""
+    for symbol in table.get_symbols():
+        if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
+            yield symbol.get_name()
+    for inner in table.get_children():
+        yield from _globals_in(inner)
 
 
 def _source_of(thing: Any) -> tuple[str, dict[str, Any]]:

@@ -130,7 +130,8 @@ class Recorder:
     def softmaxed(self, weights: Tensor) -> Tensor:
         """Record the result of a softmax if it is an attention map.
 
-        A map is (B, H, T, T), (B, T, T) of a single head, or (B·H, T, T).
+        A map is (B, H, T, T), (B, T, T) of a single head, (B·H, T, T), or, if it does not depend on
+        the text, (H, T, T).
         """
         is_square = weights.dim() in (3, 4) and weights.size(-1) == weights.size(-2)
         if not is_square or weights.triu(1).any():
@@ -139,12 +140,13 @@ class Recorder:
         if weights.dim() == 3 and weights.size(0) % self.texts == 0:
             weights_BHTT = weights.unflatten(0, (self.texts, -1))
         elif weights.dim() == 3:
-            weights_BHTT = weights[:, None]
+            weights_BHTT = weights.expand(self.texts, *weights.shape)
         _, silent = self._add(weights_BHTT)
         if silent is not None:
             weights_BHTT = weights_BHTT.clone()
             weights_BHTT[:, silent] = 0
-        return weights_BHTT.view_as(weights)
+        is_shared = weights_BHTT.numel() != weights.numel()
+        return weights_BHTT[0] if is_shared else weights_BHTT.view_as(weights)
 
     def _add(self, weights_BHTT: Tensor) -> tuple[Layer, int | None]:
         """Record a map; return its layer, and the number of the silenced head in it, if any."""
