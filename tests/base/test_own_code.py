@@ -264,16 +264,16 @@ def test_the_source_of_a_class_stands_by_itself(monkeypatch: pytest.MonkeyPatch)
 ids = object()  # a notebook has many such names
 
 
-def first_of(ids: list[int]) -> int:
-    return [ids for ids in ids][0]
+def last_of(ids: list[int]) -> int:
+    return max(ids + 1 for ids in ids)
 
 
 def test_an_argument_may_have_the_name_of_a_global() -> None:
-    content = passed_code(first_of).content().decode()
+    content = passed_code(last_of).content().decode()
     assert "object" not in content
     namespace: dict[str, Any] = {}
     exec(content, namespace)
-    assert namespace["first_of"]([3, 4]) == 3
+    assert namespace["last_of"]([3, 4]) == 5
 
 
 def test_a_class_of_own_code_keeps_its_file(file: Path) -> None:

@@ -213,7 +213,7 @@ class DistantAttention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         distance = torch.arange(x.size(1))[:, None] - torch.arange(x.size(1))
         scores = (-self.rates * distance).masked_fill(distance < 0, -torch.inf)
-        mixed = torch.softmax(scores, -1) @ x.unflatten(-1, (4, 2)).transpose(1, 2)
+        mixed: torch.Tensor = torch.softmax(scores, -1) @ x.unflatten(-1, (4, 2)).transpose(1, 2)
         return x + mixed.transpose(1, 2).flatten(2)
 
 
