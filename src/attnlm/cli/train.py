@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ _MOST_FOR_EACH_CORE = 4  # processes; resuming a run of more needs --processes
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
     *("recipe", "print_config", "name", "exist_ok", "checkpoint_dir", "resume", "start_from"),
-    *("force", "code"),
+    *("force", "code", "seeds"),
     *("checkpoint", "log", "device", "dtype", "compile", "threads", "processes"),
 )
 
@@ -68,6 +69,11 @@ def train(
     verify: bool = options.VERIFY,
     set_: list[str] | None = options.SET,
     force: bool = switch("train also a model that sees later tokens", "--force"),
+    seeds: int | None = option(
+        None,
+        "train this many runs with consecutive seeds, <name> and <name>-seed-K, and print how much "
+        "the loss depends on the seed",
+    ),
     resume: str | None = option(None, "name or path of a run to resume", completion.runs),
     start_from: str | None = options.START_FROM,
     checkpoint: str = option(
@@ -124,6 +130,10 @@ def train(
         data = find_folder(dataset, data_dir, kind="data set")
         given = {}
         count = asked.config.training.processes
+    if seeds is not None and (resume is not None or count > 1 or is_launched()):
+        raise UsageError(
+            "--seeds cannot be combined with --resume or several processes", "leave one of them out"
+        )
     if count > 1:
         from attnlm.compute.processes import run_processes
 
@@ -132,7 +142,10 @@ def train(
 
     with contextlib.closing(Display(quiet, tools or ())) as display:
         try:
-            run = attnlm.train(
+            train_one: Callable[..., Any] = attnlm.train
+            if seeds is not None:
+                train_one = functools.partial(attnlm.train_seeds, seeds=seeds)
+            trained = train_one(
                 data,
                 recipe=asked,
                 resume=resume,
@@ -161,7 +174,10 @@ def train(
             elif is_main():
                 console.say("stopped before the first step; nothing was saved")
             raise
-    if is_main():
+    if seeds is not None:
+        _report_seeds(trained, json)
+    elif is_main():
+        run: attnlm.Run = trained
         _report(run, json, quiet, display.memory)
         model = run.config.spec.name
         if model in RUNGS and not (recipe or resume or start_from or quiet):
@@ -234,6 +250,29 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
         "leaks": run.leaks,
     }
     console.result_or_json(str(run.path), facts, json)
+
+
+def _report_seeds(found: attnlm.SeedRuns, json: bool) -> None:
+    from attnlm.see.ladder import in_words
+
+    low, high = min(found.losses), max(found.losses)
+    facts = {
+        "runs": [run.path for run in found.runs],
+        "median_run": found.run.path,
+        "val_losses": found.losses,
+        "median": found.losses[found.runs.index(found.run)],
+        "mean": found.mean,
+        "interval": found.interval,
+    }
+    console.say_facts(
+        {
+            "median": f"{facts['median']:.4f} nats per token ({found.run.name})",
+            "range": f"{low:.4f} to {high:.4f}, of {len(found.runs)} seeds",
+            "mean": f"{found.mean:.4f}, 95% interval {in_words(found.interval)} (Student's t)",
+            "baselines": reference_losses(found.run.vocab_size, found.run.dataset),
+        }
+    )
+    console.result_or_json("\n".join(str(run.path) for run in found.runs), facts, json)
 
 
 def _in_words(measured: EvaluationRecord | Measured) -> str:

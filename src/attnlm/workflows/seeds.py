@@ -1,0 +1,75 @@
+"""Train one model with several seeds, and state how much its loss depends on the seed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnlm.base.errors import UsageError
+from attnlm.config.new_training import Resolved
+from attnlm.data.dataset import Dataset
+from attnlm.runs.run import Run
+from attnlm.see.ladder import median
+from attnlm.see.verdicts import interval
+from attnlm.workflows.train import train
+
+
+@dataclass(frozen=True)
+class SeedRuns:
+    """The runs of one model with consecutive seeds."""
+
+    runs: Sequence[Run]
+    losses: Sequence[float]
+    """the validation loss of each run's best checkpoint, in nats per token"""
+
+    @property
+    def run(self) -> Run:
+        """The run with the median loss, or the lower of the two in the middle."""
+        return self.runs[self.losses.index(median(self.losses, key=float))]
+
+    @property
+    def mean(self) -> float:
+        """The mean loss."""
+        return statistics.fmean(self.losses)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval, by Student's t, for the mean loss of all seeds that there are."""
+        return interval(self.losses)
+
+
+def train_seeds(
+    dataset: str | Path | Dataset | None = None, *, seeds: int = 3, **options: Any
+) -> SeedRuns:
+    """Train a model with several seeds, one after the other, and return the runs.
+
+        found = attnlm.train_seeds("tales-char", seeds=3, model="multi-head", steps=500)
+        print(found.mean, found.interval)
+
+    The `options` are those of `train`. The first run has the seed and the name that they give, the
+    others the next seeds K and the names `<name>-seed-K`. A `budget` is the time of the first run;
+    the others make as many steps.
+
+    Raises as `train` does, and UsageError for less than two seeds.
+    """
+    if seeds < 2:
+        raise UsageError(f"invalid value for `seeds`: {seeds}", "use 2 or more")
+    for name in ("resume", "processes"):
+        if options.get(name) not in (None, 1):
+            raise UsageError(f"`seeds` and `{name}` cannot be combined", "use only one of them")
+    runs = [train(dataset, **options)]
+    config, name = runs[0].config, runs[0].name
+    kept = ("start_from", "checkpoint", "exist_ok", "force", "checkpoint_dir", "data_dir", "log")
+    options = {key: options[key] for key in (*kept, "verify", "on_event") if key in options}
+    first, steps = config.training.seed or 0, config.training.steps or 0
+    every = config.training.eval_every or math.ceil(steps / 10)
+    for seed in range(first + 1, first + seeds):
+        ours = config.with_training(seed=seed, budget=None, steps=steps, eval_every=every)
+        runs.append(train(dataset, recipe=Resolved(ours), name=f"{name}-seed-{seed}", **options))
+    results = [result for run in runs if (result := run.result()) is not None]
+    is_whole = all(result.whole for result in results)
+    return SeedRuns(runs, [(one.final if is_whole else one.best).val_loss for one in results])
