@@ -44,14 +44,14 @@ class OwnLanguageModel(LanguageModel):
         return self.call(tokens_BT)[0]
 
     def is_matrix(self, name: str, parameter: Tensor) -> bool:
-        """Return True for a matrix that is no table of tokens or positions, and not the LM head."""
+        """Return True for a matrix inside: not the table of tokens or positions, or the LM head."""
         owner = self.get_submodule(name.rpartition(".")[0])
         rows = parameter.size(0) if parameter.ndim == 2 and 1 not in parameter.shape else 0
         is_table = isinstance(owner, nn.Embedding) or rows in (0, self.vocab_size)
         return not is_table and (isinstance(owner, nn.Linear) or rows != self.block_size)
 
     def call(self, tokens_BT: Tensor, targets_BT: Tensor | None = None) -> tuple[Tensor, Any]:
-        """Return logits (B, T, V), and the loss that the module returned beside them, if any."""
+        """Return logits (B, T, V), and the loss of the module itself, if it returned one."""
         # With targets, a module gives the logits of all positions, also where it otherwise gives
         # those of the last one only, as nanoGPT does.
         targets = (tokens_BT if targets_BT is None else targets_BT).contiguous()

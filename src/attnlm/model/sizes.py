@@ -29,7 +29,7 @@ MAP_NAMES = tuple(_PLACES)
 class LoRA:
     """Low-rank adapters (Hu et al., 2021) of the linear maps named in `on`.
 
-    In each block, such a map multiplies by W + alpha/rank · B A. A (`lora_down`) has shape
+    Each block has such maps. A map multiplies by W + alpha/rank · B A. A (`lora_down`) has shape
     (rank, inputs), and B (`lora_up`) has shape (outputs, rank).
     """
 
@@ -102,7 +102,7 @@ def weight_shapes(a: Architecture, vocab_size: int) -> dict[str, tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What a model costs. Numbers are per token of a window of block_size, unless they say more."""
+    """The costs of a model, per token of a window of block_size unless a field says more."""
 
     vocab_size: int
     layers: int

@@ -1,4 +1,4 @@
-"""What a run trains: the description of a model, and what may be asked of it.
+"""Descriptions of models, as runs record them, and the uses that a model may support.
 
 An Architecture is one implementation. Code outside of `model` asks a ModelSpec and calls the
 LanguageModel that it builds. Code that needs the parts of a model, such as an export, gets them
@@ -21,7 +21,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Use(enum.Enum):
-    """What can be done with a model besides calling it; some models do not support it."""
+    """A use of a model other than a call. Some models do not support it."""
 
     ATTENTION_MAPS = "attention maps"
     TEXTBOOK = "a textbook script"

@@ -1,6 +1,6 @@
 """The forward pass of every model in plain textbook form: a function of the weights alone.
 
-This code is slow and shares nothing with the torch modules of the models. Tests compare those
+The code is slow and shares nothing with the torch modules of the models. Tests compare those
 modules with this code, and `attnlm trace --as-code` prints it without the branches that a model
 does not take.
 """

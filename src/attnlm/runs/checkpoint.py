@@ -245,8 +245,8 @@ def _check_fits(
 ) -> None:
     """Raise AttnlmError, which names tensors, unless all tensors of a file belong to the model.
 
-    They must be parameters with these shapes, or their optimizer state, in float32. If `all_rows`
-    is False, each may have any number of rows.
+    The tensors must be parameters with these shapes, or their optimizer state, in float32. If
+    `all_rows` is False, each may have any number of rows.
     """
     differing = []
     for name, tensor in stored.items():

@@ -85,7 +85,7 @@ class Result:
 
     @property
     def part(self) -> str:
-        """What `final` is measured on: `65,536 of 1,115,394 tokens`; "" for the whole split."""
+        """The part that `final` is measured on: `65,536 of 1,115,394 tokens`; "" for all."""
         return "" if self.whole else self._evaluated_part
 
     def facts(self) -> dict[str, Any]:

@@ -25,9 +25,9 @@ class ProgressBar:
 
         run = attnlm.train("tales-char", steps=50, on_event=attnlm.ProgressBar())
 
-    In a terminal or notebook, it shows a bar. Elsewhere, it writes a line for each evaluation of a
-    training run, and a line every ten seconds of any other task. In both cases, it writes a line at
-    the end of a training run and for each event of type Note.
+    The listener shows a bar in a terminal or notebook. Elsewhere, it writes a line for each
+    evaluation of a training run, and a line every ten seconds of any other task. In both cases, it
+    writes a line at the end of a training run and for each event of type Note.
     """
 
     def __init__(self) -> None:

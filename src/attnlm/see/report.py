@@ -225,7 +225,7 @@ def report(
 def _text(run: Run, dataset: Dataset | None, sampler: Sampler, gone: str) -> tuple[list[int], str]:
     """Return the ids that the model reads if no text was given, and their origin in words.
 
-    They are the start of the validation split, from the data set or as the run recorded it. If
+    The ids are the start of the validation split, from the data set or as the run recorded it. If
     neither exists, they are what the model itself begins with.
     """
     most = min(PASSAGE, run.config.spec.block_size)

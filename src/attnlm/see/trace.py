@@ -64,7 +64,7 @@ class Trace:
     def as_code(self) -> str:
         """Return a PyTorch script of at most 80 lines that computes the same logits.
 
-        It loads the run's weights, and needs PyTorch and safetensors, but not attnlm. Raises
+        The script loads the run's weights. It needs PyTorch and safetensors, not attnlm. Raises
         AttnlmError if the run has adapters, or if its files are missing or damaged.
         """
         return as_script(open_run(self.path), self.text, checkpoint=self.checkpoint)

@@ -313,7 +313,7 @@ class FlatOptimizer(Optimizer):
         self._fixed = {name: t.data for name, t in stored.items() if name not in trained}
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the trained parameters by name, and what own code keeps beside them."""
+        """Return the trained parameters by name, and other tensors of own code."""
         return super().weights() | self._fixed
 
     def _rules_for(self, group: Group, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:

@@ -60,7 +60,7 @@ def learning_rate(step: int, config: TrainingConfig, steps: float | None = None)
     The rate rises linearly over `warmup` steps and then stays constant. At the end, unless
     `schedule` is constant, the rate falls towards `min_learning_rate`; the fall takes the fraction
     `cooldown` of the steps after the warm-up. For a run with a budget, `steps` is the number of
-    steps that fit at the speed so far, and the warm-up takes at most a quarter of these steps.
+    steps that fit at the speed so far, and the warm-up takes at most a quarter of the steps.
     """
     made = max(0, step - 1)
     highest = config.learning_rate

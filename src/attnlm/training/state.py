@@ -125,7 +125,7 @@ def initial_state(
 def load_or_init_state(
     run: Run, device: Device, fresh: bool, processes: Processes = ALONE
 ) -> TrainingState:
-    """Return the state to train from: the initial one if `fresh`, else that of the last checkpoint.
+    """Return the state to train from: the initial state if `fresh`, else the last checkpoint's.
 
     All processes get the same state; if the model is sharded, each gets only its rows of the
     tensors. If a fresh run starts from the weights of another run, its parent, the state has the

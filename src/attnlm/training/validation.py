@@ -29,7 +29,7 @@ MOST_TOKENS = 2**22
 class Evaluation:
     """Loss in nats per token over `tokens` predicted tokens.
 
-    `sources` has the losses on the parts of several sources, if they were asked for: pairs of a
+    `sources` has the losses on the parts of several sources, if the caller wants them: pairs of a
     source's name and the loss on its part, None if the part is shorter than a window.
     """
 

@@ -165,7 +165,7 @@ def train(
         if not processes.is_main:
             opening = _joined_job(call)
         elif restarts() and name is not None and (folder / name).exists():
-            # The launcher has restarted the processes after one of them failed.
+            # The launcher has restarted the processes after a process failed.
             opening = _resumed_job(call, folder / name, {})
         elif resume is not None:
             _check_with_resume(settings, dataset, recipe, name, start_from)
@@ -365,7 +365,7 @@ def _check_existing(
 
 
 def _differing(config: Config, recorded: Settings, asked: Resolved) -> list[str]:
-    """Return the settings whose recorded values are not those of `config`.
+    """Return the settings whose recorded values differ from `config`.
 
     Settings that a run chooses at its start, or with a budget in its course, do not count.
     """
@@ -473,7 +473,7 @@ def check_launched(training: TrainingConfig, processes: Processes) -> None:
 
 
 def _check_alike(processes: Processes, *options: object) -> None:
-    """Raise UsageError in every process if any process has other options than the main process."""
+    """Raise UsageError in every process if any process has other options than rank 0."""
     text = json.dumps(options, sort_keys=True, default=str)
     ours = hashlib.sha256(text.encode()).hexdigest()
     differing = torch.tensor(float(processes.broadcast_object(ours) != ours))
