@@ -17,7 +17,7 @@ def check_windows(windows: int) -> None:
 
 
 def ids_of(run: Run, text: str) -> list[int]:
-    """Return at least one id: the ids of `text`, after the beginning token if the tokenizer has one.
+    """Return at least one id: ids of `text`, after the beginning token if the tokenizer has one.
 
     Raises UsageError for an empty text, AttnlmError if the vocabulary lacks a character.
     """

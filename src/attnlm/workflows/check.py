@@ -65,9 +65,9 @@ def check(
             print(finding.name, finding.text, finding.remedy)
 
     `code` is a class or function, or its name as in `mine.py:Temperature`. `part` says what it is:
-    attention, mlp, scores or model; by default, its arguments tell. `settings` are those settings of
-    `train` that describe the model around it. A finding with a remedy is a problem; a fatal one keeps `train` from
-    training the model. Raises AttnlmError if the code can't be called, and the errors of the code.
+    attention, mlp, scores or model; by default, its arguments tell. `settings` describe the model
+    around it, as in `train`. A finding with a remedy is a problem; a fatal finding keeps `train`
+    from training the model. Raises AttnlmError if the code can't be called, and the errors of the code.
     """
     named = with_own_code({"model": code})["model"]
     kind = part or kind_of(named)
