@@ -67,7 +67,8 @@ def check(
     `code` is a class or function, or its name as in `mine.py:Temperature`. `part` says what it is:
     attention, mlp, scores or model; by default, its arguments tell. `settings` describe the model
     around it, as in `train`. A finding with a remedy is a problem; a fatal finding keeps `train`
-    from training the model. Raises AttnlmError if the code can't be called, and the errors of the code.
+    from training the model. Raises AttnlmError if the code can't be called, and what the code
+    raises.
     """
     named = with_own_code({"model": code})["model"]
     kind = part or kind_of(named)
