@@ -50,9 +50,9 @@ def train_seeds(
         found = attnlm.train_seeds("tales-char", seeds=3, model="multi-head", steps=500)
         print(found.mean, found.interval)
 
-    The `options` are those of `train`. The first run has the seed and the name that they give, the
-    others the next seeds K and the names `<name>-seed-K`. A `budget` is the time of the first run;
-    the others make as many steps.
+    `options` are arguments of `train`. The first run has the `seed` and `name`, and each later run
+    the next seed K and the name `<name>-seed-K`. A `budget` is the time of the first run; each
+    later run makes as many steps.
 
     Raises as `train` does, and UsageError for less than two seeds.
     """
