@@ -1,7 +1,7 @@
 """A recurrent network (Cho et al., 2014), as a baseline without attention: a whole model.
 
 attnlm check examples/gru.py:Gru
-attnlm train --model examples/gru.py:Gru --set width=128 --learning-rate 0.003
+attnlm train --model examples/gru.py:Gru --set width=128
 """
 
 from torch import Tensor, nn

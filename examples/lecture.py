@@ -1,7 +1,7 @@
-"""A model as in a lecture: heads in a list, and logits that are flattened beside targets.
+"""A model as in a lecture: heads in a list, and logits flattened with the targets.
 
 attnlm check examples/lecture.py:LectureModel
-attnlm train --model examples/lecture.py:LectureModel --set heads=4 --learning-rate 0.003
+attnlm train --model examples/lecture.py:LectureModel --set heads=4
 """
 
 import torch

@@ -224,3 +224,13 @@ def test_an_unknown_variant_is_refused(name: str, says: str, hints: str) -> None
     with pytest.raises(UsageError, match=re.escape(says)) as caught:
         variant(name)
     assert hints in caught.value.hint
+
+
+def test_a_variant_of_an_own_model_sets_arguments_that_have_names_of_ours() -> None:
+    found = variant("lecture.py:LectureModel:heads=1:block_size=32:learning-rate=0.1")
+    assert found == {
+        "model": "lecture.py:LectureModel",
+        "set.heads": "1",
+        "block_size": 32,
+        "learning_rate": 0.1,
+    }

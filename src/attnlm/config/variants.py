@@ -60,7 +60,8 @@ def variant(name: str, codes: Mapping[str, OwnCode] | None = None) -> Settings:
         key = same(key, [*parts, *trained]) or key.replace("-", "_")
         if key in _SHARED:
             raise UsageError(f"`{key}` cannot differ between models", f"set `{key}` for all")
-        if is_own and key not in RECORD_OF:
+        is_known = key in ((*parts, *trained) if is_code_name(model) else RECORD_OF)
+        if is_own and not is_known:
             settings[PREFIX + key] = value
             continue
         if key == "model" or key not in RECORD_OF:
