@@ -156,6 +156,27 @@ def test_a_name_in_a_recipe_runs_nothing(made: Path, stranger: Path, kind: str) 
     assert not ran(made)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("start", [1]), ("start", {}), ("x\n\x1b[31m", 1), ("start", float("inf"))]
+)
+def test_forged_arguments_are_refused_in_one_line(stranger: Path, name: str, value: object) -> None:
+    forge(stranger / "checkpoints/x", **{f"set.{name}": value})
+    for arguments in (*NEEDING.values(), ["diff", "x", "x"]):
+        done = here_in(stranger, arguments)
+        assert done.code == 1 and done.fault() is None, done.stderr
+        assert "config.json is not valid: invalid value for the argument" in done.stderr
+
+
+def test_what_print_config_prints_is_a_recipe(made: Path) -> None:
+    given = ("train", "--attention", "mine.py:Head", "--print-config")
+    printed = attnlm(*given, *SMALL, "--set", "start=3", cwd=made).stdout
+    assert '"set.start" = 3.0' in printed
+    (made / "printed.toml").write_text(printed)
+    assert attnlm(*given, "--recipe", "printed.toml", cwd=made).stdout == printed
+    config = made / "checkpoints/x/config.json"
+    assert '"set.start" = 2.0' in attnlm(*given, "--recipe", config, cwd=made).stdout
+
+
 def test_a_changed_file_is_not_resumed_with(made: Path, stranger: Path) -> None:
     file = stranger / "checkpoints/x/code/mine.py"
     file.write_text(file.read_text().replace("start=1.0", "start=3.0"))

@@ -131,4 +131,5 @@ def recipe_names() -> list[str]:
 def to_toml(settings: Mapping[str, Setting]) -> str:
     """Return a flat table as TOML, so that the output of `--print-config` is a recipe."""
     # JSON writes strings, numbers and booleans as TOML does.
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+    keys = {name: name if name.isidentifier() else json.dumps(name) for name in settings}
+    return "".join(f"{keys[name]} = {json.dumps(value)}\n" for name, value in settings.items())

@@ -14,7 +14,7 @@ from attnlm.base.settings import Setting, Settings, check_value, fields_of, quot
 from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import OWN, PRESETS, Architecture, architecture, unused
-from attnlm.model.own import CODE, PREFIX, own_model, own_parts
+from attnlm.model.own import CODE, PREFIX, check_argument, own_model, own_parts
 from attnlm.model.spec import ModelSpec, Use
 
 
@@ -124,7 +124,8 @@ def resolve(
     Of the parent's architecture, only `dropout` can be changed. Raises UsageError if `settings` are
     wrong, AttnlmError if the recipe is wrong.
     """
-    recipe = dict(recipe or {})
+    named = {name for name, value in settings.items() if isinstance(value, OwnCode)}
+    recipe = {name: value for name, value in (recipe or {}).items() if name not in named}
     tokenizer = recipe.pop("tokenizer", None)
     for key in ("stages", CODE):
         recipe.pop(key, None)
@@ -148,7 +149,10 @@ def resolve(
 def _resolved(settings: Settings, recipe: Settings, parent: ParentRun | None) -> Config:
     recipe = _without_alternatives(recipe, settings)
     for name, value in (*recipe.items(), *settings.items()):
-        if name.startswith(PREFIX) or isinstance(value, OwnCode):
+        if isinstance(value, OwnCode):
+            continue
+        if name.startswith(PREFIX):
+            check_argument(name.removeprefix(PREFIX), value)
             continue
         if name == "loss" or (name in CHOSEN_BY_NAME and is_code_name(value)):
             raise UsageError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -291,8 +292,22 @@ def _arguments(code: OwnCode, kind: str) -> dict[str, Setting]:
     return {
         name: parameter.default
         for name, parameter in _parameters(code).items()
-        if name not in ours and isinstance(parameter.default, bool | int | float | str)
+        if name not in ours and _is_value(parameter.default)
     }
+
+
+def _is_value(value: object) -> bool:
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    return isinstance(value, bool | int | float | str) and is_finite
+
+
+def check_argument(name: str, value: object) -> None:
+    """Check a value for an argument of own code, without the code. Raises UsageError."""
+    if not (name.isidentifier() and _is_value(value)):
+        raise UsageError(
+            f"invalid value for the argument {quoted(name)}: {quoted(value)}",
+            "it must be a text, a finite number, true or false",
+        )
 
 
 def called(code: OwnCode, ours: Mapping[str, Any], given: Settings) -> Any:
@@ -344,11 +359,11 @@ def _values(code: OwnCode, defaults: Settings, given: Settings) -> Settings:
                 value = number(kind, value)
             elif isinstance(value, str) and kind is bool:
                 value = {"true": True, "false": False}[value.lower()]
-            elif kind is float and isinstance(value, int):
+            elif kind is float and type(value) is int:
                 value = float(value)
-            if type(value) is not kind:
+            if type(value) is not kind or not _is_value(value):
                 raise ValueError
-        except (ValueError, KeyError):
+        except (ValueError, KeyError, OverflowError):
             raise UsageError(
                 f"invalid value for {name} of {code}: {quoted(given[name])}",
                 f"it must be of type {kind.__name__}, as its default {defaults[name]!r}",
