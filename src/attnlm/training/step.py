@@ -96,9 +96,11 @@ class Replica:
         loss = _loss if training.loss is None else own_loss(training.loss)
         self._loss = _compiled(loss) if is_compiled else loss
         self._seed = training.seed or 0
-        self._draws = bool(config.spec.settings().get("dropout"))
-        # A GPU and compiled code draw from PyTorch's own generator.
-        has_generators = self._draws and device.name == "cpu" and not is_compiled
+        has_dropout = bool(config.spec.settings().get("dropout"))
+        # Own code, a GPU and compiled code draw from PyTorch's own generator.
+        self._draws_globally = bool(config.codes) or device.name != "cpu" or is_compiled
+        self._draws = has_dropout or bool(config.codes)
+        has_generators = has_dropout and device.name == "cpu" and not is_compiled
         self._generators = [torch.Generator() for _ in range(windows)] if has_generators else []
 
     def backward(
@@ -125,7 +127,7 @@ class Replica:
     def _seed_dropout(self, step: int, first: int) -> None:
         """Make dropout depend only on the seed, the step and each window's index in the batch."""
         seeds = window_seeds(self._seed, step, first, self._windows)
-        if not self._generators:
+        if self._draws_globally:
             torch.manual_seed(seeds[0])
         for generator, seed in zip(self._generators, seeds, strict=False):
             generator.manual_seed(seed)
@@ -192,6 +194,23 @@ def _usable_kernels(model: LanguageModel, training: TrainingConfig) -> Kernels:
     return kernels if is_right else dataclasses.replace(kernels, matmul="blas")
 
 
+@torch.no_grad()
+def _changes_itself(model: LanguageModel) -> bool:
+    """Return True if own code draws random numbers or changes buffers in training.
+
+    The replicas' threads would draw from one generator, and change different buffers.
+    """
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with torch.random.fork_rng(devices=[]), drawing_from([torch.Generator()]):
+        state = torch.get_rng_state()
+        model.train()(torch.zeros(1, model.block_size, dtype=torch.long))
+        is_changed = not state.equal(torch.get_rng_state())
+    for name, buffer in model.named_buffers():
+        is_changed |= not buffer.equal(buffers[name])
+        buffer.copy_(buffers[name])
+    return is_changed
+
+
 class TrainingData(Protocol):
     """The parts of a data set that training needs: ids and sizes."""
 
@@ -246,7 +265,8 @@ class Stepper:
             vocab_size=dataset.vocab_size,
             rows=slice(first_row, first_row + rows),
         )
-        self._split = split_batch(training, threads)
+        is_alone = threads > 1 and config.codes and _changes_itself(state.model)
+        self._split = split_batch(training, 1 if is_alone else threads)
         self._threads = threads // self._split.replicas
         self._pool = new_pool(self._split.replicas, self._threads)
         kernels = _usable_kernels(state.model, training)
