@@ -85,7 +85,7 @@ def test_a_part_gets_the_sizes_that_it_names(code: Path) -> None:
     for layer in range(spec.architecture.layers):
         module = spec.make("attention", layer)
         assert (module.heads, module.query.in_features, module.mask.shape) == (2, 12, (9, 9))
-    with pytest.raises(UsageError, match="`heads` has no effect: parts.py:Fused has no argument"):
+    with pytest.raises(UsageError, match=r"`heads` has no effect: parts.py:Fused has no argument"):
         config(code, attention="parts:Fused", **SIZES)
 
 
@@ -175,7 +175,7 @@ def test_positions_can_be_left_out_of_each_model(code: Path, model: str) -> None
     sizes = {"embed_dim": 12, "block_size": 9, "positions": "none"}
     for part in ({"attention": "parts:Wide", "set": {"times": 1}}, {"scores": "parts:Scores"}):
         built = build(code, model=model, **sizes, **part)
-        assert built.position_embedding is None  # type: ignore[union-attr]
+        assert built.position_embedding is None
         draw_head(built)
         if "attention" in part:  # each token by itself
             same = built(torch.full((1, 9), 3))
@@ -194,6 +194,7 @@ def test_arguments_are_settings_of_their_defaults_types(code: Path) -> None:
     assert given() == usual
     assert given(start="2", name="x") == {**usual, "set.start": 2.0, "set.name": "x"}
     assert given(start=2) == {**usual, "set.start": 2.0}
+    start: Any
     for start in ("two", True, None, [1], {}, "nan", "inf", math.inf, 10**400):
         with pytest.raises(UsageError, match="invalid value for"):
             given(start=start)
@@ -265,7 +266,7 @@ def test_a_function_builds_a_model_with_its_settings(code: Path) -> None:
     made = config(code, model="models:lecture", block_size=9, set={"width": "7"})
     assert made.settings() | {"set.width": 7, "block_size": 9} == made.settings()
     assert parameters_of(made.spec, V) == 7 * V + 9 * 7 + 7 * 7 + 7
-    with pytest.raises(UsageError, match="`heads` does not apply to models.py:lecture"):
+    with pytest.raises(UsageError, match=r"`heads` does not apply to models.py:lecture"):
         config(code, model="models:lecture", heads=2)
 
 
@@ -277,7 +278,9 @@ def test_a_model_that_gives_no_logits_is_told(tmp_path: Path, returned: str) -> 
         f"    def forward(self, ids):\n        x = self.t(ids)\n        return {returned}\n"
     )
     model = resolve_new({"model": f"{tmp_path}/mine.py:A"}, None).config.spec.build(V)
-    with pytest.raises(AttnlmError, match=r"mine.py:A returns .*, and the model needs \(2, 9, 11\)"):
+    with pytest.raises(
+        AttnlmError, match=r"mine.py:A returns .*, and the model needs \(2, 9, 11\)"
+    ):
         model(IDS_BT)
 
 
@@ -326,5 +329,3 @@ def test_a_part_without_maps_has_none(code: Path) -> None:
     model = build(code, attention="parts:Convolution", embed_dim=12, block_size=9)
     with pytest.raises(NotRecordedError):
         _ = record(model, IDS_BT).weights
-
-

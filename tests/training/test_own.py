@@ -18,7 +18,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from tests import own
 from tests.command import attnlm as command
-from tests.models import contents, timeless
+from tests.models import timeless
 from tests.processes import commands
 
 PART = {"embed_dim": 8, "heads": 2}
@@ -64,8 +64,13 @@ def assert_same(one: Run, other: Run) -> None:
         {"attention": "parts:Head", "set": {"dropout": 0.3}, **PART},
         {"attention": "parts:Head", "set": {"dropout": 0.3}, "threads": 2, **PART},
         {
-            **{"model": "transformer", "attention": "parts:Head", "mlp": "parts:Gate"},
-            **{"set": {"dropout": 0.3}, "dropout": 0.2, "layers": 2, **PART},
+            "model": "transformer",
+            "attention": "parts:Head",
+            "mlp": "parts:Gate",
+            "set": {"dropout": 0.3},
+            "dropout": 0.2,
+            "layers": 2,
+            **PART,
         },
         {"model": "models:Recurrent", "micro_batch_size": 2},
         {"model": "models:lecture", "optimizer": "adamw"},
@@ -76,8 +81,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     settings: dict[str, Any], trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = trained(**settings, steps=6, name="whole")
-    assert contents(trained(**settings, steps=6, name="again").path / "code")
-    assert_same(whole, attnlm.open_run(tmp_path / "checkpoints/again"))
     with pytest.raises(KeyboardInterrupt):
         trained(**settings, steps=6, name="stopped", on_step=stop_after(3))
     own.become_a_new_process(monkeypatch)
@@ -97,47 +100,81 @@ def test_dropout_in_own_code_changes_the_training(trained: Any) -> None:
     assert losses[0] != losses[1]
 
 
-def test_buffers_frozen_and_tied_weights_survive(trained: Any, tmp_path: Path) -> None:
-    (tmp_path / "kept.py").write_text(
-        own.PARTS
-        + """
+KEPT = """
 class Kept(Head):
-    '''A buffer that training changes, and a frozen parameter that is drawn.'''
+    '''With buffers that training changes or that are drawn, and a frozen drawn parameter.'''
+
     def __init__(self, embed_dim, heads, block_size):
         super().__init__(embed_dim, heads, block_size)
         self.register_buffer("seen", torch.zeros(2))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("order", torch.randperm(embed_dim))
+        self.register_buffer("blind", torch.full((block_size, block_size), -torch.inf).triu(1))
+        self.register_buffer("turns", torch.polar(torch.ones(3), torch.randn(3)))
+        self.register_buffer("coins", torch.rand(3) < 0.5)
         self.fixed.data.uniform_()
 
     def forward(self, x):
         if self.training:
-            self.seen += x.detach().mean()
+            self.seen = self.seen + x.detach().mean()
             self.steps += 1
-        return super().forward(x) + self.seen.sum() + self.steps
+        turned = torch.view_as_real(self.turns).sum()
+        return super().forward(x)[..., self.order] + self.seen.sum() + self.steps + turned
 """
-    )
-    built = []
 
-    def keep(step: int, loss: Tensor) -> None:
-        built.append(step)
 
-    run = trained(attention=f"{tmp_path}/kept.py:Kept", on_step=keep, **PART)
-    model = run.model(checkpoint="last")
+@pytest.fixture
+def kept(tmp_path: Path) -> str:
+    (tmp_path / "kept.py").write_text(own.PARTS + KEPT)
+    return f"{tmp_path}/kept.py:Kept"
+
+
+def test_buffers_and_frozen_parameters_survive(trained: Any, kept: str) -> None:
+    run = trained(attention=kept, **PART)
+    model: Any = run.model(checkpoint="last")
     part = model.blocks[0].attention.module
-    assert part.seen.abs().sum() > 0 and part.steps > 0
-    assert part.mask.equal(torch.ones(12, 12).tril())
-    assert part.fixed.std() > 0
+    assert part.seen.abs().sum() > 0 and part.steps == 4
+    assert part.order.sort().values.equal(torch.arange(8))
+    assert part.mask.equal(torch.ones(12, 12).tril()) and part.coins.dtype == torch.bool
+    assert part.blind.isneginf().sum() == 66
+    assert run.parameters == sum(p.numel() for p in model.parameters())
     assert attnlm.evaluate(run, checkpoint="last").loss == run.metrics()[-1]["val_loss"]
-    longer = attnlm.train(resume=run.path, steps=8)
-    again = longer.model(checkpoint="last").blocks[0].attention.module
-    assert again.fixed.equal(part.fixed)
-    assert again.steps > part.steps
-    tied = trained(model="models:Logits").model(checkpoint="last").module
-    assert tied.head.weight.data_ptr() == tied.table.weight.data_ptr()
+    again: Any = attnlm.train(resume=run.path, steps=8).model(checkpoint="last")
+    later = again.blocks[0].attention.module
+    assert later.steps == 8 and not later.seen.equal(part.seen)
+    for name in ("order", "turns", "fixed"):
+        assert getattr(later, name).equal(getattr(part, name))
+
+
+def test_buffers_are_resumed(trained: Any, kept: str, tmp_path: Path) -> None:
+    whole = trained(attention=kept, **PART, name="whole", threads=2)
+    with pytest.raises(KeyboardInterrupt):
+        trained(attention=kept, **PART, name="stopped", threads=2, on_step=stop_after(3))
+    assert_same(whole, attnlm.train(resume=tmp_path / "checkpoints/stopped"))
+
+
+def test_tied_weights_stay_tied(trained: Any) -> None:
+    run = trained(model="models:Logits")
+    tied: Any = run.model(checkpoint="last").module
+    assert tied.head.weight is tied.table.weight
+    assert run.parameters == 12 * run.vocab_size + 12 * 12 + 12 * 12 + 12
+
+
+@pytest.mark.parametrize("made", ["torch.ones(8).double()", "torch.ones(8).bfloat16()"])
+def test_parameters_of_other_types_are_refused(trained: Any, tmp_path: Path, made: str) -> None:
+    content = f"""
+class Other(Gate):
+    def __init__(self, embed_dim):
+        super().__init__(embed_dim)
+        self.gain = nn.Parameter({made})
+"""
+    (tmp_path / "other.py").write_text(own.PARTS + content)
+    with pytest.raises(AttnlmError, match=r"other.py:Other: the parameter gain is of type torch"):
+        trained(attention=f"{tmp_path}/other.py:Other", embed_dim=8)
 
 
 def test_muon_and_a_recurrent_model_learn(trained: Any) -> None:
-    run = trained(model="models:Recurrent", steps=60, eval_every=60)
+    run = trained(model="models:Recurrent", steps=60, eval_every=30)
     assert run.config.training.optimizer == "muon"
     first, *_, last = (record["val_loss"] for record in run.metrics())
     assert last < first - 0.3
@@ -209,7 +246,7 @@ def test_the_weights_of_own_code_start_a_new_run(trained: Any, dataset: Dataset)
     assert run.config.settings()["set.start"] == 2.0
     first = run.metrics()[0]["val_loss"]
     assert first == pytest.approx(parent.checkpoint("best").val_loss, abs=1e-5)
-    with pytest.raises(UsageError, match="`set.start` cannot be changed"):
+    with pytest.raises(UsageError, match=r"`set.start` cannot be changed"):
         attnlm.train(dataset.path, start_from=parent, set={"start": 3})
 
 
@@ -219,5 +256,5 @@ def test_an_exist_ok_run_is_found_again(trained: Any, code: Path, tmp_path: Path
     assert again.path == run.path
     changed = tmp_path / "parts.py"
     changed.write_text(own.PARTS + "# changed\n")
-    with pytest.raises(AttnlmError, match="same exists, but its code differs"):
+    with pytest.raises(AttnlmError, match="same exists, but its `code` differs"):
         trained(attention=f"{changed}:Head", name="same", exist_ok=True, **PART)

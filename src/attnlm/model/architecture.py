@@ -277,6 +277,10 @@ class Architecture:
         """Return sizes and operations of the model, without building it."""
         return costs_of(self, vocab_size)
 
+    def buffer_shapes(self, vocab_size: int) -> Shapes:
+        """Return {}: a checkpoint holds nothing beside the parameters."""
+        return {}
+
     def parameter_shapes(self, vocab_size: int) -> Shapes:
         """Return the shape of each parameter by its name.
 

@@ -69,17 +69,29 @@ def check_textbook(model: LanguageModel, name: str) -> None:
 def model_of(spec: ModelSpec, vocab_size: int, weights: Mapping[str, Tensor]) -> LanguageModel:
     """Return the model with these weights as its parameters, without copying them."""
     model = empty_model(spec, vocab_size)
-    for name, tensor in stored_tensors(model).items():
-        assert tensor.shape == weights[name].shape, name
-        tensor.data = weights[name]
+    for name, parameter in model.named_parameters():
+        assert parameter.shape == weights[name].shape, name
+        parameter.data = weights[name]
+    for name, buffer in stored_buffers(model).items():
+        buffer.copy_(weights[name])
     return model
 
 
-def stored_tensors(model: LanguageModel) -> dict[str, Tensor]:
-    """Return the tensors that a checkpoint holds: parameters, and buffers of own code."""
-    buffers = dict(model.named_buffers())
-    kept = {n: buffers[n] for n in model.state_dict().keys() & buffers.keys()}
-    return dict(model.named_parameters()) | {n: b for n, b in kept.items() if b.is_floating_point()}
+def stored_buffers(model: LanguageModel) -> dict[str, Tensor]:
+    """Return views of the buffers that a checkpoint holds, which own code may change in training.
+
+    Checkpoints hold 32-bit numbers. The bits of wider numbers are several of them. Buffers of
+    narrower numbers, such as masks, are not stored: the constructor makes them.
+    """
+    kept = model.state_dict(keep_vars=True).keys()
+    found = {n: b.detach() for n, b in model.named_buffers() if n in kept and b.element_size() > 3}
+    return {n: b if b.dtype == torch.float32 else _as_floats(b) for n, b in found.items()}
+
+
+def _as_floats(buffer: Tensor) -> Tensor:
+    if not buffer.is_meta:
+        return buffer.view(-1).view(torch.float32)
+    return torch.empty(buffer.numel() * buffer.element_size() // 4, device="meta")
 
 
 def empty_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:

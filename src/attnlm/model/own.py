@@ -62,9 +62,18 @@ class _OwnSpec:
 
     def parameter_shapes(self, vocab_size: int) -> Shapes:
         """Return the shape of each parameter by its name."""
-        from attnlm.model.own_modules import skeleton_shapes
+        from attnlm.model.own_modules import skeleton
 
-        return skeleton_shapes(self, vocab_size)  # type: ignore[arg-type]
+        named = skeleton(self, vocab_size).named_parameters()  # type: ignore[arg-type]
+        return {name: tuple(parameter.shape) for name, parameter in named}
+
+    def buffer_shapes(self, vocab_size: int) -> Shapes:
+        """Return the shapes of the buffers in a checkpoint, which hold 32-bit numbers."""
+        from attnlm.model.inspection import stored_buffers
+        from attnlm.model.own_modules import skeleton
+
+        found = stored_buffers(skeleton(self, vocab_size))  # type: ignore[arg-type]
+        return {name: tuple(buffer.shape) for name, buffer in found.items()}
 
     def _refusal(self) -> str:
         return f"it computes {' and '.join(self.codes.values())}"
@@ -316,6 +325,7 @@ def called(code: OwnCode, ours: Mapping[str, Any], given: Settings) -> Any:
     Raises UsageError for an argument that attnlm does not give, and AttnlmError if the code does
     not return a module.
     """
+    import torch
     from torch import nn
 
     parameters = _parameters(code)
@@ -338,6 +348,12 @@ def called(code: OwnCode, ours: Mapping[str, Any], given: Settings) -> Any:
         raise AttnlmError(
             f"{code} returns {type(module).__name__}, not a module", "return a torch.nn.Module"
         )
+    for name, tensor in module.named_parameters():
+        if tensor.dtype != torch.float32:
+            raise AttnlmError(
+                f"{code}: the parameter {name} is of type {tensor.dtype}",
+                "make it torch.float32; use a buffer for what is not trained",
+            )
     return module
 
 

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from attnlm.base.errors import AttnlmError
-from attnlm.model.inspection import empty_model, model_skeleton, stored_tensors
+from attnlm.base.own_code import OwnCode
+from attnlm.model.inspection import empty_model, model_skeleton
 from attnlm.model.language_model import Caches, LanguageModel, with_shape
 from attnlm.model.own import OwnModel, OwnParts
 from attnlm.model.sizes import Costs
-from attnlm.model.spec import ModelSpec, Shapes
+from attnlm.model.spec import ModelSpec
 
 _TARGETS = ("targets", "target", "labels", "y", "yb")
 
@@ -84,18 +85,14 @@ def output_width(spec: OwnParts) -> int:
     return with_shape(spec.codes["attention"], y, (1, min(2, a.block_size), width)).size(-1)
 
 
-def skeleton_shapes(spec: ModelSpec, vocab_size: int) -> Shapes:
-    """Return the shapes of what a checkpoint holds of a model."""
-    return {name: tuple(t.shape) for name, t in stored_tensors(_built(spec, vocab_size)).items()}
-
-
 def measured_costs(spec: ModelSpec, vocab_size: int) -> Costs:
     """Return the costs of a model with own code, from one forward and backward pass of one window.
 
     The pass runs on PyTorch's meta device, which computes shapes without numbers. Where the code
     can't run there, it runs on the CPU. The whole model counts as one layer.
     """
-    key = repr((spec.name, spec.settings())), vocab_size
+    hashes = [v.sha256 for v in spec.settings().values() if isinstance(v, OwnCode)]
+    key = repr((spec.name, spec.settings(), hashes)), vocab_size
     if key not in _MEASURED:
         try:
             _MEASURED[key] = _costs_on("meta", spec, vocab_size)
@@ -107,7 +104,8 @@ def measured_costs(spec: ModelSpec, vocab_size: int) -> Costs:
 _MEASURED: dict[tuple[str, int], Costs] = {}
 
 
-def _built(spec: ModelSpec, vocab_size: int) -> LanguageModel:
+def skeleton(spec: ModelSpec, vocab_size: int) -> LanguageModel:
+    """Return the model on PyTorch's meta device, or on the CPU where its code needs numbers."""
     try:
         return model_skeleton(spec, vocab_size)
     except AttnlmError:

@@ -81,3 +81,6 @@ class ModelSpec(Protocol):
 
     def parameter_shapes(self, vocab_size: int) -> Shapes:
         """Return the shape of each parameter by its name, without its numbers."""
+
+    def buffer_shapes(self, vocab_size: int) -> Shapes:
+        """Return the shapes of what a checkpoint holds beside the parameters."""

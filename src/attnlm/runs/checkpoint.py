@@ -107,7 +107,8 @@ def load_checkpoint(
         {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
         for prefix in (_MODEL, _OPTIMIZER)
     )
-    check_finite(*weights.values())
+    parameters = weights.keys() - spec.buffer_shapes(vocab_size).keys()  # a mask may have -inf
+    check_finite(*(weights[name] for name in parameters))
     return header.facts, weights, state
 
 
@@ -122,10 +123,10 @@ def load_header(
 
 
 def _shapes(spec: ModelSpec, vocab_size: int, lora: LoRA | None) -> Mapping[str, Shape]:
-    """Return the shapes of the parameters in a checkpoint."""
+    """Return the shapes of the parameters and buffers in a checkpoint."""
     if lora is not None:
         return spec.costs(vocab_size).adapter_shapes(lora)
-    return spec.parameter_shapes(vocab_size)
+    return {**spec.parameter_shapes(vocab_size), **spec.buffer_shapes(vocab_size)}
 
 
 def _read(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from attnlm.compute.processes import Processes
 from attnlm.compute.threads import compute_all
 from attnlm.config.training import TrainingConfig
-from attnlm.model.inspection import stored_tensors
+from attnlm.model.inspection import stored_buffers
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops import using
 from attnlm.model.ops.linear import product
@@ -274,7 +274,10 @@ class Optimizer(ABC):
     def not_finite(self) -> list[str]:
         """Return which of weights and gradient are not finite. In place of the gradient,
         the running means of the gradient are checked."""
-        kinds = {"gradient": [self._mean, self._square], "weights": self.weights().values()}
+        kinds = {
+            "gradient": [self._mean, self._square],
+            "weights": [span.values for span in self._spans],
+        }
         return [
             kind
             for kind, tensors in kinds.items()
@@ -308,13 +311,14 @@ class FlatOptimizer(Optimizer):
         self._values, spans = flatten_parameters(model, config)
         super().__init__(spans, config)
         self._point_gradients(model, self.gradient)
-        trained = {span.name for span in spans}
-        stored = stored_tensors(model) if config.lora is None else {}
-        self._fixed = {name: t.data for name, t in stored.items() if name not in trained}
+        self._model = model
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the trained parameters by name, and other tensors of own code."""
-        return super().weights() | self._fixed
+        """Return the parameters by name, and the buffers of own code, which may be new ones."""
+        if self._config.lora is not None:
+            return super().weights()
+        fixed = {n: p.data for n, p in self._model.named_parameters() if not p.requires_grad}
+        return super().weights() | fixed | stored_buffers(self._model)
 
     def _rules_for(self, group: Group, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
         part = slice(spans[0].part.start, spans[-1].part.stop)

@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.readable import quantity
-from attnlm.base.settings import Setting
 from attnlm.config.new_training import resolve_new, with_own_code
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
 from attnlm.model.inspection import parameters_of
@@ -57,7 +56,7 @@ def check(
     *,
     part: str | None = None,
     vocab_size: int = _VOCAB_SIZE,
-    **settings: Setting,
+    **settings: Any,
 ) -> Iterator[Finding]:
     """Check own code, and yield a finding for each thing that was checked.
 

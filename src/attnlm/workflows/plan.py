@@ -16,7 +16,7 @@ import numpy as np
 
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.settings import Setting, quoted
+from attnlm.base.settings import quoted
 from attnlm.compute.device import choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
 from attnlm.compute.threads import torch_settings_restored
@@ -235,7 +235,7 @@ def plan(
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
     on_event: OnEvent | None = None,
-    **settings: Setting,
+    **settings: Any,
 ) -> Plan:
     """Return the costs of the training that `train` would do with the same arguments.
 

@@ -15,7 +15,7 @@ from attnlm.compute.device import choose_device
 from attnlm.config.new_training import resolve_new
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.model.inspection import agree, empty_model, stored_tensors
+from attnlm.model.inspection import agree, empty_model, stored_buffers
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.runs.checkpoint import save_checkpoint
@@ -87,7 +87,8 @@ def save_run(
     config = config.with_training(
         steps=max(1, step), eval_every=max(1, step), seed=0, device="cpu", dtype="float32"
     )
-    weights = {n: t.detach().clone() for n, t in stored_tensors(built).items()}
+    stored = dict(built.named_parameters()) | stored_buffers(built)
+    weights = {name: tensor.detach().clone() for name, tensor in stored.items()}
     run = create_run(
         config,
         opened,

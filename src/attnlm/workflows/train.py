@@ -112,7 +112,7 @@ def train(
     log: str | Sequence[str] | None = None,
     on_event: OnEvent | None = None,
     on_step: OnStep | None = None,
-    **settings: Setting,
+    **settings: Any,
 ) -> Run:
     """Train a model on a prepared data set, and return the run.
 
