@@ -15,7 +15,7 @@ from attnlm.compute.device import choose_device
 from attnlm.config.new_training import resolve_new
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.model.inspection import agree, empty_model, stored_buffers
+from attnlm.model.inspection import agree, check_finite, empty_model, stored_buffers
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.runs.checkpoint import save_checkpoint
@@ -57,21 +57,23 @@ def save_run(
     config = _config(model, code, set, block_size)
     vocab_size = opened.vocab_size
     built = empty_model(config.spec, vocab_size).eval()
-    theirs = model.module if isinstance(model, OwnLanguageModel) else model
-    ours = built.module if isinstance(built, OwnLanguageModel) else built
+    theirs = model
+    if not isinstance(theirs, LanguageModel):
+        theirs = OwnLanguageModel(config.spec, vocab_size, model)  # type: ignore[arg-type]
     try:
-        ours.load_state_dict(theirs.state_dict())
+        built.load_state_dict(theirs.state_dict())
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise AttnlmError(
             f"{config.spec.name} does not build the model that you trained: {reason}",
             "pass the `code` and the arguments in `set` that made it",
         ) from None
+    check_finite(*built.parameters())
     ids_BT = torch.arange(min(8, built.block_size))[None] % vocab_size
     was_training = model.training
     with torch.inference_mode():
-        spoken = model.eval()(ids_BT) if isinstance(model, LanguageModel) else None
-        if spoken is not None and not agree(built(ids_BT), spoken):
+        spoken = theirs.eval()(ids_BT.to(next(model.parameters()).device)).cpu()
+        if not agree(built(ids_BT), spoken):
             raise AttnlmError(
                 "the model computes something else than its settings say", "pass its `code`"
             )

@@ -1,0 +1,296 @@
+"""`attnlm check`: the mistakes of lectures and notebooks, each caught or shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import attnlm
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.data.dataset import Dataset
+from attnlm.runs.manage import run_entry
+from tests import own
+from tests.command import attnlm as command
+from tests.command import fails
+
+SIZES: dict[str, Any] = {"embed_dim": 8, "heads": 4, "block_size": 8}
+
+MISTAKES = '''
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Good(nn.Module):
+    def __init__(self, embed_dim, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(embed_dim, 3 * embed_dim)
+
+    def split(self, x):
+        B, T, C = x.shape
+        return self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+
+    def joined(self, y):
+        return y.transpose(1, 2).flatten(2)
+
+    def later(self, x):
+        return torch.ones(x.size(1), x.size(1)).triu(1).bool()
+
+    def forward(self, x):
+        q, k, v = self.split(x)
+        return self.joined((q @ k.mT).masked_fill(self.later(x), -torch.inf).softmax(-1) @ v)
+
+
+class Axis(Good):
+    """Softmax over the queries, as in R4."""
+
+    def forward(self, x):
+        q, k, v = self.split(x)
+        scores = (q @ k.mT).masked_fill(self.later(x), -1e9)
+        return self.joined(F.softmax(scores, dim=-2) @ v)
+
+
+class NoMask(Good):
+    """As in R5."""
+
+    def forward(self, x):
+        q, k, v = self.split(x)
+        return self.joined((q @ k.mT).softmax(-1) @ v)
+
+
+class Late(Good):
+    """The mask comes after the softmax."""
+
+    def forward(self, x):
+        q, k, v = self.split(x)
+        weights = torch.softmax(q @ k.mT, -1).masked_fill(self.later(x), 0)
+        return self.joined(weights @ v)
+
+
+class OneHead(Good):
+    """As in R2: the argument is not used."""
+
+    def __init__(self, embed_dim, heads):
+        super().__init__(embed_dim, 1)
+
+
+class NotFinite(Good):
+    """The first row has no key."""
+
+    def __init__(self, embed_dim, heads):
+        super().__init__(embed_dim, heads)
+        self.weights = nn.Softmax(-1)
+
+    def later(self, x):
+        return torch.ones(x.size(1), x.size(1)).triu(0).bool()
+
+    def forward(self, x):
+        q, k, v = self.split(x)
+        scores = (q @ k.mT).masked_fill(self.later(x), -torch.inf)
+        return self.joined(self.weights(scores) @ v)
+
+
+class Unused(Good):
+    def __init__(self, embed_dim, heads):
+        super().__init__(embed_dim, heads)
+        self.spare = nn.Linear(embed_dim, embed_dim)
+
+
+class Batch(Good):
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
+class Noise(Good):
+    def forward(self, x):
+        return super().forward(F.dropout(x, 0.5))
+
+
+class Pairs(Good):
+    def forward(self, x):
+        if x.size(1) < 2:
+            raise ValueError("two tokens at least")
+        return super().forward(x)
+
+
+class Model(nn.Module):
+    """Its own loss is not the cross-entropy."""
+
+    def __init__(self, vocab_size, block_size):
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, vocab_size)
+
+    def forward(self, ids, targets=None):
+        logits = self.table(ids)
+        return logits, None if targets is None else 2 * F.cross_entropy(logits.mT, targets)
+
+
+class Sees(Model):
+    """The whole text in a mean."""
+
+    def forward(self, ids):
+        return self.table(ids) + self.table(ids).mean(1, keepdim=True)
+'''
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = own.written(tmp_path_factory.mktemp("code"))
+    (folder / "wrong.py").write_text(MISTAKES)
+    return folder
+
+
+def found(code: Path, name: str, **settings: Any) -> dict[str, Any]:
+    return {f.name: f for f in attnlm.check(f"{code}/{name}", **settings)}
+
+
+def problems(findings: dict[str, Any]) -> set[str]:
+    return {name for name, finding in findings.items() if finding.remedy}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("wrong.py:Good", SIZES),
+        ("parts.py:Head", SIZES),
+        ("parts.py:Head", {**SIZES, "model": "transformer"}),
+        ("parts.py:ALiBi", SIZES),
+        ("parts.py:Gate", {"model": "transformer", "part": "mlp", **SIZES}),
+        ("models.py:lecture", {"block_size": 8}),
+        ("models.py:Last", {"block_size": 8}),
+        ("models.py:Recurrent", {"block_size": 8}),
+    ],
+)
+def test_what_is_right_has_no_problem(code: Path, name: str, settings: dict[str, Any]) -> None:
+    findings = found(code, name, **settings)
+    # Tables of N(0, 1) are both input and output of these.
+    is_large = name in ("models.py:lecture", "models.py:Last")
+    assert problems(findings) == ({"loss at start"} if is_large else set())
+    assert findings["causality"].text == "logits depend on no later token"
+    assert findings["contexts"].text == f"from 1 to {settings.get('block_size', 64)} tokens"
+    got, wanted = findings["gradients"].text.split()[:3:2]
+    assert got == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "text", "remedy", "is_fatal"),
+    [
+        ("Axis", "causality", "when the later token", "softmax(dim=-1)", True),
+        ("NoMask", "causality", "when the later token", "gives weights to later tokens", True),
+        ("Late", "causality", "when the later token", "mask the scores before the softmax", True),
+        ("OneHead", "maps", "1 layer × 1 heads", "the model has `heads` 4", False),
+        ("NotFinite", "numbers", "blocks.0.attention.module.weights", "all -inf", True),
+        ("Unused", "gradients", "6 of 8", "attention.module.spare.weight", False),
+        ("Batch", "batch", "logits differ by", "first axis", False),
+        ("Noise", "evaluation", "logits differ by", "if self.training", False),
+        ("Pairs", "contexts", "1 tokens: ValueError: two tokens", "allow any length", True),
+    ],
+)
+def test_a_mistake_is_caught_or_shown(
+    code: Path, name: str, where: str, text: str, remedy: str, is_fatal: bool
+) -> None:
+    findings = found(code, f"wrong.py:{name}", **SIZES)
+    finding = findings[where]
+    assert text in finding.text and remedy in finding.remedy, finding
+    assert finding.is_fatal is is_fatal
+    others = {"NotFinite": {"causality", "gradients", "batch", "evaluation", "loss at start"}}
+    others |= {
+        "Axis": {"maps"},
+        "Late": {"maps"},
+        "NoMask": {"maps"},
+        "Noise": {"batch", "gradients"},
+    }
+    assert problems(findings) <= {where} | others.get(name, set())
+
+
+def test_a_leak_names_both_tokens_and_the_larger_change(code: Path) -> None:
+    text = found(code, "wrong.py:NoMask", **SIZES)["causality"].text
+    words = text.split()
+    target, source = int(words[words.index("token") + 1]), int(words[-2])
+    assert 1 <= target < source <= 8
+
+
+def test_a_models_own_loss_is_compared(code: Path) -> None:
+    finding = found(code, "wrong.py:Model", block_size=8)["its own loss"]
+    assert "but the mean cross-entropy is" in finding.text
+    assert "causality" in problems(found(code, "wrong.py:Sees", block_size=8))
+
+
+def test_what_cannot_be_checked_is_told(code: Path) -> None:
+    with pytest.raises(UsageError, match="invalid value for `part`"):
+        found(code, "wrong.py:Good", part="head")
+    with pytest.raises(AttnlmError, match="there is no file"):
+        found(code, "none.py:Good")
+
+
+def test_the_command_shows_findings_and_fails_if_training_would(code: Path, tmp_path: Path) -> None:
+    sizes = ("--embed-dim", 8, "--heads", 4, "--block-size", 8)
+    done = command("check", code / "wrong.py:Good", *sizes, cwd=tmp_path)
+    assert "all of it holds" in done.stderr and "causality" in done.stdout
+    done = command("check", code / "wrong.py:NoMask", *sizes, cwd=tmp_path, code=1)
+    assert "→ its softmax gives weights to later tokens" in done.stdout
+    done = command("check", code / "wrong.py:NoMask", *sizes, "--json", cwd=tmp_path, code=1)
+    (leak,) = [f for f in json.loads(done.stdout)["findings"] if f["name"] == "causality"]
+    assert leak["is_fatal"] is True
+    assert not list(tmp_path.iterdir())
+
+
+# --- Training what is not causal ------------------------------------------------------------------
+
+TRAIN = [f"--{n.replace('_', '-')}={v}" for n, v in own.SMALL.items()]
+TRAIN += ["--embed-dim=8", "--heads=4"]
+NOT_COMPARABLE = "not comparable"
+
+
+def test_a_model_that_looks_ahead_is_trained_only_by_force(code: Path, project: Path) -> None:
+    about = ("train", "--attention", f"{code}/wrong.py:NoMask", *TRAIN, "--name", "ahead")
+    fails(*about, cwd=project, code=1, says="multi-head-NoMask is not causal", hints="--force")
+    assert not (project / "checkpoints/ahead").exists()
+    with pytest.raises(AttnlmError, match="is not causal"):
+        attnlm.train(
+            project / "data/fruits-char",
+            attention=f"{code}/wrong.py:NoMask",
+            checkpoint_dir=project / "checkpoints",
+            **own.SMALL,
+        )
+
+    done = command(*about, "--force", cwd=project)
+    assert NOT_COMPARABLE in done.stderr
+    run = attnlm.open_run(project / "checkpoints/ahead")
+    assert "when the later token" in run.leaks
+    assert NOT_COMPARABLE in str(run.checkpoint("best"))
+    entry = run_entry(run.path)
+    assert entry is not None and entry.leaks == run.leaks
+    assert NOT_COMPARABLE in command("eval", "ahead", cwd=project).stderr
+    assert json.loads(command("eval", "ahead", "--json", cwd=project).stdout)["leaks"]
+    listed = command("list", "runs", cwd=project)
+    assert NOT_COMPARABLE in listed.stdout + listed.stderr
+    (about_run,) = (
+        r
+        for r in json.loads(command("list", "runs", "--json", cwd=project).stdout)["runs"]
+        if r["name"] == "ahead"
+    )
+    assert about_run["leaks"] == run.leaks
+    command("report", "ahead", cwd=project)
+    assert (
+        NOT_COMPARABLE in next(run.path.glob("*report*.html"), run.path / "index.html").read_text()
+    )
+    resumed = command("train", "--resume", "ahead", "--steps", 6, cwd=project)
+    assert NOT_COMPARABLE in resumed.stderr
+
+
+def test_what_is_causal_is_never_marked(code: Path, project: Path) -> None:
+    about = ("--attention", f"{code}/wrong.py:Good", *TRAIN, "--name", "good", "--force", "--json")
+    done = command("train", *about, cwd=project)
+    assert not json.loads(done.stdout)["leaks"]
+    assert NOT_COMPARABLE not in str(attnlm.open_run(project / "checkpoints/good").checkpoint())
+
+
+def test_a_ladder_refuses_what_is_not_causal(code: Path, dataset: Dataset, tmp_path: Path) -> None:
+    rung = f"multi-head:attention={code}/wrong.py:NoMask"
+    with pytest.raises(AttnlmError, match="is not causal"):
+        attnlm.ladder(dataset, rungs=["bigram", rung], steps=2, checkpoint_dir=tmp_path)

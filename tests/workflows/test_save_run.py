@@ -1,0 +1,154 @@
+"""Runs of models that were trained elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import attnlm
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.own_code import named_code
+from attnlm.data.dataset import Dataset
+from attnlm.runs.run import Run
+from tests import own
+from tests.command import attnlm as command
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return own.written(tmp_path_factory.mktemp("code"))
+
+
+@pytest.fixture
+def save(dataset: Dataset, tmp_path: Path) -> Any:
+    def saved(model: nn.Module, **about: Any) -> Run:
+        return attnlm.save_run(model, dataset, checkpoint_dir=tmp_path / "checkpoints", **about)
+
+    return saved
+
+
+class Written(nn.Module):
+    """A model in the file of a test, as in a notebook."""
+
+    def __init__(self, vocab_size: int, block_size: int, width: int = 6) -> None:
+        super().__init__()
+        self.block_size = block_size
+        self.table = nn.Embedding(vocab_size, width)
+        self.head = nn.Linear(width, vocab_size)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.table(ids))
+        return logits
+
+
+def test_a_loop_of_ones_own_comes_home(save: Any, dataset: Dataset, project: Path) -> None:
+    torch.manual_seed(3)
+    model = Written(dataset.vocab_size, 12)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    ids = torch.from_numpy(dataset.train[:193].astype("int64"))
+    metrics = []
+    for step in range(1, 31):
+        loss = F.cross_entropy(model(ids[:-1].view(16, 12)).mT, ids[1:].view(16, 12))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 10 == 0:
+            metrics.append({"step": step, "train_loss": loss.item(), "val_loss": 3.0 - step / 100})
+    run = save(model, name="mine", metrics=metrics)
+    found = run.metrics()
+    assert [(m["step"], m["train_loss"]) for m in found] == [
+        (m["step"], m["train_loss"]) for m in metrics
+    ]
+    assert [m["val_loss"] for m in found[:2]] == [2.9, 2.8]
+    assert attnlm.evaluate(run).loss == found[-1]["val_loss"] < 2.7
+    assert run.checkpoint("last").step == run.checkpoint("best").step == 30
+    restored: Any = run.model()
+    assert restored.module.head.weight.equal(model.head.weight)
+    assert model.training  # as it was
+    (text,) = attnlm.samples(run, num_samples=1, tokens=10, seed=1)
+    assert len(text) == 10
+    about = ("--checkpoint-dir", run.path.parent)
+    other = save(Written(dataset.vocab_size, 12, width=8), set={"width": 8}, name="other")
+    shown = command("diff", "mine", "other", *about, cwd=project).stdout
+    assert ["set.width", "6", "8"] in [line.split() for line in shown.splitlines()]
+    assert other.config.settings()["block_size"] == 12
+    listed = json.loads(command("list", "runs", "--json", *about, cwd=project).stdout)["runs"]
+    assert {r["name"]: r["model"] for r in listed} == {"mine": "Written", "other": "Written"}
+    command("report", "mine", *about, cwd=project)
+
+
+def test_a_model_of_ours_comes_home(save: Any, dataset: Dataset, tmp_path: Path) -> None:
+    first = attnlm.train(
+        dataset, model="multi-head", embed_dim=8, checkpoint_dir=tmp_path, **own.SMALL
+    )
+    model = first.model(checkpoint="last")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    run = save(model, name="ours")
+    assert run.config.spec == first.config.spec
+    assert attnlm.evaluate(run).loss != attnlm.evaluate(first).loss
+    assert run.model()(torch.zeros(1, 3, dtype=torch.long)).allclose(
+        model(torch.zeros(1, 3, dtype=torch.long)), atol=1e-5
+    )
+
+
+def test_a_model_with_a_part_of_ones_own_comes_home(
+    save: Any, code: Path, dataset: Dataset, tmp_path: Path
+) -> None:
+    first = attnlm.train(
+        dataset, attention=f"{code}/parts.py:Head", embed_dim=8, heads=2, set={"start": 2},
+        checkpoint_dir=tmp_path, **own.SMALL,
+    )  # fmt: skip
+    run = save(first.model(checkpoint="last"), name="part")
+    assert run.config.spec.settings() == first.config.spec.settings()
+    assert (run.path / "code/parts.py").read_bytes() == (code / "parts.py").read_bytes()
+    assert attnlm.evaluate(run).loss == pytest.approx(first.metrics()[-1]["val_loss"], abs=1e-6)
+
+
+def test_code_may_be_a_function_in_a_file(save: Any, code: Path, dataset: Dataset) -> None:
+    made = named_code(f"{code}/models.py:lecture").load()(dataset.vocab_size, 9, width=5)
+    about = {"code": f"{code}/models.py:lecture", "block_size": 9}
+    run = save(made, **about, set={"width": 5}, name="lecture")
+    assert run.config.settings()["set.width"] == 5
+    assert run.metrics()[-1]["step"] == 0
+    for wrong in ({"set": {"width": 6}}, {"code": f"{code}/models.py:Recurrent"}):
+        with pytest.raises(AttnlmError, match="does not build the model that you trained"):
+            save(made, **{**about, "set": {"width": 5}, **wrong}, name="wrong")
+    with pytest.raises(UsageError, match="the context of the model is not known"):
+        save(made, code=about["code"], set={"width": 5})
+    assert not (run.path.parent / "wrong").exists()
+
+
+def test_weights_that_compute_something_else_are_refused(save: Any, dataset: Dataset) -> None:
+    class Changed(Written):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return super().forward(ids) * 2
+
+    with pytest.raises(AttnlmError, match="computes something else"):
+        save(Changed(dataset.vocab_size, 12), code=Written)
+    model = Written(dataset.vocab_size, 12)
+    model.head.weight.data[0] = torch.nan
+    with pytest.raises(AttnlmError, match="NaN or infinite"):
+        save(model)
+
+
+def test_a_saved_run_that_looks_ahead_is_marked(
+    save: Any, dataset: Dataset, tmp_path: Path
+) -> None:
+    (tmp_path / "ahead.py").write_text(
+        own.MODELS + "class Ahead(Logits):\n"
+        "    def forward(self, ids):\n"
+        "        return super().forward(ids) + self.table(ids).mean(1).sum(-1)[:, None, None]"
+        " * torch.arange(self.table.num_embeddings)\n"
+    )
+    made = named_code(f"{tmp_path}/ahead.py:Ahead").load()(dataset.vocab_size, 12)
+    run = save(made, block_size=12)
+    assert "when the later token" in run.leaks
+    assert "not comparable" in str(run.checkpoint())
