@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ PLAIN = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", COURSE)  # without the addresses 
 TALES = " ".join(re.sub(r"\[[^]]*\d[^]]*\]", "", PLAIN).split())
 ANSWERS = " ".join(LESSON.split())
 TEXT = "To be, or not to be"
+TWO = ("one-head", "four-heads")
+
+
+(HEAD,) = re.findall(r"^```python\n(.*?)^```$", COURSE, flags=re.DOTALL | re.MULTILINE)
 
 
 def commands(page: str) -> list[list[str]]:
@@ -41,6 +46,7 @@ def commands(page: str) -> list[list[str]]:
 def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which all steps of the course were made."""
     folder = tmp_path_factory.mktemp("course")
+    (folder / "distance.py").write_text(HEAD)
     for words in commands(COURSE):
         command(*words, cwd=folder)
     return folder
@@ -143,6 +149,13 @@ def test_the_answers_are_what_the_steps_show(course: Path, four_heads: HeadsRepo
     first, others = shares[after_space], shares[~np.array(after_space)]
     assert np.median(first) < 0.7 and np.median(others) > 0.95
 
+    near(r"them. The loss is ([\d.]+): better", loss(course, "distance"))
+    near(r"a loss between ([\d.]+), one head, and ([\d.]+), four", *map(partial(loss, course), TWO))
+    near(r"gain beyond that, ([\d.]+),", loss(course, "distance") - loss(course, "four-heads"))
+    heads = study_heads(run(course, "distance"), data_dir=course / "data").heads
+    strongest = {max(head.scores, key=head.scores.__getitem__) for head in heads}
+    assert {"previous-token", "same-token"} <= strongest
+
     page = (course / "page.html").read_text(encoding="utf-8")
     assert all(f'"name":"{name}"' in page for name in ("bigram", "one-head", "four-heads", "deep"))
 
@@ -229,7 +242,7 @@ def test_each_exercise_names_its_models_and_each_time_has_a_machine() -> None:
 
 def test_answers_are_hidden_and_shown_as_markdown() -> None:
     """GitHub and Sphinx need blank lines around Markdown within HTML."""
-    for page, count in ((COURSE, 8), (LESSON, 6)):
+    for page, count in ((COURSE, 9), (LESSON, 6)):
         whole = r"^<details><summary>Answer</summary>\n\n(?:(?!<details>).)+?\n\n</details>$"
         answers = re.findall(whole, page, flags=re.DOTALL | re.MULTILINE)
         assert len(answers) == page.count("<details>") == page.count("</details>") == count
@@ -285,6 +298,21 @@ def test_the_answers_of_the_lesson_hold(course: Path, four_heads: HeadsReport) -
     pattern = r"gives (\d+)% to `e`.* more than (\d+)% in `lesson-four-heads`"
     near(pattern, *(100 * share for share in sure), page=ANSWERS)
     assert shares("deep", "the k")["i"] > 0.95 and max(shares("deep", "said ").values()) < 0.2
+
+
+def test_the_head_of_the_exercise_scores_by_distance_only(project: Path) -> None:
+    (project / "distance.py").write_text(HEAD)
+    words = next(words for words in commands(COURSE) if "distance.py:Distance" in words[1])
+    said = json.loads(command(*words, "--block-size", 8, "--json", cwd=project).stdout)["findings"]
+    remedies = {finding["name"]: finding["remedy"] for finding in said if finding["remedy"]}
+    assert remedies.keys() == {"gradients"}
+    assert "query.weight" in remedies["gradients"] and "key.weight" in remedies["gradients"]
+    words = next(words for words in commands(COURSE) if "--scores" in words)
+    command(*words, "--steps", 2, "--block-size", 8, cwd=project)
+    weights = attnlm.attend("distance", "apples", checkpoint_dir=project / "checkpoints").weights
+    itself, before = (np.diagonal(weights[0], -back, 1, 2) for back in (0, 1))
+    ratios = itself[:, 1:] / before
+    np.testing.assert_allclose(ratios, ratios[:, :1].repeat(ratios.shape[1], 1), rtol=1e-4)
 
 
 def test_the_commands_within_the_sentences_of_the_lesson_exist() -> None:

@@ -80,7 +80,7 @@ def test_the_programs_run(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_pat
         assert said.getvalue()
 
 
-def test_what_the_page_says_is_refused_is_refused(folder: Path) -> None:
+def test_uses_that_the_page_rules_out_are_refused(folder: Path) -> None:
     command("train", "--scores", "mine.py:Temperature", "--steps", 2, "--name", "no", cwd=folder)
     for words in (
         ["export", "no", "page.html", "--to", "html"],
