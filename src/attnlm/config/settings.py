@@ -183,7 +183,7 @@ def _model(parts: Settings, settings: Settings) -> tuple[ModelSpec, tuple[str, .
     `settings` are those that the user gave beside a recipe.
     """
     codes = {name: code for name, code in parts.items() if isinstance(code, OwnCode)}
-    _check_files(codes.values())
+    check_files(codes.values())
     parts = {k: v for k, v in parts.items() if k not in codes}
     arguments = {k.removeprefix(PREFIX): v for k, v in parts.items() if k.startswith(PREFIX)}
     if arguments and not codes:
@@ -209,7 +209,7 @@ def _model(parts: Settings, settings: Settings) -> tuple[ModelSpec, tuple[str, .
     return architecture(name, used), tuple(k for k in parts if k not in used)
 
 
-def _check_files(codes: Iterable[OwnCode]) -> None:
+def check_files(codes: Iterable[OwnCode]) -> None:
     """Raise UsageError if two files have the same name, under which a run keeps them."""
     hashes: dict[str, str] = {}
     for code in codes:

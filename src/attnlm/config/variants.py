@@ -31,7 +31,7 @@ def named_codes(variants: Iterable[str]) -> dict[str, OwnCode]:
 
     Raises as `named_code` does.
     """
-    words = (word for name in variants for word in _words(name))
+    words = (word for name in variants for word in words_of(name))
     names = (word.partition("=")[2].strip() or word for word in words if is_code_name(word))
     return {name: named_code(name) for name in names}
 
@@ -42,7 +42,7 @@ def variant(name: str, codes: Mapping[str, OwnCode] | None = None) -> Settings:
     `codes` has the own code that the name names; without it, the settings have only the names.
     Raises UsageError for a model, a setting or a value that does not exist.
     """
-    model, *changes = _words(name)
+    model, *changes = words_of(name)
     if model not in MODELS and not is_code_name(model):
         hint = suggestion(model, MODELS, f"choose from {', '.join(MODELS)}")
         raise UsageError(f"unknown model: {model!r}", hint)
@@ -80,7 +80,7 @@ def variant(name: str, codes: Mapping[str, OwnCode] | None = None) -> Settings:
     return found
 
 
-def _words(name: str) -> list[str]:
+def words_of(name: str) -> list[str]:
     """Return the model and the changes in a variant's name."""
     return [match[1].strip() for match in _WORD.finditer(str(name)) if match[0]]
 

@@ -14,7 +14,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.own_code import OwnCode
 from attnlm.base.records import decoded, hint_on_version, limited, read_record
 from attnlm.base.settings import check_value, fields_of, quoted
-from attnlm.config.settings import resolve
+from attnlm.config.settings import check_files, resolve
 from attnlm.config.variants import named_codes, variant
 from attnlm.model.own import CODE
 
@@ -69,6 +69,7 @@ class LadderPlan:
     def check(self) -> None:
         """Raise UsageError for a rung that does not exist or is named twice, and for numbers out of
         range."""
+        check_files(self.codes.values())
         meant = {tuple(sorted(variant(rung, self.codes).items())) for rung in self.rungs}
         if not self.rungs or len(meant) < len(self.rungs):
             raise UsageError(

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import attnlm
 from attnlm.base import files
-from attnlm.config.variants import variant
+from attnlm.config.variants import variant, words_of
 from attnlm.model.architecture import MODELS, UnsupportedError
 from attnlm.model.inspection import ChangedModelError
 from attnlm.runs.ladder_plan import LadderPlan
@@ -363,8 +363,9 @@ def explained(ladder: Ladder) -> list[tuple[str, str]]:
     sentences = []
     judged_pairs = {(pair.rung, pair.rival): pair for pair in ladder.pairs}
     for rung, gain in zip(ladder.rungs, ladder.gains, strict=True):
-        model, *changes = rung.model.split(":")
-        changed = " and ".join(change.replace("=", " ").replace("_", " ") for change in changes)
+        model, *changes = words_of(rung.model)
+        pairs = (change.partition("=") for change in changes)
+        changed = " and ".join(f"{key.replace('_', ' ')} {value}" for key, _, value in pairs)
         unexplained = (f"{model} with {changed}" if changed else f"The model {model}", "", "")
         idea, why, why_not = unexplained if changed else _IDEAS.get(model, unexplained)
         if gain is None:
