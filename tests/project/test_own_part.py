@@ -57,7 +57,7 @@ def run_commands(page: str, folder: Path) -> int:
 
 
 def test_the_first_part_runs(folder: Path) -> None:
-    assert run_commands(PAGE.split("\n## ")[1], folder) == 7
+    assert run_commands(PAGE.split("\n## ")[1], folder) == 8
 
 
 @pytest.mark.slow
