@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.config.new_training import resolve_new
 from attnlm.config.settings import Config
+from attnlm.model import own_modules
 from attnlm.model.inspection import parameters_of
 from attnlm.model.language_model import LanguageModel, OwnPart, Transformer
 from attnlm.model.own import OwnParts
@@ -329,3 +334,29 @@ def test_a_part_without_maps_has_none(code: Path) -> None:
     model = build(code, attention="parts:Convolution", embed_dim=12, block_size=9)
     with pytest.raises(NotRecordedError):
         _ = record(model, IDS_BT).weights
+
+
+# --- Costs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["parts:Head", "parts:Fused"])
+def test_the_measured_costs_are_those_that_pytorch_counts(code: Path, name: str) -> None:
+    spec = config(code, attention=name, embed_dim=12, block_size=9).spec
+    model = spec.build(V).train()
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model.loss(IDS_BT[:1], IDS_BT[:1]).backward()
+    assert spec.costs(V).training_flops() == pytest.approx(counter.get_total_flops() / 9, abs=3)
+    on_meta = own_modules._costs_on("meta", spec, V)
+    assert on_meta == own_modules._costs_on("cpu", spec, V)
+
+
+def test_measuring_does_not_load_the_compiler(code: Path) -> None:
+    """It takes longer than a short training."""
+    lines = (
+        "import sys",
+        "from attnlm.config.new_training import resolve_new",
+        f"given = {{'attention': '{code}/parts.py:Head', 'embed_dim': 8}}",
+        "resolve_new(given, None).config.spec.costs(30)",
+        "sys.exit('torch._dynamo' in sys.modules)",
+    )
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=60)

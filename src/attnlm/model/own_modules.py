@@ -5,16 +5,19 @@ Axes: B batch, T tokens, C embed_dim, V vocabulary, H heads.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
-from attnlm.base.errors import AttnlmError
 from attnlm.base.own_code import OwnCode
-from attnlm.model.inspection import empty_model, model_skeleton
+from attnlm.model.inspection import empty_model
 from attnlm.model.language_model import Caches, LanguageModel, with_shape
 from attnlm.model.own import OwnModel, OwnParts
 from attnlm.model.sizes import Costs
@@ -88,36 +91,51 @@ def output_width(spec: OwnParts) -> int:
 def measured_costs(spec: ModelSpec, vocab_size: int) -> Costs:
     """Return the costs of a model with own code, from one forward and backward pass of one window.
 
-    The pass runs on PyTorch's meta device, which computes shapes without numbers. Where the code
-    can't run there, it runs on the CPU. The whole model counts as one layer.
+    For a large model, the pass runs on PyTorch's meta device, which computes shapes without
+    numbers, and imports PyTorch's compiler. The whole model counts as one layer.
     """
     hashes = [v.sha256 for v in spec.settings().values() if isinstance(v, OwnCode)]
     key = repr((spec.name, spec.settings(), hashes)), vocab_size
     if key not in _MEASURED:
-        try:
-            _MEASURED[key] = _costs_on("meta", spec, vocab_size)
-        except Exception:  # noqa: BLE001 - own code may do anything; an error will show on the CPU
+        numbers = sum(p.numel() for p in skeleton(spec, vocab_size).parameters())
+        if numbers > _LARGE:
+            with contextlib.suppress(Exception):  # code that needs numbers runs on the CPU
+                _MEASURED[key] = _costs_on("meta", spec, vocab_size)
+        if key not in _MEASURED:
             _MEASURED[key] = _costs_on("cpu", spec, vocab_size)
     return _MEASURED[key]
 
 
+_LARGE = 10**7  # parameters, above which a pass on the CPU takes seconds
 _MEASURED: dict[tuple[str, int], Costs] = {}
 
 
 def skeleton(spec: ModelSpec, vocab_size: int) -> LanguageModel:
-    """Return the model on PyTorch's meta device, or on the CPU where its code needs numbers."""
-    try:
-        return model_skeleton(spec, vocab_size)
-    except AttnlmError:
-        raise
-    except Exception:  # noqa: BLE001 - as above
-        with torch.random.fork_rng(devices=[]):
-            return empty_model(spec, vocab_size)
+    """Return the model with weights that were not written, and so take no memory."""
+    with torch.random.fork_rng(devices=[]):
+        return empty_model(spec, vocab_size)
+
+
+class _Counting(TorchDispatchMode):
+    """A mode that counts operations as PyTorch's FlopCounterMode does, without the compiler."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise, PyTorch imports its compiler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if (count := flop_registry.get(func._overloadpacket)) is not None:
+            self.flops += count(*args, **kwargs, out_val=result)
+        return result
 
 
 def _costs_on(device: str, spec: ModelSpec, vocab_size: int) -> Costs:
-    from torch.utils.flop_counter import FlopCounterMode  # takes a second
-
     kept: dict[int, int] = {}
     with torch.random.fork_rng(devices=[]), torch.device(device):
         model = empty_model(spec, vocab_size).train()
@@ -130,12 +148,13 @@ def _costs_on(device: str, spec: ModelSpec, vocab_size: int) -> Costs:
                 kept[storage._cdata] = storage.nbytes()
             return tensor
 
-        with FlopCounterMode(display=False) as counter:
+        # No formula is known for the fused attention of a CPU.
+        with sdpa_kernel(SDPBackend.MATH), _Counting() as counter:
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 loss = model.loss(ids_BT, ids_BT)
-            forward = counter.get_total_flops()
+            forward = counter.flops
             loss.backward()
-            both = counter.get_total_flops()
+            both = counter.flops
     tables = [m.embedding_dim for m in model.modules() if isinstance(m, nn.Embedding)]
     features = math.ceil(sum(kept.values()) / 4 / spec.block_size)
     matrices = {n: tuple(p.shape) for n, p in model.named_parameters() if model.is_matrix(n, p)}
