@@ -225,6 +225,10 @@ def test_what_cannot_be_checked_is_told(code: Path) -> None:
         found(code, "wrong.py:Good", part="head")
     with pytest.raises(AttnlmError, match="there is no file"):
         found(code, "none.py:Good")
+    with pytest.raises(UsageError, match="'Good' does not name code"):
+        list(attnlm.check("Good"))
+    with pytest.raises(UsageError, match=r"does not fit `scores`: forward\(query, key\)"):
+        found(code, "wrong.py:Good", part="scores")
 
 
 def test_the_command_shows_findings_and_fails_if_training_would(code: Path, tmp_path: Path) -> None:

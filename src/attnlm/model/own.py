@@ -155,7 +155,9 @@ class OwnParts(_OwnSpec):
         ours = {"embed_dim": a.width, "heads": a.heads, "block_size": a.block_size, "layer": layer}
         if kind == "scores":
             ours["head_size"] = a.head_dim
-        return called(self.codes[kind], ours, self.completed().arguments)
+        module = called(self.codes[kind], ours, self.completed().arguments)
+        _check_forward(self.codes[kind], kind, module)
+        return module
 
     def completed(self, chosen: Iterable[str] = ()) -> OwnParts:
         """Return the description with each argument's value, after checking them.
@@ -355,6 +357,18 @@ def called(code: OwnCode, ours: Mapping[str, Any], given: Settings) -> Any:
                 "make it torch.float32; use a buffer for what is not trained",
             )
     return module
+
+
+def _check_forward(code: OwnCode, kind: str, module: Any) -> None:
+    """Raise UsageError if a part can't be called with what parts of its kind get."""
+    inputs = ("query", "key") if kind == "scores" else ("x",)
+    try:
+        inspect.signature(module.forward).bind(*inputs)
+    except TypeError as error:
+        raise UsageError(
+            f"{code} does not fit `{kind}`: forward({', '.join(inputs)}): {error}",
+            "`scores` get query and key, `attention` and `mlp` get x: choose among them",
+        ) from None
 
 
 def _check_names(given: Settings, known: Mapping[str, Any] | set[str], codes: Any) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.own_code import OwnCode, named_code
 from attnlm.base.readable import quantity
 from attnlm.config.new_training import resolve_new, with_own_code
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
@@ -70,6 +71,8 @@ def check(
     raises.
     """
     named = with_own_code({"model": code})["model"]
+    if not isinstance(named, OwnCode):
+        named = named_code(str(named))  # refuses it, and says how to name code
     kind = part or kind_of(named)
     if kind not in CHOSEN_BY_NAME:
         raise UsageError(f"invalid value for `part`: {kind!r}", f"use {', '.join(CHOSEN_BY_NAME)}")
