@@ -264,3 +264,23 @@ def test_an_error_during_training_leaves_no_run(project: Path) -> None:
     done = here_in(project, ["train", "--attention", "late.py:Late", *SMALL[:-1], "--name=late"])
     assert done.code == 1 and "RuntimeError: late" in done.stderr and "attnlm/" not in done.stderr
     assert not (project / "checkpoints/late").exists()
+
+
+# --- A part without maps --------------------------------------------------------------------------
+
+
+def test_a_part_without_maps_is_told_in_one_line_and_reported(made: Path) -> None:
+    attnlm("train", "--attention", "mine.py:Convolution", "--name", "conv", *SMALL[:-1],
+           "fruits-char", cwd=made)  # fmt: skip
+    for arguments in (
+        ["attend", "1 apples", "conv"],
+        ["heads", "conv"],
+        ["heads", "conv", "--ablate"],
+    ):
+        fails(*arguments, cwd=made, code=1, says="no attention weights were found", hints="softmax")
+    attnlm("report", "conv", cwd=made)
+    page = (made / "checkpoints/conv/report.html").read_text()
+    assert "multi-head-Convolution" in page and "fruits" in page
+    for arguments in (["trace", "1 apples", "conv"], ["export", "conv", "--format", "gguf"]):
+        done = here_in(made, arguments)
+        assert done.code in (1, 2) and done.fault() is None, done.stderr
