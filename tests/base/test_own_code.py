@@ -283,7 +283,7 @@ def test_a_class_of_own_code_keeps_its_file(file: Path) -> None:
     assert (again, again.sha256, again.content()) == (code, code.sha256, file.read_bytes())
 
 
-def test_what_cannot_be_kept_by_itself_is_refused() -> None:
+def test_code_that_needs_its_surroundings_is_refused() -> None:
     outer = 3
 
     class Inner:

@@ -221,7 +221,7 @@ def test_arguments_are_settings_of_their_defaults_types(code: Path) -> None:
         ("return None, x", "returns NoneType, and the model needs"),
     ],
 )
-def test_a_wrong_shape_is_told(tmp_path: Path, forward: str, says: str) -> None:
+def test_a_wrong_shape_is_refused(tmp_path: Path, forward: str, says: str) -> None:
     (tmp_path / "mine.py").write_text(
         "from torch import nn\nclass A(nn.Module):\n    def __init__(self, embed_dim):\n"
         f"        super().__init__()\n    def forward(self, x):\n        {forward}\n"
@@ -239,7 +239,7 @@ def test_a_wrong_shape_is_told(tmp_path: Path, forward: str, says: str) -> None:
         ("def A(embed_dim): return 3", "returns int, not a module"),
     ],
 )
-def test_what_makes_no_module_is_told(tmp_path: Path, source: str, says: str) -> None:
+def test_code_that_makes_no_module_is_refused(tmp_path: Path, source: str, says: str) -> None:
     (tmp_path / "mine.py").write_text(source)
     with pytest.raises(AttnlmError, match=says):
         resolve_new({"attention": f"{tmp_path}/mine.py:A"}, None).config.spec.build(V)
@@ -276,7 +276,7 @@ def test_a_function_builds_a_model_with_its_settings(code: Path) -> None:
 
 
 @pytest.mark.parametrize("returned", ["x[:, :1]", "x.mean()", "None", "'logits'", "{}", "()"])
-def test_a_model_that_gives_no_logits_is_told(tmp_path: Path, returned: str) -> None:
+def test_a_model_that_gives_no_logits_is_refused(tmp_path: Path, returned: str) -> None:
     (tmp_path / "mine.py").write_text(
         "from torch import nn\nclass A(nn.Module):\n    def __init__(self, vocab_size):\n"
         "        super().__init__()\n        self.t = nn.Embedding(vocab_size, vocab_size)\n"

@@ -214,7 +214,7 @@ def test_a_loss_is_passed_as_a_function_too(trained: Any) -> None:
         trained(model="bigram", loss="soft")
 
 
-def test_a_loss_that_is_no_number_is_told(trained: Any, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_number_is_refused(trained: Any, tmp_path: Path) -> None:
     (tmp_path / "l.py").write_text("def loss(logits, ids, targets):\n    return logits.mean(-1)\n")
     with pytest.raises(AttnlmError, match=r"l.py:loss returns \(4, 12\), and the model needs \(\)"):
         trained(model="bigram", loss=f"{tmp_path}/l.py:loss", name="wrong")

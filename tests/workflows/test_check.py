@@ -165,7 +165,7 @@ def problems(findings: dict[str, Any]) -> set[str]:
         ("models.py:Recurrent", {"block_size": 8}),
     ],
 )
-def test_what_is_right_has_no_problem(code: Path, name: str, settings: dict[str, Any]) -> None:
+def test_right_code_has_no_problem(code: Path, name: str, settings: dict[str, Any]) -> None:
     findings = found(code, name, **settings)
     # Tables of N(0, 1) are both input and output of these.
     is_large = name in ("models.py:lecture", "models.py:Last")
@@ -220,7 +220,7 @@ def test_a_models_own_loss_is_compared(code: Path) -> None:
     assert "causality" in problems(found(code, "wrong.py:Sees", block_size=8))
 
 
-def test_what_cannot_be_checked_is_told(code: Path) -> None:
+def test_wrong_arguments_of_check_are_refused(code: Path) -> None:
     with pytest.raises(UsageError, match="invalid value for `part`"):
         found(code, "wrong.py:Good", part="head")
     with pytest.raises(AttnlmError, match="there is no file"):
@@ -287,7 +287,7 @@ def test_a_model_that_looks_ahead_is_trained_only_by_force(code: Path, project: 
     assert NOT_COMPARABLE in resumed.stderr
 
 
-def test_what_is_causal_is_never_marked(code: Path, project: Path) -> None:
+def test_a_causal_model_is_never_marked(code: Path, project: Path) -> None:
     about = ("--attention", f"{code}/wrong.py:Good", *TRAIN, "--name", "good", "--force", "--json")
     done = command("train", *about, cwd=project)
     assert not json.loads(done.stdout)["leaks"]
