@@ -167,7 +167,7 @@ def test_forged_arguments_are_refused_in_one_line(stranger: Path, name: str, val
         assert "config.json is not valid: invalid value for the argument" in done.stderr
 
 
-def test_what_print_config_prints_is_a_recipe(made: Path) -> None:
+def test_print_config_prints_a_recipe(made: Path) -> None:
     given = ("train", "--attention", "mine.py:Head", "--print-config")
     printed = attnlm(*given, *SMALL, "--set", "start=3", cwd=made).stdout
     assert '"set.start" = 3.0' in printed
@@ -188,7 +188,7 @@ def test_a_changed_file_is_not_resumed_with(made: Path, stranger: Path) -> None:
     assert ran(made)
 
 
-def test_a_file_that_differs_from_the_needed_one_is_told(made: Path, stranger: Path) -> None:
+def test_an_error_names_a_file_that_differs(made: Path, stranger: Path) -> None:
     (stranger / "mine.py").write_text("x = 1\n")
     fails(*NEEDING["sample"], "--code", "mine.py", cwd=stranger, code=1,
           says="the file that --code names differs from", hints="x/code/mine.py")  # fmt: skip
@@ -269,7 +269,7 @@ def test_an_error_during_training_leaves_no_run(project: Path) -> None:
 # --- A part without maps --------------------------------------------------------------------------
 
 
-def test_a_part_without_maps_is_told_in_one_line_and_reported(made: Path) -> None:
+def test_a_report_of_a_part_without_maps_has_the_rest(made: Path) -> None:
     attnlm("train", "--attention", "mine.py:Convolution", "--name", "conv", *SMALL[:-1],
            "fruits-char", cwd=made)  # fmt: skip
     for arguments in (

@@ -140,9 +140,7 @@ def test_two_files_of_one_name_are_refused(code: Path, project: Path, tmp_path: 
     assert not (tmp_path / "runs").exists()
 
 
-def test_wrong_rungs_are_told_before_anything_is_trained(
-    code: Path, project: Path, tmp_path: Path
-) -> None:
+def test_wrong_rungs_are_refused_before_training(code: Path, project: Path, tmp_path: Path) -> None:
     for change, says in (
         ("strat=1", "no argument 'strat'"),
         ("start=two", "invalid value for start"),
