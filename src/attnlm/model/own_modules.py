@@ -130,7 +130,7 @@ class _Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if (count := flop_registry.get(func._overloadpacket)) is not None:
+        if (count := flop_registry.get(getattr(func, "overloadpacket", None))) is not None:
             self.flops += count(*args, **kwargs, out_val=result)
         return result
 
