@@ -22,6 +22,7 @@ from attnlm.base.suggestions import suggestion
 from attnlm.cli import completion, console, options
 from attnlm.cli.help import in_words
 from attnlm.cli.options import REQUIRED, argument, switch
+from attnlm.model.own import CODE
 from attnlm.runs.run import NOT_COMPARABLE
 
 _SHOWN_OF_A_HASH = 12  # characters
@@ -202,6 +203,9 @@ def _shown(name: str, value: Any) -> str:
         return f"{value:.4f}"
     if name.endswith("sha256"):
         return f"{value[:_SHOWN_OF_A_HASH]}…"
+    if name == CODE:
+        hashes = (pair.rpartition(":") for pair in value.split())
+        return " ".join(f"{file}:{sha256[:_SHOWN_OF_A_HASH]}…" for file, _, sha256 in hashes)
     if type(value) is int and name != "seed":
         return f"{value:,}"
     return in_words(value)
