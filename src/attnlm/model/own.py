@@ -128,7 +128,7 @@ class OwnParts(_OwnSpec):
 
     def supports(self, use: Use) -> str | None:
         """Return None, or in words why the model does not support a use."""
-        if use in (*_SUPPORTED, Use.RECOMPUTE, Use.SHARDING):
+        if use in (*_SUPPORTED, Use.RECOMPUTE):
             return None
         if use is Use.NATIVE_OPS:
             return self.architecture.supports(use)
