@@ -20,6 +20,7 @@ from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.run import Checkpoint, Result
 from attnlm.see.heads import HeadReport
 from attnlm.see.ladder import Gain, Rung
+from attnlm.see.patch import Grid
 from attnlm.see.report import LensRow
 from attnlm.see.trace import Step
 from attnlm.see.verdicts import Pair
@@ -31,6 +32,7 @@ _RETURNED = (
     Checkpoint,
     Exported,
     Gain,
+    Grid,
     HeadReport,
     LensRow,
     LadderPlan,

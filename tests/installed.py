@@ -31,6 +31,7 @@ _OTHERS: tuple[tuple[str, ...], ...] = (
     ("attend", "the fox", "multi-head-001", "--output", "attention.html"),
     ("trace", "the fox", "--run", "multi-head-001"),
     ("heads", "multi-head-001", "--windows", "2"),
+    ("patch", "the fox", "the dog", "multi-head-001", "--answers", "a", "e", "-o", "patch.html"),
     ("report", "multi-head-001", "--windows", "2", "--output", "report.html"),
     ("export", "multi-head-001", "page.html", "--to", "html"),
     ("train", "--model", "transformer", "--steps", "5", "--seed", "1", "--quiet"),
@@ -42,7 +43,7 @@ _OTHERS: tuple[tuple[str, ...], ...] = (
     ("list",),
     ("doctor", "--offline"),
 )
-_PAGES = ("attention.html", "report.html", "page.html")
+_PAGES = ("attention.html", "patch.html", "report.html", "page.html")
 
 
 def main() -> None:

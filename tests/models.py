@@ -278,3 +278,63 @@ def random_run(name: str, dataset: Dataset, folder: Path) -> Run:
     run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
     save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
     return run
+
+
+CONTEXT, BUILT_HEADS = 40, 5  # of the model built by hand
+SHARP = 60.0  # scores this large give the target nearly all attention
+BUILT = {
+    (0, 1): "previous-token",
+    (0, 2): "same-token",
+    (0, 3): "first-token",
+    (0, 4): "current token",
+    (1, 0): "induction",
+}
+"""The heads that look for something; the others have equal scores, and look everywhere."""
+
+
+def induction_by_hand(dataset: Dataset, folder: Path) -> Run:
+    """Two layers of attention on a stream of three parts: the token, its position, and the token
+    before, which the first layer writes there and the second compares with the token. The induction
+    head adds the token that it finds to the token, so it decides what comes next."""
+    size = dataset.vocab_size
+    name = "transformer:mlp=none:norm=none:positions=learned:query_key_norm=false:bias=false"
+    sizes = {"embed_dim": 2 * size + CONTEXT, "head_size": CONTEXT, "heads": BUILT_HEADS}
+    config = resolve({**variant(name), **sizes, "layers": 2, "block_size": CONTEXT})
+    model = build_model(parts_of(config), size)
+    token, position, before = (
+        slice(0, size),
+        slice(size, size + CONTEXT),
+        slice(size + CONTEXT, None),
+    )
+    of: dict[str, Tensor] = dict(model.named_parameters())
+    with torch.no_grad():
+        for parameter in of.values():
+            parameter.zero_()
+        of["token_embedding.weight"][:, token] = torch.eye(size)
+        of["position_embedding.weight"][:, position] = torch.eye(CONTEXT)
+        of["head.weight"][:, token] = torch.eye(size)
+        for layer, head in BUILT:
+            attention = self_attention(model, layer)
+            rows = slice(head * CONTEXT, (head + 1) * CONTEXT)
+            query, key = attention.query.weight[rows], attention.key.weight[rows]
+            if BUILT[layer, head] == "previous-token":
+                query[:, position] = SHARP * torch.eye(CONTEXT).roll(-1, 0).triu(1)
+                key[:, position] = torch.eye(CONTEXT)
+            elif BUILT[layer, head] == "first-token":
+                query[0, token] = SHARP
+                key[0, position.start] = 1
+            elif BUILT[layer, head] == "current token":
+                query[:, position] = SHARP * torch.eye(CONTEXT)
+                key[:, position] = torch.eye(CONTEXT)
+            else:
+                query[:size, token] = SHARP * torch.eye(size)
+                key[:size, before if layer else token] = torch.eye(size)
+            written = {"previous-token": before, "induction": token}.get(BUILT[layer, head])
+            if written is not None:
+                attention.value.weight[rows][:size, token] = torch.eye(size)
+                assert attention.projection is not None
+                attention.projection.weight[written, rows][:, :size] = 2 * torch.eye(size)
+    parameters = parameters_of(config.spec, dataset.vocab_size)
+    run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
+    save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
+    return run

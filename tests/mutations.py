@@ -239,6 +239,15 @@ if not expected_TV.isfinite().all() or agree(found_TV, expected_TV): => if found
 == model/recorder.py
 the wrong head is silenced | test_recorder.py
 head = self.silenced[1] => head = 0
+a product of a softmax is not edited | test_patch.py
+return self.edited(place, mixed.reshape(*shape, -1)).view_as(mixed) => return mixed
+the embedding is not edited | test_patch.py
+after(model.dropout, "stream") => after(None, "stream")
+== see/patch.py
+the corrupted activation is put into the corrupted pass | test_patch.py
+x[torch.arange(len(some)), some] = clean[some] => x[torch.arange(len(some)), some] = other[some]
+shares are not relative to the corrupted pass | test_patch.py
+_difference(logits_BV, chosen) - corrupted_d) => _difference(logits_BV, chosen))
 == compute/native/words.c
 words in C end anywhere before whitespace | test_word_table.py
 (after == ' ' || ends == BEFORE_ANY_WHITESPACE) => 1

@@ -10,6 +10,7 @@
     check         what holds for a class or function of your own, before it is trained
     accept_code   lets the own code of somebody's run run here, once you read it
     save_run      a Run of a model that a loop of your own trained
+    patch         which places of a model carry the difference between two texts
     heads         scores and names of a Run's heads, and the loss without each
     trace         one forward pass of a Run, step by step, or as a PyTorch script
     report        all results of a Run, for use in Python or as a page
@@ -90,6 +91,8 @@ if TYPE_CHECKING:
     from attnlm.see.heads import HeadsReport as HeadsReport
     from attnlm.see.heads import heads as heads
     from attnlm.see.ladder import Ladder as Ladder
+    from attnlm.see.patch import Patching as Patching
+    from attnlm.see.patch import patch as patch
     from attnlm.see.progress_bar import ProgressBar as ProgressBar
     from attnlm.see.report import Report as Report
     from attnlm.see.report import report as report
@@ -138,6 +141,7 @@ _NAMES = {
     "see.attend": "Attention attend",
     "see.heads": "HeadsReport heads",
     "see.ladder": "Ladder",
+    "see.patch": "Patching patch",
     "see.progress_bar": "ProgressBar",
     "see.report": "Report report",
     "see.trace": "Trace trace",

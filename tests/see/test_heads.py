@@ -17,14 +17,8 @@ from torch import Tensor
 
 import attnlm
 from attnlm.base.errors import AttnlmError
-from attnlm.config.settings import resolve
-from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
 from attnlm.model.attention import SelfAttention
-from attnlm.model.inspection import parameters_of
-from attnlm.model.language_model import build_model
-from attnlm.runs.checkpoint import save_checkpoint
-from attnlm.runs.create_run import create_run
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.see import heads as see
@@ -34,7 +28,7 @@ from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from attnlm.training.validation import validation_loss
 from tests.command import attnlm as command
 from tests.command import fails
-from tests.models import parts_of, prepared, self_attention
+from tests.models import BUILT, BUILT_HEADS, CONTEXT, induction_by_hand, parts_of, prepared
 
 N, H, T, V = 3, 2, 11, 4
 NO_CHANCE = dict.fromkeys(PATTERNS, 0.0)
@@ -222,64 +216,12 @@ def test_heads_refuses_bad_arguments(trained: Path) -> None:
 
 # --- Heads of a model that is built to have them --------------------------------------------------
 
-CONTEXT, HEADS = 40, 5  # of a model built by hand
-SHARP = 60.0  # scores this large give the target nearly all attention
-BUILT = {
-    (0, 1): "previous-token",
-    (0, 2): "same-token",
-    (0, 3): "first-token",
-    (0, 4): "current token",
-    (1, 0): "induction",
-}
-"""The heads that look for something; the others have equal scores, and look everywhere."""
 NAMES = {place: "same-token" if kind == "current token" else kind for place, kind in BUILT.items()}
 
 
 @pytest.fixture(name="built", scope="module")
 def built_by_hand(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two layers of attention on a stream of three parts: the token, its position, and the token
-    before, which the first layer writes there and the second compares with the token."""
-    size = dataset.vocab_size
-    name = "transformer:mlp=none:norm=none:positions=learned:query_key_norm=false:bias=false"
-    sizes = {"embed_dim": 2 * size + CONTEXT, "head_size": CONTEXT, "heads": HEADS}
-    config = resolve({**variant(name), **sizes, "layers": 2, "block_size": CONTEXT})
-    model = build_model(parts_of(config), size)
-    token, position, before = (
-        slice(0, size),
-        slice(size, size + CONTEXT),
-        slice(size + CONTEXT, None),
-    )
-    of: dict[str, torch.Tensor] = dict(model.named_parameters())
-    with torch.no_grad():
-        for parameter in of.values():
-            parameter.zero_()
-        of["token_embedding.weight"][:, token] = torch.eye(size)
-        of["position_embedding.weight"][:, position] = torch.eye(CONTEXT)
-        of["head.weight"][:, token] = torch.eye(size)
-        for layer, head in BUILT:
-            attention = self_attention(model, layer)
-            rows = slice(head * CONTEXT, (head + 1) * CONTEXT)
-            query, key = attention.query.weight[rows], attention.key.weight[rows]
-            if BUILT[layer, head] == "previous-token":
-                query[:, position] = SHARP * torch.eye(CONTEXT).roll(-1, 0).triu(1)
-                key[:, position] = torch.eye(CONTEXT)
-                attention.value.weight[rows][:size, token] = torch.eye(size)
-                assert attention.projection is not None
-                attention.projection.weight[before, rows][:, :size] = torch.eye(size)
-            elif BUILT[layer, head] == "first-token":
-                query[0, token] = SHARP
-                key[0, position.start] = 1
-            elif BUILT[layer, head] == "current token":
-                query[:, position] = SHARP * torch.eye(CONTEXT)
-                key[:, position] = torch.eye(CONTEXT)
-            else:
-                query[:size, token] = SHARP * torch.eye(size)
-                key[:size, before if layer else token] = torch.eye(size)
-    folder = tmp_path_factory.mktemp("built")
-    parameters = parameters_of(config.spec, dataset.vocab_size)
-    run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
-    save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
-    return run
+    return induction_by_hand(dataset, tmp_path_factory.mktemp("built"))
 
 
 @pytest.mark.parametrize("has_text", [True, False])
@@ -369,7 +311,7 @@ def test_an_imported_run_needs_no_text(built: Run, tmp_path: Path) -> None:
     assert f"3 windows of {CONTEXT // 2} random tokens, repeated once" in done.stderr
     named = [line.split()[2] for line in done.stdout.splitlines()[3:-1]]
     assert named == [
-        NAMES.get((layer, head), "uniform") for layer in range(2) for head in range(HEADS)
+        NAMES.get((layer, head), "uniform") for layer in range(2) for head in range(BUILT_HEADS)
     ]
     with pytest.raises(AttnlmError, match="no text to measure a loss on"):
         study_heads(imported, ablate=True)

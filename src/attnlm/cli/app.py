@@ -32,6 +32,7 @@ _COMMANDS = {
         "attend": "see:attend",
         "trace": "see:trace",
         "heads": "see:heads",
+        "patch": "see:patch",
         "report": "see:report",
     },
     "Manage": {

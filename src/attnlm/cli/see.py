@@ -1,4 +1,4 @@
-"""`attnlm eval`, `attend`, `trace`, `heads` and `report`: show what a run learned."""
+"""`attnlm eval`, `attend`, `trace`, `heads`, `patch` and `report`: show what a run learned."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Progress
 from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, reference_losses
-from attnlm.cli.options import option, switch, typed
+from attnlm.cli.options import REQUIRED, argument, option, switch, typed
 from attnlm.model.spec import Use
 from attnlm.runs.run import NOT_COMPARABLE
 
 if TYPE_CHECKING:
-    from attnlm.see.attend import Attention
     from attnlm.training.validation import Evaluation
 
 
@@ -117,12 +116,13 @@ def _checked_windows(windows: int) -> int:
     return windows
 
 
+_PICTURE = option(None, "file to write or replace: .html, .png or .svg", names=["--output", "-o"])
+
+
 def attend(
     text: str = options.TEXT,
     run: str | None = options.RUN,
-    output: Path | None = option(
-        None, "file to write or replace: .html, .png or .svg", names=["--output", "-o"]
-    ),
+    output: Path | None = _PICTURE,
     checkpoint: str = options.CHECKPOINT,
     checkpoint_dir: Path = options.CHECKPOINT_DIR,
     json: bool = options.JSON,
@@ -143,7 +143,12 @@ def attend(
     )
     facts = attention.facts() if json else None  # may fail: made before any file is written
     if output is not None:
-        files.write_bytes(output, _drawn(attention, kind))
+        from attnlm.see.attend_page import attention_page
+        from attnlm.see.pictures import picture
+
+        _check_fonts(kind, attention.tokens)
+        drawn = attention_page(attention) if kind == "html" else picture(attention, kind)
+        files.write_bytes(output, drawn)
     if facts is not None:
         console.result_json(facts | ({"output": str(output)} if output else {}))
     elif output is not None:
@@ -159,19 +164,17 @@ def attend(
     console.say(see.CAUTION)
 
 
-def _drawn(attention: Attention, kind: str) -> bytes:
-    if kind == "html":
-        from attnlm.see.attend_page import attention_page
+def _check_fonts(kind: str, tokens: Sequence[str]) -> None:
+    """Say so if a PNG file will lack some characters of the tokens."""
+    if kind != "png":
+        return
+    from attnlm.see.pictures import fonts_for
 
-        return attention_page(attention)
-    from attnlm.see.pictures import fonts_for, picture
-
-    if kind == "png" and (missing := fonts_for(attention.tokens)[1]):
+    if missing := fonts_for(tokens)[1]:
         console.say(
             f"no installed font has {missing[:20]}, so boxes are drawn instead: install a font "
             "such as Noto Sans CJK, or write an .svg or .html"
         )
-    return picture(attention, kind)
 
 
 def _check_output(output: Path, *kinds: str) -> str:
@@ -265,6 +268,56 @@ def heads(
         loss = f"{report.loss:.4f} nats per token"
         console.say(f"loss over these windows{more}, with all heads: {loss}")
     console.result_or_json(str(report), report.facts(), json)
+
+
+def patch(
+    clean: str = argument(REQUIRED, "CLEAN", "text whose activations are put into the other pass"),
+    corrupted: str = argument(REQUIRED, "CORRUPTED", "text with as many tokens"),
+    run: str | None = options.RUN,
+    answers: tuple[str, str] | None = option(
+        None,
+        "tokens whose logits are compared, one for each text; default: the likeliest next tokens",
+        metavar="<str> <str>",
+    ),
+    output: Path | None = _PICTURE,
+    checkpoint: str = options.CHECKPOINT,
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    json: bool = options.JSON,
+) -> None:
+    """Find the places of a model that carry the difference between two texts."""
+    kind = "" if output is None else _check_output(output, "html", "png", "svg")
+    clean, corrupted = typed(clean, "the clean text"), typed(corrupted, "the corrupted text")
+    if answers is not None:
+        answers = typed(answers[0], "--answers"), typed(answers[1], "--answers")
+    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
+
+    from attnlm.see.patch import in_colour
+
+    chosen = opened.checkpoint(checkpoint)
+    with contextlib.closing(Display()) as display:
+        found = attnlm.patch(
+            clean, corrupted, opened, answers=answers, checkpoint=chosen.which, on_event=display
+        )
+    console.say(f"{opened.name}, {chosen}: {found.model}, {len(found.clean)} tokens")
+    console.say(found.compared)
+    if found.missing:
+        console.say(found.missing)
+    if output is not None:
+        from attnlm.see.patch import patch_page
+        from attnlm.see.pictures import patch_picture
+
+        _check_fonts(kind, [*found.clean, *found.corrupted])
+        drawn = patch_page(found) if kind == "html" else patch_picture(found, kind)
+        files.write_bytes(output, drawn)
+    if json:
+        console.result_json(found.facts() | ({"output": str(output)} if output else {}))
+    elif output is not None:
+        console.result(str(output))
+    elif console.has_colour():
+        terminal = console.terminal(sys.stdout)
+        terminal.print(in_colour(found, terminal.width))
+    else:
+        console.result(str(found))
 
 
 def report(

@@ -8,8 +8,8 @@ of PyTorch, as in nn.MultiheadAttention, are not seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,10 @@ from attnlm.model.ops.attention import shared_heads
 
 Head = tuple[int, int]
 """The position of a head: its layer and its number in the layer, both from 0."""
+
+Place = tuple[str, int, int]
+"""An activation: "stream", "attended", "mlp" or "mixed"; its layer, from 0 (−1: the embedding); for
+"mixed" the number of its first head, else 0."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,10 @@ class Recorder:
 
     silenced: Head | None = None
     watch: Callable[[Tensor], None] | None = None
+    edit: Callable[[Place, Tensor], Tensor] | None = None
+    """receives each activation of a Place, and returns what the model uses in its place: (B, T, C),
+    or (B, H, T, E) for the heads' mixed outputs, before the projection. Mixed outputs are observed
+    in `scaled_dot_product_attention`, and where a softmax is multiplied by values."""
     embedded: Tensor | None = None
     """token embeddings plus position embeddings, if any, (B, T, C); None for a bigram"""
     layers: list[Layer] = field(default_factory=list)
@@ -89,6 +97,8 @@ class Recorder:
     """the number of texts, B"""
     reading: list[Any] = field(default_factory=list)
     """the inputs of the modules that are running, the innermost last"""
+    _softmax: tuple[Tensor, Place, torch.Size] | None = None
+    """the last map of a softmax, as the model has it, its heads' Place, and its shape by heads"""
 
     def attend(
         self,
@@ -119,10 +129,11 @@ class Recorder:
         elif attn_mask is not None:
             masked = scores + attn_mask
         weights = torch.softmax(masked, -1)
-        layer, silent = self._add(weights)
+        layer, place, silent = self._add(weights)
         mixed = weights @ value
         if silent is not None:
             mixed[..., silent, :, :] = 0
+        mixed = self.edited(place, mixed)
         if self.watch is None:
             layer.heads = Heads(query, key, value, scores, mixed)
         return mixed
@@ -141,15 +152,29 @@ class Recorder:
             weights_BHTT = weights.unflatten(0, (self.texts, -1))
         elif weights.dim() == 3:
             weights_BHTT = weights.expand(self.texts, *weights.shape)
-        _, silent = self._add(weights_BHTT)
+        _, place, silent = self._add(weights_BHTT)
         if silent is not None:
             weights_BHTT = weights_BHTT.clone()
             weights_BHTT[:, silent] = 0
         is_shared = weights_BHTT.numel() != weights.numel()
-        return weights_BHTT[0] if is_shared else weights_BHTT.view_as(weights)
+        result = weights_BHTT[0] if is_shared else weights_BHTT.view_as(weights)
+        self._softmax = result, place, weights_BHTT.shape[:3]
+        return result
 
-    def _add(self, weights_BHTT: Tensor) -> tuple[Layer, int | None]:
-        """Record a map; return its layer, and the number of the silenced head in it, if any."""
+    def multiplied(self, weights: object, mixed: Tensor) -> Tensor:
+        """Edit a product with `weights` on the left, if these are the last map of a softmax."""
+        if self._softmax is None or weights is not self._softmax[0]:
+            return mixed
+        _, place, shape = self._softmax
+        shape = mixed.shape[:3] if mixed.dim() == 4 else shape
+        return self.edited(place, mixed.reshape(*shape, -1)).view_as(mixed)
+
+    def edited(self, place: Place, values: Tensor) -> Tensor:
+        """Return what the model uses as the activation of a place."""
+        return values if self.edit is None else self.edit(place, values)
+
+    def _add(self, weights_BHTT: Tensor) -> tuple[Layer, Place, int | None]:
+        """Record a map; return its layer, its heads' Place, and the silenced head in it, if any."""
         read = self.reading[-1] if self.reading else None
         if not self.has_blocks and not (self.layers and self.layers[-1].read is read is not None):
             self.layers.append(Layer(read=read))
@@ -160,10 +185,11 @@ class Recorder:
             layer.maps.append(weights_BHTT)
         else:
             self.watch(weights_BHTT)
-        if self.silenced is None or self.silenced[0] != len(self.layers) - 1:
-            return layer, None
+        place = "mixed", len(self.layers) - 1, first
+        if self.silenced is None or self.silenced[0] != place[1]:
+            return layer, place, None
         head = self.silenced[1]
-        return layer, head - first if first <= head < layer.head_count else None
+        return layer, place, head - first if first <= head < layer.head_count else None
 
     @property
     def has_equal_layers(self) -> bool:
@@ -212,10 +238,13 @@ class _Observer(TorchFunctionMode):
         if func is F.scaled_dot_product_attention:
             return self._recorder.attend(*args, **kwargs)
         result = func(*args, **kwargs)
-        return self._recorder.softmaxed(result) if func in SOFTMAX else result
+        if func in SOFTMAX:
+            return self._recorder.softmaxed(result)
+        return self._recorder.multiplied(args[0], result) if func in PRODUCTS else result
 
 
 SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
+PRODUCTS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm}
 
 
 @torch.inference_mode()
@@ -227,14 +256,21 @@ def record(
 ) -> Recorder:
     """Record one forward pass over at most block_size tokens, (B, T)."""
     recorder = Recorder(silenced, watch, texts=tokens_BT.size(0))
+    with observed(model, recorder):
+        recorder.logits = model(tokens_BT)
+    return recorder
+
+
+@contextmanager
+def observed(model: Callable[[Tensor], Tensor], recorder: Recorder) -> Iterator[None]:
+    """Let a recorder observe the model in a `with` block, in which the model is called once."""
     with FlushingHere(), ExitStack() as hooks:
         if isinstance(model, Transformer):
             _watch_modules(model, recorder, hooks)
         elif isinstance(model, nn.Module):
             _watch_inputs(model, recorder, hooks)
         with _Observer(recorder):
-            recorder.logits = model(tokens_BT)
-    return recorder
+            yield
 
 
 def _watch_inputs(model: nn.Module, recorder: Recorder, hooks: ExitStack) -> None:
@@ -256,7 +292,7 @@ def _watch_inputs(model: nn.Module, recorder: Recorder, hooks: ExitStack) -> Non
 def _watch_modules(model: Transformer, recorder: Recorder, hooks: ExitStack) -> None:
     """Register hooks that record the inputs and outputs of the modules of each block.
 
-    The methods of nn.Module are called, not those of Hookable: the hooks are removed again.
+    The methods of nn.Module are called, not Hookable's methods: the hooks are removed again.
     """
     recorder.has_blocks = True
 
@@ -265,20 +301,27 @@ def _watch_modules(model: Transformer, recorder: Recorder, hooks: ExitStack) -> 
             hook = nn.Module.register_forward_pre_hook(module, lambda _, given: keep(given[0]))
             hooks.callback(hook.remove)
 
-    def after(module: nn.Module | None, keep: Callable[[Tensor], None]) -> None:
+    def after(module: nn.Module | None, name: str) -> None:
+        def leave(_: nn.Module, given: object, made: Tensor) -> Tensor:
+            made = recorder.edited((name, len(recorder.layers) - 1, 0), made)
+            if recorder.layers:
+                setattr(recorder.layers[-1], name, made)
+            else:
+                recorder.embedded = made
+            return made
+
         if module is not None:
-            hook = nn.Module.register_forward_hook(module, lambda _, given, made: keep(made))
-            hooks.callback(hook.remove)
+            hooks.callback(nn.Module.register_forward_hook(module, leave).remove)
 
     def kept_as(name: str) -> Callable[[Tensor], None]:
         return lambda values: setattr(recorder.layers[-1], name, values)
 
-    before(model.dropout, lambda values: setattr(recorder, "embedded", values))
+    after(model.dropout, "stream")
     for block in model.blocks:
         assert isinstance(block, Block)
         before(block, lambda _: recorder.layers.append(Layer()))
         before(block.attention, kept_as("read"))
-        after(block.attention, kept_as("attended"))
+        after(block.attention, "attended")
         before(block.mlp, kept_as("mlp_read"))
-        after(block.mlp, kept_as("mlp"))
-        after(block, kept_as("stream"))
+        after(block.mlp, "mlp")
+        after(block, "stream")

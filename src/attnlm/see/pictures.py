@@ -8,13 +8,17 @@ import io
 import logging
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.see.attend import Attention, Numbers
+from attnlm.see.patch import Patching
 from attnlm.see.text import visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Pixels = NDArray[np.uint8]
 """(height, width, 3)"""
@@ -24,6 +28,7 @@ _THE_USERS = ("backend", "font.family", "font.sans-serif")
 _MOST_LABELS = 48  # tokens on an axis that are still legible
 _LARGEST_SIDE = 30  # inches
 _CELL = 6  # pixels per attention weight
+_SHARE = 0.3  # inches per share of a patched activation
 
 
 @contextlib.contextmanager
@@ -51,10 +56,8 @@ def picture(attention: Attention, format: str) -> bytes:
     """
     layers, heads, length, _ = attention.weights.shape
     side = min(max(2.2, 0.16 * min(length, _MOST_LABELS)), _LARGEST_SIDE / max(layers, heads))
-    families, _ = fonts_for(attention.tokens)
-    # A dollar sign would begin a formula.
-    shown = [visible(token).replace("$", r"\$") for token in attention.tokens]
-    with drawing(**{"svg.hashsalt": "attnlm", "svg.fonttype": "none", "font.family": families}):
+    shown = [_plain(visible(token)) for token in attention.tokens]
+    with _drawing_of(attention.tokens):
         from matplotlib.colors import LinearSegmentedColormap
         from matplotlib.figure import Figure
 
@@ -77,9 +80,55 @@ def picture(attention: Attention, format: str) -> bytes:
         bar.ax.tick_params(labelsize=7)
         figure.supxlabel("key: the token that is attended to", fontsize=8)
         figure.supylabel("query: the token that attends", fontsize=8)
-        file = io.BytesIO()
-        unchanging = {"Date": None} if format == "svg" else None
-        figure.savefig(file, format=format, metadata=unchanging, facecolor="white")
+        return _saved(figure, format)
+
+
+def patch_picture(found: Patching, format: str) -> bytes:
+    """Return a PNG or SVG file (`format` is png or svg) with a row of maps, one for each table.
+
+    The bytes are reproducible.
+    """
+    grids = found.grids
+    with _drawing_of([*found.clean, *found.corrupted]):
+        from matplotlib.colors import LinearSegmentedColormap
+        from matplotlib.figure import Figure
+
+        scale = LinearSegmentedColormap.from_list("share", ["#b3402a", "#f3f6f9", "#2f80d8"])
+        wide = [len(grid.columns) * _SHARE + 1.5 for grid in grids]
+        high = max(len(grid.rows) for grid in grids) * _SHARE + 1.5
+        size = [min(inches, 4 * _LARGEST_SIDE) for inches in (sum(wide), high)]
+        figure = Figure(figsize=(size[0], size[1]), layout="constrained", dpi=120)
+        row = figure.subplots(1, len(grids), squeeze=False, width_ratios=wide)[0]
+        for axes, grid in zip(row, grids, strict=True):
+            axes.imshow(grid.values, cmap=scale, vmin=-1, vmax=1, interpolation="nearest")
+            axes.set_anchor("N")
+            axes.set_title(grid.title, fontsize=8)
+            axes.set_xticks(range(len(grid.columns)), grid.columns)
+            axes.set_yticks(range(len(grid.rows)), map(_plain, grid.rows))
+            axes.set_xlabel("head" if grid.title == "heads" else "layer", fontsize=7)
+            axes.tick_params(length=0, pad=2, labelsize=6)
+            for (y, x), share in np.ndenumerate(grid.values):
+                axes.text(x, y, f"{share:z.2f}", fontsize=5, ha="center", va="center")
+        figure.suptitle(_plain(found.compared), fontsize=8)
+        return _saved(figure, format)
+
+
+def _plain(text: str) -> str:
+    """Return a text for matplotlib, in which a dollar sign would begin a formula."""
+    return text.replace("$", r"\$")
+
+
+@contextlib.contextmanager
+def _drawing_of(tokens: Iterable[str]) -> Iterator[None]:
+    families, _ = fonts_for(tokens)
+    with drawing(**{"svg.hashsalt": "attnlm", "svg.fonttype": "none", "font.family": families}):
+        yield
+
+
+def _saved(figure: Figure, format: str) -> bytes:
+    file = io.BytesIO()
+    unchanging = {"Date": None} if format == "svg" else None
+    figure.savefig(file, format=format, metadata=unchanging, facecolor="white")
     return file.getvalue()
 
 

@@ -7,6 +7,7 @@ from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
 
 _BACKGROUNDS = (0x1F, 0x24, 0x2B), (0x2F, 0x80, 0xD8)  # RGB for 0 and for 1
+_NEGATIVE = 0xC0, 0x45, 0x2C  # for −1
 _SHOWN = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
@@ -57,6 +58,8 @@ def visible(text: str) -> str:
 
 
 def tint(weight: float) -> str:
-    """Return a terminal style: white text, on dark for a `weight` of 0, up to bright blue for 1."""
-    mixed = (round(low + (high - low) * weight) for low, high in zip(*_BACKGROUNDS, strict=True))
+    """Return a terminal style: white text on dark for 0, bright blue for 1, bright red for −1."""
+    dark, blue = _BACKGROUNDS
+    ends = zip(dark, blue if weight >= 0 else _NEGATIVE, strict=True)
+    mixed = (round(low + (high - low) * abs(weight)) for low, high in ends)
     return "#ffffff on #" + "".join(f"{part:02x}" for part in mixed)
