@@ -247,7 +247,7 @@ after(model.dropout, "stream") => after(None, "stream")
 the corrupted activation is put into the corrupted pass | test_patch.py
 x[torch.arange(len(some)), some] = clean[some] => x[torch.arange(len(some)), some] = other[some]
 shares are not relative to the corrupted pass | test_patch.py
-_difference(logits_BV, chosen) - corrupted_d) => _difference(logits_BV, chosen))
+torch.div(d_B - corrupted_d, => torch.div(d_B,
 == compute/native/words.c
 words in C end anywhere before whitespace | test_word_table.py
 (after == ' ' || ends == BEFORE_ANY_WHITESPACE) => 1

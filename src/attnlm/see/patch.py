@@ -184,13 +184,14 @@ def patch(
     for (name, layer, _), both in found.items():
         heads[layer] += both.size(1) if name == "mixed" else 0
     del heads[-1]  # the embedding
-    has_heads = 0 not in heads.values() and len(set(heads.values())) == 1
+    is_whole = sorted(heads) == [*range(len(heads))]
+    has_heads = is_whole and 0 not in heads.values() and len(set(heads.values())) == 1
     if not has_heads:
         found = {place: both for place, both in found.items() if place[0] != "mixed"}
     if not found:
         raise AttnlmError(f"nothing to patch was observed in {run.name}", _NO_HEADS)
-    chosen = _answers(run, answers, logits_2V)
-    clean_d, corrupted_d = _difference(logits_2V, chosen).tolist()
+    a, b = _answers(run, answers, logits_2V)
+    clean_d, corrupted_d = (logits_2V[:, a] - logits_2V[:, b]).tolist()
     if clean_d == corrupted_d:
         raise AttnlmError(
             f"the difference of the answers' logits is {clean_d:.4g} after both texts",
@@ -198,8 +199,8 @@ def patch(
         )
 
     def share(logits_BV: Tensor) -> Tensor:
-        shares_B: Tensor = (_difference(logits_BV, chosen) - corrupted_d) / (clean_d - corrupted_d)
-        return shares_B
+        d_B = logits_BV[:, a] - logits_BV[:, b]
+        return torch.div(d_B - corrupted_d, clean_d - corrupted_d)
 
     shares: dict[str, list[Tensor]] = defaultdict(list)
     for done, (place, both) in enumerate(found.items()):
@@ -207,13 +208,12 @@ def patch(
         shares[place[0]].append(_shares(model, pair[1], place, both, share))
     stream, attention, mlp = (_stacked(shares[name]) for name in ("stream", "attended", "mlp"))
     heads_LH = torch.cat(shares["mixed"]).view(len(heads), -1) if has_heads else ()
-    a, b = token_texts(run.tokenizer, chosen)
     return Patching(
         run=run.name,
         model=run.config.spec.name,
         clean=token_texts(run.tokenizer, pair[0]),
         corrupted=token_texts(run.tokenizer, pair[1]),
-        answers=(a, b),
+        answers=(run.tokenizer.decode([a]), run.tokenizer.decode([b])),
         differences=(clean_d, corrupted_d),
         stream=stream,
         attention=attention,
@@ -227,17 +227,17 @@ def _stacked(rows: Sequence[Tensor] | Tensor) -> Numbers:
     return torch.stack([*rows]).numpy() if len(rows) else np.empty((0, 0), np.float32)
 
 
-def _answers(run: Run, answers: tuple[str, str] | None, logits_2V: Tensor) -> list[int]:
+def _answers(run: Run, answers: tuple[str, str] | None, logits_2V: Tensor) -> tuple[int, int]:
     """Return the ids of the clean and the corrupted answer."""
     if answers is None:
-        likeliest: list[int] = logits_2V.argmax(-1).tolist()
-        if likeliest[0] == likeliest[1]:
-            token = run.tokenizer.decode(likeliest[:1])
+        a, b = logits_2V.argmax(-1).tolist()
+        if a == b:
+            token = run.tokenizer.decode([a])
             raise AttnlmError(
                 f"the likeliest next token is {token!r} after both texts",
                 "use texts that the model continues differently, or name two tokens by `answers`",
             )
-        return likeliest
+        return a, b
     ids = [run.tokenizer.encode(answer) for answer in answers]
     for answer, found in zip(answers, ids, strict=True):
         if len(found) != 1:
@@ -245,12 +245,7 @@ def _answers(run: Run, answers: tuple[str, str] | None, logits_2V: Tensor) -> li
             raise UsageError(message, "name one token for each text")
     if ids[0] == ids[1]:
         raise UsageError("invalid value for `answers`: they are equal", "name two tokens")
-    return [ids[0][0], ids[1][0]]
-
-
-def _difference(logits_BV: Tensor, answers: list[int]) -> Tensor:
-    """Return the clean answer's logit minus the corrupted answer's logit, (B,)."""
-    return logits_BV[:, answers[0]] - logits_BV[:, answers[1]]
+    return ids[0][0], ids[1][0]
 
 
 @torch.inference_mode()
