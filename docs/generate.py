@@ -16,7 +16,7 @@ from attnlm.cli.app import root_command
 from attnlm.cli.help import SHOWS_ALL
 from attnlm.runs.external_formats import Exported
 from attnlm.runs.journal import Snapshot
-from attnlm.runs.ladder_plan import LadderPlan
+from attnlm.runs.ladder_plan import LadderPlan, Trial
 from attnlm.runs.run import Checkpoint, Result
 from attnlm.see.heads import HeadReport
 from attnlm.see.ladder import Gain, Rung
@@ -41,12 +41,13 @@ _RETURNED = (
     Rung,
     Snapshot,
     Step,
+    Trial,
 )
 """Classes without a public name of which public functions return objects."""
 _INTERNAL = {
     "Batches": {"starts"},
     "Checkpoint": {"header"},
-    "LadderPlan": {"check", "runs", "settings", "write"},
+    "LadderPlan": {"check", "grid", "runs", "settings", "write"},
     "ProgressBar": {"begin", "clear", "close"},
     "Run": {
         "alone",

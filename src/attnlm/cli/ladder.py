@@ -42,6 +42,11 @@ def ladder(
         "number of seeds: each model is trained with all of them, and the median is shown; 3 or "
         "more can tell a difference from chance; default: 1",
     ),
+    tune: str | None = option(
+        None,
+        "a number of the training, such as learning_rate, of which each model first gets its own "
+        "best value, by short trainings on a part of the training split; default: no tuning",
+    ),
     prompt: str | None = option(None, "text that each model continues"),
     tokens: int | None = option(None, "tokens that each model generates; default: 200"),
     name: str | None = option(
@@ -81,6 +86,7 @@ def ladder(
                 threads=threads,
                 seed=seed,
                 seeds=seeds,
+                tune=tune,
                 prompt=None if prompt is None else typed(prompt, "--prompt"),
                 tokens=tokens,
                 name=name,
@@ -122,6 +128,7 @@ def _say_table(climbed: Ladder) -> None:
         baselines += f", on the whole split; the rungs on {first.result.part}"
     console.say(baselines)
     console.say(climbed.certainty)
+    console.say(console.with_flags(climbed.tuning))
     for warning in map(console.with_flags, climbed.warnings):
         console.say_styled("not like for like:", "yellow", f" {warning}")
 
@@ -132,7 +139,8 @@ def _facts(climbed: Ladder) -> dict[str, object]:
         "steps": climbed.plan.steps,
         "seed": climbed.plan.seed,
         "seeds": climbed.plan.seeds,
-        "false_claim_probability": climbed.false_claim_probability,
+        "tune": climbed.plan.tune,
+        "trials": [vars(trial) for trial in climbed.plan.trials],
         "warnings": climbed.warnings,
         "pairs": [vars(pair) for pair in climbed.pairs],
         "rungs": [

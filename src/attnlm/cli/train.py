@@ -7,7 +7,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,10 +130,8 @@ def train(
         data = find_folder(dataset, data_dir, kind="data set")
         given = {}
         count = asked.config.training.processes
-    if seeds is not None and (resume is not None or count > 1 or is_launched()):
-        raise UsageError(
-            "--seeds cannot be combined with --resume or several processes", "leave one of them out"
-        )
+    if seeds is not None and (count > 1 or is_launched()):
+        raise UsageError("`seeds` and `processes` cannot be combined", "use only one of them")
     if count > 1:
         from attnlm.compute.processes import run_processes
 
@@ -142,10 +140,8 @@ def train(
 
     with contextlib.closing(Display(quiet, tools or ())) as display:
         try:
-            train_one: Callable[..., Any] = attnlm.train
-            if seeds is not None:
-                train_one = functools.partial(attnlm.train_seeds, seeds=seeds)
-            trained = train_one(
+            several = functools.partial(attnlm.train_seeds, seeds=seeds or 1)
+            trained: Any = (attnlm.train if seeds is None else several)(
                 data,
                 recipe=asked,
                 resume=resume,
@@ -253,26 +249,19 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
 
 
 def _report_seeds(found: attnlm.SeedRuns, json: bool) -> None:
-    from attnlm.see.ladder import in_words
+    from attnlm.see.ladder import in_words, median
 
-    low, high = min(found.losses), max(found.losses)
-    facts = {
-        "runs": [run.path for run in found.runs],
-        "median_run": found.run.path,
-        "val_losses": found.losses,
-        "median": found.losses[found.runs.index(found.run)],
-        "mean": found.mean,
-        "interval": found.interval,
+    middle, (low, *_, high) = median(found.losses, key=float), sorted(found.losses)
+    words = {
+        "median": f"{middle:.4f} nats per token, of {len(found.runs)} seeds",
+        "range": f"{low:.4f} to {high:.4f}",
+        "mean": f"95% interval {in_words(found.interval)} (Student's t)",
+        "baselines": reference_losses(found.runs[0].vocab_size, found.runs[0].dataset),
     }
-    console.say_facts(
-        {
-            "median": f"{facts['median']:.4f} nats per token ({found.run.name})",
-            "range": f"{low:.4f} to {high:.4f}, of {len(found.runs)} seeds",
-            "mean": f"{found.mean:.4f}, 95% interval {in_words(found.interval)} (Student's t)",
-            "baselines": reference_losses(found.run.vocab_size, found.run.dataset),
-        }
-    )
-    console.result_or_json("\n".join(str(run.path) for run in found.runs), facts, json)
+    console.say_facts(words)
+    paths = [str(run.path) for run in found.runs]
+    facts = {"runs": paths, "val_losses": found.losses, "median": middle}
+    console.result_or_json("\n".join(paths), {**facts, "interval": found.interval}, json)
 
 
 def _in_words(measured: EvaluationRecord | Measured) -> str:

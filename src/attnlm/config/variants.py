@@ -22,8 +22,8 @@ _BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 _CODE = r"(?:[A-Za-z]:)?[^:=]*\.py:\w+"
 # A word is the name of own code, perhaps behind `=`, or has no colon.
 _WORD = re.compile(rf"((?:[\w-]+\s*=\s*)?{_CODE}|[^:]*)(?::|$)")
-# Training settings that all rungs of a ladder share.
-_SHARED = ("seed", "steps", "budget", "eval_every", "eval_tokens", "processes", "shard")
+SHARED = ("seed", "steps", "budget", "eval_every", "eval_tokens", "processes", "shard")
+"""Training settings that all rungs of a ladder share."""
 
 
 def named_codes(variants: Iterable[str]) -> dict[str, OwnCode]:
@@ -47,7 +47,7 @@ def variant(name: str, codes: Mapping[str, OwnCode] | None = None) -> Settings:
         hint = suggestion(model, MODELS, f"choose from {', '.join(MODELS)}")
         raise UsageError(f"unknown model: {model!r}", hint)
     parts = PRESETS[model].settings if model in MODELS else ("block_size",)
-    trained = [name for name in fields_of(TrainingConfig) if name not in _SHARED]
+    trained = [name for name in fields_of(TrainingConfig) if name not in SHARED]
     is_own = any(map(is_code_name, (model, *(change.partition("=")[2] for change in changes))))
     settings: Settings = {}
     for change in changes:
@@ -58,7 +58,7 @@ def variant(name: str, codes: Mapping[str, OwnCode] | None = None) -> Settings:
                 f"write {model}:SETTING=VALUE, with `:` between several settings",
             )
         key = same(key, [*parts, *trained]) or key.replace("-", "_")
-        if key in _SHARED:
+        if key in SHARED:
             raise UsageError(f"`{key}` cannot differ between models", f"set `{key}` for all")
         is_known = key in ((*parts, *trained) if is_code_name(model) else RECORD_OF)
         if is_own and not is_known:

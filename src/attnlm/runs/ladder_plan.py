@@ -13,14 +13,30 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.own_code import OwnCode
 from attnlm.base.records import decoded, hint_on_version, limited, read_record
-from attnlm.base.settings import check_value, fields_of, quoted
+from attnlm.base.settings import check_value, fields_of, quoted, type_of
+from attnlm.base.suggestions import suggestion
 from attnlm.config.settings import check_files, resolve
-from attnlm.config.variants import named_codes, variant
+from attnlm.config.training import TrainingConfig
+from attnlm.config.variants import SHARED, named_codes, variant
 from attnlm.model.own import CODE
 
 RECORD = "ladder.json"
 _FORMAT = 1
 _ALIKE = ("block_size", "batch_size", "steps", "eval_every", "eval_tokens", "threads")
+
+
+FACTORS = (0.25, 0.5, 1, 2, 4)
+"""The values that `tune` tries, as factors of a rung's default."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A short training of a rung with a value of the tuned setting."""
+
+    rung: str
+    value: float
+    loss: float | None
+    """in nats per token of text that only tuning holds out; None if training diverged"""
 
 
 @dataclass(frozen=True)
@@ -47,13 +63,37 @@ class LadderPlan:
     threads: int | None = None
     seeds: int = limited(default=1, at_least=1, at_most=1000)
     """runs per rung, with consecutive seeds from `seed` on"""
+    tune: str | None = None
+    """the training setting of which each rung gets the value with the lowest loss in `trials`"""
+    trials: tuple[Trial, ...] = ()
     codes: Mapping[str, Any] = field(default_factory=dict)
     """the own code (OwnCode) that the rungs name, by its name there"""
 
     def settings(self, rung: str, seed: int) -> dict[str, Any]:
         """Return the training settings of a rung for one seed."""
         alike = {key: value for key in _ALIKE if (value := getattr(self, key)) is not None}
-        return {**alike, "seed": seed, **variant(rung, self.codes)}
+        tuned = [(t.loss, t.value) for t in self.trials if t.rung == rung and t.loss is not None]
+        best: dict[str, Any] = {}
+        if self.tune is not None and tuned:
+            best = {self.tune: type_of(TrainingConfig, self.tune)(min(tuned)[1])}
+        return {**alike, "seed": seed, **variant(rung, self.codes), **best}
+
+    def grid(self, rung: str) -> list[float]:
+        """Return the values of `tune` to try for a rung: none if the rung's name has a value.
+
+        Raises UsageError if the default is not a number above 0.
+        """
+        if self.tune is None or self.tune in variant(rung):
+            return []
+        settings = replace(self, trials=()).settings(rung, 0)
+        usual = getattr(resolve({}, settings).training, self.tune)
+        if not usual or isinstance(usual, bool | str):
+            raise UsageError(
+                f"`tune` {quoted(self.tune)} has no default above 0 in {rung}",
+                "choose another, such as learning_rate, or compare rungs with values of their own",
+            )
+        kind = type(usual)
+        return sorted({kind(max(usual * factor, kind is int)) for factor in FACTORS})
 
     def runs(self, path: Path) -> dict[tuple[str, int], Path]:
         """Return the runs' folders, keyed by (rung, seed). They are next to the ladder's `path`."""
@@ -77,8 +117,13 @@ class LadderPlan:
             )
         for name in ("tokens", "seeds"):
             check_value(LadderPlan, name, getattr(self, name))
+        if self.tune in SHARED or not hasattr(TrainingConfig, self.tune or "seed"):
+            hint = suggestion(str(self.tune), fields_of(TrainingConfig), "choose learning_rate")
+            raise UsageError(f"`tune` cannot be {quoted(self.tune)}", hint)
         for rung in self.rungs:
-            resolve(self.settings(rung, self.seed + self.seeds - 1))
+            settings = self.settings(rung, self.seed + self.seeds - 1)
+            for tuned in [{}, *({str(self.tune): value} for value in self.grid(rung))]:
+                resolve({**settings, **tuned})
 
     def write(self, folder: Path) -> None:
         """Write the plan to a ladder's folder."""

@@ -206,9 +206,12 @@ def _draw_losses(
     axes.set_ylabel("loss, nats per token")
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-6, _LONG), useOffset=False)
     axes.set_xlabel(x_label)
-    if x_label == "seconds" and min((line.x[-1] for line in lines), default=end) < end / 10:
+    shortest = min((line.x[-1] for line in lines), default=end)
+    if x_label not in ("step", "tokens", "seconds") or (
+        x_label == "seconds" and shortest < end / 10
+    ):
         axes.set_xscale("log")
-        axes.set_xlabel("seconds, logarithmic")
+        axes.set_xlabel(f"{x_label}, logarithmic")
         axes.set_xlim(right=end)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=x_label != "seconds"))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,8 +174,7 @@ class Ladder:
         return judged({r.model: [one.final.val_loss for one in r.results] for r in self.rungs})
 
     def verdicts(self) -> tuple[list[str], list[list[str]]]:
-        """Return the column names, and a row for each rung and the rung before it, and for each
-        pair of the best rung; for one seed, which has no verdicts, no rows."""
+        """Return the column names, and rows: each rung and the rung before it or the best one."""
         before = {(b.model, a.model) for a, b in itertools.pairwise(self.rungs)}
         best = min(self.rungs, key=lambda rung: rung.loss).model
         rows = [
@@ -213,26 +211,30 @@ class Ladder:
         return ["rung", *header], rows
 
     @property
-    def false_claim_probability(self) -> float | None:
-        """The probability that `Gain.beyond_seeds` is True for two equal models; None if it can't
-        be True because the ladder has fewer than five seeds."""
-        return 1 / _one_of(self.plan.seeds) if self.plan.seeds >= _FEWEST_SEEDS else None
-
-    @property
     def certainty(self) -> str:
         """A sentence on what the number of seeds can tell."""
         if self.plan.seeds == 1:
-            return (
-                "with one seed the spread is unknown, and a gain may be chance: use three seeds or "
-                "more"
-            )
-        if len(self.rungs) == 1:
-            return "a ladder of one rung compares nothing"
+            return "with one seed the spread is unknown, and a gain may be chance: use 3 or more"
         return (
             "a ladder of equal models claims a difference, better or worse, in at most 5 of 100 "
             f"cases: an interval is 95% by Student's t over the differences of {self.plan.seeds} "
-            "seeds, and wider by Holm's method, since the ladder compares "
-            f"{len(self.pairs)} pair{'s' if len(self.pairs) > 1 else ''}"
+            f"seeds, and wider by Holm's method for several pairs, here {len(self.pairs)}"
+        )
+
+    @property
+    def tuning(self) -> str:
+        """A sentence on the settings that each rung has for itself."""
+        if self.plan.tune is None:
+            return (
+                "each rung has its default learning rate, and may prefer another: `tune` "
+                "learning_rate finds one for each"
+            )
+        tuned = dict.fromkeys(trial.rung for trial in self.plan.trials)
+        chosen = (f"{rung} {self.plan.settings(rung, 0)[self.plan.tune]:g}" for rung in tuned)
+        return (
+            f"each rung has its best {self.plan.tune} of five (1/4 to 4 times its default), each "
+            "tried for a fifth of the steps, or of the time of a seed, without the last tenth of "
+            f"the training split, which measures the loss: {', '.join(chosen)}"
         )
 
     @property
@@ -249,6 +251,8 @@ class Ladder:
         panels = {x: _lines(self, x) for x in ("tokens", "seconds")}
         files.write_bytes(self.path / "curves.png", panels_png(panels, known))
         pictures = {x: panel_svg(lines, known, x) for x, lines in panels.items()}
+        if self.plan.tune and (trials := _trial_lines(self)):
+            pictures[self.plan.tune] = panel_svg(trials, {}, self.plan.tune)
         header, rows = self.table()
         runs = [rung.run for rung in self.rungs]
         models = list[dict[str, Any]]()
@@ -263,6 +267,7 @@ class Ladder:
             header=header,
             rows=list(zip(self.rungs, rows, strict=True)),
             verdicts=self.verdicts(),
+            tuning=self.tuning.replace("`tune`", "--tune"),
             explained=explained(self),
             what="variant changes" if any(":" in r.model for r in self.rungs) else "rung adds",
             pictures=pictures,
@@ -292,15 +297,6 @@ def in_words(interval: tuple[float, float] | None) -> str:
     return "" if interval is None else f"{interval[0]:z.4f} to {interval[1]:z.4f}".replace("-", "−")
 
 
-def _one_of(seeds: int) -> int:
-    """Return in one of how many comparisons the losses of two equal models do not overlap.
-
-    The (2n choose n) orders of n losses of each model are equally likely, and in two orders all
-    losses of one model come first. The result is at most a million.
-    """
-    return min(math.comb(2 * seeds, seeds) // 2, 10**6)
-
-
 def _warnings(ladder: Ladder) -> Iterator[str]:
     configs = {rung.model: rung.run.config for rung in ladder.rungs}
     training = {model: config.training for model, config in configs.items()}
@@ -308,7 +304,7 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
         "optimizer and learning rate are the defaults of each rung": {
             model: f"{t.optimizer} {t.learning_rate:g}"
             for model, t in training.items()
-            if not {"optimizer", "learning_rate"} & variant(model).keys()
+            if not {"optimizer", "learning_rate"} & {*variant(model), ladder.plan.tune}
         },
         "embeddings are not equally wide": {
             model: f"{c.spec.costs(0).width}"
@@ -373,28 +369,24 @@ def explained(ladder: Ladder) -> list[tuple[str, str]]:
         elif ladder.plan.seeds == 1 and abs(gain.nats) <= _NOTICEABLE:
             said = f"As good as {gain.rival.model} after these steps"
         else:
-            said = _said(gain, judged_pairs[rung.model, gain.rival.model], why, why_not)
+            said = _said(judged_pairs[rung.model, gain.rival.model], why, why_not)
         sentences.append((rung.model, f"{idea}. {said}."))
     return sentences
 
 
-def _said(gain: Gain, pair: Pair, why: str, why_not: str) -> str:
+def _said(pair: Pair, why: str, why_not: str) -> str:
     """Return the sentence on a gain: what the interval shows, and a reason for it."""
     nats, other = pair.difference, pair.rival
-    if pair.interval is None:
-        said = f"{abs(nats):.3f} nats per token {'better' if nats > 0 else 'worse'} than {other}"
-    elif pair.verdict == "not shown":
+    if pair.interval is not None and pair.verdict == "not shown":
         needed = f"about {pair.seeds_needed} seeds" if pair.seeds_needed else "over 100 seeds"
         return (
             f"Not shown to differ from {other}: the interval for the difference, "
             f"{in_words(pair.interval)} nats per token, includes 0; to show a difference of "
             f"{abs(nats):.4f} takes {needed}"
         )
-    else:
-        said = f"{abs(nats):.3f} nats per token {pair.verdict} than {other}"
-        said += f" ({in_words(pair.interval)})"
-    reason = why if nats > 0 else why_not
-    return said + (f": {reason}" if reason else "")
+    said = f"{abs(nats):.3f} nats per token {'better' if nats > 0 else 'worse'} than {other}"
+    said += f" ({in_words(pair.interval)})" if pair.interval else ""
+    return said + (f": {reason}" if (reason := why if nats > 0 else why_not) else "")
 
 
 def _colours(ladder: Ladder) -> dict[str, str]:
@@ -402,6 +394,16 @@ def _colours(ladder: Ladder) -> dict[str, str]:
     free = [colour for model, colour in _COLOUR_OF.items() if model not in models]
     others = itertools.cycle(free or _COLOURS)
     return {m: _COLOUR_OF[m] if m in _COLOUR_OF else next(others) for m in models}
+
+
+def _trial_lines(ladder: Ladder) -> list[Line]:
+    """Return the losses of each rung's trials by the value tried."""
+    lines = []
+    for rung, label in ladder.labels.items():
+        points = {t.value: t.loss for t in ladder.plan.trials if t.rung == rung and t.loss}
+        if points:
+            lines.append(Line(label, [*points], [*points.values()], _colours(ladder)[rung]))
+    return lines
 
 
 def _lines(ladder: Ladder, x: str) -> list[Line]:

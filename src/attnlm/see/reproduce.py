@@ -78,7 +78,8 @@ def ladder_command(plan: LadderPlan) -> str:
     usual = Path(plan.dataset_path) == Path("data") / plan.dataset
     dataset = plan.dataset if usual else plan.dataset_path
     words = ["attnlm", "ladder", dataset, "--rungs", ",".join(plan.rungs)]
-    for name in ("steps", "eval_every", "seed", "seeds", "tokens", "eval_tokens", "threads"):
+    names = ("steps", "eval_every", "seed", "seeds", "tune", "tokens", "eval_tokens", "threads")
+    for name in names:
         if getattr(plan, name) is not None and (name != "seeds" or plan.seeds > 1):
             words += [flag(name), str(getattr(plan, name))]
     return shlex.join([*words, *(["--prompt", plan.prompt] if plan.prompt else [])])

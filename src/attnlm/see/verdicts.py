@@ -8,7 +8,6 @@ NIST/SEMATECH e-Handbook of Statistical Methods, 7.2.2.2.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import itertools
 import math
@@ -17,9 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 FALSE_CLAIMS = 0.05
-"""The largest probability that a comparison of equal models claims any difference."""
-_POWER = 0.8
-_MOST_SEEDS = 100
+"""The largest probability that a ladder of equal rungs claims any difference."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +28,12 @@ class Pair:
     difference: float
     """the mean over the seeds of the rival's loss minus the rung's loss, in nats per token"""
     interval: tuple[float, float] | None
-    """the interval for the difference, 95% or, because the ladder has other pairs, more; None for
-    one seed"""
+    """of 95%, or more if the ladder has other pairs; None for one seed"""
     verdict: str
     """better or worse, if the interval excludes 0: the rung than its rival; else `not shown`"""
     seeds_needed: int | None
-    """the seeds that find such a difference with a probability of 80%, if it is not shown; None if
-    unknown, as with one seed, and if over 100"""
+    """the seeds that show such a difference with a probability of 80%; None if it is shown, if its
+    spread is unknown (one seed), and if they are over 100"""
 
 
 def judged(losses: Mapping[str, Sequence[float]]) -> list[Pair]:
@@ -58,14 +54,14 @@ def judged(losses: Mapping[str, Sequence[float]]) -> list[Pair]:
         return list(found.values())
     signals = {named: _signal(differences) for named, differences in pairs.items()}
     left, is_shown = len(pairs), True
-    for named in sorted(pairs, key=lambda named: -abs(signals[named])):
+    for named, differences in sorted(pairs.items(), key=lambda pair: -abs(signals[pair[0]])):
         tails, signal = FALSE_CLAIMS / left, signals[named]
         is_shown = is_shown and abs(signal) > t_quantile(tails, seeds - 1) / math.sqrt(seeds)
         left -= is_shown
         verdict = ("better" if signal > 0 else "worse") if is_shown else "not shown"
         needed = None if is_shown else _seeds_needed(abs(signal), tails)
-        mean = statistics.fmean(pairs[named])
-        found[named] = Pair(*named, mean, interval(pairs[named], tails), verdict, needed)
+        low, high = interval(differences, tails)
+        found[named] = Pair(*named, (low + high) / 2, (low, high), verdict, needed)
     return list(found.values())
 
 
@@ -89,14 +85,10 @@ def _signal(differences: Sequence[float]) -> float:
 def _seeds_needed(signal: float, tails: float) -> int | None:
     """Return the seeds that find a mean difference of `signal` standard deviations with a
     probability of 80%; None if over 100."""
-
-    def suffice(seeds: int) -> bool:
-        t = t_quantile(tails, seeds - 1) + t_quantile(2 * (1 - _POWER), seeds - 1)
-        return t <= signal * math.sqrt(seeds)
-
-    counts = range(2, _MOST_SEEDS + 1)
-    place = bisect.bisect_left(counts, True, key=suffice)
-    return counts[place] if place < len(counts) else None
+    for seeds in range(2, 101):
+        if t_quantile(tails, seeds - 1) + t_quantile(0.4, seeds - 1) <= signal * math.sqrt(seeds):
+            return seeds
+    return None
 
 
 @functools.cache

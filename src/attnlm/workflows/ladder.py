@@ -25,11 +25,12 @@ from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.model.own import CODE, completed
-from attnlm.runs.ladder_plan import RECORD, LadderPlan, read_plan
+from attnlm.runs.ladder_plan import RECORD, LadderPlan, Trial, read_plan
 from attnlm.runs.run import Run, open_run
 from attnlm.see.ladder import Ladder, Rung, median
 from attnlm.training.cost import affordable_tokens, step_cost
 from attnlm.training.state import saved_facts
+from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.autotune import check_fits
 from attnlm.workflows.train import train
 
@@ -45,6 +46,7 @@ _SPEAKING_FRACTION = 0.015
 _SHORTEST = 0.1
 _LATE = 3.0
 _LATE_FRACTION = 0.05
+_TRIAL_FRACTION = 0.2  # of the steps, for each value that `tune` tries
 _STEP_OVERHEAD = 2e7
 """The overhead of a step, as the number of operations that would take the same time."""
 
@@ -68,6 +70,7 @@ def ladder(
     threads: int | None = None,
     seed: int | None = None,
     seeds: int | None = None,
+    tune: str | None = None,
     prompt: str | None = None,
     tokens: int | None = None,
     name: str | None = None,
@@ -93,6 +96,11 @@ def ladder(
     An existing ladder, given by `resume` or `name`, is resumed; other arguments must equal the
     original ones. `on_event` receives LadderStarted and all events of `train`.
 
+    `tune` names a number of the training, such as learning_rate. Each rung gets the best of five
+    values, 1/4 to 4 times its default. Each is tried with the first seed for a fifth of the steps,
+    or with a budget for a fifth of the time of one seed, without the last tenth of the training
+    split, which measures the loss.
+
     Raises AttnlmError (UsageError for invalid arguments), and Interrupted on a signal, after saving
     the last complete step.
     """
@@ -111,6 +119,7 @@ def ladder(
         "threads": threads,
         "seed": seed,
         "seeds": seeds,
+        "tune": tune and tune.replace("-", "_"),
         "prompt": prompt,
         "tokens": tokens,
     }
@@ -141,6 +150,8 @@ def _train_rungs(
     trained: dict[tuple[str, int], Run] = {}
     configs = {rung: resolve({}, plan.settings(rung, plan.seed)) for rung in plan.rungs}
     costs = {r: step_cost(c, dataset.vocab_size) + _STEP_OVERHEAD for r, c in configs.items()}
+    if plan.tune is not None:
+        plan = _tuned(path, plan, dataset, costs, on_event)
     order = list(runs)
     if plan.budget is not None:  # train the largest first: it takes most of the time
         order.sort(key=lambda key: (-costs[key[0]], key[1]))
@@ -163,6 +174,42 @@ def _train_rungs(
     each = {r: [run for key, run in trained.items() if key[0] == r] for r in plan.rungs}
     shown = (_shown(rung, each[rung], plan, is_whole, on_event) for rung in plan.rungs)
     return Ladder(path, plan, tuple(shown))
+
+
+def _tuned(
+    path: Path, plan: LadderPlan, dataset: Dataset, costs: Mapping[str, float], on_event: OnEvent
+) -> LadderPlan:
+    """Return the plan with all trials of the setting `tune`, after making those that it lacks."""
+    size = dataset.train_tokens // 10
+    train_ids, val_ids = dataset.train[:-size], dataset.train[-size:]
+    sizes: Any = {"train_tokens": len(train_ids), "val_tokens": size}
+    part = replace(dataset, train=train_ids, val=val_ids, **sizes)
+    for rung in plan.rungs:
+        tried = [trial.value for trial in plan.trials if trial.rung == rung]
+        left = [value for value in plan.grid(rung) if value not in tried]
+        share = _TRIAL_FRACTION * (plan.budget or 0) / (1 + plan.seeds)
+        length: dict[str, Any] = {"budget": share * costs[rung] / sum(costs.values())}
+        steps = plan.steps and max(1, round(plan.steps * _TRIAL_FRACTION))
+        for value in left:
+            if steps is not None:
+                length = {"steps": steps, "eval_every": steps}
+            on_event(Note(f"trying {rung} with {plan.tune} {value:g}"))
+            settings = {**plan.settings(rung, plan.seed), str(plan.tune): value, **length}
+            config = resolve({}, settings)
+            asked = Resolved(
+                replace(config, spec=completed(config.spec)), began=time.perf_counter()
+            )
+            loss = None
+            with workspace(path) as work:
+                try:
+                    run = train(part, recipe=asked, checkpoint_dir=work, on_event=on_event)
+                    loss, steps = run.evaluations()[-1].val_loss, run.evaluations()[-1].step
+                except AttnlmError as error:
+                    if not isinstance(error.__cause__, StepNotFiniteError):
+                        raise
+            plan = replace(plan, trials=(*plan.trials, Trial(rung, value, loss)))
+            plan.write(path)
+    return plan
 
 
 def _recorded(
@@ -206,6 +253,11 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Ladd
     )
     plan = replace(plan, codes=named_codes(plan.rungs))
     plan.check()
+    if plan.tune is not None and dataset.train_tokens // 10 <= block_size:
+        raise UsageError(
+            f"`tune` needs a tenth of the training split, and {dataset.name} is too small for it",
+            "use a longer text, or leave `tune` out",
+        )
     SamplingConfig(tokens=plan.tokens)
     dataset.tokenizer.encode(plan.prompt)
     budget: Settings = {} if plan.budget is None else {"budget": plan.budget}
