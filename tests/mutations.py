@@ -243,6 +243,9 @@ a product of a softmax is not edited | test_patch.py
 return self.edited(place, mixed.reshape(*shape, -1)).view_as(mixed) => return mixed
 the embedding is not edited | test_patch.py
 after(model.dropout, "stream") => after(None, "stream")
+== see/attribution.py
+each part is divided by a size of its own | test_attribution.py
+(added_NC.sum(0).square().mean() => (added_NC.square().mean(-1, keepdim=True)
 == see/patch.py
 the corrupted activation is put into the corrupted pass | test_patch.py
 x[torch.arange(len(some)), some] = clean[some] => x[torch.arange(len(some)), some] = other[some]

@@ -16,6 +16,7 @@ from attnlm import export, load_model, open_run, train
 from attnlm.model.architecture import RUNGS
 from attnlm.model.inspection import ChangedModelError
 from attnlm.see.script import as_script, specialised
+from attnlm.see.text import visible
 from attnlm.see.trace import in_words, trace
 from tests.command import attnlm, fails
 from tests.models import CHANGES, VARIANTS, small_model, some_ids
@@ -151,3 +152,15 @@ def test_a_head_is_shown_with_the_keys_that_it_shares(trained: Path, tmp_path: P
     keys = shapes["k"][2 * len(shapes["k"]) // 4, -1, 0].item()
     after = words[next(i for i, line in enumerate(words) if " k  " in line) + 2]
     assert after.startswith(f"   head 3 of 4, ⏎: {keys:z7.3f}")
+
+
+def test_parts_of_a_logit_are_shown_with_their_sum(trained: Path) -> None:
+    run = open_run("transformer", checkpoint_dir=trained / "checkpoints")
+    traced = trace(run, "the fox")
+    token, _ = traced.next[0]
+    (logits,) = (step.values for step in traced.steps if step.name == "logits")
+    total = sum(added for _, added in traced.added)
+    assert total == pytest.approx(float(logits[-1].max()), abs=1e-4)
+    assert f"logit of {visible(token)} = {total:.3f}, the sum of" in str(traced).splitlines()
+    assert [part["part"] for part in traced.facts()["added"]] == [part for part, _ in traced.added]
+    assert not trace(trained / "checkpoints" / "multi-head", "the fox").added

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.attend import check_fits_json, likeliest, next_in_words
+from attnlm.see.attribution import attribution
 from attnlm.see.script import as_script
 from attnlm.see.text import ids_within_context, token_texts, visible
 
@@ -53,6 +55,9 @@ class Trace:
     steps: list[Step]
     next: list[tuple[str, float]]
     """candidates for the next token with their probabilities, likeliest first"""
+    added: list[tuple[str, float]]
+    """what embedding, heads, MLPs and biases add to the logit of the likeliest next token, which is
+    their sum; empty for a model without a residual stream"""
 
     def __repr__(self) -> str:
         return f"<Trace of {self.run!r}: {len(self.steps)} steps over {len(self.tokens)} tokens>"
@@ -79,7 +84,8 @@ class Trace:
             steps.append({**vars(step), "shape": [*numbers.shape], "values": numbers.tolist()})
         likeliest = [{"token": token, "probability": p} for token, p in self.next]
         about = {"run": self.run, "model": self.model, "tokens": self.tokens}
-        return {**about, "steps": steps, "next": likeliest}
+        added = [{"part": part, "logit": logit} for part, logit in self.added]
+        return {**about, "steps": steps, "next": likeliest, "added": added}
 
 
 def trace(
@@ -124,6 +130,7 @@ def trace(
             *steps,
             Step("probabilities", "softmax(logits)", "T V", probabilities_TV),
         ],
+        added=attribution(model, seen, order[0]),
         next=list(zip(token_texts(run.tokenizer, order), last_V[order].tolist(), strict=True)),
     )
 
@@ -223,6 +230,10 @@ def in_words(trace: Trace, head: int = 1) -> Iterator[str]:
                 yield f"   {which}{token}: {_numbers(row)}"
         else:
             yield f"   {which}{shown[-1]}: {_numbers(values[-1])}"
+    if trace.added:
+        logit = math.fsum(added for _, added in trace.added)
+        yield f"logit of {visible(trace.next[0][0])} = {logit:z.3f}, the sum of"
+        yield from (f"  {added:z8.3f}  {part}" for part, added in trace.added)
     yield from next_in_words(trace.next)
 
 
