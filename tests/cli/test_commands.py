@@ -99,6 +99,9 @@ def test_the_commands_of_a_page_run(
     assert shown
     for line in filter(None, BEFORE[page].split("; ")):
         attnlm(*shortened(line.split()), cwd=folder)
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for code in re.findall(r"`mine\.py`.*?```py\n(.*?)```", text, flags=re.DOTALL):
+        (folder / "mine.py").write_text(code)
     for words in shown:
         for made in ("out", "out.gguf"):  # some pages write the same file twice
             path = folder / made

@@ -141,6 +141,7 @@ def _facts(climbed: Ladder) -> dict[str, object]:
         "seeds": climbed.plan.seeds,
         "tune": climbed.plan.tune,
         "trials": [vars(trial) for trial in climbed.plan.trials],
+        "false_claim_probability": climbed.false_claim_probability,
         "warnings": climbed.warnings,
         "pairs": [vars(pair) for pair in climbed.pairs],
         "rungs": [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -209,6 +210,17 @@ class Ladder:
             for rung, gain in zip(self.rungs, self.gains, strict=True)
         ]
         return ["rung", *header], rows
+
+    @property
+    def false_claim_probability(self) -> float | None:
+        """The probability that `Gain.beyond_seeds` is True for two equal models; None if it can't
+        be True because the ladder has fewer than five seeds."""
+        seeds = self.plan.seeds
+        if seeds < _FEWEST_SEEDS:
+            return None
+        # The (2n choose n) orders of n losses of each model are equally likely, and in two of them
+        # all losses of one model come first.
+        return max(2 / math.comb(2 * seeds, seeds), 1e-6)
 
     @property
     def certainty(self) -> str:

@@ -277,6 +277,8 @@ def _shares(
     changed = (clean != other).flatten(1).any(1).nonzero()[:, 0]
     found = torch.zeros(len(clean))
     for some in changed.split(max(1, _BATCH_TOKENS // len(corrupted))):
+        if not len(some):  # an empty tensor has one empty part
+            break
 
         def edit(at: Place, x: Tensor, some: Tensor = some) -> Tensor:
             if at == place:
