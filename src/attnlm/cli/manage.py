@@ -23,7 +23,7 @@ from attnlm.cli import completion, console, options
 from attnlm.cli.help import in_words
 from attnlm.cli.options import REQUIRED, argument, switch
 from attnlm.model.own import CODE
-from attnlm.runs.run import NOT_COMPARABLE
+from attnlm.runs.records import NOT_COMPARABLE
 
 _SHOWN_OF_A_HASH = 12  # characters
 _YOURS = ("runs", "datasets")

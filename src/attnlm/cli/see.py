@@ -17,7 +17,7 @@ from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, reference_losses
 from attnlm.cli.options import REQUIRED, argument, option, switch, typed
 from attnlm.model.spec import Use
-from attnlm.runs.run import NOT_COMPARABLE
+from attnlm.runs.records import NOT_COMPARABLE
 
 if TYPE_CHECKING:
     from attnlm.training.validation import Evaluation

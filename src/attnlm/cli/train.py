@@ -26,7 +26,7 @@ from attnlm.config.recipes import load_recipe, to_toml
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import RUNGS, Architecture
-from attnlm.runs.run import NOT_COMPARABLE
+from attnlm.runs.records import NOT_COMPARABLE
 
 if TYPE_CHECKING:
     from attnlm.runs.journal import EvaluationRecord

@@ -29,7 +29,8 @@ from attnlm.base.folders import (
 )
 from attnlm.base.workspaces import is_locked, trained_alone, workspace
 from attnlm.runs.ladder_plan import RECORD, read_plan
-from attnlm.runs.run import NOT_COMPARABLE, Run, open_run
+from attnlm.runs.records import NOT_COMPARABLE
+from attnlm.runs.run import Run, open_run
 
 # A folder with such a file counts as a run, even if other files are missing.
 _OF_A_RUN = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetensors", "last", "best")

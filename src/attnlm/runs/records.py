@@ -8,6 +8,8 @@ from typing import Any
 
 from attnlm.base.records import MappingRecord, limited
 
+NOT_COMPARABLE = "not comparable: the model sees later tokens"
+
 _COUNT: Any = {"at_least": 0, "below": 2**48}
 
 

@@ -36,6 +36,7 @@ from attnlm.runs.journal import (
     ticker_journal,
 )
 from attnlm.runs.records import (
+    NOT_COMPARABLE,
     CheckpointFacts,
     DatasetFacts,
     Measured,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 
 COPY_THE_RUN = "copy the run's folder again from its source"
-NOT_COMPARABLE = "not comparable: the model sees later tokens"
 _WHOLE = "whole.json"
 _LARGEST_PICTURE = 2**20  # bytes; curve.png has about 50,000
 

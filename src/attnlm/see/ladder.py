@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import attnlm
 from attnlm.base import files
+from attnlm.base.folders import flag
 from attnlm.config.variants import variant, words_of
 from attnlm.model.architecture import MODELS, UnsupportedError
 from attnlm.model.inspection import ChangedModelError
@@ -279,7 +280,7 @@ class Ladder:
             header=header,
             rows=list(zip(self.rungs, rows, strict=True)),
             verdicts=self.verdicts(),
-            tuning=self.tuning.replace("`tune`", "--tune"),
+            tuning=self.tuning.replace("`tune`", flag("tune")),
             explained=explained(self),
             what="variant changes" if any(":" in r.model for r in self.rungs) else "rung adds",
             pictures=pictures,
