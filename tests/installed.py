@@ -20,6 +20,7 @@ from tests.command import Done, here
 
 _ROOT = Path(__file__).parent.parent
 _PROGRAM = Path(sys.executable).parent / "attnlm"
+_PART = f"{_ROOT / 'examples' / 'temperature.py'}:Temperature"
 _FIRST: tuple[tuple[str, ...], ...] = (
     ("prepare", "tales"),
     ("train", "--steps", "20", "--seed", "1"),
@@ -27,6 +28,9 @@ _FIRST: tuple[tuple[str, ...], ...] = (
 )
 _OTHERS: tuple[tuple[str, ...], ...] = (
     ("eval",),
+    ("check", _PART),
+    ("train", "--attention", _PART, "--steps", "5", "--seed", "1", "--name", "own", "--quiet"),
+    ("sample", "own", "--tokens", "9"),
     ("ladder", "--rungs", "bigram,single-head", "--steps", "5", "--seed", "1", "--tokens", "9"),
     ("attend", "the fox", "multi-head-001", "--output", "attention.html"),
     ("trace", "the fox", "--run", "multi-head-001"),
@@ -56,6 +60,7 @@ def main() -> None:
     names = root_command().list_commands(None)
     assert {*names} == {command[0] for command in (*_FIRST, *_OTHERS)}, names
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        os.environ["ATTNLM_CONFIG_DIR"] = folder
         for command in (("--version",), *_FIRST):
             print("attnlm", *command, flush=True)
             if subprocess.run([_PROGRAM, *command]).returncode:
