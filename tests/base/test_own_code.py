@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from attnlm.base.own_code import (
     own_traceback,
     passed_code,
 )
+from attnlm.workflows.train import _sent
 from tests import own
 
 ANSWER = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef f(): return 42\n"
@@ -298,3 +300,20 @@ def test_code_that_needs_its_surroundings_is_refused() -> None:
         passed_code(os)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="cannot be kept by itself"):
         passed_code(lambda: 1)
+
+
+def test_a_typo_in_a_name_suggests_what_the_file_defines(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("from pathlib import Path\n\nclass Temperature: ...\n")
+    with pytest.raises(AttnlmError) as caught:
+        named_code(f"{path}:Temperatur").load()
+    assert caught.value.hint == "did you mean Temperature?"
+
+
+def test_other_processes_get_no_code_that_may_not_run_here(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("def f(): raise AssertionError\n# of somebody else\n")
+    code = OwnCode("mine.py:f", path, hashlib.sha256(path.read_bytes()).hexdigest())
+    run: Any = SimpleNamespace(config=SimpleNamespace(codes=[code]), path=path, content=dict)
+    with pytest.raises(CodeNotAcceptedError):
+        _sent(run)

@@ -431,6 +431,13 @@ def test_false_claims_are_as_rare_as_stated(seeds: int, often: int, climbed: Lad
     count = math.comb(2 * seeds, seeds)
     assert apart == 2 and count / apart == often
     assert claims == (2 if seeds >= 5 else 0)
+    assert ladder.false_claim_probability == (pytest.approx(2 / count) if claims else None)
+
+
+def test_fewer_than_five_seeds_are_never_beyond_seeds(climbed: Ladder) -> None:
+    losses = {"bigram": (2.5, 2.6, 2.7), "average": (2.1, 2.2, 2.3), "single_head": (2.1, 2.2, 2.4)}
+    gains = with_losses(climbed, **losses).gains
+    assert [gain and gain.beyond_seeds for gain in gains] == [None, None, False]
 
 
 def test_a_difference_that_is_not_shown_comes_with_the_seeds_to_show_it(

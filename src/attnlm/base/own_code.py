@@ -24,6 +24,7 @@ from typing import Any
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.suggestions import suggestion
 
 _LARGEST = 2**20  # bytes of a file
 _CONTENTS: dict[str, bytes] = {}
@@ -82,9 +83,12 @@ class OwnCode(str):
             _MODULES[self.sha256] = _run_file(self.path, content, self.sha256)
         found = getattr(_MODULES[self.sha256], self.name, None)
         if not callable(found):
+            module = vars(_MODULES[self.sha256])
+            home = module["__name__"]
+            names = [n for n, v in module.items() if getattr(v, "__module__", None) == home]
             raise AttnlmError(
                 f"{self.file} has no class or function called {self.name}",
-                f"write {self.file}:NAME with a name that the file defines",
+                suggestion(self.name, names, f"it defines {', '.join(names) or 'none'}"),
             )
         return found  # type: ignore[no-any-return]
 

@@ -487,7 +487,9 @@ def _check_alike(processes: Processes, *options: object) -> None:
 
 def _sent(run: Run) -> dict[str, Any]:
     """Return what the other processes need to know of a run."""
-    code = [code.content().decode() for code in run.config.codes]
+    for own in run.config.codes:
+        own.load()  # raises unless it may run here: the other processes run what they receive
+    code = [own.content().decode() for own in run.config.codes]
     return {"path": str(run.path), "run": run.content(), "code": code}
 
 
