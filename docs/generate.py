@@ -16,7 +16,7 @@ from attnlm.cli.app import root_command
 from attnlm.cli.help import SHOWS_ALL
 from attnlm.runs.external_formats import Exported
 from attnlm.runs.journal import Snapshot
-from attnlm.runs.ladder_plan import LadderPlan, Trial
+from attnlm.runs.ladder_plan import Adapted, LadderPlan, Trial
 from attnlm.runs.run import Checkpoint, Result
 from attnlm.see.heads import HeadReport
 from attnlm.see.ladder import Gain, Rung
@@ -29,6 +29,7 @@ _FOLDER = Path(__file__).parent
 _NOTE = "<!-- Written by `python docs/generate.py`: edit the program instead. -->\n"
 _WIDTH = 100  # characters of a line
 _RETURNED = (
+    Adapted,
     Checkpoint,
     Exported,
     Gain,

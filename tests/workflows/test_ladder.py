@@ -299,6 +299,8 @@ def test_a_resumed_ladder_keeps_its_plan(climbed: Ladder, dataset: Dataset, tmp_
         ({"tune": "embed_dim"}, "`tune` cannot be 'embed_dim'"),
         ({"tune": "weight_decay"}, "`tune` 'weight_decay' has no default above 0 in bigram"),
         ({"tune": "beta1"}, "`beta1`"),
+        ({"equal": "flop"}, "invalid value for `equal`"),
+        ({"equal": "time"}, "`equal` time cannot be combined with `steps`"),
         ({"rungs": ("bigram:learning_rate=0",)}, "`learning_rate`"),
         ({"budget": 5.0}, "cannot be combined"),
         ({"budget": -1.0, "steps": None}, "invalid value for `budget`"),
@@ -647,6 +649,13 @@ def test_the_page_in_a_real_browser(browser: Any, climbed: Ladder, tmp_path: Pat
         ("speed", "rate", "has a setting that attnlm 1.0.0 does not have: 'speed'"),
         ("tune", "rate", "is not valid: `tune` cannot be 'rate'"),
         ("tune", 1, "is not valid: its 'tune' cannot be 1"),
+        ("equal", "x", "is not valid: its 'equal' cannot be 'x'"),
+        ("adapted", [{"rung": "bigram"}], "is not valid: its 'adapted.setting' is missing"),
+        (
+            "adapted",
+            [{"rung": "bigram", "setting": "batch_size", "value": -1}],
+            "is not valid: invalid value for `batch_size`: -1",
+        ),
         (
             "trials",
             [{"rung": "bigram", "value": "1"}],

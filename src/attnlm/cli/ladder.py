@@ -14,7 +14,7 @@ from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, reference_losses
 from attnlm.cli.options import option, setting_option, typed
 from attnlm.model.architecture import MODELS
-from attnlm.runs.ladder_plan import check_rungs
+from attnlm.runs.ladder_plan import EQUAL, check_rungs
 
 if TYPE_CHECKING:
     from attnlm.see.ladder import Ladder
@@ -46,6 +46,12 @@ def ladder(
         None,
         "a number of the training, such as learning_rate, of which each model first gets its own "
         "best value, by short trainings on a part of the training split; default: no tuning",
+    ),
+    equal: str | None = option(
+        None,
+        f"what all models have alike: {'|'.join(EQUAL)}; the width or the steps of each "
+        "follow from the first model; default: tokens",
+        completion.choices(*EQUAL),
     ),
     prompt: str | None = option(None, "text that each model continues"),
     tokens: int | None = option(None, "tokens that each model generates; default: 200"),
@@ -87,6 +93,7 @@ def ladder(
                 seed=seed,
                 seeds=seeds,
                 tune=tune,
+                equal=equal,
                 prompt=None if prompt is None else typed(prompt, "--prompt"),
                 tokens=tokens,
                 name=name,
@@ -128,6 +135,7 @@ def _say_table(climbed: Ladder) -> None:
         baselines += f", on the whole split; the rungs on {first.result.part}"
     console.say(baselines)
     console.say(climbed.certainty)
+    console.say(console.with_flags(climbed.equality))
     console.say(console.with_flags(climbed.tuning))
     for warning in map(console.with_flags, climbed.warnings):
         console.say_styled("not like for like:", "yellow", f" {warning}")
@@ -141,6 +149,8 @@ def _facts(climbed: Ladder) -> dict[str, object]:
         "seeds": climbed.plan.seeds,
         "tune": climbed.plan.tune,
         "trials": [vars(trial) for trial in climbed.plan.trials],
+        "equal": climbed.plan.equal,
+        "adapted": [vars(one) for one in climbed.plan.adapted],
         "false_claim_probability": climbed.false_claim_probability,
         "warnings": climbed.warnings,
         "pairs": [vars(pair) for pair in climbed.pairs],
@@ -154,6 +164,8 @@ def _facts(climbed: Ladder) -> dict[str, object]:
                 "beyond_seeds": gain and gain.beyond_seeds,
                 "bits_per_byte": rung.result.final.bits_per_byte,
                 "parameters": rung.run.parameters,
+                "steps": rung.result.last.step,
+                "flops": rung.flops,
                 "seconds": rung.result.last.seconds,
                 "text": climbed.plan.prompt + rung.text,
             }

@@ -418,3 +418,18 @@ def completed(spec: ModelSpec, chosen: Iterable[str] = ()) -> ModelSpec:
     `chosen` are the names of the settings that the user gave.
     """
     return spec.completed(chosen) if isinstance(spec, OwnParts | OwnModel) else spec
+
+
+WIDTHS = ("embed_dim", "n_embd", "d_model", "width", "hidden_size")
+_HEADS = ("heads", "n_heads", "n_head", "num_heads")
+
+
+def size_settings(spec: ModelSpec) -> tuple[str | None, str | None]:
+    """Return the names of the settings that are a model's width and number of heads, if any.
+
+    In a model of the user's they are arguments with usual names.
+    """
+    known = spec.settings()
+    names = ((kind[0], *(PREFIX + name for name in kind)) for kind in (WIDTHS, _HEADS))
+    width, heads = (next((n for n in kind if type(known.get(n)) is int), None) for kind in names)
+    return width, heads

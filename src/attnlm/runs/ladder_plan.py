@@ -18,7 +18,7 @@ from attnlm.base.suggestions import suggestion
 from attnlm.config.settings import check_files, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import SHARED, named_codes, variant
-from attnlm.model.own import CODE
+from attnlm.model.own import CODE, PREFIX
 
 RECORD = "ladder.json"
 _FORMAT = 1
@@ -27,6 +27,9 @@ _ALIKE = ("block_size", "batch_size", "steps", "eval_every", "eval_tokens", "thr
 
 FACTORS = (0.25, 0.5, 1, 2, 4)
 """The values that `tune` tries, as factors of a rung's default."""
+EQUAL = ("tokens", "parameters", "flops", "time")
+TOLERANCE = 0.05
+"""The difference, as a fraction, up to which rungs count as equal in what `equal` names."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,15 @@ class Trial:
     value: float
     loss: float | None
     """in nats per token of text that only tuning holds out; None if training diverged"""
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A width, a number of heads or of steps that a rung has because of `equal`."""
+
+    rung: str
+    setting: str
+    value: int
 
 
 @dataclass(frozen=True)
@@ -54,7 +66,8 @@ class LadderPlan:
     prompt: str
     tokens: int = limited(at_least=0, at_most=2**26)
     steps: int | None = None
-    """steps of each run; if `budget` is given, None until the first run has ended"""
+    """steps of each run, if its rung has none in `adapted`; if `budget` is given, None until the
+    first run has ended"""
     eval_every: int | None = None
     budget: float | None = None
     """seconds for all runs together, if given in place of steps"""
@@ -66,17 +79,28 @@ class LadderPlan:
     tune: str | None = None
     """the training setting of which each rung gets the value with the lowest loss in `trials`"""
     trials: tuple[Trial, ...] = ()
+    equal: str = limited(default="tokens", choices=EQUAL)
+    """what all rungs have alike: tokens, parameters, FLOPs of training, or its time"""
+    adapted: tuple[Adapted, ...] = ()
+    """the settings that the rungs have because of `equal`"""
     codes: Mapping[str, Any] = field(default_factory=dict)
     """the own code (OwnCode) that the rungs name, by its name there"""
 
     def settings(self, rung: str, seed: int) -> dict[str, Any]:
         """Return the training settings of a rung for one seed."""
         alike = {key: value for key in _ALIKE if (value := getattr(self, key)) is not None}
+        alike |= {one.setting: one.value for one in self.adapted if one.rung == rung}
         tuned = [(t.loss, t.value) for t in self.trials if t.rung == rung and t.loss is not None]
         best: dict[str, Any] = {}
         if self.tune is not None and tuned:
             best = {self.tune: type_of(TrainingConfig, self.tune)(min(tuned)[1])}
         return {**alike, "seed": seed, **variant(rung, self.codes), **best}
+
+    @property
+    def adaptation(self) -> str:
+        """The adapted settings in words: `average: embed_dim 24; multi-head: embed_dim 20`."""
+        words = (f"{a.rung}: {a.setting.removeprefix(PREFIX)} {a.value:,}" for a in self.adapted)
+        return "; ".join(words)
 
     def grid(self, rung: str) -> list[float]:
         """Return the values of `tune` to try for a rung: none if the rung's name has a value.
@@ -115,8 +139,10 @@ class LadderPlan:
             raise UsageError(
                 "`rungs` is empty or contains a rung twice", "name each rung once: bigram,average"
             )
-        for name in ("tokens", "seeds"):
+        for name in ("tokens", "seeds", "equal"):
             check_value(LadderPlan, name, getattr(self, name))
+        if self.equal == "time" and self.steps is not None:
+            raise UsageError("`equal` time cannot be combined with `steps`", "use `budget`")
         if self.tune in SHARED or not hasattr(TrainingConfig, self.tune or "seed"):
             hint = suggestion(str(self.tune), fields_of(TrainingConfig), "choose learning_rate")
             raise UsageError(f"`tune` cannot be {quoted(self.tune)}", hint)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +20,8 @@ from attnlm.base.folders import flag
 from attnlm.config.variants import variant, words_of
 from attnlm.model.architecture import MODELS, UnsupportedError
 from attnlm.model.inspection import ChangedModelError
-from attnlm.runs.ladder_plan import LadderPlan
+from attnlm.model.own import WIDTHS, size_settings
+from attnlm.runs.ladder_plan import TOLERANCE, LadderPlan
 from attnlm.runs.run import Result, Run
 from attnlm.see.curves import Line, panel_svg, panels_png, recent_fall, verdict
 from attnlm.see.page import render
@@ -118,9 +120,30 @@ class Rung:
         return self.result.final.val_loss
 
     @property
+    def flops(self) -> int:
+        """The floating-point operations of `run`: matmuls, forward and backward."""
+        per_token = self.run.config.spec.costs(self.run.vocab_size).training_flops()
+        return per_token * self.result.last.tokens
+
+    @property
     def verdict(self) -> str:
         """A sentence on how the training went."""
         return verdict(self.result.records, self.run.dataset)
+
+
+_HELD: Mapping[str, tuple[str, Callable[[Rung], float]]] = {
+    "tokens": ("tokens", lambda rung: 1),  # other warnings are about tokens
+    "parameters": ("parameters", lambda rung: rung.run.parameters),
+    "flops": ("FLOPs", lambda rung: rung.flops),
+    "time": ("seconds", lambda rung: rung.result.last.seconds),
+}
+"""For each value of `equal`, what it counts, and the number of it in a rung."""
+_SENTENCES = {
+    "tokens": "all rungs make the same steps: `equal` parameters, flops or time holds these equal",
+    "parameters": "each rung has the width with which it has about as many parameters as {}",
+    "flops": "each rung makes the steps that take as many FLOPs, forward and backward, as {}",
+    "time": "all runs have the same time, and each makes the steps that fit",
+}
 
 
 @dataclass(frozen=True)
@@ -197,7 +220,9 @@ class Ladder:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the column names, and a row for each rung."""
         seeds = ["lowest to highest"] if self.plan.seeds > 1 else []
-        header = ["validation loss", *seeds, "gain", "bits per byte", "parameters", "seconds"]
+        steps = ["steps"] if self.plan.equal in ("flops", "time") else []
+        differ = self.unequal if self.plan.equal == "parameters" else {}
+        header = ["validation loss", *seeds, "gain", "bits per byte", "parameters"]
         rows = [
             [
                 self.labels[rung.model],
@@ -205,12 +230,26 @@ class Ladder:
                 *(f"{min(rung.losses):.4f}–{max(rung.losses):.4f}" for _ in seeds),
                 "–" if gain is None else f"{gain.nats:+z.4f}",
                 f"{rung.result.final.bits_per_byte:.3f}",
-                f"{rung.run.parameters:,}",
+                f"{rung.run.parameters:,}{differ.get(rung.model, '')}",
+                *(f"{rung.result.last.step:,}" for _ in steps),
                 f"{rung.result.last.seconds:.1f}",
             ]
             for rung, gain in zip(self.rungs, self.gains, strict=True)
         ]
-        return ["rung", *header], rows
+        return ["rung", *header, *steps, "seconds"], rows
+
+    @property
+    def reference(self) -> str:
+        """The rung whose parameters, operations or time the others have: the first that has any."""
+        count = _HELD[self.plan.equal][1]
+        return next((rung for rung in self.rungs if count(rung)), self.rungs[0]).model
+
+    @property
+    def unequal(self) -> dict[str, str]:
+        """The rungs that differ by over 5% in what `equal` names, and by how much: ` (-12%)`."""
+        counts = {rung.model: _HELD[self.plan.equal][1](rung) for rung in self.rungs}
+        ratios = {model: n / (counts[self.reference] or 1) - 1 for model, n in counts.items()}
+        return {m: f" ({ratio:+.0%})" for m, ratio in ratios.items() if abs(ratio) > TOLERANCE}
 
     @property
     def false_claim_probability(self) -> float | None:
@@ -233,6 +272,12 @@ class Ladder:
             f"cases: an interval is 95% by Student's t over the differences of {self.plan.seeds} "
             f"seeds, and wider by Holm's method for several pairs, here {len(self.pairs)}"
         )
+
+    @property
+    def equality(self) -> str:
+        """A sentence on what the rungs have alike."""
+        said = _SENTENCES[self.plan.equal].format(self.reference)
+        return f"{said} ({self.plan.adaptation})" if self.plan.adaptation else said
 
     @property
     def tuning(self) -> str:
@@ -280,7 +325,7 @@ class Ladder:
             header=header,
             rows=list(zip(self.rungs, rows, strict=True)),
             verdicts=self.verdicts(),
-            tuning=self.tuning.replace("`tune`", flag("tune")),
+            notes=[_with_flags(said) for said in (self.equality, self.tuning)],
             explained=explained(self),
             what="variant changes" if any(":" in r.model for r in self.rungs) else "rung adds",
             pictures=pictures,
@@ -308,6 +353,11 @@ def median(items: Sequence[_T], key: Callable[[_T], float]) -> _T:
 def in_words(interval: tuple[float, float] | None) -> str:
     """Return `−0.0123 to 0.0456`."""
     return "" if interval is None else f"{interval[0]:z.4f} to {interval[1]:z.4f}".replace("-", "−")
+
+
+def _with_flags(text: str) -> str:
+    """Return the text with settings as options of the command line: `tune` becomes --tune."""
+    return re.sub(r"`(\w+)`", lambda found: flag(found[1]), text)
 
 
 def _warnings(ladder: Ladder) -> Iterator[str]:
@@ -345,10 +395,22 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
                 for fact in dict.fromkeys(facts.values())
             )
             yield f"{difference}: {'; '.join(groups)}"
+    for model, differs in ladder.unequal.items():
+        has_width = ladder.plan.equal != "parameters" or size_settings(configs[model].spec)[0]
+        why = "" if has_width else f": it has no {', '.join(WIDTHS)} to adapt"
+        what = _HELD[ladder.plan.equal][0]
+        yield f"{what} are not equal to those of {ladder.reference}: {model}{differs}{why}"
+    sizes = {rung.run.parameters: rung.model for rung in ladder.rungs}
+    if max(sizes) > 2 * min(sizes) and ladder.plan.equal != "parameters":
+        yield (
+            f"{sizes[max(sizes)]} has {max(sizes) / min(sizes):,.1f} times as many parameters as "
+            f"{sizes[min(sizes)]}"
+        )
     for rung in ladder.rungs:
         last = rung.result.last
-        if last.step != ladder.plan.steps:
-            yield f"{rung.model} made {last.step:,} steps, not {ladder.plan.steps or 0:,}"
+        steps = ladder.plan.settings(rung.model, 0)["steps"]
+        if last.step != steps:
+            yield f"{rung.model} made {last.step:,} steps, not {steps:,}"
         if last.val_loss > rung.result.best.val_loss:
             best_step = rung.result.final.step
             yield f"{rung.model} is shown at step {best_step:,}: its loss rose after that"

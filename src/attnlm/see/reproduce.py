@@ -7,6 +7,7 @@ from pathlib import Path
 
 from attnlm.base.folders import command_for, elsewhere, flag
 from attnlm.base.own_code import OwnCode
+from attnlm.base.settings import fields_of
 from attnlm.data.dataset import Dataset
 from attnlm.model.own import CODE, PREFIX
 from attnlm.runs.ladder_plan import LadderPlan
@@ -74,13 +75,13 @@ def sample_command(run: Run, checkpoint: str, tokens: int, seed: int) -> str:
 
 
 def ladder_command(plan: LadderPlan) -> str:
-    """Return the command that trains a ladder of models again, by steps, not by a time budget."""
+    """Return the command that trains a ladder again, by steps unless its rungs have equal time."""
     usual = Path(plan.dataset_path) == Path("data") / plan.dataset
     dataset = plan.dataset if usual else plan.dataset_path
     words = ["attnlm", "ladder", dataset, "--rungs", ",".join(plan.rungs)]
-    names = ("steps", "eval_every", "seed", "seeds", "tune", "tokens", "eval_tokens", "threads")
-    for name in names:
-        if getattr(plan, name) is not None and (name != "seeds" or plan.seeds > 1):
+    names = ("steps", "eval_every", "seed", "seeds", "tune", "equal", "tokens", "eval_tokens")
+    for name in (*names, "threads", *(["budget"] if plan.steps is None else [])):
+        if getattr(plan, name) != fields_of(LadderPlan)[name].default:
             words += [flag(name), str(getattr(plan, name))]
     return shlex.join([*words, *(["--prompt", plan.prompt] if plan.prompt else [])])
 

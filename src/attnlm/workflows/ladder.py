@@ -25,13 +25,14 @@ from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.model.own import CODE, completed
-from attnlm.runs.ladder_plan import RECORD, LadderPlan, Trial, read_plan
+from attnlm.runs.ladder_plan import RECORD, Adapted, LadderPlan, Trial, read_plan
 from attnlm.runs.run import Run, open_run
 from attnlm.see.ladder import Ladder, Rung, median
 from attnlm.training.cost import affordable_tokens, step_cost
 from attnlm.training.state import saved_facts
 from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.autotune import check_fits
+from attnlm.workflows.equal import relative_steps, with_steps, with_widths
 from attnlm.workflows.train import train
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
@@ -71,6 +72,7 @@ def ladder(
     seed: int | None = None,
     seeds: int | None = None,
     tune: str | None = None,
+    equal: str | None = None,
     prompt: str | None = None,
     tokens: int | None = None,
     name: str | None = None,
@@ -101,6 +103,11 @@ def ladder(
     or with a budget for a fifth of the time of one seed, without the last tenth of the training
     split, which measures the loss.
 
+    `equal` is what all rungs have alike. tokens (default): the steps. parameters: each rung gets
+    the width, and if necessary the heads, with which it has about as many as the first. flops: each
+    makes the steps that take as many operations as the `steps` of the first rung with matmuls.
+    time: each gets the same part of the `budget`.
+
     Raises AttnlmError (UsageError for invalid arguments), and Interrupted on a signal, after saving
     the last complete step.
     """
@@ -120,6 +127,7 @@ def ladder(
         "seed": seed,
         "seeds": seeds,
         "tune": tune and tune.replace("-", "_"),
+        "equal": equal,
         "prompt": prompt,
         "tokens": tokens,
     }
@@ -150,8 +158,10 @@ def _train_rungs(
     trained: dict[tuple[str, int], Run] = {}
     configs = {rung: resolve({}, plan.settings(rung, plan.seed)) for rung in plan.rungs}
     costs = {r: step_cost(c, dataset.vocab_size) + _STEP_OVERHEAD for r, c in configs.items()}
+    relative = relative_steps(plan, dataset.vocab_size)
+    durations = {r: 1.0 if plan.equal == "time" else costs[r] * relative[r] for r in costs}
     if plan.tune is not None:
-        plan = _tuned(path, plan, dataset, costs, on_event)
+        plan = _tuned(path, plan, dataset, durations, on_event)
     order = list(runs)
     if plan.budget is not None:  # train the largest first: it takes most of the time
         order.sort(key=lambda key: (-costs[key[0]], key[1]))
@@ -160,15 +170,20 @@ def _train_rungs(
         on_event(Note(named if plan.seeds == 1 else f"{named}, seed {seed}"))
         settings = plan.settings(rung, seed)
         if plan.budget is not None:
-            left = [costs[other] for other, _ in order[number:]]
-            settings["budget"] = _seconds_of_next(plan.budget, left, trained, costs, began)
+            left = [durations[other] for other, _ in order[number:]]
+            settings["budget"] = _seconds_of_next(plan, left, trained, durations, began)
+            if "steps" in settings:
+                settings.setdefault("eval_every", max(1, math.ceil(settings["steps"] / 10)))
         run = _trained(runs[rung, seed], plan, settings, dataset, data_dir, on_event)
         trained[rung, seed] = run
-        if plan.steps is None:  # all runs make as many steps as the first one did
+        if "steps" not in plan.settings(rung, seed):
             steps = run.evaluations()[-1].step
-            every = plan.eval_every or max(1, math.ceil(steps / 10))
-            part = run.config.training.eval_tokens
-            plan = replace(plan, steps=steps, eval_every=every, eval_tokens=part)
+            plan = replace(plan, eval_tokens=run.config.training.eval_tokens)
+            if plan.equal == "time":  # all seeds of a rung make as many steps as its first
+                plan = replace(plan, adapted=(*plan.adapted, Adapted(rung, "steps", steps)))
+            else:
+                steps = max(1, round(steps / relative[rung]))
+                plan = with_steps(replace(plan, steps=steps), relative)
             plan.write(path)
     is_whole = all(run.whole() for run in trained.values())
     each = {r: [run for key, run in trained.items() if key[0] == r] for r in plan.rungs}
@@ -177,7 +192,7 @@ def _train_rungs(
 
 
 def _tuned(
-    path: Path, plan: LadderPlan, dataset: Dataset, costs: Mapping[str, float], on_event: OnEvent
+    path: Path, plan: LadderPlan, dataset: Dataset, lengths: Mapping[str, float], on_event: OnEvent
 ) -> LadderPlan:
     """Return the plan with all trials of the setting `tune`, after making those that it lacks."""
     size = dataset.train_tokens // 10
@@ -188,8 +203,9 @@ def _tuned(
         tried = [trial.value for trial in plan.trials if trial.rung == rung]
         left = [value for value in plan.grid(rung) if value not in tried]
         share = _TRIAL_FRACTION * (plan.budget or 0) / (1 + plan.seeds)
-        length: dict[str, Any] = {"budget": share * costs[rung] / sum(costs.values())}
-        steps = plan.steps and max(1, round(plan.steps * _TRIAL_FRACTION))
+        length: dict[str, Any] = {"budget": share * lengths[rung] / sum(lengths.values())}
+        if (steps := plan.settings(rung, plan.seed).get("steps")) is not None:
+            steps = max(1, round(steps * _TRIAL_FRACTION))
         for value in left:
             if steps is not None:
                 length = {"steps": steps, "eval_every": steps}
@@ -253,6 +269,10 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Ladd
     )
     plan = replace(plan, codes=named_codes(plan.rungs))
     plan.check()
+    plan = with_widths(plan, dataset.vocab_size)
+    plan = with_steps(plan, relative_steps(plan, dataset.vocab_size))
+    if plan.adapted:
+        on_event(Note(f"for equal {plan.equal}: {plan.adaptation}"))
     if plan.tune is not None and dataset.train_tokens // 10 <= block_size:
         raise UsageError(
             f"`tune` needs a tenth of the training split, and {dataset.name} is too small for it",
@@ -266,10 +286,9 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Ladd
         check_fits(config, dataset, choose_device(config.training.device, config.training.dtype))
     if plan.steps is None:
         return plan
-    every = configs[0].training.eval_every
     sizes = dataset.vocab_size, dataset.val_tokens
     parts = [part for c in configs if (part := affordable_tokens(c, *sizes)) is not None]
-    return replace(plan, eval_every=every, eval_tokens=plan.eval_tokens or min(parts, default=None))
+    return replace(plan, eval_tokens=plan.eval_tokens or min(parts, default=None))
 
 
 def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
@@ -289,26 +308,30 @@ def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
 
 
 def _seconds_of_next(
-    budget: float,
-    costs_left: list[float],
+    plan: LadderPlan,
+    durations_left: list[float],
     trained: Mapping[tuple[str, int], Run],
-    costs: Mapping[str, float],
+    durations: Mapping[str, float],
     began: float,
 ) -> float:
     """Return the seconds that the next run may take.
 
-    `costs_left` holds the operations per step of each remaining run, the next run first. The first
-    run of the ladder gets time in proportion to its cost. Each later run gets time for as many
-    steps as that run made, or less if the ladder would otherwise end much too late.
+    `durations_left` holds the expected duration of each remaining run, in any unit, the next run
+    first. The first run of the ladder gets its part of the time. Each later run gets time for its
+    steps, or less if the ladder would otherwise end much too late; with `equal` time, it gets as
+    much as the first.
     """
-    own = costs_left[0]
-    others = sum(costs_left[1:])
+    budget = plan.budget or 0.0
+    if trained and plan.equal == "time":
+        return next(iter(trained.values())).config.training.budget or _SHORTEST
+    own, *others_left = durations_left
+    others = sum(others_left)
     left = began + budget - time.perf_counter()
-    left -= len(costs) * min(_SPEAKING, _SPEAKING_FRACTION * budget)
+    left -= len(durations) * min(_SPEAKING, _SPEAKING_FRACTION * budget)
     if not trained:
         return max(left * own / (own + others), _SHORTEST)
     (rung, _), first = next(iter(trained.items()))
-    rate = first.evaluations()[-1].seconds / costs[rung]
+    rate = first.evaluations()[-1].seconds / durations[rung]
     late = max(_LATE, _LATE_FRACTION * budget)
     left = max(left + late, late)
     return max(left - rate * others, left * own / (own + others))

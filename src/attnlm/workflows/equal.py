@@ -1,0 +1,98 @@
+"""Hold parameters or operations of a ladder's rungs equal: find the width or the steps of each."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from attnlm.base.errors import UsageError
+from attnlm.base.settings import Settings
+from attnlm.config.settings import resolve
+from attnlm.model.inspection import parameters_of
+from attnlm.model.own import OwnModel, completed, size_settings
+from attnlm.model.spec import ModelSpec
+from attnlm.runs.ladder_plan import TOLERANCE, Adapted, LadderPlan
+
+_WIDEST = 2**16  # features, beyond which no wider model is tried
+
+
+def relative_steps(plan: LadderPlan, vocab_size: int) -> dict[str, float]:
+    """Return each rung's steps as a multiple of `plan.steps`.
+
+    With `equal` flops, they make as many operations as the first rung that makes any; a rung
+    without operations makes `plan.steps`, as all rungs do otherwise.
+    """
+    flops = dict.fromkeys(plan.rungs, 0)
+    untuned = replace(plan, trials=())
+    for rung in plan.rungs if plan.equal == "flops" else ():
+        config = resolve({}, untuned.settings(rung, plan.seed))
+        flops[rung] = config.spec.costs(vocab_size).training_flops() * config.tokens_per_step
+    wanted = next(filter(None, flops.values()), 1)
+    return {rung: wanted / (made or wanted) for rung, made in flops.items()}
+
+
+def with_steps(plan: LadderPlan, relative: Mapping[str, float]) -> LadderPlan:
+    """Return the plan with the steps of each rung, if they differ: `plan.steps` times a number."""
+    if plan.equal != "flops" or plan.steps is None:
+        return plan
+    steps = {rung: max(1, round(plan.steps * times)) for rung, times in relative.items()}
+    return replace(plan, adapted=tuple(Adapted(rung, "steps", n) for rung, n in steps.items()))
+
+
+def with_widths(plan: LadderPlan, vocab_size: int) -> LadderPlan:
+    """Return the plan in which each rung has about as many parameters as the first.
+
+    Only widths and numbers of heads change, and only where the rung's name does not set them.
+    Raises UsageError for a model of the user's that fails with another width.
+    """
+    if plan.equal != "parameters":
+        return plan
+    wanted = parameters_of(_spec(plan.settings(plan.rungs[0], 0)), vocab_size)
+    sizes = {r: _sizes(plan.settings(r, 0), wanted, vocab_size) for r in plan.rungs[1:]}
+    found = [Adapted(rung, *size) for rung in sizes for size in sizes[rung].items()]
+    return replace(plan, adapted=tuple(found))
+
+
+def _spec(settings: Settings) -> ModelSpec:
+    return completed(resolve({}, settings).spec)
+
+
+def _sizes(settings: Settings, wanted: int, vocab_size: int) -> dict[str, int]:
+    """Return the sizes with which a model has about `wanted` parameters; {} for its own sizes."""
+    spec = _spec(settings)
+    name, heads = size_settings(spec)
+    if name is None or name in settings:
+        return {}
+    heads = None if spec.preset == "wide-head" else heads  # which do not divide the width
+    width, count = (int(spec.settings().get(key or "", 1)) for key in (name, heads))
+    # Rotary positions need heads of an even width. The heads of an own model may be unknown.
+    even = math.gcd(width // count, 8 if heads is None and isinstance(spec, OwnModel) else 2)
+    is_free = heads == "heads" and not {"heads", "kv_heads", "head_size"} & settings.keys()
+    others = sorted(range(1, 2 * count + 1), key=lambda n: abs(n - count))[1:] if is_free else []
+
+    def more(sizes: dict[str, int]) -> float:
+        """Return the parameters beyond `wanted`, as a fraction of `wanted`."""
+        return parameters_of(_spec({**settings, **sizes}), vocab_size) / wanted - 1
+
+    best: dict[str, int] = {}
+    try:
+        for number in (count, *others):
+            given = {} if number == count else {"heads": number}
+            largest = step = number * even
+            while largest < _WIDEST and more({**given, name: largest}) < 0:
+                largest *= 2
+            possible = [{**given, name: n} for n in range(step, largest + 1, step)]
+            above = bisect.bisect_left(possible, 0.0, key=more)
+            near = [best, *possible[max(0, above - 1) : above + 1]]
+            best = min(near, key=lambda sizes: abs(more(sizes)))
+            if abs(more(best)) <= TOLERANCE:
+                break
+        _spec({**settings, **best}).costs(vocab_size)  # runs own code
+    except Exception as error:
+        raise UsageError(
+            f"{spec.name} fails with another width: {type(error).__name__}: {error}",
+            f"give it an argument heads that divides its width, or set {name} in the rung's name",
+        ) from error
+    return best
