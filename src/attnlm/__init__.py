@@ -5,6 +5,7 @@
     train_seeds   Runs of one model with several seeds, and the interval of their mean loss
     sample        text from a Run, piece by piece; `samples` returns several whole texts
     evaluate      a Run's loss on a validation split
+    generate      a Run's answers to questions; `answer_pairs` compares them with the right ones
     ladder        several models, trained on the same batches and compared
     attend        what each head of a Run attends to in a text: arrays, labelled with tokens
     check         what holds for a class or function of your own, before it is trained
@@ -103,6 +104,9 @@ if TYPE_CHECKING:
     from attnlm.training.events import Started as Started
     from attnlm.training.events import Stepped as Stepped
     from attnlm.training.validation import Evaluation as Evaluation
+    from attnlm.workflows.answers import Answered as Answered
+    from attnlm.workflows.answers import answer_pairs as answer_pairs
+    from attnlm.workflows.answers import generate as generate
     from attnlm.workflows.check import check as check
     from attnlm.workflows.doctor import Finding as Finding
     from attnlm.workflows.doctor import doctor as doctor
@@ -125,6 +129,7 @@ _NAMES = {
     "data.batches": "Batches",
     "data.dataset": "Dataset DatasetEntry list_datasets open_dataset",
     "data.prepare": "prepare",
+    "workflows.answers": "Answered answer_pairs generate",
     "workflows.check": "check",
     "workflows.doctor": "Finding doctor",
     "workflows.evaluate": "evaluate",

@@ -146,7 +146,7 @@ def test_bpe_is_trained_on_the_training_split_only(tmp_path: Path, data: Path) -
 
 
 def test_a_large_text_is_sampled_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splits, "_SAMPLE_BYTES", 2000)
+    monkeypatch.setattr(splits, "SAMPLE_BYTES", 2000)
     monkeypatch.setattr(splits, "_SAMPLE_BLOCK", 100)
     (tmp_path / "t.txt").write_text("ab" * 5000 + "cd" * 5000 + "ef" * 5000)
     choice = splits.HeldOut(Fraction("0.1"), 1)

@@ -14,12 +14,14 @@ from attnlm.cli.displays import Display, reference_losses
 from attnlm.cli.options import argument, option, switch
 from attnlm.config.settings import resolve
 from attnlm.text.records import columns_of, listed
+from attnlm.text.tasks import TASKS
 
 _FACTS = (
     *("characters", "documents", "vocab_size", "train_tokens", "val_tokens"),
     *("bigram_loss", "floor", "split", "split_seed"),
 )
 _NAMED = 5  # parts of the validation split
+_SHOWN = 60  # characters of an example
 
 
 def prepare(
@@ -28,8 +30,9 @@ def prepare(
         "SOURCE...",
         "tinyshakespeare | tales | a file | a directory | a pattern such as 'a/*.gz' | "
         "a URL | hf:OWNER/NAME | - (stdin); several sources are joined in this order; "
+        f"or a task: {' | '.join(TASKS)}; "
         "default: tinyshakespeare, or tales if that is not available",
-        completion.choices("tinyshakespeare", "tales"),
+        completion.choices("tinyshakespeare", "tales", *TASKS),
     ),
     tokenizer: str = option(
         "char",
@@ -68,12 +71,23 @@ def prepare(
         "name of the column with the text, in .jsonl and .parquet files, hf: data, and "
         "JSON lines on stdin; default: text",
     ),
+    prompt_column: str | None = option(
+        None,
+        "make examples of records: name of the column with the questions or, without "
+        "--answer-column, with lists of messages that have a role and a content",
+    ),
+    answer_column: str | None = option(None, "name of the column with the answers"),
+    examples: int | None = option(None, "number of training examples of a task; default: 20,000"),
+    length: int | None = option(
+        None, "length of a task's questions, in letters, bits, brackets or pairs; default: 8 to 12"
+    ),
+    digits: int | None = option(None, "digits of the numbers of addition; default: 3"),
     offline: bool = options.OFFLINE,
     force: bool = switch("replace an existing data set of the same name", "--force"),
     json: bool = options.JSON,
     quiet: bool = options.QUIET,
 ) -> None:
-    """Encode a text with a tokenizer, and split off validation data."""
+    """Encode a text, or questions with answers, and split off validation data."""
     columns = column or []
     if len(columns) > 1:
         raise _two_columns(len(columns), source or [])
@@ -92,6 +106,11 @@ def prepare(
             encoding=encoding,
             newlines=newlines,
             column=columns[0] if columns else None,
+            prompt_column=prompt_column,
+            answer_column=answer_column,
+            examples=examples,
+            length=length,
+            digits=digits,
             offline=offline,
             force=force,
             on_event=display,
@@ -102,6 +121,7 @@ def prepare(
                 "data": f"{dataset.name}, from {dataset.source}",
                 "text": f"{dataset.characters:,} characters"
                 + (f" in {dataset.documents:,} documents" if dataset.documents else ""),
+                "examples": _examples(dataset),
                 "tokens": f"{dataset.train_tokens + dataset.val_tokens:,}, vocabulary of "
                 f"{dataset.vocab_size:,} ({dataset.tokenizer.name})",
                 "split": f"{dataset.train_tokens:,} for training, "
@@ -114,14 +134,30 @@ def prepare(
         flags = ["--block-size", str(dataset.largest_block_size)] if is_small else []
         console.say_next(command_for("attnlm train", dataset.path, *flags, kind="data set"))
     facts = {"dataset": str(dataset.path)} | {name: getattr(dataset, name) for name in _FACTS}
+    facts["examples"] = dataset.examples and asdict(dataset.examples)
     facts["val_parts"] = [*map(asdict, dataset.val_parts)]
     console.result_or_json(str(dataset.path), facts, json)
+
+
+def _examples(dataset: attnlm.Dataset) -> str:
+    """Return the number of examples and the first one; "" for a text."""
+    if dataset.examples is None or dataset.train_examples is None:
+        return ""
+    end = int(dataset.train_examples.ends[0])
+    first = dataset.tokenizer.decode(dataset.train[:end].tolist()).rstrip()
+    more = f" and {dataset.examples.longer:,} longer ones" * bool(dataset.examples.longer)
+    return (
+        f"{dataset.examples.train:,} for training, {dataset.examples.val:,} for validation{more}, "
+        f"such as {first[:_SHOWN]!r}"
+    )
 
 
 def _validation(dataset: attnlm.Dataset) -> str:
     """Return which text the validation split consists of: `the last 10%, only from jargon.txt`."""
     share = f"{100 * (dataset.val_fraction or 0):g}%"
-    if dataset.val_source is not None:
+    if dataset.examples is not None and dataset.split is None:
+        words = f"{dataset.examples.val:,} examples of {dataset.val_source}"
+    elif dataset.val_source is not None:
         words = dataset.val_source
     elif dataset.split == "documents":
         words = f"{share} of the documents, chosen with seed {dataset.split_seed}"

@@ -30,6 +30,7 @@ from attnlm.text.records import record_texts
 from attnlm.text.text_files import kind_of
 
 if TYPE_CHECKING:
+    from attnlm.generation.questions import QuestionFormat
     from attnlm.generation.sampling import Choice, Sampler
 
 
@@ -53,6 +54,7 @@ def sample(
     checkpoint: str = options.CHECKPOINT,
     device: str = options.DEVICE,
     checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    data_dir: Path = options.DATA_DIR,
     show_probs: bool = switch(
         "show the probability of each token, and the likeliest alternatives", "--show-probs"
     ),
@@ -63,7 +65,11 @@ def sample(
     quiet: bool = options.QUIET,
     **settings: Any,
 ) -> None:
-    """Generate text with a trained model."""
+    """Generate text with a trained model.
+
+    A model that was trained on questions with answers gets the prompt as a question; without a
+    prompt, it is asked some questions of the validation split.
+    """
     many = settings["num_samples"] != 1 or prompts is not None
     if interactive and (json or show_probs or many or prompt == "-"):
         raise UsageError(
@@ -81,12 +87,18 @@ def sample(
         settings["seed"] = drawn_seed()
     config = SamplingConfig(**settings, stop=[typed(text, "--stop") for text in stop or ()])
     started = [_prompt(prompt, prompt_file)] if prompts is None else _prompts(prompts)
+    asks = [prompt, prompt_file, prompts].count(None) == 3 and not (many or show_probs)
     if many or json:  # memory holds the texts to the end
         config.check_room(len(started), MOST_CHOICES_HELD if show_probs else MOST_HELD)
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
+    from attnlm.generation.questions import format_of
     from attnlm.generation.sampling import load_sampler
 
+    form = format_of(opened)
+    if form is not None:
+        config = form.stopping(config)
+        started = [form.asked(text) if text else text for text in started]
     chosen = opened.checkpoint(checkpoint)
     sampler = load_sampler(opened, checkpoint=chosen, device=device, on_event=Display())
     ids = [] if interactive else sampler.ids_of(started)
@@ -96,7 +108,9 @@ def sample(
             f"temperature {config.temperature:g}, seed {config.seed}"
         )
     if interactive:
-        _talk(sampler, started[0], config, quiet)
+        _talk(sampler, started[0], config, quiet, form)
+        return
+    if form is not None and asks and _answered(sampler, form, opened, data_dir, json, quiet):
         return
     began = time.perf_counter()
     texts, count, facts = _generate(sampler, ids, started, config, json, show_probs)
@@ -230,16 +244,62 @@ def _in_words(choice: Choice) -> str:
     return f"{visible(choice.token)}\t{choice.probability:.4f}\t{others}"
 
 
+# --- Questions ------------------------------------------------------------------------------------
+
+_ASKED = 10  # questions
+
+
+def _answered(
+    sampler: Sampler, form: QuestionFormat, run: attnlm.Run, data_dir: Path, json: bool, quiet: bool
+) -> bool:
+    """Print questions of the validation split with the model's answers, and return True.
+
+    Return False, after a note, if the data set can't be opened.
+    """
+    from attnlm.runs.run import open_dataset_of
+    from attnlm.workflows.answers import ask, pairs_of
+
+    try:
+        pairs = pairs_of(open_dataset_of(run, data_dir), _ASKED)
+    except AttnlmError as error:
+        console.say(f"{error.message}: no questions to ask")
+        return False
+    found = ask(sampler, form, pairs)
+    right = sum(one.is_right for one in found)
+    if json:
+        said = [{**one._asdict(), "right": one.is_right} for one in found]
+        console.result_json({"questions": said, "right": right})
+        return True
+    for one in found:
+        mark = "right" if one.is_right else f"wrong: {one.answer}"
+        console.result(f"{one.prompt}{form.question_end}{one.said}\t{mark}")
+    if not quiet:
+        console.say(f"{right} of {len(found)} right; ask one: --prompt, or -i for a conversation")
+    return True
+
+
 # --- --interactive --------------------------------------------------------------------------------
 
 
-def _talk(sampler: Sampler, prompt: str, config: SamplingConfig, quiet: bool) -> None:
-    """Read lines until the user stops; add each line to the text and print the continuation."""
+def _talk(
+    sampler: Sampler,
+    prompt: str,
+    config: SamplingConfig,
+    quiet: bool,
+    form: QuestionFormat | None,
+) -> None:
+    """Read lines until the user stops; add each line to the text and print the continuation.
+
+    If the model was trained on questions with answers, each line is a question, and the oldest
+    questions are forgotten when they no longer fit into the context.
+    """
     if not quiet:
-        console.say("type a line and the model continues it; /help lists commands, /bye stops")
+        does = "continues it" if form is None else "answers"
+        console.say(f"type a line and the model {does}; /help lists commands, /bye stops")
     ids: list[int] = []
+    turns: list[int] = []  # the places in `ids` where questions begin
     if prompt:
-        _extend(ids, sampler, prompt)
+        _extend(ids, sampler, prompt, form)
     while True:
         if sys.stdin.isatty():
             print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201
@@ -248,16 +308,30 @@ def _talk(sampler: Sampler, prompt: str, config: SamplingConfig, quiet: bool) ->
             return
         if command := re.match(r"/([a-z]+)(?:\s|$)", line):
             config = _changed(command[1], line[command.end() :].strip(), config)
-        elif _extend(ids, sampler, line):
+            continue
+        if form is not None:
+            turns.append(len(ids))
+            line = form.asked(line.rstrip("\n"))
+        if _extend(ids, sampler, line, form):
+            if form is not None:
+                _forget(ids, turns, sampler.model.block_size)
             for piece in sampler.stream(ids, config):
                 console.write(piece)
             console.write("\n")
             config = replace(config, seed=(config.seed + 1) % 2**63)
 
 
-def _extend(ids: list[int], sampler: Sampler, text: str) -> bool:
+def _forget(ids: list[int], turns: list[int], block_size: int) -> None:
+    """Remove the oldest turns from `ids` so that half of the context is left for the answer."""
+    while len(turns) > 1 and len(ids) > block_size // 2:
+        length = turns[1] - turns[0]
+        del ids[:length]
+        turns[:] = [place - length for place in turns[1:]]
+
+
+def _extend(ids: list[int], sampler: Sampler, text: str, form: QuestionFormat | None) -> bool:
     """Add the ids of `text` to `ids`, and return True; on an error, print it and return False."""
-    if sampler.tokenizer.newline is None:
+    if form is None and sampler.tokenizer.newline is None:
         text = text.rstrip("\n")  # the tokenizer has no line end
     try:
         ids.extend(sampler.tokenizer.encode(text) if ids else sampler.prompt_ids(text))

@@ -20,6 +20,7 @@ from attnlm.model.spec import Use
 from attnlm.runs.records import NOT_COMPARABLE
 
 if TYPE_CHECKING:
+    from attnlm.runs.run import Checkpoint
     from attnlm.training.validation import Evaluation
 
 
@@ -32,15 +33,27 @@ def evaluate(
     device: str = options.DEVICE,
     checkpoint_dir: Path = options.CHECKPOINT_DIR,
     data_dir: Path = options.DATA_DIR,
+    pairs: Path | None = option(
+        None,
+        'ask the questions of this file instead: .jsonl or .parquet records such as {"prompt": '
+        '"2+3", "answer": "5"}',
+    ),
+    errors: bool = switch("list questions with wrong answers", "--errors"),
     verify: bool = options.VERIFY,
     json: bool = options.JSON,
 ) -> None:
-    """Measure a model's loss on the validation split.
+    """Measure a model's loss on the validation split and, for examples, the share of right answers.
 
     Of a larger split, the first 4,194,304 tokens are used. If the text has several sources, the
-    loss on the part of each is measured too.
+    loss on the part of each is measured too. Answers are decoded greedily; they are right if every
+    token is.
     """
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
+    if pairs is not None:
+        if data is not None:
+            raise UsageError("--pairs cannot be combined with --data", "use only one of them")
+        _evaluate_pairs(opened, pairs, checkpoint, device, errors, json)
+        return
     other = None if data is None else attnlm.open_dataset(data, data_dir=data_dir, verify=verify)
     dataset = opened.dataset if other is None else other
     chosen = opened.checkpoint(checkpoint)
@@ -60,6 +73,7 @@ def evaluate(
     if opened.leaks:
         console.say(f"{NOT_COMPARABLE}: {opened.leaks.partition(';')[0]}")
     console.say(f"baselines: {reference_losses(opened.vocab_size, dataset)}")
+    longer, wrong = _of_examples(opened, other, data_dir, chosen, device, errors)
     facts = {
         "val_loss": evaluation.loss,
         "bits_per_byte": evaluation.bits_per_byte,
@@ -70,6 +84,9 @@ def evaluate(
         "checkpoint": chosen.which,
         "step": chosen.step,
         "leaks": opened.leaks,
+        "accuracy": evaluation.accuracy,
+        "longer_accuracy": longer,
+        **({"errors": [one._asdict() for one in wrong]} if errors else {}),
         "sources": [
             {
                 "source": source,
@@ -83,9 +100,75 @@ def evaluate(
     perplexity = evaluation.perplexity
     shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"
     words = f"{evaluation.loss:.4f} nats per token, {evaluation.bits_per_byte:.4f} bits per byte"
-    console.result_or_json(f"{words}, perplexity {shown}", facts, json)
+    words = f"{words}, perplexity {shown}"
+    if evaluation.accuracy is not None:
+        words = f"{evaluation.accuracy:.1%} of answers right; {words}"
+    console.result_or_json(words, facts, json)
+    if longer is not None and not json:
+        console.say(f"{longer:.1%} of answers to longer questions right")
+    _print_errors([] if json else wrong)
     if len(evaluation.sources) > 1 and not json:
         _print_sources(evaluation.sources, opened.config.spec.block_size)
+
+
+_MOST_ERRORS = 20
+
+
+def _of_examples(
+    run: attnlm.Run,
+    other: attnlm.Dataset | None,
+    data_dir: Path,
+    checkpoint: Checkpoint,
+    device: str,
+    errors: bool,
+) -> tuple[float | None, list[attnlm.Answered]]:
+    """Return the accuracy on a task's longer questions, if any, and up to 20 wrong answers.
+
+    Raises UsageError if `errors` is True but the data set has no questions.
+    """
+    if run.dataset.question_end is None and (other is None or other.examples is None):
+        if errors:
+            raise UsageError("--errors needs questions with answers", "use it with --pairs")
+        return None, []
+    from attnlm.generation.questions import format_of
+    from attnlm.generation.sampling import load_sampler
+    from attnlm.runs.run import open_dataset_of
+    from attnlm.workflows.answers import ask, longer_pairs, pairs_of
+
+    dataset = other or open_dataset_of(run, data_dir)
+    pairs, longer = pairs_of(dataset), longer_pairs(dataset)
+    if not longer and not errors:
+        return None, []
+    sampler = load_sampler(run, checkpoint=checkpoint, device=device)
+    form = format_of(run)
+    found = ask(sampler, form, longer) if longer else []
+    accuracy = sum(one.is_right for one in found) / len(found) if found else None
+    said = ask(sampler, form, pairs) if errors else []
+    return accuracy, [one for one in said if not one.is_right][:_MOST_ERRORS]
+
+
+def _evaluate_pairs(
+    run: attnlm.Run, path: Path, checkpoint: str, device: str, errors: bool, json: bool
+) -> None:
+    """Print the share of questions in a file that a run answers right."""
+    from attnlm.workflows.answers import read_pairs
+
+    found = attnlm.answer_pairs(run, read_pairs(path), checkpoint=checkpoint, device=device)
+    right = sum(one.is_right for one in found)
+    wrong = [one for one in found if not one.is_right][:_MOST_ERRORS] if errors else []
+    facts: dict[str, Any] = {"accuracy": right / len(found), "right": right, "pairs": len(found)}
+    if errors:
+        facts["errors"] = [one._asdict() for one in wrong]
+    words = f"{right / len(found):.1%} of answers right: {right:,} of {len(found):,}"
+    console.result_or_json(words, facts, json)
+    _print_errors([] if json else wrong)
+
+
+def _print_errors(wrong: Sequence[attnlm.Answered]) -> None:
+    """Print a table of questions with wrong answers."""
+    if wrong:
+        rows = [[repr(text)[1:-1] for text in one] for one in wrong]
+        console.print_table(("question", "answer", "model's answer"), rows, ("question",))
 
 
 _UNKNOWN = "–"

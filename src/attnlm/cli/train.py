@@ -239,6 +239,7 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
         "val_loss": last.val_loss,
         "bits_per_byte": last.bits_per_byte,
         "evaluated_tokens": last.evaluated_tokens,
+        "accuracy": result.final.accuracy,
         "seconds": last.seconds,
         "tokens_per_second": last.tokens_per_second,
         "whole": {which: asdict(measured) for which, measured in result.whole.items()},
@@ -265,7 +266,8 @@ def _report_seeds(found: attnlm.SeedRuns, json: bool) -> None:
 
 
 def _in_words(measured: EvaluationRecord | Measured) -> str:
+    right = "" if measured.accuracy is None else f"{measured.accuracy:.1%} of answers right, "
     return (
-        f"{measured.val_loss:.4f} nats per token at step {measured.step}, "
+        f"{right}{measured.val_loss:.4f} nats per token at step {measured.step}, "
         f"{measured.bits_per_byte:.3f} bits per byte"
     )

@@ -102,6 +102,11 @@ class TrainingConfig:
         "your own training loss, FILE.py:NAME: a function of logits, ids and targets; "
         "default: the mean cross-entropy"
     )
+    loss_on: str | None = setting(
+        "tokens whose loss counts: those of the answers, or all; default: the answers if the data "
+        "set has examples with answers, else all",
+        choices=("answers", "all"),
+    )
     gradient_clip: float | None = setting(
         "maximum norm of the gradient; default: no clipping", above=0, at_most=1e38
     )
@@ -109,6 +114,11 @@ class TrainingConfig:
     eval_tokens: int | None = _count(
         "validation tokens per evaluation during training, spread evenly over the split; default: "
         "all, or fewer if all would take too long"
+    )
+    best_by: str | None = setting(
+        "what makes an evaluation the best: the lowest loss, or the highest accuracy of whole "
+        "answers; default: loss",
+        choices=("loss", "accuracy"),
     )
     patience: int | None = _count(
         "stop after this many evaluations without improvement; default: do not stop early"

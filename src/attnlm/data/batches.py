@@ -15,6 +15,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.settings import check_value
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Ids, ids_at
+from attnlm.data.examples import Examples
 from attnlm.model.architecture import Architecture
 
 # The windows of several steps are read in one call, which reduces NumPy's overhead per step.
@@ -41,7 +42,13 @@ class Batches:
 
     The arrays are views of a cache: copy them before you write to them. `train` has its own
     optimizer, schedule, initialisation and evaluation, so compare the losses of your loop only with
-    those of a baseline in the same loop. Raises UsageError for
+    those of a baseline in the same loop.
+
+    If `examples` are given (`dataset.train_examples`), each window begins with an example and has
+    as many whole examples as fit; the target is -100 behind the last of them and, if `only_answers`
+    is true, for tokens of questions. PyTorch's cross-entropy ignores this target. Windows then
+    start at a random example, or follow each other in an epoch by the number of examples that a
+    window has on average. Raises UsageError for
     invalid arguments, AttnlmError if `tokens` is too short for one window. A call raises
     AttnlmError if the data set's file has changed since it was opened, or an id is too large for
     `vocab_size`.
@@ -57,6 +64,8 @@ class Batches:
         stride: int | None = None,
         vocab_size: int = 2**32,
         rows: slice = slice(None),
+        examples: Examples | None = None,
+        only_answers: bool = False,
     ) -> None:
         check_value(Architecture, "block_size", block_size)
         check_value(TrainingConfig, "batch_size", batch_size)
@@ -68,6 +77,11 @@ class Batches:
         self.stride, self.seed, self.vocab_size = stride, seed, vocab_size
         self._rows = np.arange(batch_size)[rows]
         self._possible = len(tokens) - block_size
+        self._examples = examples
+        self._only_answers = only_answers
+        if examples is not None:
+            self._possible = len(examples)
+            self.stride = None if stride is None else examples.per_window(block_size)
         at_once = _TOKENS_AT_ONCE // (len(self._rows) * block_size)
         self._steps_at_once = max(1, min(_MOST_STEPS_AT_ONCE, at_once))
         self._block = functools.lru_cache(maxsize=2)(self._read_block)
@@ -84,23 +98,35 @@ class Batches:
         steps = np.arange(block * self._steps_at_once, (block + 1) * self._steps_at_once)
         numbers = steps[:, None] * self.batch_size + self._rows
         starts = self.starts(numbers.ravel().astype(np.uint64))
-        places = starts[:, None] + np.arange(self.block_size + 1)
+        examples = self._examples
+        firsts = starts if examples is None else examples.starts[starts]
+        places = firsts[:, None] + np.arange(self.block_size + 1)
+        if examples is not None:  # the last windows end behind the last token
+            places = np.minimum(places, len(self.tokens) - 1)
         windows = ids_at(self.tokens, places, self.vocab_size, "train.bin")
-        return windows[:, :-1].astype(np.int64, "C"), windows[:, 1:].astype(np.int64, "C")
+        inputs = windows[:, :-1].astype(np.int64, "C")
+        if examples is not None:
+            return inputs, examples.targets(starts, windows[:, 1:], self._only_answers)
+        return inputs, windows[:, 1:].astype(np.int64, "C")
 
     def starts(self, windows: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the offset at which each window starts, given the numbers of the windows.
 
+        If there are examples, the offset counts examples, not tokens.
         The first window of step s has the number s · batch_size.
         """
         if self.stride is None:
             return (_hash(self.seed, windows) % np.uint64(self._possible)).astype(np.int64)
         phases = min(self.stride, self._possible)
         per_epoch = (self._possible - phases) // self.stride + 1
+        if self._examples is not None:  # the first example follows the last
+            phases = self._possible
+            per_epoch = -(-self._possible // self.stride)
         epoch, place = np.divmod(windows, np.uint64(per_epoch))
         phase = _hash(self.seed, epoch) % np.uint64(phases)
         order = _shuffled(self.seed, epoch, place, per_epoch)
-        return (phase + order * np.uint64(self.stride)).astype(np.int64)
+        places = phase + order * np.uint64(self.stride)
+        return (places % np.uint64(self._possible)).astype(np.int64)
 
 
 def check_length(

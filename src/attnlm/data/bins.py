@@ -30,7 +30,7 @@ from attnlm.tokens.tokenizer import (
 )
 from attnlm.tokens.word_table import PieceEncoder, piece_encoder
 
-_MOST_BIGRAM_IDS = 1024
+MOST_BIGRAM_IDS = 1024
 _MOST_WORKERS = 8
 
 
@@ -66,7 +66,7 @@ def write_bins(
             )
         meta |= {f"{key}_tokens": made.tokens, f"{key}_sha256": made.digest.hexdigest()}
         meta[f"{key}_sampled_sha256"] = sampled_hash(paths[key])
-    return {**meta, "bigram_loss": _bigram_loss(bins["train"].pairs_VV, bins["val"].pairs_VV)}
+    return {**meta, "bigram_loss": bigram_loss(bins["train"].pairs_VV, bins["val"].pairs_VV)}
 
 
 class _Encoded(NamedTuple):
@@ -98,7 +98,7 @@ def _encode(
     except UnknownCharactersError:  # the vocabulary was made from the whole text
         raise text.changed() from None
     counts_VV: NDArray[np.int64] | None = None
-    if vocab_size <= _MOST_BIGRAM_IDS:
+    if vocab_size <= MOST_BIGRAM_IDS:
         dtype = np.min_scalar_type(vocab_size**2 - 1)  # narrow is fast
         pairs = np.multiply(ids[:-1], vocab_size, dtype=dtype)
         pairs += ids[1:]
@@ -164,7 +164,7 @@ class _Parts:
         self._tokens, self._bytes = self._tokens + len(piece.ids), self._bytes + piece.utf8_bytes
 
 
-def _bigram_loss(
+def bigram_loss(
     train_VV: NDArray[np.int64] | None, val_VV: NDArray[np.int64] | None
 ) -> float | None:
     """Return the loss of the validation split, in nats per token, with the bigram probabilities of

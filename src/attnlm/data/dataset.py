@@ -26,6 +26,7 @@ from attnlm.base.folders import (
     problem_of,
 )
 from attnlm.base.records import limited, read_record
+from attnlm.data.examples import Examples, read_marks
 from attnlm.tokens.tokenizer import Tokenizer, load
 
 FORMAT = 1  # of meta.json, and of the files that it describes
@@ -48,6 +49,25 @@ class SourcePart:
     source: str
     tokens: int = limited(at_least=1)
     bytes: int = limited(at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExampleFacts:
+    """The properties of a data set of examples, which are questions with answers."""
+
+    train: int = limited(at_least=1)
+    """the number of training examples"""
+    val: int = limited(at_least=1)
+    longer: int = limited(default=0, at_least=0)
+    """the number of longer examples, in longer.jsonl"""
+    question_end: str = limited(default="")
+    """the text between a question and its answer"""
+    answer_end: str = limited(default="")
+    """the text that ends an answer; "" for the end-of-text id"""
+    val_answer_tokens: int = limited(at_least=1, below=2**48)
+    val_answer_bytes: int = limited(at_least=1)
+    train_marks_sha256: str
+    val_marks_sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +105,7 @@ class Facts:
     dtype: str = limited(choices=("uint16", "uint32"))
     bigram_loss: float | None = limited(at_least=0)
     floor: float | None = limited(at_least=0)
+    examples: ExampleFacts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +144,18 @@ class Dataset(Facts):
     from which the tokenizer was taken, if any. `source_sha256` covers the text in UTF-8 and the end
     of each document that an end-of-text id follows. `val_source_sha256` covers the same for a
     validation text that has its own source. The other hashes cover files.
+
+    `examples` describes a data set of questions with answers, whose losses are those of the
+    answers; `train_examples` and `val_examples` are the places of the examples. All three are None
+    for a text.
     """
 
     path: Path
     tokenizer: Tokenizer
     train: Ids
     val: Ids
+    train_examples: Examples | None = None
+    val_examples: Examples | None = None
 
     def __repr__(self) -> str:
         return (
@@ -140,6 +167,13 @@ class Dataset(Facts):
     def bytes_per_token(self) -> float:
         """Return the UTF-8 bytes per token of the validation split, to compute bits per byte."""
         return self.val_bytes / self.val_tokens
+
+    @property
+    def bytes_per_answer_token(self) -> float:
+        """Return the UTF-8 bytes per token of the validation answers; of a text, of all tokens."""
+        if self.examples is None:
+            return self.bytes_per_token
+        return self.examples.val_answer_bytes / self.examples.val_answer_tokens
 
     @property
     def largest_block_size(self) -> int:
@@ -194,10 +228,24 @@ def open_folder(path: Path, *, verify: bool = False, trusted: bool = False) -> D
                 raise AttnlmError(f"{file} is damaged: it does not match its hash", _DAMAGED)
             if is_whole:
                 ids_at(ids, slice(None), meta.vocab_size, str(file))
+        marks = {f"{split}_examples": _examples_of(path, split, meta) for split in bins}
     except OSError as error:
         unread = error.filename or path
         raise AttnlmError(f"cannot read {unread}: {error.strerror}", _DAMAGED) from None
-    return Dataset(**{**vars(meta), "path": path, "tokenizer": tokenizer, **bins})
+    return Dataset(**{**vars(meta), "path": path, "tokenizer": tokenizer, **bins, **marks})
+
+
+def _examples_of(folder: Path, split: str, meta: Meta) -> Examples | None:
+    """Return the places of the examples in a split, or None for a text. Raises AttnlmError."""
+    if meta.examples is None:
+        return None
+    path = folder / f"{split}.marks"
+    is_train = split == "train"
+    found = read_marks(path, meta.train_tokens if is_train else meta.val_tokens)
+    expected = meta.examples.train_marks_sha256 if is_train else meta.examples.val_marks_sha256
+    if found is None or file_hash(path) != expected:
+        raise AttnlmError(f"{path} is damaged: it does not match its hash", _DAMAGED)
+    return found
 
 
 def read_meta(folder: Path) -> Meta:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
@@ -14,18 +13,28 @@ from pathlib import Path
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining, file_hash, unless_replaced, write_json
-from attnlm.base.folders import KINDS, check_name, is_safe_name, write_latest
+from attnlm.base.folders import check_name, write_latest
 from attnlm.base.settings import check_value
-from attnlm.base.workspaces import exchange, workspace
+from attnlm.base.workspaces import workspace
 from attnlm.config.settings import resolve
 from attnlm.data.bins import write_bins
-from attnlm.data.dataset import FORMAT, Dataset, Facts, Meta, id_dtype, open_dataset, open_folder
+from attnlm.data.dataset import FORMAT, Dataset, Facts, Meta, id_dtype, open_folder
+from attnlm.data.example_sets import of_records, of_task
+from attnlm.data.new_dataset import (
+    Content,
+    NewDataset,
+    install,
+    is_prepared,
+    new_tokenizer,
+    origin_of,
+    taken_tokenizer,
+)
 from attnlm.data.splits import HeldOut, Split, Text, survey_text
 from attnlm.text.corpus import MOST_PARTS, Corpus, Source, get_corpus, safe_name
+from attnlm.text.tasks import TASKS
 from attnlm.text.text_files import kind_of, text_encoding
-from attnlm.tokens import byte_pairs as bpe
-from attnlm.tokens.specs import PUBLISHED, bpe_size, canonical_spec
-from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load
+from attnlm.tokens.specs import PUBLISHED, canonical_spec
+from attnlm.tokens.tokenizer import Tokenizer
 
 _DEFAULT_SEED = 1
 
@@ -43,6 +52,11 @@ def prepare(
     encoding: str = "utf-8",
     newlines: str = "keep",
     column: str | None = None,
+    prompt_column: str | None = None,
+    answer_column: str | None = None,
+    examples: int | None = None,
+    length: int | None = None,
+    digits: int | None = None,
     offline: bool = False,
     force: bool = False,
     on_event: OnEvent | None = None,
@@ -69,6 +83,15 @@ def prepare(
 
     Line ends are kept; if `newlines` is "unix", CR LF and CR become LF.
 
+    A data set can consist of examples: questions with answers, on which training counts the loss of
+    the answers only. They are read from records whose columns `prompt_column` and `answer_column`
+    hold the questions and answers; without `answer_column`, the first holds lists of messages, each
+    with a role and a content. Or `source` names a task: copy, reverse, sort, addition,
+    modular-addition, parity, brackets or recall, with a number of training `examples` (default:
+    20,000) and the `length` of a question in letters, bits, brackets or pairs, or for addition the
+    `digits` of its numbers. Example number and size decide the examples: they are the same on every
+    machine, no question is in both splits, and the file longer.jsonl has longer ones.
+
     A data set with the same content is left unchanged; a data set with other content is replaced
     only if `force` is true. A new data set appears at its path when it is complete; a preparation
     that is stopped leaves no files.
@@ -78,12 +101,27 @@ def prepare(
     """
     on_event = on_event or ignore
     data_dir = Path(data_dir)
+    if not (source is None or isinstance(source, str | os.PathLike)):
+        source = list(source)
+        source = source[0] if len(source) == 1 else source
+    task = source if isinstance(source, str) and source in TASKS else None
+    sizes: dict[str, object] = {"examples": examples, "length": length, "digits": digits}
+    reading: dict[str, object] = {"column": column, "split": split}
+    columns: dict[str, object] = {"prompt_column": prompt_column, "answer_column": answer_column}
+    splitting: dict[str, object] = {
+        "val_fraction": val_fraction,
+        "val_file": val_file,
+        "split_seed": split_seed,
+    }
+    if task is not None:
+        _check_unused(f"the task {task}", reading | columns | splitting)
+    elif prompt_column is not None:
+        _check_unused("examples from records", reading | sizes)
+    else:
+        _check_unused("a text", {"answer_column": answer_column} | sizes)
     spec = canonical_spec(str(tokenizer))
-    origin = _origin(tokenizer, data_dir)
-    taken = None
-    if origin is not None:
-        taken = load(origin / "tokenizer.json")
-        taken.dataset = origin.name
+    origin = origin_of(tokenizer, data_dir)
+    taken = taken_tokenizer(origin)
     check_value(Facts, "newlines", newlines)
     if val_fraction is not None and val_file is not None:
         raise UsageError("`val_fraction` and `val_file` cannot be combined", "use only one of them")
@@ -105,12 +143,12 @@ def prepare(
     corpora: list[Corpus] = []
     with explaining(data_dir, ", or name another `data_dir`"), workspace(data_dir) as work:
 
-        def read(place: Source | Iterable[Source] | None) -> Text:
+        def read(place: Source | Iterable[Source] | None) -> Corpus:
             corpus = get_corpus(
                 place,
                 encoding=encoding,
                 newlines=newlines,
-                column=column,
+                column=column or prompt_column,
                 marks_ends=taken.end_of_text is not None if taken else spec in PUBLISHED,
                 offline=offline,
                 spool=work,
@@ -118,31 +156,43 @@ def prepare(
             )
             corpora.append(corpus)
             if val_file is None or len(corpora) == 2:
-                _check_effect(corpora, column, encoding)
-            return survey_text(corpus, choice, on_event)
+                _check_effect(corpora, column or prompt_column, encoding)
+            return corpus
 
-        text = read(source)
-        if len(text.corpus.sources) > MOST_PARTS:
-            on_event(
-                Note(f"the losses of more than {MOST_PARTS} sources are not measured separately")
-            )
-        if val_file is None:
-            splits = Split(text, by_documents=_is_by_documents(text, split, split_seed, on_event))
+        if task is not None:
+            new = of_task(task, examples, {"length": length, "digits": digits}, on_event)
+        elif prompt_column is not None:
+            corpus = read(source)
+            val_corpus = None if val_file is None else read(Path(val_file))
+            new = of_records(corpus, val_corpus, choice, prompt_column, answer_column)
         else:
-            splits = Split(text, read(Path(val_file)))
+            text = survey_text(read(source), choice, on_event)
+            if len(text.corpus.sources) > MOST_PARTS:
+                on_event(
+                    Note(
+                        f"the losses of more than {MOST_PARTS} sources are not measured separately"
+                    )
+                )
+            if val_file is None:
+                by_documents = _is_by_documents(text, split, split_seed, on_event)
+                new = _of_text(Split(text, by_documents=by_documents), on_event)
+            else:
+                val_text = survey_text(read(Path(val_file)), choice, on_event)
+                new = _of_text(Split(text, val_text), on_event)
         kind = spec.replace(":", "") if origin is None else safe_name(origin.name)
-        name = name or f"{text.corpus.name}-{kind}"
+        name = name or f"{new.name}-{kind}"
         target = data_dir / name
-        is_prepared = functools.partial(_is_prepared, target, taken or spec, splits, force)
-        if is_prepared():
-            on_event(Note(f"{target} exists, prepared from the same text ({text.sha256[:12]}…)"))
+        is_there = functools.partial(is_prepared, target, taken or spec, new.content, force)
+        if is_there():
+            digest = new.content.source_sha256
+            on_event(Note(f"{target} exists, prepared from the same text ({digest[:12]}…)"))
         else:
             if taken is not None:
-                taken.encode("".join(text.distinct for text in splits.texts))  # for its error
-            chosen = taken or _made(spec, splits, work, offline, on_event)
+                taken.encode("".join(new.distinct))  # for its error
+            chosen = taken or new_tokenizer(spec, new.distinct, new.sample, work, offline, on_event)
             (work / "new").mkdir()
-            _build(work / "new", name, splits, chosen, origin, on_event)
-            _install(work / "new", target, is_prepared)
+            new.build(work / "new", name, chosen, origin)
+            install(work / "new", target, is_there)
         write_latest(data_dir, name)
         dataset = unless_replaced(target, lambda: open_folder(target, trusted=True))
     most = dataset.largest_block_size
@@ -195,6 +245,13 @@ def _is_by_documents(text: Text, split: str | None, seed: int | None, on_event: 
     return by_documents
 
 
+def _check_unused(kind: str, settings: Mapping[str, object]) -> None:
+    """Raise UsageError for a setting that has no effect for this kind of data."""
+    for name, value in settings.items():
+        if value is not None:
+            raise UsageError(f"`{name}` does not apply to {kind}", f"leave `{name}` out")
+
+
 def _check_effect(corpora: list[Corpus], column: str | None, encoding: str) -> None:
     """Raise UsageError if no file of the corpora uses the given column or encoding."""
     files = [file for corpus in corpora for file in corpus.files]
@@ -212,46 +269,40 @@ def _check_effect(corpora: list[Corpus], column: str | None, encoding: str) -> N
         )
 
 
-# --- The tokenizer --------------------------------------------------------------------------------
-
-
-def _origin(tokenizer: str | Path, data_dir: Path) -> Path | None:
-    """Return the folder of the run or data set that `tokenizer` names, or None for a spec."""
-    try:
-        bpe_size(canonical_spec(str(tokenizer)))
-    except UsageError:
-        places = [Path(tokenizer)]
-        if is_safe_name(str(tokenizer)):
-            places += [Path(KINDS["run"][1]) / tokenizer, data_dir / tokenizer]
-        for place in places:
-            if (place / "tokenizer.json").is_file():
-                return place.absolute()
-        raise
-    return None
-
-
-def _made(spec: str, split: Split, spool: Path, offline: bool, on_event: OnEvent) -> Tokenizer:
-    """Return the tokenizer of a spec. char reads the whole text, bpe:N only the training split."""
-    size = bpe_size(spec)
-    if size is not None:
-        return bpe.train(spec, size, split.train_sample(), on_event)
-    if spec == "char":
-        return CharTokenizer("".join(sorted(set().union(*(text.distinct for text in split.texts)))))
-    if spec == "byte":
-        return ByteTokenizer()
-    return bpe.published(spec, spool=spool, offline=offline, on_event=on_event)
-
-
 # --- The folder -----------------------------------------------------------------------------------
 
 
+def _of_text(split: Split, on_event: OnEvent) -> NewDataset:
+    """Return the data set to be made of the two splits of a text."""
+    corpus = split.text.corpus
+    return NewDataset(
+        name=corpus.name,
+        shown=corpus.shown,
+        content=_content(split),
+        distinct=[text.distinct for text in split.texts],
+        sample=split.train_sample,
+        build=functools.partial(_build, split, on_event),
+    )
+
+
+def _content(split: Split) -> Content:
+    val_text = split.val_text
+    return Content(
+        split.text.sha256,
+        val_text.sha256 if val_text else None,
+        split.train_characters,
+        None if val_text else "documents" if split.by_documents else "tail",
+        split.text.choice.seed if split.by_documents else None,
+    )
+
+
 def _build(
+    split: Split,
+    on_event: OnEvent,
     folder: Path,
     name: str,
-    split: Split,
     tokenizer: Tokenizer,
     origin: Path | None,
-    on_event: OnEvent,
 ) -> None:
     """Write a data set to `folder`; meta.json is its last file."""
     about_bins = write_bins(folder, split, tokenizer, on_event)
@@ -265,9 +316,8 @@ def _build(
         name=name,
         source=text.corpus.source,
         sources=text.corpus.sources,
-        source_sha256=text.sha256,
+        **_content(split)._asdict(),
         val_source=val_text.corpus.source if val_text else None,
-        val_source_sha256=val_text.sha256 if val_text else None,
         encoding=text.corpus.encoding,
         newlines=text.corpus.newlines,
         column=text.corpus.column,
@@ -276,10 +326,7 @@ def _build(
             text.documents for text in split.texts if text.corpus.marks_ends or split.by_documents
         ),
         val_fraction=None if val_text else float(text.choice.fraction),
-        split=None if val_text else "documents" if split.by_documents else "tail",
-        split_seed=text.choice.seed if split.by_documents else None,
         characters=split.characters,
-        train_characters=split.train_characters,
         val_characters=split.characters - split.train_characters,
         tokenizer=tokenizer.name,
         tokenizer_from=None if origin is None else str(origin),
@@ -290,54 +337,3 @@ def _build(
         **about_bins,
     )
     write_json(folder / "meta.json", {"format": FORMAT, **asdict(meta)})
-
-
-def _is_prepared(target: Path, wanted: str | Tokenizer, split: Split, force: bool) -> bool:
-    """Return True if `target` has this text, split and tokenizer, False if it is to be written.
-
-    Raises AttnlmError if `target` exists but is not a data set. If `force` is false, raises it also
-    if `target` is damaged or has other content.
-    """
-    if not os.path.lexists(target):
-        return False
-    if not (target / "meta.json").is_file():
-        raise AttnlmError(f"{target} exists and is not a data set", "choose another `name`")
-    if force:
-        return False
-    hint = "`force` replaces it, another `name` keeps it"
-    try:
-        there = open_dataset(target)
-    except AttnlmError as error:
-        raise AttnlmError(f"{target} exists, and {error}", hint) from None
-    if isinstance(wanted, str):
-        is_alike = there.tokenizer.name == wanted
-    else:
-        is_alike = there.tokenizer.to_json() == wanted.to_json()
-    theirs = there.source_sha256, there.val_source_sha256, there.train_characters
-    val_hash = split.val_text.sha256 if split.val_text else None
-    ours = split.text.sha256, val_hash, split.train_characters
-    kind = "documents" if split.by_documents else "tail"
-    if is_alike and theirs[:2] == ours[:2] and not val_hash and there.split != kind:
-        raise AttnlmError(
-            f"{target} exists with `split` {there.split}, not {kind}",
-            f"`split` {there.split} uses it, {hint}",
-        )
-    seed = split.text.choice.seed if split.by_documents else None
-    if not is_alike or theirs != ours or there.split_seed != seed:
-        raise AttnlmError(f"{target} exists with other content", hint)
-    return True
-
-
-def _install(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
-    """Move the folder `new` to `target`, unless another process has put the same data there."""
-    while True:
-        try:
-            if not os.path.lexists(target):
-                new.rename(target)
-            elif not is_prepared():
-                exchange(new, target)
-            return
-        except OSError as error:
-            # Another process just put its folder at `target`, or removed it: try again.
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT) or not new.is_dir():
-                raise

@@ -22,7 +22,7 @@ from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import code_points, encoded
 
 # UTF-8 bytes. The trainer of byte pairs needs up to 100 times this memory if no word is repeated.
-_SAMPLE_BYTES = 2**22
+SAMPLE_BYTES = 2**22
 _SAMPLE_BLOCK = 2**14  # characters
 _END = b"\xff"  # marks a document's end in hashed bytes; never in UTF-8
 _ENOUGH = 10  # documents of each split, for which documents are split by default
@@ -200,7 +200,7 @@ class Split:
 
     def train_sample(self) -> list[str]:
         """Return the training split, or blocks spread evenly over it if it is large."""
-        share = min(Fraction(1), Fraction(_SAMPLE_BYTES, self.text.utf8_bytes))
+        share = min(Fraction(1), Fraction(SAMPLE_BYTES, self.text.utf8_bytes))
         stride = math.ceil(_SAMPLE_BLOCK / share)
         blocks = []
         position = 0

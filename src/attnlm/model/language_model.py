@@ -62,7 +62,7 @@ class LanguageModel(nn.Module):
         return logits[:, -1]
 
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return the mean loss in nats per token."""
+        """Return the mean loss in nats per token; targets of -100 are ignored."""
         return cross_entropy(self(inputs_BT), targets_BT)
 
 
@@ -152,7 +152,7 @@ class Transformer(LanguageModel):
         return logits
 
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return the mean loss in nats per token."""
+        """Return the mean loss in nats per token; targets of -100 are ignored."""
         x_BTC = self._body(inputs_BT)
         x_BTC = x_BTC if self.norm is None else self.norm(x_BTC)
         return linear_cross_entropy(x_BTC, self.head.weight, self.head.bias, targets_BT)

@@ -39,6 +39,8 @@ def create_run(
     new run trains adapters, its folder also gets these weights. Raises AttnlmError if the name
     exists, UsageError if it can't be a folder's name.
     """
+    # The data set's losses of reference are those of the answers.
+    is_usual = dataset.examples is None or config.training.loss_on == "answers"
     facts = DatasetFacts(
         name=dataset.name,
         path=str(dataset.path),
@@ -47,8 +49,10 @@ def create_run(
         train_tokens=dataset.train_tokens,
         val_tokens=dataset.val_tokens,
         val_bytes=dataset.val_bytes,
-        bigram_loss=dataset.bigram_loss,
-        floor=dataset.floor,
+        bigram_loss=dataset.bigram_loss if is_usual else None,
+        floor=dataset.floor if is_usual else None,
+        question_end=dataset.examples.question_end if dataset.examples else None,
+        answer_end=dataset.examples.answer_end if dataset.examples else None,
     )
     run = Run(checkpoint_dir, config, dataset.vocab_size, parameters, facts, parent=parent)
     run = replace(run, leaks=leaks)

@@ -26,6 +26,10 @@ class DatasetFacts(MappingRecord):
     val_bytes: int = limited(default=0, **_COUNT)
     bigram_loss: float | None = None
     floor: float | None = None
+    question_end: str | None = None
+    """the text between a question and its answer; None for a text without questions"""
+    answer_end: str | None = None
+    """the text that ends an answer; "" for the tokenizer's end-of-text id"""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -77,6 +81,7 @@ class Measured(MappingRecord):
     val_loss: float
     bits_per_byte: float
     evaluated_tokens: int
+    accuracy: float | None = limited(default=None, at_least=0, at_most=1)
 
 
 @dataclass(frozen=True, kw_only=True)

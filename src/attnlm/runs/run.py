@@ -67,6 +67,7 @@ class Result:
     whole: Mapping[str, Measured]
     """losses of `best` and `last` on the whole validation split; empty if not measured"""
     _evaluated_part: str
+    _by_accuracy: bool = False
 
     @property
     def last(self) -> EvaluationRecord:
@@ -75,7 +76,10 @@ class Result:
 
     @property
     def best(self) -> EvaluationRecord:
-        """The record with the lowest validation loss."""
+        """The record with the lowest validation loss or, with `best_by` accuracy, the highest
+        accuracy."""
+        if self._by_accuracy:
+            return min(self.records, key=lambda one: (-(one.accuracy or 0.0), one.val_loss))
         return min(self.records, key=lambda record: record.val_loss)
 
     @property
@@ -340,7 +344,8 @@ class Run:
         Raises AttnlmError if a file is damaged.
         """
         records = self.evaluations()
-        return Result(records, self.whole(), self.evaluated_part) if records else None
+        by_accuracy = self.config.training.best_by == "accuracy"
+        return Result(records, self.whole(), self.evaluated_part, by_accuracy) if records else None
 
     def references(self) -> dict[str, float]:
         """Return losses to compare with, in nats per token, keyed by a label such as `floor`."""

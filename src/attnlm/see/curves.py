@@ -60,6 +60,8 @@ class Line:
     dashed: bool = False
     band: Sequence[tuple[float, float]] = ()
     """the lowest and highest loss of several seeds at each x, if known"""
+    accuracy: Sequence[float] = ()
+    """the share of right answers at each x, if known"""
 
 
 def run_lines(records: Sequence[EvaluationRecord]) -> list[Line]:
@@ -67,7 +69,10 @@ def run_lines(records: Sequence[EvaluationRecord]) -> list[Line]:
     if not records:
         return []
     steps = [record.step for record in records]
-    lines = [Line("validation", steps, [record.val_loss for record in records], _VALIDATION)]
+    losses = [record.val_loss for record in records]
+    shares = [record.accuracy for record in records if record.accuracy is not None]
+    accuracy = shares if len(shares) == len(records) else []
+    lines = [Line("validation", steps, losses, _VALIDATION, accuracy=accuracy)]
     trained = {r.step: r.train_loss for r in records if r.train_loss is not None}
     if trained:
         lines.append(Line("training", [*trained], [*trained.values()], _TRAINING, dashed=True))
@@ -118,7 +123,7 @@ def draw_run(run: Run, path: Path) -> None:
         words += f"; validation loss on {run.evaluated_part}"
     with drawing(**_STYLE):
         figure = _figure({"step": run_lines(result.records)}, run.references())
-        (axes,) = figure.axes
+        axes = figure.axes[0]
         if result.best is not result.last:
             best = result.best
             axes.plot(
@@ -145,9 +150,10 @@ def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -
     # Keep text as text; a fixed salt makes the bytes reproducible.
     with drawing(**_STYLE, **{"svg.fonttype": "none", "svg.hashsalt": f"attnlm {x_label}"}):
         figure = _figure({x_label: lines}, known)
-        (axes,) = figure.axes
+        axes = figure.axes[0]
         figure.patch.set_visible(False)
-        axes.patch.set_visible(False)
+        for part in figure.axes:
+            part.patch.set_visible(False)
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", metadata=nothing)
     left, right = axes.get_position().intervalx
@@ -202,7 +208,11 @@ def _draw_losses(
             clip_on=False,
         )
     by_last_loss = sorted(axes.lines, key=lambda drawn: -np.asarray(drawn.get_ydata())[-1])
-    axes.legend(handles=by_last_loss, loc="center left", bbox_to_anchor=(1, 0.5))
+    answering = [line for line in lines if line.accuracy]
+    beside = 1.16 if answering else 1.0
+    axes.legend(handles=by_last_loss, loc="center left", bbox_to_anchor=(beside, 0.5))
+    if answering:
+        _draw_accuracy(axes, answering)
     axes.set_ylabel("loss, nats per token")
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-6, _LONG), useOffset=False)
     axes.set_xlabel(x_label)
@@ -218,6 +228,18 @@ def _draw_losses(
         axes.set_xlim(0, end)
     short = EngFormatter(sep="") if x_label == "tokens" else StrMethodFormatter("{x:,.10g}")
     axes.xaxis.set_major_formatter(short)
+
+
+def _draw_accuracy(axes: Axes, lines: Sequence[Line]) -> None:
+    """Draw the shares of right answers as dotted lines with an axis of their own, on the right."""
+    from matplotlib.ticker import PercentFormatter
+
+    right = axes.twinx()
+    for line in lines:
+        right.plot(line.x, line.accuracy, color=line.colour, linewidth=1.4, linestyle=":")
+    right.set_ylim(0, 1.02)
+    right.yaxis.set_major_formatter(PercentFormatter(1))
+    right.set_ylabel("right answers (dotted)")
 
 
 _STYLE: dict[str, Any] = {
@@ -291,11 +313,13 @@ def verdict(records: Sequence[EvaluationRecord], dataset: DatasetFacts) -> str:
     `records` are oldest first. `dataset` has the reference losses.
     """
     tokens = records[-1].evaluated_tokens or math.inf
-    words = [_trend(records, dataset.floor, tokens)]
+    accuracy = records[-1].accuracy
+    words = [] if accuracy is None else [f"{accuracy:.1%} of answers right"]
+    words.append(_trend(records, dataset.floor, tokens))
     best_loss = min(record.val_loss for record in records)
     if dataset.bigram_loss is not None and best_loss > dataset.bigram_loss + _NOTICEABLE:
         words.append("not as good as the counted bigram")
-    if tokens < _FEW_TOKENS:
+    if tokens < _FEW_TOKENS and accuracy is None:
         words.append(f"{tokens:,} validation tokens are too few for a reliable loss")
     return "; ".join(words)
 

@@ -231,6 +231,7 @@ class LogListener:
                     "loss/train": event.train_loss,
                     "loss/validation": event.val_loss,
                     "bits_per_byte": event.bits_per_byte,
+                    "accuracy": event.accuracy,
                 },
             )
             if event.snapshot is not None:

@@ -121,6 +121,7 @@ class Report:
             "imported_from": self.run.imported_from,
             "best_val_loss": self.result and self.result.best.val_loss,
             "bits_per_byte": self.result and self.result.best.bits_per_byte,
+            "accuracy": self.result and self.result.best.accuracy,
             "verdict": self.verdict,
             "tokens": self.attention.tokens,
             "heads": [] if self.heads is None else self.heads.facts()["heads"],

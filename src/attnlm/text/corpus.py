@@ -47,8 +47,8 @@ TINY_SHAKESPEARE_BYTES = 1_115_394
 DEFAULT_DEADLINE = 15.0  # seconds that the default corpus may take, before `tales` replaces it
 
 _STDIN = "-"
-NAMES = ("tinyshakespeare", "tales")
-SOURCES = "a file, a folder, a pattern, a URL, hf:NAME, tinyshakespeare, tales, or - for stdin"
+NAMES = ("tinyshakespeare", "tales", "names")
+SOURCES = f"a file, a folder, a pattern, a URL, hf:NAME, {', '.join(NAMES)}, or - for stdin"
 MOST_PARTS = 64
 """The most parts of a text whose losses are measured separately."""
 _MOST_IN_SOURCES = 2**20  # characters, of all sources together
@@ -178,7 +178,7 @@ def get_corpus(
 
     def one(source: Source | None) -> Corpus:
         match source:
-            case None | "tinyshakespeare" | "tales":
+            case None | "tinyshakespeare" | "tales" | "names":
                 found = _built_in(source, offline, spool, on_event)
             case "-":
                 # A process that was started without stdin has sys.stdin None.
@@ -245,7 +245,13 @@ def _of_file(name: str, source: str, path: Path, encoding: str = "utf-8") -> Cor
 
 
 def _built_in(source: str | None, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
-    """Return Tiny Shakespeare or `tales`; for None, `tales` only if the other is not available."""
+    """Return a text by its name; for None, `tales` only if Tiny Shakespeare is not available."""
+    if source == "names":
+        from attnlm.text import names
+
+        path = spool / "names.txt"
+        write_bytes(path, names.generate().encode())
+        return _of_file("names", "names", path)
     if source != "tales":
         url = os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL
         name = "tinyshakespeare"

@@ -51,7 +51,18 @@ def record_pieces(
 
 def record_texts(path: Path, column: str, shown: str) -> Iterator[str]:
     """Yield the text of each record, also if it is empty. Raises AttnlmError as `record_pieces`."""
-    return (_lines if kind_of(path) == ".jsonl" else _rows)(path, column, shown)
+    found = (_lines if kind_of(path) == ".jsonl" else _rows)(path, column, shown)
+    return (checked(value, column, where) for where, value in found)
+
+
+def record_values(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
+    """Yield the JSON value in a column of each line of a .jsonl file, after the line's name.
+
+    Raises AttnlmError for any other file, and as `record_pieces`.
+    """
+    if kind_of(path) != ".jsonl":
+        raise AttnlmError(f"{shown} is not a .jsonl file", "write its records to one")
+    return _lines(path, column, shown)
 
 
 def checked(value: object, column: str, where: str) -> str:
@@ -111,7 +122,7 @@ def _two_columns(column: str, where: str) -> AttnlmError:
     )
 
 
-def _lines(path: Path, column: str, shown: str) -> Iterator[str]:
+def _lines(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
     with opened(path, shown) as file:
         for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), b""), 1):
             where = f"line {number:,} of {shown}"
@@ -134,10 +145,10 @@ def _lines(path: Path, column: str, shown: str) -> Iterator[str]:
                 keys = [key for key, _ in json.loads(text, object_pairs_hook=list)]
                 if keys.count(column) > 1:
                     raise _two_columns(column, where)
-            yield checked(record[column], column, where)
+            yield where, record[column]
 
 
-def _rows(path: Path, column: str, shown: str) -> Iterator[str]:
+def _rows(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
     arrow: Any = optional("pyarrow", f"reading {shown}")
     parquet = optional("pyarrow.parquet", f"reading {shown}")
     row = 0
@@ -159,7 +170,7 @@ def _rows(path: Path, column: str, shown: str) -> Iterator[str]:
             for batch in table.iter_batches(1, columns=[column], use_threads=False):
                 for scalar in batch.column(0):
                     row += 1
-                    yield checked(scalar.as_py(), column, f"row {row:,} of {shown}")
+                    yield f"row {row:,} of {shown}", scalar.as_py()
     except UnicodeDecodeError:
         raise AttnlmError(
             f"row {row:,} of {shown}: column {column!r} is not UTF-8", "leave out such rows"

@@ -86,6 +86,13 @@ def tell(grammar: Grammar, words: Iterator[int]) -> tuple[str, float]:
     return write("story"), math.fsum(nats)
 
 
+def uniform_words(seed: str) -> Iterator[int]:
+    """Yield uniformly distributed 32-bit integers without end, the same on every machine."""
+    # A standard defines the output of SHAKE-256, unlike the output of Python's `random`.
+    blocks = (hashlib.shake_256(f"{seed}, block {i}".encode()).digest(4096) for i in count())
+    return (word for block in blocks for word in struct.unpack("<1024I", block))
+
+
 def generate() -> tuple[str, dict[int, float]]:
     """Generate the corpus: the same text on every machine, a little over 1,000,000 characters.
 
@@ -94,9 +101,7 @@ def generate() -> tuple[str, dict[int, float]]:
     story begins at nine tenths of the text's characters, rounded down. The default split is at
     this character, so it falls between two stories.
     """
-    # A standard defines the output of SHAKE-256, unlike the output of Python's `random`.
-    blocks = (hashlib.shake_256(f"{SEED}, block {i}".encode()).digest(4096) for i in count())
-    words = (word for block in blocks for word in struct.unpack("<1024I", block))
+    words = uniform_words(SEED)
     grammar = parse_grammar(RULES)
     text = ""
     nats_from = dict[int, float]()

@@ -25,8 +25,11 @@ from attnlm.training.schedule import expected_steps, learning_rate
 from attnlm.training.sharding import whole_model
 from attnlm.training.state import Saver
 from attnlm.training.step import StepNotFiniteError, Stepper
-from attnlm.training.validation import Evaluation, validation_loss
+from attnlm.training.validation import Evaluation, right_answers, validation_loss
 
+_MOST_ANSWERS = 500
+"""The most examples whose answers are computed at each evaluation."""
+_FEWEST_ANSWERS = 20
 TakeSnapshot = Callable[[int, LanguageModel, Device], tuple[Snapshot, list[str]]]
 """Returns a snapshot of the model at a step, and the tokens of its attention maps."""
 
@@ -66,8 +69,8 @@ class Evaluator:
             taken = self._snapshot()
             snapshot_seconds = time.perf_counter() - snapshot_began
         new_steps = state.step - max(0, state.evaluated_step)
-        improved = evaluation.loss < state.best_loss
-        state.evaluated(evaluation.loss)
+        by_accuracy = self.run.config.training.best_by == "accuracy"
+        improved = state.evaluated(evaluation.loss, evaluation.accuracy if by_accuracy else None)
         self.stepper.reset_loss_sum()
         state.seconds = self.watch.seconds()
         config = self.run.config
@@ -79,6 +82,7 @@ class Evaluator:
             train_loss=loss_sum / new_steps if new_steps else None,
             val_loss=evaluation.loss,
             evaluated_tokens=evaluation.tokens,
+            accuracy=evaluation.accuracy,
             bits_per_byte=evaluation.bits_per_byte,
             learning_rate=learning_rate(state.step, config.training, steps),
             tokens_per_second=round(tokens_per_second),
@@ -163,15 +167,30 @@ def record_settings(run: Run, processes: Processes, **settings: int) -> Run:
 
 
 def _validation_loss(stepper: Stepper, dataset: Dataset, most: int | None) -> Evaluation:
-    return validation_loss(
+    only_answers = stepper.config.loss_on == "answers"
+    evaluation = validation_loss(
         stepper.state.model,
         dataset.val,
         stepper.state.device,
-        bytes_per_token=dataset.bytes_per_token,
+        bytes_per_token=dataset.bytes_per_answer_token if only_answers else dataset.bytes_per_token,
         kernels=kernels_of(stepper.config),
         threads=stepper.config.threads or 1,
         most=most,
         processes=stepper.processes,
         is_sharded=stepper.config.is_sharded,
         stop=stepper.stop,
+        examples=dataset.val_examples,
+        only_answers=only_answers,
     )
+    if dataset.val_examples is None:
+        return evaluation
+    asked = _MOST_ANSWERS
+    if most is not None:  # all would take too long
+        asked = min(
+            asked, max(_FEWEST_ANSWERS, most * len(dataset.val_examples) // len(dataset.val))
+        )
+    # All processes compute the same answers: a sharded model needs all of them for each.
+    is_right = right_answers(
+        *(stepper.state.model, dataset.val, dataset.val_examples, stepper.state.device), asked
+    )
+    return replace(evaluation, accuracy=float(is_right.mean()))

@@ -84,6 +84,7 @@ class Evaluated(EvaluationRecord):
             f"step {self.step:>6}"
             f"  train {train}"
             f"  validation {self.val_loss:.4f}{'*' if self.improved else ' '}"
+            f"{'' if self.accuracy is None else f'  {self.accuracy:>6.1%} right'}"
             f"  {speed:>9} tokens/s"
             f"  {self.seconds:>7.1f} s"
         )

@@ -121,7 +121,7 @@ class OneLayer:
 
     @torch.no_grad()
     def __call__(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return the mean loss in nats per token; add its gradient to every parameter's `grad`."""
+        """Return the loss as `loss` does; add its gradient to every parameter's `grad`."""
         tokens_M = inputs_BT.reshape(-1)
         loss = self.loss(tokens_M, targets_BT)
         self._backward(tokens_M)
@@ -130,7 +130,8 @@ class OneLayer:
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the mean loss of a batch of the size for which this object was made.
 
-        The logits are overwritten with the gradient of the loss.
+        Unlike in `LanguageModel.loss`, targets of -100 count as targets with a loss of 0. The
+        logits are overwritten with the gradient of the loss.
         """
         p = self._parameters
         logits_VM = self._logits_VM

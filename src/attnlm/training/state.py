@@ -46,6 +46,8 @@ class SavedState:
     """The step of the newest evaluation; −1 before the first."""
     best_step: int = limited(default=0, at_least=0)
     best_loss: float = limited(default=math.inf, at_most=math.inf)
+    best_accuracy: float | None = limited(default=None, at_least=0, at_most=1)
+    """The accuracy at `best_step`, if the best is chosen by accuracy."""
     stale: int = limited(default=0, at_least=0)
     """The number of evaluations since the best one."""
     loss_sum: float = limited(default=0.0, at_least=-1e38, at_most=1e38)
@@ -67,16 +69,22 @@ class TrainingState(SavedState):
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
 
-    def evaluated(self, loss: float) -> None:
-        """Record an evaluation of the current weights."""
-        if loss < self.best_loss:
+    def evaluated(self, loss: float, accuracy: float | None = None) -> bool:
+        """Record an evaluation of the current weights; return True if it is the best.
+
+        If `accuracy` is given, a higher accuracy is better, and of equal ones the lower loss.
+        """
+        improved = (-(accuracy or 0.0), loss) < (-(self.best_accuracy or 0.0), self.best_loss)
+        if improved:
             self.best_loss = loss
+            self.best_accuracy = accuracy
             self.best_step = self.step
             self.stale = 0
         else:
             self.stale += 1
         self.evaluated_step = self.step
         self.loss_sum = 0.0
+        return improved
 
     def facts(self) -> dict[str, Any]:
         """Return the fields of SavedState."""

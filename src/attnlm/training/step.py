@@ -23,6 +23,7 @@ from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import Batches, window_seeds
 from attnlm.data.dataset import Ids
+from attnlm.data.examples import Examples
 from attnlm.model.language_model import LanguageModel, Transformer, with_shape
 from attnlm.model.layers import drawing_from
 from attnlm.model.ops import Kernels, using
@@ -93,6 +94,7 @@ class Replica:
         if not training.is_sharded and training.lora is None and training.loss is None:
             self._form = one_layer_form(model, windows, device, kernels)
         is_compiled = training.compile == "on"
+        self._is_own_loss = training.loss is not None
         loss = _loss if training.loss is None else own_loss(training.loss)
         self._loss = _compiled(loss) if is_compiled else loss
         self._seed = training.seed or 0
@@ -108,7 +110,8 @@ class Replica:
     ) -> Tensor:
         """Return the mean loss of some windows, (), and add its gradient to `gradient`.
 
-        The windows are those from row `begin` of the process's inputs and targets on.
+        The windows are those from row `begin` of the process's inputs and targets on. Ignored
+        targets count as targets with a loss of 0.
         """
         if self._draws:
             self._seed_dropout(step, self._first_window + begin)
@@ -117,10 +120,15 @@ class Replica:
         targets_BT = self._on_device(targets[rows])
         if self._form is not None:
             return self._form(inputs_BT, targets_BT)
+        share = _counted_share(targets[rows])
+        if not share and self._is_own_loss:
+            return torch.zeros((), device=self._device.torch)  # its mean would be 0 / 0
         # The context includes the backward pass, which may compute a block again.
         with using(self._kernels), drawing_from(self._generators):
             with self._device.autocast():
                 loss = self._loss(self._model, inputs_BT, targets_BT)
+            if share < 1:
+                loss = loss * share
             loss.backward()
         return loss.detach()
 
@@ -138,6 +146,11 @@ class Replica:
         # CUDA copies pinned memory asynchronously. Other GPUs might then read memory that is
         # already reused.
         return torch.from_numpy(ids).pin_memory().to(self._device.torch, non_blocking=True)
+
+
+def _counted_share(targets: NDArray[np.int64]) -> float:
+    """Return the fraction of the targets that are not ignored."""
+    return float(np.count_nonzero(targets >= 0)) / targets.size
 
 
 def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -223,6 +236,9 @@ class TrainingData(Protocol):
     @property
     def val_tokens(self) -> int: ...
 
+    @property
+    def train_examples(self) -> Examples | None: ...
+
 
 class StepNotFiniteError(Exception):
     """Raised when numbers are NaN or infinite; the message says which numbers, at which step."""
@@ -264,6 +280,8 @@ class Stepper:
             seed=training.seed or 0,
             vocab_size=dataset.vocab_size,
             rows=slice(first_row, first_row + rows),
+            examples=dataset.train_examples,
+            only_answers=training.loss_on == "answers",
         )
         is_alone = threads > 1 and config.codes and _changes_itself(state.model)
         self._split = split_batch(training, 1 if is_alone else threads)
@@ -280,6 +298,7 @@ class Stepper:
         # FSDP has already averaged the gradients over processes.
         summed = 1 if training.is_sharded else processes.count
         self._gradients = summed * self._split.micro_batches * self._split.replicas
+        self._ignores = dataset.train_examples is not None
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._finite_step = state.step
 
@@ -307,13 +326,18 @@ class Stepper:
             optimizer.gradient.add_(replica.gradient)
             replica.gradient.zero_()
         loss = torch.stack(losses).mean()
+        # Each loss has counted ignored targets as 0: divide by the share of the others.
+        share = _counted_share(targets) if self._ignores else 1.0
         if self.processes.count > 1:
-            loss = self._all_reduce(loss)
+            loss, share = self._all_reduce(loss, share)
         else:
             self._check_step(loss)
             state.progress = self._progress()
-        if self._gradients > 1:
-            optimizer.gradient.mul_(1 / self._gradients)
+        scale = 1 / (self._gradients * (share or 1.0))
+        if scale != 1:
+            optimizer.gradient.mul_(scale)
+        if self._ignores:
+            loss = loss / (share or 1.0)
         steps = expected_steps(self.config, state.step + 1, state.progress)
         with noticing_lost():
             optimizer.step(state.step, self._pool, self._split.replicas, steps, wants_norm)
@@ -330,24 +354,24 @@ class Stepper:
         by_steps = 0.0 if steps is None else (self.state.step + 1) / steps
         return max(self.clock.advance(self.state.progress), by_steps)
 
-    def _all_reduce(self, loss: Tensor) -> Tensor:
-        """Sum the gradients of all processes; return the mean of their losses.
+    def _all_reduce(self, loss: Tensor, share: float) -> tuple[Tensor, float]:
+        """Sum the gradients of all processes; return the means of their losses and shares.
 
         The same all-reduce tells all processes whether the loss is finite, whether a signal has
         come, and what the progress of rank 0 is. Raises StepNotFiniteError, and
         LostProcessError if a process has ended.
         """
         progress = self._progress() if self.processes.is_main else 0.0
-        numbers = (loss, self.stop.has_come, progress)
+        numbers = (loss, self.stop.has_come, progress, share)
         sums = self.state.optimizer.all_reduce(self.processes, numbers)
         # NCCL's wait has a timeout, so it has already waited for the GPU: reading costs no more.
-        total, stopping, self.state.progress = sums.tolist()
+        total, stopping, self.state.progress, shares = sums.tolist()
         if not math.isfinite(total):
             raise StepNotFiniteError(_when(["loss"], self._finite_step + 1, self.state.step + 1))
         self._finite_step = self.state.step
         if stopping:
             self.stop.agree()
-        return sums[0] / self.processes.count
+        return sums[0] / self.processes.count, shares / self.processes.count
 
     def _check_step(self, loss: Tensor) -> None:
         """Raise StepNotFiniteError if the loss of a step on the CPU is not finite.

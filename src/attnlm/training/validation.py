@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import Device
@@ -15,6 +18,7 @@ from attnlm.compute.processes import ALONE, Processes, noticing_lost
 from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Ids, ids_at
+from attnlm.data.examples import Examples
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops import Kernels, using
 from attnlm.training.memory import windows_at_once
@@ -27,7 +31,10 @@ MOST_TOKENS = 2**22
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss in nats per token over `tokens` predicted tokens.
+    """Loss in nats per token over `tokens` predicted tokens, of examples those of the answers.
+
+    `accuracy` is the share of examples whose answers are right when decoded greedily; None for a
+    text.
 
     `sources` has the losses on the parts of several sources, if the caller wants them: pairs of a
     source's name and the loss on its part, None if the part is shorter than a window.
@@ -37,6 +44,7 @@ class Evaluation:
     tokens: int
     bits_per_byte: float
     sources: tuple[tuple[str, Evaluation | None], ...] = ()
+    accuracy: float | None = None
 
     @property
     def perplexity(self) -> float:
@@ -56,10 +64,14 @@ def validation_loss(
     processes: Processes = ALONE,
     is_sharded: bool = False,
     stop: StopSignal | None = None,
+    examples: Examples | None = None,
+    only_answers: bool = False,
 ) -> Evaluation:
     """Return the mean loss of predicting every token of a split except the first.
 
-    Windows of block_size follow each other without overlap; the last may be shorter. If `most` is
+    Windows of block_size follow each other without overlap; the last may be shorter. If the split
+    consists of `examples`, windows hold whole examples instead, and if `only_answers` is true, only
+    the tokens of answers count. If `most` is
     not None, only about `most` tokens are evaluated, in windows spread evenly over the split. If
     `kernels` is None, PyTorch's kernels are used. Processes and threads divide the windows among
     themselves. The numbers of processes and threads do not change the result. Raises AttnlmError if
@@ -71,7 +83,12 @@ def validation_loss(
     count = processes.count
     at_once = windows_at_once(model.spec, model.vocab_size, device.name)
     full = (at_once, model.block_size)
-    groups = _groups(tokens, most, model, at_once)
+    groups: Sequence[tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]]
+    if examples is None:
+        groups = _groups(tokens, most, model, at_once)
+    else:
+        groups = _groups_of_examples(tokens, examples, most, model, at_once, only_answers)
+    counts = [np.count_nonzero(targets >= 0) for _, targets in groups]
     sums = [0.0] * len(groups)
     threads = max(1, min(threads, len(groups) // count, MOST_REPLICAS))
     if is_sharded or device.name != "cpu":
@@ -96,7 +113,7 @@ def validation_loss(
                 computing = model if form is None or inputs_BT.shape != full else form
                 loss = float(computing.loss(inputs_BT, targets_BT))
                 if i < len(groups):
-                    sums[i] = loss * targets_BT.numel()
+                    sums[i] = loss * (counts[i] if computing is model else targets_BT.numel())
 
     was_training = model.training
     model.eval()
@@ -111,8 +128,8 @@ def validation_loss(
         stop.agree()
         stop.check()
     # Summed in the order of the text: the sum does not depend on how the groups were divided.
-    predicted = sum(targets.size for _, targets in groups)
-    loss = sum(numbers[:-1].tolist()) / predicted
+    predicted = int(sum(counts))
+    loss = sum(numbers[:-1].tolist()) / max(1, predicted)
     return Evaluation(loss, predicted, loss / math.log(2) / bytes_per_token)
 
 
@@ -142,3 +159,59 @@ def _groups(
     if len(rest) > 1:
         groups.append((rest[None, :-1], rest[None, 1:]))
     return groups
+
+
+def _groups_of_examples(
+    tokens: Ids,
+    examples: Examples,
+    most: int | None,
+    model: LanguageModel,
+    at_once: int,
+    only_answers: bool,
+) -> list[tuple[Ids, NDArray[np.int64]]]:
+    """Return inputs and targets of windows of whole examples, in groups of `at_once` windows."""
+    length = model.block_size
+    firsts = examples.packed(length)
+    chosen = min(len(firsts), MOST_TOKENS // length if most is None else max(1, most // length))
+    firsts = firsts[np.arange(chosen) * len(firsts) // chosen]
+    places = examples.starts[firsts, None] + np.arange(length + 1)
+    windows = ids_at(tokens, np.minimum(places, len(tokens) - 1), model.vocab_size, "val.bin")
+    inputs, targets = windows[:, :-1], examples.targets(firsts, windows[:, 1:], only_answers)
+    starts = range(0, len(inputs), at_once)
+    return [(inputs[i : i + at_once], targets[i : i + at_once]) for i in starts]
+
+
+@torch.no_grad()
+def right_answers(
+    model: LanguageModel, tokens: Ids, examples: Examples, device: Device, most: int | None = None
+) -> NDArray[np.bool_]:
+    """Return for each example whether greedy decoding gives exactly its answers, (E,).
+
+    Greedy decoding of a question gives the answer if and only if each token of the answer is the
+    likeliest after the tokens before it, which one forward pass shows. Each example stands alone.
+    Later questions of a conversation follow the right answers, not the model's. An example that is
+    longer than the context counts as wrong. If `most` is not None, only that many examples, spread
+    evenly over the split, are computed and returned.
+    """
+    count = len(examples) if most is None else min(most, len(examples))
+    chosen = np.arange(count) * len(examples) // count
+    begins, ends = examples.starts[chosen], examples.ends[chosen]
+    lengths = ends - begins - 1  # of inputs
+    is_right = lengths <= model.block_size
+    order = [int(i) for i in np.argsort(lengths, kind="stable") if is_right[i]]
+    at_once = windows_at_once(model.spec, model.vocab_size, device.name)
+    was_training = model.training
+    model.eval()
+    with device.autocast():
+        for first in range(0, len(order), at_once):
+            batch = order[first : first + at_once]
+            length = int(lengths[batch[-1]])
+            places = begins[batch, None] + np.arange(length + 1)
+            is_answer = examples.is_answer[np.minimum(places, len(tokens) - 1)]
+            is_answer &= places < ends[batch, None]
+            ids = ids_at(tokens, np.minimum(places, len(tokens) - 1), model.vocab_size, "val.bin")
+            inputs_BT = torch.from_numpy(ids[:, :-1].astype(np.int64)).to(device.torch)
+            likeliest = model(inputs_BT).argmax(-1).cpu().numpy()
+            is_right[batch] = ((likeliest == ids[:, 1:]) | ~is_answer[:, 1:]).all(1)
+    model.train(was_training)
+    return is_right

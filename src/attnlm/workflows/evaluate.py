@@ -27,7 +27,7 @@ from attnlm.see.text import token_texts
 from attnlm.training.cost import is_whole_affordable
 from attnlm.training.kernels import kernels_of
 from attnlm.training.optimizer import flatten_parameters
-from attnlm.training.validation import MOST_TOKENS, Evaluation, validation_loss
+from attnlm.training.validation import MOST_TOKENS, Evaluation, right_answers, validation_loss
 
 
 def evaluate(
@@ -72,6 +72,7 @@ def evaluate(
         flatten_parameters(model, training)
     else:
         model.requires_grad_(False)  # other libraries compute with frozen parameters
+    only_answers = dataset.examples is not None and training.loss_on != "all"
     with torch_settings_restored():
         use_precision(chosen)
 
@@ -84,12 +85,18 @@ def evaluate(
                 kernels=kernels_of(training),
                 threads=max(training.threads or 1, torch.get_num_threads()),  # training may leave 1
                 most=most,
+                examples=dataset.val_examples,
+                only_answers=only_answers,
             )
             if not math.isfinite(evaluation.loss):
                 raise NotFiniteError
             return evaluation
 
-        whole = measured(dataset.val, dataset.bytes_per_token)
+        per_token = dataset.bytes_per_answer_token if only_answers else dataset.bytes_per_token
+        whole = measured(dataset.val, per_token)
+        if dataset.val_examples is not None:
+            is_right = right_answers(model, dataset.val, dataset.val_examples, chosen)
+            return replace(whole, accuracy=float(is_right.mean()))
         if not by_source:
             return whole
         if len(dataset.val_parts) == 1:
@@ -132,6 +139,7 @@ def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
                 val_loss=found.loss,
                 bits_per_byte=found.bits_per_byte,
                 evaluated_tokens=found.tokens,
+                accuracy=found.accuracy,
             )
         run.save_whole(best=measured[best.step], last=measured[last.step])
 

@@ -290,12 +290,27 @@ def _complete(
         made_for = f"the recipe was made for `tokenizer` {config.recipe_tokenizer}"
         other = f"{dataset.name} was prepared with {dataset.tokenizer.name}"
         on_event(Note(f"{made_for}, but {other}"))
+    config = _with_examples(config, dataset)
     device = chosen_device(config, dataset)
     config = autotune(config, device, dataset)
     if config.training.budget is None and config.training.eval_tokens is None:
         affordable = affordable_tokens(config, dataset.vocab_size, dataset.val_tokens)
         config = config.with_training(eval_tokens=affordable)
     return config, device
+
+
+def _with_examples(config: Config, dataset: Dataset) -> Config:
+    """Return the configuration with `loss_on` for this data set. Raises UsageError."""
+    training = config.training
+    if dataset.examples is not None:
+        return config.with_training(loss_on=training.loss_on or "answers")
+    for name, value in (("loss_on", "answers"), ("best_by", "accuracy")):
+        if getattr(training, name) == value:
+            raise UsageError(
+                f"`{name}` {value} needs questions with answers, which {dataset.name} lacks",
+                "prepare a task, such as addition, or records with `prompt_column`",
+            )
+    return config
 
 
 @contextlib.contextmanager

@@ -217,6 +217,10 @@ INLINE void cross_entropy_block(int64_t vocab_size, int64_t tokens, int64_t stri
     for (int64_t t = 0; t < tokens; t++) {
         const float maximum = largest[t / LANES][t % LANES], sum = sums[t / LANES][t % LANES];
         const int64_t target = targets[t];
+        if (target < 0) { // ignored: no loss, and a gradient of scale / infinity
+            sums[t / LANES][t % LANES] = INFINITY;
+            continue;
+        }
         *loss += logf(sum) + (maximum - (logits[target * stride + t] + (bias ? bias[target] : 0)));
     }
     if (!scale)
@@ -237,6 +241,8 @@ INLINE void cross_entropy_block(int64_t vocab_size, int64_t tokens, int64_t stri
             d_bias[v] += sum_lanes(dot);
     }
     for (int64_t t = 0; t < tokens; t++) {
+        if (targets[t] < 0)
+            continue;
         logits[targets[t] * stride + t] -= scale;
         if (d_bias)
             d_bias[targets[t]] -= scale;

@@ -23,10 +23,19 @@ MOST_COMPILED = 128
 
 
 def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Return the mean loss in nats per token, computed in float32 at least."""
+    """Return the mean loss in nats per token, computed in float32 at least.
+
+    Targets of -100 are ignored. If all are, the loss is 0.
+    """
     if logits_BTV.dtype in (torch.bfloat16, torch.float16):
         logits_BTV = logits_BTV.float()
-    return F.cross_entropy(logits_BTV.flatten(0, -2), targets_BT.flatten())
+    total = F.cross_entropy(logits_BTV.flatten(0, -2), targets_BT.flatten(), reduction="sum")
+    return total / counted(targets_BT)
+
+
+def counted(targets: Tensor) -> Tensor:
+    """Return the number of targets that are not ignored, (), but at least 1."""
+    return (targets >= 0).sum().clamp(min=1)
 
 
 def linear_cross_entropy(
@@ -93,27 +102,29 @@ def _plain(
     precise = torch.promote_types(x_MC.dtype, torch.float32)
     total = torch.zeros((), dtype=precise, device=x_MC.device)
     at_once = max(1, LOGITS_AT_ONCE[x_MC.device.type] // head_VC.size(0))
+    count = counted(targets_M)
     for part in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
         logits_mV = F.linear(x_MC[part], head_VC, bias_V).to(precise)
-        targets_m1 = targets_M[part, None]
-        if wanted is None:
-            total += cross_entropy(logits_mV, targets_m1) * len(targets_m1)
-            continue
+        is_counted_m1 = targets_M[part, None] >= 0
+        targets_m1 = targets_M[part, None].clamp(min=0)
         top_m1, likeliest_m1 = logits_mV.max(-1, keepdim=True)
         at_target_m1 = logits_mV.gather(-1, targets_m1)
         in_place = None if x_MC.is_mps else logits_mV  # Metal does not promise that out= works
         p_mV = torch.softmax(logits_mV, -1, out=in_place)
         # −log p of the likeliest token, plus its logit minus the target's: no p underflows.
-        total += (top_m1 - at_target_m1 - p_mV.gather(-1, likeliest_m1).log()).sum()
+        losses_m1 = top_m1 - at_target_m1 - p_mV.gather(-1, likeliest_m1).log()
+        total += (losses_m1 * is_counted_m1).sum()
+        if wanted is None:
+            continue
         d_logits_mV = p_mV.scatter_add_(-1, targets_m1, torch.full_like(top_m1, -1.0))
-        d_logits_mV = d_logits_mV.mul_(1 / len(targets_M)).to(x_MC.dtype)
+        d_logits_mV = d_logits_mV.mul_(is_counted_m1 / count).to(x_MC.dtype)
         d_x_MC, d_head_VC, d_bias_V = wanted
         torch.mm(d_logits_mV, head_VC, out=d_x_MC[part])
         if d_head_VC is not None:
             d_head_VC += d_logits_mV.T @ x_MC[part]
         if d_bias_V is not None:
             d_bias_V += d_logits_mV.sum(0)
-    return total / len(targets_M)
+    return total / count
 
 
 def _compiled(
@@ -130,6 +141,7 @@ def _compiled(
     """
     total = torch.zeros((), dtype=torch.float64)
     targets_M = targets_M.contiguous()
+    count = int(counted(targets_M))
     at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), MOST_COMPILED)
     at_once = min(at_once, max(1, LOGITS_AT_ONCE["cpu"] // head_VC.size(0)))
     d_x_MC, d_head_VC, d_bias_V = wanted or (None, None, None)
@@ -139,11 +151,11 @@ def _compiled(
         shape = head_VC.size(0), len(targets_m)
         logits_Vm = product(head_VC, x_mC)
         parts.cross_entropy(
-            *(*shape, shape[1], 0.0 if wanted is None else 1 / len(targets_M)),
+            *(*shape, shape[1], 0.0 if wanted is None else 1 / count),
             *map(place, (bias_V, logits_Vm, targets_m, total, d_bias_V)),
         )
         if d_x_MC is not None:
             d_x_MC[part] = product(logits_Vm.T, head_VC.T)
         if d_head_VC is not None:
             d_head_VC.addmm_(logits_Vm, x_mC)
-    return (total / len(targets_M)).float()
+    return (total / count).float()

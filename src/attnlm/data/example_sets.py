@@ -1,0 +1,253 @@
+"""Data sets of examples: drawn for a task, or read from records, and written to a folder."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note, OnEvent
+from attnlm.base.files import file_hash, replacing, write_bytes, write_json
+from attnlm.data.bins import MOST_BIGRAM_IDS, bigram_loss
+from attnlm.data.dataset import FORMAT, ExampleFacts, Meta, id_dtype, sampled_hash
+from attnlm.data.examples import EncodedExamples, encode_examples, write_marks
+from attnlm.data.new_dataset import Content, NewDataset
+from attnlm.data.splits import SAMPLE_BYTES, SPLITS, HeldOut
+from attnlm.text import tasks
+from attnlm.text.corpus import Corpus
+from attnlm.text.examples import END_OF_TEXT, QUESTION_END, Example, read_examples
+from attnlm.tokens.tokenizer import Tokenizer
+
+LONGER = "longer.jsonl"
+_DEFAULT_EXAMPLES = 20_000
+_MOST_EXAMPLES = 1_000_000
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The examples of both splits, and what meta.json records of their source."""
+
+    train: Sequence[Example]
+    val: Sequence[Example]
+    source: Corpus
+    val_source: Corpus | None
+    content: Content
+    question_end: str
+    answer_end: str | None
+    """None for the tokenizer's end-of-text id or, if it has none, the control character"""
+    longer: Sequence[Example] = ()
+    val_fraction: float | None = None
+    floor: float | None = None
+
+
+def of_task(
+    name: str, examples: int | None, sizes: Mapping[str, int | None], on_event: OnEvent
+) -> NewDataset:
+    """Return the data set of a task to be made.
+
+    `sizes` are the settings length and digits. Raises UsageError for a size that the task does not
+    have, or a wrong one.
+    """
+    setting = tasks.TASKS[name].setting
+    for other, value in sizes.items():
+        if value is not None and other != setting:
+            raise UsageError(
+                f"`{other}` does not apply to the task {name}",
+                f"use `{setting}`" if setting else f"leave `{other}` out",
+            )
+    wanted = _DEFAULT_EXAMPLES if examples is None else examples
+    if not 1 <= wanted <= _MOST_EXAMPLES:
+        raise UsageError(
+            f"invalid value for `examples`: {wanted}", f"use a number from 1 to {_MOST_EXAMPLES:,}"
+        )
+    found, size = tasks.generate(name, examples=wanted, size=sizes.get(setting))
+    if len(found.train) < wanted:
+        on_event(
+            Note(
+                f"{name}{f' of {setting} {size}' if setting else ''} has only "
+                f"{len(found.train) + len(found.val):,} questions: {len(found.train):,} are for "
+                f"training, {len(found.val):,} for validation"
+            )
+        )
+    corpus = Corpus(name, (name,), ())
+    content = Content(_hash(found.train), _hash(found.val), _characters(found.train), None, None)
+    return _new(
+        _Split(
+            *(found.train, found.val, corpus, corpus, content),
+            question_end=tasks.TASKS[name].question_end,
+            answer_end=tasks.ANSWER_END,
+            longer=found.longer,
+            floor=0.0,
+        )
+    )
+
+
+def of_records(
+    corpus: Corpus,
+    val_corpus: Corpus | None,
+    choice: HeldOut,
+    prompt_column: str,
+    answer_column: str | None,
+) -> NewDataset:
+    """Return the data set of records to be made. Raises AttnlmError as `read_examples`."""
+    found = list(read_examples(corpus.files, prompt_column, answer_column))
+    if val_corpus is None:
+        chosen = set(itertools.takewhile(lambda i: i < len(found), choice.indices()))
+        val = [example for i, example in enumerate(found) if i in chosen]
+        train = [example for i, example in enumerate(found) if i not in chosen]
+    else:
+        train = found
+        val = list(read_examples(val_corpus.files, prompt_column, answer_column))
+    for split, name in ((train, "training"), (val, "validation")):
+        if not split:
+            raise AttnlmError(
+                f"{corpus.shown} has too few examples: the {name} split has none",
+                "add examples, or use another `val_fraction`",
+            )
+    by_choice = val_corpus is None
+    content = Content(
+        _hash(train),
+        _hash(val),
+        _characters(train),
+        "documents" if by_choice else None,
+        choice.seed if by_choice else None,
+    )
+    fraction = float(choice.fraction) if by_choice else None
+    return _new(
+        _Split(
+            *(train, val, corpus, val_corpus, content),
+            question_end=QUESTION_END,
+            answer_end=None,
+            val_fraction=fraction,
+        )
+    )
+
+
+def _new(split: _Split) -> NewDataset:
+    end = END_OF_TEXT if split.answer_end is None else split.answer_end
+    every = itertools.chain(split.train, split.val, split.longer)
+    return NewDataset(
+        name=split.source.name,
+        shown=split.source.shown,
+        content=split.content,
+        distinct=["".join(sorted(set(end).union(*map(text_of, every))))],
+        sample=functools.partial(_sample, split.train),
+        build=functools.partial(_build, split),
+    )
+
+
+def text_of(example: Example) -> str:
+    """Return the questions and answers of an example, joined."""
+    return "".join(itertools.chain.from_iterable(example))
+
+
+def _hash(examples: Sequence[Example]) -> str:
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(json.dumps(example).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _characters(examples: Sequence[Example]) -> int:
+    """Return the number of characters of questions and answers, without the ends of answers."""
+    return sum(len(text_of(example)) for example in examples)
+
+
+def _sample(examples: Sequence[Example]) -> list[str]:
+    """Return texts of examples, of 4 MiB at most, to train a tokenizer on."""
+    texts = list(map(text_of, examples))
+    sizes = itertools.accumulate(map(len, texts))
+    return [text for text, size in zip(texts, sizes, strict=True) if size <= SAMPLE_BYTES]
+
+
+def _build(
+    split: _Split, folder: Path, name: str, tokenizer: Tokenizer, origin: Path | None
+) -> None:
+    """Write a data set to `folder`; meta.json is its last file."""
+    write_json(folder / "tokenizer.json", tokenizer.to_json())
+    end = split.answer_end
+    if end is None:
+        end = END_OF_TEXT if tokenizer.end_of_text is None else ""
+    encoded = {
+        key: encode_examples(examples, tokenizer, end)
+        for key, examples in zip(SPLITS, (split.train, split.val), strict=True)
+    }
+    about: dict[str, Any] = {}
+    marks = {}
+    for key, found in encoded.items():
+        path = folder / f"{key}.bin"
+        with replacing(path) as file:
+            file.write(found.ids.astype(id_dtype(tokenizer.vocab_size)).tobytes())
+        write_marks(folder / f"{key}.marks", found.examples)
+        marks[f"{key}_marks_sha256"] = file_hash(folder / f"{key}.marks")
+        about[f"{key}_tokens"] = len(found.ids)
+        about[f"{key}_sha256"] = file_hash(path)
+        about[f"{key}_sampled_sha256"] = sampled_hash(path)
+    if split.longer:
+        write_bytes(folder / LONGER, "".join(_lines(split)).encode())
+    ends = len(end.encode())
+    val_characters = _characters(split.val)
+    answers = [turn.answer for example in split.val for turn in example]
+    val_bytes = sum(len(text_of(one).encode()) + ends * len(one) for one in split.val)
+    answer_tokens = int(encoded["val"].examples.is_answer.sum())
+    meta = Meta(
+        name=name,
+        source=split.source.source,
+        sources=split.source.sources,
+        **split.content._asdict(),
+        val_source=split.val_source.source if split.val_source else None,
+        encoding=split.source.encoding,
+        newlines=split.source.newlines,
+        column=split.source.column,
+        documents=len(split.train) + len(split.val),
+        val_fraction=split.val_fraction,
+        characters=split.content.train_characters + val_characters,
+        val_characters=val_characters,
+        val_bytes=val_bytes,
+        tokenizer=tokenizer.name,
+        tokenizer_from=None if origin is None else str(origin),
+        tokenizer_sha256=file_hash(folder / "tokenizer.json"),
+        vocab_size=tokenizer.vocab_size,
+        dtype=id_dtype(tokenizer.vocab_size).name,
+        bigram_loss=_bigram_loss(encoded["train"], encoded["val"], tokenizer.vocab_size),
+        floor=split.floor,
+        examples=ExampleFacts(
+            train=len(split.train),
+            val=len(split.val),
+            longer=len(split.longer),
+            question_end=split.question_end,
+            answer_end=end,
+            val_answer_tokens=answer_tokens,
+            val_answer_bytes=sum(len(answer.encode()) + max(1, ends) for answer in answers),
+            **marks,
+        ),
+        **about,
+    )
+    write_json(folder / "meta.json", {"format": FORMAT, **asdict(meta)})
+
+
+def _lines(split: _Split) -> Iterator[str]:
+    """Yield the longer examples as records."""
+    for ((question, answer),) in split.longer:
+        asked = question.removesuffix(split.question_end)
+        yield json.dumps({"prompt": asked, "answer": answer}) + "\n"
+
+
+def _bigram_loss(train: EncodedExamples, val: EncodedExamples, vocab_size: int) -> float | None:
+    """Return the loss of the validation answers with counted bigrams of the training answers."""
+    if vocab_size > MOST_BIGRAM_IDS:
+        return None
+    counts = []
+    for ids, examples in (train, val):
+        answers = np.flatnonzero(examples.is_answer)
+        pairs = ids[answers - 1].astype(np.int64) * vocab_size + ids[answers]
+        counts.append(np.bincount(pairs, minlength=vocab_size**2).reshape(vocab_size, vocab_size))
+    return bigram_loss(*counts)

@@ -1,0 +1,150 @@
+"""Examples in a split: where they start, which tokens are answers, and windows of whole examples.
+
+Axes: N tokens of a split, E examples, W windows, T tokens of a window.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from attnlm.base.files import open_regular, replacing
+from attnlm.text.examples import Example
+from attnlm.tokens.tokenizer import Tokenizer
+
+IGNORED = -100
+"""The target of a position that does not count in the loss: PyTorch's default `ignore_index`."""
+
+Ids = NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The examples of a split, of which the first starts at token 0 and the last ends at token N.
+
+    `starts`, of int64 and shape (E,), are the offsets of their first tokens. `is_answer`, of bool
+    and shape (N,), is True for each token of an answer, with the token that ends the answer.
+    """
+
+    starts: NDArray[np.int64]
+    is_answer: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @functools.cached_property
+    def ends(self) -> NDArray[np.int64]:
+        """Return the offsets behind the last token of each example, (E,)."""
+        return np.append(self.starts[1:], len(self.is_answer))
+
+    def last_in_window(self, first_W: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """Return the offset behind the last whole example of windows that begin with an example.
+
+        `first_W` are indices of examples. A window has `length` tokens and their targets. An
+        example longer than a window is cut at the window's end.
+        """
+        most_W = np.minimum(self.starts[first_W] + length + 1, len(self.is_answer))
+        whole_W = self.ends[np.searchsorted(self.ends, most_W, "right") - 1]
+        return np.where(self.ends[first_W] <= most_W, whole_W, most_W)
+
+    def targets(
+        self, first_W: NDArray[np.int64], windows_WT: NDArray[np.integer[Any]], only_answers: bool
+    ) -> NDArray[np.int64]:
+        """Return the targets of windows that begin with the examples `first_W`, (W, T).
+
+        `windows_WT` are the ids of the targets' positions. The target is IGNORED behind the last
+        whole example of a window and, if `only_answers`, for tokens that belong to no answer.
+        """
+        begin_W1 = self.starts[first_W, None] + 1
+        places_WT = begin_W1 + np.arange(windows_WT.shape[1])
+        counts_WT = places_WT < self.last_in_window(first_W, windows_WT.shape[1])[:, None]
+        if only_answers:
+            counts_WT &= self.is_answer[np.minimum(places_WT, len(self.is_answer) - 1)]
+        return np.where(counts_WT, windows_WT.astype(np.int64, "C"), np.int64(IGNORED))
+
+    def packed(self, length: int) -> NDArray[np.int64]:
+        """Return the first example of each window, (W,), if windows take the examples in order.
+
+        Each window has as many whole examples as fit into `length` tokens and their targets.
+        """
+        following = np.searchsorted(self.ends, self.starts + length + 1, "right")
+        following = np.maximum(following, np.arange(len(self)) + 1)
+        found = [0]
+        while (after := int(following[found[-1]])) < len(self):
+            found.append(after)
+        return np.array(found, np.int64)
+
+    def per_window(self, length: int) -> int:
+        """Return how many examples a window has in `packed`, on average, rounded down."""
+        return max(1, len(self) // len(self.packed(length)))
+
+
+class EncodedExamples(NamedTuple):
+    """The ids (N,) of examples, one example after another, and the examples' places."""
+
+    ids: Ids
+    examples: Examples
+
+
+def encode_examples(
+    examples: Sequence[Example], tokenizer: Tokenizer, answer_end: str
+) -> EncodedExamples:
+    """Encode examples: each question, then its answer and the end of the answer.
+
+    `answer_end` is "" for the tokenizer's end-of-text id. A token never crosses the end of a
+    question or an answer. Raises AttnlmError if the vocabulary lacks a character.
+    """
+    if answer_end:
+        end = tokenizer.encode(answer_end)
+    else:
+        assert tokenizer.end_of_text is not None
+        end = [tokenizer.end_of_text]
+    ids: list[int] = []
+    lengths: list[int] = []  # of questions and answers in turns
+    starts: list[int] = []
+    for example in examples:
+        starts.append(len(ids))
+        first = [] if tokenizer.beginning is None else [tokenizer.beginning]
+        for question, answer in example:
+            asked = [*first, *tokenizer.encode(question)]
+            said = [*tokenizer.encode(answer), *end]
+            ids += asked
+            ids += said
+            lengths += [len(asked), len(said)]
+            first = []
+    is_answer = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+    return EncodedExamples(
+        np.array(ids, np.uint32), Examples(np.array(starts, np.int64), is_answer)
+    )
+
+
+# --- The file of marks ----------------------------------------------------------------------------
+# Two arrays of N bits, each padded to whole bytes: is_answer, and True at each example's start.
+
+
+def write_marks(path: Path, examples: Examples) -> None:
+    """Write the places of examples to a file."""
+    is_start = np.zeros(len(examples.is_answer), np.bool_)
+    is_start[examples.starts] = True
+    with replacing(path) as file:
+        file.write(np.packbits(examples.is_answer).tobytes() + np.packbits(is_start).tobytes())
+
+
+def read_marks(path: Path, tokens: int) -> Examples | None:
+    """Return the places of examples in a split of `tokens` tokens; None if the file is damaged."""
+    size = -(-tokens // 8)
+    with open_regular(path) as file:
+        content = np.frombuffer(file.read(2 * size + 1), np.uint8)
+    if len(content) != 2 * size:
+        return None
+    is_answer, is_start = (np.unpackbits(part, count=tokens) for part in content.reshape(2, -1))
+    starts = np.flatnonzero(is_start)
+    if not len(starts) or starts[0] != 0:
+        return None
+    return Examples(starts.astype(np.int64), is_answer.view(np.bool_))

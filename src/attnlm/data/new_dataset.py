@@ -1,0 +1,141 @@
+"""A new data set: what it is made of, its tokenizer, and the folder that it may replace."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import OnEvent
+from attnlm.base.folders import KINDS, is_safe_name
+from attnlm.base.workspaces import exchange
+from attnlm.data.dataset import open_dataset
+from attnlm.tokens import byte_pairs as bpe
+from attnlm.tokens.specs import bpe_size, canonical_spec
+from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load
+
+
+def origin_of(tokenizer: str | Path, data_dir: Path) -> Path | None:
+    """Return the folder of the run or data set that `tokenizer` names, or None for a spec."""
+    try:
+        bpe_size(canonical_spec(str(tokenizer)))
+    except UsageError:
+        places = [Path(tokenizer)]
+        if is_safe_name(str(tokenizer)):
+            places += [Path(KINDS["run"][1]) / tokenizer, data_dir / tokenizer]
+        for place in places:
+            if (place / "tokenizer.json").is_file():
+                return place.absolute()
+        raise
+    return None
+
+
+def taken_tokenizer(origin: Path | None) -> Tokenizer | None:
+    """Return the tokenizer of the run or data set in the folder `origin`, if any."""
+    if origin is None:
+        return None
+    taken = load(origin / "tokenizer.json")
+    taken.dataset = origin.name
+    return taken
+
+
+def new_tokenizer(
+    spec: str,
+    distinct: Iterable[str],
+    sample: Callable[[], list[str]],
+    spool: Path,
+    offline: bool,
+    on_event: OnEvent,
+) -> Tokenizer:
+    """Return the tokenizer of a spec.
+
+    char has the characters of the texts `distinct`; bpe:N is trained on the texts of `sample()`.
+    """
+    size = bpe_size(spec)
+    if size is not None:
+        return bpe.train(spec, size, sample(), on_event)
+    if spec == "char":
+        return CharTokenizer("".join(sorted(set().union(*distinct))))
+    if spec == "byte":
+        return ByteTokenizer()
+    return bpe.published(spec, spool=spool, offline=offline, on_event=on_event)
+
+
+class Content(NamedTuple):
+    """The text of a data set and its split, as meta.json records them. Equal contents give equal
+    files, if the tokenizers are equal too."""
+
+    source_sha256: str
+    val_source_sha256: str | None
+    train_characters: int
+    split: str | None
+    split_seed: int | None
+
+
+@dataclass(frozen=True)
+class NewDataset:
+    """What a data set is made of, before its tokenizer is known."""
+
+    name: str
+    """the name of the source"""
+    shown: str
+    """the source, in messages"""
+    content: Content
+    distinct: Sequence[str]
+    """texts that together have every character"""
+    sample: Callable[[], list[str]]
+    """returns texts of the training split, to train a tokenizer on"""
+    build: Callable[[Path, str, Tokenizer, Path | None], None]
+    """writes a data set to a folder, given also its name, its tokenizer and the tokenizer's
+    origin; meta.json is the last file"""
+
+
+def is_prepared(target: Path, wanted: str | Tokenizer, content: Content, force: bool) -> bool:
+    """Return True if `target` has this content and tokenizer, False if it is to be written.
+
+    Raises AttnlmError if `target` exists but is not a data set. If `force` is false, raises it also
+    if `target` is damaged or has other content.
+    """
+    if not os.path.lexists(target):
+        return False
+    if not (target / "meta.json").is_file():
+        raise AttnlmError(f"{target} exists and is not a data set", "choose another `name`")
+    if force:
+        return False
+    hint = "`force` replaces it, another `name` keeps it"
+    try:
+        there = open_dataset(target)
+    except AttnlmError as error:
+        raise AttnlmError(f"{target} exists, and {error}", hint) from None
+    if isinstance(wanted, str):
+        is_alike = there.tokenizer.name == wanted
+    else:
+        is_alike = there.tokenizer.to_json() == wanted.to_json()
+    found = Content(*(getattr(there, name) for name in Content._fields))
+    if is_alike and found[:2] == content[:2] and found.split != content.split:
+        raise AttnlmError(
+            f"{target} exists with `split` {there.split}, not {content.split}",
+            f"`split` {there.split} uses it, {hint}",
+        )
+    if not is_alike or found != content:
+        raise AttnlmError(f"{target} exists with other content", hint)
+    return True
+
+
+def install(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
+    """Move the folder `new` to `target`, unless another process has put the same data there."""
+    while True:
+        try:
+            if not os.path.lexists(target):
+                new.rename(target)
+            elif not is_prepared():
+                exchange(new, target)
+            return
+        except OSError as error:
+            # Another process just put its folder at `target`, or removed it: try again.
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT) or not new.is_dir():
+                raise

@@ -1,0 +1,101 @@
+"""Examples: questions with their answers, from two columns of records or a list of messages."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from attnlm.base.errors import AttnlmError
+from attnlm.text.corpus import TextFile
+from attnlm.text.records import checked, record_texts, record_values
+from attnlm.text.text_files import kind_of
+
+QUESTION_END = "\n"
+END_OF_TEXT = "\x03"
+"""The control character "end of text". It ends answers if the tokenizer has no end-of-text id."""
+_ROLES = {
+    **dict.fromkeys(("system", "user", "human"), "question"),
+    **dict.fromkeys(("assistant", "gpt", "model"), "answer"),
+}
+_ONE_MESSAGE = 'a message is like {"role": "user", "content": "…"}'
+
+
+class Turn(NamedTuple):
+    """A question, with the text that separates it from its answer, and the answer."""
+
+    question: str
+    answer: str
+
+
+Example: TypeAlias = tuple[Turn, ...]
+"""One turn, or the turns of a conversation."""
+
+
+def read_examples(
+    files: Iterable[TextFile], prompt_column: str, answer_column: str | None
+) -> Iterator[Example]:
+    """Yield the examples in files of records.
+
+    `prompt_column` has the questions and `answer_column` the answers, both texts. Without
+    `answer_column`, `prompt_column` has lists of messages, each with a role and a content. Raises
+    AttnlmError for a file or record that can't be read, and for an empty question or answer.
+    """
+    for path, shown, _, _ in files:
+        if not kind_of(path):
+            raise AttnlmError(
+                f"{shown} has no columns", "`prompt_column` needs a .jsonl or .parquet file"
+            )
+        if answer_column is None:
+            for where, messages in record_values(path, prompt_column, shown):
+                yield _conversation(messages, prompt_column, where)
+            continue
+        questions = record_texts(path, prompt_column, shown)
+        answers = record_texts(path, answer_column, shown)
+        for number, (question, answer) in enumerate(zip(questions, answers, strict=True), 1):
+            yield (_turn(question, answer, f"record {number:,} of {shown}"),)
+
+
+def _turn(question: str, answer: str, where: str) -> Turn:
+    if not question or not answer:
+        raise AttnlmError(
+            f"{where} has an empty {'answer' if question else 'question'}", "leave it out"
+        )
+    if END_OF_TEXT in question + answer:
+        raise AttnlmError(
+            f"{where} has the control character U+0003, which ends answers", "remove it"
+        )
+    return Turn(question + QUESTION_END, answer)
+
+
+def _conversation(messages: object, column: str, where: str) -> Example:
+    """Return the turns of a list of messages. Messages in a row of one side are joined."""
+    if not isinstance(messages, list) or not all(isinstance(m, Mapping) for m in messages):
+        raise AttnlmError(
+            f"{where}: column {column!r} is not a list of messages",
+            f"{_ONE_MESSAGE}; texts need `answer_column` too",
+        )
+    said = [_message(message, column, where) for message in messages]
+    joined = [
+        (side, "\n".join(text for _, text in group))
+        for side, group in itertools.groupby(said, key=lambda message: message[0])
+    ]
+    if not joined or joined[0][0] != "question":
+        raise AttnlmError(f"{where} does not begin with a question", "leave it out")
+    if len(joined) < 2:
+        raise AttnlmError(f"{where} has no answer", "leave it out")
+    texts = [text for _, text in joined]
+    turns = zip(texts[::2], texts[1::2], strict=False)  # without a last question
+    return tuple(_turn(question, answer, where) for question, answer in turns)
+
+
+def _message(message: Mapping[str, Any], column: str, where: str) -> tuple[str, str]:
+    """Return the side of a message, "question" or "answer", and its text."""
+    role = message.get("role", message.get("from"))
+    content = message.get("content", message.get("value"))
+    if not isinstance(role, str) or role not in _ROLES:
+        raise AttnlmError(
+            f"{where} has a message with the role {role!r}",
+            f"{_ONE_MESSAGE}; roles are {', '.join(_ROLES)}",
+        )
+    return _ROLES[role], checked(content, column, where)

@@ -1,0 +1,170 @@
+"""Tasks with exact answers, such as copying and addition: questions drawn from a fixed seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from string import ascii_lowercase
+from typing import NamedTuple
+
+from attnlm.base.errors import UsageError
+from attnlm.text.examples import Example, Turn
+from attnlm.text.tales import uniform_words
+
+ANSWER_END = "\n"
+_MODULUS = 97
+_VALIDATION_FRACTION = 0.1
+_MOST_VALIDATION = 1000
+_LONGER = 200  # examples
+_MOST_REPEATED = 20  # times as many questions in a row that were drawn before as questions found
+_BRACKETS = ("()", "[]", "{}")
+
+Below = Callable[[int], int]
+"""Returns a random integer from 0 to n − 1, given n."""
+
+
+class Task(NamedTuple):
+    """A kind of question: `draw(below, size)` returns a random question and its answer.
+
+    A question ends with the text that separates it from its answer. `setting` is the name of the
+    size, "" for a task without a size, which is between 1 and `largest`.
+    """
+
+    about: str
+    draw: Callable[[Below, int], tuple[str, str]]
+    setting: str = "length"
+    size: int = 8
+    largest: int = 64
+    question_end: str = "="
+
+
+class TaskExamples(NamedTuple):
+    """The examples of a task: training and validation examples, and longer ones."""
+
+    train: list[Example]
+    val: list[Example]
+    longer: list[Example]
+
+
+def _letters(below: Below, length: int) -> str:
+    return "".join(ascii_lowercase[below(26)] for _ in range(length))
+
+
+def _copy(below: Below, length: int) -> tuple[str, str]:
+    letters = _letters(below, length)
+    return letters, letters
+
+
+def _reverse(below: Below, length: int) -> tuple[str, str]:
+    letters = _letters(below, length)
+    return letters, letters[::-1]
+
+
+def _sort(below: Below, length: int) -> tuple[str, str]:
+    letters = _letters(below, length)
+    return letters, "".join(sorted(letters))
+
+
+def _addition(below: Below, digits: int) -> tuple[str, str]:
+    a, b = below(10**digits), below(10**digits)
+    return f"{a}+{b}", str(a + b)
+
+
+def _modular_addition(below: Below, _: int) -> tuple[str, str]:
+    a, b = below(_MODULUS), below(_MODULUS)
+    return f"{a}+{b}", str((a + b) % _MODULUS)
+
+
+def _parity(below: Below, length: int) -> tuple[str, str]:
+    bits = "".join(str(below(2)) for _ in range(length))
+    return bits, str(bits.count("1") % 2)
+
+
+def _brackets(below: Below, length: int) -> tuple[str, str]:
+    """Draw balanced brackets and, in half of the cases, exchange one, which unbalances them."""
+    found: list[str] = []
+    missing: list[str] = []  # closing brackets
+    for left in range(length, 0, -1):
+        if missing and (len(missing) == left or below(2)):
+            found.append(missing.pop())
+        else:
+            kind = _BRACKETS[below(len(_BRACKETS))]
+            found.append(kind[0])
+            missing.append(kind[1])
+    if below(2):
+        return "".join(found), "yes"
+    place = below(length)
+    others = [bracket for bracket in "".join(_BRACKETS) if bracket != found[place]]
+    found[place] = others[below(len(others))]
+    return "".join(found), "no"
+
+
+def _recall(below: Below, length: int) -> tuple[str, str]:
+    """Draw pairs of a letter and a digit, and one of the letters, whose digit is the answer."""
+    letters = list(ascii_lowercase)
+    for i in range(length):
+        j = i + below(len(letters) - i)
+        letters[i], letters[j] = letters[j], letters[i]
+    digits = [str(below(10)) for _ in range(length)]
+    asked = below(length)
+    pairs = "".join(letter + digit for letter, digit in zip(letters, digits, strict=False))
+    return pairs + letters[asked], digits[asked]
+
+
+TASKS = {
+    "copy": Task("letters, and the same letters", _copy),
+    "reverse": Task("letters, and the same letters backwards", _reverse),
+    "sort": Task("letters, and the same letters in alphabetical order", _sort),
+    "addition": Task("the sum of two numbers", _addition, "digits", 3, 9),
+    "modular-addition": Task(f"the sum of two numbers modulo {_MODULUS}", _modular_addition, "", 0),
+    "parity": Task("0 or 1: the number of ones modulo 2", _parity, size=10),
+    "brackets": Task("yes if the brackets are balanced, else no", _brackets, size=12),
+    "recall": Task("the digit that followed this letter", _recall, largest=26, question_end=""),
+}
+
+
+def generate(name: str, *, examples: int, size: int | None) -> tuple[TaskExamples, int]:
+    """Return the examples of a task, and their size: the same on every machine.
+
+    There are `examples` training examples, and a tenth as many for validation, but at most 1,000.
+    All questions differ. If the task has fewer questions, all are used, a tenth of them for
+    validation. Longer examples have half a size more, or one digit more; a task without a size, or
+    at its largest size, has none. Raises UsageError for a size that the task can't have.
+    """
+    task = TASKS[name]
+    size = task.size if size is None else size
+    if task.setting and not 1 <= size <= task.largest:
+        raise UsageError(
+            f"invalid value for `{task.setting}`: {size}",
+            f"{name} takes a number from 1 to {task.largest}",
+        )
+    if name == "brackets" and size % 2:
+        raise UsageError("brackets of an odd `length` are never balanced", f"use {size + 1}")
+    wanted = examples + min(_MOST_VALIDATION, math.ceil(_VALIDATION_FRACTION * examples))
+    found = _drawn(name, size, wanted)
+    held_out = min(_MOST_VALIDATION, math.ceil(_VALIDATION_FRACTION * len(found)))
+    if len(found) == wanted:
+        held_out = wanted - examples
+    longer = size + 1 if task.setting == "digits" else math.ceil(1.5 * size / 2) * 2
+    longer_ones = []
+    if task.setting and longer <= task.largest:
+        longer_ones = _drawn(name, longer, _LONGER)
+    return TaskExamples(found[held_out:], found[:held_out], longer_ones), size
+
+
+def _drawn(name: str, size: int, most: int) -> list[Example]:
+    """Return up to `most` examples with different questions."""
+    task = TASKS[name]
+    words = uniform_words(f"attnlm {name} 1, {size}")
+    answers: dict[str, str] = {}
+    repeated = 0
+    while len(answers) < most and repeated <= _MOST_REPEATED * (len(answers) + 1):
+        question, answer = task.draw(lambda n: _below(words, n), size)
+        repeated = repeated + 1 if question in answers else 0
+        answers[question] = answer
+    return [(Turn(q + task.question_end, answer),) for q, answer in answers.items()]
+
+
+def _below(words: Iterator[int], n: int) -> int:
+    """Return an integer below n; the next of the 32-bit integers `words` decides."""
+    return next(word for word in words if word < 2**32 - 2**32 % n) % n

@@ -1,0 +1,140 @@
+"""Answers of a run: to questions, and to questions whose right answers are known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.settings import quoted
+from attnlm.data.dataset import Dataset
+from attnlm.data.example_sets import LONGER
+from attnlm.generation.questions import QuestionFormat, answers, format_of
+from attnlm.generation.sampling import Sampler, load_sampler
+from attnlm.runs.run import Run, open_run
+from attnlm.text.records import record_texts
+from attnlm.text.text_files import kind_of
+
+_SPARE = 8  # tokens after the longest right answer, which show that an answer does not end
+_MOST_ANSWER = 1000  # tokens
+
+
+class Answered(NamedTuple):
+    """A question, its right answer, and the answer of a run."""
+
+    prompt: str
+    answer: str
+    said: str
+
+    @property
+    def is_right(self) -> bool:
+        """Return True if the run's answer is the right one."""
+        return self.said == self.answer
+
+
+Pair = tuple[str, str]
+"""A question and its right answer."""
+
+
+def generate(
+    run: str | Path | Run | None = None,
+    prompts: Sequence[str] = (),
+    *,
+    tokens: int = 100,
+    checkpoint: str = "auto",
+    device: str = "auto",
+    checkpoint_dir: str | Path = "checkpoints",
+) -> list[str]:
+    """Return a run's answers to questions, decoded greedily and in batches.
+
+        attnlm.generate("transformer-001", ["354+81", "12+7"])  # ["435", "19"]
+
+    If the run was trained on examples, each question is ended as in training, and its answer ends
+    where the model ends it, after `tokens` tokens at most. Otherwise, the texts are continued by
+    `tokens` tokens. Raises AttnlmError (UsageError for invalid arguments).
+    """
+    if isinstance(prompts, str) or not all(isinstance(text, str) for text in prompts):
+        raise UsageError(f"invalid value for `prompts`: {quoted(prompts)}", "it must be a list")
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
+    if not prompts:
+        return []
+    return answers(sampler, format_of(opened) or QuestionFormat(), prompts, tokens)
+
+
+def answer_pairs(
+    run: str | Path | Run | None,
+    pairs: Sequence[Pair],
+    *,
+    checkpoint: str = "auto",
+    device: str = "auto",
+    checkpoint_dir: str | Path = "checkpoints",
+) -> list[Answered]:
+    """Ask a run questions whose right answers are known.
+
+        found = attnlm.answer_pairs("transformer-001", [("354+81", "435")])
+        sum(one.is_right for one in found) / len(found)
+
+    Answers are decoded greedily. If the run was not trained on examples, an answer is right if the
+    continuation begins with it. Raises AttnlmError if `pairs` is empty, or a vocabulary lacks
+    characters of a question.
+    """
+    opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
+    return ask(sampler, format_of(opened), pairs)
+
+
+def ask(sampler: Sampler, form: QuestionFormat | None, pairs: Sequence[Pair]) -> list[Answered]:
+    """Return the answers of a loaded model to `pairs`; `form` is None for a model of texts."""
+    if not pairs:
+        raise AttnlmError("there are no questions", "give at least one question and its answer")
+    longest = max(len(sampler.tokenizer.encode(answer)) for _, answer in pairs)
+    tokens = min(longest + _SPARE, _MOST_ANSWER)
+    found = answers(sampler, form or QuestionFormat(), [prompt for prompt, _ in pairs], tokens)
+    if form is None:
+        found = [said[: len(answer)] for said, (_, answer) in zip(found, pairs, strict=True)]
+    return [Answered(*pair, said) for pair, said in zip(pairs, found, strict=True)]
+
+
+def read_pairs(
+    path: Path, prompt_column: str = "prompt", answer_column: str = "answer"
+) -> list[Pair]:
+    """Return the questions and answers in a .jsonl or .parquet file. Raises AttnlmError."""
+    if not kind_of(path):
+        raise AttnlmError(
+            f"{path} is not a file of records",
+            'use a .jsonl file of records such as {"prompt": "2+3", "answer": "5"}',
+        )
+    columns = (record_texts(path, column, str(path)) for column in ("prompt", "answer"))
+    return list(zip(*columns, strict=True))
+
+
+def pairs_of(dataset: Dataset, most: int | None = None) -> list[Pair]:
+    """Return questions and answers of the validation split, spread evenly, at most `most`.
+
+    Of a conversation, they are the first question and its answer. The list is empty for a text.
+    """
+    examples, facts = dataset.val_examples, dataset.examples
+    if examples is None or facts is None:
+        return []
+    count = len(examples) if most is None else min(most, len(examples))
+    decode = dataset.tokenizer.decode
+    pairs = []
+    for i in range(count):
+        index = i * len(examples) // count
+        ids = dataset.val[examples.starts[index] : examples.ends[index]].tolist()
+        is_answer = examples.is_answer[examples.starts[index] : examples.ends[index]].tolist()
+        begin = is_answer.index(True)
+        end = is_answer.index(False, begin) if False in is_answer[begin:] else len(ids)
+        first = int(ids[0] == dataset.tokenizer.beginning)
+        end -= facts.answer_end == ""
+        question = decode(ids[first:begin]).removesuffix(facts.question_end)
+        pairs.append((question, decode(ids[begin:end]).removesuffix(facts.answer_end)))
+    return pairs
+
+
+def longer_pairs(dataset: Dataset) -> list[Pair]:
+    """Return the longer questions of a task with their answers; [] if the data set has none."""
+    path = dataset.path / LONGER
+    return read_pairs(path) if dataset.examples and dataset.examples.longer else []

@@ -1,0 +1,267 @@
+"""Examples with answers: tasks, records, their places in a split, and windows of whole examples."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnlm
+from attnlm.base.errors import AttnlmError
+from attnlm.data.batches import Batches
+from attnlm.data.examples import IGNORED, Examples, encode_examples, read_marks, write_marks
+from attnlm.text.examples import Turn
+from attnlm.text.tasks import TASKS, generate
+from attnlm.tokens.tokenizer import CharTokenizer
+from attnlm.workflows.answers import longer_pairs, pairs_of
+from tests.command import attnlm as command
+from tests.command import fails
+
+_MATCHES = {"(": ")", "[": "]", "{": "}"}
+
+
+def _is_balanced(text: str) -> bool:
+    missing: list[str] = []
+    for bracket in text:
+        if bracket in _MATCHES:
+            missing.append(_MATCHES[bracket])
+        elif not missing or missing.pop() != bracket:
+            return False
+    return not missing
+
+
+def _solution(task: str, question: str) -> str:
+    """The answer to a question, found in another way than the task draws it."""
+    numbers = list(map(int, re.findall(r"\d+", question)))
+    solutions: dict[str, Callable[[], str]] = {
+        "copy": lambda: question,
+        "reverse": lambda: "".join(reversed(question)),
+        "sort": lambda: "".join(sorted(question)),
+        "addition": lambda: str(sum(numbers)),
+        "modular-addition": lambda: str(sum(numbers) % 97),
+        "parity": lambda: str(sum(map(int, question)) % 2),
+        "brackets": lambda: "yes" if _is_balanced(question) else "no",
+        "recall": lambda: question[question.index(question[-1]) + 1],
+    }
+    return solutions[task]()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_answer_of_a_task_is_right_and_no_question_appears_twice(task: str) -> None:
+    found, size = generate(task, examples=300, size=None)
+    again, _ = generate(task, examples=300, size=size)
+    assert found == again
+    questions = [question for ((question, _),) in found.train + found.val + found.longer]
+    assert len(set(questions)) == len(questions)
+    assert (len(found.train), len(found.val)) == (300, 30)
+    for ((question, answer),) in found.train + found.val + found.longer:
+        assert answer == _solution(task, question.removesuffix("=")), question
+    shortest = min(len(question) for ((question, _),) in found.longer) if found.longer else 99
+    assert task in ("addition", "modular-addition") or shortest > len(found.train[0][0].question)
+    answers = [answer for ((_, answer),) in found.train]
+    assert max(map(answers.count, set(answers))) < 0.65 * len(answers)  # no answer by habit
+
+
+def test_a_task_with_few_questions_uses_all_of_them_and_says_so(tmp_path: Path) -> None:
+    notes: list[object] = []
+    dataset = attnlm.prepare("parity", length=5, data_dir=tmp_path, on_event=notes.append)
+    assert dataset.examples and (dataset.examples.train, dataset.examples.val) == (28, 4)
+    assert "parity of length 5 has only 32 questions" in "\n".join(map(str, notes))
+
+
+def test_a_prepared_task_has_its_examples_back(tmp_path: Path) -> None:
+    made = attnlm.prepare("addition", digits=2, examples=200, data_dir=tmp_path)
+    dataset = attnlm.open_dataset(made.path)
+    assert dataset.examples == made.examples and dataset.floor == 0
+    text = dataset.tokenizer.decode(dataset.train.tolist())
+    assert re.fullmatch(r"(\d+\+\d+=\d+\n){200}", text)
+    is_answer = dataset.train_examples.is_answer if dataset.train_examples else np.array([])
+    after_signs = re.sub(r"[^=\n]+=|\d|\n", lambda m: "." * len(m[0]) if "=" in m[0] else "a", text)
+    assert "".join("a" if answer else "." for answer in is_answer) == after_signs
+    assert all(str(eval(question)) == answer for question, answer in pairs_of(dataset))
+    assert len(longer_pairs(dataset)) == 200
+    again = attnlm.prepare("addition", digits=2, examples=200, data_dir=tmp_path)
+    assert again.train_sha256 == made.train_sha256
+    with pytest.raises(AttnlmError, match="exists with other content"):
+        attnlm.prepare("addition", digits=3, examples=200, data_dir=tmp_path)
+
+
+def test_a_damaged_file_of_marks_is_refused(tmp_path: Path) -> None:
+    dataset = attnlm.prepare("copy", examples=20, data_dir=tmp_path)
+    path = dataset.path / "train.marks"
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(AttnlmError, match=r"train\.marks is damaged"):
+        attnlm.open_dataset(dataset.path)
+    path.write_bytes(content[:-1])
+    with pytest.raises(AttnlmError, match=r"train\.marks is damaged"):
+        attnlm.open_dataset(dataset.path)
+
+
+def _examples(lengths: list[int]) -> Examples:
+    """Examples of these lengths, of which the second half of each is an answer."""
+    is_answer = [i >= length - length // 2 for length in lengths for i in range(length)]
+    starts = np.cumsum([0, *lengths[:-1]]).astype(np.int64)
+    return Examples(starts, np.array(is_answer))
+
+
+def test_marks_survive_a_file(tmp_path: Path) -> None:
+    examples = _examples([4, 7, 2, 9, 5])
+    write_marks(tmp_path / "marks", examples)
+    found = read_marks(tmp_path / "marks", 27)
+    assert found and found.starts.tolist() == examples.starts.tolist()
+    assert found.is_answer.tolist() == examples.is_answer.tolist()
+    assert read_marks(tmp_path / "marks", 40) is None
+
+
+@pytest.mark.parametrize("only_answers", [True, False])
+def test_windows_hold_whole_examples_and_no_target_behind_them(only_answers: bool) -> None:
+    generator = np.random.default_rng(1)
+    lengths = generator.integers(2, 9, 50).tolist()
+    examples = _examples(lengths)
+    tokens = np.arange(1, sum(lengths) + 1).astype(np.uint16)  # token i has the id i + 1
+    batches = Batches(
+        *(tokens,),
+        block_size=16,
+        batch_size=5,
+        seed=1,
+        stride=16,
+        examples=examples,
+        only_answers=only_answers,
+    )
+    seen = set()
+    for step in range(30):
+        for inputs, targets in zip(*batches(step), strict=True):
+            begin = int(inputs[0]) - 1
+            assert begin in examples.starts
+            counted = np.flatnonzero(targets != IGNORED)
+            assert (targets[counted] == np.minimum(begin + counted + 2, len(tokens))).all()
+            last = int(targets[counted[-1]])  # the offset behind the last token
+            assert last in examples.ends and last - begin <= 17
+            following = examples.ends[np.searchsorted(examples.ends, last) + 1 :][:1]
+            assert not len(following) or following[0] - begin > 17  # no other would fit
+            places = targets[counted] - 1
+            assert not only_answers or examples.is_answer[places].all()
+            inside = np.arange(begin + 1, last)
+            assert set(places) == {i for i in inside if not only_answers or examples.is_answer[i]}
+            seen |= set(places.tolist())
+    missing = set(np.flatnonzero(examples.is_answer).tolist()) - seen
+    assert not missing  # epochs leave no answer out
+
+
+def test_an_example_longer_than_the_window_is_cut_at_its_end() -> None:
+    examples = _examples([30, 4])
+    targets = examples.targets(np.array([0]), np.arange(1, 11)[None], only_answers=False)
+    assert targets.tolist() == [list(range(1, 11))]
+    assert examples.packed(10).tolist() == [0, 1]
+
+
+def test_questions_and_answers_are_encoded_apart() -> None:
+    tokenizer = CharTokenizer("\n =ab")
+    found = encode_examples(
+        [(Turn("a=", "b"), Turn("b=", "a")), (Turn("aa=", "bb"),)], tokenizer, "\n"
+    )
+    assert tokenizer.decode(found.ids.tolist()) == "a=b\nb=a\naa=bb\n"
+    assert found.examples.starts.tolist() == [0, 8]
+    assert found.examples.is_answer.astype(int).tolist() == [0, 0, 1, 1] * 2 + [0, 0, 0, 1, 1, 1]
+
+
+# --- Records --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Any:
+    """Write records to a file; return its path."""
+
+    def write(*lines: object, name: str = "chats.jsonl") -> Path:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    return write
+
+
+def test_records_become_examples_whose_answers_end(records: Any, tmp_path: Path) -> None:
+    lines = [{"question": f"say {i}", "answer": f"it is {i}\nyes"} for i in range(30)]
+    dataset = attnlm.prepare(
+        records(*lines),
+        prompt_column="question",
+        answer_column="answer",
+        data_dir=tmp_path / "data",
+    )
+    assert dataset.examples and (dataset.examples.train, dataset.examples.val) == (27, 3)
+    assert dataset.examples.answer_end == "\x03"
+    said = dataset.tokenizer.decode(dataset.train.tolist()).split("\x03")
+    assert said[0] == "say 0\nit is 0\nyes" and len(said) == 28
+    for question, answer in pairs_of(dataset):
+        assert answer == f"it is {question.removeprefix('say ')}\nyes"
+
+
+def test_messages_become_conversations(records: Any, tmp_path: Path) -> None:
+    lines: list[object] = []
+    for i in range(20):
+        said = [("system", "be brief"), ("user", f"a{i}"), ("assistant", "b"), ("user", "c")]
+        said += [("assistant", "d"), ("user", "unanswered")]
+        keys = ("role", "content") if i % 2 else ("from", "value")
+        lines.append({"messages": [dict(zip(keys, one, strict=True)) for one in said]})
+    dataset = attnlm.prepare(
+        records(*lines), prompt_column="messages", data_dir=tmp_path / "data", tokenizer="byte"
+    )
+    assert dataset.train_examples
+    end = int(dataset.train_examples.ends[0])
+    assert dataset.tokenizer.decode(dataset.train[:end].tolist()) == "be brief\na0\nb\x03c\nd\x03"
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "says"),
+    [
+        ({"q": "a", "a": ""}, "--prompt-column q --answer-column a", "has an empty answer"),
+        ({"q": "a"}, "--prompt-column q --answer-column a", "has no column 'a'"),
+        ({"q": "a", "a": 3}, "--prompt-column q --answer-column a", "column 'a' is not text"),
+        ({"q": "a\x03", "a": "b"}, "--prompt-column q --answer-column a", "U+0003"),
+        ({"q": "text"}, "--prompt-column q", "is not a list of messages"),
+        ({"q": [{"role": "judge", "content": "x"}]}, "--prompt-column q", "role 'judge'"),
+        ({"q": [{"role": "user", "content": "x"}]}, "--prompt-column q", "has no answer"),
+        ({"q": [{"role": "assistant", "content": "x"}]}, "--prompt-column q", "does not begin"),
+        ({"q": "a", "a": "b"}, "--answer-column a", "`answer_column` does not apply to a text"),
+        ({"q": "a", "a": "b"}, "--prompt-column q --answer-column a", "validation split has none"),
+    ],
+)
+def test_wrong_records_are_named(
+    records: Any, tmp_path: Path, line: object, options: str, says: str
+) -> None:
+    path = records(line)
+    code = 2 if "apply" in says else 1
+    says = says.replace("`answer_column`", "--answer-column")
+    fails("prepare", str(path), *options.split(), cwd=tmp_path, code=code, says=says, hints="")
+    assert not [one for one in (tmp_path / "data").glob("*") if not one.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("copy --length 0", "--length"),
+        ("copy --digits 3", "--digits"),
+        ("addition --length 3", "--length"),
+        ("addition --digits 10", "--digits"),
+        ("brackets --length 7", "odd"),
+        ("copy --examples 0", "--examples"),
+        ("copy --val-fraction 0.2", "--val-fraction"),
+        ("tales --length 3", "--length"),
+    ],
+)
+def test_wrong_sizes_of_tasks_are_named(tmp_path: Path, words: str, says: str) -> None:
+    fails("prepare", *words.split(), cwd=tmp_path, code=2, says=says, hints="")
+
+
+def test_prepare_shows_an_example(tmp_path: Path) -> None:
+    done = command("prepare", "reverse", "--examples", "20", "--length", "3", cwd=tmp_path)
+    assert re.search(
+        r"20 for training, 2 for validation and 200 longer ones, such as '\w+=\w+'", done.stderr
+    )

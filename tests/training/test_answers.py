@@ -1,0 +1,298 @@
+"""Training on answers: the mask in every loss, the accuracy, and runs that answer questions."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import attnlm
+from attnlm.base.errors import UsageError
+from attnlm.compute.device import choose_device
+from attnlm.config.settings import resolve
+from attnlm.data.dataset import Dataset
+from attnlm.data.examples import IGNORED, Examples
+from attnlm.generation.questions import format_of
+from attnlm.generation.sampling import load_sampler
+from attnlm.model.language_model import Bigram, build_model
+from attnlm.model.ops import Kernels, using
+from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
+from attnlm.training.one_layer import one_layer_form
+from attnlm.training.state import initial_state
+from attnlm.training.step import Stepper
+from attnlm.training.validation import right_answers, validation_loss
+from attnlm.workflows.answers import ask, pairs_of
+from tests.command import attnlm as command
+from tests.command import fails
+from tests.models import COMPILED, needs_kernels, parts_of
+
+CPU = choose_device("cpu", "float32")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """A data set of short additions."""
+    folder = tmp_path_factory.mktemp("task")
+    return attnlm.prepare("addition", digits=1, examples=60, data_dir=folder)
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[attnlm.Run, Path]:
+    """A run that copies two letters, and the folder of its data set."""
+    folder = tmp_path_factory.mktemp("learned")
+    dataset = attnlm.prepare("copy", length=2, data_dir=folder / "data")
+    run = attnlm.train(
+        dataset,
+        model="single-head",
+        block_size=16,
+        batch_size=8,
+        steps=60,
+        seed=1,
+        checkpoint_dir=folder / "checkpoints",
+    )
+    return run, folder
+
+
+# --- The mask -------------------------------------------------------------------------------------
+
+
+def _masked(shape: tuple[int, int], vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random inputs and targets, of which a third is ignored, and all of the first row."""
+    generator = torch.Generator().manual_seed(1)
+    inputs_BT = torch.randint(vocab_size, shape, generator=generator)
+    targets_BT = torch.randint(vocab_size, shape, generator=generator)
+    targets_BT[torch.rand(shape, generator=generator) < 0.3] = IGNORED
+    targets_BT[0] = IGNORED
+    return inputs_BT, targets_BT
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_kernels)])
+@pytest.mark.parametrize("at_once", [2**21, 700])
+def test_ignored_targets_have_no_loss_and_no_gradient(
+    compiled: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    monkeypatch.setitem(
+        __import__("attnlm.model.ops.loss", fromlist=[""]).LOGITS_AT_ONCE, "cpu", at_once
+    )
+    _, targets_BT = _masked((5, 9), 37)
+    x_BTC = torch.randn(5, 9, 6, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    head = nn.Linear(6, 37)
+    tensors = [x_BTC, head.weight, head.bias]
+    reference = F.cross_entropy(head(x_BTC).flatten(0, 1), targets_BT.flatten())
+    expected = torch.autograd.grad(reference, tensors)
+    with using(Kernels(compiled=compiled)):
+        loss = linear_cross_entropy(x_BTC, head.weight, head.bias, targets_BT)
+        found = torch.autograd.grad(loss, tensors)
+    torch.testing.assert_close(loss, reference)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert (found[0][targets_BT == IGNORED] == 0).all()
+
+
+def test_a_loss_without_targets_is_zero() -> None:
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    loss = cross_entropy(logits, torch.full((2, 3), IGNORED))
+    loss.backward()
+    assert loss == 0 and logits.grad is not None and not logits.grad.any()
+
+
+def _stepped(dataset: Any, **settings: Any) -> tuple[float, torch.Tensor, Stepper]:
+    """Return the loss and the gradient of one step, before the update, and the stepper."""
+    settings = {"block_size": 13, "batch_size": 4, "seed": 1, "loss_on": "answers", **settings}
+    config = resolve({"steps": 5, "compile": "parts", "device": "cpu", **settings})
+    state = initial_state(config, dataset.vocab_size, CPU)
+    for parameter in state.model.parameters():
+        parameter.data.add_(
+            torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)) * 0.2
+        )
+    stepper = Stepper(state, config, dataset)
+    found: dict[str, torch.Tensor] = {}
+    state.optimizer.step = lambda *_, **__: found.update(g=state.optimizer.gradient.clone())  # type: ignore[method-assign]
+    return float(stepper.step()), found["g"], stepper
+
+
+@pytest.mark.parametrize("name", ["bigram", "multi-head", "transformer", "gpt2"])
+@pytest.mark.parametrize(
+    "how", [{}, {"micro_batch_size": 1}, {"threads": 2}, {"compile": "off"}], ids=str
+)
+def test_a_step_counts_the_answers_as_a_plain_loop_does(
+    name: str, how: dict[str, Any], task: Dataset
+) -> None:
+    loss, gradient, stepper = _stepped(task, model=name, **how)
+    model = stepper.state.model
+    inputs, targets = map(torch.from_numpy, stepper.batches(0))
+    assert (targets == IGNORED).float().mean() > 0.3
+    expected = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+    grads = torch.autograd.grad(expected, list(model.parameters()))
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    found = {n: p.grad for n, p in model.named_parameters()}
+    assert len(found) == len(grads)
+    flat = torch.cat([g.flatten() for g in grads])
+    assert gradient.norm() == pytest.approx(float(flat.norm()), rel=1e-4)
+
+
+@needs_kernels
+def test_the_one_layer_form_ignores_targets() -> None:
+    model = build_model(parts_of(resolve({"model": "multi-head", "block_size": 8})), 11)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+            parameter.grad = torch.zeros_like(parameter)
+    form = one_layer_form(model, 4, CPU, COMPILED)
+    assert form is not None
+    inputs_BT, targets_BT = _masked((4, 8), 11)
+    share = float((targets_BT >= 0).float().mean())
+    loss = form(inputs_BT, targets_BT) / share
+    gradients = [p.grad.clone() / share for p in model.parameters() if p.grad is not None]
+    expected = F.cross_entropy(model(inputs_BT).flatten(0, 1), targets_BT.flatten())
+    torch.testing.assert_close(loss, expected.detach())
+    for found, other in zip(
+        gradients, torch.autograd.grad(expected, list(model.parameters())), strict=True
+    ):
+        torch.testing.assert_close(found, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("only_answers", [True, False])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_kernels)])
+def test_the_validation_loss_is_that_of_each_counted_token(
+    task: Dataset, only_answers: bool, compiled: bool
+) -> None:
+    model = build_model(
+        parts_of(resolve({"model": "multi-head", "block_size": 13})), task.vocab_size
+    )
+    assert task.val_examples is not None
+    kernels = COMPILED if compiled else None
+    found = validation_loss(
+        *(model, task.val, CPU),
+        bytes_per_token=1.0,
+        kernels=kernels,
+        examples=task.val_examples,
+        only_answers=only_answers,
+    )
+    total, count = 0.0, 0
+    firsts = task.val_examples.packed(13)
+    for first in firsts:
+        begin = task.val_examples.starts[first]
+        end = int(task.val_examples.last_in_window(np.array([first]), 13)[0])
+        ids = torch.from_numpy(task.val[begin:end].astype(np.int64))
+        losses = F.cross_entropy(model(ids[None, :-1])[0], ids[1:], reduction="none")
+        counts = task.val_examples.is_answer[begin + 1 : end] | (not only_answers)
+        total += losses[torch.from_numpy(counts)].sum().item()
+        count += int(counts.sum())
+    assert found.tokens == count
+    assert found.loss == pytest.approx(total / count, rel=1e-5)
+
+
+# --- Whole answers --------------------------------------------------------------------------------
+
+
+def test_greedy_decoding_and_one_forward_pass_find_the_same_right_answers(
+    learned: tuple[attnlm.Run, Path],
+) -> None:
+    run, folder = learned
+    dataset = attnlm.prepare(
+        "copy", length=2, examples=80, name="two", tokenizer=str(run.path), data_dir=folder / "data"
+    )
+    assert dataset.val_examples is not None
+    sampler = load_sampler(run)
+    for data in (dataset, attnlm.open_dataset("copy-char", data_dir=folder / "data")):
+        assert data.val_examples is not None
+        once = right_answers(sampler.model, data.val, data.val_examples, CPU)
+        said = ask(sampler, format_of(run), pairs_of(data))
+        assert [one.is_right for one in said] == once.tolist()
+    assert once.all()
+
+
+def test_an_answer_beyond_the_context_is_wrong() -> None:
+    model = build_model(parts_of(resolve({"model": "bigram", "block_size": 3})), 5)
+    assert isinstance(model, Bigram)
+    with torch.no_grad():
+        model.table.weight.copy_(torch.eye(5).roll(1, 1))
+    tokens = np.array([0, 1, 2, 0, 1, 2, 3, 4], np.uint16)
+    is_answer = np.array([False, True, True, False, True, True, True, True])
+    examples = Examples(np.array([0, 3]), is_answer)
+    assert right_answers(model, tokens, examples, CPU).tolist() == [True, False]
+
+
+def test_a_run_on_a_task_records_its_accuracy(learned: tuple[attnlm.Run, Path]) -> None:
+    run, folder = learned
+    records = run.metrics()
+    assert records[0]["accuracy"] == 0 and records[-1]["accuracy"] == 1
+    assert run.config.training.loss_on == "answers" and run.dataset.floor == 0
+    evaluation = attnlm.evaluate(run, data_dir=folder / "data")
+    assert evaluation.accuracy == 1 and evaluation.loss < 0.1
+    assert attnlm.generate(run, ["ab", "zy="]) == ["ab", "zy"]
+    assert attnlm.answer_pairs(run, [("ab", "ba")]) == [("ab", "ba", "ab")]
+
+
+def test_the_best_checkpoint_can_be_chosen_by_accuracy(task: Dataset, tmp_path: Path) -> None:
+    from attnlm.training.state import SavedState, TrainingState
+
+    state = TrainingState.__new__(TrainingState)
+    vars(state).update(vars(SavedState()))
+    scores = [(2.0, 0.1), (1.0, 0.1), (3.0, 0.5), (0.5, 0.4), (3.0, 0.5)]
+    assert [state.evaluated(*score) for score in scores] == [True, True, True, False, False]
+    with pytest.raises(UsageError, match="best_by"):
+        attnlm.train(task, best_by="luck", steps=1, checkpoint_dir=tmp_path)
+
+
+def test_settings_for_answers_need_answers(dataset: Dataset, tmp_path: Path) -> None:
+    for setting in ({"loss_on": "answers"}, {"best_by": "accuracy"}):
+        with pytest.raises(UsageError, match="needs questions with answers"):
+            attnlm.train(dataset, steps=1, checkpoint_dir=tmp_path, **setting)  # type: ignore[arg-type]
+
+
+# --- Commands -------------------------------------------------------------------------------------
+
+
+def test_commands_ask_and_show_what_is_wrong(learned: tuple[attnlm.Run, Path]) -> None:
+    run, folder = learned
+    shown = command("sample", run.name, "--quiet", cwd=folder).stdout.splitlines()
+    assert len(shown) == 10 and all(re.fullmatch(r"(\w\w)=\1\tright", line) for line in shown)
+    assert (
+        command("sample", run.name, "--prompt", "qr", "--quiet", cwd=folder).stdout.rstrip()
+        == "qr=qr"
+    )
+    done = command("eval", run.name, "--json", "--errors", cwd=folder)
+    facts = json.loads(done.stdout)
+    assert facts["accuracy"] == 1 and facts["errors"] == [] and facts["longer_accuracy"] is not None
+    lines = [{"prompt": "ab", "answer": "ab"}, {"prompt": "bc", "answer": "cb"}]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    done = command("eval", run.name, "--pairs", "pairs.jsonl", "--errors", cwd=folder)
+    assert "50.0% of answers right: 1 of 2" in done.stdout and "model's answer" in done.stdout
+    (folder / "none.jsonl").write_text("")
+    fails(
+        "eval",
+        run.name,
+        "--pairs",
+        "none.jsonl",
+        cwd=folder,
+        code=1,
+        says="no questions",
+        hints="give",
+    )
+    wrong = ("eval", run.name, "--pairs", "pairs.txt")
+    fails(*wrong, cwd=folder, code=1, says="not a file of records", hints="jsonl")
+
+
+def test_a_conversation_answers_each_line(learned: tuple[attnlm.Run, Path]) -> None:
+    run, folder = learned
+    typed = "ab\nzy\n" * 6 + "cd\n"  # more than the context holds
+    done = command("sample", run.name, "-i", "--temperature", "0", cwd=folder, stdin=typed)
+    assert done.stdout.split() == ["ab", "zy"] * 6 + ["cd"]
+
+
+def test_a_run_without_its_data_set_is_sampled_as_text(learned: tuple[attnlm.Run, Path]) -> None:
+    run, folder = learned
+    (folder / "data").rename(folder / "gone")
+    done = command("sample", run.name, "--tokens", "3", cwd=folder)
+    (folder / "gone").rename(folder / "data")
+    assert "no questions to ask" in done.stderr and done.stdout
