@@ -101,7 +101,7 @@ class Temperature(nn.Module):
 def small_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the examples name."""
     folder = tmp_path_factory.mktemp("examples")
-    (folder / "tales.txt").write_text("Once upon a time there was a fox.\n" * 60)
+    (folder / "tales.txt").write_text("Once upon a time there was a fox.\n354+81=12+7\n" * 60)
     (folder / "mine.py").write_text(TEMPERATURE)
     (folder / "my-novel.txt").write_text("It was a dark and stormy night. " * 900)
     dataset = attnlm.prepare(folder / "tales.txt", data_dir=folder / "data", name="tales-char")

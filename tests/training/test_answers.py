@@ -296,3 +296,15 @@ def test_a_run_without_its_data_set_is_sampled_as_text(learned: tuple[attnlm.Run
     done = command("sample", run.name, "--tokens", "3", cwd=folder)
     (folder / "gone").rename(folder / "data")
     assert "no questions to ask" in done.stderr and done.stdout
+
+
+def test_a_ladder_shows_right_answers(learned: tuple[attnlm.Run, Path]) -> None:
+    _, folder = learned
+    given = {"rungs": "bigram,single-head", "steps": 3, "seed": 1, "tokens": 5}
+    climbed = attnlm.ladder(
+        folder / "data" / "copy-char",
+        checkpoint_dir=folder / "ladders",
+        **given,  # type: ignore[arg-type]
+    )
+    header, rows = climbed.table()
+    assert header[2] == "right answers" and all(row[2].endswith("%") for row in rows)

@@ -80,7 +80,7 @@ def test_a_run_records_and_reports_what_the_design_states(
     for before, record in itertools.pairwise(records):
         assert record.keys() == {
             *("step", "tokens", "seconds", "train_loss", "val_loss", "evaluated_tokens"),
-            *("bits_per_byte", "learning_rate", "tokens_per_second"),
+            *("bits_per_byte", "accuracy", "learning_rate", "tokens_per_second"),
         }
         bits = record["val_loss"] / math.log(2) * dataset.val_tokens / dataset.val_bytes
         assert record["bits_per_byte"] == pytest.approx(bits)

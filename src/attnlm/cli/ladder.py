@@ -163,6 +163,7 @@ def _facts(climbed: Ladder) -> dict[str, object]:
                 "gain": gain and gain.nats,
                 "beyond_seeds": gain and gain.beyond_seeds,
                 "bits_per_byte": rung.result.final.bits_per_byte,
+                "accuracy": rung.result.final.accuracy,
                 "parameters": rung.run.parameters,
                 "steps": rung.result.last.step,
                 "flops": rung.flops,

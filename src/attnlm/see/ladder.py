@@ -222,12 +222,14 @@ class Ladder:
         seeds = ["lowest to highest"] if self.plan.seeds > 1 else []
         steps = ["steps"] if self.plan.equal in ("flops", "time") else []
         differ = self.unequal if self.plan.equal == "parameters" else {}
-        header = ["validation loss", *seeds, "gain", "bits per byte", "parameters"]
+        right = ["right answers"] if self.rungs[0].result.final.accuracy is not None else []
+        header = ["validation loss", *seeds, *right, "gain", "bits per byte", "parameters"]
         rows = [
             [
                 self.labels[rung.model],
                 f"{rung.loss:.4f}",
                 *(f"{min(rung.losses):.4f}–{max(rung.losses):.4f}" for _ in seeds),
+                *(f"{rung.result.final.accuracy or 0:.1%}" for _ in right),
                 "–" if gain is None else f"{gain.nats:+z.4f}",
                 f"{rung.result.final.bits_per_byte:.3f}",
                 f"{rung.run.parameters:,}{differ.get(rung.model, '')}",
