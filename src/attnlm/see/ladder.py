@@ -327,7 +327,7 @@ class Ladder:
             header=header,
             rows=list(zip(self.rungs, rows, strict=True)),
             verdicts=self.verdicts(),
-            notes=[_with_flags(said) for said in (self.equality, self.tuning)],
+            notes=[_with_flags(s) for s in (self.certainty, self.equality, self.tuning)],
             explained=explained(self),
             what="variant changes" if any(":" in r.model for r in self.rungs) else "rung adds",
             pictures=pictures,

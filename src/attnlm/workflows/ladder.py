@@ -211,10 +211,7 @@ def _tuned(
                 length = {"steps": steps, "eval_every": steps}
             on_event(Note(f"trying {rung} with {plan.tune} {value:g}"))
             settings = {**plan.settings(rung, plan.seed), str(plan.tune): value, **length}
-            config = resolve({}, settings)
-            asked = Resolved(
-                replace(config, spec=completed(config.spec)), began=time.perf_counter()
-            )
+            asked = _asked(settings)
             loss = None
             with workspace(path) as work:
                 try:
@@ -346,12 +343,10 @@ def _trained(
     on_event: OnEvent,
 ) -> Run:
     """Return the finished run at `path`, after training or resuming it if necessary."""
-    config = resolve({}, settings)
-    config = replace(config, spec=completed(config.spec))
     if path.is_dir():
         run = open_run(path)
         recorded = {**run.config.settings(), "train_sha256": run.dataset.train_sha256}
-        full = config.settings()
+        full = _asked(settings).config.settings()
         expected = {key: full[key] for key in (*settings, CODE) if key in full}
         expected["train_sha256"] = plan.train_sha256
         for key in expected.keys() - {"steps", "eval_every", "budget"}:
@@ -369,10 +364,14 @@ def _trained(
             return train(resume=path, data_dir=data_dir, on_event=on_event)
         with run.alone():  # nothing was saved yet: start again
             delete_folder(path)
-    asked = Resolved(config, began=time.perf_counter())
-    return train(
-        dataset, recipe=asked, name=path.name, checkpoint_dir=path.parent, on_event=on_event
-    )
+    about: dict[str, Any] = {"name": path.name, "checkpoint_dir": path.parent}
+    return train(dataset, recipe=_asked(settings), on_event=on_event, **about)
+
+
+def _asked(settings: Settings) -> Resolved:
+    """Return what a run trains with, whose budget begins now."""
+    config = resolve({}, settings)
+    return Resolved(replace(config, spec=completed(config.spec)), began=time.perf_counter())
 
 
 def _shown(
