@@ -99,7 +99,8 @@ class LadderPlan:
     @property
     def adaptation(self) -> str:
         """The adapted settings in words: `average: embed_dim 24; multi-head: embed_dim 20`."""
-        words = (f"{a.rung}: {a.setting.removeprefix(PREFIX)} {a.value:,}" for a in self.adapted)
+        found = [one for rung in self.rungs for one in self.adapted if one.rung == rung]
+        words = (f"{a.rung}: {a.setting.removeprefix(PREFIX)} {a.value:,}" for a in found)
         return "; ".join(words)
 
     def grid(self, rung: str) -> list[float]:

@@ -93,6 +93,6 @@ def _sizes(settings: Settings, wanted: int, vocab_size: int) -> dict[str, int]:
     except Exception as error:
         raise UsageError(
             f"{spec.name} fails with another width: {type(error).__name__}: {error}",
-            f"give it an argument heads that divides its width, or set {name} in the rung's name",
+            "give it an argument heads that divides its width, or name the width in the rung",
         ) from error
     return best
