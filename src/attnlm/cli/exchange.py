@@ -40,11 +40,17 @@ def export(
         "f32 up to 2 million parameters, else f16",
         completion.choices(*FORMATS["gguf"]),
     ),
+    train: bool = switch(
+        "with html: models can be trained in the page, on the first 1 MB of the data set DATASET "
+        "(default: the run's); with DATASET, no RUN is needed",
+        "--train",
+    ),
     force: bool = switch(
         "with html: replace an existing page, and allow more than 60 million parameters", "--force"
     ),
     checkpoint: str = options.CHECKPOINT,
     checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    data_dir: Path = options.DATA_DIR,
     json: bool = options.JSON,
     run_option: str | None = option(None, "", names=["--run"], hidden=True),
 ) -> None:
@@ -52,6 +58,9 @@ def export(
     usage = "attnlm export [RUN] DIR, or attnlm export [RUN] FILE --to gguf|html"
     if not names:
         raise UsageError("no folder or file to write was given", usage)
+    data = None
+    if train and len(names) > 1 and names[-2].endswith(".html"):
+        *names, data = names
     *runs, path = names
     if runs and run_option is not None:
         raise UsageError("RUN and --run cannot be combined", "use only one of them")
@@ -62,14 +71,23 @@ def export(
         hint = f"use --to {_SUFFIXES[Path(path).suffix]}"
         raise UsageError(f"{path} is the name of a file, but --to hf writes a folder", hint)
     check_format(to, type)
-    named: list[str | None] = [*runs] or [run_option]
+    named: list[str | None] = [*runs] or ([] if data and run_option is None else [run_option])
     opened = [attnlm.open_run(run, checkpoint_dir=checkpoint_dir) for run in named]
     exported = attnlm.export(
-        opened, path, to=to, type=type, force=force, checkpoint=checkpoint, on_event=Display()
+        opened,
+        path,
+        to=to,
+        type=type,
+        train=data or train,
+        force=force,
+        checkpoint=checkpoint,
+        data_dir=data_dir,
+        on_event=Display(),
     )
     parameters = sum(run.parameters for run in opened)
     chosen = "; ".join(f"{run.name}, {run.checkpoint(checkpoint)}" for run in opened)
-    console.say(f"{chosen}: {exported.form}, {parameters:,} parameters")
+    about = f"{chosen}: {exported.form}, {parameters:,} parameters" if opened else exported.form
+    console.say(about)
     facts = {
         "path": str(exported.path),
         {"hf": "class", "gguf": "architecture", "html": "page"}[to]: exported.form,

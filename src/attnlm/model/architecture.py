@@ -33,7 +33,7 @@ _WIDEST_HEADS = 2**24  # features of all heads of a layer: a matrix's size in by
 # does not know: a part whose field names the code in `known_to`, or has its default, is known.
 _KNOWING_PARTS = frozenset(
     {
-        *(Use.TRACE, Use.PAGE, Use.NATIVE_DECODER),
+        *(Use.TRACE, Use.PAGE, Use.PAGE_TRAINING, Use.NATIVE_DECODER),
         *(Use.NATIVE_ATTENTION, Use.NATIVE_BLOCKS, Use.ONE_LAYER),
     }
 )
@@ -312,6 +312,12 @@ class Architecture:
         match use:
             case Use.EXPORT | Use.GROWTH | Use.TEXTBOOK | Use.TRACE | Use.PAGE:
                 return {}
+            case Use.PAGE_TRAINING:
+                return {
+                    "RMS norm or no norm": self.norm != "layer",
+                    "a SwiGLU MLP or no MLP": self.mlp in ("swiglu", "none"),
+                    "no dropout": not self.dropout,
+                }
             case Use.CACHE | Use.SHARDING:
                 return {}
             case Use.MUON:

@@ -28,6 +28,7 @@ class Use(enum.Enum):
     TRACE = "a trace"
     EXPORT = "the format of another tool"
     PAGE = "a page that computes"
+    PAGE_TRAINING = "training in a page"
     NATIVE_DECODER = "the decoder in C"
     NATIVE_OPS = "operations in C"
     NATIVE_ATTENTION = "attention in C"

@@ -26,7 +26,7 @@ def render(
     html = fill(
         template,
         style=Markup(_file("page.css")),
-        scripts=[Markup(_file(script)) for script in scripts],
+        scripts={script: Markup(_file(script)) for script in scripts},
         # Escaped, so that no text in the data can end its script element.
         data=Markup(packed.replace("<", "\\u003c")),
         **content,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -29,13 +29,21 @@ LARGEST = 60_000_000
 """The limit for the parameters of a page's models together. It does not hold if `force` is set."""
 _SUFFIX = ".html"
 SCRIPTS = ("components.js", "model.js", "tokenizers.js", "walkthrough.js", "play.js")
+PageOf = Callable[[Sequence[dict[str, Any]], str], bytes]
 
 
 def export_to_html(
-    runs: Sequence[Run], path: Path, *, type: str | None, checkpoint: str, force: bool
+    runs: Sequence[Run],
+    path: Path,
+    *,
+    type: str | None,
+    checkpoint: str,
+    force: bool,
+    page_of: PageOf | None = None,
 ) -> Exported:
     """Write a page that runs the models of `runs`.
 
+    `page_of` makes the page from the models' JSON values and a first text; default: `play_page`.
     The file is written atomically. Raises UsageError if its name does not end with .html. Raises
     AttnlmError if `path` exists but is not a regular file, if a run's files are missing or damaged,
     and for a weight that float16 can't represent. If `force` is not set, AttnlmError is also raised
@@ -59,7 +67,7 @@ def export_to_html(
         )
     chosen = [run.checkpoint(checkpoint) for run in runs]
     models = [run_data(run, one, type) for run, one in zip(runs, chosen, strict=True)]
-    page = play_page(models, first_text(runs))
+    page = (page_of or play_page)(models, first_text(runs))
     with files.explaining(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         files.write_bytes(path, page)
@@ -86,10 +94,10 @@ def run_data(
 def first_text(runs: Sequence[Run]) -> str:
     """Return the start of the validation split, as the first run recorded it.
 
-    Returns "" if this run recorded no text, if the text has an incomplete character, or if the
-    tokenizer of one of `runs` can't encode the text.
+    Returns "" if there is no run, if this run recorded no text, if the text has an incomplete
+    character, or if the tokenizer of one of `runs` can't encode the text.
     """
-    text = "".join(runs[0].ticker_passage())
+    text = "".join(runs[0].ticker_passage()) if runs else ""
     try:
         for run in runs:
             run.tokenizer.encode(text)
@@ -124,19 +132,26 @@ def model_data(
         numbers = numbers.astype({"f32": "<f4", "f16": "<f2"}[number_type])
     if not np.isfinite(numbers).all():
         raise AttnlmError(f"{name} has weights too large for {number_type}", "use `type` f32")
-    architecture = {field.name: getattr(a, field.name) for field in fields(a)}
-    if a.embed_dim is not None:
-        architecture |= {"head_size": a.head_dim, "kv_heads": a.num_kv_heads}
     return {
         "name": name,
         "description": description,
-        "architecture": {part: x for part, x in architecture.items() if x is not None},
+        "architecture": architecture_data(a),
         "shapes": {tensor: list(tensors[tensor].shape) for tensor in tensors},
         "type": number_type,
         "weights": base64_of(numbers),
         "tokenizer": _tokenizer_data(tokenizer),
         "first": tokenizer.first,
     }
+
+
+def architecture_data(a: Architecture) -> dict[str, Any]:
+    """Return the parts and sizes of a model as JSON values for model.js."""
+    architecture = {field.name: getattr(a, field.name) for field in fields(a)}
+    if a.embed_dim is not None:
+        architecture |= {"head_size": a.head_dim, "kv_heads": a.num_kv_heads}
+    if a.mlp != "none":
+        architecture["mlp_width"] = a.mlp_dim
+    return {part: x for part, x in architecture.items() if x is not None}
 
 
 def _tokenizer_data(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.workspaces import workspace
+from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.architecture import architecture_of
 from attnlm.model.spec import Use
 from attnlm.runs.external_formats import (
@@ -32,9 +33,10 @@ from attnlm.runs.external_formats import (
 )
 from attnlm.runs.gguf_vocabulary import vocabulary
 from attnlm.runs.load_model import described_weights
-from attnlm.runs.run import Checkpoint, Run, open_run, run_facts
+from attnlm.runs.run import Checkpoint, Run, open_dataset_of, open_run, run_facts
 from attnlm.runs.safetensors_file import Shape, write_tensors
-from attnlm.see.play import export_to_html
+from attnlm.see.play import export_to_html, play_page
+from attnlm.see.train_page import train_page, training_text
 from attnlm.tokens.tokenizer_json import library_tokenizer
 
 
@@ -44,9 +46,11 @@ def export(
     *,
     to: str = "hf",
     type: str | None = None,
+    train: bool | str | Path | Dataset = False,
     force: bool = False,
     checkpoint: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
+    data_dir: str | Path = "data",
     on_event: OnEvent | None = None,
 ) -> Exported:
     """Write a run's checkpoint to `path`, in the format `to`.
@@ -59,10 +63,16 @@ def export(
     models of one or more runs work; `type` is f32 (default up to 2 million parameters) or f16. For
     a page, `force` replaces an existing file, and allows more than 60 million parameters.
 
+    With `train`, the page also trains models, on the first 1 MB of a data set's text: of the data
+    set `train`, or for True of the run's. `run` may then be [], for a page without a trained model:
+
+        attnlm.export([], "page.html", to="html", train="tales-char")
+
     The output is complete or absent. `on_event` receives a Note if llama.cpp will behave
-    differently from attnlm. Raises UsageError for an unknown format or type, and for a model that
-    the format can't express. Raises AttnlmError if `path` exists already (for hf, an empty folder
-    may exist), if files are missing or damaged, or if the format can't express the tokenizer.
+    differently from attnlm, and if a text is too long. Raises UsageError for an unknown format or
+    type, and for a model that the format can't express or the page can't train. Raises AttnlmError
+    if `path` exists already (for hf, an empty folder may exist), if files are missing or damaged,
+    or if the format can't express the tokenizer.
     """
     check_format(to, type)
     if not str(path):
@@ -78,8 +88,25 @@ def export(
             raise AttnlmError(
                 f"{path} lies in the run's own folder", "name a folder or file outside of it"
             )
+    if train and to != "html":
+        raise UsageError("`train` applies only to `to` html", "leave `train` out, or use `to` html")
+    if not opened and train in (True, False):
+        raise UsageError("no run was given", "name a run, or a data set as `train`")
     if to == "html":
-        return export_to_html(opened, path, type=type, checkpoint=checkpoint, force=force)
+
+        def page_of(models: Sequence[dict[str, Any]], prompt: str) -> bytes:
+            if not train:
+                return play_page(models, prompt)
+            if train is True:
+                dataset = open_dataset_of(opened[0], Path(data_dir))
+            else:
+                dataset = open_dataset(train, data_dir=data_dir)
+            text = training_text(dataset, on_event or ignore)
+            return train_page(text, models, opened[0].config.spec if opened else None)
+
+        return export_to_html(
+            opened, path, type=type, checkpoint=checkpoint, force=force, page_of=page_of
+        )
     (only,) = opened
     if to == "hf":
         return _export_hf(only, path, checkpoint)

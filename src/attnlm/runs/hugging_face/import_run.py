@@ -22,6 +22,7 @@ from attnlm.runs.hugging_face.read_model import (
     read_object,
     without_empty_mlp,
 )
+from attnlm.runs.page_model import import_page_model, is_page_model
 from attnlm.runs.records import DatasetFacts
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
@@ -45,7 +46,8 @@ def import_run(
 
         run = attnlm.import_run("exported", name="imported")
 
-    The folder has config.json, safetensors files, and either tokenizer.json or both vocab.json and
+    A file that a page saved, in which the model was trained, needs no other file. Otherwise, the
+    folder has config.json, safetensors files, and either tokenizer.json or both vocab.json and
     merges.txt. The model is of the GPT-2, Llama, Mistral, Qwen2 or Qwen3 family. If `source` is a
     name such as Qwen/Qwen3-0.6B and no folder has this name, the model is downloaded from the
     Hugging Face Hub; `revision` is a branch, tag or commit there. The run has a context of
@@ -81,6 +83,12 @@ def import_run(
                     "`revision` applies only to models of the Hub",
                     f"leave it out: {source} is on this machine",
                 )
+            if not is_folder(path) and is_page_model(path):
+                if block_size is not None:
+                    raise UsageError(
+                        "`block_size` does not apply to a model that a page trained", "leave it out"
+                    )
+                return import_page_model(path, name=name, checkpoint_dir=checkpoint_dir)
             origin = str(path.absolute())
             folder, file = (path, None) if is_folder(path) else (path.parent, path)
         else:

@@ -107,18 +107,20 @@ class Model {
       if (a.attention !== "none") {
         activations.input = a.norm === "none" ? x_C : this.norm(`${block}attention_norm`, x_C);
         activations.attended = this.attend(layer, cache, t);
-        x_C = a.residual ? sum(x_C, activations.attended) : activations.attended;
+        x_C = a.residual ? this.add(x_C, activations.attended) : activations.attended;
       }
       if (a.mlp !== "none") {
         const y_C = a.norm === "none" ? x_C : this.norm(`${block}mlp_norm`, x_C);
         activations.hidden = this.mlp(`${block}mlp.`, y_C);
-        x_C = a.residual ? sum(x_C, activations.hidden) : activations.hidden;
+        x_C = a.residual ? this.add(x_C, activations.hidden) : activations.hidden;
       }
       activations.stream = x_C;
       yield;
     }
     cache.ids.push(id);
   }
+
+  add(x_C, y_C) { return sum(x_C, y_C); }
 
   /* The number of blocks; 0 for a bigram. */
   get depth() { return this.architecture.embed_dim === undefined ? 0 : this.architecture.layers; }
@@ -155,24 +157,30 @@ class Model {
   /* Compute causal attention of token t: (C) → (C), or (H·D) without a projection. */
   attend(layer, cache, t) {
     const a = this.architecture, name = `blocks.${layer}.attention.`, activations = cache.layers[layer][t];
-    const x_C = activations.input, {H, K, D} = this.headSizes, isSoftmax = a.attention === "softmax";
+    const x_C = activations.input, isSoftmax = a.attention === "softmax";
     // Other attention has no projections: the input itself is query, key and value.
     activations.query = isSoftmax ? this.project(`${name}query`, x_C, t) : x_C;
     activations.key = isSoftmax ? this.project(`${name}key`, x_C, t) : x_C;
     activations.value = isSoftmax ? this.linear(`${name}value`, x_C) : x_C;
-    const {keys, values} = (cache.past[layer] ??= newPast(a.block_size * K * D));
+    activations.mixed = this.mix(layer, cache, t);
+    return isSoftmax && a.projection ? this.linear(`${name}projection`, activations.mixed) : activations.mixed;
+  }
+
+  /* Return the concatenated outputs (H·D) of all heads for token t. Record its attention weights. */
+  mix(layer, cache, t) {
+    const a = this.architecture, activations = cache.layers[layer][t], {H, K, D} = this.headSizes;
+    const mixed = new Float32Array(H * D), {keys, values} = (cache.past[layer] ??= newPast(a.block_size * K * D));
     keys.set(activations.key, t * K * D);
     values.set(activations.value, t * K * D);
     activations.attention = [];
-    activations.mixed = new Float32Array(H * D);
     for (let head = 0; head < H; head++) {
       const attention_T = softmax(this.scores(layer, cache, t, head));
       activations.attention.push(attention_T);
       if (this.silenced.has(`${layer}.${head}`)) continue;
       const group = Math.floor((head * K) / H) * D; // H / K heads share keys and values
-      addWeightedRows(activations.mixed, head * D, D, attention_T, values, K * D, group);
+      addWeightedRows(mixed, head * D, D, attention_T, values, K * D, group);
     }
-    return isSoftmax && a.projection ? this.linear(`${name}projection`, activations.mixed) : activations.mixed;
+    return mixed;
   }
 
   /* The numbers of heads and of key and value heads, and the head size. */
@@ -193,15 +201,18 @@ class Model {
 
   /* Return queries or keys at position t, with the model's norm and rotation. */
   project(name, x_C, t) {
-    const a = this.architecture, D = a.head_size, y = this.linear(name, x_C);
-    if (!a.query_key_norm && a.positions !== "rotary") return y;
-    for (let start = 0; start < y.length; start += D) {
-      const y_D = y.subarray(start, start + D);
-      if (a.query_key_norm) y_D.set(rmsNorm(y_D, this.weights[`${name}_norm.gain`].values, a.norm_epsilon));
-      if (a.positions === "rotary") y_D.set(this.rotate(y_D, t));
-    }
-    return y;
+    const {query_key_norm, positions} = this.architecture;
+    let y = this.linear(name, x_C);
+    if (query_key_norm) y = this.normHeads(`${name}_norm`, y);
+    return positions === "rotary" ? this.rotateHeads(y, t) : y;
   }
+
+  normHeads(name, y) {
+    const {head_size, norm_epsilon} = this.architecture, gain_D = this.weights[`${name}.gain`].values;
+    return inHeads(y, head_size, (y_D) => rmsNorm(y_D, gain_D, norm_epsilon));
+  }
+
+  rotateHeads(y, t) { return inHeads(y, this.architecture.head_size, (y_D) => this.rotate(y_D, t)); }
 
   /* Rotate the pair i and i + D/2 of a head by the angle of position t. */
   rotate(x_D, t) {
@@ -228,14 +239,18 @@ class Model {
 
   /* Apply a block's MLP to a token. */
   mlp(name, x_C) {
-    const kind = this.architecture.mlp, hidden_F = this.linear(`${name}up`, x_C), F = hidden_F.length;
-    if (kind === "swiglu") {
-      const gate_F = this.linear(`${name}gate`, x_C);
-      for (let f = 0; f < F; f++) hidden_F[f] *= gate_F[f] / (1 + Math.exp(-gate_F[f]));
-    } else {
-      for (let f = 0; f < F; f++) hidden_F[f] = kind === "gelu" ? gelu(hidden_F[f]) : Math.max(hidden_F[f], 0) ** 2;
+    const hidden_F = this.linear(`${name}up`, x_C);
+    const gate_F = this.architecture.mlp === "swiglu" ? this.linear(`${name}gate`, x_C) : undefined;
+    return this.linear(`${name}down`, this.activate(hidden_F, gate_F));
+  }
+
+  activate(hidden_F, gate_F) {
+    const isGelu = this.architecture.mlp === "gelu";
+    for (let f = 0; f < hidden_F.length; f++) {
+      if (gate_F) hidden_F[f] *= gate_F[f] / (1 + Math.exp(-gate_F[f]));
+      else hidden_F[f] = isGelu ? gelu(hidden_F[f]) : Math.max(hidden_F[f], 0) ** 2;
     }
-    return this.linear(`${name}down`, hidden_F);
+    return hidden_F;
   }
 }
 
@@ -266,6 +281,15 @@ function streamOf({embedded, layers}, t) { return layers.length ? layers.at(-1)[
 function row({shape, values}, index) { return values.slice(index * shape[1], (index + 1) * shape[1]); }
 
 /* Below, loops replace `map` and `reduce`, which are several times slower. */
+
+/* Change the part (D) of each head in y. */
+function inHeads(y, D, change) {
+  for (let start = 0; start < y.length; start += D) {
+    const y_D = y.subarray(start, start + D);
+    y_D.set(change(y_D));
+  }
+  return y;
+}
 
 function sum(x, y) {
   const z = new Float32Array(x.length);

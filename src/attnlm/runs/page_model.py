@@ -1,0 +1,91 @@
+"""Import models that a page trained: safetensors files with settings and vocabulary.
+
+see/pages/train.js writes such a file. Its metadata has the key `attnlm`, a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from attnlm.base.errors import AttnlmError, NotFiniteError
+from attnlm.base.records import decoded, limited
+from attnlm.config.settings import resolve
+from attnlm.model.inspection import check_finite, parameters_of
+from attnlm.runs.checkpoint import named_tensors, parameter_of, save_in_turn
+from attnlm.runs.create_run import put_new
+from attnlm.runs.hugging_face.read_model import open_tensors, read_tensor
+from attnlm.runs.records import DatasetFacts
+from attnlm.runs.run import Run
+from attnlm.tokens.tokenizer import CharTokenizer
+
+_KEY = "attnlm"
+_HINT = "save the model in the page again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageModel:
+    """The metadata of a model that a page trained."""
+
+    settings: Mapping[str, Any]
+    characters: str
+    step: int = limited(at_least=0)
+    text: str
+
+
+def is_page_model(path: Path) -> bool:
+    """Return True for a safetensors file that a page wrote.
+
+    Raises AttnlmError if it is not a safetensors file.
+    """
+    with open_tensors(path) as file:
+        return _KEY in file.header.metadata
+
+
+def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> Run:
+    """Create a run from a file that a page wrote.
+
+    Raises AttnlmError if the file is damaged or does not describe one of our models.
+    """
+    with open_tensors(path) as file:
+        try:
+            content = json.loads(file.header.metadata[_KEY])
+        except (ValueError, RecursionError):
+            content = None
+        about = decoded(PageModel, content, path, _HINT)
+        config = resolve({}, about.settings)
+        characters = about.characters
+        if len(set(characters)) < len(characters):
+            raise AttnlmError(f"{path} is damaged: a character occurs twice", _HINT)
+        tokenizer = CharTokenizer(characters)
+        shapes = config.spec.parameter_shapes(tokenizer.vocab_size)
+        found = {n: (t.shape, t.dtype) for n, t in file.header.tensors.items()}
+        if found != {n: (shape, "F32") for n, shape in shapes.items()}:
+            raise AttnlmError(f"{path} is damaged: its tensors are not those of its model", _HINT)
+
+        def weight(stored: str) -> Tensor:
+            tensor = read_tensor(file, parameter_of(stored))
+            try:
+                check_finite(tensor)
+            except NotFiniteError:
+                raise AttnlmError(f"{path} has NaN or infinite numbers", _HINT) from None
+            return tensor
+
+        def fill(run: Run) -> Run:
+            save_in_turn(run.best, named_tensors(shapes, {}), weight, {"step": about.step})
+            return run
+
+        run = Run(
+            Path(),
+            config,
+            tokenizer.vocab_size,
+            parameters_of(config.spec, tokenizer.vocab_size),
+            DatasetFacts(name=about.text),
+            imported_from=str(path.absolute()),
+        )
+        return put_new(run, tokenizer, name, checkpoint_dir, fill)

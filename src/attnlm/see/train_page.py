@@ -1,0 +1,114 @@
+"""Make a page in which a reader trains models: a text, the settings of each rung, and a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.readable import quantity
+from attnlm.base.settings import Settings
+from attnlm.config.settings import Config, resolve
+from attnlm.data.dataset import Dataset
+from attnlm.model.architecture import RUNGS, architecture_of
+from attnlm.model.spec import ModelSpec, Use
+from attnlm.see.page import render
+from attnlm.see.play import SCRIPTS, architecture_data
+
+MOST_TEXT = 2**20
+"""The most bytes of text in a page, in UTF-8: nine tenths of it for training."""
+_MOST = {"train": MOST_TEXT * 9 // 10, "val": MOST_TEXT // 10}
+_BATCH = 512  # tokens
+_CONTEXT = 32
+_STEPS = 3000
+_SMALL = {"transformer": {"embed_dim": 64}}
+# AdamW learns best with lower learning rates here than with the larger batches of `train`.
+_RATES = {"single-head": 0.004, "multi-head": 0.006, "wide-head": 0.004, "transformer": 0.004}
+_DEFAULT = "multi-head"
+_SCRIPTS = (*SCRIPTS[:-2], "trainer.js", "train_worker.js", "train.js", *SCRIPTS[-2:])
+
+
+def train_page(
+    text: Mapping[str, Any], models: Sequence[dict[str, Any]] = (), spec: ModelSpec | None = None
+) -> bytes:
+    """Return an HTML file, in UTF-8, that trains the rungs of the ladder on a text.
+
+    `text` is of `training_text`, and `models` are of `model_data`. `spec` describes a model that
+    the page offers first, in place of its rung. Raises UnsupportedError if the trainer does not
+    know the model.
+    """
+    configs = {
+        rung: _config({"model": rung, "block_size": _CONTEXT, **_SMALL.get(rung, {})})
+        for rung in RUNGS
+    }
+    first = _DEFAULT
+    if spec is not None:
+        architecture_of(spec, Use.PAGE_TRAINING)
+        first = spec.name
+        configs[first] = _config(spec.settings())
+    data = {
+        "models": models,
+        "prompt": text["validation"].lstrip()[:28].partition("\n")[0],
+        "training": {
+            "rungs": {rung: _rung_data(config) for rung, config in configs.items()},
+            "rung": first,
+            "text": text,
+        },
+    }
+    return page_of(data)
+
+
+def page_of(data: Mapping[str, Any]) -> bytes:
+    """Return the page of JSON values that `train_page` made."""
+    models = [*data["models"], {"name": "trained here"}]
+    text = data["training"]["text"]["name"]
+    return render("train.html", scripts=_SCRIPTS, data=data, models=models, text=text, several=True)
+
+
+def _config(parts: Settings) -> Config:
+    """Return the configuration of a model with these parts, trained in a page."""
+    training: Settings = {"optimizer": "adamw", "steps": _STEPS}
+    training["batch_size"] = max(1, _BATCH // int(parts["block_size"]))
+    if (rate := _RATES.get(str(parts["model"]))) is not None:
+        training["learning_rate"] = rate
+    return resolve({**parts, **training})
+
+
+def _rung_data(config: Config) -> dict[str, Any]:
+    """Return the JSON values of a rung: its parts, and the settings of its training."""
+    settings = config.settings()
+    a = architecture_of(config.spec, Use.PAGE_TRAINING)
+    training = (
+        *("steps", "batch_size", "learning_rate", "min_learning_rate", "schedule", "cooldown"),
+        *("warmup", "beta1", "beta2", "weight_decay", "weight_decay_on", "gradient_clip"),
+    )
+    return {
+        "architecture": architecture_data(a),
+        "training": {name: settings.get(name) for name in training},
+        "settings": settings,
+    }
+
+
+def training_text(dataset: Dataset, on_event: OnEvent = ignore) -> dict[str, Any]:
+    """Return the text of a data set for a page: at most the first 1 MB, which a Note says.
+
+    Raises AttnlmError if a split is too short for the rungs.
+    """
+    texts = {split: _beginning(dataset, split) for split in _MOST}
+    is_whole = all(texts[split][1] for split in texts)
+    if not is_whole:
+        on_event(Note(f"the page has the first {quantity(MOST_TEXT, 'B')} of {dataset.name}"))
+    return {
+        "name": dataset.name,
+        "train": texts["train"][0],
+        "validation": texts["val"][0],
+        "floor": dataset.floor if is_whole and dataset.tokenizer.name == "char" else None,
+    }
+
+
+def _beginning(dataset: Dataset, split: str) -> tuple[str, bool]:
+    """Return the beginning of a split, and True if it is the whole split."""
+    ids = dataset.train if split == "train" else dataset.val
+    most = _MOST[split]
+    utf8 = dataset.tokenizer.decode_bytes(ids[:most].tolist())
+    return utf8[:most].decode(errors="ignore"), len(ids) <= most and len(utf8) <= most
