@@ -19,8 +19,8 @@ from attnlm.runs.journal import Snapshot
 from attnlm.runs.ladder_plan import Adapted, LadderPlan, Trial
 from attnlm.runs.run import Checkpoint, Result
 from attnlm.see.heads import HeadReport
+from attnlm.see.heat_maps import Grid, HeatMaps
 from attnlm.see.ladder import Gain, Rung
-from attnlm.see.patch import Grid
 from attnlm.see.report import LensRow
 from attnlm.see.trace import Step
 from attnlm.see.verdicts import Pair
@@ -35,6 +35,7 @@ _RETURNED = (
     Gain,
     Grid,
     HeadReport,
+    HeatMaps,
     LensRow,
     LadderPlan,
     Pair,

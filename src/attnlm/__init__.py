@@ -12,7 +12,7 @@
     accept_code   lets the own code of somebody's run run here, once you read it
     save_run      a Run of a model that a loop of your own trained
     patch         which places of a model carry the difference between two texts
-    heads         scores and names of a Run's heads, and the loss without each
+    heads         scores and names of a Run's heads; `heads_over_training` at each evaluation
     trace         one forward pass of a Run, step by step, or as a PyTorch script
     report        all results of a Run, for use in Python or as a page
     export        a Run → a folder or file that other tools load
@@ -89,8 +89,10 @@ if TYPE_CHECKING:
     from attnlm.runs.run import open_run as open_run
     from attnlm.see.attend import Attention as Attention
     from attnlm.see.attend import attend as attend
+    from attnlm.see.heads import HeadsOverTraining as HeadsOverTraining
     from attnlm.see.heads import HeadsReport as HeadsReport
     from attnlm.see.heads import heads as heads
+    from attnlm.see.heads import heads_over_training as heads_over_training
     from attnlm.see.ladder import Ladder as Ladder
     from attnlm.see.patch import Patching as Patching
     from attnlm.see.patch import patch as patch
@@ -144,7 +146,7 @@ _NAMES = {
     "runs.manage": "RunDiff RunEntry diff_runs list_runs remove_run",
     "runs.run": "Run open_run",
     "see.attend": "Attention attend",
-    "see.heads": "HeadsReport heads",
+    "see.heads": "HeadsOverTraining HeadsReport heads heads_over_training",
     "see.ladder": "Ladder",
     "see.patch": "Patching patch",
     "see.progress_bar": "ProgressBar",

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 import attnlm
+from attnlm.base.errors import AttnlmError
 from tests.command import attnlm as command
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SMALL = ("--steps", 20, "--batch-size", 4, "--block-size", 16, "--eval-tokens", 64, "--seed", 1)
+HEADS = dict.fromkeys(("alibi", "echo", "lecture", "temperature"), 4)
+"""The heads of the examples in which maps are observed."""
 
 
 def commands(path: Path) -> list[list[str]]:
@@ -43,3 +46,15 @@ def test_an_example_holds_and_its_commands_run(path: Path, project: Path) -> Non
     assert result is not None and result.last["val_loss"] < math.log(run.tokenizer.vocab_size)
     assert [file.read_bytes() for file in (run.path / "code").iterdir()] == [path.read_bytes()]
     assert len(command("sample", path.stem, "--tokens", 30, cwd=project).stdout) > 20
+
+    pair = "3 apples an", "4 pears are", "a", "s"
+    if path.stem in HEADS:
+        assert attnlm.heads_over_training(run).scores["induction"].shape == (11, 1, 4)
+        assert attnlm.patch(run, [pair]).heads.shape == (1, 4)
+    elif path.stem == "gru":
+        with pytest.raises(AttnlmError, match="nothing to patch"):
+            attnlm.patch(run, [pair])
+    else:
+        assert attnlm.patch(run, [pair]).attention.shape == (1, len(pair[0]))
+        with pytest.raises(AttnlmError, match="no snapshots with scores"):
+            attnlm.heads_over_training(run)

@@ -20,6 +20,7 @@ from attnlm.model.architecture import RUNGS
 from attnlm.model.recorder import record
 from attnlm.runs.journal import PASSAGE, Journal, Snapshot, SnapshotRecord, ticker_journal
 from attnlm.runs.run import Run
+from attnlm.see.heads import PATTERNS
 from attnlm.see.heads import heads as study_heads
 from attnlm.see.report import report
 from attnlm.see.report_page import report_page
@@ -73,11 +74,16 @@ def test_every_evaluation_records_a_sample_and_attention(
     assert not np.triu(last.maps, 1).any()
     # In the file, each weight on or below the diagonal is a byte, and the first token's is 255.
     records = [json.loads(line) for line in (run.path / "ticker.jsonl").read_text().splitlines()]
-    assert [list(r) for r in records[1:]] == [["step", "text", "maps"]] * 3
-    assert list(records[0]) == ["step", "text", "maps", "passage"]
+    assert [list(r) for r in records[1:]] == [["step", "text", "maps", "scores"]] * 3
+    assert list(records[0]) == ["step", "text", "maps", "passage", "scores"]
     packed = np.frombuffer(base64.b64decode(records[-1]["maps"]), np.uint8).reshape(-1, 36)
     assert (packed[:, 0] == 255).all()
     assert last.maps.reshape(-1, 8, 8)[:, 1, :2] == pytest.approx(packed[:, 1:3] / 255)
+    found = study_heads(run, windows=256 // 8, checkpoint="last", device="cpu", data_dir=data)
+    assert last.scores is not None and last.scores.shape == (len(PATTERNS), *weights.shape[:2])
+    for head in found.heads:
+        kept = last.scores[:, head.layer, head.head]
+        assert kept == pytest.approx([*head.scores.values()], abs=0.0006)
 
 
 @pytest.mark.parametrize("model", ["multi-head", "transformer"])
@@ -194,6 +200,7 @@ def test_a_foreign_line_is_refused_by_name(data: Path, tmp_path: Path) -> None:
         *({"step": -1}, {"step": 1.0}, {"text": None}),
         *({"maps": "?"}, {"maps": map_bytes(4 * 36 + 1)}, {"maps": map_bytes(4 * 35)}),
         *({"passage": "fruits"}, {"passage": [1]}),
+        *({"scores": [[[0.5]]]}, {"scores": [[[0.5] * 4], [0.5]]}, {"scores": [[["a"] * 4]]}),
     ]
     for changed in wrong:
         path.write_text(json.dumps(record | changed) + "\n")

@@ -22,8 +22,9 @@ from attnlm.model.attention import SelfAttention
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.see import heads as see
-from attnlm.see.heads import PATTERNS, repeated_random_tokens, word_starts
+from attnlm.see.heads import PATTERNS, heads_over_training, repeated_random_tokens, word_starts
 from attnlm.see.heads import heads as study_heads
+from attnlm.see.pictures import heat_picture
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from attnlm.training.validation import validation_loss
 from tests.command import attnlm as command
@@ -214,6 +215,61 @@ def test_heads_refuses_bad_arguments(trained: Path) -> None:
         fails("heads", *arguments, cwd=trained, code=code, says=says, hints=hints)
 
 
+# --- Over training --------------------------------------------------------------------------------
+
+
+def test_scores_over_training_are_shown_as_heat_maps(trained: Path) -> None:
+    flags = ("heads", "tied", "--over-training")
+    done = command(*flags, "-o", "heads.html", "--json", cwd=trained)
+    run = open_run(trained / "checkpoints" / "tied")
+    found = heads_over_training(run)
+    assert json.loads(done.stdout) == {**found.facts(), "output": "heads.html"}
+    assert found.steps == [record["step"] for record in run.metrics()] and len(found.steps) == 11
+    assert (trained / "heads.html").read_bytes() == found.maps.page()
+    shown = command(*flags, cwd=trained).stdout
+    assert shown == f"{found}\n" and max(map(len, shown.splitlines())) <= 80
+    for number, pattern in enumerate(PATTERNS):
+        title, *rows = shown.splitlines()[5 * number : 5 * number + 5]
+        assert title.split() == [pattern, *map(str, found.steps)]
+        wanted = found.scores[pattern][:, 1, 0]
+        assert rows[2].split() == [*["layer", "2", "head", "1"], *(f"{x:.2f}" for x in wanted)]
+    command("heads", "tied", "--windows", 3, "-o", "layers.png", cwd=trained)
+    layers = study_heads(run, windows=3).maps
+    assert (trained / "layers.png").read_bytes() == heat_picture(layers, "png")
+    assert [grid.values.shape for grid in layers.grids] == [(2, 2)] * len(PATTERNS)
+
+
+def test_a_table_shows_at_most_eleven_snapshots() -> None:
+    scores = {"induction": (np.arange(40) / 40).astype(np.float32).reshape(40, 1, 1)}
+    found = see.HeadsOverTraining("run", [10 * n for n in range(40)], scores)
+    (grid,) = found.maps.grids
+    assert len(grid.columns) == 11 and (grid.columns[0], grid.columns[-1]) == ("0", "390")
+    assert grid.values[0] == pytest.approx([int(step) / 400 for step in grid.columns])
+
+
+def test_runs_without_scores_over_training_are_refused(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "checkpoints" / "tied", tmp_path / "checkpoints" / "older")
+    ticker = tmp_path / "checkpoints" / "older" / "ticker.jsonl"
+    records = [json.loads(line) for line in ticker.read_text().splitlines()]
+    ticker.write_text("".join(json.dumps({**r, "scores": []}) + "\n" for r in records))
+    over = ("heads", "--over-training")
+    fails(
+        *over,
+        "--run",
+        "older",
+        cwd=tmp_path,
+        code=1,
+        says="no snapshots with scores",
+        hints="--eval-every",
+    )
+    for arguments, code, says, hints in [
+        (["--run", "bigram"], 1, "no attention", "single-head"),
+        (["--ablate"], 2, "--over-training cannot be combined", "training"),
+        (["-o", "map.pdf"], 2, "map.pdf", ".html or .png"),
+    ]:
+        fails(*over, *arguments, cwd=trained, code=code, says=says, hints=hints)
+
+
 # --- Heads of a model that is built to have them --------------------------------------------------
 
 NAMES = {place: "same-token" if kind == "current token" else kind for place, kind in BUILT.items()}
@@ -279,7 +335,7 @@ def test_heads_of_a_model_trained_on_repeated_strings_are_named(tmp_path: Path) 
     names = {}
     for steps in (1, 300):
         run = attnlm.train(
-            dataset, checkpoint_dir=tmp_path, steps=steps, eval_every=steps, **settings
+            dataset, checkpoint_dir=tmp_path, steps=steps, eval_every=max(1, steps // 3), **settings
         )
         report = study_heads(run, windows=16, device="cpu", data_dir=dataset.path.parent)
         names[steps] = [head.name for head in report.heads]
@@ -288,6 +344,12 @@ def test_heads_of_a_model_trained_on_repeated_strings_are_named(tmp_path: Path) 
     assert "induction" in names[300][2:] and set(names[300][2:]) <= {"induction", "mixed"}
     best = max(report.heads, key=lambda head: head.scores["induction"])
     assert 0.2 < best.scores["induction"] < 0.5  # most of the attention is elsewhere
+    found = heads_over_training(run)
+    assert found.steps == [0, 100, 200, 300]
+    forming = found.scores["induction"][:, best.layer, best.head]
+    assert max(forming[0], *found.scores["induction"][:, 0].ravel()) < 0.15
+    assert forming[-1] == pytest.approx(best.scores["induction"], abs=0.1)
+    assert forming[-1] > 2 * forming[0] and forming.argmax() > 0
 
 
 def test_random_tokens_come_twice_and_no_two_are_alike() -> None:

@@ -20,9 +20,10 @@ from attnlm.data.dataset import Dataset
 from attnlm.model.language_model import Block, LanguageModel, Transformer
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import open_run
-from attnlm.see.patch import in_colour, patch_page
-from attnlm.see.pictures import patch_picture
+from attnlm.see import patch as see
+from attnlm.see.pictures import heat_picture
 from attnlm.see.text import tint
+from tests.browser import elements
 from tests.command import attnlm as command
 from tests.command import fails, on_a_terminal
 from tests.models import BUILT, induction_by_hand, random_run
@@ -93,9 +94,9 @@ def test_shares_equal_a_plain_loop_with_hooks(
     variant: str, dataset: Dataset, tmp_path: Path
 ) -> None:
     run = random_run(variant, dataset, tmp_path)
-    found = attnlm.patch(CLEAN, CORRUPTED, run, answers=("a", "s"))
+    found = attnlm.patch(run, [(CLEAN, CORRUPTED, "a", "s")])
     model, _ = load_model(run, device="cpu")
-    assert isinstance(model, Transformer) and found.answers == ("a", "s")
+    assert isinstance(model, Transformer) and found.answers == [("a", "s")]
     pair = torch.tensor([run.tokenizer.encode(text) for text in (CLEAN, CORRUPTED)])
     a, b = run.tokenizer.encode("as")
 
@@ -121,8 +122,8 @@ def test_patching_finds_exactly_the_two_heads_of_induction(
     """The texts differ in the token before 1 and before 2, which the first head writes there, and
     with which the second compares the last token."""
     run = induction_by_hand(dataset, tmp_path)
-    found = attnlm.patch(" p1r2 p", " r1p2 p", run)
-    assert found.answers == ("1", "2") and not found.missing and not found.mlp.size
+    found = attnlm.patch(run, [(" p1r2 p", " r1p2 p")])
+    assert found.answers == [("1", "2")] and not found.missing and not found.mlp.size
     carrying = {(0, 1), (1, 0)}
     assert {BUILT[head] for head in carrying} == {"previous-token", "induction"}
     for head, share in np.ndenumerate(found.heads):
@@ -132,7 +133,7 @@ def test_patching_finds_exactly_the_two_heads_of_induction(
         assert set(np.flatnonzero(np.abs(found.stream[row]) > 1e-3)) == tokens
     assert set(np.flatnonzero(np.abs(found.attention[0]) > 1e-3)) == {2, 4}
     assert found.attention[1] == pytest.approx([0, 0, 0, 0, 0, 0, 1], abs=1e-4)
-    bare = [" ".join(name.split()) for name in found.grids[0].rows]
+    bare = [" ".join(name.split()) for name in found.maps.grids[0].rows]
     assert bare == ["1 r→p", "2 1", "3 p→r", "4 2", "5 ␣", "6 p"]
 
 
@@ -142,9 +143,9 @@ HEAD = f"{EXAMPLES / 'linear_attention.py'}:LinearAttention"
 
 def test_heads_of_a_whole_model_from_outside(dataset: Dataset, project: Path) -> None:
     run = attnlm.train(dataset, model=LECTURE, **SMALL, checkpoint_dir=project / "checkpoints")
-    found = attnlm.patch(CLEAN, CORRUPTED, run, answers=("a", "s"))
+    found = attnlm.patch(run, [(CLEAN, CORRUPTED, "a", "s")])
     assert found.heads.shape == (1, 4) and "only heads" in found.missing
-    assert [grid.title for grid in found.grids] == ["heads"]
+    assert [grid.title for grid in found.maps.grids] == ["heads"]
     model: Any = load_model(run, device="cpu")[0]
     pair = torch.tensor([run.tokenizer.encode(text) for text in (CLEAN, CORRUPTED)])
     a, b = run.tokenizer.encode("as")
@@ -159,13 +160,78 @@ def test_heads_of_a_whole_model_from_outside(dataset: Dataset, project: Path) ->
 def test_a_part_without_softmax_has_no_heads(dataset: Dataset, project: Path) -> None:
     settings: dict[str, Any] = {**SMALL, "checkpoint_dir": project / "checkpoints"}
     run = attnlm.train(dataset, model="transformer", attention=HEAD, layers=2, **settings)
-    found = attnlm.patch(CLEAN, CORRUPTED, run, answers=("a", "s"))
+    found = attnlm.patch(run, [(CLEAN, CORRUPTED, "a", "s")])
     assert "heads are not patched" in found.missing and not found.heads.size
     assert found.attention.shape == found.mlp.shape == (2, len(CLEAN))
     (project / "recurrent.py").write_text(MODELS)
     model = f"{project / 'recurrent.py'}:Recurrent"
     with pytest.raises(AttnlmError, match="nothing to patch"):
-        attnlm.patch(CLEAN, CORRUPTED, attnlm.train(dataset, model=model, **settings))
+        attnlm.patch(attnlm.train(dataset, model=model, **settings), [(CLEAN, CORRUPTED)])
+
+
+# --- Many pairs -----------------------------------------------------------------------------------
+
+PAIRS = [
+    ("3 apples an", "4 pears are", "a", "s"),
+    ("7 apples an", "7 pears are", "s", "e"),
+    ("2 pears are", "4 apples an"),
+]
+
+
+@pytest.mark.parametrize("tokens", [1, 50, 2**11])
+def test_shares_of_pairs_compare_mean_differences(
+    tokens: int, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(see, "_BATCH_TOKENS", tokens)
+    run = random_run("transformer", dataset, tmp_path)
+    events: list[Any] = []
+    found = attnlm.patch(run, PAIRS, on_event=events.append)
+    alone = [attnlm.patch(run, [pair]) for pair in PAIRS]
+    assert found.answers == [one.answers[0] for one in alone] and not found.left_out
+    whole = np.array([one.differences[0] - one.differences[1] for one in alone])
+    means = np.mean([one.differences for one in alone], 0)
+    assert found.differences == pytest.approx(tuple(means), abs=1e-5)
+    for name in ("stream", "attention", "mlp", "heads"):
+        shares = np.stack([getattr(one, name) for one in alone])
+        wanted = np.tensordot(whole / whole.sum(), shares, 1)
+        np.testing.assert_allclose(getattr(found, name), wanted, atol=1e-4, rtol=1e-4)
+    assert "mean of 3 pairs" in found.compared and found.first == 0
+    assert all(0 <= event.done < event.total for event in events)
+
+
+def test_a_file_of_pairs_finds_the_two_heads_of_induction(dataset: Dataset, tmp_path: Path) -> None:
+    run = induction_by_hand(dataset, tmp_path)
+    lines = [
+        {"clean": f" {a}1{b}2 {a}", "corrupted": f" {b}1{a}2 {a}", **more}
+        for a, b, more in [("p", "r", {}), ("a", "s", {"answers": ["1", "2"]}), ("e", "e", {})]
+    ]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    done = command("patch", "--pairs", "pairs.jsonl", run.path, cwd=tmp_path)
+    assert "mean of 2 pairs" in done.stderr and "1 pairs do not count" in done.stderr
+    found = attnlm.patch(run, tmp_path / "pairs.jsonl")
+    assert done.stdout == f"{found}\n" and found.left_out == 1
+    for head, share in np.ndenumerate(found.heads):
+        assert share == pytest.approx(float(head in {(0, 1), (1, 0)}), abs=1e-4)
+    bare = [" ".join(name.split()) for name in found.maps.grids[0].rows]
+    assert bare == ["1 …", "2 1", "3 …", "4 2", "5 ␣", "6 …"]
+    for wrong, says in [
+        ('{"clean": "a"}', "has no two texts"),
+        ("[]", "has no two texts"),
+        ("{", "has no two texts"),
+        ('{"clean": "a", "corrupted": 1}', "a pair is two texts"),
+        ('{"clean": " p1r2 p", "corrupted": "p"}', "7 and 1 tokens"),
+        ('{"clean": "a", "corrupted": "s"}', "7 and 1 tokens"),
+        ('{"clean": "Ω", "corrupted": "s"}', "Ω"),
+        ('{"clean": " p1r2 p", "corrupted": " p1r2 s", "answers": ["1", "12"]}', "'12' has 2"),
+    ]:
+        (tmp_path / "wrong.jsonl").write_text(f"{json.dumps(lines[0])}\n{wrong}\n")
+        with pytest.raises(AttnlmError, match=says) as raised:
+            attnlm.patch(run, tmp_path / "wrong.jsonl")
+        assert "line 2 of " in raised.value.message
+    with pytest.raises(AttnlmError, match=r"pair 2: .* 7 and 1 tokens"):
+        attnlm.patch(run, [(" p1r2 p", " r1p2 p"), ("a", "s")])
+    with pytest.raises(AttnlmError, match="no pairs"):
+        attnlm.patch(run, [])
 
 
 # --- The command ----------------------------------------------------------------------------------
@@ -180,29 +246,35 @@ def test_a_map_of_each_kind_is_written(kind: str, trained: Path) -> None:
     done = command("patch", *TEXTS, "tied", *ANSWERS, "-o", name, "--json", cwd=trained)
     facts, content = json.loads(done.stdout), (trained / name).read_bytes()
     run = open_run("tied", checkpoint_dir=trained / "checkpoints")
-    found = attnlm.patch(*TEXTS, run, answers=("t", "x"))
+    found = attnlm.patch(run, [(*TEXTS, "t", "x")])
     assert facts == json.loads(json.dumps(found.facts())) | {"output": name}
-    assert content == (patch_page(found) if kind == "html" else patch_picture(found, kind))
+    assert content == (found.maps.page() if kind == "html" else heat_picture(found.maps, kind))
     text = content.decode(errors="replace")
     if kind == "svg":
         assert xml.etree.ElementTree.fromstring(text).tag.endswith("svg")
     if kind != "png":
-        assert all(grid.title in text for grid in found.grids) and "d→f" not in text
-        assert text.count("f→d") == 3  # residual stream, attention and MLP
+        assert all(grid.title in text for grid in found.maps.grids) and "d→f" not in text
+        if kind == "svg":
+            assert text.count("f→d") == 3  # residual stream, attention and MLP
+        else:
+            cells = [found for tag, found in elements(content).found if tag == "td"]
+            values = [x for grid in found.maps.grids for x in grid.values.ravel()]
+            assert [cell.get("class") == "less" for cell in cells] == [x < 0 for x in values]
+            assert min(values) < 0
 
 
 def test_tables_of_words_and_of_colour(trained: Path) -> None:
     done = command("patch", *TEXTS, "--answers", "t", "x", cwd=trained)
     run = open_run(None, checkpoint_dir=trained / "checkpoints")
-    found = attnlm.patch(*TEXTS, run, answers=("t", "x"))
+    found = attnlm.patch(run, [(*TEXTS, "t", "x")])
     assert done.stdout == f"{found}\n" and "logit of t − logit of x: " in done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == sum(1 + len(grid.rows) for grid in found.grids)
+    assert len(lines) == sum(1 + len(grid.rows) for grid in found.maps.grids)
     assert lines[0].split() == ["residual", "stream", "embed", "1", "2"]
     assert lines[1].split() == ["9", "f→d", *(f"{share:z.2f}" for share in found.stream[:, 9])]
     shown = on_a_terminal("patch", *TEXTS, *ANSWERS, cwd=trained)
     assert "\x1b[" in shown and "f→d" in shown
-    (wide, narrow) = (list(in_colour(found, width).renderables) for width in (80, 20))
+    (wide, narrow) = (list(found.maps.in_colour(width).renderables) for width in (80, 20))
     share = found.stream[2, 11]
     assert share == pytest.approx(1, abs=1e-5) and tint(1.0) != tint(-1.0)
     for tables, has_numbers in ((wide, True), (narrow, False)):
@@ -221,6 +293,10 @@ def test_patch_refuses_bad_arguments(trained: Path) -> None:
         (["the", "fox", "tied", "--answers", "t", "t"], 2, "are equal", "two tokens"),
         (["the", "", "tied"], 2, "empty", "at least one"),
         (["the" * 9, "fox" * 9, "tied"], 1, "27 tokens", "at most 16"),
+        ([*TEXTS, "--pairs", "x.jsonl"], 2, "--pairs", "CLEAN and CORRUPTED"),
+        (["--pairs", "x.jsonl", *ANSWERS], 2, "--pairs", "CLEAN and CORRUPTED"),
+        (["--pairs", "x.jsonl"], 1, "x.jsonl", ""),
+        (["the"], 2, "two texts", "--pairs FILE"),
         (["the", "fox", "-o", "map.pdf"], 2, "map.pdf", ".html or .png"),
     ]:
         fails("patch", *arguments, cwd=trained, code=code, says=says, hints=hints)

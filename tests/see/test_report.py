@@ -415,13 +415,35 @@ def test_the_lens_follows_the_chosen_token_and_scores_are_heat_maps(
             assert percents == np.rint(100 * row.probabilities[place]).tolist()
     assert found.heads is not None
     maps = view.locator(".heat")
-    assert maps.count() == len(PATTERNS)
+    assert maps.count() == 2 * len(PATTERNS)  # now, and over training
     for number, pattern in enumerate(PATTERNS):
         cells = maps.nth(number).locator("td")
         wanted = [head.scores[pattern] for head in found.heads.heads]
         assert cells.all_text_contents() == [f"{100 * score:.0f}" for score in wanted]
         tints = cells.evaluate_all("all => all.map(c => +c.style.getPropertyValue('--fraction'))")
         assert tints == pytest.approx(wanted, abs=0.001)
+
+
+def test_parts_of_the_logit_and_scores_over_training_are_shown(view: Any, found: Report) -> None:
+    assert [part for part, _ in found.added][:2] == ["embedding", "layer 1 head 1"]
+    logits = [logit for _, logit in found.added]
+    model, _ = attnlm.load_model(found.run, checkpoint=found.checkpoint, device="cpu")
+    with torch.no_grad():
+        whole = float(model(torch.tensor([found.ids]))[0, -1].max())
+    assert sum(logits) == pytest.approx(whole, abs=1e-4)
+    section = view.locator("section", has=view.locator("#added"))
+    assert f"{sum(logits):.3f}" in section.locator("strong").inner_text()
+    assert section.locator(".percent").all_text_contents() == [f"{x:z.3f}" for x in logits]
+    colours = {
+        x < 0: bar.evaluate("bar => getComputedStyle(bar).backgroundColor")
+        for x, bar in zip(logits, section.locator(".bar").all(), strict=True)
+    }
+    assert len(set(colours.values())) == len(colours) == 2
+    assert found.over_training is not None
+    assert found.over_training.steps == [record["step"] for record in found.run.metrics()]
+    last = view.locator(".heat").last.locator("tbody tr").last.locator("td")
+    wanted = found.over_training.scores["induction"][:, -1, -1]
+    assert last.all_text_contents() == [f"{100 * x:.0f}" for x in wanted.tolist()]
 
 
 def test_the_slider_moves_mark_line_and_map(view: Any, found: Report) -> None:

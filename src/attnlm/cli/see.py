@@ -15,12 +15,13 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Progress
 from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, reference_losses
-from attnlm.cli.options import REQUIRED, argument, option, switch, typed
+from attnlm.cli.options import argument, option, switch, typed
 from attnlm.model.spec import Use
 from attnlm.runs.records import NOT_COMPARABLE
 
 if TYPE_CHECKING:
     from attnlm.runs.run import Checkpoint
+    from attnlm.see.heat_maps import HeatMaps
     from attnlm.training.validation import Evaluation
 
 
@@ -311,6 +312,9 @@ def trace(
 
 def heads(
     run: str | None = options.RUN,
+    over_training: bool = switch(
+        "show the scores at each evaluation of the training", "--over-training"
+    ),
     ablate: bool = options.ABLATE,
     windows: int = _windows(64),
     text: Path | None = option(
@@ -319,6 +323,7 @@ def heads(
         "imported run)",
         metavar="FILE",
     ),
+    output: Path | None = _PICTURE,
     checkpoint: str = options.CHECKPOINT,
     device: str = options.DEVICE,
     checkpoint_dir: Path = options.CHECKPOINT_DIR,
@@ -326,12 +331,21 @@ def heads(
     json: bool = options.JSON,
 ) -> None:
     """Score and name attention heads by what they attend to."""
+    kind = "" if output is None else _check_output(output, "html", "png", "svg")
+    if over_training and (ablate or text is not None):
+        message = "--over-training cannot be combined with --ablate or --text"
+        raise UsageError(message, "training measured the scores, on the validation split")
     if text is not None and not os.path.lexists(text):
         raise AttnlmError(
             f"file not found: {str(text)!r} (--text takes a file)",
             "write the text to a file, and pass its path",
         )
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
+    if over_training:
+        found = attnlm.heads_over_training(opened)
+        console.say(f"{opened.name}: {opened.config.spec.name}, {len(found.steps)} snapshots")
+        _show_maps(found.maps, found.facts(), output, kind, json)
+        return
 
     chosen = opened.checkpoint(checkpoint)
     with contextlib.closing(Display()) as display:
@@ -350,17 +364,47 @@ def heads(
         more = "" if report.measures_all else f" (--windows {report.windows_of_text} uses all)"
         loss = f"{report.loss:.4f} nats per token"
         console.say(f"loss over these windows{more}, with all heads: {loss}")
-    console.result_or_json(str(report), report.facts(), json)
+    if output is None:
+        console.result_or_json(str(report), report.facts(), json)
+    else:
+        _show_maps(report.maps, report.facts(), output, kind, json)
+
+
+def _show_maps(
+    maps: HeatMaps, facts: dict[str, Any], output: Path | None, kind: str, json: bool
+) -> None:
+    """Write heat maps to a file of a kind and print its name, or print the heat maps."""
+    if output is not None:
+        from attnlm.see.pictures import heat_picture
+
+        _check_fonts(kind, [name for grid in maps.grids for name in grid.rows])
+        files.write_bytes(output, maps.page() if kind == "html" else heat_picture(maps, kind))
+        facts |= {"output": str(output)}
+    if json:
+        console.result_json(facts)
+    elif output is not None:
+        console.result(str(output))
+    elif console.has_colour():
+        terminal = console.terminal(sys.stdout)
+        terminal.print(maps.in_colour(terminal.width))
+    else:
+        console.result(str(maps))
 
 
 def patch(
-    clean: str = argument(REQUIRED, "CLEAN", "text whose activations are put into the other pass"),
-    corrupted: str = argument(REQUIRED, "CORRUPTED", "text with as many tokens"),
+    clean: str | None = argument(None, "CLEAN", "text whose activations replace the other's"),
+    corrupted: str | None = argument(None, "CORRUPTED", "text with as many tokens"),
     run: str | None = options.RUN,
     answers: tuple[str, str] | None = option(
         None,
         "tokens whose logits are compared, one for each text; default: the likeliest next tokens",
         metavar="<str> <str>",
+    ),
+    pairs: Path | None = option(
+        None,
+        'file with a pair of texts on each line, {"clean": "…", "corrupted": "…"}, instead of '
+        'CLEAN and CORRUPTED; a line may have "answers", a list of two',
+        metavar="FILE",
     ),
     output: Path | None = _PICTURE,
     checkpoint: str = options.CHECKPOINT,
@@ -369,38 +413,24 @@ def patch(
 ) -> None:
     """Find the places of a model that carry the difference between two texts."""
     kind = "" if output is None else _check_output(output, "html", "png", "svg")
-    clean, corrupted = typed(clean, "the clean text"), typed(corrupted, "the corrupted text")
-    if answers is not None:
-        answers = typed(answers[0], "--answers"), typed(answers[1], "--answers")
+    if pairs is not None and (corrupted, answers) == (None, None) and None in (clean, run):
+        run, clean = run or clean, None  # the only argument is RUN
+    elif pairs is not None or clean is None or corrupted is None:
+        message = "patch takes two texts, or --pairs with both texts and all answers"
+        raise UsageError(message, "give CLEAN and CORRUPTED, or --pairs FILE")
+    given: Path | list[tuple[str, ...]] = pairs or []
+    if clean is not None and corrupted is not None:
+        texts = typed(clean, "the clean text"), typed(corrupted, "the corrupted text")
+        given = [(*texts, *(typed(answer, "--answers") for answer in answers or ()))]
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
-
-    from attnlm.see.patch import in_colour
 
     chosen = opened.checkpoint(checkpoint)
     with contextlib.closing(Display()) as display:
-        found = attnlm.patch(
-            clean, corrupted, opened, answers=answers, checkpoint=chosen.which, on_event=display
-        )
+        found = attnlm.patch(opened, given, checkpoint=chosen.which, on_event=display)
     console.say(f"{opened.name}, {chosen}: {found.model}, {len(found.clean)} tokens")
-    console.say(found.compared)
-    if found.missing:
-        console.say(found.missing)
-    if output is not None:
-        from attnlm.see.patch import patch_page
-        from attnlm.see.pictures import patch_picture
-
-        _check_fonts(kind, [*found.clean, *found.corrupted])
-        drawn = patch_page(found) if kind == "html" else patch_picture(found, kind)
-        files.write_bytes(output, drawn)
-    if json:
-        console.result_json(found.facts() | ({"output": str(output)} if output else {}))
-    elif output is not None:
-        console.result(str(output))
-    elif console.has_colour():
-        terminal = console.terminal(sys.stdout)
-        terminal.print(in_colour(found, terminal.width))
-    else:
-        console.result(str(found))
+    for sentence in (found.compared, *found.notes):
+        console.say(sentence)
+    _show_maps(found.maps, found.facts(), output, kind, json)
 
 
 def report(

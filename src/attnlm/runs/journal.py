@@ -1,7 +1,8 @@
 """The files metrics.jsonl and ticker.jsonl of a run: a line of JSON for each evaluation.
 
-ticker.jsonl has snapshots of the model: a sampled text, and "maps", which are attention weights
-over a short passage of text. Axes of maps: L layers, H heads, T tokens of the passage.
+ticker.jsonl has snapshots of the model: a sampled text, the scores of all heads, and "maps", which
+are attention weights over a short passage of text. Axes of maps: L layers, H heads, T tokens of the
+passage.
 """
 
 from __future__ import annotations
@@ -124,6 +125,9 @@ class Snapshot:
     """(L, H, T, T): the attention weights of all heads over the passage, stored in steps of 1/255;
     row t has the weights of token t on tokens 0 to t; None for a model without heads (bigram), or
     whose heads do not record their weights"""
+    scores: NDArray[np.float32] | None = None
+    """(P, L, H): the scores of all heads on P patterns, in the order of `heads`, stored with three
+    decimals; None if there are no maps, and in runs of earlier versions"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +142,8 @@ class SnapshotRecord:
     """the tokens of the passage; only the first line of the file has them"""
     shape: tuple[int, ...] = ()
     """the numbers of layers and of maps in each; () if the model's settings determine them"""
+    scores: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    """the scores by pattern, layer and head"""
 
 
 def ticker_journal(folder: Path) -> Journal[SnapshotRecord]:
@@ -158,8 +164,14 @@ def snapshot_record(
         packed = base64.b64encode(weights.astype(np.uint8).tobytes()).decode()
         if maps_LHTT.shape[:2] != spec.map_counts:
             shape = maps_LHTT.shape[:2]
+    scores = () if snapshot.scores is None else snapshot.scores.astype(float).round(3).tolist()
     return SnapshotRecord(
-        step=snapshot.step, text=snapshot.text, maps=packed, passage=tuple(passage), shape=shape
+        step=snapshot.step,
+        text=snapshot.text,
+        maps=packed,
+        passage=tuple(passage),
+        shape=shape,
+        scores=scores,
     )
 
 
@@ -173,4 +185,7 @@ def snapshot_of(record: SnapshotRecord, spec: ModelSpec) -> Snapshot:
     length = (math.isqrt(8 * weights.shape[-1] + 1) - 1) // 2
     maps_LHTT = np.zeros((layers, heads, length, length), np.float32)
     maps_LHTT[..., *np.tril_indices(length)] = weights / np.float32(255)
-    return Snapshot(record.step, record.text, maps_LHTT)
+    scores = None
+    if record.scores:
+        scores = np.array(record.scores, np.float32).reshape(-1, layers, heads)
+    return Snapshot(record.step, record.text, maps_LHTT, scores)

@@ -48,6 +48,8 @@ from attnlm.model.recorder import Head, NotRecordedError, no_attention, record
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_dataset_of, open_run
+from attnlm.see.attend import Numbers
+from attnlm.see.heat_maps import Grid, HeatMaps
 from attnlm.see.text import check_windows
 from attnlm.tokens.tokenizer import Tokenizer
 
@@ -78,10 +80,19 @@ REPEATED = 50
 """The number of random tokens that a window for induction repeats; fewer if they do not fit."""
 
 _TOKENS_AT_ONCE = 2**11
+_TOKENS_OF_SNAPSHOT = 2**8
+_MOST_SNAPSHOTS = 11  # in a table, which then has 80 columns
+_INDUCTION = PATTERNS.index("induction")
 
 
 class TooShortError(AttnlmError):
     """Raised when windows have too few tokens to measure heads."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(
+            f"windows of {max(0, tokens)} tokens are too short to measure heads",
+            "use a longer text, or a run with a larger context",
+        )
 
 
 @dataclass(frozen=True)
@@ -137,6 +148,18 @@ class HeadsReport:
         windows = f"{part} {self.windows_of_text:,} windows of {self.window} tokens"
         return f"{windows} (induction: {random})"
 
+    @property
+    def maps(self) -> HeatMaps:
+        """The scores as tables: layers by heads."""
+        last = self.heads[-1]
+        rows = [f"layer {n + 1}" for n in range(last.layer + 1)]
+        columns = [str(n + 1) for n in range(last.head + 1)]
+        shape = len(rows), len(columns)
+        values = {p: np.reshape([head.scores[p] for head in self.heads], shape) for p in PATTERNS}
+        grids = [Grid(p, rows, columns, scores, "head") for p, scores in values.items()]
+        about = f"{self.run}, measured over {self.measured_on}"
+        return HeatMaps(f"{self.run}: scores of heads", [about], grids)
+
     def facts(self) -> dict[str, Any]:
         """Return the fields as JSON values, in which layers and heads count from 1."""
         heads = [{**vars(h), "layer": h.layer + 1, "head": h.head + 1} for h in self.heads]
@@ -189,24 +212,13 @@ def heads(
         tokens, origin = _tokens(run, text, Path(data_dir))
         block_size = min(block_size, len(tokens) - 1)
     if block_size < 2:
-        raise TooShortError(
-            f"windows of {max(0, block_size)} tokens are too short to measure heads",
-            "use a longer text, or a run with a larger context",
-        )
+        raise TooShortError(block_size)
     if has_text:
-        # Windows spread evenly over the text, of T inputs and one more token as the last target.
         there = (len(tokens) - 1) // block_size
-        chosen_N = np.unique(np.linspace(0, there - 1, min(windows, there)).astype(np.int64))
-        places_NT = chosen_N[:, None] * block_size + np.arange(block_size + 1)
-        windows_NT = ids_at(tokens, places_NT, run.vocab_size, origin).astype(np.int64)
+        windows_NT = _spread(tokens, block_size, windows, run.vocab_size, origin)
         inputs_NT, random_NT = windows_NT[:, :-1], random_NT[: len(windows_NT)]
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
-    scores_LHP, chance_P = _mean_scores(model, run.tokenizer, inputs_NT, chosen.torch)
-    if has_text:
-        induction = PATTERNS.index("induction")
-        of_random = _mean_scores(model, run.tokenizer, random_NT, chosen.torch)
-        scores_LHP[..., induction] = of_random[0][..., induction]
-        chance_P[induction] = of_random[1][induction]
+    scores_LHP, chance_P = _mean_scores(model, run.tokenizer, inputs_NT, random_NT, chosen.torch)
     chance = _by_pattern(chance_P.numpy())
     loss, count = None, math.prod(scores_LHP.shape[:2])
     found: list[HeadReport] = []
@@ -256,6 +268,19 @@ def _tokens(
     return run.tokenizer.encode_array(content), str(text)  # an array, since the file may be long
 
 
+def _spread(
+    tokens: NDArray[Any], length: int, most: int, vocab_size: int, origin: str
+) -> NDArray[np.int64]:
+    """Return at most `most` windows of `length` tokens and one more as the last target, (N, T + 1).
+
+    They are spread evenly over a text.
+    """
+    there = (len(tokens) - 1) // length
+    chosen_N = np.unique(np.linspace(0, there - 1, min(most, there)).astype(np.int64))
+    places_NT = chosen_N[:, None] * length + np.arange(length + 1)
+    return ids_at(tokens, places_NT, vocab_size, origin).astype(np.int64)
+
+
 def repeated_random_tokens(vocab_size: int, block_size: int, windows: int) -> NDArray[np.int64]:
     """Return windows (N, 2 L) of L distinct random tokens, repeated once; always the same windows.
 
@@ -289,6 +314,22 @@ def word_starts(tokenizer: Tokenizer, ids_NT: NDArray[np.int64]) -> NDArray[np.b
 
 
 def _mean_scores(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    inputs_NT: NDArray[np.int64],
+    random_NT: NDArray[np.int64],
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Return the scores of `_scores_on`: induction on `random_NT`, all others on `inputs_NT`."""
+    scores_LHP, chance_P = _scores_on(model, tokenizer, inputs_NT, device)
+    if random_NT is not inputs_NT:
+        of_random = _scores_on(model, tokenizer, random_NT, device)
+        for ours, theirs in zip((scores_LHP, chance_P), of_random, strict=True):
+            ours[..., _INDUCTION] = theirs[..., _INDUCTION]
+    return scores_LHP, chance_P
+
+
+def _scores_on(
     model: LanguageModel, tokenizer: Tokenizer, ids_NT: NDArray[np.int64], device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return the scores on P patterns of all heads, (L, H, P), and of uniform attention, (P,).
@@ -323,6 +364,25 @@ def _mean_scores(
     sums, counts = (sum(found) for found in zip(*map(sums_over, *parts), strict=True))
     scores_HP = (sums / counts.clamp(min=1)[:, None]).T.cpu()
     return scores_HP[:-1].unflatten(0, (layers, -1)), scores_HP[-1]
+
+
+def snapshot_scores(
+    model: LanguageModel, tokenizer: Tokenizer, text: NDArray[Any], device: torch.device
+) -> Numbers:
+    """Return the scores of all heads during training, (P, L, H), in the order of PATTERNS.
+
+    They are measured as by `heads`, but over fewer windows. Raises NotRecordedError if not every
+    layer has the same number of attention maps, TooShortError for a short text or context, and
+    NotFiniteError for NaN and infinity.
+    """
+    length = min(model.block_size, len(text) - 1)
+    if length < 2:
+        raise TooShortError(length)
+    windows = max(1, _TOKENS_OF_SNAPSHOT // length)
+    inputs_NT = _spread(text, length, windows, model.vocab_size, "val.bin")[:, :-1]
+    random_NT = repeated_random_tokens(model.vocab_size, model.block_size, windows)
+    scores_LHP, _ = _mean_scores(model, tokenizer, inputs_NT, random_NT, device)
+    return scores_LHP.movedim(-1, 0).numpy()
 
 
 def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
@@ -414,3 +474,69 @@ def in_words(report: HeadsReport) -> Iterator[str]:
             cells.append(f"{head.loss_change:+z.4f}")
         yield row(f"{head.layer + 1:>5} {head.head + 1:>4} {head.name}", cells)
     yield row("uniform attention", [f"{report.chance[pattern]:.3f}" for pattern in PATTERNS])
+
+
+@dataclass(frozen=True, repr=False)
+class HeadsOverTraining:
+    """The scores of all heads of a run at each of S snapshots."""
+
+    run: str
+    steps: list[int]
+    """the step of each snapshot"""
+    scores: dict[str, Numbers]
+    """(S, L, H): how the scores of each pattern change"""
+
+    def __repr__(self) -> str:
+        return f"<HeadsOverTraining of {self.run!r}: {len(self.steps)} snapshots>"
+
+    def __str__(self) -> str:
+        """Return a table for each pattern, with a row for each head."""
+        return str(self.maps)
+
+    @property
+    def maps(self) -> HeatMaps:
+        """The scores as tables: heads by steps, of which the first, the last and 9 others."""
+        last = len(self.steps) - 1
+        shown = np.linspace(0, last, min(last + 1, _MOST_SNAPSHOTS)).round().astype(int)
+        layers, heads = next(iter(self.scores.values())).shape[1:]
+        rows = [f"layer {n + 1} head {h + 1}" for n, h in np.ndindex(layers, heads)]
+        steps = [str(self.steps[number]) for number in shown]
+        grids = [
+            Grid(pattern, rows, steps, scores_SLH[shown].reshape(len(shown), -1).T, "step")
+            for pattern, scores_SLH in self.scores.items()
+        ]
+        about = f"Scores of the heads of {self.run} at evaluations during its training"
+        return HeatMaps(f"{self.run}: heads over training", [about], grids)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        rounded = {name: x.astype(float).round(3).tolist() for name, x in self.scores.items()}
+        return {**vars(self), "scores": rounded}
+
+
+def heads_over_training(
+    run: str | Path | Run | None = None, *, checkpoint_dir: str | Path = "checkpoints"
+) -> HeadsOverTraining:
+    """Return the scores of every head of a run (default: the one trained last) at each evaluation.
+
+        found = attnlm.heads_over_training("transformer-001")
+        found.scores["induction"][:, 1, 0]  # of the first head of layer 2, at found.steps
+        print(found)  # as tables
+
+    Training measured them as `heads` does, over fewer windows, and kept them in the run's
+    snapshots. Raises AttnlmError for a run without such snapshots, for a damaged file, and for a
+    model without attention.
+    """
+    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    if run.config.spec.supports(Use.ATTENTION_MAPS) is not None:
+        raise no_attention()
+    kept = {one.step: one.scores for one in run.ticker() if one.scores is not None}
+    shape = [*kept.values()][-1].shape if kept else ()
+    kept = {step: scores_PLH for step, scores_PLH in kept.items() if scores_PLH.shape == shape}
+    if not kept:
+        raise AttnlmError(
+            f"{run.name} has no snapshots with scores of its heads",
+            "this version keeps them every `eval_every` steps of training, if it observes maps",
+        )
+    scores_PSLH = np.stack([*kept.values()], 1)
+    return HeadsOverTraining(run.name, [*kept], dict(zip(PATTERNS, scores_PSLH, strict=False)))

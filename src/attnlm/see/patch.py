@@ -4,16 +4,16 @@ A model reads a clean and a corrupted text of equal length. The clean activation
 into the corrupted pass, and the logits after the last token are compared: how much of the
 difference between the two texts comes back? (Meng et al., 2022; Wang et al., 2023)
 
-Axes: B batch, T tokens, C features, V vocabulary, L layers, H heads, E value size.
+Axes: N pairs, B batch, T tokens, C features, V vocabulary, L layers, H heads, E value size.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,19 +21,21 @@ from torch import Tensor
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, Progress, ignore
+from attnlm.base.files import read_text
 from attnlm.model.inspection import check_finite
-from attnlm.model.language_model import Bigram, LanguageModel
+from attnlm.model.language_model import Bigram, LanguageModel, Transformer
 from attnlm.model.recorder import Place, Recorder, observed
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.attend import Numbers
-from attnlm.see.text import ids_within_context, tint, token_texts, visible
-
-if TYPE_CHECKING:
-    from rich.columns import Columns
+from attnlm.see.heat_maps import Grid, HeatMaps
+from attnlm.see.text import ids_within_context, token_texts, visible
 
 _BATCH_TOKENS = 2**11
-_CELL, _NARROW = 6, 2  # characters, with and without a number
+_VARIOUS = "…"
+_LIKELIEST = -1
+"""stands for the id of an answer that is the likeliest next token"""
+_LINE = 'a line of the file is {"clean": "the cat", "corrupted": "the hat", "answers": ["s", "e"]}'
 
 _NO_BLOCKS = (
     "only heads are patched: residual stream, attention and MLP outputs are known in blocks of "
@@ -43,17 +45,11 @@ _NO_HEADS = (
     "heads are not patched: no scaled_dot_product_attention, and no softmax times values, was "
     "observed in each layer"
 )
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table of shares, with a name for each of R rows and C columns."""
-
-    title: str
-    rows: list[str]
-    columns: list[str]
-    values: Numbers
-    """(R, C)"""
+_MEANING = (
+    "A number is the share of this difference, in percent, that comes back if the clean activation "
+    "of one place is put into the pass over the corrupted text. Blue brings it back, orange takes "
+    "it away."
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,13 +62,18 @@ class Patching:
     run: str
     model: str
     clean: list[str]
-    """T tokens"""
+    """T tokens; … for tokens that differ from pair to pair"""
     corrupted: list[str]
-    """T tokens"""
-    answers: tuple[str, str]
-    """the tokens whose logits are compared: the clean answer and the corrupted answer"""
+    """T tokens, as in `clean`"""
+    first: int
+    """the index of the first token that differs between a clean and its corrupted text"""
+    answers: list[tuple[str, str]]
+    """for each pair, the tokens whose logits are compared: the clean and the corrupted answer"""
+    left_out: int
+    """the number of further pairs, after whose texts the likeliest next token is the same"""
     differences: tuple[float, float]
-    """logit of the clean answer − logit of the corrupted answer, after each of the two texts"""
+    """logit of the clean answer − logit of the corrupted answer, after the clean text and after the
+    corrupted text, as means over the pairs"""
     stream: Numbers
     """(1 + L, T): the residual stream at each token, after the embedding and after each layer"""
     attention: Numbers
@@ -85,42 +86,56 @@ class Patching:
     """what could not be observed in this model, and why, in a sentence; empty if nothing is"""
 
     def __repr__(self) -> str:
-        shown = " and ".join(map(repr, self.answers))
-        return f"<Patching of {self.run!r}: {shown} over {len(self.clean)} tokens>"
+        return f"<Patching of {self.run!r}: {self.compared}>"
 
     def __str__(self) -> str:
         """Return a table for each kind of activation."""
-        return "\n".join(in_words(self))
+        return str(self.maps)
 
     @property
     def compared(self) -> str:
         """The answers, and the difference of their logits after each text, in words."""
-        a, b = map(visible, self.answers)
+        a, b = map(visible, self.answers[0])
+        over = ""
+        if len(self.answers) > 1:
+            a, b, over = "the clean answer", "the corrupted one", ", mean of {:,} pairs"
         after_clean, after_corrupted = self.differences
         return (
-            f"logit of {a} − logit of {b}: {after_clean:.3f} after the clean text (share 1), "
+            f"logit of {a} − logit of {b}{over.format(len(self.answers))}: "
+            f"{after_clean:.3f} after the clean text (share 1), "
             f"{after_corrupted:.3f} after the corrupted text (share 0)"
         )
 
     @property
-    def grids(self) -> list[Grid]:
-        """The shares as tables that are not empty: tokens by layers, and layers by heads.
+    def notes(self) -> list[str]:
+        """Return sentences about what was not measured, and why."""
+        same = f"{self.left_out:,} pairs do not count: the likeliest next token is the same after"
+        return [*([f"{same} both texts"] if self.left_out else []), *filter(None, [self.missing])]
+
+    @property
+    def maps(self) -> HeatMaps:
+        """The shares as tables: tokens by layers, and layers by heads.
 
         Tokens before the first that differs are left out: there, both texts have equal activations.
         """
-        pairs = [*zip(self.clean, self.corrupted, strict=True)]
-        first = next((t for t, (c, d) in enumerate(pairs) if c != d), 0)
-        shown = [visible(c) if c == d else f"{visible(d)}→{visible(c)}" for c, d in pairs[first:]]
+        pairs = [*zip(self.clean, self.corrupted, strict=True)][self.first :]
+        shown = [visible(c) if c == d else f"{visible(d)}→{visible(c)}" for c, d in pairs]
         widest = max(map(len, shown))
-        tokens = [f"{t:>3} {token:<{widest}}" for t, token in enumerate(shown, first)]
+        tokens = [f"{t:>3} {token:<{widest}}" for t, token in enumerate(shown, self.first)]
         parts = {"residual stream": self.stream, "attention output": self.attention}
-        found = [
-            Grid(name, tokens, _numbered(x, 1 - (x is self.stream)), x.T[first:])
+        grids = [
+            Grid(name, tokens, _numbered(x, 1 - (x is self.stream)), x.T[self.first :], "layer")
             for name, x in (parts | {"MLP output": self.mlp}).items()
         ]
         layers = [f"layer {layer}" for layer in _numbered(self.heads)]
-        found.append(Grid("heads", layers, _numbered(self.heads.T), self.heads))
-        return [grid for grid in found if grid.values.size]
+        grids.append(Grid("heads", layers, _numbered(self.heads.T), self.heads, "head"))
+        texts = {"Clean": self.clean, "Corrupted": self.corrupted}
+        about = [f"{name}: {visible(''.join(tokens))}" for name, tokens in texts.items()]
+        return HeatMaps(
+            f"What {self.run} carries from text to text",
+            [f"{self.model}: {self.compared}", _MEANING, *about, *self.notes],
+            [grid for grid in grids if grid.values.size],
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -132,123 +147,220 @@ def _numbered(rows: Numbers, first: int = 1) -> list[str]:
 
 
 def patch(
-    clean: str,
-    corrupted: str,
-    run: str | Path | Run | None = None,
+    run: str | Path | Run | None,
+    pairs: Sequence[tuple[str, ...]] | str | Path,
     *,
-    answers: tuple[str, str] | None = None,
     checkpoint: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
     on_event: OnEvent | None = None,
 ) -> Patching:
     """Find where a run (default: the one trained last) carries the difference between two texts.
 
-        found = attnlm.patch("the cat", "the hat", "transformer-001", answers=("s", "e"))
+        found = attnlm.patch("transformer-001", [("the cat", "the hat", "s", "e")])
         found.heads  # (L, H): the share that each head brings back
         found.stream[2, 4]  # the share of the residual stream after layer 2, at the fifth token
         print(found)  # as tables
 
+    Each of `pairs` has a clean and a corrupted text, and may have the answer to each, one token.
+    The answers are otherwise the likeliest next tokens. All texts have equally many tokens. `pairs`
+    may also be the path of a file, whose lines are JSON objects with the keys "clean", "corrupted"
+    and, if wanted, "answers", a list of two.
+
     The clean activation of one place after the other is put into a pass over the corrupted text.
-    Let d be the logit of the clean answer minus the logit of the corrupted answer, after the last
-    token. A place with a difference of d has the share (d − d₀) / (d₁ − d₀). The corrupted pass has
-    d₀ and the clean pass d₁. The answers are the likeliest next token after each text, or the two
-    tokens `answers`.
+    Let d be the logit of the clean answer minus the logit of the corrupted answer after the last
+    token, averaged over all pairs. A place with a difference of d has the share (d − d₀) / (d₁ −
+    d₀). The corrupted pass has d₀ and the clean pass d₁.
 
     Residual stream, attention output and MLP output are patched at each token, if the model has
     blocks. A head is patched at all tokens together. It is observed in
     `scaled_dot_product_attention`, and where a softmax over all tokens is multiplied by values,
     also in code of your own. `on_event` receives events of type Progress. Runs on the CPU.
 
-    Raises UsageError if an answer is not one token. Raises AttnlmError if the texts have different
-    numbers of tokens, or do not fit the context or the vocabulary. The same error is raised if the
-    answers are equal, if nothing can be patched, as in a bigram, for missing or damaged files, and
-    for numbers that are not finite.
+    Raises UsageError if an answer is not one token. Raises AttnlmError if texts have different
+    numbers of tokens, or do not fit the context or the vocabulary. With several pairs, both name
+    the pair, or the line of the file. AttnlmError is also raised if the answers are equal, if
+    nothing can be patched, as in a bigram, for missing or damaged files, and for numbers that are
+    not finite.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
-    pair = [ids_within_context(run, text) for text in (clean, corrupted)]
-    if len(pair[0]) != len(pair[1]):
-        raise AttnlmError(
-            f"the texts have {len(pair[0])} and {len(pair[1])} tokens, which must be equal",
-            "replace words by others with as many tokens",
-        )
+    texts_N2T, known_N2 = _encoded(run, _named(pairs))
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     if isinstance(model, Bigram):
         raise AttnlmError(
             "a bigram has no layers, so there is nothing to patch",
             "use another model, such as single-head",
         )
-    found: dict[Place, Tensor] = {}
-    logits_2V = _pass(model, torch.tensor(pair), lambda at, x: found.setdefault(at, x.clone()))
-    check_finite(logits_2V)
-    heads: Counter[int] = Counter()
-    for (name, layer, _), both in found.items():
-        heads[layer] += both.size(1) if name == "mixed" else 0
-    del heads[-1]  # the embedding
-    is_whole = sorted(heads) == [*range(len(heads))]
-    has_heads = is_whole and 0 not in heads.values() and len(set(heads.values())) == 1
+    sums, answers_N2, d_N2 = _summed(model, texts_N2T, known_N2, on_event or ignore)
+    layers = [*range(-1, 1 + max((layer for _, layer, _ in sums), default=-1))]
+    rows = {}
+    for kind in ("stream", "attended", "mlp", "mixed"):
+        of_layers = [[s for at, s in sums.items() if at[:2] == (kind, n)] for n in layers]
+        rows[kind] = [torch.cat(some) for some in of_layers if some]
+    has_heads = len(rows["mixed"]) == len(layers) - 1 and len({*map(len, rows["mixed"])}) == 1
     if not has_heads:
-        found = {place: both for place, both in found.items() if place[0] != "mixed"}
-    if not found:
+        rows["mixed"] = []
+    if not any(rows.values()):
         raise AttnlmError(f"nothing to patch was observed in {run.name}", _NO_HEADS)
-    a, b = _answers(run, answers, logits_2V)
-    clean_d, corrupted_d = (logits_2V[:, a] - logits_2V[:, b]).tolist()
+    decode = run.tokenizer.decode
+    answers = [(decode([a]), decode([b])) for a, b in answers_N2.tolist() if a != b]
+    clean_d, corrupted_d = (d_N2.sum(0) / max(1, len(answers))).tolist()
     if clean_d == corrupted_d:
+        same = f"the difference of the answers' logits is {clean_d:.4g}"
+        if not answers:
+            same = f"the likeliest next token is {decode([int(answers_N2[0, 0])])!r}"
         raise AttnlmError(
-            f"the difference of the answers' logits is {clean_d:.4g} after both texts",
-            "use texts that the model continues differently",
+            f"{same} after both texts",
+            "use texts that the model continues differently, or name two tokens by `answers`",
         )
-
-    def share(logits_BV: Tensor) -> Tensor:
-        d_B = logits_BV[:, a] - logits_BV[:, b]
-        return torch.div(d_B - corrupted_d, clean_d - corrupted_d)
-
-    shares: dict[str, list[Tensor]] = defaultdict(list)
-    for done, (place, both) in enumerate(found.items()):
-        (on_event or ignore)(Progress("patch", done, len(found), "place"))
-        shares[place[0]].append(_shares(model, pair[1], place, both, share))
-    stream, attention, mlp = (_stacked(shares[name]) for name in ("stream", "attended", "mlp"))
-    heads_LH = torch.cat(shares["mixed"]).view(len(heads), -1) if has_heads else ()
+    whole = len(answers) * (clean_d - corrupted_d)
+    stream, attention, mlp, heads = (
+        (torch.stack(some) / whole).numpy() if some else np.empty((0, 0), np.float32)
+        for some in rows.values()
+    )
+    shown = [token_texts(run.tokenizer, ids) for ids in texts_N2T[0].tolist()]
+    for side, t in (texts_N2T != texts_N2T[0]).any(0).nonzero().tolist():
+        shown[side][t] = _VARIOUS
     return Patching(
         run=run.name,
         model=run.config.spec.name,
-        clean=token_texts(run.tokenizer, pair[0]),
-        corrupted=token_texts(run.tokenizer, pair[1]),
-        answers=(run.tokenizer.decode([a]), run.tokenizer.decode([b])),
+        clean=shown[0],
+        corrupted=shown[1],
+        first=int((texts_N2T[:, 0] != texts_N2T[:, 1]).any(0).int().argmax()),
+        answers=answers,
+        left_out=len(answers_N2) - len(answers),
         differences=(clean_d, corrupted_d),
         stream=stream,
         attention=attention,
         mlp=mlp,
-        heads=_stacked(heads_LH),
+        heads=heads,
         missing=_NO_BLOCKS if not stream.size else "" if has_heads else _NO_HEADS,
     )
 
 
-def _stacked(rows: Sequence[Tensor] | Tensor) -> Numbers:
-    return torch.stack([*rows]).numpy() if len(rows) else np.empty((0, 0), np.float32)
+def _named(pairs: Sequence[tuple[str, ...]] | str | Path) -> dict[str, Sequence[str]]:
+    """Return the pairs by the beginning of an error message about them."""
+    if not isinstance(pairs, str | Path):
+        return {f"pair {n}: " if len(pairs) > 1 else "": pair for n, pair in enumerate(pairs, 1)}
+    found: dict[str, Sequence[str]] = {}
+    with Path(pairs).open("rb") as file:
+        lines = read_text(file, str(pairs)).splitlines()
+    for number, line in enumerate(lines, 1):
+        where = f"line {number:,} of {pairs}"
+        try:
+            read = json.loads(line)
+            found[f"{where}: "] = [read["clean"], read["corrupted"], *read.get("answers", ())]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise AttnlmError(f"{where} has no two texts", _LINE) from None
+    return found
 
 
-def _answers(run: Run, answers: tuple[str, str] | None, logits_2V: Tensor) -> tuple[int, int]:
-    """Return the ids of the clean and the corrupted answer."""
-    if answers is None:
-        a, b = logits_2V.argmax(-1).tolist()
-        if a == b:
-            token = run.tokenizer.decode([a])
-            raise AttnlmError(
-                f"the likeliest next token is {token!r} after both texts",
-                "use texts that the model continues differently, or name two tokens by `answers`",
-            )
-        return a, b
-    ids = [run.tokenizer.encode(answer) for answer in answers]
-    for answer, found in zip(answers, ids, strict=True):
-        if len(found) != 1:
-            message = f"invalid value for `answers`: {answer!r} has {len(found)} tokens"
-            raise UsageError(message, "name one token for each text")
-    if ids[0] == ids[1]:
-        raise UsageError("invalid value for `answers`: they are equal", "name two tokens")
-    return ids[0][0], ids[1][0]
+def _encoded(run: Run, named: Mapping[str, Sequence[str]]) -> tuple[Tensor, Tensor]:
+    """Return the ids of all pairs, (N, 2, T), and of their answers, (N, 2)."""
+    texts: list[list[list[int]]] = []
+    answers: list[list[int]] = []
+    for where, pair in named.items():
+        try:
+            is_text = [isinstance(text, str) for text in pair]
+            if isinstance(pair, str) or is_text not in ([True] * 2, [True] * 4):
+                raise UsageError("a pair is two texts, or two texts and two answers", _LINE)
+            texts.append([ids_within_context(run, text) for text in pair[:2]])
+            sizes = {len(ids): None for ids in (*texts[0], *texts[-1])}
+            if len(sizes) > 1:
+                raise AttnlmError(
+                    f"the texts have {' and '.join(map(str, sizes))} tokens, which must be equal",
+                    "replace words by others with as many tokens",
+                )
+            answers.append([_token(run, answer) for answer in pair[2:]] or [_LIKELIEST] * 2)
+            if answers[-1][0] == answers[-1][1] != _LIKELIEST:
+                raise UsageError("invalid value for `answers`: they are equal", "name two tokens")
+        except AttnlmError as error:
+            raise type(error)(where + error.message, error.hint) from None
+    if not texts:
+        raise UsageError("there are no pairs of texts", _LINE)
+    return torch.tensor(texts), torch.tensor(answers)
+
+
+def _token(run: Run, answer: str) -> int:
+    ids = run.tokenizer.encode(answer)
+    if len(ids) != 1:
+        message = f"invalid value for `answers`: {answer!r} has {len(ids)} tokens"
+        raise UsageError(message, "name one token for each text")
+    return ids[0]
 
 
 @torch.inference_mode()
+def _summed(
+    model: LanguageModel, texts_N2T: Tensor, known_N2: Tensor, on_event: OnEvent
+) -> tuple[dict[Place, Tensor], Tensor, Tensor]:
+    """Return Σ (d − d₀) over pairs by place, the answers, (N, 2), and d₁ and d₀, (N, 2).
+
+    A sum has a number for each token, (T,), or for each head, (H,).
+    """
+    sums: dict[Place, Tensor] = {}
+    found = []
+    parts = torch.arange(len(texts_N2T)).split(max(1, _BATCH_TOKENS // texts_N2T[0].numel()))
+    for number, part in enumerate(parts):
+        both: dict[Place, Tensor] = {}
+
+        def keep(at: Place, x: Tensor, both: dict[Place, Tensor] = both) -> Tensor:
+            return both.setdefault(at, x.clone())
+
+        texts_BT = texts_N2T[part].flatten(0, 1)
+        logits_BV = _pass(model, texts_BT, keep)
+        check_finite(logits_BV)
+        known, likeliest = known_N2[part], logits_BV.argmax(-1).view(-1, 2)
+        answers_N2 = torch.where(known == _LIKELIEST, likeliest, known)
+        d_N2 = _difference(logits_BV, answers_N2.repeat_interleave(2, 0)).view(-1, 2)
+        found.append((answers_N2, d_N2))
+        for done, (place, values) in enumerate(both.items(), number * len(both)):
+            on_event(Progress("patch", done, len(parts) * len(both), "place"))
+            more_I = _recovered(model, texts_BT[1::2], answers_N2, d_N2[:, 1], place, values)
+            sums[place] = sums[place] + more_I if number else more_I
+    answers_N2, d_N2 = (torch.cat(tensors) for tensors in zip(*found, strict=True))
+    return sums, answers_N2, d_N2
+
+
+def _recovered(
+    model: LanguageModel,
+    corrupted_NT: Tensor,
+    answers_N2: Tensor,
+    d_N: Tensor,
+    place: Place,
+    values: Tensor,
+) -> Tensor:
+    """Return Σ (d − d₀) over pairs, for the clean activation of each token, or of each head.
+
+    `values` has the activations of the clean and the corrupted pass of each pair, (2 N, T, C) or
+    (2 N, H, T, E). Each text of a batch gets the clean activation at one index of axis 1.
+    """
+    clean, corrupted = values[::2], values[1::2]
+    # Equal activations, as those before the first token that differs, change nothing.
+    changed = (clean != corrupted).flatten(2).any(2) & (answers_N2[:, :1] != answers_N2[:, 1:])
+    if isinstance(model, Transformer) and place[:2] in [
+        (kind, len(model.blocks) - 1) for kind in ("stream", "mlp")
+    ]:
+        changed[:, :-1] = False  # only the last token is read out
+    sum_I = torch.zeros(changed.size(1))
+    for rows in changed.nonzero().split(max(1, _BATCH_TOKENS // corrupted_NT.size(1))):
+        pair, index = rows.T
+
+        def edit(at: Place, x: Tensor, pair: Tensor = pair, index: Tensor = index) -> Tensor:
+            if at == place:
+                x = x.clone()
+                x[torch.arange(len(pair)), index] = clean[pair, index]
+            return x
+
+        if len(rows):  # an empty tensor has one empty part
+            d_B = _difference(_pass(model, corrupted_NT[pair], edit), answers_N2[pair])
+            sum_I.index_add_(0, index, d_B - d_N[pair])
+    return sum_I
+
+
+def _difference(logits_BV: Tensor, answers_B2: Tensor) -> Tensor:
+    found_B2 = logits_BV.gather(1, answers_B2)
+    return found_B2[:, 0] - found_B2[:, 1]
+
+
 def _pass(
     model: LanguageModel, tokens_BT: Tensor, edit: Callable[[Place, Tensor], Tensor]
 ) -> Tensor:
@@ -256,73 +368,3 @@ def _pass(
     recorder = Recorder(watch=lambda _: None, edit=edit, texts=len(tokens_BT))
     with observed(model, recorder):
         return model.next_logits(tokens_BT)
-
-
-@torch.inference_mode()
-def _shares(
-    model: LanguageModel,
-    corrupted: list[int],
-    place: Place,
-    both: Tensor,
-    share: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Return the share that the clean activation of each token, or of each head, brings back.
-
-    `both` has the activations of the clean and of the corrupted pass, (2, T, C) or (2, H, T, E).
-    Each text of a batch gets the clean activation at one index of axis 1. `share` maps logits,
-    (B, V) → (B,).
-    """
-    clean, other = both
-    # Equal activations, as those before the first token that differs, change nothing.
-    changed = (clean != other).flatten(1).any(1).nonzero()[:, 0]
-    found = torch.zeros(len(clean))
-    for some in changed.split(max(1, _BATCH_TOKENS // len(corrupted))):
-        if not len(some):  # an empty tensor has one empty part
-            break
-
-        def edit(at: Place, x: Tensor, some: Tensor = some) -> Tensor:
-            if at == place:
-                x = x.clone()
-                x[torch.arange(len(some)), some] = clean[some]
-            return x
-
-        found[some] = share(_pass(model, torch.tensor([corrupted] * len(some)), edit))
-    return found
-
-
-def in_words(found: Patching) -> Iterator[str]:
-    """Yield the lines of a table for each kind of activation."""
-    for grid in found.grids:
-        start = max(map(len, [grid.title, *grid.rows]))
-        yield f"{grid.title:<{start}}{''.join(f'{name:>{_CELL}}' for name in grid.columns)}"
-        for name, shares in zip(grid.rows, grid.values.tolist(), strict=True):
-            yield f"{name:<{start}}{''.join(f'{share:z{_CELL}.2f}' for share in shares)}"
-
-
-def in_colour(found: Patching, width: int) -> Columns:
-    """Return coloured tables for a terminal of `width` columns; wide ones show no numbers."""
-    from rich.cells import set_cell_size
-    from rich.columns import Columns
-    from rich.text import Text
-
-    tables = []
-    for grid in found.grids:
-        start = max(map(len, grid.rows))
-        fits = start + _CELL * len(grid.columns) <= width
-        cell = _CELL if fits else _NARROW
-        table = Text(f"{grid.title}\n{'':<{start}}", no_wrap=True)
-        table.append("".join(set_cell_size(f" {name}"[-cell:], cell) for name in grid.columns))
-        for name, shares in zip(grid.rows, grid.values.tolist(), strict=True):
-            table.append(f"\n{name:<{start}}")
-            for share in shares:
-                number = f"{share:z{_CELL - 1}.2f} " if fits else ""
-                table.append(f"{number:<{cell}}", tint(max(-1.0, min(share, 1.0))))
-        tables.append(table.append("\n"))
-    return Columns(tables, padding=(0, 1))
-
-
-def patch_page(found: Patching) -> bytes:
-    """Return an HTML page of all tables, in UTF-8."""
-    from attnlm.see.page import render
-
-    return render("patch.html", found=found)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.see.attend import Attention, Numbers
-from attnlm.see.patch import Patching
+from attnlm.see.heat_maps import HeatMaps
 from attnlm.see.text import visible
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ _THE_USERS = ("backend", "font.family", "font.sans-serif")
 _MOST_LABELS = 48  # tokens on an axis that are still legible
 _LARGEST_SIDE = 30  # inches
 _CELL = 6  # pixels per attention weight
-_SHARE = 0.3  # inches per share of a patched activation
+_SIDE = 0.3  # inches per cell of a heat map
+_MOST_ACROSS = 4  # heat maps in a row
 
 
 @contextlib.contextmanager
@@ -83,33 +84,36 @@ def picture(attention: Attention, format: str) -> bytes:
         return _saved(figure, format)
 
 
-def patch_picture(found: Patching, format: str) -> bytes:
-    """Return a PNG or SVG file (`format` is png or svg) with a row of maps, one for each table.
+def heat_picture(maps: HeatMaps, format: str) -> bytes:
+    """Return a PNG or SVG file (`format` is png or svg) with all heat maps.
 
     The bytes are reproducible.
     """
-    grids = found.grids
-    with _drawing_of([*found.clean, *found.corrupted]):
+    grids = maps.grids
+    across = len(grids) if len(grids) <= _MOST_ACROSS else _MOST_ACROSS - 1
+    with _drawing_of([name for grid in grids for name in grid.rows]):
         from matplotlib.colors import LinearSegmentedColormap
         from matplotlib.figure import Figure
 
         scale = LinearSegmentedColormap.from_list("share", ["#b3402a", "#f3f6f9", "#2f80d8"])
-        wide = [len(grid.columns) * _SHARE + 1.5 for grid in grids]
-        high = max(len(grid.rows) for grid in grids) * _SHARE + 1.5
-        size = [min(inches, 4 * _LARGEST_SIDE) for inches in (sum(wide), high)]
+        wide = [len(grid.columns) * _SIDE + 1.5 for grid in grids[:across]]
+        high = [len(grid.rows) * _SIDE + 1.2 for grid in grids[::across]]
+        size = [min(inches, 4 * _LARGEST_SIDE) for inches in (sum(wide), max(high) * len(high))]
         figure = Figure(figsize=(size[0], size[1]), layout="constrained", dpi=120)
-        row = figure.subplots(1, len(grids), squeeze=False, width_ratios=wide)[0]
-        for axes, grid in zip(row, grids, strict=True):
+        places = figure.subplots(len(high), across, squeeze=False, width_ratios=wide)
+        for axes, grid in zip(places.flat, grids, strict=True):
             axes.imshow(grid.values, cmap=scale, vmin=-1, vmax=1, interpolation="nearest")
             axes.set_anchor("N")
             axes.set_title(grid.title, fontsize=8)
             axes.set_xticks(range(len(grid.columns)), grid.columns)
             axes.set_yticks(range(len(grid.rows)), map(_plain, grid.rows))
-            axes.set_xlabel("head" if grid.title == "heads" else "layer", fontsize=7)
+            axes.set_xlabel(grid.across, fontsize=7)
             axes.tick_params(length=0, pad=2, labelsize=6)
             for (y, x), share in np.ndenumerate(grid.values):
-                axes.text(x, y, f"{share:z.2f}", fontsize=5, ha="center", va="center")
-        figure.suptitle(_plain(found.compared), fontsize=8)
+                axes.text(
+                    x, y, f"{share:z.2f}", fontsize=5, ha="center", va="center", in_layout=False
+                )
+        figure.suptitle(_plain(maps.about[0]), fontsize=8)
         return _saved(figure, format)
 
 

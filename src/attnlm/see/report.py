@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -28,8 +29,15 @@ from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Result, Run, open_dataset_of, open_run
 from attnlm.see.attend import Attention, attention_of
+from attnlm.see.attribution import attribution
 from attnlm.see.curves import verdict
-from attnlm.see.heads import HeadsReport, TooShortError, heads
+from attnlm.see.heads import (
+    HeadsOverTraining,
+    HeadsReport,
+    TooShortError,
+    heads,
+    heads_over_training,
+)
 from attnlm.see.reproduce import import_command, prepare_command, sample_command, train_command
 from attnlm.see.text import check_windows, ids_within_context
 from attnlm.training.schedule import learning_rate
@@ -69,9 +77,14 @@ class Report:
     ids: list[int]
     attention: Attention
     lens: Sequence[LensRow]
+    added: Sequence[tuple[str, float]]
+    """what embedding, heads, MLPs and biases add to the logit of the likeliest token after the
+    text; empty for a model without a residual stream"""
     heads: HeadsReport | None
     heads_over: str
     """the text that the heads were measured on, or why they were not measured"""
+    over_training: HeadsOverTraining | None
+    """the scores of heads at evaluations; None if they were not recorded"""
     data_gone: str
     """why the data set is missing, in words; empty if it was found"""
     commands: Sequence[str]
@@ -124,6 +137,7 @@ class Report:
             "accuracy": self.result and self.result.best.accuracy,
             "verdict": self.verdict,
             "tokens": self.attention.tokens,
+            "added": [{"part": part, "logit": logit} for part, logit in self.added],
             "heads": [] if self.heads is None else self.heads.facts()["heads"],
             "sample": self.sample,
             "commands": [*self.commands, self.sample_command],
@@ -201,6 +215,9 @@ def report(
             heads_over = scored.measured_on + where
         except (NotRecordedError, TooShortError) as error:
             heads_over = error.message
+    over_training = None
+    with contextlib.suppress(AttnlmError):
+        over_training = heads_over_training(run)
     on_event(Progress("sampling", 1, STAGES, "step"))
     config = SamplingConfig(tokens=_TOKENS, seed=_SEED)
     commands = [prepare_command(dataset)] if dataset else []
@@ -214,8 +231,10 @@ def report(
         ids=ids,
         attention=attention,
         lens=logit_lens(model, seen),
+        added=attribution(model, ids, int(seen.logits[0, -1].argmax())),
         heads=scored,
         heads_over=heads_over,
+        over_training=over_training,
         data_gone=gone,
         commands=[*commands, import_command(run) if run.imported_from else train_command(run)],
         sample="".join(sampler.stream(sampler.prompt_ids(""), config)),

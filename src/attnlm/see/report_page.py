@@ -68,6 +68,7 @@ def report_page(report: Report) -> bytes:
         lens_columns=range(len(report.ids))[-_MOST_COLUMNS:],
         shown=data["tokens"],
         patterns=PATTERNS,
+        largest=max((abs(logit) for _, logit in report.added), default=0.0) or 1.0,
         version=attnlm.__version__,
         **content,
     )

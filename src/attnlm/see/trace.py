@@ -130,7 +130,7 @@ def trace(
             *steps,
             Step("probabilities", "softmax(logits)", "T V", probabilities_TV),
         ],
-        added=attribution(model, seen, order[0]),
+        added=attribution(model, ids, order[0]),
         next=list(zip(token_texts(run.tokenizer, order), last_V[order].tolist(), strict=True)),
     )
 

@@ -18,11 +18,12 @@ from attnlm.data.dataset import Dataset, Ids, ids_at, open_dataset
 from attnlm.generation.sampling import Sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.recorder import NotRecordedError, record
+from attnlm.model.recorder import record
 from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import check_tokenizer, load_model
 from attnlm.runs.records import Measured
 from attnlm.runs.run import Run, open_dataset_of, open_run
+from attnlm.see.heads import snapshot_scores
 from attnlm.see.text import token_texts
 from attnlm.training.cost import is_whole_affordable
 from attnlm.training.kernels import kernels_of
@@ -149,12 +150,13 @@ def take_snapshot(
 ) -> tuple[Snapshot, list[str]]:
     """Return a snapshot of the model, and the tokens that its attention maps show.
 
-    A snapshot is a sampled text of `tokens` tokens, and attention maps for the beginning of the
-    validation split. The text is "" if sampling fails. PyTorch's random state is not used.
+    A snapshot is a sampled text of `tokens` tokens, attention maps for the beginning of the
+    validation split, and scores of all heads. The text is "" if sampling fails. PyTorch's random
+    state is not used.
     """
     length, training = min(PASSAGE, model.block_size), model.training
     passage = ids_at(dataset.val, slice(length), model.vocab_size, "val.bin").tolist()
-    text, maps = "", None
+    text, maps, scores = "", None, None
     model.eval()
     try:
         # The training loop reports numbers that are not finite.
@@ -164,8 +166,9 @@ def take_snapshot(
                 config = SamplingConfig(tokens=tokens, seed=0, ignore_eos=True)
                 text = "".join(sampler.stream(sampler.prompt_ids(""), config))
             recorded = record(model, torch.tensor([passage], device=device.torch))
-            with contextlib.suppress(NotRecordedError):
+            with contextlib.suppress(AttnlmError):
                 maps = recorded.weights[:, 0].float().cpu().numpy()
+                scores = snapshot_scores(model, dataset.tokenizer, dataset.val, device.torch)
     finally:
         model.train(training)
-    return Snapshot(step, text, maps), token_texts(dataset.tokenizer, passage)
+    return Snapshot(step, text, maps, scores), token_texts(dataset.tokenizer, passage)
