@@ -22,6 +22,7 @@ from attnlm.model.language_model import Bigram, LanguageModel, Transformer
 from attnlm.model.recorder import record
 from attnlm.model.spec import Use
 from attnlm.model.textbook import forward
+from attnlm.see.attribution import attribution
 from attnlm.see.play import model_data, play_page
 from attnlm.tokens import byte_pairs
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
@@ -98,6 +99,18 @@ def test_attention_of_every_variant_equals_the_model(all_variants: Any) -> None:
         for ours, theirs in zip(expected, found, strict=True):
             maps = np.array(theirs).reshape(-1, 9, 9)
             assert np.abs(maps - ours.numpy()).max() < 1e-5, name
+
+
+def test_parts_of_a_logit_equal_the_attribution(all_variants: Any) -> None:
+    for number, name in enumerate(PLAYED):
+        model, ids = small_model(name), some_ids(9)
+        expected = attribution(model, ids.tolist(), 3)
+        script = "([n, ids]) => attnlm.models[n].added(ids, 3)"
+        found = all_variants.evaluate(script, [number, ids.tolist()])
+        assert [part for part, _ in found] == [part for part, _ in expected], name
+        scale = max((abs(logit) for _, logit in expected), default=1.0)
+        for (_, theirs), (_, ours) in zip(found, expected, strict=True):
+            assert theirs == pytest.approx(ours, abs=1e-4 * scale), name
 
 
 def check_greedy(view: Any, number: int, model: LanguageModel) -> list[int]:
@@ -240,6 +253,12 @@ def test_a_head_that_is_switched_off_adds_nothing(browser: Any, tmp_path: Path) 
         view.locator("#switch").click()
         off_V = view.evaluate(asked, ids)
         assert np.abs(off_V - expected_V.numpy()).max() < 1e-4
+        until(view, "!isBusy")
+        shown_parts = view.locator("#added li", has_text="layer 2 head 3")
+        assert shown_parts.locator(".percent").inner_text() == "0.000"
+        total = sum(map(float, view.locator("#added .percent").all_text_contents()))
+        assert view.locator("#added-sum").inner_text() == f"{float(expected_V.max()):.3f}"
+        assert total == pytest.approx(float(expected_V.max()), abs=0.02)
         view.locator("#thumbnails .off").first.wait_for()  # the page draws them a little later
         assert view.locator("#thumbnails .off").count() == 1
         view.locator("#switch").click()

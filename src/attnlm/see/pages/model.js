@@ -134,6 +134,35 @@ class Model {
   /* Return the logits (V) of the stream (C), after the last norm and the LM head. A bigram's stream is the logits. */
   readOut(x_C) { return this.depth ? this.linear(this.lmHead, this.lastNorm(x_C), "head") : x_C; }
 
+  /* Return pairs of a part and what it adds to the logit of `id` after the last of `ids`: embedding, heads, MLPs and
+     biases. The last norm divides each part by the size of the whole stream, so that the sum is the logit. The list
+     is empty for a model without a residual stream. */
+  added(ids, id, cache = newCache()) {
+    const a = this.architecture, {H, D} = this.headSizes, isLayerNorm = a.norm === "layer";
+    resultOf(this.computeLogits(this.checked(ids, 1), cache));
+    if (!this.depth || !a.residual) return [];
+    const t = cache.ids.length - 1, parts = [["embedding", cache.embedded[t]]];
+    for (const [layer, layer_T] of cache.layers.entries()) {
+      const {mixed, hidden} = layer_T[t], name = `layer ${layer + 1}`;
+      const projection = `blocks.${layer}.attention.projection`, bias = this.weights[`${projection}.bias`];
+      for (let head = 0; mixed && head < H; head++) {
+        const alone = new Float32Array(H * D), start = head * D, isWhole = a.attention !== "softmax";
+        alone.set(mixed.subarray(start, start + D), start);
+        const added_C = a.projection && !isWhole ? this.linear(projection, alone, "no bias") : alone;
+        parts.push([isWhole ? `${name} attention` : `${name} head ${head + 1}`, added_C]);
+      }
+      if (bias) parts.push([`${name} attention bias`, bias.values]);
+      if (hidden) parts.push([`${name} MLP`, hidden]);
+    }
+    const centred = (x_C) => (isLayerNorm ? centre(x_C) : x_C), C = a.embed_dim, stream_C = centred(streamOf(cache, t));
+    const size = a.norm === "none" ? 1 : Math.sqrt(dot(stream_C, 0, stream_C, 0, C) / C + a.norm_epsilon);
+    const head_C = row(this.weights[`${this.lmHead}.weight`], id), gain_C = this.weights["norm.gain"]?.values;
+    const read_C = head_C.map((x, c) => (x * (gain_C?.[c] ?? 1)) / size), shift_C = this.weights["norm.bias"]?.values;
+    const constant = (this.weights["head.bias"]?.values[id] ?? 0) + (shift_C ? dot(shift_C, 0, head_C, 0, C) : 0);
+    const logits = parts.map(([name, x_C]) => [name, dot(centred(x_C), 0, read_C, 0, C)]);
+    return constant ? [...logits, ["biases", constant]] : logits;
+  }
+
   lastNorm(x_C) { return this.architecture.norm === "none" ? x_C : this.norm("norm", x_C); }
 
   /* The name of the LM head's matrix. */

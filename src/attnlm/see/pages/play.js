@@ -7,6 +7,7 @@
      decode(ids)                 returns a text
      logits(ids)                 returns Float32Array (V): the logits of the token after the last id
      attention(ids)              returns [layer][head] → Float32Array T × T
+     added(ids, id)              returns [part, number]: what each part adds to the logit of `id`
      generate({ids, tokens, temperature, topK, topP, seed})
                                  returns a promise of the new ids
      silence(layer, head, isOff) switches a head off (default) or on
@@ -70,7 +71,7 @@ async function computeAndShow(isStopped) {
   }
   await showHeads();
   await new Promise((resolve) => setTimeout(resolve, DEBOUNCE));
-  for (const show of [showWalkthrough, showLens, showEmbeddings]) {
+  for (const show of [showWalkthrough, showLens, showAdded, showEmbeddings]) {
     if (isStopped()) return;
     await show(isStopped);
     await eventLoop();
@@ -160,6 +161,20 @@ async function showLens(isStopped) {
   page.lens.replaceChildren(
     element("thead", {}, element("tr", {}, element("th", {scope: "row"}, "after"), ...tokens)),
     element("tbody", {}, ...rows));
+}
+
+/* Show what the embedding, heads, MLPs and biases add to the logit of the likeliest next token. */
+function showAdded() {
+  const model = models[shown], {context, cache} = states[shown];
+  const [id] = topK(model.readOut(streamOf(cache, cache.ids.length - 1)), 1);
+  const parts = model.added(context, id, cache), most = Math.max(...parts.map(([, logit]) => Math.abs(logit)));
+  page["added-section"].hidden = parts.length === 0;
+  page["added-token"].textContent = tokenText(model, id);
+  page["added-sum"].textContent = parts.reduce((sum, [, logit]) => sum + logit, 0).toFixed(3);
+  page.added.replaceChildren(...parts.map(([part, logit]) => element("li", {},
+    element("span", {class: "candidate"}, part),
+    element("span", {class: `bar ${logit < 0 ? "less" : ""}`, style: {"--fraction": (Math.abs(logit) / most).toFixed(4)}}),
+    element("span", {class: "percent"}, logit.toFixed(3)))));
 }
 
 /* Return the first two principal components of embeddings, by the power method. */
