@@ -14,7 +14,15 @@ import pytest
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.data.batches import Batches
-from attnlm.data.examples import IGNORED, Examples, encode_examples, read_marks, write_marks
+from attnlm.data.example_sets import text_of
+from attnlm.data.examples import (
+    IGNORED,
+    Examples,
+    encode_examples,
+    read_marks,
+    with_most,
+    write_marks,
+)
 from attnlm.text.examples import Turn
 from attnlm.text.tasks import TASKS, generate
 from attnlm.tokens.tokenizer import CharTokenizer
@@ -56,14 +64,19 @@ def test_every_answer_of_a_task_is_right_and_no_question_appears_twice(task: str
     found, size = generate(task, examples=300, size=None)
     again, _ = generate(task, examples=300, size=size)
     assert found == again
-    questions = [question for ((question, _),) in found.train + found.val + found.longer]
+    every = [*found.train, *found.val, *found.longer]
+    questions = [text_of(example) for example in every]
     assert len(set(questions)) == len(questions)
     assert (len(found.train), len(found.val)) == (300, 30)
-    for ((question, answer),) in found.train + found.val + found.longer:
-        assert answer == _solution(task, question.removesuffix("=")), question
-    shortest = min(len(question) for ((question, _),) in found.longer) if found.longer else 99
-    assert task in ("addition", "modular-addition") or shortest > len(found.train[0][0].question)
-    answers = [answer for ((_, answer),) in found.train]
+    for example in every:
+        before = ""
+        for question, answer, _ in example:
+            asked = before + question.removesuffix("=")
+            assert answer == _solution(task, asked), example
+            before = asked + answer
+    shortest = min(map(len, map(text_of, found.longer))) if found.longer else 99
+    assert task in ("addition", "modular-addition") or shortest > len(questions[0])
+    answers = [turn.answer for example in found.train for turn in example]
     assert max(map(answers.count, set(answers))) < 0.65 * len(answers)  # no answer by habit
 
 
@@ -89,6 +102,15 @@ def test_a_prepared_task_has_its_examples_back(tmp_path: Path) -> None:
     assert again.train_sha256 == made.train_sha256
     with pytest.raises(AttnlmError, match="exists with other content"):
         attnlm.prepare("addition", digits=3, examples=200, data_dir=tmp_path)
+
+
+def test_recall_asks_for_one_digit_after_another(tmp_path: Path) -> None:
+    dataset = attnlm.prepare("recall", length=3, examples=30, data_dir=tmp_path)
+    question, answer = pairs_of(dataset)[0]
+    assert re.fullmatch(r"([a-z]\d){3}([a-z]\d){2}[a-z]", question)
+    assert question[question.index(question[-1]) + 1] == answer
+    longer, answer = longer_pairs(dataset)[0]
+    assert len(longer) > len(question) and longer[longer.index(longer[-1]) + 1] == answer
 
 
 def test_a_damaged_file_of_marks_is_refused(tmp_path: Path) -> None:
@@ -162,14 +184,20 @@ def test_an_example_longer_than_the_window_is_cut_at_its_end() -> None:
     assert examples.packed(10).tolist() == [0, 1]
 
 
+def test_a_window_can_have_fewer_examples_than_fit() -> None:
+    examples = with_most(_examples([3, 4, 2, 5, 3]), 2)
+    assert examples and examples.packed(30).tolist() == [0, 2, 4]
+    assert examples.last_in_window(np.array([0, 2, 4]), 30).tolist() == [7, 14, 17]
+    assert examples.per_window(30) == 1
+
+
 def test_questions_and_answers_are_encoded_apart() -> None:
     tokenizer = CharTokenizer("\n =ab")
-    found = encode_examples(
-        [(Turn("a=", "b"), Turn("b=", "a")), (Turn("aa=", "bb"),)], tokenizer, "\n"
-    )
-    assert tokenizer.decode(found.ids.tolist()) == "a=b\nb=a\naa=bb\n"
-    assert found.examples.starts.tolist() == [0, 8]
-    assert found.examples.is_answer.astype(int).tolist() == [0, 0, 1, 1] * 2 + [0, 0, 0, 1, 1, 1]
+    examples = [(Turn("a=", "b", ends=False), Turn("b=", "a")), (Turn("aa=", "bb"),)]
+    found = encode_examples(examples, tokenizer, "\n")
+    assert tokenizer.decode(found.ids.tolist()) == "a=bb=a\naa=bb\n"
+    assert found.examples.starts.tolist() == [0, 7]
+    assert found.examples.is_answer.astype(int).tolist() == [0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
 
 
 # --- Records --------------------------------------------------------------------------------------

@@ -107,6 +107,9 @@ class TrainingConfig:
         "set has examples with answers, else all",
         choices=("answers", "all"),
     )
+    examples_per_window: int | None = _count(
+        "most examples in a window, for questions with answers; default: as many as fit"
+    )
     gradient_clip: float | None = setting(
         "maximum norm of the gradient; default: no clipping", above=0, at_most=1e38
     )

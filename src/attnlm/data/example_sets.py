@@ -146,7 +146,7 @@ def _new(split: _Split) -> NewDataset:
 
 def text_of(example: Example) -> str:
     """Return the questions and answers of an example, joined."""
-    return "".join(itertools.chain.from_iterable(example))
+    return "".join(turn.question + turn.answer for turn in example)
 
 
 def _hash(examples: Sequence[Example]) -> str:
@@ -195,8 +195,10 @@ def _build(
         write_bytes(folder / LONGER, "".join(_lines(split)).encode())
     ends = len(end.encode())
     val_characters = _characters(split.val)
-    answers = [turn.answer for example in split.val for turn in example]
-    val_bytes = sum(len(text_of(one).encode()) + ends * len(one) for one in split.val)
+    turns = [turn for example in split.val for turn in example]
+    val_bytes = sum(
+        len((turn.question + turn.answer).encode()) + ends * turn.ends for turn in turns
+    )
     answer_tokens = int(encoded["val"].examples.is_answer.sum())
     meta = Meta(
         name=name,
@@ -226,7 +228,9 @@ def _build(
             question_end=split.question_end,
             answer_end=end,
             val_answer_tokens=answer_tokens,
-            val_answer_bytes=sum(len(answer.encode()) + max(1, ends) for answer in answers),
+            val_answer_bytes=sum(
+                len(turn.answer.encode()) + max(1, ends) * turn.ends for turn in turns
+            ),
             **marks,
         ),
         **about,
@@ -236,9 +240,13 @@ def _build(
 
 def _lines(split: _Split) -> Iterator[str]:
     """Yield the longer examples as records."""
-    for ((question, answer),) in split.longer:
-        asked = question.removesuffix(split.question_end)
-        yield json.dumps({"prompt": asked, "answer": answer}) + "\n"
+    for example in split.longer:
+        prompt = text_of(example).removesuffix(example[-1].answer)
+        record = {
+            "prompt": prompt.removesuffix(split.question_end),
+            "answer": example[-1].answer,
+        }
+        yield json.dumps(record) + "\n"
 
 
 def _bigram_loss(train: EncodedExamples, val: EncodedExamples, vocab_size: int) -> float | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,10 +30,12 @@ class Examples:
 
     `starts`, of int64 and shape (E,), are the offsets of their first tokens. `is_answer`, of bool
     and shape (N,), is True for each token of an answer, with the token that ends the answer.
+    A window has at most `most` examples; None stands for as many as fit.
     """
 
     starts: NDArray[np.int64]
     is_answer: NDArray[np.bool_]
+    most: int | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -50,8 +52,14 @@ class Examples:
         example longer than a window is cut at the window's end.
         """
         most_W = np.minimum(self.starts[first_W] + length + 1, len(self.is_answer))
-        whole_W = self.ends[np.searchsorted(self.ends, most_W, "right") - 1]
-        return np.where(self.ends[first_W] <= most_W, whole_W, most_W)
+        return np.minimum(self.ends[self._following(first_W, length) - 1], most_W)
+
+    def _following(self, first_W: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+        """Return the index of the first example behind windows that begin with `first_W`."""
+        fitting_W = np.searchsorted(self.ends, self.starts[first_W] + length + 1, "right")
+        if self.most is not None:
+            fitting_W = np.minimum(fitting_W, first_W + self.most)
+        return np.maximum(fitting_W, first_W + 1)
 
     def targets(
         self, first_W: NDArray[np.int64], windows_WT: NDArray[np.integer[Any]], only_answers: bool
@@ -73,8 +81,7 @@ class Examples:
 
         Each window has as many whole examples as fit into `length` tokens and their targets.
         """
-        following = np.searchsorted(self.ends, self.starts + length + 1, "right")
-        following = np.maximum(following, np.arange(len(self)) + 1)
+        following = self._following(np.arange(len(self)), length)
         found = [0]
         while (after := int(following[found[-1]])) < len(self):
             found.append(after)
@@ -83,6 +90,11 @@ class Examples:
     def per_window(self, length: int) -> int:
         """Return how many examples a window has in `packed`, on average, rounded down."""
         return max(1, len(self) // len(self.packed(length)))
+
+
+def with_most(examples: Examples | None, most: int | None) -> Examples | None:
+    """Return examples of which a window has at most `most`; None for a text."""
+    return None if examples is None else replace(examples, most=most)
 
 
 class EncodedExamples(NamedTuple):
@@ -111,9 +123,9 @@ def encode_examples(
     for example in examples:
         starts.append(len(ids))
         first = [] if tokenizer.beginning is None else [tokenizer.beginning]
-        for question, answer in example:
+        for question, answer, ends in example:
             asked = [*first, *tokenizer.encode(question)]
-            said = [*tokenizer.encode(answer), *end]
+            said = [*tokenizer.encode(answer), *(end if ends else [])]
             ids += asked
             ids += said
             lengths += [len(asked), len(said)]

@@ -22,10 +22,14 @@ _ONE_MESSAGE = 'a message is like {"role": "user", "content": "…"}'
 
 
 class Turn(NamedTuple):
-    """A question, with the text that separates it from its answer, and the answer."""
+    """A question, with the text that separates it from its answer, and the answer.
+
+    `ends` is False if the next question follows the answer without an end of the answer.
+    """
 
     question: str
     answer: str
+    ends: bool = True
 
 
 Example: TypeAlias = tuple[Turn, ...]

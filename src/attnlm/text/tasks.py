@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from string import ascii_lowercase
 from typing import NamedTuple
 
@@ -100,15 +100,15 @@ def _brackets(below: Below, length: int) -> tuple[str, str]:
 
 
 def _recall(below: Below, length: int) -> tuple[str, str]:
-    """Draw pairs of a letter and a digit, and one of the letters, whose digit is the answer."""
-    letters = list(ascii_lowercase)
-    for i in range(length):
-        j = i + below(len(letters) - i)
-        letters[i], letters[j] = letters[j], letters[i]
-    digits = [str(below(10)) for _ in range(length)]
-    asked = below(length)
-    pairs = "".join(letter + digit for letter, digit in zip(letters, digits, strict=False))
-    return pairs + letters[asked], digits[asked]
+    """Draw pairs of a letter and a digit, and the same pairs in another order as the answer."""
+    letters = _shuffled(below, ascii_lowercase)[:length]
+    pairs = [letter + str(below(10)) for letter in letters]
+    return "".join(pairs), "".join(_shuffled(below, pairs))
+
+
+def _shuffled(below: Below, items: Sequence[str]) -> list[str]:
+    left = list(items)
+    return [left.pop(below(len(left))) for _ in items]
 
 
 TASKS = {
@@ -119,7 +119,9 @@ TASKS = {
     "modular-addition": Task(f"the sum of two numbers modulo {_MODULUS}", _modular_addition, "", 0),
     "parity": Task("0 or 1: the number of ones modulo 2", _parity, size=10),
     "brackets": Task("yes if the brackets are balanced, else no", _brackets, size=12),
-    "recall": Task("the digit that followed this letter", _recall, largest=26, question_end=""),
+    "recall": Task(
+        "the digits that followed these letters", _recall, size=4, largest=26, question_end=""
+    ),
 }
 
 
@@ -162,7 +164,19 @@ def _drawn(name: str, size: int, most: int) -> list[Example]:
         question, answer = task.draw(lambda n: _below(words, n), size)
         repeated = repeated + 1 if question in answers else 0
         answers[question] = answer
-    return [(Turn(q + task.question_end, answer),) for q, answer in answers.items()]
+    found = [Turn(question + task.question_end, answer) for question, answer in answers.items()]
+    return [_letter_by_letter(turn) if name == "recall" else (turn,) for turn in found]
+
+
+def _letter_by_letter(turn: Turn) -> Example:
+    """Return a turn for each letter of the answer, which asks for the letter's digit."""
+    question, answer, _ = turn
+    asked = [question + answer[0], *answer[2::2]]
+    last = len(asked) - 1
+    return tuple(
+        Turn(letter, digit, ends=i == last)
+        for i, (letter, digit) in enumerate(zip(asked, answer[1::2], strict=True))
+    )
 
 
 def _below(words: Iterator[int], n: int) -> int:

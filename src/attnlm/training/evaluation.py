@@ -12,6 +12,7 @@ from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
 from attnlm.compute.processes import LostProcessError, Processes
 from attnlm.data.dataset import Dataset
+from attnlm.data.examples import with_most
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import folded
 from attnlm.runs.journal import EvaluationRecord, Snapshot
@@ -179,7 +180,7 @@ def _validation_loss(stepper: Stepper, dataset: Dataset, most: int | None) -> Ev
         processes=stepper.processes,
         is_sharded=stepper.config.is_sharded,
         stop=stepper.stop,
-        examples=dataset.val_examples,
+        examples=with_most(dataset.val_examples, stepper.config.examples_per_window),
         only_answers=only_answers,
     )
     if dataset.val_examples is None:

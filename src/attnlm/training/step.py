@@ -23,7 +23,7 @@ from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import Batches, window_seeds
 from attnlm.data.dataset import Ids
-from attnlm.data.examples import Examples
+from attnlm.data.examples import Examples, with_most
 from attnlm.model.language_model import LanguageModel, Transformer, with_shape
 from attnlm.model.layers import drawing_from
 from attnlm.model.ops import Kernels, using
@@ -280,7 +280,7 @@ class Stepper:
             seed=training.seed or 0,
             vocab_size=dataset.vocab_size,
             rows=slice(first_row, first_row + rows),
-            examples=dataset.train_examples,
+            examples=with_most(dataset.train_examples, training.examples_per_window),
             only_answers=training.loss_on == "answers",
         )
         is_alone = threads > 1 and config.codes and _changes_itself(state.model)

@@ -113,24 +113,27 @@ def read_pairs(
 def pairs_of(dataset: Dataset, most: int | None = None) -> list[Pair]:
     """Return questions and answers of the validation split, spread evenly, at most `most`.
 
-    Of a conversation, they are the first question and its answer. The list is empty for a text.
+    Of an example with several answers, the question is all before the first answer that has an end.
+    The list is empty for a text.
     """
     examples, facts = dataset.val_examples, dataset.examples
     if examples is None or facts is None:
         return []
     count = len(examples) if most is None else min(most, len(examples))
     decode = dataset.tokenizer.decode
+    end_ids = dataset.tokenizer.encode(facts.answer_end) or [dataset.tokenizer.end_of_text]
     pairs = []
     for i in range(count):
         index = i * len(examples) // count
         ids = dataset.val[examples.starts[index] : examples.ends[index]].tolist()
         is_answer = examples.is_answer[examples.starts[index] : examples.ends[index]].tolist()
-        begin = is_answer.index(True)
-        end = is_answer.index(False, begin) if False in is_answer[begin:] else len(ids)
+        begin = end = 0
+        while end < len(ids) and (begin == end or ids[end - len(end_ids) : end] != end_ids):
+            begin = is_answer.index(True, end)
+            end = is_answer.index(False, begin) if False in is_answer[begin:] else len(ids)
         first = int(ids[0] == dataset.tokenizer.beginning)
-        end -= facts.answer_end == ""
         question = decode(ids[first:begin]).removesuffix(facts.question_end)
-        pairs.append((question, decode(ids[begin:end]).removesuffix(facts.answer_end)))
+        pairs.append((question, decode(ids[begin : end - len(end_ids)])))
     return pairs
 
 

@@ -15,6 +15,7 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.data.dataset import Dataset, Ids, ids_at, open_dataset
+from attnlm.data.examples import with_most
 from attnlm.generation.sampling import Sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel
@@ -86,7 +87,7 @@ def evaluate(
                 kernels=kernels_of(training),
                 threads=max(training.threads or 1, torch.get_num_threads()),  # training may leave 1
                 most=most,
-                examples=dataset.val_examples,
+                examples=with_most(dataset.val_examples, training.examples_per_window),
                 only_answers=only_answers,
             )
             if not math.isfinite(evaluation.loss):

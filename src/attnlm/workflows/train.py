@@ -304,10 +304,11 @@ def _with_examples(config: Config, dataset: Dataset) -> Config:
     training = config.training
     if dataset.examples is not None:
         return config.with_training(loss_on=training.loss_on or "answers")
-    for name, value in (("loss_on", "answers"), ("best_by", "accuracy")):
-        if getattr(training, name) == value:
+    for name in ("loss_on", "best_by", "examples_per_window"):
+        if getattr(training, name) not in (None, "all", "loss"):
             raise UsageError(
-                f"`{name}` {value} needs questions with answers, which {dataset.name} lacks",
+                f"`{name}` {getattr(training, name)} needs questions with answers, which "
+                f"{dataset.name} lacks",
                 "prepare a task, such as addition, or records with `prompt_column`",
             )
     return config
