@@ -121,7 +121,8 @@ def pairs_of(dataset: Dataset, most: int | None = None) -> list[Pair]:
         return []
     count = len(examples) if most is None else min(most, len(examples))
     decode = dataset.tokenizer.decode
-    end_ids = dataset.tokenizer.encode(facts.answer_end) or [dataset.tokenizer.end_of_text]
+    end_ids: list[int | None] = [*dataset.tokenizer.encode(facts.answer_end)]
+    end_ids = end_ids or [dataset.tokenizer.end_of_text]
     pairs = []
     for i in range(count):
         index = i * len(examples) // count
