@@ -1,7 +1,8 @@
 """`python docs/gallery.py`: trains three models on `tales` and writes each as a page in gallery/.
 
-`python docs/gallery.py --render` trains nothing: it takes the models out of the pages and writes
-the pages anew, after a change of what a page looks like. play.png is a picture of one of them.
+train.html is a page that trains on the same text. `python docs/gallery.py --render` trains nothing:
+it takes the models and the text out of the pages and writes the pages again, after a change of what
+a page looks like. play.png is a picture of one of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import attnlm
 from attnlm.see.play import first_text, play_page, run_data
+from attnlm.see.train_page import page_of, train_page, training_text
 
 FOLDER = Path(__file__).parent / "gallery"
 PAGES: dict[str, dict[str, Any]] = {
@@ -23,13 +25,15 @@ PAGES: dict[str, dict[str, Any]] = {
     "transformer": {"model": "transformer", "embed_dim": 64, "layers": 2},
 }
 """The pages' names and the settings of their models; all else is by default, with seed 1."""
+TRAIN = FOLDER / "train.html"
 
 
 def main() -> None:
     """Write the pages and the picture."""
+    is_known = "--render" in sys.argv
+    TRAIN.write_bytes(page_of(data_of(TRAIN)) if is_known else training())
     for name in PAGES:
         path = FOLDER / f"{name}.html"
-        is_known = "--render" in sys.argv
         path.write_bytes(play_page(**data_of(path)) if is_known else trained(name))
     _picture(FOLDER / "multi-head.html", FOLDER / "play.png")
 
@@ -43,8 +47,14 @@ def trained(name: str) -> bytes:
         return play_page([run_data(run, run.checkpoint(), number_type)], first_text([run]))
 
 
+def training() -> bytes:
+    """Return the page that trains."""
+    with tempfile.TemporaryDirectory() as folder:
+        return train_page(training_text(attnlm.prepare("tales", data_dir=folder)))
+
+
 def data_of(page: Path) -> Any:
-    """Return the JSON values in a page: its models and its first text."""
+    """Return the JSON values in a page: its models, its first text and, if it trains, its text."""
     content = page.read_text(encoding="utf-8")
     return json.loads(re.findall(r'<script [^>]*id="data">(.*?)</script>', content, re.DOTALL)[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +19,11 @@ from attnlm.model.architecture import RUNGS, UnsupportedError
 from attnlm.model.language_model import Bigram, Transformer, build_model
 from attnlm.model.spec import Use
 from attnlm.see.play import architecture_data
-from attnlm.see.train_page import MOST_TEXT, train_page, training_text
+from attnlm.see.train_page import MOST_TEXT, page_of, train_page, training_text
+from attnlm.text import tales
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.schedule import learning_rate
+from docs.gallery import TRAIN, data_of
 from tests.browser import asks_for_nothing, check_fits, opened, until
 from tests.command import attnlm as attnlm_command
 from tests.command import fails
@@ -398,3 +401,15 @@ def test_the_page_fits_screens_and_paper(browser: Any, tmp_path: Path) -> None:
             until(view, "page.trainer.querySelector('.tables canvas, .inside canvas')")
             bottom = view.evaluate("page.trainer.getBoundingClientRect().bottom")
             assert bottom <= 900, rung
+
+
+def test_the_page_in_the_gallery_trains_on_tales(browser: Any) -> None:
+    assert TRAIN.read_bytes() == page_of(data_of(TRAIN)), "run `python docs/gallery.py --render`"
+    asks_for_nothing(TRAIN.read_bytes())
+    text = data_of(TRAIN)["training"]["text"]
+    whole = (text["train"] + text["validation"]).encode()
+    assert hashlib.sha256(whole).hexdigest() == tales.SHA256
+    with opened(browser, TRAIN) as view:
+        lines = dict(view.evaluate("corpus.baselines"))
+        assert [f"{loss:.3f}" for loss in lines.values()] == ["4.060", "2.178", "0.131"]
+        assert run(view, "step()")["validationLoss"] < np.log(58)

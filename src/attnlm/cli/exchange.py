@@ -9,10 +9,8 @@ import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.base.folders import command_for
 from attnlm.cli import completion, console, options
-from attnlm.cli.displays import Display
+from attnlm.cli.displays import Display, parts_in_words
 from attnlm.cli.options import REQUIRED, argument, option, switch
-from attnlm.model.architecture import architecture_of
-from attnlm.model.spec import Use
 from attnlm.runs.external_formats import FORMATS, check_format
 from attnlm.runs.hugging_face.hub import check_source
 
@@ -117,7 +115,8 @@ def import_(
 ) -> None:
     """Import a model or an adapter from Hugging Face files as a run.
 
-    Models: GPT-2, Llama, Mistral, Qwen2 and Qwen3. Adapters: LoRA of peft.
+    Models: GPT-2, Llama, Mistral, Qwen2 and Qwen3, and files that a page saved. Adapters: LoRA of
+    peft.
     """
     if base is None:
         check_source(source)
@@ -132,12 +131,11 @@ def import_(
             checkpoint_dir=checkpoint_dir,
             on_event=display,
         )
-    a = architecture_of(run.config.spec, Use.EXPORT)
+    spec = run.config.spec
     console.say(
-        f"{run.name}: {a.name}, {run.parameters:,} parameters: layers {a.layers}, "
-        f"heads {a.heads}, embed_dim {a.embed_dim}, block_size {a.block_size:,}; "
+        f"{run.name}: {spec.name}, {run.parameters:,} parameters: {parts_in_words(spec)}; "
         f"{run.vocab_size:,} ids ({run.tokenizer.name})"
     )
-    facts = {"path": str(run.path), "model": a.name, "parameters": run.parameters}
+    facts = {"path": str(run.path), "model": spec.name, "parameters": run.parameters}
     console.result_or_json(str(run.path), facts, json)
     console.say_next(command_for("attnlm sample", run.path))

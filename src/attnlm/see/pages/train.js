@@ -11,8 +11,8 @@
    range, and TextError for a text that is too short or has too many different characters. */
 
 const MOST_CHARACTERS = 2 ** 20, LARGEST_VOCABULARY = 1000;
-const MOST_PASSAGE = 32, SAMPLED = 240, SHOWN_NEXT = 5; // tokens
-const CHART = {width: 480, left: 30, right: 472, top: 10, bottom: 238};
+const MOST_PASSAGE = 32, SAMPLED = 400, SHOWN_NEXT = 5; // tokens
+const CHART = {width: 480, left: 30, right: 472, top: 14, bottom: 268};
 const written = JSON.parse(page.data.textContent), {rungs} = written.training;
 const pristine = document.querySelector("main").innerHTML;
 const workerCode = URL.createObjectURL(new Blob([...document.scripts]
@@ -92,9 +92,7 @@ class Pane {
   }
 
   start() { return this.send("start"); }
-
   pause() { return this.send("pause"); }
-
   step() { return this.send("step"); }
 
   reset({rung = this.rung, seed = page["train-seed"].valueAsNumber || 0, learningRate, text} = {}) {
@@ -120,11 +118,10 @@ class Pane {
     return new Model({name: "trained here", architecture, weights, tokenizer, first});
   }
 
-  /* A message of the worker. */
+  /* The worker's messages: snapshot, progress, and evaluation of a model without some heads. */
   snapshot({isRunning, ...snapshot}) {
-    const last = this.snapshots.at(-1);
     snapshot.trainLoss ??= this.trainLoss;
-    if (last?.step === snapshot.step) this.snapshots.pop();
+    if (this.snapshots.at(-1)?.step === snapshot.step) this.snapshots.pop();
     this.snapshots.push(snapshot);
     const {step: made, validationLoss, trainLoss} = snapshot;
     Object.assign(this, {made, validationLoss, trainLoss, isRunning});
@@ -134,7 +131,6 @@ class Pane {
     else this.showChart();
   }
 
-  /* A message of the worker. */
   progress({step: made, trainLoss, tokensPerSecond, isRunning}) {
     Object.assign(this, {made, trainLoss, tokensPerSecond, isRunning});
     this.points.push([made, trainLoss]);
@@ -142,7 +138,6 @@ class Pane {
     showControls();
   }
 
-  /* A message of the worker: the loss without some heads. */
   evaluation({loss, silenced}) {
     this.cost = loss - this.shown.validationLoss;
     const names = silenced.map((name) => this.nameOf(...name.split(".").map(Number))).join(" and ");
@@ -152,7 +147,6 @@ class Pane {
   /* The snapshot at the slider's step or the last one before it. */
   get shown() { return this.snapshots.findLast(({step}) => step <= chosenStep) ?? this.snapshots[0]; }
 
-  /* The index of the chosen head among the heads of all layers. */
   get number() { return this.layer * this.model.headSizes.H + this.head; }
 
   nameOf(layer, head) { return `${this.model.depth > 1 ? `layer ${layer + 1} ` : ""}head ${head + 1}`; }
@@ -219,7 +213,8 @@ class Pane {
     const {model, parts, layer, head} = this, {H} = model.headSizes, {silenced} = model;
     const ids = model.context(passage().length ? passage() : [model.first]), tokens = ids.map((id) => tokenText(model, id));
     const nextTokens = (title) => element("div", {}, element("h3", {}, title), bars(((probabilities_V) =>
-      topK(probabilities_V, SHOWN_NEXT).map((id) => [tokenText(model, id), probabilities_V[id]]))(softmax(model.logits(ids)))));
+      topK(probabilities_V, SHOWN_NEXT).filter((id, n) => n === 0 || probabilities_V[id] >= 0.001)
+        .map((id) => [tokenText(model, id), probabilities_V[id]]))(softmax(model.logits(ids)))));
     const without = silenced.size ? [nextTokens("Next token without")] : [];
     Object.assign(model, {silenced: new Set(), cache: newCache()});
     parts.next.replaceChildren(nextTokens("Next token"), ...without);
@@ -244,8 +239,7 @@ class Pane {
     else this.send("evaluate", {weights: this.shown.weights, silenced: [...silenced]});
   }
 
-  chooseHead(number) {
-    const {H} = this.model.headSizes;
+  chooseHead(number, {H} = this.model.headSizes) {
     Object.assign(this, {layer: Math.floor(number / H), head: number % H});
     this.showHeads();
   }
@@ -285,7 +279,6 @@ function useOwnText(text, name) {
 
 async function useFile([file]) { if (file) useOwnText(await file.text(), file.name); }
 
-/* The step of the newest snapshot. */
 function newestStep() { return Math.max(0, ...panes.map(({snapshots}) => snapshots.at(-1)?.step ?? 0)); }
 
 /* Show the models of a step; with the newest step, the models of later ones too. */
@@ -314,7 +307,6 @@ function followInPlay() {
 function download(name, content) {
   const link = element("a", {download: name, href: URL.createObjectURL(new Blob([content]))});
   link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
 /* Return a model as a safetensors file, whose metadata has what `attnlm import` needs. */
@@ -369,8 +361,7 @@ page.passage.addEventListener("input", () => panes.forEach((pane) => pane.show()
 page["use-text"].addEventListener("click", () => useOwnText(page["own-text"].value));
 page["own-file"].addEventListener("change", () => useFile(page["own-file"].files));
 page["save-page"].addEventListener("click", () => download("trained.html", savedPage()));
-page.trainer.addEventListener("dragover", (event) => event.preventDefault());
-page.trainer.addEventListener("drop", (event) => {
+for (const kind of ["dragover", "drop"]) page.trainer.addEventListener(kind, (event) => {
   event.preventDefault();
   useFile(event.dataTransfer.files);
 });

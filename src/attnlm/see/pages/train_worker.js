@@ -7,7 +7,7 @@
    trainLoss, tokensPerSecond, isRunning}; or an evaluation, with {loss, silenced}. */
 
 const SLICE = 100; // milliseconds of training between two looks at the page's commands
-const VALIDATION_TOKENS = 8192; // per evaluation, spread evenly over the split
+const VALIDATION_TOKENS = 4096; // per evaluation, spread evenly over the split
 const FIRST_SNAPSHOTS = [0, 1, 3, 10, 30, 100], SNAPSHOTS = 60;
 
 class Trainer {
@@ -39,9 +39,9 @@ class Trainer {
     return loss;
   }
 
-  /* Return the mean loss over the windows of the validation split. */
-  validationLoss() {
-    return this.validation.reduce((sum, batch) => sum + this.model.loss(...batch), 0) / this.validation.length;
+  /* Return the mean loss of a model over the windows of the validation split. */
+  validationLoss(model = this.model) {
+    return this.validation.reduce((sum, batch) => sum + model.loss(...batch), 0) / this.validation.length;
   }
 
   /* Return the losses and a copy of the weights. The training loss is the mean since the snapshot before. */
@@ -54,13 +54,8 @@ class Trainer {
 
   /* Return the validation loss of other weights, with some heads switched off. */
   lossOf(weights, silenced) {
-    const {model} = this, before = model.values.slice();
-    for (const name in weights) model.weights[name].values.set(weights[name].values);
-    model.silenced = new Set(silenced);
-    const loss = this.validationLoss();
-    model.silenced.clear();
-    model.values.set(before);
-    return loss;
+    const {architecture, B: windows} = this.model, model = new BatchModel({architecture, weights, windows});
+    return this.validationLoss(Object.assign(model, {silenced: new Set(silenced)}));
   }
 }
 
@@ -92,17 +87,15 @@ function serve() {
     start() {
       if (isRunning) return;
       isRunning = !trainer.isDone;
-      if (isRunning) run();
-      else sendSnapshot();
+      (isRunning ? run : sendSnapshot)();
     },
     pause() {
       isRunning = false;
       sendSnapshot();
     },
     step() {
-      isRunning = false;
       if (!trainer.isDone) trainer.makeStep();
-      sendSnapshot();
+      commands.pause();
     },
     evaluate({weights, silenced}) {
       send("evaluation", {loss: trainer.lossOf(weights, silenced), silenced});
@@ -115,25 +108,19 @@ if (typeof document === "undefined") serve();
 
 /* Return new weights with the distributions of language_model.py, attention.py and layers.py. */
 function initialWeights(a, V, seed) {
+  if (a.embed_dim === undefined) return {"table.weight": {shape: [V, V], values: new Float32Array(V * V)}};
   const random = randomNumbers(seed), weights = {}, {embed_dim: C, head_size: D, mlp_width: F} = a;
   const normal = (std) => () => std * Math.sqrt(-2 * Math.log(1 - random())) * Math.cos(2 * Math.PI * random());
   const uniform = (limit) => () => limit * (2 * random() - 1), zero = () => 0, one = () => 1;
   const add = (name, shape, draw) => {
     weights[name] = {shape, values: Float32Array.from({length: shape.reduce((x, y) => x * y)}, draw)};
   };
-  if (C === undefined) {
-    add("table.weight", [V, V], zero);
-    return weights;
-  }
   const addLinear = (name, O, I, draw, hasBias, drawBias = zero) => {
     add(`${name}.weight`, [O, I], draw);
     if (hasBias) add(`${name}.bias`, [O], drawBias);
   };
   // The last layer of a residual branch is zero at first.
-  const addLast = (name, O, I) => {
-    const draw = a.residual ? zero : uniform(I ** -0.5);
-    addLinear(name, O, I, draw, a.bias, draw);
-  };
+  const addLast = (name, O, I, draw = a.residual ? zero : uniform(I ** -0.5)) => addLinear(name, O, I, draw, a.bias, draw);
   const std = a.residual ? (a.tie_embeddings ? 0.02 : 0.3) : 1, usual = normal(C ** -0.5);
   const isSoftmax = a.attention === "softmax", width = isSoftmax ? a.heads * D : C, hasNorm = a.norm !== "none";
   add("token_embedding.weight", [V, C], normal(std));

@@ -11,19 +11,13 @@
 const ROWS = 16; // queries whose scores are computed together
 
 class BatchModel extends Model {
-  /* Copy the weights. All weights are in one array, and so are their gradients. */
   constructor({architecture, weights, windows}) {
     super({architecture, weights});
     Object.assign(this, {weights: {}, B: windows, T: architecture.block_size, tape: [], memory: [], used: 0});
-    const size = Object.values(weights).reduce((total, {values}) => total + values.length, 0);
-    Object.assign(this, {values: new Float32Array(size), gradient: new Float32Array(size)});
-    let start = 0;
     for (const [name, {shape, values}] of Object.entries(weights)) {
-      const end = start + values.length, [mean, square] = [new Float32Array(values.length), new Float32Array(values.length)];
-      this.values.set(values, start);
-      this.weights[name] = {shape, rows: shape.length > 1 ? shape[0] : 1, width: shape.at(-1), mean, square,
-        values: this.values.subarray(start, end), gradient: this.gradient.subarray(start, end)};
-      start = end;
+      const [gradient, mean, square] = Array.from({length: 3}, () => new Float32Array(values.length));
+      const [rows, width] = shape.length > 1 ? shape : [1, ...shape];
+      this.weights[name] = {shape, rows, width, values: values.slice(), gradient, mean, square};
     }
   }
 
@@ -37,7 +31,7 @@ class BatchModel extends Model {
 
   /* Compute the gradient of the loss that was computed last. */
   backward() {
-    this.gradient.fill(0);
+    for (const {gradient} of Object.values(this.weights)) gradient.fill(0);
     while (this.tape.length) this.tape.pop()();
   }
 
@@ -97,12 +91,8 @@ class BatchModel extends Model {
 
   add(x, y) {
     const z = this.matrix(x.rows, x.width), size = z.values.length;
-    addTo(z.values, 0, 1, x.values, 0, size);
-    addTo(z.values, 0, 1, y.values, 0, size);
-    this.tape.push(() => {
-      addTo(x.gradient, 0, 1, z.gradient, 0, size);
-      addTo(y.gradient, 0, 1, z.gradient, 0, size);
-    });
+    for (const {values} of [x, y]) addTo(z.values, 0, 1, values, 0, size);
+    this.tape.push(() => { for (const {gradient} of [x, y]) addTo(gradient, 0, 1, z.gradient, 0, size); });
     return z;
   }
 
@@ -293,11 +283,11 @@ function softmaxGradient([gradient, start, width], [weights, first], T, scale) {
 /* Make the update after `step` earlier ones by AdamW (Loshchilov and Hutter, 2019). */
 function updateWeights(model, step, training) {
   const {beta1, beta2, gradient_clip, weight_decay, weight_decay_on} = training, epsilon = 1e-8;
-  const rate = learningRate(step + 1, training), {gradient: all} = model;
-  const norm = gradient_clip == null ? 0 : Math.sqrt(dot(all, 0, all, 0, all.length));
+  const rate = learningRate(step + 1, training), weights = Object.values(model.weights);
+  const norm = Math.sqrt(weights.reduce((sum, {gradient}) => sum + dot(gradient, 0, gradient, 0, gradient.length), 0));
   const clip = gradient_clip == null ? 1 : Math.min(1, gradient_clip / (norm + 1e-6));
   const correction1 = 1 - beta1 ** (step + 1), correction2 = Math.sqrt(1 - beta2 ** (step + 1));
-  for (const {shape, values, gradient, mean, square} of Object.values(model.weights)) {
+  for (const {shape, values, gradient, mean, square} of weights) {
     const decays = shape.length > 1 || weight_decay_on === "all", kept = 1 - rate * (decays ? weight_decay : 0);
     for (let i = 0; i < values.length; i++) {
       const g = clip * gradient[i];
