@@ -187,6 +187,8 @@ def test_a_stopped_ladder_keeps_its_widths_and_steps(
         "flops": "makes the steps that take as many FLOPs, forward and backward, as single-head",
     }[equal]
     assert f"Each rung {said} ({ladder.plan.adaptation})." in page
+    trained_on = {"parameters": "for 4 steps of", "flops": "on batches of"}[equal]
+    assert f"each trained {trained_on} 32 × 64 tokens, the same in the same order (seed" in page
     assert ladder_command(ladder.plan).count(f"--equal {equal}") == 1
     found = _facts(ladder)
     assert found["equal"] == equal
@@ -202,6 +204,7 @@ def test_a_stopped_ladder_keeps_its_widths_and_steps(
         off = f" ({fixed.run.parameters / ladder.rungs[0].run.parameters - 1:+.0%})"
         assert rows[2][header.index("parameters")].endswith(off)
         assert f"parameters are not equal to those of bigram: {fixed.model}{off}" in ladder.warnings
+        assert not any("equally wide" in warning for warning in ladder.warnings)
 
 
 def test_a_budget_becomes_steps_of_equal_operations(

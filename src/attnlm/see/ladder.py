@@ -374,7 +374,7 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
         "embeddings are not equally wide": {
             model: f"{c.spec.costs(0).width}"
             for model, c in configs.items()
-            if c.spec.costs(0).width
+            if ladder.plan.equal != "parameters" and c.spec.costs(0).width
         },
         "steps are not equally large, in tokens": {
             model: f"{c.training.batch_size} × {c.spec.block_size}" for model, c in configs.items()
