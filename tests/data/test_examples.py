@@ -259,6 +259,8 @@ def test_messages_become_conversations(records: Any, tmp_path: Path) -> None:
         ({"q": [{"role": "assistant", "content": "x"}]}, "--prompt-column q", "does not begin"),
         ({"q": "a", "a": "b"}, "--answer-column a", "`answer_column` does not apply to a text"),
         ({"q": "a", "a": "b"}, "--prompt-column q --answer-column a", "validation split has none"),
+        ({"q": [{"role": "user", "content": None}]}, "--prompt-column q", "content of a message"),
+        ({"q": "a", "a": "b"}, "--prompt-column q --newlines unix", "--newlines does not apply"),
     ],
 )
 def test_wrong_records_are_named(
@@ -269,6 +271,25 @@ def test_wrong_records_are_named(
     says = says.replace("`answer_column`", "--answer-column")
     fails("prepare", str(path), *options.split(), cwd=tmp_path, code=code, says=says, hints="")
     assert not [one for one in (tmp_path / "data").glob("*") if not one.name.startswith(".")]
+
+
+def test_an_empty_file_of_validation_records_is_named(records: Any, tmp_path: Path) -> None:
+    path = records({"q": "a", "a": "b"})
+    (tmp_path / "none.jsonl").write_text("")
+    options = ["--prompt-column", "q", "--answer-column", "a", "--val-file", "none.jsonl"]
+    says = "none.jsonl has too few examples: the validation split"
+    fails("prepare", str(path), *options, cwd=tmp_path, code=1, says=says, hints="add examples")
+
+
+def test_a_column_of_questions_is_named_as_the_user_named_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    says = "--prompt-column q does not apply to a.txt"
+    words = ["prepare", "a.txt", "--prompt-column", "q", "--answer-column", "a"]
+    fails(*words, cwd=tmp_path, code=2, says=says, hints="records")
+
+
+def test_a_task_with_a_typing_error_is_found(tmp_path: Path) -> None:
+    fails("prepare", "adition", cwd=tmp_path, code=1, says="adition", hints="addition")
 
 
 @pytest.mark.parametrize(
@@ -282,6 +303,9 @@ def test_wrong_records_are_named(
         ("copy --examples 0", "--examples"),
         ("copy --val-fraction 0.2", "--val-fraction"),
         ("tales --length 3", "--length"),
+        ("copy --encoding latin-1", "--encoding"),
+        ("copy --newlines unix", "--newlines"),
+        ("addition copy", "the task addition"),
     ],
 )
 def test_wrong_sizes_of_tasks_are_named(tmp_path: Path, words: str, says: str) -> None:

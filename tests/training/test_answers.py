@@ -14,10 +14,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import attnlm
-from attnlm.base.errors import UsageError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
+from attnlm.data.example_sets import LONGER
 from attnlm.data.examples import IGNORED, Examples
 from attnlm.generation.questions import format_of
 from attnlm.generation.sampling import load_sampler
@@ -28,7 +29,7 @@ from attnlm.training.one_layer import one_layer_form
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation import right_answers, validation_loss
-from attnlm.workflows.answers import ask, pairs_of
+from attnlm.workflows.answers import ask, longer_pairs, pairs_of
 from tests.command import attnlm as command
 from tests.command import fails
 from tests.models import COMPILED, needs_kernels, parts_of
@@ -250,6 +251,34 @@ def test_settings_for_answers_need_answers(dataset: Dataset, tmp_path: Path) -> 
             attnlm.train(dataset, steps=1, checkpoint_dir=tmp_path, **setting)  # type: ignore[arg-type]
 
 
+def test_a_context_without_any_answer_is_refused(tmp_path: Path) -> None:
+    dataset = attnlm.prepare("copy", length=8, examples=30, data_dir=tmp_path)
+    settings: dict[str, Any] = {"model": "bigram", "steps": 1, "checkpoint_dir": tmp_path}
+    with pytest.raises(AttnlmError, match="`block_size` 8 ends before every answer") as refused:
+        attnlm.train(dataset, block_size=8, **settings)
+    assert refused.value.hint == "use `block_size` 17"
+    notes: list[object] = []
+    attnlm.train(dataset, block_size=9, **settings, name="cut", on_event=notes.append)
+    assert "30 of 30 training examples are longer" in str(notes)
+    attnlm.train(dataset, block_size=8, loss_on="all", **settings, name="all")
+    model = build_model(parts_of(resolve({"model": "bigram", "block_size": 8})), 28)
+    with pytest.raises(AttnlmError, match="ends before every answer of the validation split"):
+        validation_loss(
+            *(model, dataset.val, CPU),
+            bytes_per_token=1,
+            examples=dataset.val_examples,
+            only_answers=True,
+        )
+
+
+def test_changed_longer_questions_are_refused(tmp_path: Path) -> None:
+    dataset = attnlm.prepare("copy", length=2, examples=10, data_dir=tmp_path)
+    assert longer_pairs(dataset)
+    (dataset.path / LONGER).write_text('{"prompt": "a", "answer": "a"}\n')
+    with pytest.raises(AttnlmError, match="does not match its hash"):
+        longer_pairs(dataset)
+
+
 # --- Commands -------------------------------------------------------------------------------------
 
 
@@ -281,6 +310,37 @@ def test_commands_ask_and_show_what_is_wrong(learned: tuple[attnlm.Run, Path]) -
     )
     wrong = ("eval", run.name, "--pairs", "pairs.txt")
     fails(*wrong, cwd=folder, code=1, says="not a file of records", hints="jsonl")
+
+
+def test_a_run_of_texts_is_asked_in_the_format_of_the_questions(
+    learned: tuple[attnlm.Run, Path], tmp_path: Path
+) -> None:
+    _, folder = learned
+    task = attnlm.open_dataset("copy-char", data_dir=folder / "data")
+    (tmp_path / "text.txt").write_text(task.tokenizer.decode(task.train.tolist()))
+    text = attnlm.prepare(
+        tmp_path / "text.txt", tokenizer=str(task.path), name="text", data_dir=folder / "data"
+    )
+    attnlm.train(
+        text,
+        model="single-head",
+        block_size=16,
+        batch_size=8,
+        steps=60,
+        seed=1,
+        name="text",
+        checkpoint_dir=folder / "checkpoints",
+    )
+    done = command("eval", "text", "--data", "copy-char", "--json", "--errors", cwd=folder)
+    facts = json.loads(done.stdout)
+    wrong = round((1 - facts["accuracy"]) * len(task.val_examples or ()))
+    assert len(facts["errors"]) == min(20, wrong) < 20
+    fails(*("eval", "text", "--errors"), cwd=folder, code=2, says="--errors needs", hints="--pairs")
+
+
+def test_a_question_needs_a_right_answer(learned: tuple[attnlm.Run, Path]) -> None:
+    with pytest.raises(AttnlmError, match="the answer to 'ab' is empty"):
+        attnlm.answer_pairs(learned[0], [("ab", "")])
 
 
 def test_a_conversation_answers_each_line(learned: tuple[attnlm.Run, Path]) -> None:

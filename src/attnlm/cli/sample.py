@@ -102,15 +102,16 @@ def sample(
     chosen = opened.checkpoint(checkpoint)
     sampler = load_sampler(opened, checkpoint=chosen, device=device, on_event=Display())
     ids = [] if interactive else sampler.ids_of(started)
+    where = f"{opened.name}, {chosen} on {sampler.device.name}"
+    if form is not None and asks and not interactive:
+        if not quiet:
+            console.say(f"{where}, greedy")
+        if _answered(sampler, form, opened, data_dir, json, quiet):
+            return
     if not quiet:
-        console.say(
-            f"{opened.name}, {chosen} on {sampler.device.name}, "
-            f"temperature {config.temperature:g}, seed {config.seed}"
-        )
+        console.say(f"{where}, temperature {config.temperature:g}, seed {config.seed}")
     if interactive:
         _talk(sampler, started[0], config, quiet, form)
-        return
-    if form is not None and asks and _answered(sampler, form, opened, data_dir, json, quiet):
         return
     began = time.perf_counter()
     texts, count, facts = _generate(sampler, ids, started, config, json, show_probs)

@@ -57,6 +57,10 @@ def evaluate(
         return
     other = None if data is None else attnlm.open_dataset(data, data_dir=data_dir, verify=verify)
     dataset = opened.dataset if other is None else other
+    trained_on = opened.dataset.question_end
+    has_questions = (trained_on if other is None else other.examples) is not None
+    if errors and not has_questions:
+        raise UsageError("--errors needs questions with answers", "use it with --pairs")
     chosen = opened.checkpoint(checkpoint)
     evaluation = attnlm.evaluate(
         opened,
@@ -74,7 +78,9 @@ def evaluate(
     if opened.leaks:
         console.say(f"{NOT_COMPARABLE}: {opened.leaks.partition(';')[0]}")
     console.say(f"baselines: {reference_losses(opened.vocab_size, dataset)}")
-    longer, wrong = _of_examples(opened, other, data_dir, chosen, device, errors)
+    longer, wrong = None, list[attnlm.Answered]()
+    if has_questions:
+        longer, wrong = _of_examples(opened, other, data_dir, chosen, device, errors)
     facts = {
         "val_loss": evaluation.loss,
         "bits_per_byte": evaluation.bits_per_byte,
@@ -113,6 +119,7 @@ def evaluate(
 
 
 _MOST_ERRORS = 20
+_MOST_SHOWN = 200  # characters of a question or answer
 
 
 def _of_examples(
@@ -123,15 +130,8 @@ def _of_examples(
     device: str,
     errors: bool,
 ) -> tuple[float | None, list[attnlm.Answered]]:
-    """Return the accuracy on a task's longer questions, if any, and up to 20 wrong answers.
-
-    Raises UsageError if `errors` is True but the data set has no questions.
-    """
-    if run.dataset.question_end is None and (other is None or other.examples is None):
-        if errors:
-            raise UsageError("--errors needs questions with answers", "use it with --pairs")
-        return None, []
-    from attnlm.generation.questions import format_of
+    """Return the accuracy on a task's longer questions, if any, and up to 20 wrong answers."""
+    from attnlm.generation.questions import QuestionFormat
     from attnlm.generation.sampling import load_sampler
     from attnlm.runs.run import open_dataset_of
     from attnlm.workflows.answers import ask, longer_pairs, pairs_of
@@ -141,7 +141,8 @@ def _of_examples(
     if not longer and not errors:
         return None, []
     sampler = load_sampler(run, checkpoint=checkpoint, device=device)
-    form = format_of(run)
+    facts = dataset.examples
+    form = None if facts is None else QuestionFormat(facts.question_end, facts.answer_end)
     found = ask(sampler, form, longer) if longer else []
     accuracy = sum(one.is_right for one in found) / len(found) if found else None
     said = ask(sampler, form, pairs) if errors else []
@@ -168,7 +169,7 @@ def _evaluate_pairs(
 def _print_errors(wrong: Sequence[attnlm.Answered]) -> None:
     """Print a table of questions with wrong answers."""
     if wrong:
-        rows = [[repr(text)[1:-1] for text in one] for one in wrong]
+        rows = [[repr(text[:_MOST_SHOWN])[1:-1] for text in one] for one in wrong]
         console.print_table(("question", "answer", "model's answer"), rows, ("question",))
 
 

@@ -68,6 +68,7 @@ class ExampleFacts:
     val_answer_bytes: int = limited(at_least=1)
     train_marks_sha256: str
     val_marks_sha256: str
+    longer_sha256: str = limited(default="")
 
 
 @dataclass(frozen=True, kw_only=True)

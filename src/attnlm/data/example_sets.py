@@ -106,13 +106,13 @@ def of_records(
     else:
         train = found
         val = list(read_examples(val_corpus.files, prompt_column, answer_column))
-    for split, name in ((train, "training"), (val, "validation")):
+    by_choice = val_corpus is None
+    for split, name, of in ((train, "training", corpus), (val, "validation", val_corpus or corpus)):
         if not split:
             raise AttnlmError(
-                f"{corpus.shown} has too few examples: the {name} split has none",
-                "add examples, or use another `val_fraction`",
+                f"{of.shown} has too few examples: the {name} split has none",
+                "add examples" + ", or use another `val_fraction`" * by_choice,
             )
-    by_choice = val_corpus is None
     content = Content(
         _hash(train),
         _hash(val),
@@ -193,6 +193,7 @@ def _build(
         about[f"{key}_sampled_sha256"] = sampled_hash(path)
     if split.longer:
         write_bytes(folder / LONGER, "".join(_lines(split)).encode())
+        marks["longer_sha256"] = file_hash(folder / LONGER)
     ends = len(end.encode())
     val_characters = _characters(split.val)
     turns = [turn for example in split.val for turn in example]

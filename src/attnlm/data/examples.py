@@ -45,6 +45,21 @@ class Examples:
         """Return the offsets behind the last token of each example, (E,)."""
         return np.append(self.starts[1:], len(self.is_answer))
 
+    @property
+    def longest(self) -> int:
+        """Return the number of tokens of the longest example."""
+        return int((self.ends - self.starts).max())
+
+    def is_longer(self, length: int) -> NDArray[np.bool_]:
+        """Return for each example whether windows of `length` tokens cut it, (E,)."""
+        return self.ends - self.starts > length + 1
+
+    def has_answers(self, length: int) -> bool:
+        """Return True if a window of `length` tokens has targets that belong to an answer."""
+        ends = np.minimum(self.starts + length + 1, self.ends)
+        before = np.append(0, np.cumsum(self.is_answer))
+        return bool((before[ends] > before[self.starts + 1]).any())
+
     def last_in_window(self, first_W: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """Return the offset behind the last whole example of windows that begin with an example.
 
@@ -159,4 +174,5 @@ def read_marks(path: Path, tokens: int) -> Examples | None:
     starts = np.flatnonzero(is_start)
     if not len(starts) or starts[0] != 0:
         return None
-    return Examples(starts.astype(np.int64), is_answer.view(np.bool_))
+    found = Examples(starts.astype(np.int64), is_answer.view(np.bool_))
+    return found if found.is_answer[found.ends - 1].all() else None

@@ -105,6 +105,9 @@ def prepare(
         source = list(source)
         source = source[0] if len(source) == 1 else source
     task = source if isinstance(source, str) and source in TASKS else None
+    for one in source if isinstance(source, list) else ():
+        if one in TASKS and not Path(one).exists():
+            raise UsageError(f"the task {one} cannot be joined with other sources", "name it alone")
     sizes: dict[str, object] = {"examples": examples, "length": length, "digits": digits}
     reading: dict[str, object] = {"column": column, "split": split}
     columns: dict[str, object] = {"prompt_column": prompt_column, "answer_column": answer_column}
@@ -113,10 +116,12 @@ def prepare(
         "val_file": val_file,
         "split_seed": split_seed,
     }
+    converting: dict[str, object] = {"newlines": None if newlines == "keep" else newlines}
     if task is not None:
-        _check_unused(f"the task {task}", reading | columns | splitting)
+        converting["encoding"] = None if encoding == "utf-8" else encoding
+        _check_unused(f"the task {task}", reading | columns | splitting | converting)
     elif prompt_column is not None:
-        _check_unused("examples from records", reading | sizes)
+        _check_unused("examples from records", reading | sizes | converting)
     else:
         _check_unused("a text", {"answer_column": answer_column} | sizes)
     spec = canonical_spec(str(tokenizer))
@@ -156,7 +161,8 @@ def prepare(
             )
             corpora.append(corpus)
             if val_file is None or len(corpora) == 2:
-                _check_effect(corpora, column or prompt_column, encoding)
+                setting = "column" if prompt_column is None else "prompt_column"
+                _check_effect(corpora, setting, column or prompt_column, encoding)
             return corpus
 
         if task is not None:
@@ -252,13 +258,13 @@ def _check_unused(kind: str, settings: Mapping[str, object]) -> None:
             raise UsageError(f"`{name}` does not apply to {kind}", f"leave `{name}` out")
 
 
-def _check_effect(corpora: list[Corpus], column: str | None, encoding: str) -> None:
+def _check_effect(corpora: list[Corpus], setting: str, column: str | None, encoding: str) -> None:
     """Raise UsageError if no file of the corpora uses the given column or encoding."""
     files = [file for corpus in corpora for file in corpus.files]
     shown = corpora[0].shown
     if column is not None and not any(kind_of(file.path) for file in files):
         raise UsageError(
-            f"`column` {column} does not apply to {shown}",
+            f"`{setting}` {column} does not apply to {shown}",
             "it needs records: a .jsonl or .parquet file, hf: data, or JSON lines on stdin",
         )
     name = text_encoding(encoding)

@@ -320,7 +320,9 @@ def _from_path(source: str, encoding: str, spool: Path, suffix: str, on_event: O
             return _of_file(safe_name(bare_stem(path)), readable, file, encoding)
         texts = texts_among(files, str(path), encoding, on_event)
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        near = [*NAMES]
+        from attnlm.text.tasks import TASKS  # tasks need this module
+
+        near = [*NAMES, *TASKS]
         with contextlib.suppress(OSError, ValueError):  # no folder to list
             there = itertools.islice(path.parent.iterdir(), 1000)
             near += (str(one) for one in there if suggestion(path.name, [one.name], ""))

@@ -102,4 +102,4 @@ def _message(message: Mapping[str, Any], column: str, where: str) -> tuple[str, 
             f"{where} has a message with the role {role!r}",
             f"{_ONE_MESSAGE}; roles are {', '.join(_ROLES)}",
         )
-    return _ROLES[role], checked(content, column, where)
+    return _ROLES[role], checked(content, f"the content of a message in {column!r}", where)

@@ -52,7 +52,7 @@ def record_pieces(
 def record_texts(path: Path, column: str, shown: str) -> Iterator[str]:
     """Yield the text of each record, also if it is empty. Raises AttnlmError as `record_pieces`."""
     found = (_lines if kind_of(path) == ".jsonl" else _rows)(path, column, shown)
-    return (checked(value, column, where) for where, value in found)
+    return (checked(value, f"column {column!r}", where) for where, value in found)
 
 
 def record_values(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
@@ -65,19 +65,21 @@ def record_values(path: Path, column: str, shown: str) -> Iterator[tuple[str, An
     return _lines(path, column, shown)
 
 
-def checked(value: object, column: str, where: str) -> str:
-    """Return `value`. Raises AttnlmError unless it is a text with at most 16 MiB of UTF-8."""
+def checked(value: object, shown: str, where: str) -> str:
+    """Return `value`. Raises AttnlmError unless it is a text with at most 16 MiB of UTF-8.
+
+    `shown` is the value's name in messages.
+    """
     if not isinstance(value, str):
         what = "null" if value is None else f"not text: {type(value).__name__}"
         raise AttnlmError(
-            f"{where}: column {column!r} is {what}",
-            "leave out such records, or choose another `column`",
+            f"{where}: {shown} is {what}", "leave out such records, or choose another column"
         )
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
         raise AttnlmError(
-            f"{where}: column {column!r} has half a surrogate pair, which is not a character",
+            f"{where}: {shown} has half a surrogate pair, which is not a character",
             "repair or leave out this record",
         ) from None
     if size > LONGEST:
@@ -91,7 +93,7 @@ def _too_long(where: str) -> AttnlmError:
 
 def missing(column: str, columns: list[str], where: str) -> AttnlmError:
     """Return the error for a column that does not exist, with a similar column as its hint."""
-    choice = f"choose a `column` from {listed(columns)}" if columns else "it has no columns at all"
+    choice = f"choose a column from {listed(columns)}" if columns else "it has no columns at all"
     return AttnlmError(f"{where} has no column {column!r}", suggestion(column, columns, choice))
 
 

@@ -239,6 +239,9 @@ class TrainingData(Protocol):
     @property
     def train_examples(self) -> Examples | None: ...
 
+    @property
+    def val_examples(self) -> Examples | None: ...
+
 
 class StepNotFiniteError(Exception):
     """Raised when numbers are NaN or infinite; the message says which numbers, at which step."""

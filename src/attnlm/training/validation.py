@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attnlm.base.errors import AttnlmError
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes, noticing_lost
 from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Ids, ids_at
-from attnlm.data.examples import Examples
+from attnlm.data.examples import IGNORED, Examples
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops import Kernels, using
 from attnlm.training.memory import windows_at_once
@@ -177,6 +178,11 @@ def _groups_of_examples(
     places = examples.starts[firsts, None] + np.arange(length + 1)
     windows = ids_at(tokens, np.minimum(places, len(tokens) - 1), model.vocab_size, "val.bin")
     inputs, targets = windows[:, :-1], examples.targets(firsts, windows[:, 1:], only_answers)
+    if not (targets != IGNORED).any():
+        raise AttnlmError(
+            f"the context of {length} tokens ends before every answer of the validation split",
+            f"use a model with `block_size` {examples.longest - 1}",
+        )
     starts = range(0, len(inputs), at_once)
     return [(inputs[i : i + at_once], targets[i : i + at_once]) for i in starts]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.files import file_hash
 from attnlm.base.settings import quoted
 from attnlm.data.dataset import Dataset
 from attnlm.data.example_sets import LONGER
@@ -89,6 +90,8 @@ def ask(sampler: Sampler, form: QuestionFormat | None, pairs: Sequence[Pair]) ->
     """Return the answers of a loaded model to `pairs`; `form` is None for a model of texts."""
     if not pairs:
         raise AttnlmError("there are no questions", "give at least one question and its answer")
+    if empty := next((prompt for prompt, answer in pairs if not answer), None):
+        raise AttnlmError(f"the answer to {empty[:60]!r} is empty", "leave this question out")
     longest = max(len(sampler.tokenizer.encode(answer)) for _, answer in pairs)
     tokens = min(longest + _SPARE, _MOST_ANSWER)
     found = answers(sampler, form or QuestionFormat(), [prompt for prompt, _ in pairs], tokens)
@@ -106,7 +109,7 @@ def read_pairs(
             f"{path} is not a file of records",
             'use a .jsonl file of records such as {"prompt": "2+3", "answer": "5"}',
         )
-    columns = (record_texts(path, column, str(path)) for column in ("prompt", "answer"))
+    columns = (record_texts(path, column, str(path)) for column in (prompt_column, answer_column))
     return list(zip(*columns, strict=True))
 
 
@@ -140,5 +143,12 @@ def pairs_of(dataset: Dataset, most: int | None = None) -> list[Pair]:
 
 def longer_pairs(dataset: Dataset) -> list[Pair]:
     """Return the longer questions of a task with their answers; [] if the data set has none."""
+    if dataset.examples is None or not dataset.examples.longer:
+        return []
     path = dataset.path / LONGER
-    return read_pairs(path) if dataset.examples and dataset.examples.longer else []
+    if not path.is_file() or file_hash(path) != dataset.examples.longer_sha256:
+        raise AttnlmError(
+            f"{path} is missing or changed: it does not match its hash",
+            "prepare the task again with `force`",
+        )
+    return read_pairs(path)

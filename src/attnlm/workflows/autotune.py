@@ -95,6 +95,14 @@ def check_fits(config: Config, dataset: TrainingData, device: Device) -> None:
     hint = f"use `block_size` {min(tokens.values()) - 1} or less, or prepare a longer text"
     for split in tokens:
         check_length(tokens[split], config.spec.block_size, split, hint)
+    examples = {"training": dataset.train_examples, "validation": dataset.val_examples}
+    length = config.spec.block_size
+    for split, found in examples.items():
+        if found and config.training.loss_on != "all" and not found.has_answers(length):
+            raise AttnlmError(
+                f"`block_size` {length} ends before every answer of the {split} split",
+                f"use `block_size` {max(one.longest for one in examples.values() if one) - 1}",
+            )
     parameters = parameters_of(config.spec, dataset.vocab_size)
     check_memory(config, dataset.vocab_size, parameters, dataset.val_tokens, device)
 

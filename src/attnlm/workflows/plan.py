@@ -314,9 +314,8 @@ def _data(
         length = _MADE_UP_WINDOWS * config.spec.block_size + 1
         ids: Any = np.random.default_rng(0).integers(vocab_size, size=length)
         sizes = {"vocab_size": vocab_size, "val_tokens": _VAL_TOKENS}
-        made_up = SimpleNamespace(
-            train=ids.astype(id_dtype(vocab_size)), train_examples=None, **sizes
-        )
+        examples = {"train_examples": None, "val_examples": None}
+        made_up = SimpleNamespace(train=ids.astype(id_dtype(vocab_size)), **examples, **sizes)
         return cast(TrainingData, made_up)
     opened = open_dataset(dataset, data_dir=data_dir)
     if parent is not None:
