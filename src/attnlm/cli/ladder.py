@@ -134,9 +134,8 @@ def _say_table(climbed: Ladder) -> None:
     if first.result.part:
         baselines += f", on the whole split; the rungs on {first.result.part}"
     console.say(baselines)
-    console.say(climbed.certainty)
-    console.say(console.with_flags(climbed.equality))
-    console.say(console.with_flags(climbed.tuning))
+    for said in (climbed.certainty, climbed.equality, climbed.tuning):
+        console.say(console.with_flags(said))
     for warning in map(console.with_flags, climbed.warnings):
         console.say_styled("not like for like:", "yellow", f" {warning}")
 

@@ -52,15 +52,14 @@ def judged(losses: Mapping[str, Sequence[float]]) -> list[Pair]:
     seeds = min(map(len, losses.values()))
     if seeds < 2:
         return list(found.values())
-    signals = {named: _signal(differences) for named, differences in pairs.items()}
     left, is_shown = len(pairs), True
-    for named, differences in sorted(pairs.items(), key=lambda pair: -abs(signals[pair[0]])):
-        tails, signal = FALSE_CLAIMS / left, signals[named]
-        is_shown = is_shown and abs(signal) > t_quantile(tails, seeds - 1) / math.sqrt(seeds)
-        left -= is_shown
-        verdict = ("better" if signal > 0 else "worse") if is_shown else "not shown"
-        needed = None if is_shown else _seeds_needed(abs(signal), tails)
+    for named, differences in sorted(pairs.items(), key=lambda pair: -abs(_signal(pair[1]))):
+        tails = FALSE_CLAIMS / left
         low, high = interval(differences, tails)
+        is_shown = is_shown and not low <= 0 <= high
+        left -= is_shown
+        verdict = ("better" if low > 0 else "worse") if is_shown else "not shown"
+        needed = None if is_shown else _seeds_needed(abs(_signal(differences)), tails)
         found[named] = Pair(*named, (low + high) / 2, (low, high), verdict, needed)
     return list(found.values())
 
