@@ -182,7 +182,7 @@ def test_variants_of_one_model_are_named_by_what_they_change(climbed: Ladder) ->
     of_two = variants(climbed, *VARIANTS, "gpt2:positions=none").labels
     assert all(label == model for model, label in of_two.items())
     shown = elements(variants(climbed, *VARIANTS).write_page().read_bytes()).text
-    assert "What each variant changes" in shown and "adds" not in shown
+    assert "What each variant changes" in shown and "rung adds" not in shown
     assert "What each rung adds" in climbed.write_page().read_text(encoding="utf-8")
 
 
