@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import attnlm
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.data.batches import Batches
 from attnlm.data.example_sets import text_of
 from attnlm.data.examples import (
@@ -310,6 +310,27 @@ def test_a_task_with_a_typing_error_is_found(tmp_path: Path) -> None:
 )
 def test_wrong_sizes_of_tasks_are_named(tmp_path: Path, words: str, says: str) -> None:
     fails("prepare", *words.split(), cwd=tmp_path, code=2, says=says, hints="")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"examples": "5"}, {"examples": 2.5}, {"length": True}, {"length": "3"}],
+)
+def test_numbers_of_wrong_types_are_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"`{next(iter(wrong))}`"):
+        attnlm.prepare("copy", data_dir=tmp_path, **wrong)
+
+
+@pytest.mark.parametrize("column", [3, "", ["q"]])
+def test_columns_of_wrong_types_are_named(records: Any, tmp_path: Path, column: Any) -> None:
+    with pytest.raises(UsageError, match="`prompt_column`"):
+        attnlm.prepare(records({"q": "a"}), prompt_column=column, data_dir=tmp_path)
+
+
+def test_batches_refuse_the_examples_of_another_split(tmp_path: Path) -> None:
+    dataset = attnlm.prepare("copy", examples=20, length=3, data_dir=tmp_path)
+    with pytest.raises(UsageError, match="`examples`"):
+        Batches(dataset.train, block_size=8, batch_size=2, seed=1, examples=dataset.val_examples)
 
 
 def test_prepare_shows_an_example(tmp_path: Path) -> None:

@@ -338,6 +338,18 @@ def test_a_run_of_texts_is_asked_in_the_format_of_the_questions(
     fails(*("eval", "text", "--errors"), cwd=folder, code=2, says="--errors needs", hints="--pairs")
 
 
+def test_questions_of_wrong_types_are_refused(learned: tuple[attnlm.Run, Path]) -> None:
+    run, _ = learned
+    for prompts in (None, 5, "ab", [5]):
+        with pytest.raises(UsageError, match="`prompts`"):
+            attnlm.generate(run, prompts)  # type: ignore[arg-type]
+    for pairs in (5, "ab", ["ab"], [("a", "b", "c")], [{"prompt": "a", "answer": "a"}], [(1, 2)]):
+        with pytest.raises(UsageError, match="`pairs`"):
+            attnlm.answer_pairs(run, pairs)  # type: ignore[arg-type]
+    assert attnlm.generate(run, iter(["ab"])) == ["ab"]  # type: ignore[arg-type]
+    assert attnlm.answer_pairs(run, zip("a", "b", strict=True))[0].answer == "b"  # type: ignore[arg-type]
+
+
 def test_a_question_needs_a_right_answer(learned: tuple[attnlm.Run, Path]) -> None:
     with pytest.raises(AttnlmError, match="the answer to 'ab' is empty"):
         attnlm.answer_pairs(learned[0], [("ab", "")])

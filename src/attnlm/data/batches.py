@@ -11,7 +11,7 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import check_value
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Ids, ids_at
@@ -80,6 +80,12 @@ class Batches:
         self._examples = examples
         self._only_answers = only_answers
         if examples is not None:
+            if len(examples.is_answer) != len(tokens):
+                raise UsageError(
+                    f"`examples` are places in {len(examples.is_answer):,} tokens, and there are "
+                    f"{len(tokens):,}",
+                    "take ids and examples from the same split",
+                )
             self._possible = len(examples)
             self.stride = None if stride is None else examples.per_window(block_size)
         at_once = _TOKENS_AT_ONCE // (len(self._rows) * block_size)

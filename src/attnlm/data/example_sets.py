@@ -16,6 +16,7 @@ import numpy as np
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import file_hash, replacing, write_bytes, write_json
+from attnlm.base.settings import quoted
 from attnlm.data.bins import MOST_BIGRAM_IDS, bigram_loss
 from attnlm.data.dataset import FORMAT, ExampleFacts, Meta, id_dtype, sampled_hash
 from attnlm.data.examples import EncodedExamples, encode_examples, write_marks
@@ -62,6 +63,11 @@ def of_task(
             raise UsageError(
                 f"`{other}` does not apply to the task {name}",
                 f"use `{setting}`" if setting else f"leave `{other}` out",
+            )
+    for name_of, value in {**sizes, "examples": examples}.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise UsageError(
+                f"invalid value for `{name_of}`: {quoted(value)}", "it must be a whole number"
             )
     wanted = _DEFAULT_EXAMPLES if examples is None else examples
     if not 1 <= wanted <= _MOST_EXAMPLES:

@@ -124,6 +124,9 @@ def prepare(
         _check_unused("examples from records", reading | sizes | converting)
     else:
         _check_unused("a text", {"answer_column": answer_column} | sizes)
+    for setting, value in columns.items():
+        if value is not None and (not isinstance(value, str) or not value):
+            raise UsageError(f"invalid value for `{setting}`: {value!r}", "name a column")
     spec = canonical_spec(str(tokenizer))
     origin = origin_of(tokenizer, data_dir)
     taken = taken_tokenizer(origin)

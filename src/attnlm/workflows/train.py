@@ -291,6 +291,8 @@ def _complete(
         other = f"{dataset.name} was prepared with {dataset.tokenizer.name}"
         on_event(Note(f"{made_for}, but {other}"))
     config = _with_examples(config, dataset)
+    device = chosen_device(config, dataset)
+    config = autotune(config, device, dataset)
     if (found := dataset.train_examples) and (cut := found.is_longer(config.spec.block_size).sum()):
         on_event(
             Note(
@@ -298,8 +300,6 @@ def _complete(
                 f"cut: `block_size` {found.longest - 1} holds the longest"
             )
         )
-    device = chosen_device(config, dataset)
-    config = autotune(config, device, dataset)
     if config.training.budget is None and config.training.eval_tokens is None:
         affordable = affordable_tokens(config, dataset.vocab_size, dataset.val_tokens)
         config = config.with_training(eval_tokens=affordable)
