@@ -380,3 +380,33 @@ def test_a_ladder_shows_right_answers(learned: tuple[attnlm.Run, Path]) -> None:
     )
     header, rows = climbed.table()
     assert header[2] == "right answers" and all(row[2].endswith("%") for row in rows)
+
+
+def test_silencing_heads_measures_the_answers(learned: tuple[attnlm.Run, Path]) -> None:
+    run, folder = learned
+    found = attnlm.heads(run, ablate=True, windows=500, data_dir=folder / "data")
+    expected = attnlm.evaluate(run, data_dir=folder / "data")
+    assert found.loss == pytest.approx(expected.loss, abs=1e-4)
+    assert found.heads[0].loss_change is not None and found.heads[0].loss_change > 1
+
+
+def test_recall_needs_two_layers_and_an_induction_head(tmp_path: Path) -> None:
+    dataset = attnlm.prepare("recall", examples=4000, data_dir=tmp_path / "data")
+    sizes = {"heads": 2, "embed_dim": 64, "block_size": 17, "batch_size": 64, "steps": 60}
+    given = {"model": "transformer", "mlp": "none", "positions": "learned", "seed": 1, **sizes}
+    runs = [
+        attnlm.train(
+            dataset,
+            layers=layers,
+            examples_per_window=1,
+            eval_every=60,
+            checkpoint_dir=tmp_path / "checkpoints",
+            **given,
+        )
+        for layers in (1, 2)
+    ]
+    shallow, deep = (run.metrics()[-1]["accuracy"] for run in runs)
+    assert shallow < 0.2 and deep > 0.8
+    found = attnlm.heads(runs[1], windows=16, data_dir=tmp_path / "data").heads
+    assert any((head.layer, head.name) == (0, "previous-token") for head in found)
+    assert any((head.layer, head.name) == (1, "induction") for head in found)

@@ -7,6 +7,7 @@ sees the same data as an uninterrupted run of one process.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,16 +105,14 @@ class Batches:
         steps = np.arange(block * self._steps_at_once, (block + 1) * self._steps_at_once)
         numbers = steps[:, None] * self.batch_size + self._rows
         starts = self.starts(numbers.ravel().astype(np.uint64))
-        examples = self._examples
-        firsts = starts if examples is None else examples.starts[starts]
-        places = firsts[:, None] + np.arange(self.block_size + 1)
-        if examples is not None:  # the last windows end behind the last token
-            places = np.minimum(places, len(self.tokens) - 1)
-        windows = ids_at(self.tokens, places, self.vocab_size, "train.bin")
-        inputs = windows[:, :-1].astype(np.int64, "C")
-        if examples is not None:
-            return inputs, examples.targets(starts, windows[:, 1:], self._only_answers)
-        return inputs, windows[:, 1:].astype(np.int64, "C")
+        if self._examples is not None:
+            sizes = self.block_size, self._only_answers
+            return self._examples.windows(self._ids_at, starts, *sizes)
+        windows = self._ids_at(starts[:, None] + np.arange(self.block_size + 1))
+        return windows[:, :-1].astype(np.int64, "C"), windows[:, 1:].astype(np.int64, "C")
+
+    def _ids_at(self, places: NDArray[np.int64]) -> NDArray[Any]:
+        return ids_at(self.tokens, places, self.vocab_size, "train.bin")
 
     def starts(self, windows: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the offset at which each window starts, given the numbers of the windows.

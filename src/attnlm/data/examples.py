@@ -6,7 +6,7 @@ Axes: N tokens of a split, E examples, W windows, T tokens of a window.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,6 +90,23 @@ class Examples:
         if only_answers:
             counts_WT &= self.is_answer[np.minimum(places_WT, len(self.is_answer) - 1)]
         return np.where(counts_WT, windows_WT.astype(np.int64, "C"), np.int64(IGNORED))
+
+    def windows(
+        self,
+        read: Callable[[NDArray[np.int64]], NDArray[Any]],
+        first_W: NDArray[np.int64],
+        length: int,
+        only_answers: bool,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return inputs and targets, each (W, T), of windows that begin with these examples.
+
+        `read` returns the ids at these places of the split.
+        """
+        places_WT = self.starts[first_W, None] + np.arange(length + 1)
+        # The last windows end behind the last token.
+        ids_WT = read(np.minimum(places_WT, len(self.is_answer) - 1)).astype(np.int64)
+        inputs_WT = np.ascontiguousarray(ids_WT[:, :-1])
+        return inputs_WT, self.targets(first_W, ids_WT[:, 1:], only_answers)
 
     def packed(self, length: int) -> NDArray[np.int64]:
         """Return the first example of each window, (W,), if windows take the examples in order.

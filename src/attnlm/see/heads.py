@@ -41,6 +41,7 @@ from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.base.files import read_text
 from attnlm.data.dataset import ids_at
+from attnlm.data.examples import Examples, with_most
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops.loss import cross_entropy
@@ -186,10 +187,11 @@ def heads(
         print(found)  # as a table
 
     At most `windows` windows are measured, spread evenly over a text. `text` is the path of a file,
-    or ids; default: the run's validation split. Induction is always measured on random tokens. All
-    other scores are, too, if the run was imported and `text` is None. If `ablate` is True, one head
-    after another is silenced, and the loss measured over the same windows. `on_event` receives
-    events of type Progress.
+    or ids; default: the run's validation split. If the split consists of questions with answers,
+    windows hold whole examples, and the loss is that of the training. Induction is always measured
+    on random tokens. All other scores are, too, if the run was imported and `text` is None. If
+    `ablate` is True, one head after another is silenced, and the loss measured over the same
+    windows. `on_event` receives events of type Progress.
 
     Raises AttnlmError if `ablate` is True but there is no text, if files are missing or damaged,
     for a text or a context that is too short, for a model without attention, and for NaN and
@@ -208,23 +210,37 @@ def heads(
     block_size = run.config.spec.block_size
     there = 0
     inputs_NT = random_NT = repeated_random_tokens(run.vocab_size, block_size, windows)
+    examples = None
     if has_text:
-        tokens, origin = _tokens(run, text, Path(data_dir))
+        tokens, origin, examples = _tokens(run, text, Path(data_dir))
         block_size = min(block_size, len(tokens) - 1)
     if block_size < 2:
         raise TooShortError(block_size)
     if has_text:
-        there = (len(tokens) - 1) // block_size
-        windows_NT = _spread(tokens, block_size, windows, run.vocab_size, origin)
-        inputs_NT, random_NT = windows_NT[:, :-1], random_NT[: len(windows_NT)]
+        if examples is None:
+            there = (len(tokens) - 1) // block_size
+            windows_NT = _spread(tokens, block_size, windows, run.vocab_size, origin)
+            inputs_NT, targets_NT = windows_NT[:, :-1], windows_NT[:, 1:]
+        else:
+            firsts_N = examples.packed(block_size)
+            there = len(firsts_N)
+            firsts_N = firsts_N[_evenly(there, windows)]
+            only_answers = run.config.training.loss_on != "all"
+            inputs_NT, targets_NT = examples.windows(
+                lambda places: ids_at(tokens, places, run.vocab_size, origin),
+                *(firsts_N, block_size, only_answers),
+            )
+        random_NT = random_NT[: len(inputs_NT)]
     model, chosen = load_model(run, checkpoint=checkpoint, device=device)
     scores_LHP, chance_P = _mean_scores(model, run.tokenizer, inputs_NT, random_NT, chosen.torch)
     chance = _by_pattern(chance_P.numpy())
     loss, count = None, math.prod(scores_LHP.shape[:2])
     found: list[HeadReport] = []
     if ablate:
-        ids_NT = torch.from_numpy(windows_NT).to(chosen.torch)
-        loss = _loss(model, ids_NT, None)
+        ids_NT, wanted_NT = (
+            torch.from_numpy(ids).to(chosen.torch) for ids in (inputs_NT, targets_NT)
+        )
+        loss = _loss(model, ids_NT, wanted_NT, None)
     all_NP = scores_LHP.flatten(0, 1).numpy()
     for number, scores_P in enumerate(all_NP):
         layer, head = divmod(number, scores_LHP.size(1))
@@ -233,7 +249,7 @@ def heads(
         change = None
         if loss is not None:
             on_event(Progress("ablate", len(found), count, "head"))
-            change = _loss(model, ids_NT, (layer, head)) - loss
+            change = _loss(model, ids_NT, wanted_NT, (layer, head)) - loss
         found.append(HeadReport(layer, head, scores, name_of(scores, chance, others), change))
     return HeadsReport(
         run=run.name,
@@ -254,18 +270,21 @@ def _by_pattern(scores_P: NDArray[Any]) -> dict[str, float]:
 
 def _tokens(
     run: Run, text: str | Path | list[int] | None, data_dir: Path
-) -> tuple[NDArray[Any], str]:
-    """Return the ids to measure on, and their name for error messages."""
+) -> tuple[NDArray[Any], str, Examples | None]:
+    """Return the ids to measure on, their name for error messages, and the places of examples."""
     if isinstance(text, list):
-        return np.array(text), "the text"
+        return np.array(text), "the text", None
     if text is None:
         try:
-            return open_dataset_of(run, data_dir).val, "val.bin"
+            dataset = open_dataset_of(run, data_dir)
+            most = run.config.training.examples_per_window
+            return dataset.val, "val.bin", with_most(dataset.val_examples, most)
         except AttnlmError as error:
             raise AttnlmError(error.message, f"{error.hint}; or use `text`") from None
     with Path(text).open("rb") as file:
         content = read_text(file, str(text))
-    return run.tokenizer.encode_array(content), str(text)  # an array, since the file may be long
+    # an array, since the file may be long
+    return run.tokenizer.encode_array(content), str(text), None
 
 
 def _spread(
@@ -276,9 +295,13 @@ def _spread(
     They are spread evenly over a text.
     """
     there = (len(tokens) - 1) // length
-    chosen_N = np.unique(np.linspace(0, there - 1, min(most, there)).astype(np.int64))
-    places_NT = chosen_N[:, None] * length + np.arange(length + 1)
+    places_NT = _evenly(there, most)[:, None] * length + np.arange(length + 1)
     return ids_at(tokens, places_NT, vocab_size, origin).astype(np.int64)
+
+
+def _evenly(there: int, most: int) -> NDArray[np.int64]:
+    """Return at most `most` of the numbers below `there`, spread evenly."""
+    return np.unique(np.linspace(0, there - 1, min(most, there)).astype(np.int64))
 
 
 def repeated_random_tokens(vocab_size: int, block_size: int, windows: int) -> NDArray[np.int64]:
@@ -438,13 +461,16 @@ def name_of(
     return max(clear, key=lambda pattern: clear[pattern], default="mixed")
 
 
-def _loss(model: LanguageModel, windows_NT: Tensor, silenced: Head | None) -> float:
-    losses, at_once = [], max(1, _TOKENS_AT_ONCE // (windows_NT.size(1) - 1))
-    for part_NT in windows_NT.split(at_once):
+def _loss(
+    model: LanguageModel, inputs_NT: Tensor, targets_NT: Tensor, silenced: Head | None
+) -> float:
+    losses, at_once = [], max(1, _TOKENS_AT_ONCE // inputs_NT.size(1))
+    parts = zip(inputs_NT.split(at_once), targets_NT.split(at_once), strict=True)
+    for part_NT, wanted_NT in parts:
         # `watch` discards the attention weights, to save memory.
-        logits = record(model, part_NT[:, :-1], silenced, watch=lambda _: None).logits
-        losses.append(float(cross_entropy(logits, part_NT[:, 1:])) * part_NT[:, 1:].numel())
-    loss = math.fsum(losses) / windows_NT[:, 1:].numel()
+        logits = record(model, part_NT, silenced, watch=lambda _: None).logits
+        losses.append(float(cross_entropy(logits, wanted_NT)) * int((wanted_NT >= 0).sum()))
+    loss = math.fsum(losses) / max(1, int((targets_NT >= 0).sum()))
     if not math.isfinite(loss):
         raise NotFiniteError
     return loss

@@ -169,15 +169,17 @@ def _groups_of_examples(
     model: LanguageModel,
     at_once: int,
     only_answers: bool,
-) -> list[tuple[Ids, NDArray[np.int64]]]:
+) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Return inputs and targets of windows of whole examples, in groups of `at_once` windows."""
     length = model.block_size
     firsts = examples.packed(length)
     chosen = min(len(firsts), MOST_TOKENS // length if most is None else max(1, most // length))
     firsts = firsts[np.arange(chosen) * len(firsts) // chosen]
-    places = examples.starts[firsts, None] + np.arange(length + 1)
-    windows = ids_at(tokens, np.minimum(places, len(tokens) - 1), model.vocab_size, "val.bin")
-    inputs, targets = windows[:, :-1], examples.targets(firsts, windows[:, 1:], only_answers)
+
+    def read(places: NDArray[np.int64]) -> NDArray[Any]:
+        return ids_at(tokens, places, model.vocab_size, "val.bin")
+
+    inputs, targets = examples.windows(read, firsts, length, only_answers)
     if not (targets != IGNORED).any():
         raise AttnlmError(
             f"the context of {length} tokens ends before every answer of the validation split",
