@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from attnlm.base.files import read_json, write_json
 from attnlm.data.dataset import Dataset
@@ -284,3 +285,12 @@ def test_a_report_of_a_part_without_maps_has_the_rest(made: Path) -> None:
     for arguments in (["trace", "1 apples", "conv"], ["export", "conv", "--format", "gguf"]):
         done = here_in(made, arguments)
         assert done.code in (1, 2) and done.fault() is None, done.stderr
+
+
+def test_an_error_outside_of_own_code_names_the_code_that_ran(made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "data", tmp_path / "data")
+    wrong = own.PARTS + "\ntorch.set_grad_enabled(False)\n"
+    (tmp_path / "wrong.py").write_text(wrong)
+    words = ["train", "--attention", "wrong.py:Head", *SMALL, "fruits-char"]
+    with torch.enable_grad():  # restored at the end
+        fails(*words, cwd=tmp_path, code=1, says="wrong.py: element 0", hints="attnlm check")

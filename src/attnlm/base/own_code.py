@@ -317,6 +317,11 @@ _FILES: set[str] = set()
 """the files that ran in this process"""
 
 
+def files_that_ran() -> list[str]:
+    """Return the names of the files of own code that ran in this process."""
+    return sorted(Path(file).name for file in _FILES)
+
+
 def own_traceback(error: BaseException) -> str | None:
     """Return the traceback of an error in own code, from its first frame there on.
 

@@ -24,7 +24,7 @@ import typer
 from attnlm.base import signals
 from attnlm.base.errors import AlreadyReportedError, AttnlmError
 from attnlm.base.files import remedy
-from attnlm.base.own_code import CodeNotAcceptedError, own_traceback
+from attnlm.base.own_code import CodeNotAcceptedError, files_that_ran, own_traceback
 from attnlm.base.signals import Interrupted, leave
 from attnlm.base.suggestions import same, suggestion
 from attnlm.cli import console
@@ -163,6 +163,13 @@ def _explain(error: BaseException) -> int:
         import traceback
 
         traceback.print_exception(error)
+    if ran := files_that_ran():  # as when own code disables gradients
+        console.fail(
+            f"{type(error).__name__} with the code of {', '.join(ran)}: "
+            f"{''.join(text.splitlines()[:1])}",
+            "look for a mistake with attnlm check; ATTNLM_DEBUG=1 shows where the error arose",
+        )
+        return 1
     console.fail(
         f"internal error: {type(error).__name__}: {''.join(text.splitlines()[:1])}",
         "please report it with the output of ATTNLM_DEBUG=1",

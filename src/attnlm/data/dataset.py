@@ -69,6 +69,7 @@ class ExampleFacts:
     train_marks_sha256: str
     val_marks_sha256: str
     longer_sha256: str = limited(default="")
+    """"" if it is not known, or there are none"""
 
 
 @dataclass(frozen=True, kw_only=True)
