@@ -13,6 +13,7 @@ import pytest
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.files import write_json
 from attnlm.data.batches import Batches
 from attnlm.data.example_sets import text_of
 from attnlm.data.examples import (
@@ -331,6 +332,17 @@ def test_batches_refuse_the_examples_of_another_split(tmp_path: Path) -> None:
     dataset = attnlm.prepare("copy", examples=20, length=3, data_dir=tmp_path)
     with pytest.raises(UsageError, match="`examples`"):
         Batches(dataset.train, block_size=8, batch_size=2, seed=1, examples=dataset.val_examples)
+
+
+@pytest.mark.parametrize("key", ["val_bytes", "val_answer_bytes"])
+def test_forged_sizes_are_refused(tmp_path: Path, key: str) -> None:
+    path = attnlm.prepare("copy", examples=20, data_dir=tmp_path).path / "meta.json"
+    meta = json.loads(path.read_text())
+    del meta["sha256"]
+    (meta if key in meta else meta["examples"])[key] = 10**400
+    write_json(path, meta)
+    with pytest.raises(AttnlmError, match=f"{key}' cannot be"):
+        attnlm.open_dataset(path.parent)
 
 
 def test_prepare_shows_an_example(tmp_path: Path) -> None:

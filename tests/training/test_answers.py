@@ -360,6 +360,8 @@ def test_a_conversation_answers_each_line(learned: tuple[attnlm.Run, Path]) -> N
     typed = "ab\nzy\n" * 6 + "cd\n"  # more than the context holds
     done = command("sample", run.name, "-i", "--temperature", "0", cwd=folder, stdin=typed)
     assert done.stdout.split() == ["ab", "zy"] * 6 + ["cd"]
+    words = ("sample", run.name, "-i", "--temperature", "0", "--prompt", "qr")
+    assert command(*words, cwd=folder, stdin="cd\n").stdout.split() == ["qr", "cd"]
 
 
 def test_a_run_without_its_data_set_is_sampled_as_text(learned: tuple[attnlm.Run, Path]) -> None:

@@ -299,12 +299,13 @@ def _talk(
         console.say(f"type a line and the model {does}; /help lists commands, /bye stops")
     ids: list[int] = []
     turns: list[int] = []  # the places in `ids` where questions begin
-    if prompt:
+    asked = prompt if form is not None else ""  # before the first line
+    if prompt and form is None:
         _extend(ids, sampler, prompt, form)
     while True:
-        if sys.stdin.isatty():
+        if sys.stdin.isatty() and not asked:
             print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201
-        line = sys.stdin.readline()
+        line, asked = asked or sys.stdin.readline(), ""
         if not line or line.strip() in ("/bye", "/quit", "/exit", "quit", "exit"):
             return
         if command := re.match(r"/([a-z]+)(?:\s|$)", line):

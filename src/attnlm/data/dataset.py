@@ -65,7 +65,7 @@ class ExampleFacts:
     answer_end: str = limited(default="")
     """the text that ends an answer; "" for the end-of-text id"""
     val_answer_tokens: int = limited(at_least=1, below=2**48)
-    val_answer_bytes: int = limited(at_least=1)
+    val_answer_bytes: int = limited(at_least=1, below=2**53)
     train_marks_sha256: str
     val_marks_sha256: str
     longer_sha256: str = limited(default="")
@@ -95,7 +95,7 @@ class Facts:
     val_characters: int = limited(at_least=1)
     train_tokens: int = limited(at_least=1, below=2**48)
     val_tokens: int = limited(at_least=1, below=2**48)
-    val_bytes: int = limited(at_least=1)
+    val_bytes: int = limited(at_least=1, below=2**53)
     val_parts: tuple[SourcePart, ...] = ()
     train_sha256: str
     val_sha256: str
