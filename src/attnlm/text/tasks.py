@@ -131,7 +131,7 @@ def generate(name: str, *, examples: int, size: int | None) -> tuple[TaskExample
     There are `examples` training examples, and a tenth as many for validation, but at most 1,000.
     All questions differ. If the task has fewer questions, all are used, a tenth of them for
     validation. Longer examples have half a size more, or one digit more; a task without a size, or
-    at its largest size, has none. Raises UsageError for a size that the task can't have.
+    whose largest size is less, has none. Raises UsageError for a size that the task can't have.
     """
     task = TASKS[name]
     size = task.size if size is None else size
