@@ -395,7 +395,8 @@ def test_silencing_heads_measures_the_answers(learned: tuple[attnlm.Run, Path]) 
 def test_recall_needs_two_layers_and_an_induction_head(tmp_path: Path) -> None:
     dataset = attnlm.prepare("recall", examples=4000, data_dir=tmp_path / "data")
     sizes = {"heads": 2, "embed_dim": 64, "block_size": 17, "batch_size": 64, "steps": 60}
-    given = {"model": "transformer", "mlp": "none", "positions": "learned", "seed": 1, **sizes}
+    parts = {"model": "transformer", "mlp": "none", "positions": "learned"}
+    given: dict[str, Any] = {**parts, **sizes, "seed": 1}
     runs = [
         attnlm.train(
             dataset,
