@@ -71,6 +71,6 @@ def test_shares_equal_those_of_transformer_lens(
             place = f"blocks.{layer}.{hook}", (0, t)
             assert share_of(theirs, run, *place) == pytest.approx(share, abs=1e-3), (kind, place)
     for (layer, head), share in np.ndenumerate(ours.heads):
-        place = f"blocks.{layer}.attn.hook_z", (0, slice(None), head)
-        assert share_of(theirs, run, *place) == pytest.approx(share, abs=1e-3), place
+        of_head = f"blocks.{layer}.attn.hook_z", (0, slice(None), head)
+        assert share_of(theirs, run, *of_head) == pytest.approx(share, abs=1e-3), of_head
     assert np.abs(ours.heads).max() > 0.05
