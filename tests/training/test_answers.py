@@ -29,7 +29,7 @@ from attnlm.training.one_layer import one_layer_form
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation import right_answers, validation_loss
-from attnlm.workflows.answers import ask, longer_pairs, pairs_of
+from attnlm.workflows.answers import ask, longer_pairs, pairs_of, texts_to_patch
 from tests.command import attnlm as command
 from tests.command import fails
 from tests.models import COMPILED, needs_kernels, parts_of
@@ -413,3 +413,10 @@ def test_recall_needs_two_layers_and_an_induction_head(tmp_path: Path) -> None:
     found = attnlm.heads(runs[1], windows=16, data_dir=tmp_path / "data").heads
     assert any((head.layer, head.name) == (0, "previous-token") for head in found)
     assert any((head.layer, head.name) == (1, "induction") for head in found)
+    texts = texts_to_patch(dataset, 50)
+    for clean, corrupted, answer, other in texts:
+        (changed,) = (i for i in range(len(clean)) if clean[i] != corrupted[i])
+        assert (clean[changed], corrupted[changed]) == (answer, other)
+    shares_LH = attnlm.patch(runs[1], texts).heads
+    layer, head = divmod(int(np.argmax(shares_LH)), shares_LH.shape[1])
+    assert {(one.layer, one.head): one.name for one in found}[layer, head] == "induction"

@@ -407,23 +407,37 @@ def patch(
         'CLEAN and CORRUPTED; a line may have "answers", a list of two',
         metavar="FILE",
     ),
+    examples: int | None = option(
+        None,
+        "use this many questions of the run's validation split, each with another question of the "
+        "same length, instead of CLEAN and CORRUPTED",
+    ),
     output: Path | None = _PICTURE,
     checkpoint: str = options.CHECKPOINT,
     checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    data_dir: Path = options.DATA_DIR,
     json: bool = options.JSON,
 ) -> None:
     """Find the places of a model that carry the difference between two texts."""
     kind = "" if output is None else _check_output(output, "html", "png", "svg")
-    if pairs is not None and (corrupted, answers) == (None, None) and None in (clean, run):
+    several = [pairs, examples].count(None)
+    if several == 1 and (corrupted, answers) == (None, None) and None in (clean, run):
         run, clean = run or clean, None  # the only argument is RUN
-    elif pairs is not None or clean is None or corrupted is None:
-        message = "patch takes two texts, or --pairs with both texts and all answers"
-        raise UsageError(message, "give CLEAN and CORRUPTED, or --pairs FILE")
+    elif several != 2 or clean is None or corrupted is None:
+        message = "patch takes two texts, or --pairs, or --examples"
+        raise UsageError(message, "give CLEAN and CORRUPTED, or --pairs FILE, or --examples N")
+    if examples is not None and examples < 1:
+        raise UsageError(f"invalid value for --examples: {examples}", "it must be at least 1")
     given: Path | list[tuple[str, ...]] = pairs or []
     if clean is not None and corrupted is not None:
         texts = typed(clean, "the clean text"), typed(corrupted, "the corrupted text")
         given = [(*texts, *(typed(answer, "--answers") for answer in answers or ()))]
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
+    if examples is not None:
+        from attnlm.runs.run import open_dataset_of
+        from attnlm.workflows.answers import texts_to_patch
+
+        given = [*texts_to_patch(open_dataset_of(opened, data_dir), examples)]
 
     chosen = opened.checkpoint(checkpoint)
     with contextlib.closing(Display()) as display:

@@ -159,6 +159,43 @@ def pairs_of(dataset: Dataset, most: int | None = None) -> list[Pair]:
     return pairs
 
 
+def texts_to_patch(dataset: Dataset, most: int) -> list[tuple[str, str, str, str]]:
+    """Return pairs of questions for `patch`: clean, corrupted, and the first token of each answer.
+
+    If the answer follows an earlier occurrence of the question's last token, as in recall, only
+    this answer is exchanged. Otherwise, the corrupted question is the next one that has as many
+    tokens and an answer that begins with another token. Raises AttnlmError if there is no pair.
+    """
+    tokenizer, facts = dataset.tokenizer, dataset.examples
+    end = "" if facts is None else facts.question_end
+    asked = [
+        (tokenizer.encode(prompt.removesuffix(end) + end), tokenizer.encode(answer)[0])
+        for prompt, answer in pairs_of(dataset)
+    ]
+    found = []
+    for number, (clean, answer) in enumerate(asked):
+        place = clean.index(clean[-1]) + 1
+        others = (other for other in (*asked[number + 1 :], *asked[:number]) if other[1] != answer)
+        if place < len(clean) and clean[place] == answer:
+            _, other = next(others, ([], answer))
+            corrupted = [*clean[:place], other, *clean[place + 1 :]]
+        else:
+            fitting = (one for one in others if len(one[0]) == len(clean))
+            corrupted, other = next(fitting, (clean, answer))
+        if other != answer:
+            ids = clean, corrupted, [answer], [other]
+            found.append(tuple(map(tokenizer.decode, ids)))
+    lengths = [len(tokenizer.encode(clean)) for clean, *_ in found]
+    usual = max(set(lengths), key=lengths.count, default=0)
+    alike = [texts for texts, length in zip(found, lengths, strict=True) if length == usual]
+    if not alike:
+        raise AttnlmError(
+            f"{dataset.name} has no two questions of one length with different answers",
+            "patch two texts of your own",
+        )
+    return [(a, b, c, d) for a, b, c, d in alike[:most]]
+
+
 def longer_pairs(dataset: Dataset) -> list[Pair]:
     """Return the longer questions of a task with their answers; [] if the data set has none."""
     if dataset.examples is None or not dataset.examples.longer:
