@@ -242,7 +242,7 @@ def test_each_exercise_names_its_models_and_each_time_has_a_machine() -> None:
 
 def test_answers_are_hidden_and_shown_as_markdown() -> None:
     """GitHub and Sphinx need blank lines around Markdown within HTML."""
-    for page, count in ((COURSE, 9), (LESSON, 6)):
+    for page, count in ((COURSE, 10), (LESSON, 7)):
         whole = r"^<details><summary>Answer</summary>\n\n(?:(?!<details>).)+?\n\n</details>$"
         answers = re.findall(whole, page, flags=re.DOTALL | re.MULTILINE)
         assert len(answers) == page.count("<details>") == page.count("</details>") == count

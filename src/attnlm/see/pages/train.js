@@ -215,7 +215,7 @@ class Pane {
     const nextTokens = (title) => element("div", {}, element("h3", {}, title), bars(((probabilities_V) =>
       topK(probabilities_V, SHOWN_NEXT).filter((id, n) => n === 0 || probabilities_V[id] >= 0.001)
         .map((id) => [tokenText(model, id), probabilities_V[id]]))(softmax(model.logits(ids)))));
-    const without = silenced.size ? [nextTokens("Next token without")] : [];
+    const without = silenced.size ? [nextTokens("Next token, heads off")] : [];
     Object.assign(model, {silenced: new Set(), cache: newCache()});
     parts.next.replaceChildren(nextTokens("Next token"), ...without);
     const {layers} = model.cache, rowOf = (l, h) => (t) => layers[l][t].attention[h];
@@ -296,12 +296,12 @@ function showControls() {
 
 /* Show the first pane's model in the part of the page below (play.js). */
 function followInPlay() {
-  if (typeof models === "undefined") return; // play.js has not begun yet
-  plots.delete(models.pop());
-  models.push(panes[0].model);
-  states.at(-1).cache = newCache();
-  isEdited = true; // the vocabulary may have changed
-  if (!panes[0].isRunning || page.models.getBoundingClientRect().top < innerHeight) refresh();
+  const isOutOfSight = panes[0].isRunning && page.models.getBoundingClientRect().top > innerHeight;
+  if (isOutOfSight || typeof models === "undefined") return; // or play.js has not begun yet
+  if (generating) generating.stopped = true;
+  plots.delete(models.splice(-1, 1, panes[0].model)[0]);
+  [states.at(-1).cache, isEdited] = [newCache(), true]; // the vocabulary may have changed
+  refresh();
 }
 
 function download(name, content) {
