@@ -76,7 +76,6 @@ def shortened(command: Iterable[str]) -> list[str]:
 def folder(tmp_path: Path) -> Path:
     """A folder with the texts that the documents name, of characters that `tales` has."""
     text = "Once there was a little Duck, and Dear Ella found a tiny bell.\n" * 60
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "notes").mkdir()
     (tmp_path / "stories").mkdir()
     for name in (
