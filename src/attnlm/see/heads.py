@@ -398,10 +398,10 @@ def snapshot_scores(
     layer has the same number of attention maps, TooShortError for a short text or context, and
     NotFiniteError for NaN and infinity.
     """
-    length = min(model.block_size, len(text) - 1)
+    length = min(model.block_size, len(text) - 1, _TOKENS_OF_SNAPSHOT)
     if length < 2:
         raise TooShortError(length)
-    windows = max(1, _TOKENS_OF_SNAPSHOT // length)
+    windows = _TOKENS_OF_SNAPSHOT // length
     inputs_NT = _spread(text, length, windows, model.vocab_size, "val.bin")[:, :-1]
     random_NT = repeated_random_tokens(model.vocab_size, model.block_size, windows)
     scores_LHP, _ = _mean_scores(model, tokenizer, inputs_NT, random_NT, device)
