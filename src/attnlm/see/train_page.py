@@ -21,7 +21,7 @@ _MOST = {"train": MOST_TEXT * 9 // 10, "val": MOST_TEXT // 10}
 _BATCH = 512  # tokens
 _CONTEXT = 32
 _STEPS = 3000
-_SMALL = {"transformer": {"embed_dim": 64}}
+_SMALL: dict[str, Settings] = {"transformer": {"embed_dim": 64, "steps": 800}}
 # AdamW learns best with lower learning rates here than with the larger batches of `train`.
 _RATES = {"single-head": 0.004, "multi-head": 0.006, "wide-head": 0.004, "transformer": 0.004}
 _DEFAULT = "multi-head"
@@ -71,7 +71,7 @@ def _config(parts: Settings) -> Config:
     training["batch_size"] = max(1, _BATCH // int(parts["block_size"]))
     if (rate := _RATES.get(str(parts["model"]))) is not None:
         training["learning_rate"] = rate
-    return resolve({**parts, **training})
+    return resolve({**training, **parts})
 
 
 def _rung_data(config: Config) -> dict[str, Any]:
