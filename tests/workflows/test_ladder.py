@@ -31,6 +31,7 @@ from attnlm.see.ladder import Ladder, _lines, explained
 from attnlm.see.reproduce import ladder_command
 from attnlm.training.events import Evaluated, Started
 from attnlm.training.step import StepNotFiniteError
+from attnlm.workflows.answers import pairs_of
 from attnlm.workflows.ladder import LadderStarted
 from attnlm.workflows.ladder import ladder as train_ladder
 from attnlm.workflows.train import train
@@ -230,6 +231,24 @@ def test_rungs_that_need_more_steps_to_rank_are_named(climbed: Ladder) -> None:
         "too few steps to rank multi-head and wide-head: they are 0.070 apart, and a loss fell "
         "by 0.130 over the last fifth of training",
     ]
+
+
+def test_a_ladder_of_questions_shows_an_answer_to_one_of_them(tmp_path: Path) -> None:
+    task = attnlm.prepare("copy", examples=40, data_dir=tmp_path)
+    options: dict[str, Any] = {"steps": 2, "seed": 1, "checkpoint_dir": tmp_path / "runs"}
+    climbed = train_ladder(task, rungs=["bigram", "single-head"], **options)
+    question, _ = pairs_of(task, 1)[0]
+    assert climbed.plan.prompt == question + "="
+    for rung in climbed.rungs:
+        assert [rung.text] == attnlm.generate(rung.run, [question], tokens=200)
+
+
+def test_a_ladder_of_few_steps_warns(climbed: Ladder) -> None:
+    said = "models learn next to nothing in so few steps: bigram made 6"
+    assert said in climbed.warnings
+    results = [replace(r, records=[replace(r.last, step=10)]) for r in climbed.rungs[0].results]
+    rungs = tuple(replace(rung, results=results) for rung in climbed.rungs)
+    assert not any("so few" in one for one in replace(climbed, rungs=rungs).warnings)
 
 
 class StopAt:

@@ -201,6 +201,7 @@ def _to_resume(run: attnlm.Run, given: Mapping[str, Any]) -> int:
 
 
 def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> None:
+    from attnlm.generation.questions import format_of
     from attnlm.see.curves import plain_curve, verdict
 
     result = run.result()
@@ -228,7 +229,8 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
         }
     )
     if not quiet:
-        console.say_next(command_for("attnlm sample", run.path, "--tokens", "500"))
+        length = ("--tokens", "500") if format_of(run) is None else ()
+        console.say_next(command_for("attnlm sample", run.path, *length))
     facts = {
         "run": str(run.path),
         "model": run.config.spec.name,

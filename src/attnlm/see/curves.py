@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 INK, QUIET = "#2b2f36", "#7d838d"
 # Distinct for the colour-blind and in greyscale; the training loss is dashed, with squares.
 _TRAINING, _VALIDATION = "#b85c00", "#0a4a8a"
+FEW_STEPS = 10  # with fewer, a model learns next to nothing
 _MARKERS = "os^Dv*PX"  # curves differ not only in colour
 _WIDTH, _HEIGHT, _CHARACTER = 4.6, 3.6, 0.08  # inches: a panel, and a character in its legend
 # Variables of page.css, which defines them for light and dark pages.

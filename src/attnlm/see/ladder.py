@@ -23,7 +23,7 @@ from attnlm.model.inspection import ChangedModelError
 from attnlm.model.own import WIDTHS, size_settings
 from attnlm.runs.ladder_plan import TOLERANCE, LadderPlan
 from attnlm.runs.run import Result, Run
-from attnlm.see.curves import Line, panel_svg, panels_png, recent_fall, verdict
+from attnlm.see.curves import FEW_STEPS, Line, panel_svg, panels_png, recent_fall, verdict
 from attnlm.see.page import render
 from attnlm.see.play import SCRIPTS, first_text, run_data
 from attnlm.see.reproduce import ladder_command
@@ -416,6 +416,9 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
         if last.val_loss > rung.result.best.val_loss:
             best_step = rung.result.final.step
             yield f"{rung.model} is shown at step {best_step:,}: its loss rose after that"
+    fewest = min(ladder.rungs, key=lambda rung: rung.result.last.step)
+    if (steps := fewest.result.last.step) < FEW_STEPS:
+        yield f"models learn next to nothing in so few steps: {fewest.model} made {steps}"
     for rung, gain in zip(ladder.rungs, ladder.gains, strict=True):
         if gain is not None:
             fall = max(recent_fall(one.result.records) for one in (rung, gain.rival))

@@ -22,6 +22,7 @@ from attnlm.config.new_training import Resolved
 from attnlm.config.settings import resolve
 from attnlm.config.variants import named_codes
 from attnlm.data.dataset import Dataset, open_dataset
+from attnlm.generation.questions import QuestionFormat, answers, format_of
 from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.model.own import CODE, completed
@@ -31,6 +32,7 @@ from attnlm.see.ladder import Ladder, Rung, median
 from attnlm.training.cost import affordable_tokens, step_cost
 from attnlm.training.state import saved_facts
 from attnlm.training.step import StepNotFiniteError
+from attnlm.workflows.answers import pairs_of
 from attnlm.workflows.autotune import check_fits
 from attnlm.workflows.equal import relative_steps, with_steps, with_widths
 from attnlm.workflows.train import train
@@ -94,9 +96,10 @@ def ladder(
     has the run with the median loss. With one seed, the run is named `<ladder>-<rung>`. `budget` is
     in seconds for all rungs together (default: 120): the largest rung is trained first, for a
     fraction of the budget, and the others make the same number of steps. `steps` are the updates of
-    each run, instead of `budget`. Each model continues `prompt` by `tokens` tokens (default: 200).
-    An existing ladder, given by `resume` or `name`, is resumed; other arguments must equal the
-    original ones. `on_event` receives LadderStarted and all events of `train`.
+    each run, instead of `budget`. Each model continues `prompt` by `tokens` tokens (default: 200);
+    a model of questions with answers answers it instead, by default a question of the validation
+    split. An existing ladder, given by `resume` or `name`, is resumed; other arguments must equal
+    the original ones. `on_event` receives LadderStarted and all events of `train`.
 
     `tune` names a number of the training, such as learning_rate. Each rung gets the best of five
     values, 1/4 to 4 times its default. Each is tried with the first seed for a fifth of the steps,
@@ -254,7 +257,8 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Ladd
     if block_size < _BLOCK_SIZE:
         on_event(Note(f"{dataset.name} is small: the context of the rungs is {block_size} tokens"))
     length = {} if "steps" in given else {"budget": DEFAULT_BUDGET}
-    about = {"rungs": DEFAULT_RUNGS, "prompt": "", "tokens": 200, "seed": drawn_seed()}
+    prompt = _first_question(dataset)
+    about = {"rungs": DEFAULT_RUNGS, "prompt": prompt, "tokens": 200, "seed": drawn_seed()}
     plan = LadderPlan(
         dataset=dataset.name,
         dataset_path=str(dataset.path),
@@ -286,6 +290,14 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Ladd
     sizes = dataset.vocab_size, dataset.val_tokens
     parts = [part for c in configs if (part := affordable_tokens(c, *sizes)) is not None]
     return replace(plan, eval_tokens=plan.eval_tokens or min(parts, default=None))
+
+
+def _first_question(dataset: Dataset) -> str:
+    """Return a question of the validation split, with its end; "" for a text."""
+    if dataset.examples is None:
+        return ""
+    form = QuestionFormat(dataset.examples.question_end)
+    return next((form.asked(question) for question, _ in pairs_of(dataset, 1)), "")
 
 
 def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
@@ -388,6 +400,10 @@ def _shown(
         results.append(result if is_whole else replace(result, whole={}))
     run, _ = median(list(zip(runs, results, strict=True)), key=lambda one: one[1].final.val_loss)
     sampler = load_sampler(run, device=run.config.training.device, on_event=on_event)
-    config = SamplingConfig(tokens=plan.tokens, seed=plan.seed)
-    text = "".join(sampler.stream(sampler.prompt_ids(plan.prompt), config))
+    form = format_of(run)
+    if form is not None and plan.prompt:
+        (text,) = answers(sampler, form, [plan.prompt], plan.tokens)
+    else:
+        config = SamplingConfig(tokens=plan.tokens, seed=plan.seed)
+        text = "".join(sampler.stream(sampler.prompt_ids(plan.prompt), config))
     return Rung(model, run, text, results)

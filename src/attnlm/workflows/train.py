@@ -37,7 +37,7 @@ from attnlm.runs.load_model import check_tokenizer, parent_record
 from attnlm.runs.manage import remove_run
 from attnlm.runs.records import ParentRecord
 from attnlm.runs.run import Run, open_dataset_of, open_run, run_of
-from attnlm.see.curves import CurveDrawer
+from attnlm.see.curves import FEW_STEPS, CurveDrawer
 from attnlm.see.logs import LogListener, check_tools
 from attnlm.training.cost import affordable_sample, affordable_tokens
 from attnlm.training.loop import OnStep, fit
@@ -47,7 +47,6 @@ from attnlm.workflows.autotune import affordable_size, autotune, chosen_device
 from attnlm.workflows.check import check_causal
 from attnlm.workflows.evaluate import measure_on_whole, take_snapshot
 
-_FEW_STEPS = 10  # with fewer, a model learns next to nothing
 _KERNELS = ("compile", "matmul", "attention_kernel")
 _OF_THE_DEVICE = ("dtype", *_KERNELS, "threads")
 _ROUNDING = ("device", *_OF_THE_DEVICE, "processes", "micro_batch_size", "recompute")
@@ -202,8 +201,9 @@ def train(
             on_step if processes.is_main else None,
         )
         if processes.is_main:
-            if budget is not None and state.step < _FEW_STEPS:
-                made = f"only {state.step} steps were made in {duration(budget)}"
+            if budget is not None and state.step < FEW_STEPS:
+                steps = "1 step was" if state.step == 1 else f"{state.step} steps were"
+                made = f"only {steps} made in {duration(budget)}"
                 better = "use a smaller model, a smaller `batch_size` or a longer `budget`"
                 listener(Note(f"{made}: {better}"))
             measure_on_whole(run, job.dataset, listener)
