@@ -178,6 +178,13 @@ def test_windows_hold_whole_examples_and_no_target_behind_them(only_answers: boo
     assert not missing  # epochs leave no answer out
 
 
+def test_divided_examples_are_two_splits() -> None:
+    before, after = _examples([4, 7, 2, 9]).divided(2)
+    assert (before.starts.tolist(), after.starts.tolist()) == ([0, 4], [0, 2])
+    assert before.ends.tolist() == [4, 11] and after.ends.tolist() == [2, 11]
+    assert after.is_answer.tolist() == _examples([2, 9]).is_answer.tolist()
+
+
 def test_an_example_longer_than_the_window_is_cut_at_its_end() -> None:
     examples = _examples([30, 4])
     targets = examples.targets(np.array([0]), np.arange(1, 11)[None], only_answers=False)

@@ -548,11 +548,11 @@ def test_a_stopped_tuning_resumes_after_its_finished_trials(
 
     def stop(event: object) -> None:
         nonlocal trials
-        trials += isinstance(event, Started)
-        if trials == 4:
+        trials += str(event).startswith("tried")
+        if trials == 3:
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         train_ladder(dataset, on_event=stop, **given)
     assert len(read_plan(tmp_path / "t").trials) == 3
     again = train_ladder(resume="t", checkpoint_dir=tmp_path, data_dir=dataset.path.parent)

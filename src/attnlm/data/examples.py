@@ -40,6 +40,13 @@ class Examples:
     def __len__(self) -> int:
         return len(self.starts)
 
+    def divided(self, index: int) -> tuple[Examples, Examples]:
+        """Return the examples before `index`, and the others, each as a split of its own."""
+        place = int(self.starts[index])
+        before = replace(self, starts=self.starts[:index], is_answer=self.is_answer[:place])
+        after = self.starts[index:] - place
+        return before, replace(self, starts=after, is_answer=self.is_answer[place:])
+
     @functools.cached_property
     def ends(self) -> NDArray[np.int64]:
         """Return the offsets behind the last token of each example, (E,)."""

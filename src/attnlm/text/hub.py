@@ -82,7 +82,7 @@ def _texts(source: str, column: str, offline: bool) -> Iterator[str]:
             row += 1
             if column not in record:
                 raise missing(column, list(record), source)
-            yield checked(record[column], column, f"row {row:,} of {source}")
+            yield checked(record[column], f"column {column!r}", f"row {row:,} of {source}")
     except (AttnlmError, MemoryError):
         raise
     except Exception as error:  # any error of the library or the Hub

@@ -198,10 +198,12 @@ def _tuned(
     path: Path, plan: LadderPlan, dataset: Dataset, lengths: Mapping[str, float], on_event: OnEvent
 ) -> LadderPlan:
     """Return the plan with all trials of the setting `tune`, after making those that it lacks."""
-    size = dataset.train_tokens // 10
-    train_ids, val_ids = dataset.train[:-size], dataset.train[-size:]
-    sizes: Any = {"train_tokens": len(train_ids), "val_tokens": size}
-    part = replace(dataset, train=train_ids, val=val_ids, **sizes)
+    part = _training_part(dataset)
+
+    def tell(event: object) -> None:
+        if isinstance(event, Note):  # not the headers and evaluations of each trial
+            on_event(event)
+
     for rung in plan.rungs:
         tried = [trial.value for trial in plan.trials if trial.rung == rung]
         left = [value for value in plan.grid(rung) if value not in tried]
@@ -212,20 +214,43 @@ def _tuned(
         for value in left:
             if steps is not None:
                 length = {"steps": steps, "eval_every": steps}
-            on_event(Note(f"trying {rung} with {plan.tune} {value:g}"))
             settings = {**plan.settings(rung, plan.seed), str(plan.tune): value, **length}
             asked = _asked(settings)
             loss = None
             with workspace(path) as work:
                 try:
-                    run = train(part, recipe=asked, checkpoint_dir=work, on_event=on_event)
+                    run = train(part, recipe=asked, checkpoint_dir=work, on_event=tell)
                     loss, steps = run.evaluations()[-1].val_loss, run.evaluations()[-1].step
                 except AttnlmError as error:
                     if not isinstance(error.__cause__, StepNotFiniteError):
                         raise
             plan = replace(plan, trials=(*plan.trials, Trial(rung, value, loss)))
             plan.write(path)
+            found = "its numbers are not finite" if loss is None else f"loss {loss:.4f}"
+            on_event(Note(f"tried {rung} with {plan.tune} {value:g}: {found}"))
+        best = plan.settings(rung, plan.seed).get(str(plan.tune))
+        if left and best in (max(plan.grid(rung)), min(plan.grid(rung))):
+            end = "largest" if best == max(plan.grid(rung)) else "smallest"
+            on_event(Note(f"{rung} prefers {plan.tune} {best:g}, the {end} value that was tried"))
     return plan
+
+
+def _training_part(dataset: Dataset) -> Dataset:
+    """Return a data set of the training split alone, whose last tenth is for validation."""
+    first = dataset.train_tokens - dataset.train_tokens // 10
+    places: dict[str, Any] = {}
+    if dataset.train_examples is not None:
+        before, after = dataset.train_examples.divided(len(dataset.train_examples) * 9 // 10)
+        places = {"train_examples": before, "val_examples": after}
+        first = len(before.is_answer)
+    return replace(
+        dataset,
+        train=dataset.train[:first],
+        val=dataset.train[first:],
+        train_tokens=first,
+        val_tokens=dataset.train_tokens - first,
+        **places,
+    )
 
 
 def _recorded(
