@@ -182,10 +182,11 @@ def test_a_stopped_ladder_keeps_its_widths_and_steps(
 
     page = " ".join(elements(ladder.write_page().read_bytes()).text.split())
     said = {
-        "parameters": "has the width with which it has about as many parameters as bigram",
-        "flops": "makes the steps that take as many FLOPs, forward and backward, as single-head",
+        "parameters": "The width of each rung gives it about as many parameters as bigram",
+        "flops": "Each rung makes the steps that need as many FLOPs, forward and backward, as "
+        "single-head",
     }[equal]
-    assert f"Each rung {said} ({ladder.plan.adaptation})." in page
+    assert f"{said} ({ladder.plan.adaptation})." in page
     trained_on = {"parameters": "for 4 steps of", "flops": "on batches of"}[equal]
     assert f"each trained {trained_on} 32 × 64 tokens, the same in the same order (seed" in page
     assert ladder_command(ladder.plan).count(f"--equal {equal}") == 1
@@ -247,7 +248,7 @@ def test_a_difference_in_size_is_a_warning(dataset: Dataset, tmp_path: Path, cod
     times = large.run.parameters / small.run.parameters
     said = f"{large.model} has {times:.1f} times as many parameters as {small.model}"
     assert said in ladder.warnings
-    assert "All rungs make the same steps: --equal parameters" in (
+    assert "All rungs make the same steps: --equal can hold parameters" in (
         ladder.write_page().read_text(encoding="utf-8")
     )
     ladder = trained(dataset, tmp_path / "p", rungs=rungs[1:], steps=2, equal="parameters")
@@ -263,4 +264,4 @@ def test_the_command_holds_operations_equal(project: Path, tmp_path: Path) -> No
     assert second["steps"] > first["steps"] == 3
     assert second["flops"] == pytest.approx(first["flops"], rel=0.2)
     assert "for equal flops: single-head: steps 3; average: steps" in done.stderr
-    assert "each rung makes the steps that take as many FLOPs" in done.stderr
+    assert "each rung makes the steps that need as many FLOPs" in done.stderr

@@ -540,20 +540,43 @@ def test_the_page_says_that_rungs_may_prefer_another_rate(climbed: Ladder) -> No
     assert "Each rung has its default learning rate, and may prefer another: --tune" in page
 
 
+def test_tuning_on_questions_tells_each_trial_and_a_best_value_at_the_end(tmp_path: Path) -> None:
+    task = attnlm.prepare("copy", examples=200, length=2, data_dir=tmp_path)
+    notes: list[str] = []
+    given: dict[str, Any] = {"steps": 20, "seed": 1, "tune": "learning_rate", "rungs": ["bigram"]}
+    climbed = train_ladder(
+        task, checkpoint_dir=tmp_path, on_event=lambda event: notes.append(str(event)), **given
+    )
+    trials = {trial.value: trial.loss for trial in climbed.plan.trials}
+    told = [note for note in notes if note.startswith("tried bigram")]
+    assert told == [
+        f"tried bigram with learning_rate {v:g}: loss {loss:.4f}" for v, loss in trials.items()
+    ]
+    best = min(trials, key=lambda value: trials[value] or math.inf)
+    assert best == max(trials)
+    assert f"bigram prefers learning_rate {best:g}, the largest value that was tried" in notes
+
+
 def test_a_stopped_tuning_resumes_after_its_finished_trials(
-    tuned: Ladder, dataset: Dataset, tmp_path: Path
+    tuned: Ladder, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = {**TUNED, "rungs": tuned.plan.rungs, "checkpoint_dir": tmp_path, "name": "t"}
     trials = 0
 
-    def stop(event: object) -> None:
+    def stopped_in_the_fourth(*arguments: Any, on_event: Any, **more: Any) -> Run:
         nonlocal trials
-        trials += str(event).startswith("tried")
-        if trials == 3:
-            signal.raise_signal(signal.SIGINT)
+        trials += 1
 
-    with pytest.raises(KeyboardInterrupt):
-        train_ladder(dataset, on_event=stop, **given)
+        def stop(event: object) -> None:
+            on_event(event)
+            if isinstance(event, Started) and trials == 4:
+                signal.raise_signal(signal.SIGINT)
+
+        return train(*arguments, on_event=stop, **more)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr("attnlm.workflows.ladder.train", stopped_in_the_fourth)
+        train_ladder(dataset, **given)
     assert len(read_plan(tmp_path / "t").trials) == 3
     again = train_ladder(resume="t", checkpoint_dir=tmp_path, data_dir=dataset.path.parent)
     assert again.plan.trials == tuned.plan.trials and facts(again) == facts(tuned)

@@ -49,8 +49,8 @@ def ladder(
     ),
     equal: str | None = option(
         None,
-        f"what all models have alike: {'|'.join(EQUAL)}; the width or the steps of each "
-        "follow from the first model; default: tokens",
+        f"what to hold equal in all models: {'|'.join(EQUAL)}; the first model decides the "
+        "widths or steps of the others; default: tokens",
         completion.choices(*EQUAL),
     ),
     prompt: str | None = option(None, "text that each model continues"),

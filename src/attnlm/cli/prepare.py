@@ -73,13 +73,13 @@ def prepare(
     ),
     prompt_column: str | None = option(
         None,
-        "make examples of records: name of the column with the questions or, without "
-        "--answer-column, with lists of messages that have a role and a content",
+        "make a data set of questions and answers: name of the column with the questions; "
+        "without --answer-column, it has lists of messages, each with a role and a content",
     ),
     answer_column: str | None = option(None, "name of the column with the answers"),
     examples: int | None = option(None, "number of training examples of a task; default: 20,000"),
     length: int | None = option(
-        None, "length of a task's questions, in letters, bits, brackets or pairs; default: 8 to 12"
+        None, "length of a task's questions, in letters, bits, brackets or pairs; default: 4 to 12"
     ),
     digits: int | None = option(None, "digits of the numbers of addition; default: 3"),
     offline: bool = options.OFFLINE,

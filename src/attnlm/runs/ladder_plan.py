@@ -80,7 +80,7 @@ class LadderPlan:
     """the training setting of which each rung gets the value with the lowest loss in `trials`"""
     trials: tuple[Trial, ...] = ()
     equal: str = limited(default="tokens", choices=EQUAL)
-    """what all rungs have alike: tokens, parameters, FLOPs of training, or its time"""
+    """what is held equal in all rungs: tokens, parameters, FLOPs of training, or its time"""
     adapted: tuple[Adapted, ...] = ()
     """the settings that the rungs have because of `equal`"""
     codes: Mapping[str, Any] = field(default_factory=dict)

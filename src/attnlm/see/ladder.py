@@ -139,9 +139,9 @@ _HELD: Mapping[str, tuple[str, Callable[[Rung], float]]] = {
 }
 """For each value of `equal`, what it counts, and the number of it in a rung."""
 _SENTENCES = {
-    "tokens": "all rungs make the same steps: `equal` parameters, flops or time holds these equal",
-    "parameters": "each rung has the width with which it has about as many parameters as {}",
-    "flops": "each rung makes the steps that take as many FLOPs, forward and backward, as {}",
+    "tokens": "all rungs make the same steps: `equal` can hold parameters, flops or time instead",
+    "parameters": "the width of each rung gives it about as many parameters as {}",
+    "flops": "each rung makes the steps that need as many FLOPs, forward and backward, as {}",
     "time": "all runs have the same time, and each makes the steps that fit",
 }
 
@@ -277,7 +277,7 @@ class Ladder:
 
     @property
     def equality(self) -> str:
-        """A sentence on what the rungs have alike."""
+        """A sentence on what is equal in all rungs."""
         said = _SENTENCES[self.plan.equal].format(self.reference)
         return f"{said} ({self.plan.adaptation})" if self.plan.adaptation else said
 

@@ -106,9 +106,9 @@ def ladder(
     or with a budget for a fifth of the time of one seed, without the last tenth of the training
     split, which measures the loss.
 
-    `equal` is what all rungs have alike. tokens (default): the steps. parameters: each rung gets
-    the width, and if necessary the heads, with which it has about as many as the first. flops: each
-    makes the steps that take as many operations as the `steps` of the first rung with matmuls.
+    `equal` is what is held equal in all rungs. tokens (default): the steps. parameters: each rung
+    gets the width, and if necessary the heads, with which it has about as many as the first. flops:
+    each makes the steps that need as many operations as the `steps` of the first rung with matmuls.
     time: each gets the same part of the `budget`.
 
     Raises AttnlmError (UsageError for invalid arguments), and Interrupted on a signal, after saving
