@@ -5,8 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+APT = [ "$$(id -u)" = 0 ] && timeout 60 apt-get update --quiet=2 && \
+	DEBIAN_FRONTEND=noninteractive timeout 240 apt-get install --yes --quiet=2
 
-.PHONY: help demo test index newest oldest processors browser emulator test-slow trials mutations audit bench site notebook package format clean
+.PHONY: help demo test index newest oldest wheel processors browser arm64 emulator test-slow trials mutations audit bench site notebook package format clean
 
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
@@ -16,7 +18,8 @@ help:
 	@echo "make index      check that packages can be installed, as both require"
 	@echo "make processors the numerical tests as on other processors, NAMES=\"AVX2 SSE …\" or all"
 	@echo "make browser    install Chromium for the tests of pages; needs apt-get and root"
-	@echo "make emulator   install emulators of ARM64 and Windows for it; needs apt-get and root"
+	@echo "make arm64      install an emulator of ARM64 for it; needs apt-get and root"
+	@echo "make emulator   install emulators of ARM64 and Windows"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make trials     robustness tests in full, TRIALS=\"kill …\" or all"
 	@echo "make mutations  check that the tests notice faults made on purpose"
@@ -63,35 +66,40 @@ index:
 	$(PYTHON) -m venv build/index
 	build/index/bin/python -m pip download --quiet --no-deps --dest build/index/downloads typer
 
+wheel: index
+	rm -rf build/wheel
+	build/index/bin/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel .
+
 # As a user installs it, with the newest versions or the oldest that pyproject.toml allows. PyTorch is
 # the one of constraints.txt, since each of them is large: `make oldest TORCH=2.6.0` takes another.
-newest oldest: index
+newest oldest: wheel
 	$(PYTHON) -m venv build/$@
 	echo torch==$(TORCH) >build/$@/versions.txt
 	[ $@ = newest ] || sed -n 's/^    "\([a-z0-9-]*\)>=\([0-9.]*\)",$$/\1==\2/p' pyproject.toml | \
 		grep -v '^torch==' >>build/$@/versions.txt
-	build/$@/bin/python -m pip install --quiet --constraint build/$@/versions.txt torch
-	build/$@/bin/python -m pip install --quiet --constraint build/$@/versions.txt \
-		--upgrade --upgrade-strategy eager .
-	env -u PYTHONPATH build/$@/bin/python -m tests.installed
+	build/$@/bin/python -m pip install --quiet --no-compile --constraint build/$@/versions.txt torch
+	build/$@/bin/python -m pip install --quiet --no-compile --constraint build/$@/versions.txt \
+		--upgrade --upgrade-strategy eager build/wheel/*.whl
+	env -u PYTHONPATH PYTHONDONTWRITEBYTECODE= build/$@/bin/python -m tests.installed
 
 # The tests of pages are skipped without it.
 browser:
 	@command -v chromium || command -v chromium-browser || \
-		{ [ "$$(id -u)" = 0 ] && timeout 60 apt-get update --quiet=2 && \
-		DEBIAN_FRONTEND=noninteractive timeout 240 apt-get install --yes --quiet=2 chromium >/dev/null; } || \
+		{ $(APT) chromium >/dev/null; } || \
 		{ echo "install Chromium from your system's packages, as chromium" >&2; exit 1; }
 
 processors: $(READY)
 	$(BIN)/python -m tests.processors $(NAMES)
 
-# `make processors` skips ARM64 and Windows without it.
-emulator:
-	@{ command -v aarch64-linux-gnu-gcc && command -v qemu-aarch64 && command -v wine; } || \
-		{ [ "$$(id -u)" = 0 ] && timeout 60 apt-get update --quiet=2 && \
-		DEBIAN_FRONTEND=noninteractive timeout 240 apt-get install --yes --quiet=2 \
-		gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user wine wine64 >/dev/null; } || \
-		{ echo "install an ARM64 compiler, qemu-user and wine from your system's packages" >&2; exit 1; }
+# `make processors` skips ARM64 and Windows without them.
+arm64:
+	@{ command -v aarch64-linux-gnu-gcc && command -v qemu-aarch64; } || \
+		{ $(APT) gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user >/dev/null; } || \
+		{ echo "install an ARM64 compiler and qemu-user from your system's packages" >&2; exit 1; }
+
+emulator: arm64
+	@command -v wine || { $(APT) wine wine64 >/dev/null; } || \
+		{ echo "install wine from your system's packages" >&2; exit 1; }
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow

@@ -1,5 +1,6 @@
-"""`python -m tests.processors [NAME…]`: the numerical tests as other processors compute them.
+"""`python -m tests.processors [--short] [NAME…]`: numerical tests as other processors compute them.
 
+With --short, as in CI, at most four cases of each test function (tests/few.py).
 Prints one line for each environment: what passed, or why it was skipped. Ends with 1 if any failed.
 The libraries that PyTorch computes with, and the kernels, are limited to the instructions of older
 processors, or the kernels are compiled by zig, as in wheels. ARM64 and
@@ -29,15 +30,19 @@ from tests.kernels import compile_copy
 
 _ROOT = Path(__file__).parent.parent
 _OF_C = (
-    *("model/test_ops", "model/test_block", "model/test_textbook"),
-    *("generation/test_native_decoder", "training/test_one_layer", "tokens/test_word_table"),
+    *("model/test_ops", "model/test_block", "generation/test_native_decoder"),
+    *("training/test_one_layer", "tokens/test_word_table"),
 )
 _ALL = (
     *_OF_C,
+    "model/test_textbook",
     *("training/test_golden_losses", "training/test_replicas", "model/test_tolerances"),
     *("model/test_attention", "training/test_optimizer"),
 )
-_TESTS = tuple(f"tests/{name}.py" for name in _OF_C)
+_TESTS = (
+    *(f"tests/{name}.py" for name in _OF_C),
+    "tests/model/test_textbook.py::test_compiled_parts",
+)
 _ALL_TESTS = (
     *(f"tests/{name}.py" for name in _ALL),
     "tests/training/test_training.py::test_a_resumed_run_equals_an_uninterrupted_one",
@@ -93,17 +98,19 @@ def skipped(name: str) -> str | None:
     return f"there is no {' and no '.join(missing)}" if missing else None
 
 
-def outcome(name: str, folder: Path) -> tuple[bool, str]:
+def outcome(name: str, folder: Path, *, short: bool = False) -> tuple[bool, str]:
     """Run the tests in an environment; return whether they pass, and a line about them."""
     one, tests, left_out = ENVIRONMENTS[name], _ALL_TESTS, _LEFT_OUT
     variables = limited(name, folder)
+    plugins = ["tests.few"] * short
     if wrong := _not_as_wanted(one, variables):
         return False, wrong
     if name in EMULATED:
-        emulated = {"ATTNLM_EMULATED": name, "PYTEST_PLUGINS": "tests.emulated"}
-        variables |= {"ATTNLM_KERNELS": "", **emulated}
+        variables |= {"ATTNLM_KERNELS": "", "ATTNLM_EMULATED": name}
+        plugins.append("tests.emulated")
         tests = _TESTS
         left_out += " and not does_not_depend_on_the_others"  # 100,000 tokens
+    variables["PYTEST_PLUGINS"] = ",".join(plugins)
     options = ["-m", "not slow", "-k", left_out, "-p", "no:cacheprovider", "-n", _WORKERS]
     options += ["--timeout", "900"]  # an emulator is slow
     done = subprocess.run(
@@ -156,15 +163,16 @@ def main() -> int:
     """Return 1 if any environment's tests failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.processors")
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *ENVIRONMENTS])
-    failed = False
+    parser.add_argument("--short", action="store_true", help="few cases of each test")
+    arguments, failed = parser.parse_args(), False
     (_ROOT / "build").mkdir(exist_ok=True)
-    for name in parser.parse_args().names or ENVIRONMENTS:
+    for name in arguments.names or ENVIRONMENTS:
         began = time.perf_counter()
         if reason := skipped(name):
             print(f"{name}: skipped, {reason}", flush=True)
             continue
         with tempfile.TemporaryDirectory(prefix="processors-", dir=_ROOT / "build") as folder:
-            passes, line = outcome(name, Path(folder))
+            passes, line = outcome(name, Path(folder), short=arguments.short)
         failed |= not passes
         first, *more = line.splitlines()
         print(f"{name}: {first}, {time.perf_counter() - began:.0f} s", *more, sep="\n", flush=True)

@@ -162,18 +162,18 @@ def test_tables_have_a_size_limit(largest: int, monkeypatch: pytest.MonkeyPatch)
     assert_textbook(model, 2, REFILLS, library())
 
 
+@pytest.mark.parametrize("name", EMBEDDED[:12])
 @pytest.mark.parametrize("factor", [30.0, 1e4])
-def test_large_scores_and_activations_do_not_overflow(factor: float) -> None:
-    for name in EMBEDDED[:12]:
-        model = a_model(name)
-        with torch.no_grad():
-            for weights, parameter in model.named_parameters():
-                if any(part in weights for part in ("query", "gate", "up")):
-                    parameter.mul_(factor)
-        expected_BV = expected_logits(model, ids_BS := some_ids(1, BLOCK).numpy())
-        got_BV = NativeDecoder(NativeModel(model, library()), 1).logits(ids_BS, 0)
-        scale = float(np.abs(expected_BV).max())
-        np.testing.assert_allclose(got_BV / scale, expected_BV / scale, atol=1e-3, rtol=0)
+def test_large_scores_and_activations_do_not_overflow(factor: float, name: str) -> None:
+    model = a_model(name)
+    with torch.no_grad():
+        for weights, parameter in model.named_parameters():
+            if any(part in weights for part in ("query", "gate", "up")):
+                parameter.mul_(factor)
+    expected_BV = expected_logits(model, ids_BS := some_ids(1, BLOCK).numpy())
+    got_BV = NativeDecoder(NativeModel(model, library()), 1).logits(ids_BS, 0)
+    scale = float(np.abs(expected_BV).max())
+    np.testing.assert_allclose(got_BV / scale, expected_BV / scale, atol=1e-3, rtol=0)
 
 
 def batch(prompt: list[int], num_samples: int = 1, **settings: Any) -> Batch:
@@ -267,10 +267,10 @@ def test_a_sample_does_not_depend_on_the_others(
     assert len(set(map(tuple, many))) == 64
 
 
+@pytest.mark.parametrize("name", EMBEDDED)
 @pytest.mark.parametrize("width", SETS)
-def test_rows_do_not_depend_on_the_batch_size(width: str) -> None:
-    for name in EMBEDDED:
-        assert_rows_alike(NativeModel(a_model(name), library(width)), 24, 10, BLOCK)
+def test_rows_do_not_depend_on_the_batch_size(width: str, name: str) -> None:
+    assert_rows_alike(NativeModel(a_model(name), library(width)), 24, 10, BLOCK)
 
 
 def assert_rows_alike(native: NativeModel, samples: int, known: int, total: int) -> None:

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from attnlm.model.language_model import LanguageModel
 from tests import tolerances
-from tests.models import VARIANTS, gradients, small_model, some_ids
+from tests.models import gradients, small_model, some_ids
 from tests.tolerances import assert_near, assert_rounded, rounding_errors
 
 AT_0 = "transformer:norm=none:norm_epsilon=0.03:rotary_base=7"
 """At T = 1 its gradients of queries and keys are 0; noise of 9e-5 was seen there."""
+SOME = ("bigram", "average", "multi-head", "gpt2", "qwen3:kv_heads=1:mlp_width=5", AT_0)
+"""The tolerances are tested here, not the models."""
 
 
 def batch(length: int) -> tuple[Tensor, Tensor]:
@@ -27,7 +29,7 @@ def exact_gradients(model: LanguageModel, length: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("length", [1, 13])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", SOME)
 def test_one_percent_of_any_gradient_is_noticed(variant: str, length: int) -> None:
     model = small_model(variant)
     exact = exact_gradients(model, length)
@@ -61,7 +63,7 @@ def test_noise_of_what_cancels_passes() -> None:
             assert_near({**exact, name: noise}, exact)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", SOME)
 def test_float32_passes(variant: str) -> None:
     model = small_model(variant)
     rounded = copy.deepcopy(model).float()

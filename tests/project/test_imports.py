@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,11 @@ def modules() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -43,8 +49,12 @@ def imported(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             names = (f"{node.module}.{alias.name}" for alias in node.names)
             yield from map(home_of, names)
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "attnlm":
+        elif isinstance(node, ast.Attribute) and is_named(node.value, "attnlm"):
             yield home_of(f"attnlm.{node.attr}")
+
+
+def is_named(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def home_of(name: str) -> str:
@@ -69,7 +79,7 @@ def test_imports_point_one_way() -> None:
         own = path.relative_to(SOURCE).parts[0]
         if own not in ROOMS:
             continue
-        for module in imported(ast.parse(path.read_text(encoding="utf-8"))):
+        for module in imported(tree_of(path)):
             room = room_of(module) if module.startswith("attnlm.") else ""
             if room and ROOMS.index(room) > ROOMS.index(own):
                 upwards.add(f"{path.relative_to(SOURCE)} uses {module}")
@@ -87,7 +97,7 @@ def below_the_command_line() -> Iterator[tuple[str, ast.AST]]:
     for path in modules():
         name = str(path.relative_to(SOURCE))
         if not name.startswith(("cli/", "__main__")):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            tree = tree_of(path)
             docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
             yield from ((name, node) for node in ast.walk(tree) if id(node) not in docstrings)
 
@@ -111,8 +121,12 @@ def test_only_these_modules_outside_cli_write_to_the_screen() -> None:
     writing = {
         name
         for name, node in below_the_command_line()
-        if isinstance(node, ast.Name | ast.Attribute)
-        if ast.unparse(node) in ("print", "sys.stdout", "sys.stderr")
+        if is_named(node, "print")
+        or (
+            isinstance(node, ast.Attribute)
+            and node.attr in ("stdout", "stderr")
+            and is_named(node.value, "sys")
+        )
     }
     assert writing == set(SCREEN)
 
@@ -126,7 +140,7 @@ def test_only_documented_names_of_typer_and_tqdm_are_used() -> None:
     used = {
         f"{module} in {path.name}"
         for path in modules()
-        for module in imported(ast.parse(path.read_text(encoding="utf-8")))
+        for module in imported(tree_of(path))
         if module.split(".")[0] in ("typer", "click", "tqdm") and module not in documented
     }
     assert used == set()

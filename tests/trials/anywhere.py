@@ -45,7 +45,7 @@ _SURROUNDINGS: tuple[dict[str, str | None], ...] = (
 )
 
 
-@Trial("anywhere", short=1, full=len(_PLACES) * len(_SURROUNDINGS))
+@Trial("anywhere", short=0, full=len(_PLACES) * len(_SURROUNDINGS))
 def _anywhere(tally: Tally, folder: Path) -> None:
     """Odd paths, other locales, no home, other terminals: the commands work.
 

@@ -279,6 +279,10 @@ def test_a_model_that_looks_ahead_is_trained_only_by_force(code: Path, project: 
         if r["name"] == "ahead"
     )
     assert about_run["leaks"] == run.leaks
+    assert NOT_COMPARABLE in command("sample", "ahead", "--tokens", 2, cwd=project).stderr
+    command("train", *TRAIN, "--name", "causal", cwd=project)
+    compared = command("diff", "ahead", "causal", cwd=project).stderr
+    assert f"the loss of ahead is {NOT_COMPARABLE}: the model sees later tokens" in compared
     command("report", "ahead", cwd=project)
     assert (
         NOT_COMPARABLE in next(run.path.glob("*report*.html"), run.path / "index.html").read_text()

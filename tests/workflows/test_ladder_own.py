@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ HEAD = "multi-head:embed_dim=8:heads=2:attention={}:Head:start=2"
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
     return own.written(tmp_path / "code")
+
+
+@pytest.fixture(scope="module")
+def finished(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the finished ladder runs/x of a bigram and a rung of the user's."""
+    folder = tmp_path_factory.mktemp("finished")
+    rungs = ["bigram", HEAD.format(own.written(folder / "code") / "parts.py")]
+    folders: dict[str, Any] = {"checkpoint_dir": folder / "runs", "data_dir": project / "data"}
+    attnlm.ladder("fruits-char", rungs=rungs, **SMALL, **folders, name="x")
+    return folder
 
 
 def mark(folder: Path) -> str:
@@ -86,11 +97,9 @@ def test_a_ladder_goes_on_where_its_second_rung_was_stopped(
 
 @pytest.mark.parametrize("form", ["hash", "no hash", "other name", "changed file"])
 def test_a_forged_ladder_runs_nothing(
-    form: str, code: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, finished: Path, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rung = HEAD.format(code / "parts.py")
-    folders: dict[str, Any] = {"checkpoint_dir": tmp_path / "runs", "data_dir": project / "data"}
-    attnlm.ladder("fruits-char", rungs=["bigram", rung], **SMALL, **folders, name="x")
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     evil = tmp_path / "evil.py"
     content = own.PARTS + mark(tmp_path)
     for path in (evil, tmp_path / "runs/x/code/evil.py", tmp_path / "runs/x/code/parts.py"):
@@ -117,17 +126,15 @@ def test_a_forged_ladder_runs_nothing(
 
 @pytest.mark.parametrize("codes", [{"parts.py:Head": 3}, {"x": "y"}, {"": ""}, [1], "x", None])
 def test_a_damaged_list_of_code_is_one_line(
-    codes: Any, code: Path, project: Path, tmp_path: Path
+    codes: Any, finished: Path, project: Path, tmp_path: Path
 ) -> None:
-    rung = HEAD.format(code / "parts.py")
-    folders: dict[str, Any] = {"checkpoint_dir": tmp_path / "runs", "data_dir": project / "data"}
-    attnlm.ladder("fruits-char", rungs=[rung], **SMALL, **folders, name="x")
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     path = tmp_path / "runs/x/ladder.json"
     plan = read_json(path)
     plan["plan"]["codes"] = codes
     write_json(path, plan)
     with pytest.raises(AttnlmError, match="ladder"):
-        attnlm.ladder(resume=tmp_path / "runs/x", **folders)
+        attnlm.ladder(resume=tmp_path / "runs/x", data_dir=project / "data")
 
 
 def test_two_files_of_one_name_are_refused(code: Path, project: Path, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from attnlm.model.inspection import parameters_of
 from attnlm.model.language_model import build_model
 from attnlm.model.layers import adapt, drawing_from
 from attnlm.model.ops import Kernels, using
+from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.training.memory import FACTOR, estimate_memory
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.workflows.plan import Plan, plan
@@ -45,12 +46,15 @@ def stated(**settings: Any) -> Plan:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@pytest.mark.parametrize(("vocab_size", "windows"), [(11, 2), (3000, 200)])
-def test_flops_equal_the_count_of_pytorch(name: str, vocab_size: int, windows: int) -> None:
+@pytest.mark.parametrize(("vocab_size", "at_once"), [(11, 2**21), (300, 3000)])
+def test_flops_equal_the_count_of_pytorch(
+    name: str, vocab_size: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reference implementation never holds all logits if there are many ids and tokens."""
+    monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", at_once)
     a = parts_of(resolve(variant(name), SIZES))
     model = build_model(a, vocab_size)
-    ids = torch.zeros((windows, a.block_size), dtype=torch.long)
+    ids = torch.zeros((2, a.block_size), dtype=torch.long)
     counter = FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH):
         with counter, torch.no_grad():
