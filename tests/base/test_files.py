@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.files import (
-    explaining,
-    open_regular,
-    read_sealed,
-    replacing,
-    write_bytes,
-    write_json,
-)
+from attnlm.base.files import explaining, read_sealed, replacing, write_bytes, write_json
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -56,11 +49,11 @@ def test_json_is_refused_when_a_single_bit_has_changed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "is not valid JSON: Expecting value in line 1, column 1"),
-        (b"[1]", "is not valid: it is not a JSON object"),
-        (b'{\n  "a": 1\n  "b": 2\n}', "is not valid JSON: .* delimiter in line 3, column 3"),
-        (b"{}\xff", "is not valid: byte 2 is not UTF-8"),
-        (b"[" * 100_000, "is not valid: it is nested too deeply"),
+        (b"", "is not valid JSON: Expecting value: line 1 column 1"),
+        (b"[1]", "is not a JSON object"),
+        (b'{\n  "a": 1\n  "b": 2\n}', "is not valid JSON: .* delimiter: line 3 column 3"),
+        (b"{}\xff", "is not valid JSON: 'utf-8' codec can't decode byte 0xff in position 2"),
+        (b"[" * 100_000, "is not valid JSON: "),
         (b'{"a": 1}', "was changed after attnlm wrote it: it does not match its own hash"),
     ],
 )
@@ -73,57 +66,13 @@ def test_invalid_and_modified_json_is_refused(content: bytes, says: str, tmp_pat
         read_sealed(tmp_path / "missing.json")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes in folders")
-def test_large_and_special_files_are_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "x.json"
-    write_json(path, {"text": "x" * 100})
-    with pytest.raises(AttnlmError, match=r"x\.json is damaged: it has \d+ bytes, too many"):
-        read_sealed(path, 100)
-    with pytest.raises(AttnlmError, match="not a regular file"):
-        read_sealed(tmp_path)
-    with pytest.raises(AttnlmError, match="cannot read"):
-        read_sealed(tmp_path / "a\0b")
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "device").symlink_to("/dev/zero")
-    for name in ("pipe", "device"):
-        with pytest.raises(AttnlmError, match="not a regular file"):
-            read_sealed(tmp_path / name)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="symlinks need a privilege")
-def test_a_link_is_read_but_not_written_through(tmp_path: Path) -> None:
+def test_a_link_is_replaced_and_not_written_through(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(b"content")
     (tmp_path / "link").symlink_to("there")
-    with open_regular(tmp_path / "link") as file:
-        assert file.read() == b"content"
-    for mode in ("ab", "wb"):
-        with pytest.raises(OSError, match="it is not a regular file"):
-            open_regular(tmp_path / "link", mode)
     write_bytes(tmp_path / "link", b"other content")
     assert (tmp_path / "there").read_bytes() == b"content"
     assert not (tmp_path / "link").is_symlink()
-
-
-def test_a_disk_that_fails_to_flush_a_folder_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some systems can't flush folders, which is fine; a failing disk is an error."""
-    flush = os.fsync
-
-    def failing(number: int) -> None:
-        def fsync(descriptor: int) -> None:
-            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-                raise OSError(number, os.strerror(number))
-            flush(descriptor)
-
-        monkeypatch.setattr(os, "fsync", fsync)
-
-    failing(errno.EINVAL)
-    write_bytes(tmp_path / "x", b"content")
-    failing(errno.ENOSPC)
-    with pytest.raises(OSError, match="No space left") as caught:
-        write_bytes(tmp_path / "x", b"content")
-    assert caught.value.filename == str(tmp_path / "x")
 
 
 def test_a_file_is_on_disk_before_it_takes_its_place(
@@ -164,8 +113,3 @@ def test_the_hint_fits_what_the_system_says(number: int, hint: str, tmp_path: Pa
     ):
         raise OSError(number, os.strerror(number))
     assert caught.value.hint == hint and str(tmp_path / "x") in caught.value.message
-
-
-def test_a_write_that_numpy_breaks_off_may_be_a_full_disk(tmp_path: Path) -> None:
-    with pytest.raises(AttnlmError, match="the disk may be full"), explaining(tmp_path):
-        raise OSError("16384 requested and 4264 written")

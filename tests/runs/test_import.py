@@ -347,11 +347,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         change_config(hidden_size=2**20, intermediate_size=2**20, num_hidden_layers=99),
         "of memory, but this machine has",
     ),
-    "deep JSON": (write("config.json", b"[" * 10**5), "it is nested too deeply"),
-    "a long number": (
-        write("config.json", b'{"a": ' + b"9" * 10**4 + b"}"),
-        "a number that is too large",
-    ),
+    "deep JSON": (write("config.json", b"[" * 10**5), "is not valid JSON"),
     "a comma too many": (
         write("config.json", b'{\n  "a": 1,,\n}'),
         "config.json is not valid JSON: Expecting property name",
@@ -379,7 +375,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "an absolute path": (index("/etc/passwd"), "'/etc/passwd'"),
     "no name in the index": (index({}), "names '{}'"),
     "a shard that is missing": (index("model-2.safetensors"), "cannot read"),
-    "an empty index": (index(), "names 0 files"),
+    "an empty index": (index(), "names no files"),
     "a normaliser": (change_tokenizer(normalizer={"type": "NFKC"}), "normalizer"),
     "an added token": (
         change_tokenizer(added_tokens=[{"id": 1, "content": "<s>", "lstrip": True}]),

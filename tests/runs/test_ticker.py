@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.model.architecture import RUNGS
 from attnlm.model.recorder import record
-from attnlm.runs.journal import PASSAGE, Journal, Snapshot, SnapshotRecord, ticker_journal
+from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.run import Run
 from attnlm.see.heads import PATTERNS
 from attnlm.see.heads import heads as study_heads
@@ -216,10 +215,7 @@ def test_a_foreign_line_is_refused_by_name(data: Path, tmp_path: Path) -> None:
 def test_the_ticker_stops_at_its_size_limit(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def small(*arguments: Any) -> Journal[SnapshotRecord]:
-        return replace(ticker_journal(*arguments), largest=1000)
-
-    monkeypatch.setattr("attnlm.runs.run.ticker_journal", small)
+    monkeypatch.setattr("attnlm.runs.run._FULL_TICKER", 1000)
     run = trained(data, tmp_path, steps=20)
     assert len(run.metrics()) == 5
     assert 0 < len(run.ticker()) < 5

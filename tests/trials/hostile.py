@@ -1,4 +1,4 @@
-"""Files made to do harm: no code runs, memory stays bounded, the refusal is a line."""
+"""Files made to do harm: no code runs, no link is written through, the refusal is a line."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from attnlm.config.settings import resolve
 from tests.trials import small
 from tests.trials.trial import Tally, Trial, place
 
-_MOST_MEMORY = 2**29  # bytes that a case may take beside what the process has already
 _RUN, _DATA = f"checkpoints/{small.RUN}", f"data/{small.BPE}"
 _WRITTEN = ("metrics.jsonl", "ticker.jsonl", "last.safetensors", "best.safetensors", "config.json")
 
 
 @Trial("hostile", short=50, full=500)
 def _hostile(tally: Tally, folder: Path) -> None:
-    """Of a file made to do harm no code runs, memory stays bounded, the refusal is a line.
+    """Of a file made to do harm no code runs, no link is written through, the refusal is a line.
 
     Each bomb in the place of each file, or so many of these, must be refused with one line and a
     hint.
@@ -33,8 +32,7 @@ def _hostile(tally: Tally, folder: Path) -> None:
     (whole / "recipe.toml").write_text("heads = 2\n")
     (whole / "recipe.json").write_text('{"config": {"heads": 2}}')
     places = [path.relative_to(whole) for path in _files(whole)]
-    # A recipe, which lies in no folder here, may be given by a pipe.
-    bombs = [(b, name) for b in _BOMBS for name in places if b != "a pipe" or name.parent.name]
+    bombs = [(bomb, name) for bomb in _BOMBS for name in places]
     for (bomb, name), _ in tally.chosen(bombs, tally.wanted):
         with place(folder, like=whole) as copy:
             _put(_BOMBS[bomb], copy / name)
@@ -48,8 +46,7 @@ def _hostile(tally: Tally, folder: Path) -> None:
 
 def _tried(folder: Path, read: Callable[[Path], object], *, must_refuse: bool) -> str | None:
     """Return what happens that nothing should when `read` reads what lies in `folder`."""
-    with small.bounded_memory(_MOST_MEMORY):
-        refused, fault = small.refusal(lambda: read(folder))
+    refused, fault = small.refusal(lambda: read(folder))
     if (folder / _MARK).exists():
         return "code ran"
     if fault is None and refused is None and must_refuse:
@@ -91,18 +88,12 @@ def _header(**tensors: object) -> bytes:
     return len(header).to_bytes(8, "little") + header + bytes(64)
 
 
-def _hole(path: Path) -> None:
-    path.touch()
-    os.truncate(path, 2**42)
-
-
 _ONE: dict[str, object] = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
 _BOMBS: dict[str, bytes | Callable[[Path], object]] = {
     "a pickle": lambda path: path.write_bytes(pickle.dumps(_Payload(path))),
     "a file of torch": lambda path: torch.save({"model": _Payload(path)}, path),
     "deep lists": b"[" * 2**19,
     "deep objects": b'{"a":' * 2**17,
-    "terabytes": _hole,
     "foreign text": lambda path: path.symlink_to("/etc/passwd"),
     "a path outside": b"../../../../../../../../../../etc\n",
     "an absolute path": b"/etc\n",
@@ -111,8 +102,6 @@ _BOMBS: dict[str, bytes | Callable[[Path], object]] = {
     "overlapping tensors": _header(one=_ONE, other={**_ONE, "data_offsets": [8, 24]}),
     "a tensor out of bounds": _header(one={**_ONE, "shape": [2**40], "data_offsets": [0, 2**42]}),
     "an overflowing shape": _header(one={**_ONE, "shape": [2**62, 2**62], "data_offsets": [0, 64]}),
-    "a pipe": os.mkfifo,
-    "an endless device": lambda path: path.symlink_to("/dev/zero"),
     "a folder": Path.mkdir,
     "a link to itself": lambda path: path.symlink_to(path.name),
 }

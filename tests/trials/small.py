@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import resource
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,21 +160,6 @@ def refusal(read: Callable[[], object]) -> tuple[str | None, str | None]:
     except BaseException as error:  # noqa: BLE001 - a panic in Rust is none of Exception's
         return None, f"{type(error).__name__}: {str(error)[:200]}"
     return None, None
-
-
-@contextlib.contextmanager
-def bounded_memory(most: int) -> Iterator[None]:
-    """Limit this process to `most` more bytes of memory, where the system can count them."""
-    if sys.platform != "linux":
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (taken + most, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _digest(*parts: object) -> str:

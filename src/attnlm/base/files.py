@@ -9,47 +9,27 @@ import hashlib
 import json
 import os
 import secrets
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Literal, TypeVar
+from typing import IO, Any
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.workspaces import check_held, clear, locked_new
 
-_Read = TypeVar("_Read")
-
-_DISK_FAILS = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "check the permissions"),
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "check that the path still exists"),
 }
-
-_COPY_OR_MAKE = "copy it again from its source, or make it again"
-_LARGEST_JSON = 2**20  # bytes
-
-
-def open_regular(path: Path, mode: Literal["rb", "ab", "wb"] = "rb") -> IO[bytes]:
-    """Open a regular file, but nothing else: opening a named pipe, say, could block forever.
-
-    A link to a regular file is followed for reading, never for writing. Raises OSError if `path` is
-    something else, such as a folder, a pipe or a device.
-    """
-    reads = mode == "rb"
-    with contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISREG(path.stat(follow_symlinks=reads).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    if not reads:
-        check_held(path)
-    return path.open(mode)
+COPY_AGAIN = "copy it again from its source, or make it again"
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Yield a temporary file. If the context succeeds, flush it to disk and replace `path` by it.
 
-    First delete older temporary files for `path`, left by killed processes.
+    If `path` is a link, the link is replaced. First delete older temporary files for `path`, left
+    by killed processes.
     """
 
     def make() -> Path:
@@ -61,7 +41,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         remove_temporary_files(path.parent, glob.escape(path.name))
         with locked_new(make) as temporary:
             try:
-                with open_regular(temporary, "wb") as file:
+                with temporary.open("wb") as file:
                     yield file
                     file.flush()
                     os.fsync(file.fileno())
@@ -97,38 +77,13 @@ def explaining(folder: Path, then: str = "") -> Iterator[None]:
     except BrokenPipeError:
         raise  # the reader of the output has ended
     except OSError as error:
-        # NumPy's OSError has no errno, and counts what was written.
-        reason = error.strerror or f"the disk may be full ({' '.join(map(str, error.args))})"
-        hint = f"{remedy(error)}{then}"
-        raise AttnlmError(f"cannot write {error.filename or folder}: {reason}", hint) from error
+        message = f"cannot write {error.filename or folder}: {error.strerror or error}"
+        raise AttnlmError(message, f"{remedy(error)}{then}") from error
 
 
 def remove_temporary_files(folder: Path, name: str = "*") -> None:
     """Remove killed processes' temporary files for the file `name`, a glob pattern, in `folder`."""
     clear(folder.glob(f".{name}.*.tmp"), Path.unlink)
-
-
-def unless_replaced(path: Path, read: Callable[[], _Read]) -> _Read:
-    """Return the result of `read`, which reads the file or folder at `path`.
-
-    If `path` was replaced during that, call `read` again, so that the result never mixes the old
-    and the new content. Raises what `read` raises, and OSError if nothing is at `path`.
-    """
-
-    def identity() -> tuple[int, int]:
-        about = path.stat()
-        return about.st_ino, about.st_ctime_ns  # inode numbers may be reused
-
-    while True:
-        before = identity()
-        try:
-            result = read()
-        except AttnlmError:
-            if identity() == before:
-                raise
-            continue
-        if identity() == before:
-            return result
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -143,99 +98,76 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_bytes(path, (json.dumps(sealed, indent=2) + "\n").encode())
 
 
-def read_bytes(path: Path, at_most: int) -> bytes:
-    """Return the content of a small file.
-
-    Raises AttnlmError if it can't be read, is not a regular file, or exceeds `at_most` bytes.
-    """
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file. Raises AttnlmError if it can't be read."""
     try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size <= at_most:
-                return file.read(size)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        return path.read_bytes()
+    except OSError as error:
         raise AttnlmError(
-            f"cannot read {path}: {reason}", "check that it exists and that you may read it"
+            f"cannot read {path}: {error.strerror}", "check that it exists and that you may read it"
         ) from None
-    raise AttnlmError(
-        f"{path} is damaged: it has {size:,} bytes, too many for such a file", _COPY_OR_MAKE
-    )
 
 
-def read_text(file: IO[bytes], shown: str, at_most: int = 2**24) -> str:
-    """Return the text of a file or pipe; `shown` is its name in messages.
-
-    Raises AttnlmError if the text exceeds `at_most` bytes or is not UTF-8.
-    """
-    content = file.read(at_most + 1)
-    if len(content) > at_most:
-        raise AttnlmError(f"{shown} has more than {at_most:,} bytes", "use a part of it")
-    return utf8(content, shown)
+def read_text(path: Path) -> str:
+    """Return the text of a file. Raises OSError, or AttnlmError if the file is not UTF-8."""
+    return utf8(path.read_bytes(), str(path))
 
 
 def utf8(content: bytes, shown: str) -> str:
-    """Return the bytes as text, without a byte order mark. Raises AttnlmError if not UTF-8."""
+    """Return the bytes as text, without a byte order mark. Raises AttnlmError if not UTF-8.
+
+    `shown` is the name of the text in the message.
+    """
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise AttnlmError(f"{shown} is not UTF-8", "convert it, then try again") from None
 
 
-def read_json(path: Path, at_most: int = _LARGEST_JSON) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Return what `write_json` wrote to `path`, without the hash. People may have edited the file.
 
     Raises AttnlmError as `json_object` does.
     """
-    content = json_object(path, at_most)
+    content = json_object(path)
     content.pop("sha256", None)
     return content
 
 
-def read_sealed(path: Path, at_most: int = _LARGEST_JSON) -> dict[str, Any]:
+def read_sealed(path: Path) -> dict[str, Any]:
     """Return what `write_json` wrote to `path`, without the hash.
 
     Raises AttnlmError as `json_object` does, or if the file was changed after `write_json`.
     """
-    content = json_object(path, at_most)
+    content = json_object(path)
     if content.pop("sha256", None) != _json_hash(content):
         raise AttnlmError(
             f"{path} was changed after attnlm wrote it: it does not match its own hash",
-            f"undo the change, {_COPY_OR_MAKE}",
+            f"undo the change, {COPY_AGAIN}",
         )
     return content
 
 
-def json_object(path: Path, at_most: int) -> dict[str, Any]:
+def json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file.
 
-    Raises AttnlmError, which names the line and column of a mistake, if the file is missing,
-    exceeds `at_most` bytes or is not a JSON object.
+    Raises AttnlmError if the file is missing or not a JSON object; if it is not JSON, the error
+    names the line and column of the mistake.
     """
+    hint = f"correct it, {COPY_AGAIN}"
     try:
-        content = json.loads(read_bytes(path, at_most))
-        reason = "" if isinstance(content, dict) else "it is not a JSON object"
-    except json.JSONDecodeError as error:
-        place = f"line {error.lineno}, column {error.colno}"
-        raise AttnlmError(
-            f"{path} is not valid JSON: {error.msg} in {place}", f"correct it, {_COPY_OR_MAKE}"
-        ) from None
-    except UnicodeDecodeError as error:
-        reason = f"byte {error.start:,} is not UTF-8"
-    except RecursionError:
-        reason = "it is nested too deeply"
-    except ValueError:
-        reason = "it has a number that is too large"
-    if reason:
-        raise AttnlmError(f"{path} is not valid: {reason}", f"correct it, {_COPY_OR_MAKE}")
-    found: dict[str, Any] = content
-    return found
+        content = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise AttnlmError(f"{path} is not valid JSON: {error}", hint) from None
+    if not isinstance(content, dict):
+        raise AttnlmError(f"{path} is not a JSON object", hint)
+    return content
 
 
 def file_hash(path: Path) -> str:
-    """Return the SHA-256 of a regular file in hexadecimal. Raises OSError for anything else."""
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    """Return the SHA-256 of a file in hexadecimal. Raises OSError if it can't be read."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _json_hash(content: dict[str, Any]) -> str:
@@ -245,12 +177,9 @@ def _json_hash(content: dict[str, Any]) -> str:
 
 def _flush_folder(folder: Path) -> None:
     """Flush a folder to disk, to make a rename in it durable. Do nothing if the system can't."""
-    try:
+    with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    except OSError as error:
-        if error.errno in _DISK_FAILS:
-            raise

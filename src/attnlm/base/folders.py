@@ -21,7 +21,6 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.suggestions import suggestion
 
 LATEST = "latest"
-_LONGEST_LATEST = 2**10  # bytes
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 _MOST_NAMED = 5
 
@@ -62,7 +61,7 @@ def write_latest(parent: Path, name: str) -> None:
 
 def latest_name(parent: Path) -> str:
     """Return the name of the folder in `parent` that was made last, or raise AttnlmError."""
-    return files.read_bytes(parent / LATEST, _LONGEST_LATEST).decode(errors="replace").strip()
+    return files.read_bytes(parent / LATEST).decode(errors="replace").strip()
 
 
 def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:

@@ -26,7 +26,6 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.suggestions import suggestion
 
-_LARGEST = 2**20  # bytes of a file
 _CONTENTS: dict[str, bytes] = {}
 """files that were named or passed in this process, by their SHA-256"""
 _MODULES: dict[str, ModuleType] = {}
@@ -60,7 +59,7 @@ class OwnCode(str):
         """Return the file's content. Raises AttnlmError if it is not what the run recorded."""
         if self.sha256 in _CONTENTS:
             return _CONTENTS[self.sha256]
-        content = files.read_bytes(self.path, _LARGEST)
+        content = files.read_bytes(self.path)
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise AttnlmError(
                 f"{self.path} has changed since the run began: its SHA-256 is another",
@@ -122,7 +121,7 @@ def accept_code(path: str | Path) -> None:
     Read the file first: it can do whatever you can do. Raises AttnlmError if it can't be read.
     """
     path = Path(path)
-    content = files.read_bytes(path, _LARGEST)
+    content = files.read_bytes(path)
     sha256 = take_content(content)
     _NAMED.append(path.name)
     _remember(sha256, path.name)
@@ -139,7 +138,7 @@ def named_code(text: str) -> OwnCode:
     path = Path(file).expanduser().absolute()
     if not path.is_file():
         raise AttnlmError(f"there is no file {file}", "check the path; the name follows after `:`")
-    sha256 = take_content(files.read_bytes(path, _LARGEST))
+    sha256 = take_content(files.read_bytes(path))
     return OwnCode(f"{path.name}:{name}", path, sha256)
 
 

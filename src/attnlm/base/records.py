@@ -6,7 +6,6 @@ check more in `__post_init__`, which raises ValueError.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
@@ -14,10 +13,8 @@ from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.files import read_json, read_sealed
+from attnlm.base.files import COPY_AGAIN, read_json, read_sealed
 from attnlm.base.settings import check, fields_of, hints, quoted, setting
-
-COPY_AGAIN = "copy it again from its source, or make it again"
 
 _Record = TypeVar("_Record")
 
@@ -52,7 +49,6 @@ def read_record(
     *,
     format: int,
     hint: str = COPY_AGAIN,
-    at_most: int = 2**20,
     sealed: bool = False,
 ) -> _Record:
     """Return the record in a JSON file, whose key "format" holds a version number.
@@ -60,7 +56,7 @@ def read_record(
     Raises AttnlmError as `decoded` and `read_json` do (`read_sealed` if `sealed` is True), or if
     the number is not the given `format`.
     """
-    content = (read_sealed if sealed else read_json)(path, at_most)
+    content = (read_sealed if sealed else read_json)(path)
     if content.pop("format", None) != format:
         raise AttnlmError(
             f"{path} was written by another version of attnlm{_version_in(content)}",
@@ -81,8 +77,7 @@ def hint_on_version(path: Path, ours: str, hint: str) -> str:
 
 def _version_in(content: Mapping[str, Any]) -> str:
     version = content.get("attnlm")
-    is_version = isinstance(version, str) and re.fullmatch(r"[\w.+-]{1,40}", version, re.ASCII)
-    return f" {version}" if is_version else ""
+    return f" {version}" if isinstance(version, str) else ""
 
 
 def decoded(record: type[_Record], content: object, path: Path, hint: str = COPY_AGAIN) -> _Record:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.files import read_text
+from attnlm.base.files import read_text, utf8
 from attnlm.base.folders import command_for
 from attnlm.base.readable import duration, harmless
 from attnlm.base.settings import help_of, number
@@ -145,15 +145,10 @@ def sample(
 
 def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt == "-":
-        return read_text(sys.stdin.buffer, "the prompt on stdin").removesuffix("\n")
+        return utf8(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
     if prompt_file is not None:
-        return _text_of(prompt_file)
+        return read_text(prompt_file)
     return typed(prompt, "--prompt") if prompt else ""
-
-
-def _text_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return read_text(file, str(path))
 
 
 def _prompts(path: Path) -> list[str]:
@@ -165,9 +160,9 @@ def _prompts(path: Path) -> list[str]:
             raise AttnlmError(error.message, 'use records such as {"prompt": "…"}') from None
     else:
         if str(path) == "-":
-            text = read_text(sys.stdin.buffer, "the prompts on stdin")
+            text = utf8(sys.stdin.buffer.read(), "the prompts on stdin")
         else:
-            text = _text_of(path)
+            text = read_text(path)
         found = [line.removesuffix("\r") for line in text.split("\n") if line.strip("\r")]
     if not found:
         raise AttnlmError(f"{path} has no prompts", "write a prompt on each line")

@@ -15,10 +15,6 @@ from attnlm.base.files import read_text
 from attnlm.base.settings import Setting, Settings
 from attnlm.base.suggestions import suggestion
 
-_LARGEST_JSON = 2**20  # bytes
-# tomllib's time grows with the square of the parts of a dotted key: up to some seconds here.
-_LARGEST_TOML = 2**14
-
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeEntry:
@@ -95,9 +91,7 @@ def _loaded(name: str) -> dict[str, Any]:
     path = Path(name)
     is_json = path.suffix == ".json"
     try:
-        with path.open("rb") as file:
-            text = read_text(file, str(path), _LARGEST_JSON if is_json else _LARGEST_TOML)
-        loaded = (json if is_json else tomllib).loads(text)
+        loaded = (json if is_json else tomllib).loads(read_text(path))
     except OSError as error:
         hint = suggestion(name, names, f"use a TOML file, or one of {', '.join(names)}")
         raise AttnlmError(f"cannot read the recipe {name!r}: {error.strerror}", hint) from None

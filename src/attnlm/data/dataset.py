@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.files import file_hash, open_regular, unless_replaced
+from attnlm.base.files import file_hash
 from attnlm.base.folders import (
     find_folder,
     folder_size,
@@ -30,7 +30,6 @@ from attnlm.data.examples import Examples, read_marks
 from attnlm.tokens.tokenizer import Tokenizer, load
 
 FORMAT = 1  # of meta.json, and of the files that it describes
-_MAX_META = 2**23  # bytes
 _LARGE = 2**30  # bytes from which a bin is hashed by samples
 _SAMPLES = 64
 _SAMPLE = 2**20  # bytes
@@ -204,7 +203,7 @@ def open_dataset(
         path = path_or_name.path
     else:
         return path_or_name
-    return unless_replaced(path, lambda: open_folder(path, verify=verify))
+    return open_folder(path, verify=verify)
 
 
 def open_folder(path: Path, *, verify: bool = False, trusted: bool = False) -> Dataset:
@@ -259,7 +258,7 @@ def read_meta(folder: Path) -> Meta:
             how_to_make("data set", folder.parent),
         )
     # Version 1.0.0 wrote a text over 1 GiB in shards, with format 2.
-    return read_record(Meta, path, format=FORMAT, hint=_DAMAGED, at_most=_MAX_META, sealed=True)
+    return read_record(Meta, path, format=FORMAT, hint=_DAMAGED, sealed=True)
 
 
 def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
@@ -267,11 +266,10 @@ def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
     path = folder / f"{split}.bin"
     dtype = np.dtype(meta.dtype).newbyteorder("<")
     tokens = meta.train_tokens if split == "train" else meta.val_tokens
-    with open_regular(path) as file:
-        found, size = os.fstat(file.fileno()).st_size, tokens * dtype.itemsize
-        if found != size:
-            raise AttnlmError(f"{path} is damaged: it has {found:,} bytes, not {size:,}", _DAMAGED)
-        ids: np.memmap[Any, Any] = np.memmap(file, dtype, mode="r", shape=(tokens,))
+    found, size = path.stat().st_size, tokens * dtype.itemsize
+    if found != size:
+        raise AttnlmError(f"{path} is damaged: it has {found:,} bytes, not {size:,}", _DAMAGED)
+    ids: np.memmap[Any, Any] = np.memmap(path, dtype, mode="r", shape=(tokens,))
     return ids
 
 
@@ -299,8 +297,8 @@ def id_dtype(vocab_size: int) -> np.dtype[Any]:
 def sampled_hash(path: Path) -> str:
     """Return the SHA-256 of at most 64 blocks of 1 MiB, spread evenly over a file."""
     digest = hashlib.sha256()
-    with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
+    size = path.stat().st_size
+    with path.open("rb") as file:
         count = min(_SAMPLES, math.ceil(size / _SAMPLE))
         for i in range(count):
             file.seek(max(0, size - _SAMPLE) * i // max(1, count - 1))

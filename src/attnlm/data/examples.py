@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.base.files import open_regular, replacing
+from attnlm.base.files import replacing
 from attnlm.text.examples import Example
 from attnlm.tokens.tokenizer import Tokenizer
 
@@ -190,8 +190,7 @@ def write_marks(path: Path, examples: Examples) -> None:
 def read_marks(path: Path, tokens: int) -> Examples | None:
     """Return the places of examples in a split of `tokens` tokens; None if the file is damaged."""
     size = -(-tokens // 8)
-    with open_regular(path) as file:
-        content = np.frombuffer(file.read(2 * size + 1), np.uint8)
+    content = np.frombuffer(path.read_bytes(), np.uint8)
     if len(content) != 2 * size:
         return None
     is_answer, is_start = (np.unpackbits(part, count=tokens) for part in content.reshape(2, -1))

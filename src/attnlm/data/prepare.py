@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.files import explaining, file_hash, unless_replaced, write_json
+from attnlm.base.files import explaining, file_hash, write_json
 from attnlm.base.folders import check_name, write_latest
 from attnlm.base.settings import check_value
 from attnlm.base.workspaces import workspace
@@ -203,7 +203,7 @@ def prepare(
             new.build(work / "new", name, chosen, origin)
             install(work / "new", target, is_there)
         write_latest(data_dir, name)
-        dataset = unless_replaced(target, lambda: open_folder(target, trusted=True))
+        dataset = open_folder(target, trusted=True)
     most = dataset.largest_block_size
     usual = resolve({}).spec.block_size
     if most < usual:

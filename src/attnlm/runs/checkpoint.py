@@ -145,21 +145,17 @@ def _read(
             "the run stopped before its first checkpoint; train it again",
         )
 
-    # A folder has several files, and a trainer may replace it between two reads.
-    def read() -> tuple[CheckpointHeader, dict[str, Tensor]]:
-        hint = "try the run's other checkpoint: `checkpoint` last or best"
-        with explaining_reads(path, ": it does not match its own digest", hint):
-            if path.suffix:
-                return _read_file(path, shapes, numbers)
-            return _read_folder(path, shapes, rank, count, numbers)
-
-    return files.unless_replaced(path, read)
+    hint = "try the run's other checkpoint: `checkpoint` last or best"
+    with explaining_reads(path, ": it does not match its own digest", hint):
+        if path.suffix:
+            return _read_file(path, shapes, numbers)
+        return _read_folder(path, shapes, rank, count, numbers)
 
 
 def _read_file(
     path: Path, shapes: Mapping[str, Shape], numbers: bool
 ) -> tuple[CheckpointHeader, dict[str, Tensor]]:
-    with files.open_regular(path) as opened:
+    with path.open("rb") as opened:
         file = TensorFile(opened, read_header(opened))
         stored = file.header.tensors
         metadata = file.header.metadata
@@ -196,7 +192,7 @@ def _read_folder(
         for i, (name, digest) in enumerate(hashes.items()):
             if numbers and i % count == rank and files.file_hash(path / name) != digest:
                 raise ValueError("wrong hash")
-            opened = opening.enter_context(files.open_regular(path / name))
+            opened = opening.enter_context((path / name).open("rb"))
             file = TensorFile(opened, read_header(opened))
             _check_fits(path, shapes, file.header.tensors, all_rows=False)
             places = json.loads(file.header.metadata.get("DCP_SHARDING_INFO", ""))

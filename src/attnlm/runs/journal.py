@@ -36,8 +36,6 @@ class Journal(Generic[_Record]):
     """a dataclass; a line leaves out the fields that have their default"""
     hint: str
     """what to do about a damaged file"""
-    largest: int
-    """the maximum size of the file, in bytes"""
 
     def records(self) -> list[_Record]:
         """Return all records, oldest first. A last line that a crash truncated is left out.
@@ -46,23 +44,17 @@ class Journal(Generic[_Record]):
         """
         if not self.path.exists():
             return []
-        *lines, _ = files.read_bytes(self.path, self.largest).split(b"\n")
-        return [self._decoded(line) for line in lines]
-
-    def _decoded(self, line: bytes) -> _Record:
+        *lines, _ = files.read_bytes(self.path).split(b"\n")
         try:
-            value = json.loads(line.decode())
+            values = [json.loads(line) for line in lines]
         except (ValueError, RecursionError):
             raise self.damaged() from None
-        return decoded(self.record, value, self.path, self.hint)
+        return [decoded(self.record, value, self.path, self.hint) for value in values]
 
     def append(self, record: _Record) -> None:
-        """Append a record and flush it to disk, unless the file would exceed its maximum size."""
-        line = _line(record)
-        if self.size() + len(line) > self.largest:
-            return
-        with files.naming(self.path), files.open_regular(self.path, "ab") as file:
-            file.write(line)
+        """Append a record and flush it to disk."""
+        with files.naming(self.path), self.path.open("ab") as file:
+            file.write(_line(record))
             file.flush()
             os.fsync(file.fileno())
 
@@ -144,12 +136,6 @@ class SnapshotRecord:
     """the numbers of layers and of maps in each; () if the model's settings determine them"""
     scores: tuple[tuple[tuple[float, ...], ...], ...] = ()
     """the scores by pattern, layer and head"""
-
-
-def ticker_journal(folder: Path) -> Journal[SnapshotRecord]:
-    """Return the journal ticker.jsonl of the run in `folder`."""
-    hint = "remove it: the run does not need it, and will write a new one"
-    return Journal(folder / "ticker.jsonl", SnapshotRecord, hint, largest=2**25)
 
 
 def snapshot_record(

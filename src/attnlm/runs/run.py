@@ -33,7 +33,6 @@ from attnlm.runs.journal import (
     SnapshotRecord,
     snapshot_of,
     snapshot_record,
-    ticker_journal,
 )
 from attnlm.runs.records import (
     NOT_COMPARABLE,
@@ -54,7 +53,7 @@ FORMAT = 1
 
 COPY_THE_RUN = "copy the run's folder again from its source"
 _WHOLE = "whole.json"
-_LARGEST_PICTURE = 2**20  # bytes; curve.png has about 50,000
+_FULL_TICKER = 2**25  # bytes
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ class Run:
         path = self.path / "curve.png"
         try:
             facts = {"run": self.name, "folder": str(self.path), **run_facts(self)}
-            if path.is_file() and 0 < path.stat().st_size <= _LARGEST_PICTURE:
+            if path.is_file():
                 source = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
                 picture = f'<img alt="loss by step" width="560" src="{source}"/>'
         except (AttnlmError, OSError):
@@ -368,8 +367,10 @@ class Run:
         The ticker's first line also holds `passage`: the tokens whose attention all maps show.
         """
         self._metrics.append(record)
-        first = () if self._ticker.size() else passage
-        self._ticker.append(snapshot_record(snapshot, self.config.spec, first))
+        size = self._ticker.size()
+        if size < _FULL_TICKER:
+            first = [] if size else passage
+            self._ticker.append(snapshot_record(snapshot, self.config.spec, first))
 
     def keep_until(self, evaluated_step: int) -> None:
         """Drop metrics and snapshots after the step `evaluated_step`, and delete whole.json.
@@ -387,11 +388,12 @@ class Run:
     @property
     def _metrics(self) -> Journal[EvaluationRecord]:
         path = self.path / "metrics.jsonl"
-        return Journal(path, EvaluationRecord, COPY_THE_RUN, largest=2**28)
+        return Journal(path, EvaluationRecord, COPY_THE_RUN)
 
     @property
     def _ticker(self) -> Journal[SnapshotRecord]:
-        return ticker_journal(self.path)
+        hint = "remove it: the run does not need it, and will write a new one"
+        return Journal(self.path / "ticker.jsonl", SnapshotRecord, hint)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:

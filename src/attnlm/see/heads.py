@@ -281,10 +281,8 @@ def _tokens(
             return dataset.val, "val.bin", with_most(dataset.val_examples, most)
         except AttnlmError as error:
             raise AttnlmError(error.message, f"{error.hint}; or use `text`") from None
-    with Path(text).open("rb") as file:
-        content = read_text(file, str(text))
     # an array, since the file may be long
-    return run.tokenizer.encode_array(content), str(text), None
+    return run.tokenizer.encode_array(read_text(Path(text))), str(text), None
 
 
 def _spread(

@@ -242,9 +242,7 @@ def _named(pairs: Sequence[tuple[str, ...]] | str | Path) -> dict[str, Sequence[
     if not isinstance(pairs, str | Path):
         return {f"pair {n}: " if len(pairs) > 1 else "": pair for n, pair in enumerate(pairs, 1)}
     found: dict[str, Sequence[str]] = {}
-    with Path(pairs).open("rb") as file:
-        lines = read_text(file, str(pairs)).splitlines()
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(Path(pairs)).splitlines(), 1):
         where = f"line {number:,} of {pairs}"
         try:
             read = json.loads(line)

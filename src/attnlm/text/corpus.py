@@ -26,7 +26,6 @@ from attnlm.text.download import Pinned, cached, fetch, without_password
 from attnlm.text.records import record_pieces
 from attnlm.text.text_files import (
     COMPRESSED,
-    PIECE,
     RECORDS,
     NotTextError,
     Piece,
@@ -181,11 +180,7 @@ def get_corpus(
             case None | "tinyshakespeare" | "tales" | "names":
                 found = _built_in(source, offline, spool, on_event)
             case "-":
-                # A process that was started without stdin has sys.stdin None.
-                stream = stdin or getattr(sys.stdin, "buffer", None)
-                if stream is None:
-                    raise AttnlmError("stdin is closed", "pipe a text into the command")
-                path = _spooled(stream, "stdin", encoding, spool, suffix)
+                path = _spooled(stdin or sys.stdin.buffer, spool, suffix)
                 found = _of_file("stdin", "-", path, encoding)
             case str() if source.startswith(hub.PREFIX):
                 path = Path(tempfile.mkdtemp(dir=spool)) / "rows.jsonl.gz"
@@ -316,7 +311,7 @@ def _from_path(source: str, encoding: str, spool: Path, suffix: str, on_event: O
             suffix = _kind(path) or suffix
             with path.open("rb") as stream:
                 if not path.is_file():
-                    file = _spooled(stream, source, encoding, spool, suffix)
+                    file = _spooled(stream, spool, suffix)
             return _of_file(safe_name(bare_stem(path)), readable, file, encoding)
         texts = texts_among(files, str(path), encoding, on_event)
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -335,14 +330,9 @@ def _from_path(source: str, encoding: str, spool: Path, suffix: str, on_event: O
     return Corpus(name, (readable,), found, encoding, has_documents=True)
 
 
-def _spooled(stream: BinaryIO, shown: str, encoding: str, spool: Path, suffix: str) -> Path:
+def _spooled(stream: BinaryIO, spool: Path, suffix: str) -> Path:
     """Copy a stream, which can't be read twice, to a new file in `spool` with this suffix."""
     with tempfile.NamedTemporaryFile(dir=spool, suffix=suffix, delete=False) as file:
-        file.write(stream.read(PIECE))
-        file.flush()
-        if suffix in ("", ".jsonl"):  # it may be endless
-            encoding = encoding if suffix == "" else "utf-8"
-            next(text_pieces(Path(file.name), encoding, "keep", shown), None)
         shutil.copyfileobj(stream, file)
     return Path(file.name)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from attnlm.base.errors import AttnlmError, optional
-from attnlm.base.files import open_regular
 from attnlm.base.suggestions import suggestion
 from attnlm.text.text_files import PIECE, Piece, kind_of, opened
 
@@ -113,7 +112,7 @@ def columns_of(path: Path) -> list[str]:
                 return list(dict(json.loads(file.readline(LONGEST).decode("utf-8-sig"))))
         if kind_of(path) == ".parquet":
             parquet = optional("pyarrow.parquet", f"reading {path}")
-            with open_regular(path) as raw, parquet.ParquetFile(raw) as table:
+            with parquet.ParquetFile(path) as table:
                 return list(table.schema_arrow.names)
     return []
 
@@ -155,7 +154,7 @@ def _rows(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
     parquet = optional("pyarrow.parquet", f"reading {shown}")
     row = 0
     try:
-        with open_regular(path) as file, parquet.ParquetFile(file) as table:
+        with parquet.ParquetFile(path) as table:
             schema = table.schema_arrow
             if column not in schema.names:
                 raise missing(column, schema.names, shown)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import codecs
 import contextlib
-import errno
 import gzip
 import io
 import itertools
@@ -17,7 +16,6 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import Note, OnEvent, Progress
-from attnlm.base.files import open_regular
 
 RECORDS = (".jsonl", ".parquet")
 COMPRESSED = (".gz", ".zst")
@@ -153,14 +151,14 @@ def files_in(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]
 
 @contextlib.contextmanager
 def opened(path: Path, shown: str) -> Iterator[BinaryIO]:
-    """Open a regular file for reading, decompressed if its name ends with .gz or .zst.
+    """Open a file for reading, decompressed if its name ends with .gz or .zst.
 
     `shown` is the file's name in messages. Raises AttnlmError if the file can't be decompressed,
     perhaps only during reading. Raises OSError if it can't be read.
     """
     raw: Any
     damages: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
-    with open_regular(path) as file:
+    with path.open("rb") as file:
         match path.suffix.lower():
             case ".gz":
                 raw = gzip.GzipFile(fileobj=file)
@@ -215,8 +213,6 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
     with opened(path, shown) as file:
         while chunk != b"":
             chunk = file.read(PIECE)
-            if chunk is None:  # some files of /proc would wait for content
-                raise BlockingIOError(errno.EAGAIN, "it ends where more may come")
             start = start or chunk[:UTF16_SNIFFED_BYTES]
             if encoding == "utf-8" and read == 0 and _is_full_of_nuls(start):
                 raise NotTextError(

@@ -27,7 +27,6 @@ PIECE = 2**18
 
 _FORMAT = 1
 _COPY_AGAIN = "copy it again from its source, or prepare the text again"
-_MAX_FILE = 2**24  # bytes: enough for all of Unicode, and several times the largest vocabulary
 _MAX_VOCABULARY = 2**21  # ids: more than Unicode has characters
 _NO_BYTE = 255  # in `_id_of_ascii`: the character has no id, or an id above 254
 # No token or lookahead of the patterns in use crosses these places: before a space that follows
@@ -325,9 +324,7 @@ def load(path: Path) -> Tokenizer:
 
     Raises AttnlmError if the file is missing, damaged or not a tokenizer of attnlm.
     """
-    found = read_record(
-        _Description, path, format=_FORMAT, hint=_COPY_AGAIN, at_most=_MAX_FILE, sealed=True
-    )
+    found = read_record(_Description, path, format=_FORMAT, hint=_COPY_AGAIN, sealed=True)
     try:
         if found.name not in IMPORTED:
             bpe_size(found.name)

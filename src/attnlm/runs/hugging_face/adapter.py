@@ -31,7 +31,6 @@ from attnlm.runs.hugging_face.read_model import (
     check_options,
     check_type,
     open_tensors,
-    read_object,
     read_tensor,
 )
 from attnlm.runs.load_model import keep_base, parent_record
@@ -196,7 +195,7 @@ def _read_adapter(
     or damaged, and for adapters that our LoRA settings can't express.
     """
     path = folder / _CONFIG
-    config = read_object(path)
+    config = files.json_object(path)
     check_options(path, config, _ALLOWED, _HINT, _OFF)
     with open_tensors(folder / _TENSORS) as file:
         names = file.header.tensors.keys()

@@ -19,7 +19,6 @@ from attnlm.runs.hugging_face.read_model import (
     Described,
     opened_weights,
     read_config,
-    read_object,
     without_empty_mlp,
 )
 from attnlm.runs.page_model import import_page_model, is_page_model
@@ -28,7 +27,6 @@ from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
 from attnlm.tokens.tokenizer_json import read_tokenizer, read_vocab_and_merges
 
-_MOST_TOKENIZER = 2**26  # bytes
 _OPENED = 1.3  # memory to sample, as a multiple of the weights: measured
 
 
@@ -135,13 +133,13 @@ def _described(folder: Path, block_size: int | None) -> Described:
 
 def _tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
     if (folder / "tokenizer.json").exists():
-        content = read_object(folder / "tokenizer.json", _MOST_TOKENIZER)
+        content = files.json_object(folder / "tokenizer.json")
         return read_tokenizer(content, vocab_size)
     if not (folder / "vocab.json").exists():
         raise AttnlmError(
             f"{folder} has no tokenizer: neither tokenizer.json, nor vocab.json and merges.txt",
             "copy the folder again from its source",
         )
-    merges = files.read_bytes(folder / "merges.txt", _MOST_TOKENIZER).decode(errors="replace")
-    vocabulary = read_object(folder / "vocab.json", _MOST_TOKENIZER)
+    merges = files.read_bytes(folder / "merges.txt").decode(errors="replace")
+    vocabulary = files.json_object(folder / "vocab.json")
     return read_vocab_and_merges(vocabulary, merges, vocab_size)
