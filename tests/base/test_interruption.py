@@ -8,14 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import attnlm
-from attnlm.base import signals as signals_module
 from attnlm.base.signals import Interrupted, StopSignal, signals
 from attnlm.model.language_model import Bigram
 from attnlm.runs.run import Run
@@ -94,7 +92,6 @@ def twice():
     with stop.listening():
         try:
             signal.raise_signal(signal.SIGTERM)
-            time.sleep(0.6)  # within half a second it would be the same signal
             signal.raise_signal(signal.SIGTERM)
         finally:
             time.sleep(100)  # as a compiler does, that waits for its children
@@ -142,22 +139,6 @@ def test_a_hangup_is_never_a_second_signal(came: str, answered: str) -> None:
     finally:
         signal.signal(signal.SIGHUP, before)
     assert caught.value.signum == getattr(signal, f"SIG{answered}")
-
-
-def test_signals_of_one_moment_are_one_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`timeout` passes Ctrl-C on to a process that the terminal has sent it to already."""
-    seconds: list[int] = []
-    monkeypatch.setattr(
-        signals_module, "at_second_signal", lambda signum, _: seconds.append(signum)
-    )
-    clock = iter([10.0, 10.1, 10.4, 10.7])
-    monkeypatch.setattr(signals_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    stop = StopSignal()
-    stop.raises = False
-    with pytest.raises(Interrupted), stop.listening():
-        for expected in ([], [], [], [signal.SIGINT]):
-            signal.raise_signal(signal.SIGINT)
-            assert seconds == expected
 
 
 def test_a_hangup_that_is_ignored_stays_so() -> None:

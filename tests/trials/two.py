@@ -1,4 +1,4 @@
-"""Two at once: trainers of one run or of one name, writers of one name, readers beside a writer."""
+"""Two at once: trainers of one run, runs of one name, readers beside a writer."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import attnlm
 from attnlm.training.events import Evaluated
 from tests.models import contents
 from tests.trials.children import Child, in_child
-from tests.trials.small import TEXT, prepared, same_run, settings_of
+from tests.trials.small import prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial, place
 
 
 @Trial("two", short=5, full=90, forks=True)
 def _two(tally: Tally, folder: Path) -> None:
-    """Two at once on one run, name or data set: one error, no mixed files, readers read on."""
+    """Two at once on one run or name: one error, no mixed files, readers read on."""
     data = prepared(folder / "given")
     whole = folder / "whole"
     in_child(_train, data, whole)
-    kinds = (_two_trainers, _two_preparations, _readers, _folder_taken)
+    kinds = (_two_trainers, _readers, _folder_taken)
     for case, generator in tally.drawn(tally.wanted):
         kind = kinds[case % len(kinds)]
         with place(folder) as here:
@@ -95,35 +95,6 @@ def _folder_taken(data: Path, whole: Path, here: Path, generator: random.Random)
     if contents(here / "run") != before:
         return "the first has written to the second"
     return _resumed(here / "moved", whole) if is_moved else None
-
-
-def _two_preparations(data: Path, whole: Path, here: Path, generator: random.Random) -> str | None:
-    """Of one name, with `--force`, again and again, while somebody reads it."""
-    texts = {}
-    for letter in "ab":
-        # Of one size and one set of characters, so that mixed files would not be noticed by it.
-        texts[letter] = TEXT if letter == "a" else TEXT[::-1]
-        (here / f"{letter}.txt").write_text(texts[letter])
-
-    def write(letter: str) -> None:
-        for _ in range(8):
-            attnlm.prepare(here / f"{letter}.txt", data_dir=here, name="x", force=True)
-
-    def read() -> str | None:
-        for _ in range(60):
-            opened = attnlm.open_dataset("x", data_dir=here)
-            decoded = opened.tokenizer.decode([*opened.train, *opened.val])
-            if decoded != texts[Path(opened.source).stem]:
-                return "mixed files"
-        return None
-
-    attnlm.prepare(here / "a.txt", data_dir=here, name="x")
-    children = [Child(lambda: write("a")), Child(lambda: write("b")), Child(read)]
-    for outcome in [*(child.wait() for child in children), in_child(read)]:
-        if outcome.failure:
-            return outcome.failure
-    left = sorted(path.name for path in here.iterdir() if path.name.startswith("."))
-    return f"leftovers: {', '.join(left)}" if left else None
 
 
 def _readers(data: Path, whole: Path, here: Path, generator: random.Random) -> str | None:

@@ -6,13 +6,8 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-
-_SAME = 0.5
-"""Seconds within which several signals count as one: at Ctrl-C under the command `timeout`, both
-the terminal and `timeout` send one."""
 
 Handler = Callable[[int, FrameType | None], object]
 
@@ -62,7 +57,6 @@ class StopSignal:
 
     def __init__(self, *, alone: bool = True) -> None:
         self.signum: int | None = None
-        self._since = 0.0
         self.raises, self._is_agreed = True, alone
 
     @property
@@ -101,11 +95,8 @@ class StopSignal:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         # A closed terminal sends several hangups; an ending session sends SIGTERM and SIGHUP.
-        is_second = self.signum is not None and HANGUP not in (signum, self.signum)
-        if is_second and time.monotonic() - self._since > _SAME:
+        if self.signum is not None and HANGUP not in (signum, self.signum):
             at_second_signal(signum, frame)
-        if self.signum is None:
-            self._since = time.monotonic()
         self.signum = signum if self.signum in (None, HANGUP) else self.signum
         if self.raises:
             at_first_signal(signum, frame)

@@ -12,10 +12,8 @@ import errno
 import os
 import secrets
 import shutil
-import stat
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -26,9 +24,6 @@ if sys.platform != "win32":
     import fcntl
 
 _WORKSPACE = ".unfinished-"
-# `list` locks each run for an instant to see whether it is locked, so try several times.
-_LOOKS = 3
-_BETWEEN_LOOKS = 0.02  # seconds
 _held: ContextVar[tuple[Path, os.stat_result] | None] = ContextVar("held", default=None)
 
 
@@ -38,27 +33,23 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
 
     Yield False on Windows and some network file systems, which have no such locks. If the file is
     already locked, wait, or raise BlockingIOError if `wait` is False. Raises OSError if `path` does
-    not exist or is a link, a pipe or a device.
+    not exist or is a link.
     """
     if sys.platform == "win32":
         yield False
-    else:
-        # Without O_NONBLOCK, opening a pipe would block forever.
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(path, flags)
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
         try:
-            if not _is_file_or_folder(os.fstat(descriptor)):
-                raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-                got_it = True
-            except BlockingIOError:
-                raise
-            except OSError:
-                got_it = False
-            yield got_it
-        finally:
-            os.close(descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            has_lock = True
+        except BlockingIOError:
+            raise
+        except OSError:
+            has_lock = False
+        yield has_lock
+    finally:
+        os.close(descriptor)
 
 
 def is_locked(path: Path) -> bool:
@@ -89,20 +80,12 @@ def locked_new(make: Callable[[], Path]) -> Iterator[Path]:
 def clear(leftovers: Iterable[Path], remove: Callable[[Path], object]) -> None:
     """Remove the temporary files or folders that are not locked: their makers have ended.
 
-    Files of other users, links, pipes, devices and files that can't be removed stay.
+    Links and files that can't be removed stay.
     """
     for leftover in leftovers:
-        with contextlib.suppress(OSError):
-            about = leftover.lstat()
-            is_ours = sys.platform == "win32" or about.st_uid == os.geteuid()
-            if is_ours and _is_file_or_folder(about):
-                with locked(leftover) as is_dead:
-                    if is_dead:
-                        remove(leftover)
-
-
-def _is_file_or_folder(about: os.stat_result) -> bool:
-    return stat.S_ISREG(about.st_mode) or stat.S_ISDIR(about.st_mode)
+        with contextlib.suppress(OSError), locked(leftover) as is_dead:
+            if is_dead:
+                remove(leftover)
 
 
 @contextlib.contextmanager
@@ -113,17 +96,11 @@ def trained_alone(path: Path, hint: str) -> Iterator[None]:
     locked it. Windows and some network file systems have no such locks, so there nothing is raised.
     """
     with contextlib.ExitStack() as lock:
-        for look in reversed(range(_LOOKS)):
-            try:
-                # The path may be a link to a folder that the user keeps elsewhere.
-                lock.enter_context(locked(Path(os.path.realpath(path))))
-                break
-            except BlockingIOError:
-                if not look:
-                    raise AttnlmError(
-                        f"{path.name} is being trained by another process", hint
-                    ) from None
-                time.sleep(_BETWEEN_LOOKS)
+        try:
+            # The path may be a link to a folder that the user keeps elsewhere.
+            lock.enter_context(locked(Path(os.path.realpath(path))))
+        except BlockingIOError:
+            raise AttnlmError(f"{path.name} is being trained by another process", hint) from None
         lock.callback(_held.reset, _held.set((path, path.stat())))
         yield
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -128,14 +127,7 @@ def is_prepared(target: Path, wanted: str | Tokenizer, content: Content, force: 
 
 def install(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
     """Move the folder `new` to `target`, unless another process has put the same data there."""
-    while True:
-        try:
-            if not os.path.lexists(target):
-                new.rename(target)
-            elif not is_prepared():
-                exchange(new, target)
-            return
-        except OSError as error:
-            # Another process just put its folder at `target`, or removed it: try again.
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT) or not new.is_dir():
-                raise
+    if not os.path.lexists(target):
+        new.rename(target)
+    elif not is_prepared():
+        exchange(new, target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import locale
 import os
@@ -17,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import attnlm
-from attnlm.base.caches import cache_folder, code_folder
+from attnlm.base.caches import cache_folder
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import folder_size
@@ -166,9 +165,6 @@ def _caches() -> Iterator[Finding]:
     ]
     remedy = _if_not_writable(folder, "set ATTNLM_CACHE_DIR to one that is")
     yield Finding("cache", f"{folder}: {', '.join(parts) or 'empty'}", remedy)
-    if sys.platform != "win32":
-        with contextlib.suppress(AttnlmError):  # only `compile` on needs it
-            yield Finding("compiled code", str(code_folder()))
 
 
 def _if_not_writable(folder: Path, remedy: str) -> str:
