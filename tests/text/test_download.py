@@ -12,7 +12,6 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -59,7 +58,7 @@ def test_the_whole_file_replaces_the_older_one_and_progress_is_reported(
 ) -> None:
     events: list[object] = []
     url = web.answer("/play.txt", body(CONTENT))
-    fetch(url, destination, sha256=SHA256, max_bytes=len(CONTENT), on_event=events.append)
+    fetch(url, destination, sha256=SHA256, on_event=events.append)
     assert destination.read_bytes() == CONTENT
     assert len(events) > 1
     assert events[-1] == Progress("downloading play.txt", len(CONTENT), len(CONTENT), "B")
@@ -68,7 +67,6 @@ def test_the_whole_file_replaces_the_older_one_and_progress_is_reported(
 def test_a_wrong_hash_is_refused(web: WebServer, destination: Path) -> None:
     error = refused(web.answer("/a", body(CONTENT + b"!")), destination, sha256=SHA256)
     assert f"its SHA-256 is not {SHA256[:12]}" in error.message
-    assert "web page" not in error.message
     assert web.asked == ["/a"]
 
 
@@ -95,16 +93,9 @@ def test_http_errors_report_the_status_and_temporary_ones_are_retried(
     assert len(web.asked) == asked
 
 
-def test_a_server_that_is_slow_is_given_up_at_the_deadline(
-    web: WebServer, destination: Path
-) -> None:
-    def slow(handler: BaseHTTPRequestHandler) -> None:
-        handler.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n")
-        while not web.closing.wait(0.02):
-            handler.wfile.write(b"x" * 2**14)
-
-    error = refused(web.answer("/a", slow), destination, deadline=2.0)
-    assert "it is too slow" in error.message
+def test_a_silent_server_is_given_up(web: WebServer, destination: Path) -> None:
+    error = refused(web.answer("/a", web.stay_silent), destination, timeout=0.05)
+    assert "no answer for 0.05 s" in error.message
 
 
 def test_a_body_that_breaks_off_is_refused(web: WebServer, destination: Path) -> None:
@@ -114,15 +105,10 @@ def test_a_body_that_breaks_off_is_refused(web: WebServer, destination: Path) ->
 
 def test_a_body_of_unknown_length_is_read_to_its_end(web: WebServer, destination: Path) -> None:
     events: list[object] = []
-    url = web.answer("/", body(CONTENT, Content_Length="", Content_Encoding="Identity"))
+    url = web.answer("/", body(CONTENT, Content_Length=""))
     fetch(url, destination, on_event=events.append)
     assert destination.read_bytes() == CONTENT
     assert events[-1] == Progress(f"downloading {url}", len(CONTENT), None, "B")
-
-
-def test_long_answers_are_quoted_in_part(web: WebServer, destination: Path) -> None:
-    url = web.answer("/a", body(b"", Content_Encoding="gzip, " * 1000))
-    assert len(refused(url, destination).message) < 400
 
 
 @pytest.mark.parametrize(
@@ -203,7 +189,7 @@ def from_cache(
     url: str, spool: Path, events: list[object] | None = None, *, offline: bool = False
 ) -> Path:
     listener = ignore if events is None else events.append
-    return cached(Pinned(url, "play.txt", SHA256, len(CONTENT)), spool, offline, None, listener)
+    return cached(Pinned(url, "play.txt", SHA256), spool, offline, listener)
 
 
 def test_damaged_cache_entries_are_downloaded_again(
@@ -232,7 +218,7 @@ def test_the_file_stays_in_the_spool_without_a_cache(
     path = from_cache(web.answer("/a", body(CONTENT)), tmp_path, events)
     assert path == tmp_path / "play.txt"
     assert path.read_bytes() == CONTENT
-    assert "cannot keep play.txt" in getattr(events[0], "text", "")
+    assert "play.txt is not kept" in getattr(events[0], "text", "")
     for name in ("ATTNLM_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a user unknown to the system
@@ -240,4 +226,4 @@ def test_the_file_stays_in_the_spool_without_a_cache(
     monkeypatch.chdir(spool)
     path = from_cache(f"{web.url}/a", spool, events)
     assert [path] == list(spool.iterdir())  # no folder is made in the current one
-    assert "no home folder" in "".join(getattr(event, "text", "") for event in events)
+    assert "the cache (None)" in "".join(getattr(event, "text", "") for event in events)

@@ -28,18 +28,20 @@ def use_own_compiler_cache() -> None:
     """Make PyTorch's compiler use a folder of this user as its cache, unless the user has set one.
 
     PyTorch's default is a folder in the temporary folder, which another user could have made. The
-    folder is `compiled` in `cache_folder`, or a new temporary folder if that can't be written. Each
-    process must call this before it compiles.
+    folder is `compiled` in `cache_folder`, or in a new temporary folder if the cache can't be
+    written. Each process must call this before it compiles.
     """
     if not os.environ.get(_COMPILER_CACHE):
-        os.environ[_COMPILER_CACHE] = str(_compiler_folder())
+        folder = (writable_cache() or Path(tempfile.mkdtemp())) / "compiled"
+        folder.mkdir(0o700, exist_ok=True)
+        os.environ[_COMPILER_CACHE] = str(folder)
 
 
-def _compiler_folder() -> Path:
-    if (cache := cache_folder()) is not None:
-        folder = cache / "compiled"
-        with contextlib.suppress(OSError):
-            folder.mkdir(0o700, parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK):
-                return folder
-    return Path(tempfile.mkdtemp())
+def writable_cache() -> Path | None:
+    """Return `cache_folder`, created if it does not exist, or None if it can't be written."""
+    folder = cache_folder()
+    with contextlib.suppress(OSError):
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder if os.access(folder, os.W_OK) else None
+    return None

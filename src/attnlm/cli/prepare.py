@@ -7,13 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import attnlm
-from attnlm.base.errors import UsageError
 from attnlm.base.folders import command_for
 from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, reference_losses
 from attnlm.cli.options import argument, option, switch
 from attnlm.config.settings import resolve
-from attnlm.text.records import columns_of, listed
 from attnlm.text.tasks import TASKS
 
 _FACTS = (
@@ -66,7 +64,7 @@ def prepare(
         "line endings: keep them, or convert CR LF and CR to LF: keep|unix",
         completion.choices("keep", "unix"),
     ),
-    column: list[str] | None = option(
+    column: str | None = option(
         None,
         "name of the column with the text, in .jsonl and .parquet files, hf: data, and "
         "JSON lines on stdin; default: text",
@@ -88,11 +86,6 @@ def prepare(
     quiet: bool = options.QUIET,
 ) -> None:
     """Encode a text, or questions with answers, and split off validation data."""
-    columns = column or []
-    if len(columns) > 1:
-        raise _two_columns(len(columns), source or [])
-    if (source or []).count("-") > 1:
-        raise UsageError("stdin (-) can be read only once", "name - only once")
     with contextlib.closing(Display(quiet)) as display:
         dataset = attnlm.prepare(
             source or None,
@@ -105,7 +98,7 @@ def prepare(
             data_dir=data_dir,
             encoding=encoding,
             newlines=newlines,
-            column=columns[0] if columns else None,
+            column=column,
             prompt_column=prompt_column,
             answer_column=answer_column,
             examples=examples,
@@ -169,10 +162,3 @@ def _validation(dataset: attnlm.Dataset) -> str:
     named = [f"{part.source} {part.tokens / dataset.val_tokens:.0%}" for part in parts[:_NAMED]]
     more = [f"{len(parts) - _NAMED} more"] if len(parts) > _NAMED else []
     return ", ".join([words, *(["from " + ", ".join(named + more)] if named else [])])
-
-
-def _two_columns(count: int, sources: list[str]) -> UsageError:
-    """Return the error for several columns; its hint names the columns of the first source."""
-    found = next(filter(None, (columns_of(Path(source)) for source in sources)), [])
-    hint = f"choose one from {listed(found)}" if found else "use it only once"
-    return UsageError(f"--column was given {count} times", hint)

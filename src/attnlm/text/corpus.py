@@ -22,7 +22,7 @@ from attnlm.base.files import write_bytes
 from attnlm.base.folders import is_safe_name
 from attnlm.base.suggestions import suggestion
 from attnlm.text import hub
-from attnlm.text.download import Pinned, cached, fetch, without_password
+from attnlm.text.download import TIMEOUT, Pinned, cached, fetch, without_password
 from attnlm.text.records import record_pieces
 from attnlm.text.text_files import (
     COMPRESSED,
@@ -42,15 +42,13 @@ TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 )
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-TINY_SHAKESPEARE_BYTES = 1_115_394
-DEFAULT_DEADLINE = 15.0  # seconds that the default corpus may take, before `tales` replaces it
+DEFAULT_TIMEOUT = 3.0  # seconds of silence, at each of four tries, before `tales` replaces the default
 
 _STDIN = "-"
 NAMES = ("tinyshakespeare", "tales", "names")
 SOURCES = f"a file, a folder, a pattern, a URL, hf:NAME, {', '.join(NAMES)}, or - for stdin"
 MOST_PARTS = 64
 """The most parts of a text whose losses are measured separately."""
-_MOST_IN_SOURCES = 2**20  # characters, of all sources together
 
 
 class TextFile(NamedTuple):
@@ -201,8 +199,6 @@ def get_corpus(
     if len(parts) == 1:
         return parts[0]
     sources = tuple(part.source for part in parts)
-    if sum(map(len, sources)) > _MOST_IN_SOURCES:
-        raise UsageError(f"{len(parts):,} sources are too many", "name the folder that they are in")
     for part in parts:
         try:
             if not any(part.pieces()):
@@ -250,10 +246,10 @@ def _built_in(source: str | None, offline: bool, spool: Path, on_event: OnEvent)
     if source != "tales":
         url = os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL
         name = "tinyshakespeare"
-        deadline = None if source else DEFAULT_DEADLINE
-        file = Pinned(url, f"{name}.txt", TINY_SHAKESPEARE_SHA256, TINY_SHAKESPEARE_BYTES)
+        timeout = TIMEOUT if source else DEFAULT_TIMEOUT
+        file = Pinned(url, f"{name}.txt", TINY_SHAKESPEARE_SHA256)
         try:
-            return _of_file(name, name, cached(file, spool, offline, deadline, on_event))
+            return _of_file(name, name, cached(file, spool, offline, on_event, timeout))
         except AttnlmError as error:
             if source:
                 raise

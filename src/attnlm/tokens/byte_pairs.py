@@ -40,8 +40,6 @@ _PUBLISHED = {
         200019,
     ),
 }
-_DEADLINE = 60.0  # seconds for a download of at most 4 MB
-_MAX_DOWNLOAD = 2**24  # bytes
 # Characters given to the trainer at a time. Its time grows with the square of a word's length, and
 # a text without spaces is one word.
 _TRAINING_PIECE = 2**10
@@ -84,9 +82,9 @@ def published(
     url, sha256, end_of_text, vocab_size = _PUBLISHED[name]
     path = Path(os.environ.get("TIKTOKEN_CACHE_DIR", ""), hashlib.sha1(url.encode()).hexdigest())
     if not path.is_file() or file_hash(path) != sha256:
-        file = Pinned(url, url.rpartition("/")[2], sha256, _MAX_DOWNLOAD)
+        file = Pinned(url, url.rpartition("/")[2], sha256)
         try:
-            path = cached(file, spool, offline, _DEADLINE, on_event)
+            path = cached(file, spool, offline, on_event)
         except AttnlmError as error:
             raise AttnlmError(
                 error.message,
