@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from attnlm.base.errors import AttnlmError
@@ -32,13 +32,8 @@ from attnlm.tokens.tokenizer import (
 
 _CHECKED = 200
 _LENGTH = 100  # number of texts to check, and of tokens in each
-_LONGEST_TEXT = 2**12  # characters of a text to check
-# Longer tokens make listing pairs and comparing slow. Published vocabularies have up to 128 bytes.
-_LONGEST_TOKEN = 2**10  # bytes
-_LONGEST_LIST = 2**26  # characters of all pairs; GPT-2 has 2**19
 _AWKWARD = " \n\r\t\u00a0\u2028'09½²aZéßΩжשא中あ👍🏽\u0301\u200d\ufeff\U0010ffff"
 _NAMES = (*PUBLISHED, *IMPORTED)
-_ODD = "no vocabulary in use is like this: check where it comes from"
 _HINT = f"attnlm supports byte-level BPE with the split patterns of {', '.join(_NAMES)}"
 _ENDS = (END_OF_TEXT, "<|end_of_text|>")  # Llama 3's is the second
 _DIGITS = {"type": "Digits", "individual_digits": True}
@@ -83,7 +78,7 @@ def check_equal(tokenizer: Tokenizer, theirs: Any) -> None:
         words = [tokenizer.tokens[i].decode(errors="ignore") for i in tokens]
         words += drawn.choices(_AWKWARD, k=0 if is_char else _LENGTH // 4)
         drawn.shuffle(words)
-        text = "".join(words)[:_LONGEST_TEXT]
+        text = "".join(words)
         ids = tokenizer.encode(text)
         found = theirs.encode(text, add_special_tokens=False).ids
         if found != ids or theirs.decode(ids, skip_special_tokens=False) != tokenizer.decode(ids):
@@ -136,37 +131,10 @@ def library_pattern(pattern: str) -> str:
 
 
 def listed_pairs(tokenizer: BpeTokenizer) -> list[tuple[str, str]]:
-    """Return every pair of tokens that makes a token, ordered by the id of this token.
-
-    Raises AttnlmError if a token is too long, or if the list would be.
-    """
-    _check_lengths(enumerate(tokenizer.tokens))
-    known = {token: token for token in map(byte_characters.written, tokenizer.ranks) if token}
-    pairs: list[tuple[str, str]] = []
-    characters = 0
-    for token in known:
-        before = len(pairs)
-        for place in range(1, len(token)):
-            left = known.get(token[:place])
-            if left is not None and (right := known.get(token[place:])) is not None:
-                pairs.append((left, right))
-        characters += (len(pairs) - before) * len(token)
-        if characters > _LONGEST_LIST:
-            raise AttnlmError(
-                f"the tokens of {tokenizer.name} have too many pairs that make a token", _ODD
-            )
-    return pairs
-
-
-def _check_lengths(tokens: Iterable[tuple[int, bytes]]) -> None:
-    """Raise AttnlmError if a token is too long. `tokens` are pairs of an id and a token."""
-    for i, token in tokens:
-        if len(token) > _LONGEST_TOKEN:
-            raise AttnlmError(
-                f"token {i:,} of the tokenizer has {len(token):,} bytes, and at most "
-                f"{_LONGEST_TOKEN:,} are supported: {quoted(token.decode(errors='replace'))}",
-                _ODD,
-            )
+    """Return every pair of tokens that makes a token, ordered by the id of this token."""
+    known = dict.fromkeys(byte_characters.written(token) for token in tokenizer.ranks if token)
+    splits = ((token[:i], token[i:]) for token in known for i in range(1, len(token)))
+    return [(left, right) for left, right in splits if left in known and right in known]
 
 
 # --- Reading --------------------------------------------------------------------------------------
@@ -190,8 +158,6 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
         splits = content["pre_tokenizer"]
         kind = model["type"]
         tokens = _tokens(model["vocab"], special, vocab_size)
-        _check_lengths((i, text.encode()) for text, i in special.items())
-        _check_lengths((i, text.encode()) for i, text in enumerate(tokens))
         is_char = kind == "WordLevel" and _has(splits, _CHARACTERS)
         if is_char or _has(splits, {**_BYTES, "use_regex": False}):
             ours = CharTokenizer("".join(tokens)) if is_char else ByteTokenizer()
