@@ -36,8 +36,10 @@ def _hostile(tally: Tally, folder: Path) -> None:
     for (bomb, name), _ in tally.chosen(bombs, tally.wanted):
         with place(folder, like=whole) as copy:
             _put(_BOMBS[bomb], copy / name)
-            # What follows the ticker's last line end is taken for a line cut short by a crash.
-            fault = _tried(copy, _reader(name), must_refuse=name.name != "ticker.jsonl")
+            # What follows the ticker's last line end is taken for a line cut short by a crash, and
+            # the newest run is used if `latest` names none.
+            may_pass = name.name in ("ticker.jsonl", "latest")
+            fault = _tried(copy, _reader(name), must_refuse=not may_pass)
             tally.count(fault, f"{name}, {bomb}")
     for written, _ in tally.chosen(_WRITTEN, len(_WRITTEN), len(bombs)):
         with place(folder, like=whole) as copy:

@@ -59,9 +59,17 @@ def write_latest(parent: Path, name: str) -> None:
     files.write_bytes(parent / LATEST, f"{name}\n".encode())
 
 
-def latest_name(parent: Path) -> str:
-    """Return the name of the folder in `parent` that was made last, or raise AttnlmError."""
-    return files.read_bytes(parent / LATEST).decode(errors="replace").strip()
+def default_name(parent: Path, kind: str) -> str | None:
+    """Return the name of the folder in `parent` that commands use if none is named, or None.
+
+    This is the folder that was made last or, if it is gone, the newest one.
+    """
+    names = folder_names(parent, kind)
+    with contextlib.suppress(OSError):
+        latest = (parent / LATEST).read_text("utf-8", "replace").strip()
+        if latest in names:
+            return latest
+    return names[0] if names else None
 
 
 def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
@@ -71,14 +79,9 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
     UsageError if `name` is empty or of another type.
     """
     if name is None:
-        if not (parent / LATEST).exists():
+        if (usual := default_name(parent, kind)) is None:
             raise AttnlmError(f"there is no {kind} in {parent} yet", how_to_make(kind, parent))
-        latest = latest_name(parent)
-        if not is_safe_name(latest) or not (parent / latest).is_dir():
-            others = ", ".join(folder_names(parent, kind)[:_MOST_NAMED])
-            hint = f"name one: {others}" if others else how_to_make(kind, parent)
-            raise AttnlmError(f"the latest {kind}, {latest!r}, is no longer in {parent}", hint)
-        return parent / latest
+        return parent / usual
     if not isinstance(name, str | os.PathLike):
         raise UsageError(
             f"a {kind} cannot be of type {type(name).__name__}",
@@ -92,9 +95,7 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
     if is_folder(Path(name)):
         return Path(name)
     hint = how_to_make(kind, parent)
-    if is_folder(below):  # another program made it
-        hint = f"use its path: {shlex.quote(str(below))}"
-    elif names := folder_names(parent, kind):
+    if names := folder_names(parent, kind):
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         verb = "are" if len(names) > 1 else "is"
         there = f"there {verb} {', '.join(names[:_MOST_NAMED])}{more}"
@@ -148,16 +149,10 @@ def command_for(
     if not is_safe_name(folder.name):  # it can only be given by its path
         return shlex.join([*words, str(folder), *flags])
     place = elsewhere(folder.parent, kind)
-    if named or place or words[-1].startswith("--") or not _is_latest(folder):
+    is_default = default_name(folder.parent, kind) == folder.name
+    if named or place or words[-1].startswith("--") or not is_default:
         words.append(folder.name)
     return shlex.join([*words, *flags, *place])
-
-
-def _is_latest(folder: Path) -> bool:
-    try:
-        return latest_name(folder.parent) == folder.name
-    except (AttnlmError, OSError):
-        return False
 
 
 def resume_command(run: Path) -> str:
@@ -174,7 +169,7 @@ _Entry = TypeVar("_Entry", bound=Any)
 
 
 def newest_first(
-    parent: Path, entry_of: Callable[[Path], _Entry | None]
+    parent: Path, entry_of: Callable[[Path], _Entry | None], *, kind: str
 ) -> tuple[list[_Entry], list[str]]:
     """Return entries of folders in `parent`, newest first, and names of folders without an entry.
 
@@ -191,21 +186,19 @@ def newest_first(
         ) from None
     entries = []
     others = []
+    usual = default_name(parent, kind)
     for path in paths:
         if not path.name.startswith(".") and (is_folder(path) or path.is_symlink()):
             if (entry := entry_of(path)) is None:
                 others.append(path.name)
             else:
-                entries.append(replace(entry, is_latest=_is_latest(path)))
+                entries.append(replace(entry, is_latest=path.name == usual))
     return sorted(entries, key=lambda entry: (-entry.modified, entry.name)), others
 
 
 def link_target(path: Path) -> str | None:
     """Return the target that a link names, or None when `path` is not a link."""
-    try:
-        return str(path.readlink()) if path.is_symlink() else None
-    except OSError:  # it is gone by now
-        return None
+    return str(path.readlink()) if path.is_symlink() else None
 
 
 def problem_of(path: Path) -> str | None:

@@ -355,7 +355,7 @@ def list_datasets(
     Hashes are not checked. Folders that are not data sets are left out; `on_event` receives a Note
     with their names. Raises AttnlmError if `data_dir` can't be read.
     """
-    entries, others = newest_first(Path(data_dir), _entry)
+    entries, others = newest_first(Path(data_dir), _entry, kind="data set")
     if others and on_event is not None:
         on_event(Note(f"skipped (not a data set): {', '.join(others)}"))
     return entries

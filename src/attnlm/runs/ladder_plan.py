@@ -181,10 +181,7 @@ def read_plan(path: Path) -> LadderPlan:
     made = decoded(LadderPlan, recorded, path, hint)
     try:
         made = replace(made, codes=dict(_kept_codes(made.codes, path.parent / CODE)))
-        "".join((made.dataset, made.dataset_path, made.prompt)).encode()
         made.check()
-    except UnicodeEncodeError:
-        raise AttnlmError(f"{path} is not valid: it has half a surrogate pair", hint) from None
     except UsageError as error:
         hint = hint_on_version(path, attnlm.__version__, hint)
         raise AttnlmError(f"{path} is not valid: {error.message}", hint) from None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,18 +12,14 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import explaining
 from attnlm.base.folders import (
-    LATEST,
     find_folder,
-    folder_names,
     folder_size,
     is_folder,
     is_safe_name,
-    latest_name,
     link_target,
     modified,
     newest_first,
     problem_of,
-    write_latest,
 )
 from attnlm.base.workspaces import is_locked, trained_alone, workspace
 from attnlm.runs.ladder_plan import RECORD, read_plan
@@ -91,7 +85,7 @@ def list_runs(
     `on_event` gets a Note that lists folders that are neither runs nor ladders. Raises AttnlmError
     if `checkpoint_dir` can't be read.
     """
-    entries, others = newest_first(Path(checkpoint_dir), run_entry)
+    entries, others = newest_first(Path(checkpoint_dir), run_entry, kind="run")
     if others and on_event is not None:
         on_event(Note(f"skipped (not a run): {', '.join(others)}"))
     return entries
@@ -152,12 +146,6 @@ def removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints")
     """
     parent, named = Path(checkpoint_dir), run.path if isinstance(run, Run) else run
     path = parent / named if is_safe_name(str(named)) else Path(named)
-    datasets = () if os.path.lexists(parent / path.name) else (Path(named), Path("data", named))
-    for dataset in datasets:
-        if os.path.lexists(dataset / "meta.json"):
-            delete = shlex.join(["rm", "-r", str(dataset)])
-            hint = f"to delete a data set, delete its folder: {delete}"
-            raise AttnlmError(f"{dataset} is a data set, not a run", hint)
     if not (is_folder(path) or path.is_symlink()):
         path = find_folder(named, parent, kind="run")  # its error names the runs that exist
     is_there = is_folder(parent) and path.absolute().parent.samefile(parent)
@@ -179,40 +167,17 @@ def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoin
 
         attnlm.remove_run("transformer-001")
 
-    If the folder is a link, the link is removed and its target stays. If the file `latest` named
-    the removed run, the file is changed to name the newest run that is left. Raises AttnlmError as
+    If the folder is a link, the link is removed and its target stays. Raises AttnlmError as
     `removable` does.
     """
     entry = removable(run, checkpoint_dir)
-    parent = entry.path.parent
     with explaining(entry.path):
         if entry.link is not None:
             entry.path.unlink()
-            _rename_latest(parent, entry.name)
             return
         # One rename removes it. If killed here, the next command deletes the leftovers.
-        with trained_alone(entry.path, _WAIT), workspace(parent) as work:
+        with trained_alone(entry.path, _WAIT), workspace(entry.path.parent) as work:
             entry.path.rename(work / "removed")
-            _rename_latest(parent, entry.name)
-    if os.path.lexists(work):
-        raise AttnlmError(
-            f"{entry.name} was removed, but some files cannot be deleted: they are in {work}",
-            "check the permissions there, then delete that folder",
-        )
-
-
-def _rename_latest(parent: Path, removed: str) -> None:
-    """Update the file `latest` if it contains the name `removed`: write the name of the newest run
-    that can be opened, or delete the file if no run can be opened."""
-    with contextlib.suppress(AttnlmError):
-        if latest_name(parent) != removed:
-            return
-        for name in folder_names(parent, "run"):
-            with contextlib.suppress(AttnlmError):
-                open_run(name, checkpoint_dir=parent)
-                write_latest(parent, name)
-                return
-        (parent / LATEST).unlink(missing_ok=True)
 
 
 def removal_warnings(entry: RunEntry, others: list[RunEntry]) -> list[str]:
