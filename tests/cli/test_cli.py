@@ -12,17 +12,14 @@ import shutil
 import signal
 import socket
 import sys
-import time
 import tomllib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import pytest
 
 from attnlm import __version__
 from attnlm.base.errors import UsageError
-from attnlm.cli.app import root_command
 from attnlm.config.settings import seconds
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.run import open_run
@@ -574,47 +571,6 @@ def test_closed_streams_are_not_an_error(project: Path) -> None:
     with contextlib.chdir(project):
         for words in ("prepare text.txt", "sample small --prompt - --tokens 3"):
             assert here(words.split(), streams=closed).code == 0
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no non-blocking pipes")
-def test_non_blocking_pipes_lose_no_output(project: Path) -> None:
-    prompt = "the dog naps; " * 20_000  # more than a pipe holds
-    (stdin, typing), (reading, stdout) = os.pipe(), os.pipe()
-    for end in (stdin, stdout):
-        os.set_blocking(end, False)
-
-    def read_late(file: TextIO) -> str:
-        time.sleep(0.1)
-        return file.read()
-
-    def type_late() -> None:
-        time.sleep(0.1)
-        with os.fdopen(typing, "w") as file:
-            file.write(prompt)
-
-    with ThreadPoolExecutor() as threads, os.fdopen(reading) as reader:
-        threads.submit(type_late)
-        read = threads.submit(read_late, reader)
-        with os.fdopen(stdin) as ours, os.fdopen(stdout, "w") as theirs, contextlib.chdir(project):
-            words = ["sample", "small", "--prompt", "-", "--tokens", "0"]
-            done = here(words, streams={"stdin": ours, "stdout": theirs})
-        assert done.code == 0, done.stderr
-        assert read.result() == prompt
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps the folder of a process")
-def test_a_deleted_working_directory_is_an_error_of_every_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (gone := tmp_path / "gone").mkdir()
-    monkeypatch.chdir(gone)
-    monkeypatch.setenv("PWD", str(gone))
-    gone.rmdir()
-    for command in root_command().list_commands(None):
-        done = here([command])
-        assert done.code == 1
-        assert done.stderr.startswith(f"error: the current folder {gone} no longer exists\nhint: ")
-    monkeypatch.chdir(tmp_path)
 
 
 def test_an_export_into_the_runs_own_folder_is_refused(project: Path) -> None:

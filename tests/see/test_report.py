@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import shlex
 import shutil
@@ -374,18 +373,11 @@ def test_the_smallest_runs_have_reports(
 def test_invalid_arguments_are_refused_and_nothing_is_written(runs: Path, tmp_path: Path) -> None:
     cwd, tied = runs.parent, ["report", "tied"]
     weights = (runs / "tied" / "best.safetensors").read_bytes()
-    odd = tmp_path.parent / "odd"
-    (odd / "folder.html").mkdir(parents=True)
-    (odd / "link.html").symlink_to(runs / "tied" / "config.json")
-    os.mkfifo(odd / "pipe.html")
     shutil.copytree(runs / "wide-head", tmp_path / "young")
     (tmp_path / "young" / "metrics.jsonl").unlink()
     refused: list[tuple[list[Any], int, str, str]] = [
         ([*tied, "-o", "no/such.html"], 1, "folder not found: no", "create"),
         ([*tied, "-o", "checkpoints/tied/best.safetensors"], 2, "--output", ".html"),
-        ([*tied, "-o", odd / "folder.html"], 1, "regular file", "another"),
-        ([*tied, "-o", odd / "link.html"], 1, "regular file", "another"),
-        ([*tied, "-o", odd / "pipe.html"], 1, "regular file", "another"),
         (["report", "tide"], 1, "run 'tide' not found", "tied"),
         ([*tied, "--text", "Ω"], 1, "Ω", ""),
         ([*tied, "--text", ""], 2, "empty", "character"),

@@ -87,7 +87,6 @@ _OTHER_NAMES = {
     "doctor": "check diagnose env info system",
 }
 
-_LONGEST = 255  # compared characters of a name, which may have 1 MB in a recipe
 _NEAR = 0.6  # the default cutoff of difflib.get_close_matches
 _BEGINS_ALIKE = 0.8
 
@@ -114,7 +113,7 @@ def same(name: str, names: Iterable[str]) -> str | None:
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the most similar name (in a tie, the first), or None. Prefixes count as similar."""
-    wanted = _plain(name[:_LONGEST])
+    wanted = _plain(name)
 
     def likeness(other: str) -> float:
         one, two = sorted((wanted, _plain(other)), key=len)

@@ -7,14 +7,12 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
 import attnlm
-from attnlm.base.errors import AttnlmError
 from attnlm.cli import completion, console
 from attnlm.cli.help import Command
 from attnlm.cli.options import option, with_our_values
@@ -145,14 +143,6 @@ def run_command() -> None:
     """Run the command that the arguments name. Every failure is raised as an exception."""
     if instruction := os.environ.get(completion.VARIABLE):
         raise typer.Exit(completion.complete(root_command(), instruction))
-    try:
-        Path.cwd()  # PyTorch can't be imported without it
-    except FileNotFoundError:
-        named = os.environ.get("PWD", "(its name is unknown)")  # as the shell knows it
-        raise AttnlmError(
-            f"the current folder {named} no longer exists",
-            "change to another folder (cd), then try again",
-        ) from None
     # Typer's own main isn't used: it handles errors, signals and closed pipes differently.
     with root_command().make_context("attnlm", sys.argv[1:]) as context:
         root_command().invoke(context)

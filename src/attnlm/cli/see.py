@@ -265,8 +265,7 @@ def _check_fonts(kind: str, tokens: Sequence[str]) -> None:
 def _check_output(output: Path, *kinds: str) -> str:
     """Return the suffix of `output`, one of `kinds`, in lower case and without the dot.
 
-    Raises UsageError for another suffix, and AttnlmError if the folder of `output` does not exist
-    or if something other than a regular file is at `output`.
+    Raises UsageError for another suffix, AttnlmError if the folder of `output` does not exist.
     """
     kind = output.suffix.lower().removeprefix(".")
     if kind not in kinds:
@@ -275,8 +274,6 @@ def _check_output(output: Path, *kinds: str) -> str:
         raise UsageError(message, f"use a name that ends in {ends}")
     if not output.parent.is_dir():
         raise AttnlmError(f"folder not found: {output.parent}", "create it, or choose another one")
-    if os.path.lexists(output) and (output.is_symlink() or not output.is_file()):
-        raise AttnlmError(f"{output} is not a regular file", "choose another name")
     return kind
 
 
