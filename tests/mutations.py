@@ -382,7 +382,7 @@ every word in backticks is printed as an option | test_console.py
 _option(found[1]) or found[0] => flag(found[1])
 == data/prepare.py
 options without effect are accepted | test_cli.py::test_named_errors
-_check_effect(corpora, setting, column or prompt_column, encoding) => pass
+_check_effect(given, corpus.shown, (*corpus.files, *val_files)) => pass
 == generation/batch.py
 texts wait for others as long as it takes | test_sampling.py
  or lengths[index] - lengths[group[0]] > tokens: => :

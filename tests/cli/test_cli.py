@@ -482,9 +482,9 @@ def test_named_errors(project: Path) -> None:
         (["export", "small", ""], 2, "the name of the output cannot be empty", "new folder"),
         (
             *(["prepare", "text.txt", "--val-file", "text.txt", "--val-fraction", "0.1"], 2),
-            *("--val-fraction and --val-file cannot be combined", "only one"),
+            *("--val-file cannot be combined with --val-fraction", "only one"),
         ),
-        (["prepare", "text.txt", "--val-file", ""], 2, "--val-file cannot be empty", "name a file"),
+        (["prepare", "text.txt", "--val-file", ""], 2, "a path cannot be empty", "--help"),
         (["ladder", "--tokens", str(2**27)], 2, "value for --tokens", "at most 67108864"),
         (["sample", "."], 1, ". is not a run: it has no config.json", "attnlm train"),
         (["attend", "a", "small", "--run", "small"], 2, "RUN and --run cannot be", "one of them"),

@@ -100,7 +100,6 @@ def test_the_tokenizer_of_another_data_set_is_refused(data: Path, folder: Path) 
     "changes",
     [
         {"format": 3},
-        {"name": "../../x"},
         {"newlines": "dos"},
         {"train_tokens": 10**30},
         {"train_tokens": 2**47},

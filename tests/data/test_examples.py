@@ -329,12 +329,6 @@ def test_numbers_of_wrong_types_are_named(tmp_path: Path, wrong: dict[str, Any])
         attnlm.prepare("copy", data_dir=tmp_path, **wrong)
 
 
-@pytest.mark.parametrize("column", [3, "", ["q"]])
-def test_columns_of_wrong_types_are_named(records: Any, tmp_path: Path, column: Any) -> None:
-    with pytest.raises(UsageError, match="`prompt_column`"):
-        attnlm.prepare(records({"q": "a"}), prompt_column=column, data_dir=tmp_path)
-
-
 def test_batches_refuse_the_examples_of_another_split(tmp_path: Path) -> None:
     dataset = attnlm.prepare("copy", examples=20, length=3, data_dir=tmp_path)
     with pytest.raises(UsageError, match="`examples`"):

@@ -316,7 +316,6 @@ def test_a_text_too_small_for_the_defaults_is_reported(tmp_path: Path, data: Pat
         ("val_fraction", (0.0, 1.0, -0.1, 1.5, math.nan, math.inf)),
         ("name", ("..", "a/b", "latest", ".hidden", "", "a\\b")),
         ("newlines", ("", "dos", "Unix")),
-        ("val_file", ("",)),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_read(

@@ -223,9 +223,6 @@ def test_another_choice_of_documents_is_other_content(pets: list[str]) -> None:
     assert any(isinstance(event, Note) and "the same text" in event.text for event in events)
     with pytest.raises(AttnlmError, match="exists with other content"):
         prepare(pets, name="pets", split_seed=2)
-    with pytest.raises(AttnlmError, match="exists with `split` documents, not tail") as caught:
-        prepare(pets, name="pets", split="tail")
-    assert "`split` documents uses it, `force` replaces it" in caught.value.hint
     (Path("cats.jsonl")).write_bytes(json_lines([*CATS[1:], CATS[0]]))
     with pytest.raises(AttnlmError, match="exists with other content"):
         prepare(pets, name="pets")
@@ -419,7 +416,6 @@ def test_data_sets_of_version_1_0_have_the_tail(here: Path) -> None:
     [
         {"split": "head"},
         {"split_seed": -1},
-        {"val_parts": [{"source": "a", "tokens": 3, "bytes": 3}]},
         {"val_parts": [{"source": "a", "tokens": 0, "bytes": 3}]},
         {"val_parts": [5]},
     ],

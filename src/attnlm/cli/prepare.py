@@ -41,10 +41,8 @@ def prepare(
     val_fraction: float | None = option(
         None, "fraction of the text for the validation split; default: 0.1"
     ),
-    val_file: str | None = option(
-        None,
-        "use this file as the validation split, and all of SOURCE for training",
-        metavar="<path>",
+    val_file: Path | None = option(
+        None, "use this file as the validation split, and all of SOURCE for training"
     ),
     split: str | None = option(
         None,

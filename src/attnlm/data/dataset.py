@@ -19,7 +19,6 @@ from attnlm.base.folders import (
     find_folder,
     folder_size,
     how_to_make,
-    is_safe_name,
     link_target,
     modified,
     newest_first,
@@ -114,12 +113,6 @@ class Meta(Facts):
     """The content of meta.json: the properties of a data set, and the tokenizer's name."""
 
     tokenizer: str
-
-    def __post_init__(self) -> None:
-        if not is_safe_name(self.name):
-            raise ValueError("its 'name' is not a folder name")
-        if self.val_parts and sum(part.tokens for part in self.val_parts) != self.val_tokens:
-            raise ValueError("its 'val_parts' do not have its 'val_tokens'")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ import numpy as np
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.files import file_hash, replacing, write_bytes, write_json
-from attnlm.base.settings import quoted
+from attnlm.base.files import file_hash, replacing, write_bytes
+from attnlm.base.records import limited
+from attnlm.base.settings import check_value
 from attnlm.data.bins import MOST_BIGRAM_IDS, bigram_loss
-from attnlm.data.dataset import FORMAT, ExampleFacts, Meta, id_dtype, sampled_hash
+from attnlm.data.dataset import ExampleFacts, id_dtype, sampled_hash
 from attnlm.data.examples import EncodedExamples, encode_examples, write_marks
 from attnlm.data.new_dataset import Content, NewDataset
 from attnlm.data.splits import SAMPLE_BYTES, SPLITS, HeldOut
@@ -28,24 +29,29 @@ from attnlm.text.examples import END_OF_TEXT, QUESTION_END, Example, read_exampl
 from attnlm.tokens.tokenizer import Tokenizer
 
 LONGER = "longer.jsonl"
-_DEFAULT_EXAMPLES = 20_000
-_MOST_EXAMPLES = 1_000_000
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """The sizes of a task. None stands for the task's default."""
+
+    examples: int = limited(default=20_000, at_least=1, at_most=1_000_000)
+    length: int | None = limited(default=None)
+    digits: int | None = limited(default=None)
 
 
 @dataclass(frozen=True)
 class _Split:
-    """The examples of both splits, and what meta.json records of their source."""
+    """The examples of both splits."""
 
     train: Sequence[Example]
     val: Sequence[Example]
-    source: Corpus
-    val_source: Corpus | None
-    content: Content
+    choice: HeldOut | None
+    """the choice of the validation examples, if they were chosen"""
     question_end: str
     answer_end: str | None
     """None for the tokenizer's end-of-text id or, if it has none, the control character"""
     longer: Sequence[Example] = ()
-    val_fraction: float | None = None
     floor: float | None = None
 
 
@@ -64,16 +70,10 @@ def of_task(
                 f"`{other}` does not apply to the task {name}",
                 f"use `{setting}`" if setting else f"leave `{other}` out",
             )
-    for name_of, value in {**sizes, "examples": examples}.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise UsageError(
-                f"invalid value for `{name_of}`: {quoted(value)}", "it must be a whole number"
-            )
-    wanted = _DEFAULT_EXAMPLES if examples is None else examples
-    if not 1 <= wanted <= _MOST_EXAMPLES:
-        raise UsageError(
-            f"invalid value for `examples`: {wanted}", f"use a number from 1 to {_MOST_EXAMPLES:,}"
-        )
+    for size_name, value in {**sizes, "examples": examples}.items():
+        if value is not None:
+            check_value(_Sizes, size_name, value)
+    wanted = _Sizes.examples if examples is None else examples
     found, size = tasks.generate(name, examples=wanted, size=sizes.get(setting))
     if len(found.train) < wanted:
         on_event(
@@ -84,16 +84,16 @@ def of_task(
             )
         )
     corpus = Corpus(name, (name,), ())
-    content = Content(_hash(found.train), _hash(found.val), _characters(found.train), None, None)
-    return _new(
-        _Split(
-            *(found.train, found.val, corpus, corpus, content),
-            question_end=tasks.TASKS[name].question_end,
-            answer_end=tasks.ANSWER_END,
-            longer=found.longer,
-            floor=0.0,
-        )
+    split = _Split(
+        found.train,
+        found.val,
+        choice=None,
+        question_end=tasks.TASKS[name].question_end,
+        answer_end=tasks.ANSWER_END,
+        longer=found.longer,
+        floor=0.0,
     )
+    return _new(split, corpus, corpus)
 
 
 def of_records(
@@ -112,38 +112,32 @@ def of_records(
     else:
         train = found
         val = list(read_examples(val_corpus.files, prompt_column, answer_column))
-    by_choice = val_corpus is None
-    for split, name, of in ((train, "training", corpus), (val, "validation", val_corpus or corpus)):
-        if not split:
+    by_choice = choice if val_corpus is None else None
+    for examples, name, of in (
+        (train, "training", corpus),
+        (val, "validation", val_corpus or corpus),
+    ):
+        if not examples:
             raise AttnlmError(
                 f"{of.shown} has too few examples: the {name} split has none",
-                "add examples" + ", or use another `val_fraction`" * by_choice,
+                "add examples" + ", or use another `val_fraction`" * (by_choice is not None),
             )
-    content = Content(
-        _hash(train),
-        _hash(val),
-        _characters(train),
-        "documents" if by_choice else None,
-        choice.seed if by_choice else None,
-    )
-    fraction = float(choice.fraction) if by_choice else None
-    return _new(
-        _Split(
-            *(train, val, corpus, val_corpus, content),
-            question_end=QUESTION_END,
-            answer_end=None,
-            val_fraction=fraction,
-        )
-    )
+    return _new(_Split(train, val, by_choice, QUESTION_END, answer_end=None), corpus, val_corpus)
 
 
-def _new(split: _Split) -> NewDataset:
+def _new(split: _Split, corpus: Corpus, val_corpus: Corpus | None) -> NewDataset:
     end = END_OF_TEXT if split.answer_end is None else split.answer_end
     every = itertools.chain(split.train, split.val, split.longer)
     return NewDataset(
-        name=split.source.name,
-        shown=split.source.shown,
-        content=split.content,
+        corpus,
+        val_corpus,
+        Content(
+            _hash(split.train),
+            _hash(split.val),
+            _characters(split.train),
+            split="documents" if split.choice else None,
+            split_seed=split.choice.seed if split.choice else None,
+        ),
         distinct=["".join(sorted(set(end).union(*map(text_of, every))))],
         sample=functools.partial(_sample, split.train),
         build=functools.partial(_build, split),
@@ -174,11 +168,8 @@ def _sample(examples: Sequence[Example]) -> list[str]:
     return [text for text, size in zip(texts, sizes, strict=True) if size <= SAMPLE_BYTES]
 
 
-def _build(
-    split: _Split, folder: Path, name: str, tokenizer: Tokenizer, origin: Path | None
-) -> None:
-    """Write a data set to `folder`; meta.json is its last file."""
-    write_json(folder / "tokenizer.json", tokenizer.to_json())
+def _build(split: _Split, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Write the ids of the examples, and their places, to `folder`. Return fields of Meta."""
     end = split.answer_end
     if end is None:
         end = END_OF_TEXT if tokenizer.end_of_text is None else ""
@@ -186,7 +177,7 @@ def _build(
         key: encode_examples(examples, tokenizer, end)
         for key, examples in zip(SPLITS, (split.train, split.val), strict=True)
     }
-    about: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     marks = {}
     for key, found in encoded.items():
         path = folder / f"{key}.bin"
@@ -194,9 +185,9 @@ def _build(
             file.write(found.ids.astype(id_dtype(tokenizer.vocab_size)).tobytes())
         write_marks(folder / f"{key}.marks", found.examples)
         marks[f"{key}_marks_sha256"] = file_hash(folder / f"{key}.marks")
-        about[f"{key}_tokens"] = len(found.ids)
-        about[f"{key}_sha256"] = file_hash(path)
-        about[f"{key}_sampled_sha256"] = sampled_hash(path)
+        facts[f"{key}_tokens"] = len(found.ids)
+        facts[f"{key}_sha256"] = file_hash(path)
+        facts[f"{key}_sampled_sha256"] = sampled_hash(path)
     if split.longer:
         write_bytes(folder / LONGER, "".join(_lines(split)).encode())
         marks["longer_sha256"] = file_hash(folder / LONGER)
@@ -207,28 +198,15 @@ def _build(
         len((turn.question + turn.answer).encode()) + ends * turn.ends for turn in turns
     )
     answer_tokens = int(encoded["val"].examples.is_answer.sum())
-    meta = Meta(
-        name=name,
-        source=split.source.source,
-        sources=split.source.sources,
-        **split.content._asdict(),
-        val_source=split.val_source.source if split.val_source else None,
-        encoding=split.source.encoding,
-        newlines=split.source.newlines,
-        column=split.source.column,
-        documents=len(split.train) + len(split.val),
-        val_fraction=split.val_fraction,
-        characters=split.content.train_characters + val_characters,
-        val_characters=val_characters,
-        val_bytes=val_bytes,
-        tokenizer=tokenizer.name,
-        tokenizer_from=None if origin is None else str(origin),
-        tokenizer_sha256=file_hash(folder / "tokenizer.json"),
-        vocab_size=tokenizer.vocab_size,
-        dtype=id_dtype(tokenizer.vocab_size).name,
-        bigram_loss=_bigram_loss(encoded["train"], encoded["val"], tokenizer.vocab_size),
-        floor=split.floor,
-        examples=ExampleFacts(
+    return {
+        "documents": len(split.train) + len(split.val),
+        "val_fraction": float(split.choice.fraction) if split.choice else None,
+        "characters": _characters(split.train) + val_characters,
+        "val_characters": val_characters,
+        "val_bytes": val_bytes,
+        "bigram_loss": _bigram_loss(encoded["train"], encoded["val"], tokenizer.vocab_size),
+        "floor": split.floor,
+        "examples": ExampleFacts(
             train=len(split.train),
             val=len(split.val),
             longer=len(split.longer),
@@ -240,9 +218,8 @@ def _build(
             ),
             **marks,
         ),
-        **about,
-    )
-    write_json(folder / "meta.json", {"format": FORMAT, **asdict(meta)})
+        **facts,
+    }
 
 
 def _lines(split: _Split) -> Iterator[str]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent
+from attnlm.base.files import file_hash, write_json
 from attnlm.base.folders import KINDS, is_safe_name
 from attnlm.base.workspaces import exchange
-from attnlm.data.dataset import open_dataset
+from attnlm.data.dataset import FORMAT, Meta, id_dtype, open_dataset
+from attnlm.text.corpus import Corpus
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens.specs import bpe_size, canonical_spec
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load
@@ -79,18 +81,41 @@ class Content(NamedTuple):
 class NewDataset:
     """What a data set is made of, before its tokenizer is known."""
 
-    name: str
-    """the name of the source"""
-    shown: str
-    """the source, in messages"""
+    corpus: Corpus
+    val_corpus: Corpus | None
+    """the source of the validation split, if it has one of its own"""
     content: Content
     distinct: Sequence[str]
     """texts that together have every character"""
     sample: Callable[[], list[str]]
     """returns texts of the training split, to train a tokenizer on"""
-    build: Callable[[Path, str, Tokenizer, Path | None], None]
-    """writes a data set to a folder, given also its name, its tokenizer and the tokenizer's
-    origin; meta.json is the last file"""
+    build: Callable[[Path, Tokenizer], dict[str, Any]]
+    """writes the files of ids to a folder, and returns the fields of Meta that describe them"""
+
+
+def write_dataset(
+    folder: Path, name: str, new: NewDataset, tokenizer: Tokenizer, origin: Path | None
+) -> None:
+    """Write all files of a data set to `folder`; meta.json is the last one."""
+    facts = new.build(folder, tokenizer)
+    write_json(folder / "tokenizer.json", tokenizer.to_json())
+    meta = Meta(
+        name=name,
+        source=new.corpus.source,
+        sources=new.corpus.sources,
+        val_source=new.val_corpus.source if new.val_corpus else None,
+        encoding=new.corpus.encoding,
+        newlines=new.corpus.newlines,
+        column=new.corpus.column,
+        tokenizer=tokenizer.name,
+        tokenizer_from=None if origin is None else str(origin),
+        tokenizer_sha256=file_hash(folder / "tokenizer.json"),
+        vocab_size=tokenizer.vocab_size,
+        dtype=id_dtype(tokenizer.vocab_size).name,
+        **new.content._asdict(),
+        **facts,
+    )
+    write_json(folder / "meta.json", {"format": FORMAT, **asdict(meta)})
 
 
 def is_prepared(target: Path, wanted: str | Tokenizer, content: Content, force: bool) -> bool:
@@ -115,11 +140,6 @@ def is_prepared(target: Path, wanted: str | Tokenizer, content: Content, force: 
     else:
         is_alike = there.tokenizer.to_json() == wanted.to_json()
     found = Content(*(getattr(there, name) for name in Content._fields))
-    if is_alike and found[:2] == content[:2] and found.split != content.split:
-        raise AttnlmError(
-            f"{target} exists with `split` {there.split}, not {content.split}",
-            f"`split` {there.split} uses it, {hint}",
-        )
     if not is_alike or found != content:
         raise AttnlmError(f"{target} exists with other content", hint)
     return True

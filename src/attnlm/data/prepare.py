@@ -5,20 +5,20 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.files import explaining, file_hash, write_json
+from attnlm.base.files import explaining
 from attnlm.base.folders import check_name, write_latest
 from attnlm.base.settings import check_value
 from attnlm.base.workspaces import workspace
 from attnlm.config.settings import resolve
 from attnlm.data.bins import write_bins
-from attnlm.data.dataset import FORMAT, Dataset, Facts, Meta, id_dtype, open_folder
+from attnlm.data.dataset import Dataset, Facts, open_folder
 from attnlm.data.example_sets import of_records, of_task
 from attnlm.data.new_dataset import (
     Content,
@@ -28,15 +28,21 @@ from attnlm.data.new_dataset import (
     new_tokenizer,
     origin_of,
     taken_tokenizer,
+    write_dataset,
 )
 from attnlm.data.splits import HeldOut, Split, Text, survey_text
-from attnlm.text.corpus import MOST_PARTS, Corpus, Source, get_corpus, safe_name
+from attnlm.text.corpus import MOST_PARTS, Corpus, Source, TextFile, get_corpus, safe_name
 from attnlm.text.tasks import TASKS
 from attnlm.text.text_files import kind_of, text_encoding
 from attnlm.tokens.specs import PUBLISHED, canonical_spec
 from attnlm.tokens.tokenizer import Tokenizer
 
 _DEFAULT_SEED = 1
+# The arguments of each kind of data.
+_OF_TASK = ("examples", "length", "digits")
+_SPLITTING = ("encoding", "split_seed", "val_fraction", "val_file")
+_OF_RECORDS = ("prompt_column", "answer_column", *_SPLITTING)
+_OF_TEXT = ("column", "newlines", "split", *_SPLITTING)
 
 
 def prepare(
@@ -108,52 +114,35 @@ def prepare(
     for one in source if isinstance(source, list) else ():
         if one in TASKS and not Path(one).exists():
             raise UsageError(f"the task {one} cannot be joined with other sources", "name it alone")
-    sizes: dict[str, object] = {"examples": examples, "length": length, "digits": digits}
-    reading: dict[str, object] = {"column": column, "split": split}
-    columns: dict[str, object] = {"prompt_column": prompt_column, "answer_column": answer_column}
-    splitting: dict[str, object] = {
+    given: dict[str, object] = {
+        "examples": examples,
+        "length": length,
+        "digits": digits,
+        "column": column,
+        "prompt_column": prompt_column,
+        "answer_column": answer_column,
+        "encoding": None if encoding == "utf-8" else encoding,
+        "newlines": None if newlines == "keep" else newlines,
+        "split": split,
+        "split_seed": split_seed,
         "val_fraction": val_fraction,
         "val_file": val_file,
-        "split_seed": split_seed,
     }
-    converting: dict[str, object] = {"newlines": None if newlines == "keep" else newlines}
-    if task is not None:
-        converting["encoding"] = None if encoding == "utf-8" else encoding
-        _check_unused(f"the task {task}", reading | columns | splitting | converting)
-    elif prompt_column is not None:
-        _check_unused("examples from records", reading | sizes | converting)
-    else:
-        _check_unused("a text", {"answer_column": answer_column} | sizes)
-    for setting, value in columns.items():
-        if value is not None and (not isinstance(value, str) or not value):
-            raise UsageError(f"invalid value for `{setting}`: {value!r}", "name a column")
+    _check_arguments(task, given)
     spec = canonical_spec(str(tokenizer))
     origin = origin_of(tokenizer, data_dir)
     taken = taken_tokenizer(origin)
-    check_value(Facts, "newlines", newlines)
-    if val_fraction is not None and val_file is not None:
-        raise UsageError("`val_fraction` and `val_file` cannot be combined", "use only one of them")
-    val_fraction = 0.1 if val_fraction is None else val_fraction
-    check_value(Facts, "val_fraction", val_fraction)
-    for setting, value in (("split", split), ("split_seed", split_seed)):
-        if value is not None:
-            check_value(Facts, setting, value)
-    if val_file is not None and not os.fspath(val_file):
-        raise UsageError("`val_file` cannot be empty", "name a file, or leave it out")
-    if val_file is not None and (split, split_seed) != (None, None):
-        what = "`split`" if split_seed is None else "`split_seed`"
-        raise UsageError(f"`val_file` cannot be combined with {what}", "use only one of them")
-    seed = _DEFAULT_SEED if split_seed is None else split_seed
     # The digits as written count: the double 0.9 exceeds 9/10, which would cost a character.
-    choice = HeldOut(Fraction(str(float(val_fraction))), seed)
+    fraction = Fraction(str(float(0.1 if val_fraction is None else val_fraction)))
+    choice = HeldOut(fraction, _DEFAULT_SEED if split_seed is None else split_seed)
     if name is not None:
         check_name(name)
-    corpora: list[Corpus] = []
     with explaining(data_dir, ", or name another `data_dir`"), workspace(data_dir) as work:
-
-        def read(place: Source | Iterable[Source] | None) -> Corpus:
-            corpus = get_corpus(
-                place,
+        if task is not None:
+            new = of_task(task, examples, {"length": length, "digits": digits}, on_event)
+        else:
+            read = functools.partial(
+                get_corpus,
                 encoding=encoding,
                 newlines=newlines,
                 column=column or prompt_column,
@@ -162,34 +151,16 @@ def prepare(
                 spool=work,
                 on_event=on_event,
             )
-            corpora.append(corpus)
-            if val_file is None or len(corpora) == 2:
-                setting = "column" if prompt_column is None else "prompt_column"
-                _check_effect(corpora, setting, column or prompt_column, encoding)
-            return corpus
-
-        if task is not None:
-            new = of_task(task, examples, {"length": length, "digits": digits}, on_event)
-        elif prompt_column is not None:
             corpus = read(source)
             val_corpus = None if val_file is None else read(Path(val_file))
-            new = of_records(corpus, val_corpus, choice, prompt_column, answer_column)
-        else:
-            text = survey_text(read(source), choice, on_event)
-            if len(text.corpus.sources) > MOST_PARTS:
-                on_event(
-                    Note(
-                        f"the losses of more than {MOST_PARTS} sources are not measured separately"
-                    )
-                )
-            if val_file is None:
-                by_documents = _is_by_documents(text, split, split_seed, on_event)
-                new = _of_text(Split(text, by_documents=by_documents), on_event)
+            val_files = () if val_corpus is None else val_corpus.files
+            _check_effect(given, corpus.shown, (*corpus.files, *val_files))
+            if prompt_column is not None:
+                new = of_records(corpus, val_corpus, choice, prompt_column, answer_column)
             else:
-                val_text = survey_text(read(Path(val_file)), choice, on_event)
-                new = _of_text(Split(text, val_text), on_event)
+                new = _of_text(corpus, val_corpus, choice, split, split_seed, on_event)
         kind = spec.replace(":", "") if origin is None else safe_name(origin.name)
-        name = name or f"{new.name}-{kind}"
+        name = name or f"{new.corpus.name}-{kind}"
         target = data_dir / name
         is_there = functools.partial(is_prepared, target, taken or spec, new.content, force)
         if is_there():
@@ -200,7 +171,7 @@ def prepare(
                 taken.encode("".join(new.distinct))  # for its error
             chosen = taken or new_tokenizer(spec, new.distinct, new.sample, work, offline, on_event)
             (work / "new").mkdir()
-            new.build(work / "new", name, chosen, origin)
+            write_dataset(work / "new", name, new, chosen, origin)
             install(work / "new", target, is_there)
         write_latest(data_dir, name)
         dataset = open_folder(target, trusted=True)
@@ -216,7 +187,72 @@ def prepare(
     return dataset
 
 
-# --- The splits -----------------------------------------------------------------------------------
+# --- The arguments --------------------------------------------------------------------------------
+
+
+def _check_arguments(task: str | None, given: Mapping[str, object]) -> None:
+    """Raise UsageError for arguments that have no effect for this kind of data, or are invalid."""
+    if task is not None:
+        kind, allowed = f"the task {task}", _OF_TASK
+    elif given["prompt_column"] is not None:
+        kind, allowed = "examples from records", _OF_RECORDS
+    else:
+        kind, allowed = "a text", _OF_TEXT
+    for name, value in given.items():
+        if value is not None and name not in allowed:
+            raise UsageError(f"`{name}` does not apply to {kind}", f"leave `{name}` out")
+        if value is not None and name in ("newlines", "split", "split_seed", "val_fraction"):
+            check_value(Facts, name, value)
+    for name in ("val_fraction", "split", "split_seed"):
+        if given[name] is not None and given["val_file"] is not None:
+            message = f"`val_file` cannot be combined with `{name}`"
+            raise UsageError(message, "use only one of them")
+
+
+def _check_effect(given: Mapping[str, object], shown: str, files: Sequence[TextFile]) -> None:
+    """Raise UsageError if none of the files uses the given column or encoding."""
+    for name in ("column", "prompt_column"):
+        if given[name] is not None and not any(kind_of(file.path) for file in files):
+            raise UsageError(
+                f"`{name}` {given[name]} does not apply to {shown}",
+                "it needs records: a .jsonl or .parquet file, hf: data, or JSON lines on stdin",
+            )
+    if given["encoding"] is not None:
+        encoding = text_encoding(str(given["encoding"]))
+        if all(kind_of(file.path) or file.encoding != encoding for file in files):
+            raise UsageError(
+                f"`encoding` {given['encoding']} does not apply to {shown}",
+                "leave it out: records, hf: data and built-in texts are UTF-8",
+            )
+
+
+# --- A text ---------------------------------------------------------------------------------------
+
+
+def _of_text(
+    corpus: Corpus,
+    val_corpus: Corpus | None,
+    choice: HeldOut,
+    split: str | None,
+    split_seed: int | None,
+    on_event: OnEvent,
+) -> NewDataset:
+    """Return the data set to be made of a text, and of another one for validation, if given."""
+    text = survey_text(corpus, choice, on_event)
+    if len(corpus.sources) > MOST_PARTS:
+        on_event(Note(f"the losses of more than {MOST_PARTS} sources are not measured separately"))
+    if val_corpus is None:
+        both = Split(text, by_documents=_is_by_documents(text, split, split_seed, on_event))
+    else:
+        both = Split(text, survey_text(val_corpus, choice, on_event))
+    return NewDataset(
+        corpus,
+        val_corpus,
+        _content(both),
+        distinct=[text.distinct for text in both.texts],
+        sample=both.train_sample,
+        build=functools.partial(_build, both, on_event),
+    )
 
 
 def _is_by_documents(text: Text, split: str | None, seed: int | None, on_event: OnEvent) -> bool:
@@ -254,46 +290,6 @@ def _is_by_documents(text: Text, split: str | None, seed: int | None, on_event: 
     return by_documents
 
 
-def _check_unused(kind: str, settings: Mapping[str, object]) -> None:
-    """Raise UsageError for a setting that has no effect for this kind of data."""
-    for name, value in settings.items():
-        if value is not None:
-            raise UsageError(f"`{name}` does not apply to {kind}", f"leave `{name}` out")
-
-
-def _check_effect(corpora: list[Corpus], setting: str, column: str | None, encoding: str) -> None:
-    """Raise UsageError if no file of the corpora uses the given column or encoding."""
-    files = [file for corpus in corpora for file in corpus.files]
-    shown = corpora[0].shown
-    if column is not None and not any(kind_of(file.path) for file in files):
-        raise UsageError(
-            f"`{setting}` {column} does not apply to {shown}",
-            "it needs records: a .jsonl or .parquet file, hf: data, or JSON lines on stdin",
-        )
-    name = text_encoding(encoding)
-    if name != "utf-8" and all(kind_of(file.path) or file.encoding != name for file in files):
-        raise UsageError(
-            f"`encoding` {encoding} does not apply to {shown}",
-            "leave it out: records, hf: data and built-in texts are UTF-8",
-        )
-
-
-# --- The folder -----------------------------------------------------------------------------------
-
-
-def _of_text(split: Split, on_event: OnEvent) -> NewDataset:
-    """Return the data set to be made of the two splits of a text."""
-    corpus = split.text.corpus
-    return NewDataset(
-        name=corpus.name,
-        shown=corpus.shown,
-        content=_content(split),
-        distinct=[text.distinct for text in split.texts],
-        sample=split.train_sample,
-        build=functools.partial(_build, split, on_event),
-    )
-
-
 def _content(split: Split) -> Content:
     val_text = split.val_text
     return Content(
@@ -305,44 +301,23 @@ def _content(split: Split) -> Content:
     )
 
 
-def _build(
-    split: Split,
-    on_event: OnEvent,
-    folder: Path,
-    name: str,
-    tokenizer: Tokenizer,
-    origin: Path | None,
-) -> None:
-    """Write a data set to `folder`; meta.json is its last file."""
+def _build(split: Split, on_event: OnEvent, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Encode both splits to files in `folder`. Return fields of Meta."""
     about_bins = write_bins(folder, split, tokenizer, on_event)
-    write_json(folder / "tokenizer.json", tokenizer.to_json())
     text = split.text
+    corpus = text.corpus
     val_text = split.val_text
     floor_nats = None
-    if text.corpus.floor_nats and not val_text:
-        floor_nats = text.corpus.floor_nats.get(split.train_characters)
-    meta = Meta(
-        name=name,
-        source=text.corpus.source,
-        sources=text.corpus.sources,
-        **_content(split)._asdict(),
-        val_source=val_text.corpus.source if val_text else None,
-        encoding=text.corpus.encoding,
-        newlines=text.corpus.newlines,
-        column=text.corpus.column,
-        records_on_stdin=text.corpus.has_records_on_stdin,
-        documents=sum(
+    if corpus.floor_nats and not val_text:
+        floor_nats = corpus.floor_nats.get(split.train_characters)
+    return {
+        "records_on_stdin": corpus.has_records_on_stdin,
+        "documents": sum(
             text.documents for text in split.texts if text.corpus.marks_ends or split.by_documents
         ),
-        val_fraction=None if val_text else float(text.choice.fraction),
-        characters=split.characters,
-        val_characters=split.characters - split.train_characters,
-        tokenizer=tokenizer.name,
-        tokenizer_from=None if origin is None else str(origin),
-        tokenizer_sha256=file_hash(folder / "tokenizer.json"),
-        vocab_size=tokenizer.vocab_size,
-        dtype=id_dtype(tokenizer.vocab_size).name,
-        floor=None if floor_nats is None else floor_nats / about_bins["val_tokens"],
+        "val_fraction": None if val_text else float(text.choice.fraction),
+        "characters": split.characters,
+        "val_characters": split.characters - split.train_characters,
+        "floor": None if floor_nats is None else floor_nats / about_bins["val_tokens"],
         **about_bins,
-    )
-    write_json(folder / "meta.json", {"format": FORMAT, **asdict(meta)})
+    }
