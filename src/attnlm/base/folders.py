@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.readable import listed
 from attnlm.base.suggestions import suggestion
 
 LATEST = "latest"
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
-_MOST_NAMED = 5
 
 # For each kind of folder: a file that it contains, its default parent folder, the flag that names
 # another parent, and how to make one.
@@ -96,10 +96,8 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
         return Path(name)
     hint = how_to_make(kind, parent)
     if names := folder_names(parent, kind):
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         verb = "are" if len(names) > 1 else "is"
-        there = f"there {verb} {', '.join(names[:_MOST_NAMED])}{more}"
-        hint = suggestion(str(name), names, there)
+        hint = suggestion(str(name), names, f"there {verb} {listed(names)}")
     raise AttnlmError(f"{kind} {str(name)!r} not found in {parent}", hint)
 
 

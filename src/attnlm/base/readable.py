@@ -1,6 +1,8 @@
-"""Format times, sizes and untrusted texts for people to read."""
+"""Format times, sizes, lists and untrusted texts for people to read."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 _UNITS = (
     *(("ms", 1e-3, 1.0), ("s", 1.0, 120.0), ("min", 60.0, 7200.0)),
@@ -57,3 +59,9 @@ _ESCAPES = {
     for code in (*_CONTROLS, *_DIRECTIONS, 0x2028, 0x2029, 0xFEFF)
 }
 _ESCAPES |= {ord(c): c for c in "\t\n"} | {ord("\r"): ""}  # keep Windows line ends as line ends
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Return `a, b, c and 4 more`: the first `most` names, and how many are left out."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import time
 from collections.abc import Sequence
@@ -14,28 +13,20 @@ from attnlm.cli.console import say, say_aside, say_facts, with_flags
 from attnlm.cli.help import in_words
 from attnlm.config.settings import Config, resolve
 from attnlm.config.training import TrainingConfig
+from attnlm.runs.records import DatasetFacts, reference_losses
 from attnlm.see.progress_bar import ProgressBar
 
 if TYPE_CHECKING:
     from attnlm.data.dataset import Dataset
     from attnlm.model.spec import ModelSpec
-    from attnlm.runs.records import DatasetFacts
     from attnlm.runs.run import Run
     from attnlm.training.events import Evaluated, Started
 
 
-def reference_losses(vocab_size: int, dataset: DatasetFacts | Dataset) -> str:
-    """Return the losses to compare a model's loss with: uniform, bigram and floor, if known.
-
-    The floor is the least possible loss.
-    """
-    known = {
-        "uniform (ln V)": math.log(vocab_size),
-        "counted bigram": dataset.bigram_loss,
-        "floor": dataset.floor,
-    }
-    parts = [f"{name} {loss:z.4f}" for name, loss in known.items() if loss is not None]
-    return ", ".join(parts) + " nats per token"
+def baselines(vocab_size: int, dataset: DatasetFacts | Dataset) -> str:
+    """Return the losses to compare a model's loss with, in one line."""
+    losses = reference_losses(vocab_size, dataset)
+    return ", ".join(f"{name} {loss:z.4f}" for name, loss in losses.items()) + " nats per token"
 
 
 _SIZES = (

@@ -11,7 +11,7 @@ import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.base.folders import command_for, find_folder
 from attnlm.cli import completion, console, options
-from attnlm.cli.displays import Display, reference_losses
+from attnlm.cli.displays import Display, baselines
 from attnlm.cli.options import option, setting_option, typed
 from attnlm.model.architecture import MODELS
 from attnlm.runs.ladder_plan import EQUAL, check_rungs
@@ -130,10 +130,10 @@ def _say_table(climbed: Ladder) -> None:
         console.say("")
         console.print_table(header, rows, ("rung", "than", "verdict"), sys.stderr)
     first = climbed.rungs[0]
-    baselines = f"baselines: {reference_losses(first.run.vocab_size, first.run.dataset)}"
+    words = f"baselines: {baselines(first.run.vocab_size, first.run.dataset)}"
     if first.result.part:
-        baselines += f", on the whole split; the rungs on {first.result.part}"
-    console.say(baselines)
+        words += f", on the whole split; the rungs on {first.result.part}"
+    console.say(words)
     for said in (climbed.certainty, climbed.equality, climbed.tuning):
         console.say(console.with_flags(said))
     for warning in map(console.with_flags, climbed.warnings):

@@ -9,7 +9,7 @@ from pathlib import Path
 import attnlm
 from attnlm.base.folders import command_for
 from attnlm.cli import completion, console, options
-from attnlm.cli.displays import Display, reference_losses
+from attnlm.cli.displays import Display, baselines
 from attnlm.cli.options import argument, option, switch
 from attnlm.config.settings import resolve
 from attnlm.text.tasks import TASKS
@@ -118,7 +118,7 @@ def prepare(
                 "split": f"{dataset.train_tokens:,} for training, "
                 f"{dataset.val_tokens:,} for validation",
                 "validation": _validation(dataset),
-                "losses": reference_losses(dataset.vocab_size, dataset),
+                "losses": baselines(dataset.vocab_size, dataset),
             }
         )
         is_small = dataset.largest_block_size < resolve({}).spec.block_size

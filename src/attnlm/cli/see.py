@@ -14,7 +14,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Progress
 from attnlm.cli import completion, console, options
-from attnlm.cli.displays import Display, reference_losses
+from attnlm.cli.displays import Display, baselines
 from attnlm.cli.options import argument, option, switch, typed
 from attnlm.model.spec import Use
 from attnlm.runs.records import NOT_COMPARABLE
@@ -77,7 +77,7 @@ def evaluate(
     )
     if opened.leaks:
         console.say(f"{NOT_COMPARABLE}: {opened.leaks.partition(';')[0]}")
-    console.say(f"baselines: {reference_losses(opened.vocab_size, dataset)}")
+    console.say(f"baselines: {baselines(opened.vocab_size, dataset)}")
     longer, wrong = None, list[attnlm.Answered]()
     if has_questions:
         longer, wrong = _of_examples(opened, other, data_dir, chosen, device, errors)

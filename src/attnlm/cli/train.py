@@ -18,7 +18,7 @@ from attnlm.base.folders import command_for, elsewhere, find_folder
 from attnlm.base.readable import duration
 from attnlm.base.settings import fields_of
 from attnlm.cli import completion, console, options
-from attnlm.cli.displays import Display, reference_losses
+from attnlm.cli.displays import Display, baselines
 from attnlm.cli.options import option, switch, with_options
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_training import Resolved, resolve_new
@@ -218,7 +218,7 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
                 f"{which}, on the whole split": _in_words(record)
                 for which, record in result.whole.items()
             },
-            "baselines": reference_losses(run.vocab_size, run.dataset),
+            "baselines": baselines(run.vocab_size, run.dataset),
             "verdict": console.with_flags(verdict(result.records, run.dataset)),
             "time": f"{duration(last.seconds)}, {last.tokens:,} tokens",
             **({NOT_COMPARABLE.partition(":")[0]: run.leaks} if run.leaks else {}),
@@ -255,7 +255,7 @@ def _report_seeds(found: attnlm.SeedRuns, json: bool) -> None:
         "median": f"{middle:.4f} nats per token, of {len(found.runs)} seeds",
         "range": f"{low:.4f} to {high:.4f}",
         "mean": f"95% interval {in_words(found.interval)} (Student's t)",
-        "baselines": reference_losses(found.runs[0].vocab_size, found.runs[0].dataset),
+        "baselines": baselines(found.runs[0].vocab_size, found.runs[0].dataset),
     }
     console.say_facts(words)
     paths = [str(run.path) for run in found.runs]

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.own_code import OwnCode, is_code_name
+from attnlm.base.readable import listed
 from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
@@ -77,7 +78,6 @@ RECORD_OF: dict[str, type] = {
 del RECORD_OF["wide_heads"]
 # Keys that a recipe may also have. attnlm 1.0.0 recorded the changing plan of a budget in "stages".
 _NOT_SETTINGS = ("stages", "tokenizer", CODE)
-_MOST_NAMED = 5
 CHOSEN_BY_NAME = ("model", "attention", "mlp", "scores", "loss")
 """Settings that may name own code."""
 
@@ -110,8 +110,7 @@ def unknown_settings(recorded: Iterable[str]) -> str:
     """Return the keys in a run's configuration that are not settings, for a message, or ""."""
     known = (*RECORD_OF, *_NOT_SETTINGS)
     unknown = [quoted(k) for k in recorded if k not in known and not k.startswith(PREFIX)]
-    more = f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
-    return ", ".join(unknown[:_MOST_NAMED]) + more
+    return listed(unknown)
 
 
 def resolve(

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
+from attnlm.base.readable import listed
 from attnlm.base.settings import quoted
 from attnlm.base.workspaces import exchange, workspace
 from attnlm.compute.processes import Processes, noticing_lost, rows_of
@@ -51,7 +52,6 @@ _Part = tuple[int, int, TensorFile]  # consecutive rows of a tensor in one file:
 FACTS = "facts.json"
 _MODEL = "model."
 _OPTIMIZER = "optimizer."
-_MOST_NAMED = 3  # tensors that an error names
 
 
 @dataclass(frozen=True)
@@ -268,10 +268,9 @@ def _check_complete(path: Path, shapes: Mapping[str, Shape], stored: Collection[
 
 def _check_none(path: Path, differing: Sequence[str]) -> None:
     if differing:
-        more = f"; and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
         raise AttnlmError(
             f"{path} does not contain the model that config.json describes: "
-            f"{'; '.join(differing[:_MOST_NAMED])}{more}",
+            f"{listed(differing, 3)}",
             "undo changes to config.json, or copy the run's folder again from its source",
         )
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnlm.base.records import MappingRecord, limited
+
+if TYPE_CHECKING:
+    from attnlm.data.dataset import Dataset
 
 NOT_COMPARABLE = "not comparable: the model sees later tokens"
 
@@ -90,3 +94,16 @@ class Whole:
 
     best: Measured
     last: Measured
+
+
+def reference_losses(vocab_size: int, dataset: DatasetFacts | Dataset) -> dict[str, float]:
+    """Return losses to compare with, in nats per token: uniform, bigram and floor, if known.
+
+    The floor is the least possible loss.
+    """
+    known = {
+        "uniform (ln V)": math.log(vocab_size),
+        "counted bigram": dataset.bigram_loss,
+        "floor": dataset.floor,
+    }
+    return {name: loss for name, loss in known.items() if loss is not None}

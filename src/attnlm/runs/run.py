@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -42,6 +41,7 @@ from attnlm.runs.records import (
     ParentRecord,
     StoredRun,
     Whole,
+    reference_losses,
 )
 from attnlm.tokens import tokenizer
 
@@ -348,12 +348,7 @@ class Run:
 
     def references(self) -> dict[str, float]:
         """Return losses to compare with, in nats per token, keyed by a label such as `floor`."""
-        known = {
-            "uniform, ln V": math.log(self.vocab_size),
-            "counted bigram": self.dataset.bigram_loss,
-            "floor": self.dataset.floor,
-        }
-        return {label: loss for label, loss in known.items() if loss is not None}
+        return reference_losses(self.vocab_size, self.dataset)
 
     def save_whole(self, best: Measured, last: Measured) -> None:
         """Write the file that `whole` reads."""
@@ -474,17 +469,8 @@ def run_of(path: Path, content: Mapping[str, Any]) -> Run:
 
 
 def _run_of(path: Path, stored: StoredRun) -> Run:
-    return Run(
-        path,
-        config=_config_in(stored, path / "config.json"),
-        vocab_size=stored.vocab_size,
-        parameters=stored.parameters,
-        dataset=stored.dataset,
-        stopped_after=stored.stopped_after,
-        parent=stored.parent,
-        imported_from=stored.imported_from,
-        leaks=stored.leaks,
-    )
+    config = _config_in(stored, path / "config.json")
+    return Run(path, **{**vars(stored), "config": config})
 
 
 def _config_in(stored: StoredRun, path: Path) -> Config:

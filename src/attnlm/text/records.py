@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from attnlm.base.errors import AttnlmError, optional
+from attnlm.base.readable import listed
 from attnlm.base.suggestions import suggestion
 from attnlm.text.text_files import PIECE, Piece, kind_of, opened
 
-_MOST_NAMED = 8
 _ONE_RECORD = 'each line must be one record in UTF-8, such as {"text": "…"}'
 
 
@@ -84,9 +84,7 @@ def checked(value: object, shown: str, where: str) -> str:
 
 def missing(column: str, columns: list[str], where: str) -> AttnlmError:
     """Return the error for a column that does not exist, with a similar column as its hint."""
-    more = ", …" if len(columns) > _MOST_NAMED else ""
-    listed = ", ".join(columns[:_MOST_NAMED]) + more
-    choice = f"choose a column from {listed}" if columns else "it has no columns at all"
+    choice = f"choose a column from {listed(columns)}" if columns else "it has no columns at all"
     return AttnlmError(f"{where} has no column {column!r}", suggestion(column, columns, choice))
 
 

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import Note, OnEvent, Progress
+from attnlm.base.readable import listed
 
 RECORDS = (".jsonl", ".parquet")
 COMPRESSED = (".gz", ".zst")
@@ -24,7 +25,6 @@ ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"  
 # from such a piece, up to its token ids, fits into a processor's cache.
 PIECE = 2**18
 UTF16_SNIFFED_BYTES = 2**16
-_MOST_NAMED = 10  # files that are left out
 
 
 class NotTextError(AttnlmError):
@@ -104,9 +104,8 @@ def texts_among(
         )
     for left, what in ((others, f"not {encoding} text"), (empty, "empty")):
         if left:
-            more = f" and {len(left) - _MOST_NAMED} more" if len(left) > _MOST_NAMED else ""
             left_out = f"left out {len(left)} of {len(paths)} files because they are {what}"
-            on_event(Note(f"{left_out}: {', '.join(left[:_MOST_NAMED])}{more}"))
+            on_event(Note(f"{left_out}: {listed(left, 10)}"))
     return tuple(texts)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.readable import listed
 from attnlm.base.records import limited, read_record
 from attnlm.text.text_files import Piece
 from attnlm.tokens.specs import IMPORTED, bpe_size, pattern_of
@@ -134,11 +135,11 @@ class CharTokenizer(Tokenizer):
                 return np.frombuffer(in_bytes, np.uint8)
         ids: NDArray[np.unsignedinteger[Any]] = self._id_of.take(code_points(text))
         if ids.max() == self.vocab_size:
-            lacking = dict.fromkeys(text[i] for i in np.flatnonzero(ids == self.vocab_size))
-            more = f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+            unknown = (text[i] for i in np.flatnonzero(ids == self.vocab_size))
+            lacking = list(map(repr, dict.fromkeys(unknown)))
             of = f" of {self.dataset}" if self.dataset else ""
             raise UnknownCharactersError(
-                f"the vocabulary{of} lacks {', '.join(map(repr, list(lacking)[:5]))}{more}",
+                f"the vocabulary{of} lacks {listed(lacking)}",
                 "leave them out, or prepare the text with `tokenizer` byte, which encodes any text",
             )
         return ids

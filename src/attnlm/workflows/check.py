@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.own_code import OwnCode, named_code
-from attnlm.base.readable import quantity
+from attnlm.base.readable import listed, quantity
 from attnlm.config.new_training import resolve_new, with_own_code
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
 from attnlm.model.inspection import parameters_of
@@ -315,7 +315,7 @@ def _costs(config: Config, vocab_size: int) -> Iterator[Finding]:
 def updated_in_words(model: LanguageModel) -> str:
     """Return which parameters Muon updates."""
     names = [name for name, p in model.named_parameters() if model.is_matrix(name, p)]
-    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    shown = listed(names, 6)
     rest = sum(1 for _ in model.parameters()) - len(names)
     return f"Muon updates {shown or 'no parameter'}; AdamW the other {rest}"
 
