@@ -199,15 +199,6 @@ def link_target(path: Path) -> str | None:
     return str(path.readlink()) if path.is_symlink() else None
 
 
-def problem_of(path: Path) -> str | None:
-    """Return why a folder of any kind can't be read, or None when it can."""
-    if not is_folder(path):
-        return f"it is a link to {link_target(path)}, which is not a folder"
-    if not os.access(path, os.R_OK | os.X_OK):
-        return "you have no permission to read it"
-    return None
-
-
 def folder_size(folder: Path) -> int:
     """Return the size in bytes of all files in a folder, excluding links and unreadable files."""
     total = 0

@@ -22,7 +22,6 @@ from attnlm.base.folders import (
     link_target,
     modified,
     newest_first,
-    problem_of,
 )
 from attnlm.base.records import limited, read_record
 from attnlm.data.examples import Examples, read_marks
@@ -356,14 +355,16 @@ def list_datasets(
 
 def _entry(path: Path) -> DatasetEntry | None:
     """Return the data set in a folder, even if it is damaged; None for other folders."""
-    link = link_target(path)
-    found = DatasetEntry(name=path.name, path=path, link=link)
-    if problem := problem_of(path):
-        return replace(found, problem=problem)
     if not any(os.path.lexists(path / name) for name in _OF_A_DATASET):
         return None
-    size = 0 if link is not None else folder_size(path)
-    found = replace(found, bytes=size, modified=modified(path / "meta.json"))
+    link = link_target(path)
+    found = DatasetEntry(
+        name=path.name,
+        path=path,
+        bytes=0 if link is not None else folder_size(path),
+        modified=modified(path / "meta.json"),
+        link=link,
+    )
     try:
         meta = read_meta(path)
         for split in ("train", "val"):

@@ -19,7 +19,6 @@ from attnlm.base.folders import (
     link_target,
     modified,
     newest_first,
-    problem_of,
 )
 from attnlm.base.workspaces import is_locked, trained_alone, workspace
 from attnlm.runs.ladder_plan import RECORD, read_plan
@@ -94,8 +93,6 @@ def list_runs(
 def run_entry(path: Path) -> RunEntry | None:
     """Return the entry of the run or ladder in `path`, or None for any other folder."""
     link = link_target(path)
-    if problem := problem_of(path):
-        return RunEntry(name=path.name, path=path, link=link, problem=problem)
     is_ladder = os.path.lexists(path / RECORD)
     if not is_ladder and not any(os.path.lexists(path / name) for name in _OF_A_RUN):
         return None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import find_folder, how_to_make, is_folder, problem_of
+from attnlm.base.folders import find_folder, how_to_make, is_folder
 from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.records import decoded, hint_on_version, read_record
 from attnlm.base.workspaces import remove_unfinished_folders, trained_alone
@@ -437,8 +437,6 @@ def open_run(
     if isinstance(name, Run):
         return name
     path = find_folder(name, Path(checkpoint_dir), kind="run")
-    if problem := problem_of(path):
-        raise AttnlmError(f"cannot open {path}: {problem}", "check its permissions")
     if (path / "ladder.json").exists():
         raise AttnlmError(
             f"{path.name} is a ladder, not a run",
