@@ -156,10 +156,7 @@ def take_content(content: bytes) -> str:
 
 def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
     """Run a file as a module of its own, without the working directory on the path."""
-    try:
-        lines = content.decode().splitlines(keepends=True)
-    except UnicodeDecodeError:
-        raise AttnlmError(f"{path} is not UTF-8", "save it as UTF-8") from None
+    lines = content.decode(errors="replace").splitlines(keepends=True)
     module = ModuleType(f"attnlm_own_{sha256[:16]}")
     module.__file__ = str(path)
     here = {"", str(Path.cwd()), str(path.parent)}
