@@ -35,13 +35,6 @@ def setting(
     return field(default=default, metadata={"help": help, "choices": choices, "limits": known})
 
 
-def number(kind: type[int] | type[float], text: str) -> Any:
-    """Return the number that the user typed. Raises ValueError for other texts, also 1_000 or ٣."""
-    if "_" in text or not text.isascii():
-        raise ValueError(f"{text!r} is not a number")
-    return kind(text)
-
-
 @functools.cache
 def fields_of(record: type) -> Mapping[str, Field[Any]]:
     """Return the fields of a record, by name."""
@@ -117,9 +110,6 @@ _HOLDS: dict[str, Callable[[Any, Any], object]] = {
 
 
 def quoted(value: object) -> str:
-    """Return a value for a message: its `repr`, shortened, or "such a value" if `repr` fails."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # thousands of digits, or deeply nested tables
-        return "such a value"
+    """Return a value for a message: its `repr`, shortened."""
+    text = repr(value)
     return text if len(text) < 50 else f"{text[:47]}…"

@@ -18,7 +18,7 @@ import typer
 from attnlm.base.errors import UsageError
 from attnlm.base.files import utf8
 from attnlm.base.folders import flag
-from attnlm.base.settings import fields_of, help_of, number, type_of
+from attnlm.base.settings import fields_of, help_of, type_of
 from attnlm.cli import completion
 from attnlm.cli.help import help_with_default
 from attnlm.config.settings import RECORD_OF, check_setting, seconds
@@ -104,7 +104,7 @@ def _number_of(kind: type[int] | type[float], words: str) -> Callable[[Any], Any
 
     def read(value: Any) -> Any:
         try:
-            return number(kind, value) if isinstance(value, str) else value
+            return kind(value) if isinstance(value, str) else value
         except ValueError:
             raise typer.BadParameter(f"{value!r} is not {words}") from None
 

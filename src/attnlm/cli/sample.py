@@ -15,7 +15,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import read_text, utf8
 from attnlm.base.folders import command_for
 from attnlm.base.readable import duration, harmless
-from attnlm.base.settings import help_of, number
+from attnlm.base.settings import help_of
 from attnlm.cli import console, options
 from attnlm.cli.displays import Display
 from attnlm.cli.options import option, sampling_option, switch, typed, with_options
@@ -358,7 +358,7 @@ def _changed(command: str, value: str, config: SamplingConfig) -> SamplingConfig
         console.fail(f"unknown command /{command}", f"choose from {', '.join(_COMMANDS)}")
     else:
         try:
-            config = replace(config, **{command: number(kinds[command], value)})
+            config = replace(config, **{command: kinds[command](value)})
             console.say(f"{command} {value}")
         except (ValueError, UsageError) as error:
             hint = error.hint if isinstance(error, UsageError) else "it must be a number"

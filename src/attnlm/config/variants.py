@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from attnlm.base.errors import UsageError
 from attnlm.base.own_code import OwnCode, is_code_name, named_code
-from attnlm.base.settings import Setting, Settings, fields_of, number, type_of
+from attnlm.base.settings import Setting, Settings, fields_of, type_of
 from attnlm.base.suggestions import same, suggestion
 from attnlm.config.settings import RECORD_OF, check_setting, resolve
 from attnlm.config.training import TrainingConfig
@@ -90,6 +90,6 @@ def _value(key: str, text: str) -> Setting:
     if kind is bool:
         return _BOOLEANS.get(text.lower(), text)
     try:
-        return number(kind, text) if kind in (int, float) else text
+        return kind(text) if kind in (int, float) else text
     except ValueError:
         return text  # `check_setting` refuses its type

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.own_code import OwnCode
-from attnlm.base.settings import Setting, Settings, fields_of, number, quoted
+from attnlm.base.settings import Setting, Settings, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.model.architecture import OWN, PRESETS, Architecture, unused
 from attnlm.model.sizes import Costs
@@ -386,7 +386,7 @@ def _values(code: OwnCode, defaults: Settings, given: Settings) -> Settings:
         kind, value = type(defaults[name]), given[name]
         try:
             if isinstance(value, str) and kind in (int, float):
-                value = number(kind, value)
+                value = kind(value)
             elif isinstance(value, str) and kind is bool:
                 value = {"true": True, "false": False}[value.lower()]
             elif kind is float and type(value) is int:
