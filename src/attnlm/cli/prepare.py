@@ -8,6 +8,7 @@ from pathlib import Path
 
 import attnlm
 from attnlm.base.folders import command_for
+from attnlm.base.readable import listed
 from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, baselines
 from attnlm.cli.options import argument, option, switch
@@ -18,7 +19,6 @@ _FACTS = (
     *("characters", "documents", "vocab_size", "train_tokens", "val_tokens"),
     *("bigram_loss", "floor", "split", "split_seed"),
 )
-_NAMED = 5  # parts of the validation split
 _SHOWN = 60  # characters of an example
 
 
@@ -157,6 +157,5 @@ def _validation(dataset: attnlm.Dataset) -> str:
     parts = dataset.val_parts
     if len(parts) == 1:
         return f"{words}, only from {parts[0].source}"
-    named = [f"{part.source} {part.tokens / dataset.val_tokens:.0%}" for part in parts[:_NAMED]]
-    more = [f"{len(parts) - _NAMED} more"] if len(parts) > _NAMED else []
-    return ", ".join([words, *(["from " + ", ".join(named + more)] if named else [])])
+    named = [f"{part.source} {part.tokens / dataset.val_tokens:.0%}" for part in parts]
+    return f"{words}, from {listed(named)}" if named else words
