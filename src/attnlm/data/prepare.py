@@ -217,13 +217,14 @@ def _check_effect(given: Mapping[str, object], shown: str, files: Sequence[TextF
                 f"`{name}` {given[name]} does not apply to {shown}",
                 "it needs records: a .jsonl or .parquet file, hf: data, or JSON lines on stdin",
             )
-    if given["encoding"] is not None:
-        encoding = text_encoding(str(given["encoding"]))
-        if all(kind_of(file.path) or file.encoding != encoding for file in files):
-            raise UsageError(
-                f"`encoding` {given['encoding']} does not apply to {shown}",
-                "leave it out: records, hf: data and built-in texts are UTF-8",
-            )
+    encoding = text_encoding(str(given["encoding"] or "utf-8"))
+    if encoding != "utf-8" and all(
+        kind_of(file.path) or file.encoding != encoding for file in files
+    ):
+        raise UsageError(
+            f"`encoding` {given['encoding']} does not apply to {shown}",
+            "leave it out: records, hf: data and built-in texts are UTF-8",
+        )
 
 
 # --- A text ---------------------------------------------------------------------------------------
