@@ -22,7 +22,7 @@ import pytest
 from attnlm.base import workspaces
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, Progress, ignore
-from attnlm.data import bins, splits
+from attnlm.data import bins, new_dataset, splits
 from attnlm.data import prepare as preparation
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
 from attnlm.data.prepare import prepare
@@ -384,7 +384,7 @@ def test_a_full_disk_is_one_line_and_the_old_data_stay(
     def full(path: Path, sealed: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(preparation, "write_json", full)
+    monkeypatch.setattr(new_dataset, "write_json", full)
     with pytest.raises(AttnlmError, match=rf"^cannot write {data}: No space left on device\nhint"):
         prepare(source, val_fraction=0.5, force=True, data_dir=data)
     assert content(folder) == before

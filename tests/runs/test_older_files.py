@@ -87,7 +87,7 @@ def test_settings_that_are_not_ours_are_named(
     [
         ({"head_size": 4}, "blocks.0.attention.query.weight has the shape (16, 16), not (8, 16)"),
         ({"embed_dim": 8}, ": blocks.0.attention.key.weight has the shape (16, 16), not (8, 8)"),
-        ({"embed_dim": 1024}, "; and 3 more"),
+        ({"embed_dim": 1024}, " and 3 more"),
         ({"projection": True}, ": blocks.0.attention.projection.weight is missing"),
     ],
 )
@@ -120,7 +120,7 @@ def test_an_edited_configuration_is_read_or_its_value_named(trained: Path, tmp_p
         attnlm.load_model(run, device="cpu")
     (run / "config.json").write_text(text.replace('"heads": 2,', '"heads": 4'))
     line = text[: text.index('"heads": 2,')].count("\n") + 2
-    with pytest.raises(AttnlmError, match=rf"is not valid JSON: .* in line {line}, column \d+"):
+    with pytest.raises(AttnlmError, match=rf"is not valid JSON: .* line {line} column \d+"):
         open_run(run)
     content = read_json(trained / "checkpoints" / "multi-head" / "config.json")
     write_json(run / "config.json", {**content, "vocab_size": 99})

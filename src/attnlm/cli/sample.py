@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -351,7 +351,7 @@ def _changed(command: str, value: str, config: SamplingConfig) -> SamplingConfig
 
     If the command is wrong, print the error and return `config` unchanged.
     """
-    kinds: dict[str, type[int] | type[float]] = {"seed": int, "temperature": float}
+    kinds: dict[str, Callable[[str], Any]] = {"seed": int, "temperature": float}
     if command == "help":
         console.say_facts(_COMMANDS)
     elif command not in kinds:

@@ -39,7 +39,7 @@ from attnlm.tokens.tokenizer import Tokenizer
 
 _DEFAULT_SEED = 1
 # The arguments of each kind of data.
-_OF_TASK = ("examples", "length", "digits")
+_OF_TASK: tuple[str, ...] = ("examples", "length", "digits")
 _SPLITTING = ("encoding", "split_seed", "val_fraction", "val_file")
 _OF_RECORDS = ("prompt_column", "answer_column", *_SPLITTING)
 _OF_TEXT = ("column", "newlines", "split", *_SPLITTING)

@@ -269,8 +269,7 @@ def _check_complete(path: Path, shapes: Mapping[str, Shape], stored: Collection[
 def _check_none(path: Path, differing: Sequence[str]) -> None:
     if differing:
         raise AttnlmError(
-            f"{path} does not contain the model that config.json describes: "
-            f"{listed(differing, 3)}",
+            f"{path} does not contain the model that config.json describes: {listed(differing, 3)}",
             "undo changes to config.json, or copy the run's folder again from its source",
         )
 

@@ -42,7 +42,7 @@ TINY_SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 )
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-DEFAULT_TIMEOUT = 3.0  # seconds of silence, at each of four tries, before `tales` replaces the default
+DEFAULT_TIMEOUT = 3.0  # seconds of silence at each try, before `tales` replaces the default
 
 _STDIN = "-"
 NAMES = ("tinyshakespeare", "tales", "names")
