@@ -41,6 +41,8 @@ TOKENIZERS = (
     # Some published vocabularies have unused ids around the end of text.
     BpeTokenizer("cl100k_base", RANKS, vocab_size=620, end_of_text=605),
     BpeTokenizer("o200k_base", RANKS, vocab_size=620, end_of_text=605),
+    ByteTokenizer(has_end=True),
+    CharTokenizer(" \nA'<|>é", has_end=True),
 )
 
 
@@ -48,7 +50,8 @@ def texts(tokenizer: Tokenizer) -> Iterator[str]:
     drawn = random.Random(2)
     for _ in range(400):
         if isinstance(tokenizer, CharTokenizer):
-            yield "".join(drawn.choices(tokenizer.characters, k=drawn.randrange(50)))
+            signs = [*tokenizer.characters, *tokenizer.special]
+            yield "".join(drawn.choices(signs, k=drawn.randrange(50)))
             continue
         ends = (128, 0x3000, 0x110000)
         points = [drawn.randrange(drawn.choice(ends)) for _ in range(drawn.randrange(60))]

@@ -48,7 +48,7 @@ def text_of(dataset: Dataset) -> str:
 def documents_of(dataset: Dataset) -> list[str]:
     """Return the documents of a text, which must end with an end mark."""
     ids = np.concatenate([np.asarray(dataset.train), np.asarray(dataset.val)])
-    ends = np.flatnonzero(ids == GPT2_END) + 1
+    ends = np.flatnonzero(ids == dataset.tokenizer.end_of_text) + 1
     assert ends[-1] == len(ids)
     parts = np.split(ids, ends[:-1])
     return [dataset.tokenizer.decode(part[:-1]) for part in parts]
@@ -85,15 +85,21 @@ KINDS = pytest.mark.parametrize("kind", [".jsonl", ".jsonl.gz", ".jsonl.zst", ".
 
 @KINDS
 def test_records_end_with_a_newline_where_no_id_ends_them(kind: str, here: Path) -> None:
-    dataset = prepare(write_kind(kind, here / "cats", TEXTS), split="tail")
+    (here / "plain.txt").write_text("".join(TEXTS), encoding="utf-8")
+    plain = prepare("plain.txt")
+    dataset = prepare(
+        write_kind(kind, here / "cats", TEXTS), split="tail", tokenizer=plain.name, name="cats-char"
+    )
     assert text_of(dataset) == "".join(text.removesuffix("\n") + "\n" for text in TEXTS)
     assert (dataset.name, dataset.documents, dataset.column) == ("cats-char", 0, "text")
 
 
-@needs_gpt2
+@pytest.mark.parametrize(
+    "tokenizer", ["char", "byte", "bpe:270", pytest.param("gpt2", marks=needs_gpt2)]
+)
 @KINDS
-def test_records_are_ended_by_the_end_of_text(kind: str, here: Path) -> None:
-    options: dict[str, Any] = {"tokenizer": "gpt2", "split": "tail", "offline": True}
+def test_records_are_ended_by_the_end_of_text(kind: str, tokenizer: str, here: Path) -> None:
+    options: dict[str, Any] = {"tokenizer": tokenizer, "split": "tail", "offline": True}
     dataset = prepare(write_kind(kind, here / "cats", TEXTS), **options)
     assert documents_of(dataset) == TEXTS
     assert (dataset.documents, dataset.characters) == (len(TEXTS), sum(map(len, TEXTS)))
@@ -186,11 +192,11 @@ def test_another_column_line_ends_and_blank_lines_of_records(here: Path) -> None
     texts = json_lines(["a\r\nb\r", "c"] * 30, "story").replace(b"\n", b"\r\n\n")
     (here / "cats.jsonl").write_bytes(b"\xef\xbb\xbf" + texts)
     dataset = prepare("cats.jsonl", column="story")
-    assert text_of(dataset) == "a\r\nb\r\nc\n" * 30
+    assert text_of(dataset) == f"a\r\nb\r{END_OF_TEXT}c{END_OF_TEXT}" * 30
     assert open_dataset(dataset.path).column == "story"
     assert "--column story" in prepare_command(dataset)
     unix = prepare("cats.jsonl", column="story", newlines="unix", name="unix")
-    assert text_of(unix) == "a\nb\nc\n" * 30
+    assert text_of(unix) == f"a\nb\n{END_OF_TEXT}c{END_OF_TEXT}" * 30
 
 
 @pytest.mark.parametrize("column", [None, "text", "story"])
@@ -201,7 +207,7 @@ def test_records_on_stdin_are_prepared_again_alike(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
     dataset = prepare("-", column=column)
     assert dataset.records_on_stdin == (column is not None)
-    assert text_of(dataset) == ("a b c d e f\n" * 30 if column else content.decode())
+    assert text_of(dataset) == (f"a b c d e f{END_OF_TEXT}" * 30 if column else content.decode())
     words = prepare_command(dataset).removesuffix(" < TEXT").split()[1:]
     again = attnlm(*words, "--force", cwd=here, stdin=content.decode())
     assert open_dataset(here / again.stdout.strip()).source_sha256 == dataset.source_sha256
@@ -362,7 +368,7 @@ def test_bad_tables_are_named(name: str, message: str, hint: str, here: Path) ->
 def test_texts_of_a_table_may_be_stored_in_other_ways(here: Path) -> None:
     for kind in (pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())):
         pq.write_table(pa.table({"text": pa.array(["ab", "c"] * 30, kind)}), here / "x.parquet")
-        assert text_of(prepare("x.parquet", force=True)) == "ab\nc\n" * 30
+        assert text_of(prepare("x.parquet", force=True)) == f"ab{END_OF_TEXT}c{END_OF_TEXT}" * 30
 
 
 def test_a_name_of_the_hub_is_never_a_folder(
@@ -427,7 +433,7 @@ def test_a_data_set_of_the_hub_is_streamed(hub: Path, here: Path) -> None:
     assert documents_of(open_dataset()) == ["Dogs."] * 40
     (here / "tables").mkdir()
     write_table(here / "tables" / "x.parquet", TEXTS)
-    assert text_of(prepare("hf:./tables")).startswith("The cat sat.\nA dog,")
+    assert text_of(prepare("hf:./tables")).startswith(f"The cat sat.{END_OF_TEXT}A dog,")
 
 
 @pytest.mark.parametrize(

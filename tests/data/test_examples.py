@@ -26,7 +26,7 @@ from attnlm.data.examples import (
 )
 from attnlm.text.examples import Turn
 from attnlm.text.tasks import TASKS, generate
-from attnlm.tokens.tokenizer import CharTokenizer
+from attnlm.tokens.tokenizer import END_OF_TEXT, CharTokenizer
 from attnlm.workflows.answers import longer_pairs, pairs_of
 from tests.command import attnlm as command
 from tests.command import fails
@@ -232,8 +232,8 @@ def test_records_become_examples_whose_answers_end(records: Any, tmp_path: Path)
         data_dir=tmp_path / "data",
     )
     assert dataset.examples and (dataset.examples.train, dataset.examples.val) == (27, 3)
-    assert dataset.examples.answer_end == "\x03"
-    said = dataset.tokenizer.decode(dataset.train.tolist()).split("\x03")
+    assert dataset.examples.answer_end == ""
+    said = dataset.tokenizer.decode(dataset.train.tolist()).split(END_OF_TEXT)
     assert said[0] == "say 0\nit is 0\nyes" and len(said) == 28
     for question, answer in pairs_of(dataset):
         assert answer == f"it is {question.removeprefix('say ')}\nyes"
@@ -246,12 +246,32 @@ def test_messages_become_conversations(records: Any, tmp_path: Path) -> None:
         said += [("assistant", "d"), ("user", "unanswered")]
         keys = ("role", "content") if i % 2 else ("from", "value")
         lines.append({"messages": [dict(zip(keys, one, strict=True)) for one in said]})
-    dataset = attnlm.prepare(
-        records(*lines), prompt_column="messages", data_dir=tmp_path / "data", tokenizer="byte"
-    )
-    assert dataset.train_examples
-    end = int(dataset.train_examples.ends[0])
-    assert dataset.tokenizer.decode(dataset.train[:end].tolist()) == "be brief\na0\nb\x03c\nd\x03"
+    path = records(*lines)
+    (tmp_path / "plain.txt").write_text("text without records")
+    plain = attnlm.prepare(tmp_path / "plain.txt", tokenizer="byte", data_dir=tmp_path / "data")
+    for tokenizer, mark in (("byte", END_OF_TEXT), ("bpe:257", END_OF_TEXT), (plain.name, "\x03")):
+        dataset = attnlm.prepare(
+            path, prompt_column="messages", data_dir=tmp_path / "data", tokenizer=tokenizer
+        )
+        assert dataset.train_examples
+        end = int(dataset.train_examples.ends[0])
+        found = dataset.tokenizer.decode(dataset.train[:end].tolist())
+        assert found == f"be brief\na0\nb{mark}c\nd{mark}"
+
+
+def test_a_special_text_in_an_answer_is_ordinary_text(records: Any, tmp_path: Path) -> None:
+    lines = [{"q": "a", "a": f"b{END_OF_TEXT}c"}] * 20
+    for tokenizer in ("char", "byte", "bpe:257"):
+        dataset = attnlm.prepare(
+            records(*lines),
+            prompt_column="q",
+            answer_column="a",
+            data_dir=tmp_path / "data",
+            tokenizer=tokenizer,
+        )
+        ids = dataset.train.tolist()
+        assert ids.count(dataset.tokenizer.end_of_text) == 18
+        assert dataset.tokenizer.decode(ids[: len(ids) // 18]) == f"a\nb{END_OF_TEXT}c{END_OF_TEXT}"
 
 
 @pytest.mark.parametrize(

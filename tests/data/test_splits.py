@@ -27,6 +27,7 @@ from attnlm.data.splits import HeldOut, _Divider, _joined
 from attnlm.see.reproduce import prepare_command
 from attnlm.text import corpus, records, text_files
 from attnlm.text.text_files import Piece
+from attnlm.tokens.tokenizer import END_OF_TEXT
 from attnlm.workflows import evaluate as evaluation
 from tests.command import attnlm as command
 from tests.command import fails
@@ -55,7 +56,7 @@ def chosen(count: int, fraction: str = "0.1", seed: int = 1) -> list[int]:
 
 
 def joined(documents: Sequence[str], of: Sequence[int]) -> str:
-    return "".join(documents[i] + "\n" for i in of)
+    return "".join(documents[i] + END_OF_TEXT for i in of)
 
 
 # --- Which documents ------------------------------------------------------------------------------
@@ -111,11 +112,14 @@ def test_each_source_is_in_both_splits(pets: list[str]) -> None:
     assert val == joined(documents, for_val)
     assert train == joined(documents, sorted(set(range(350)) - set(for_val)))
     assert (dataset.split, dataset.split_seed, dataset.documents) == ("documents", 1, 350)
-    assert (dataset.train_characters, dataset.val_characters) == (len(train), len(val))
-    of_cats = joined(documents, [i for i in for_val if i < 200])
+    characters = [len(text.replace(END_OF_TEXT, "")) for text in (train, val)]
+    assert characters == [dataset.train_characters, dataset.val_characters]
     about = [(part.source, part.bytes, part.tokens) for part in dataset.val_parts]
-    cats, dogs = len(of_cats), len(val) - len(of_cats)
-    assert about == [("cats.jsonl", cats, cats), ("dogs.jsonl", dogs + 2 * val.count("猫"), dogs)]
+    of_cats, of_dogs = ([documents[i] for i in for_val if (i < 200) == cats] for cats in (1, 0))
+    assert about == [
+        (name, len("".join(texts).encode()), len("".join(texts)) + len(texts))
+        for name, texts in (("cats.jsonl", of_cats), ("dogs.jsonl", of_dogs))
+    ]
     assert open_dataset(dataset.path).val_parts == dataset.val_parts
 
 
@@ -195,11 +199,12 @@ def test_many_documents_are_split_by_default(
         (here / "cats" / f"{i:03}.txt").write_text(CATS[i] + "\n")
     folder = prepare("cats", val_fraction=fraction, name="folder")
     assert folder.split == split
-    assert texts_of(folder) == texts_of(open_dataset("cats-char"))
-    (here / "cats.txt").write_text(joined(CATS, range(count)))
+    of_records = texts_of(open_dataset("cats-char"))
+    assert texts_of(folder) == tuple(text.replace(END_OF_TEXT, "\n") for text in of_records)
+    (here / "cats.txt").write_text("\n".join(CATS[:count]))
     assert prepare("cats.txt", val_fraction=fraction, name="text").split == "tail"
     asked = prepare("cats.jsonl", val_fraction=fraction, split="tail", name="asked")
-    assert asked.val_characters == -int(-len(joined(CATS, range(count))) * fraction // 1)
+    assert asked.val_characters == -int(-len("".join(CATS[:count])) * fraction // 1)
 
 
 def test_recorded_options_reproduce_the_data_set(
@@ -233,7 +238,8 @@ def test_byte_pairs_are_trained_on_the_documents_for_training(here: Path) -> Non
     texts = ["xyxyxyxy" if i in for_val else "abababab" for i in range(100)]
     (here / "t.jsonl").write_bytes(json_lines(texts))
     dataset = prepare("t.jsonl", tokenizer="bpe:290")
-    learned = [dataset.tokenizer.decode([token]) for token in range(256, dataset.vocab_size)]
+    learned = [dataset.tokenizer.decode([token]) for token in range(256, dataset.vocab_size - 1)]
+    assert dataset.tokenizer.end_of_text == dataset.vocab_size - 1
     assert any("ab" in token for token in learned)
     assert not any("x" in token for token in learned)
 
@@ -295,11 +301,13 @@ def test_indivisible_texts_are_refused(here: Path) -> None:
 
 
 def test_a_chosen_document_of_one_token_is_too_short(here: Path) -> None:
-    (here / "t.jsonl").write_bytes(json_lines(["abc"] * 9 + ["\n"] * 11))
+    (here / "t").mkdir()
+    for i in range(20):  # files, which no end-of-text id follows
+        (here / "t" / f"{i:02}.txt").write_text("abc" if i < 9 else "\n")
     by_documents: dict[str, Any] = {"split": "documents", "val_fraction": 0.05}
     seed = next(seed for seed in range(99) if chosen(20, "0.05", seed)[0] > 9)
-    with pytest.raises(AttnlmError, match=r"validation split of t\.jsonl has fewer than two"):
-        prepare("t.jsonl", split_seed=seed, **by_documents)
+    with pytest.raises(AttnlmError, match="validation split of t has fewer than two"):
+        prepare("t", split_seed=seed, **by_documents)
 
 
 # --- Losses of sources ----------------------------------------------------------------------------
@@ -318,12 +326,12 @@ def test_the_loss_of_each_source_equals_the_loss_of_its_part(pets: list[str], he
     assert (found.loss, found.tokens) == (plain.loss, plain.tokens) and plain.sources == ()
     for (source, part), name, texts in zip(found.sources, pets, (CATS, DOGS), strict=True):
         begin = 0 if texts is CATS else 200
-        own = joined([""] * begin + texts, [i for i in chosen(350) if 0 <= i - begin < len(texts)])
-        (here / f"{name}.txt").write_text(own, encoding="utf-8")
-        alone = prepare("cats.jsonl", val_file=f"{name}.txt", tokenizer=dataset.path, name=name)
+        own = [texts[i - begin] for i in chosen(350) if 0 <= i - begin < len(texts)]
+        (here / f"val-{name}").write_bytes(json_lines(own))
+        alone = prepare("cats.jsonl", val_file=f"val-{name}", tokenizer=dataset.path, name=name)
         expected = attnlm.evaluate(run, data=alone, device="cpu")
         assert source == name and part is not None
-        assert part.tokens == len(own) - 1 == expected.tokens
+        assert part.tokens == len("".join(own)) + len(own) - 1 == expected.tokens
         assert part.loss == pytest.approx(expected.loss, rel=1e-6)
         assert part.bits_per_byte == pytest.approx(expected.bits_per_byte, rel=1e-6)
     done = command("eval", run.path, "--json", cwd=here)

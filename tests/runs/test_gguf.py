@@ -261,7 +261,7 @@ def test_a_file_is_whole_or_absent(
             return numbers
 
         patch.setattr("attnlm.workflows.export.converted", fails_late)
-        with pytest.raises(AttnlmError, match=r"out\.gguf: .* \(9 requested and 0 written\)"):
+        with pytest.raises(AttnlmError, match=r"out\.gguf: 9 requested and 0 written"):
             attnlm.export(run, new, to="gguf")
     assert list(new.parent.iterdir()) == []
     attnlm.export(run, new, to="gguf", on_event=notes.append)

@@ -155,7 +155,8 @@ ASCII = CharTokenizer(" \n\r\x00aA\\'<|>x0\x7f\t")
 ACROSS = merged_anywhere(3000)
 EXPRESSED = (
     ASCII,
-    *(tokenizer for tokenizer in TOKENIZERS if tokenizer.name not in ("char", "o200k_base")),
+    *(t for t in TOKENIZERS if t.name not in ("byte", "char", "o200k_base")),
+    ByteTokenizer(),
     BpeTokenizer("bpe:3000", ACROSS),
     BpeTokenizer("cl100k_base", ACROSS, vocab_size=4000, end_of_text=3500),
     BpeTokenizer(

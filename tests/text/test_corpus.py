@@ -201,11 +201,12 @@ def test_stdin_and_pipes_contain_records_if_a_column_is_given(here: Path, spool:
     def text(source: str, content: bytes, column: str | None) -> str:
         if source == "-":
             stdin = io.BytesIO(content)
-            return "".join(texts(get_corpus(source, column=column, spool=spool, stdin=stdin)))
+            found = get_corpus(source, column=column, marks_ends=False, spool=spool, stdin=stdin)
+            return "".join(texts(found))
         os.mkfifo(source)
         writer = threading.Thread(target=Path(source).write_bytes, args=[content])
         writer.start()
-        found = get_corpus(source, column=column, spool=spool)
+        found = get_corpus(source, column=column, marks_ends=False, spool=spool)
         writer.join()
         return "".join(texts(found))
 

@@ -126,7 +126,7 @@ def test_each_id_of_a_model_has_a_character() -> None:
         read_tokenizer(content, 64)
 
 
-@pytest.mark.parametrize("ours", TOKENIZERS[:2], ids=lambda tokenizer: tokenizer.name)
+@pytest.mark.parametrize("ours", (*TOKENIZERS[:2], *TOKENIZERS[-2:]), ids=lambda t: t.name)
 def test_only_post_processors_without_effect_are_accepted(ours: Tokenizer) -> None:
     content = json.loads(library_tokenizer(ours).to_str())
     size = ours.vocab_size

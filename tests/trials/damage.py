@@ -52,7 +52,7 @@ def _damage(tally: Tally, folder: Path) -> None:
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, _Reader]]:
-    """Yield every file that is read back, and what reads it."""
+    """Yield each file that is read back, and the function that reads it."""
     for place, opens, names in (
         ("data", small.open_data, (small.CHAR, small.BPE)),
         ("checkpoints", small.open_the_run, (small.RUN,)),

@@ -57,7 +57,7 @@ def _tried(folder: Path, read: Callable[[Path], object], *, must_refuse: bool) -
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield every file that is read back; of the data sets, the files of that of byte pairs."""
+    """Yield each file that is read back; of the data sets, only that of byte pairs."""
     for part in (_DATA, _RUN):
         yield from small.read_back(folder / part)
     for name in ("data/latest", "checkpoints/latest", "recipe.toml", "recipe.json"):

@@ -19,7 +19,7 @@ from tests.trials.trial import place
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is cut short, and what must be true afterwards."""
+    """A command that is stopped, and the check of its files afterwards."""
 
     name: str
     begin: Callable[[Path], None]

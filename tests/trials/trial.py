@@ -1,4 +1,4 @@
-"""What every trial is made of: numbered cases, each drawn by itself, and what failed."""
+"""The parts of a trial: numbered cases, each with its own generator, and the failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two at once: trainers of one run, runs of one name, readers beside a writer."""
+"""Two processes: trainers of one run, runs of one name, readers beside a writer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.trials.trial import Tally, Trial, place
 
 @Trial("two", short=5, full=90, forks=True)
 def _two(tally: Tally, folder: Path) -> None:
-    """Two at once on one run or name: one error, no mixed files, readers read on."""
+    """Check that two processes on one run or name give one error, and no mixed files."""
     data = prepared(folder / "given")
     whole = folder / "whole"
     in_child(_train, data, whole)

@@ -77,7 +77,8 @@ def explaining(folder: Path, then: str = "") -> Iterator[None]:
     except BrokenPipeError:
         raise  # the reader of the output has ended
     except OSError as error:
-        message = f"cannot write {error.filename or folder}: {error.strerror or error}"
+        reason = error.strerror or " ".join(map(str, error.args))  # NumPy's has no strerror
+        message = f"cannot write {error.filename or folder}: {reason}"
         raise AttnlmError(message, f"{remedy(error)}{then}") from error
 
 

@@ -47,7 +47,9 @@ def write_bins(
     encode = functools.partial(_encode, piece_encoder(tokenizer), tokenizer, split)
     parts = _Parts(split.val_parts, encode)
     done = 0
-    ahead = map_ahead(encode, safe_pieces_of_texts(pieces, PIECE) if is_bpe else pieces, workers)
+    if is_bpe or tokenizer.special:
+        pieces = safe_pieces_of_texts(pieces, PIECE)
+    ahead = map_ahead(encode, pieces, workers)
     paths = {key: folder / f"{key}.bin" for key in SPLITS}
     with contextlib.ExitStack() as opening:
         bins = {key: _Bin(opening.enter_context(replacing(paths[key]))) for key in SPLITS}
@@ -91,7 +93,7 @@ def _encode(
     text = split.text_of(key)
     found = piece.text
     try:
-        if text.corpus.marks_ends and isinstance(tokenizer, BpeTokenizer):
+        if text.corpus.marks_ends:
             ids = encode_documents(encode_piece, tokenizer, piece)
         else:
             ids = encode_piece(found)
@@ -180,7 +182,7 @@ def bigram_loss(
 
 
 def encode_documents(
-    encode_piece: PieceEncoder, tokenizer: BpeTokenizer, piece: Piece
+    encode_piece: PieceEncoder, tokenizer: Tokenizer, piece: Piece
 ) -> NDArray[np.unsignedinteger[Any]]:
     """Return the ids of a piece, with the end-of-text id at the ends of its documents.
 

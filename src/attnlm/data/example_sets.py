@@ -126,7 +126,6 @@ def of_records(
 
 
 def _new(split: _Split, corpus: Corpus, val_corpus: Corpus | None) -> NewDataset:
-    end = END_OF_TEXT if split.answer_end is None else split.answer_end
     every = itertools.chain(split.train, split.val, split.longer)
     return NewDataset(
         corpus,
@@ -138,8 +137,9 @@ def _new(split: _Split, corpus: Corpus, val_corpus: Corpus | None) -> NewDataset
             split="documents" if split.choice else None,
             split_seed=split.choice.seed if split.choice else None,
         ),
-        distinct=["".join(sorted(set(end).union(*map(text_of, every))))],
+        distinct=["".join(sorted(set(split.answer_end or "").union(*map(text_of, every))))],
         sample=functools.partial(_sample, split.train),
+        has_ends=split.answer_end is None,
         build=functools.partial(_build, split),
     )
 

@@ -143,6 +143,13 @@ class EncodedExamples(NamedTuple):
     examples: Examples
 
 
+def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of `text`, in which special texts are ordinary text."""
+    if not tokenizer.has_special(text):
+        return tokenizer.encode(text)
+    return [int(token) for token in tokenizer.encode_ordinary(text)]
+
+
 def encode_examples(
     examples: Sequence[Example], tokenizer: Tokenizer, answer_end: str
 ) -> EncodedExamples:
@@ -163,8 +170,8 @@ def encode_examples(
         starts.append(len(ids))
         first = [] if tokenizer.beginning is None else [tokenizer.beginning]
         for question, answer, ends in example:
-            asked = [*first, *tokenizer.encode(question)]
-            said = [*tokenizer.encode(answer), *(end if ends else [])]
+            asked = [*first, *_encode(question, tokenizer)]
+            said = [*_encode(answer, tokenizer), *(end if ends else [])]
             ids += asked
             ids += said
             lengths += [len(asked), len(said)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,23 +46,19 @@ def taken_tokenizer(origin: Path | None) -> Tokenizer | None:
 
 def new_tokenizer(
     spec: str,
-    distinct: Iterable[str],
-    sample: Callable[[], list[str]],
+    new: NewDataset,
     spool: Path,
     offline: bool,
     on_event: OnEvent,
 ) -> Tokenizer:
-    """Return the tokenizer of a spec.
-
-    char has the characters of the texts `distinct`; bpe:N is trained on the texts of `sample()`.
-    """
+    """Return the tokenizer of a spec, for a new data set."""
     size = bpe_size(spec)
     if size is not None:
-        return bpe.train(spec, size, sample(), on_event)
+        return bpe.train(spec, size, new.sample(), on_event, has_end=new.has_ends)
     if spec == "char":
-        return CharTokenizer("".join(sorted(set().union(*distinct))))
+        return CharTokenizer("".join(sorted(set().union(*new.distinct))), has_end=new.has_ends)
     if spec == "byte":
-        return ByteTokenizer()
+        return ByteTokenizer(has_end=new.has_ends)
     return bpe.published(spec, spool=spool, offline=offline, on_event=on_event)
 
 
@@ -89,6 +85,8 @@ class NewDataset:
     """texts that together have every character"""
     sample: Callable[[], list[str]]
     """returns texts of the training split, to train a tokenizer on"""
+    has_ends: bool
+    """set if the tokenizer needs an end-of-text id, which follows records and answers"""
     build: Callable[[Path, Tokenizer], dict[str, Any]]
     """writes the files of ids to a folder, and returns the fields of Meta that describe them"""
 

@@ -79,7 +79,7 @@ def prepare(
     `tokenizer` is a spec such as "char" or "bpe:512", or names a run or data set. The tokenizer of
     this run or data set is then used, so that ids have the same meaning in both. Each record, and
     each of several files, is a document: the end-of-text id follows each document if the tokenizer
-    has such an id.
+    has such an id. The tokenizers char, byte and bpe:N have it if there are records.
 
     If `split` is "tail", the validation split is the last `val_fraction` (default: 0.1) of the
     characters. If `split` is "documents", it is this fraction of the documents, chosen by
@@ -137,6 +137,10 @@ def prepare(
     choice = HeldOut(fraction, _DEFAULT_SEED if split_seed is None else split_seed)
     if name is not None:
         check_name(name)
+    # The tokenizers that are made here get an end-of-text id for records only.
+    marks_ends = True if spec in PUBLISHED else None
+    if taken is not None:
+        marks_ends = taken.end_of_text is not None
     with explaining(data_dir, ", or name another `data_dir`"), workspace(data_dir) as work:
         if task is not None:
             new = of_task(task, examples, {"length": length, "digits": digits}, on_event)
@@ -146,7 +150,7 @@ def prepare(
                 encoding=encoding,
                 newlines=newlines,
                 column=column or prompt_column,
-                marks_ends=taken.end_of_text is not None if taken else spec in PUBLISHED,
+                marks_ends=marks_ends,
                 offline=offline,
                 spool=work,
                 on_event=on_event,
@@ -169,7 +173,7 @@ def prepare(
         else:
             if taken is not None:
                 taken.encode("".join(new.distinct))  # for its error
-            chosen = taken or new_tokenizer(spec, new.distinct, new.sample, work, offline, on_event)
+            chosen = taken or new_tokenizer(spec, new, work, offline, on_event)
             (work / "new").mkdir()
             write_dataset(work / "new", name, new, chosen, origin)
             install(work / "new", target, is_there)
@@ -252,6 +256,7 @@ def _of_text(
         _content(both),
         distinct=[text.distinct for text in both.texts],
         sample=both.train_sample,
+        has_ends=any(text.corpus.marks_ends for text in both.texts),
         build=functools.partial(_build, both, on_event),
     )
 

@@ -48,6 +48,12 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     if isinstance(tokenizer, BpeTokenizer):
         adds = tokenizer.beginning is not None
         return {**_pairs(tokenizer), "add_bos_token": adds, "add_eos_token": False}
+    if tokenizer.special:
+        raise _refused(
+            f"llama.cpp's vocabularies like {tokenizer.name} have no end-of-text id, which follows "
+            "the records of this data set",
+            hint="use `to` hf, or prepare the text with `tokenizer` bpe:N, and train again",
+        )
     if isinstance(tokenizer, CharTokenizer) and not tokenizer.characters.isascii():
         # It hangs on an unknown character that begins with the same bytes as a known one.
         known = next(c for c in tokenizer.characters if not c.isascii())

@@ -156,8 +156,9 @@ def architecture_data(a: Architecture) -> dict[str, Any]:
 
 def _tokenizer_data(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the JSON values from which tokenizers.js builds the same tokenizer."""
+    end = tokenizer.end_text
     if isinstance(tokenizer, CharTokenizer):
-        return {"kind": "char", "characters": tokenizer.characters}
+        return {"kind": "char", "characters": tokenizer.characters, "end": end}
     if isinstance(tokenizer, BpeTokenizer):
         return {
             "kind": "pairs",
@@ -166,7 +167,7 @@ def _tokenizer_data(tokenizer: Tokenizer) -> dict[str, Any]:
             "special": tokenizer.special,
             "nfc": tokenizer.nfc,
         }
-    return {"kind": "bytes"}
+    return {"kind": "bytes", "end": end}
 
 
 def _in_javascript(pattern: str) -> str:

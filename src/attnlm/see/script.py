@@ -60,7 +60,7 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
             f"merge them first: attnlm export {run.name} DIR, then attnlm import DIR",
         )
     weights = _SHARDED_WEIGHTS if run.config.training.shard else _WEIGHTS
-    is_small = run.vocab_size <= 256
+    is_small = run.vocab_size <= 257  # bytes and the end of text
     vocabulary = token_texts(run.tokenizer, list(range(run.vocab_size))) if is_small else []
     return _SCRIPT.format(
         model=run.config.spec.name,

@@ -111,4 +111,7 @@ def _beginning(dataset: Dataset, split: str) -> tuple[str, bool]:
     ids = dataset.train if split == "train" else dataset.val
     most = _MOST[split]
     utf8 = dataset.tokenizer.decode_bytes(ids[:most].tolist())
-    return utf8[:most].decode(errors="ignore"), len(ids) <= most and len(utf8) <= most
+    text = utf8[:most].decode(errors="ignore")
+    if dataset.tokenizer.end_text:
+        text = text.replace(dataset.tokenizer.end_text, "\n")
+    return text, len(ids) <= most and len(utf8) <= most

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeAlias
@@ -153,7 +153,7 @@ def get_corpus(
     encoding: str = "utf-8",
     newlines: str = "keep",
     column: str | None = None,
-    marks_ends: bool = False,
+    marks_ends: bool | None = None,
     offline: bool = False,
     spool: Path,
     on_event: OnEvent = ignore,
@@ -164,11 +164,11 @@ def get_corpus(
     A string may be a name such as "tales"; a path object is always a path. A source that can't be
     read twice, such as a pipe, is copied into the existing folder `spool`, which must outlive the
     corpus. If `column` is given, stdin and pipes without a suffix are read like .jsonl files.
-    `encoding` applies to text from the user's files, the web and stdin. `marks_ends` is set if an
-    end-of-text id will follow each document. The environment variable
-    `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare with the same bytes. Raises
-    AttnlmError for a text that is not available, UsageError for an unknown encoding or if no source
-    is named.
+    `encoding` applies to text from the user's files, the web and stdin. `marks_ends` says if an
+    end-of-text id will follow each document; None means if there are records. The environment
+    variable `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare with the same bytes.
+    Raises AttnlmError for a text that is not available, UsageError for an unknown encoding or if no
+    source is named.
     """
     encoding = text_encoding(encoding)
     suffix = "" if column is None else ".jsonl"  # of pipes
@@ -188,8 +188,17 @@ def get_corpus(
                 found = _from_web(source, encoding, offline, spool, on_event)
             case _:
                 found = _from_path(os.fspath(source), encoding, spool, suffix, on_event)
-        marks = marks_ends and found.has_documents
-        return replace(found, newlines=newlines, column=column or "text", marks_ends=marks)
+        return replace(
+            found,
+            newlines=newlines,
+            column=column or "text",
+            marks_ends=found.has_documents and is_marked(found.files),
+        )
+
+    def is_marked(files: Sequence[TextFile]) -> bool:
+        if marks_ends is None:
+            return any(kind_of(file.path) for file in files)
+        return marks_ends
 
     if source is None or isinstance(source, str | os.PathLike):
         return one(source)
@@ -205,14 +214,15 @@ def get_corpus(
                 on_event(Note(f"{part.shown} is empty"))
         except NotTextError as error:
             raise _one_of_several(error) from error
+    files = tuple(file._replace(source=i) for i, part in enumerate(parts) for file in part.files)
     return replace(
         parts[0],
         name=f"{parts[0].name}-and-{len(parts) - 1}-more",
         sources=sources,
-        files=tuple(file._replace(source=i) for i, part in enumerate(parts) for file in part.files),
+        files=files,
         encoding=encoding,
         has_documents=True,
-        marks_ends=marks_ends,
+        marks_ends=is_marked(files),
         floor_nats=None,
     )
 

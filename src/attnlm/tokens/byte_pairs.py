@@ -45,10 +45,18 @@ _PUBLISHED = {
 _TRAINING_PIECE = 2**10
 
 
-def train(name: str, size: int, sample: Sequence[str], on_event: OnEvent = ignore) -> BpeTokenizer:
+def train(
+    name: str,
+    size: int,
+    sample: Sequence[str],
+    on_event: OnEvent = ignore,
+    *,
+    has_end: bool = False,
+) -> BpeTokenizer:
     """Return a vocabulary of `size` ids: the 256 bytes, then the most frequent merges of `sample`.
 
-    If the sample has too few pairs to merge, the vocabulary is smaller, and a Note says so.
+    If `has_end` is set, the id of "<|endoftext|>" follows, as one more. If the sample has too few
+    pairs to merge, the vocabulary is smaller, and a Note says so.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -63,12 +71,11 @@ def train(name: str, size: int, sample: Sequence[str], on_event: OnEvent = ignor
     # Two merges of the trainer may make the same bytes. Both have the id of the first merge, since
     # ranks have one id for each token.
     merged = [byte_characters.read(token) for token in sorted(id_of, key=id_of.__getitem__)[256:]]
-    tokenizer = BpeTokenizer(name, [*BYTES, *merged])
-    if tokenizer.vocab_size < size:
-        on_event(
-            Note(f"the text is too short for {size:,} ids; {tokenizer.vocab_size:,} were made")
-        )
-    return tokenizer
+    ranks = [*BYTES, *merged]
+    if len(ranks) < size:
+        on_event(Note(f"the text is too short for {size:,} ids; {len(ranks):,} were made"))
+    end = len(ranks) if has_end else None
+    return BpeTokenizer(name, ranks, vocab_size=len(ranks) + has_end, end_of_text=end)
 
 
 def published(

@@ -44,20 +44,30 @@ class Tokenizer(abc.ABC):
     """A vocabulary, with the conversion of text to ids and back.
 
     `name` is the spec, such as "bpe:512". Ids are below `vocab_size`, and `tokens` are the bytes of
-    each id. `end_of_text` is the id of "<|endoftext|>", `newline` the id of "\\n", and `beginning`
-    the id that a text begins with; each may be None. `dataset` is the name of the data set with
-    this tokenizer, if known.
+    each id. `special` maps special texts to their ids. `end_of_text` is the id of `end_text`,
+    "<|endoftext|>" or another special text; `newline` is the id of "\\n", and `beginning` the id
+    that a text begins with; each may be None. `dataset` is the name of the data set with this
+    tokenizer, if known.
     """
 
     dataset: str | None = None
     beginning: int | None = None
 
-    def __init__(self, name: str, tokens: Sequence[bytes], end_of_text: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        tokens: Sequence[bytes],
+        special: Mapping[str, int],
+        end_of_text: int | None = None,
+    ) -> None:
         self.name = name
         self.vocab_size = len(tokens)
-        self.end_of_text = end_of_text
-        self.newline = tokens.index(b"\n") if b"\n" in tokens else None
         self.tokens = tokens
+        self.special = special
+        self.end_of_text = end_of_text
+        self.end_text = next((t for t, i in special.items() if i == end_of_text), "")
+        self.newline = tokens.index(b"\n") if b"\n" in tokens else None
+        self._special = re.compile(f"({'|'.join(map(re.escape, special)) or '(?!)'})")
 
     @property
     def first(self) -> int:
@@ -111,23 +121,52 @@ class Tokenizer(abc.ABC):
     def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
         """Return the ids of a text of at most `PIECE` characters, as uint8, uint16 or uint32."""
 
+    @abc.abstractmethod
+    def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+        """Return the ids of `text`; special texts, such as "<|endoftext|>", are ordinary text."""
 
-class CharTokenizer(Tokenizer):
+    def has_special(self, text: str) -> bool:
+        """Return True if `text` contains a special text. A Llama 3 vocabulary has hundreds."""
+        return bool(self.special) and self._special.search(text) is not None
+
+
+class _UnitTokenizer(Tokenizer):
+    """A tokenizer of characters or bytes. If `has_end` is set, "<|endoftext|>" has the last id."""
+
+    def __init__(self, name: str, units: Sequence[bytes], has_end: bool) -> None:
+        special = {END_OF_TEXT: len(units)} if has_end else {}
+        super().__init__(
+            name, [*units, *map(str.encode, special)], special, special.get(END_OF_TEXT)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        end = {} if self.end_of_text is None else {"end_of_text": self.end_of_text}
+        return {**super().to_json(), **end}
+
+    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+        if not self.has_special(text):
+            return self.encode_ordinary(text)
+        end = np.array([self.end_of_text], np.min_scalar_type(self.vocab_size))
+        parts = [self.encode_ordinary(part) for part in text.split(self.end_text)]
+        return np.concatenate([parts[0], *(ids for part in parts[1:] for ids in (end, part))])
+
+
+class CharTokenizer(_UnitTokenizer):
     """A tokenizer with one id for each of `characters`, in their order."""
 
-    def __init__(self, characters: str) -> None:
-        super().__init__("char", [character.encode() for character in characters])
+    def __init__(self, characters: str, *, has_end: bool = False) -> None:
+        super().__init__("char", [character.encode() for character in characters], has_end)
         self.characters = characters
         dtype = np.dtype(np.uint16 if self.vocab_size < 2**16 else np.uint32)
         self._id_of: NDArray[Any] = np.full(0x110000, self.vocab_size, dtype)
-        self._id_of[code_points(characters)] = np.arange(self.vocab_size, dtype=dtype)
+        self._id_of[code_points(characters)] = np.arange(len(characters), dtype=dtype)
         has_byte = self._id_of[:256] < min(self.vocab_size, _NO_BYTE)
         self._id_of_ascii = np.where(has_byte, self._id_of[:256], _NO_BYTE).astype("u1").tobytes()
 
     def to_json(self) -> dict[str, Any]:
         return {**super().to_json(), "characters": self.characters}
 
-    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+    def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
         if text.isascii():
             # Long parts of many texts are ASCII, for which a table of bytes is fastest.
             in_bytes = text.encode().translate(self._id_of_ascii)
@@ -145,13 +184,13 @@ class CharTokenizer(Tokenizer):
         return ids
 
 
-class ByteTokenizer(Tokenizer):
+class ByteTokenizer(_UnitTokenizer):
     """A tokenizer with one id for each of the 256 bytes. It encodes any text, in UTF-8."""
 
-    def __init__(self) -> None:
-        super().__init__("byte", BYTES)
+    def __init__(self, *, has_end: bool = False) -> None:
+        super().__init__("byte", BYTES, has_end)
 
-    def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
+    def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
         return np.frombuffer(encoded(text, "utf-8"), np.uint8)
 
 
@@ -178,32 +217,30 @@ class BpeTokenizer(Tokenizer):
     ) -> None:
         import tiktoken
 
-        self.special = dict(special or {})
-        if end_of_text is not None and end_of_text not in self.special.values():
-            self.special[END_OF_TEXT] = end_of_text
+        special = dict(special or {})
+        if end_of_text is not None and end_of_text not in special.values():
+            special[END_OF_TEXT] = end_of_text
         vocab_size = len(ranks) if vocab_size is None else vocab_size
         tokens = [*ranks, *[b""] * (vocab_size - len(ranks))]
         rank_of = {token: rank for rank, token in enumerate(ranks) if token}
         # tiktoken panics at a byte without a rank, and `except Exception` does not catch a panic.
         if len(rank_of) != sum(map(bool, ranks)) or not rank_of.keys() >= set(BYTES):
             raise ValueError("its ranks are not distinct, or lack a byte")
-        for text, token in self.special.items():
+        for text, token in special.items():
             if not 0 <= token < len(tokens) or tokens[token]:
                 raise ValueError("its special ids are out of range, or stand for two things")
             tokens[token] = text.encode()
         if len(tokens) > vocab_size:
             raise ValueError("its ids are not below its vocab_size")
-        if not are_apart(self.special) or beginning not in (None, *self.special.values()):
+        if not are_apart(special) or beginning not in (None, *special.values()):
             raise ValueError("its special texts are ambiguous")
-        super().__init__(name, tokens, end_of_text)
+        super().__init__(name, tokens, special, end_of_text)
         self.pattern = pattern_of(name)
         self.ranks = ranks
         self.beginning = beginning
-        self.end_text = next((t for t, i in self.special.items() if i == end_of_text), "")
         self.nfc = nfc
-        self._special = re.compile(f"({'|'.join(map(re.escape, self.special)) or '(?!)'})")
         self._encoding = tiktoken.Encoding(
-            name, pat_str=self.pattern, mergeable_ranks=rank_of, special_tokens=self.special
+            name, pat_str=self.pattern, mergeable_ranks=rank_of, special_tokens=special
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -221,7 +258,6 @@ class BpeTokenizer(Tokenizer):
         return self._encode(self.normalised(text), set(self.special))
 
     def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        """Return the ids of `text`; special texts, such as "<|endoftext|>", are ordinary text."""
         return self._encode(_nfc(text) if self.nfc else text, set())
 
     def normalised(self, text: str) -> str:
@@ -230,10 +266,6 @@ class BpeTokenizer(Tokenizer):
             return text
         parts = self._special.split(text)  # odd parts are special and stay unchanged
         return "".join(part if i % 2 else _nfc(part) for i, part in enumerate(parts))
-
-    def has_special(self, text: str) -> bool:
-        """Return True if `text` contains a special text. A Llama 3 vocabulary has hundreds."""
-        return self._special.search(text) is not None
 
     def _encode(self, text: str, special: set[str]) -> NDArray[np.unsignedinteger[Any]]:
         encoded(text, "utf-8")  # for its error: tiktoken replaces what is not Unicode
@@ -310,11 +342,11 @@ class _Description:
     fields after it are for byte pairs."""
 
     name: str
+    end_of_text: int | None = None
     characters: str = ""
     pattern: str = ""
     vocab_size: int = limited(default=256, at_least=256, at_most=_MAX_VOCABULARY)
     ranks: str = ""
-    end_of_text: int | None = None
     special: Mapping[str, Any] = field(default_factory=dict)
     beginning: int | None = None
     nfc: bool = False
@@ -329,12 +361,17 @@ def load(path: Path) -> Tokenizer:
     try:
         if found.name not in IMPORTED:
             bpe_size(found.name)
-        if found.name == "byte":
-            return ByteTokenizer()
-        if found.name == "char":
-            if not found.characters or len(set(found.characters)) != len(found.characters):
-                raise ValueError("its characters are not distinct, or there are none")
-            return CharTokenizer(found.characters)
+        if found.name in ("byte", "char"):
+            has_end = found.end_of_text is not None
+            if found.name == "char":
+                if not found.characters or len(set(found.characters)) != len(found.characters):
+                    raise ValueError("its characters are not distinct, or there are none")
+                tokenizer: Tokenizer = CharTokenizer(found.characters, has_end=has_end)
+            else:
+                tokenizer = ByteTokenizer(has_end=has_end)
+            if found.end_of_text != tokenizer.end_of_text:
+                raise ValueError("its end-of-text id is not its last")
+            return tokenizer
         # An unknown pattern may run forever, or stop the process.
         if found.pattern != pattern_of(found.name):
             raise ValueError(f"its pattern is not that of {found.name}")

@@ -22,6 +22,7 @@ from attnlm.base.settings import quoted
 from attnlm.tokens import byte_characters
 from attnlm.tokens.specs import IMPORTED, PUBLISHED, pattern_of
 from attnlm.tokens.tokenizer import (
+    BYTES,
     END_OF_TEXT,
     BpeTokenizer,
     ByteTokenizer,
@@ -49,21 +50,29 @@ def library_tokenizer(tokenizer: Tokenizer) -> Any:
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as LibraryTokenizer
 
-    if isinstance(tokenizer, CharTokenizer):
+    if isinstance(tokenizer, BpeTokenizer):
+        made = pairs_tokenizer(tokenizer, listed_pairs(tokenizer))
+    elif isinstance(tokenizer, CharTokenizer):
         # WordLevel rejects unknown characters, as attnlm does. Byte pairs would leave them out.
         characters = {character: i for i, character in enumerate(tokenizer.characters)}
         made = LibraryTokenizer(models.WordLevel(characters))
         made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         made.decoder = decoders.Fuse()
-    elif isinstance(tokenizer, BpeTokenizer):
-        made = pairs_tokenizer(tokenizer, listed_pairs(tokenizer))
+        made.add_special_tokens(_added(tokenizer))
     else:
-        id_of = {byte_characters.written(byte): i for i, byte in enumerate(tokenizer.tokens)}
+        id_of = {byte_characters.written(byte): i for i, byte in enumerate(BYTES)}
         made = LibraryTokenizer(models.BPE(id_of, []))
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         made.decoder = decoders.ByteLevel()
+        made.add_special_tokens(_added(tokenizer))
     check_equal(tokenizer, made)
     return made
+
+
+def _added(tokenizer: Tokenizer) -> list[Any]:
+    from tokenizers import AddedToken
+
+    return [AddedToken(text, special=True, normalized=False) for text in tokenizer.special]
 
 
 def check_equal(tokenizer: Tokenizer, theirs: Any) -> None:
@@ -97,22 +106,20 @@ def pairs_tokenizer(
 
     A word that is a token becomes this token without merges if `whole` is set.
     """
-    from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as LibraryTokenizer
     from tokenizers.processors import TemplateProcessing
 
     ranks = enumerate(tokenizer.ranks)
     id_of = {byte_characters.written(token): rank for rank, token in ranks if token}
-    made = LibraryTokenizer(models.BPE(id_of | tokenizer.special, pairs, ignore_merges=whole))
+    made = LibraryTokenizer(models.BPE({**id_of, **tokenizer.special}, pairs, ignore_merges=whole))
     if tokenizer.nfc:
         made.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(library_pattern(tokenizer.pattern)), "isolated")
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text in tokenizer.special]
-    )
+    made.add_special_tokens(_added(tokenizer))
     for text, token in tokenizer.special.items():
         if token == tokenizer.beginning:
             made.post_processor = TemplateProcessing(
@@ -160,7 +167,10 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
         tokens = _tokens(model["vocab"], special, vocab_size)
         is_char = kind == "WordLevel" and _has(splits, _CHARACTERS)
         if is_char or _has(splits, {**_BYTES, "use_regex": False}):
-            ours = CharTokenizer("".join(tokens)) if is_char else ByteTokenizer()
+            has_end = bool(special)
+            ours: Tokenizer = ByteTokenizer(has_end=has_end)
+            if is_char:
+                ours = CharTokenizer("".join(tokens), has_end=has_end)
             # Only attnlm writes such tokenizers.
             theirs = _loaded({**content, "post_processor": None})
             _expect("the tokenizer", kind, library_tokenizer(ours).to_str() == theirs.to_str())

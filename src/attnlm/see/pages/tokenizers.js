@@ -8,13 +8,22 @@ function newTokenizer(data) {
   return new {char: CharTokenizer, bytes: ByteTokenizer, pairs: PairTokenizer}[data.kind](data);
 }
 
+/* Encode a text, in which `end`, the special text at the end of records, has the id `id`. */
+function encodeParts(text, end, id, encode) {
+  return end ? text.split(end).flatMap((part, i) => [...(i ? [id] : []), ...encode(part)]) : encode(text);
+}
+
 class CharTokenizer {
-  constructor({characters}) {
+  constructor({characters, end}) {
     this.characters = [...characters];
     this.idOf = new Map(this.characters.map((character, id) => [character, id]));
+    this.end = end;
+    if (end) this.characters.push(end);
   }
 
-  encode(text) {
+  encode(text) { return encodeParts(text, this.end, this.characters.length - 1, (part) => this.encodeOrdinary(part)); }
+
+  encodeOrdinary(text) {
     const missing = [...new Set(text)].filter((character) => !this.idOf.has(character));
     const quoted = missing.slice(0, 5).map((character) => `“${character}”`).join(", ");
     if (missing.length) throw new TextError(`The vocabulary lacks ${quoted}.`);
@@ -25,10 +34,16 @@ class CharTokenizer {
 }
 
 class ByteTokenizer {
-  encode(text) { return Array.from(new TextEncoder().encode(text)); }
+  constructor({end}) { this.end = end; }
 
-  decode(ids) { return textOf(Uint8Array.from(ids)); }
+  encode(text) { return encodeParts(text, this.end, 256, bytesOfText); }
+
+  decode(ids) {
+    return textOf(Uint8Array.from(Array.from(ids).flatMap((id) => id < 256 ? id : bytesOfText(this.end))));
+  }
 }
+
+function bytesOfText(text) { return Array.from(new TextEncoder().encode(text)); }
 
 /* Byte-pair encoding: in each word that the pattern finds, merge the neighbours whose bytes together have the lowest
    rank, until none has a rank. Bytes are characters U+0000 to U+00FF; U+0100 separates the tokens of a vocabulary. */
@@ -75,7 +90,7 @@ class PairTokenizer {
 }
 
 function byteString(text) {
-  return Array.from(new TextEncoder().encode(text), (byte) => String.fromCharCode(byte)).join("");
+  return bytesOfText(text).map((byte) => String.fromCharCode(byte)).join("");
 }
 
 function textOf(bytes) { return new TextDecoder("utf-8", {ignoreBOM: true}).decode(bytes); } // U+FEFF stays
