@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.files import explaining, read_sealed, replacing, write_bytes, write_json
+from attnlm.base.files import (
+    append_bytes,
+    explaining,
+    read_sealed,
+    replacing,
+    write_bytes,
+    write_json,
+)
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -73,6 +80,14 @@ def test_a_link_is_replaced_and_not_written_through(tmp_path: Path) -> None:
     write_bytes(tmp_path / "link", b"other content")
     assert (tmp_path / "there").read_bytes() == b"content"
     assert not (tmp_path / "link").is_symlink()
+
+
+def test_nothing_is_appended_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"of the user\n")
+    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="it is a link"):
+        append_bytes(tmp_path / "metrics.jsonl", b"line\n")
+    assert (tmp_path / "other").read_bytes() == b"of the user\n"
 
 
 def test_a_file_is_on_disk_before_it_takes_its_place(

@@ -93,6 +93,17 @@ def write_bytes(path: Path, content: bytes) -> None:
         file.write(content)
 
 
+def append_bytes(path: Path, content: bytes) -> None:
+    """Append `content` to the file at `path`, which must not be a link, and flush it to disk."""
+    check_held(path)
+    if path.is_symlink():
+        raise OSError(errno.EINVAL, "it is a link", str(path))
+    with path.open("ab") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write `content` with its SHA-256 under the key `sha256`, which `read_sealed` checks."""
     sealed = {**content, "sha256": _json_hash(content)}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -53,10 +52,8 @@ class Journal(Generic[_Record]):
 
     def append(self, record: _Record) -> None:
         """Append a record and flush it to disk."""
-        with files.naming(self.path), self.path.open("ab") as file:
-            file.write(_line(record))
-            file.flush()
-            os.fsync(file.fileno())
+        with files.naming(self.path):
+            files.append_bytes(self.path, _line(record))
 
     def size(self) -> int:
         """Return the file's size in bytes, or 0 if the file does not exist."""
