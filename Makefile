@@ -77,10 +77,10 @@ newest oldest: wheel
 	echo torch==$(TORCH) >build/$@/versions.txt
 	[ $@ = newest ] || sed -n 's/^    "\([a-z0-9-]*\)>=\([0-9.]*\)",$$/\1==\2/p' pyproject.toml | \
 		grep -v '^torch==' >>build/$@/versions.txt
-	build/$@/bin/python -m pip install --quiet --no-compile --constraint build/$@/versions.txt torch
-	build/$@/bin/python -m pip install --quiet --no-compile --constraint build/$@/versions.txt \
+	build/$@/bin/python -m pip install --quiet --constraint build/$@/versions.txt torch
+	build/$@/bin/python -m pip install --quiet --constraint build/$@/versions.txt \
 		--upgrade --upgrade-strategy eager build/wheel/*.whl
-	env -u PYTHONPATH PYTHONDONTWRITEBYTECODE= build/$@/bin/python -m tests.installed
+	env -u PYTHONPATH build/$@/bin/python -m tests.installed
 
 # The tests of pages are skipped without it.
 browser:
