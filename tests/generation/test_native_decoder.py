@@ -326,7 +326,7 @@ from tests.model import test_block as blocks
 native._FOLDER = Path(sys.argv[1])
 found = native.load("sanitized")
 assert found is not None
-for name in tests.EMBEDDED:
+for name in tests.EMBEDDED[::3]:
     list(tests.decoded(tests.a_model(name), 3, tests.REFILLS, found))
 for size, vocab_size in ((1, 2), (7, 32), (16, 33), (17, 31)):
     # Memory is full to its end: of windows, and of tokens that go through the layers together.
@@ -343,11 +343,10 @@ for name in ("gpt2", "qwen3"):
     tests.assert_generation(model, 2, 1.0, found, threads=3)
 tests.assert_generation(tests.a_model("multi-head"), 3, 0.0, found)
 ops.native_kernels = lambda: found
-for name in blocks.BLOCKS:
-    for threads in (1, 3):
-        torch.set_num_threads(threads)
-        model = blocks.a_model(name).float()
-        assert blocks.loss_and_gradients(model, blocks.some_windows(model))["loss"] > 0
+for number, name in enumerate(blocks.BLOCKS):
+    torch.set_num_threads(1 + 2 * (number % 2))
+    model = blocks.a_model(name).float()
+    assert blocks.loss_and_gradients(model, blocks.some_windows(model))["loss"] > 0
 print("clean")
 """
 

@@ -253,6 +253,7 @@ def test_a_tokenizer_that_the_library_encodes_differently_is_refused(
         library_tokenizer(TOKENIZERS[2])
 
 
+@pytest.mark.usefixtures("few_tales")
 def test_a_single_argument_to_export_is_refused(tmp_path: Path) -> None:
     attnlm.prepare("tales", data_dir=tmp_path / "data")
     shape: dict[str, Any] = {"embed_dim": 8, "heads": 2, "layers": 1, "block_size": 8, "steps": 1}

@@ -220,6 +220,7 @@ def test_numbers_in_the_prose_appear_in_outputs() -> None:
     assert {number for number in named if number not in outputs} == set()
 
 
+@pytest.mark.usefixtures("few_tales")
 def test_the_code_of_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the cells in this process with few steps and without pandas."""
     monkeypatch.chdir(tmp_path)

@@ -14,7 +14,6 @@ import pytest
 
 import attnlm
 from attnlm.data.dataset import Dataset
-from attnlm.text import tales
 
 LOSSES = {
     "bigram": 2.5748,
@@ -31,10 +30,10 @@ LOSSES = {
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def dataset(few_tales: str, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """The first 20,000 characters of tales."""
     folder = tmp_path_factory.mktemp("data")
-    (folder / "tales.txt").write_text(tales.generate()[0][:20_000])
+    (folder / "tales.txt").write_text(few_tales[:20_000])
     return attnlm.prepare(folder / "tales.txt", data_dir=folder / "data")
 
 

@@ -60,7 +60,7 @@ def _cases(
         yield f"{rung}, {steps} steps", partial(_growth_of_training, data, runs, rung, steps)
         yield f"{rung}, {tokens} tokens", partial(_growth_of_sampling, data, runs, rung, tokens)
     ways: dict[str, dict[str, Any]] = {rung: {"model": rung} for rung in RUNGS} | _UNUSUAL
-    for name in ("multi-head", *_UNUSUAL) if is_short else ways:
+    for name in ("multi-head", "a wide head") if is_short else ways:
         yield name, partial(_estimated, folder / "estimated", name, ways[name])
     yield "out of memory", partial(_out_of_memory, data, folder / "poor")
 
