@@ -31,12 +31,18 @@ def test_environments_without_tools_are_skipped(
     assert skipped("no kernels") is None
 
 
-def test_failures_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    test = tmp_path / "test_wrong.py"
-    test.write_text("def test_right(): pass\ndef test_wrong(): assert False\n")
+def test_failures_are_named_and_a_short_run_has_four_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_wrong.py").write_text(
+        "import pytest\n@pytest.mark.parametrize('n', range(9))\ndef test_right(n): pass\n"
+        "def test_wrong(): assert False\n"
+    )
     monkeypatch.setattr(processors, "_FOUND", "print(0, None)")  # without torch
-    monkeypatch.setattr(processors, "_ALL_TESTS", [str(test)])
+    monkeypatch.setattr(processors, "_ALL_TESTS", [str(tmp_path / "test_wrong.py")])
     monkeypatch.setattr(processors, "_WORKERS", "0")
-    passes, line = outcome("no kernels", tmp_path)
-    assert not passes and line.splitlines()[0] == "1 passed, 1 failed, 0 skipped"
-    assert line.splitlines()[1].endswith("test_wrong::test_wrong")
+    for short, count in ((False, 9), (True, 4)):
+        passes, line = outcome("no kernels", tmp_path, short=short)
+        first, failed = line.splitlines()
+        assert not passes and first == f"{count} passed, 1 failed, 0 skipped"
+        assert failed.strip().endswith("test_wrong::test_wrong")
