@@ -21,6 +21,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import find_folder, how_to_make, is_folder
 from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.records import decoded, hint_on_version, read_record
+from attnlm.base.settings import fields_of
 from attnlm.base.workspaces import remove_unfinished_folders, trained_alone
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve, unknown_settings
 from attnlm.data.dataset import Dataset, open_dataset
@@ -406,16 +407,8 @@ class Run:
 
     def content(self) -> dict[str, Any]:
         """Return the content of config.json, from which `run_of` makes the run again."""
-        stored = StoredRun(
-            config=self.config.settings(),
-            vocab_size=self.vocab_size,
-            parameters=self.parameters,
-            dataset=self.dataset,
-            stopped_after=self.stopped_after,
-            parent=self.parent,
-            imported_from=self.imported_from,
-            leaks=self.leaks,
-        )
+        values = {name: getattr(self, name) for name in fields_of(StoredRun)}
+        stored = StoredRun(**{**values, "config": self.config.settings()})
         return {"format": FORMAT, "attnlm": attnlm.__version__, **asdict(stored)}
 
     def save_config(self) -> None:
