@@ -234,11 +234,10 @@ def _examples_of(folder: Path, split: str, meta: Meta) -> Examples | None:
         return None
     path = folder / f"{split}.marks"
     is_train = split == "train"
-    found = read_marks(path, meta.train_tokens if is_train else meta.val_tokens)
     expected = meta.examples.train_marks_sha256 if is_train else meta.examples.val_marks_sha256
-    if found is None or file_hash(path) != expected:
+    if file_hash(path) != expected:
         raise AttnlmError(f"{path} is damaged: it does not match its hash", _DAMAGED)
-    return found
+    return read_marks(path, meta.train_tokens if is_train else meta.val_tokens)
 
 
 def read_meta(folder: Path) -> Meta:
