@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import attnlm
-from attnlm.base import files, signals
+from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.base.settings import Setting
@@ -241,7 +241,6 @@ def test_a_second_signal_within_a_step_saves_nothing(
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(FlatOptimizer, "step", step)
-    monkeypatch.setattr(signals, "_SAME", 0)  # seconds within which two are one
     with pytest.raises(KeyboardInterrupt) as caught:
         trained(name="stopped")
     monkeypatch.undo()
