@@ -39,7 +39,12 @@ class Mutation(NamedTuple):
 _TABLE = r"""
 == base/files.py
 a replaced file is not flushed | test_files.py
-os.fsync(file.fileno()) => pass
+-os.fsync(file.fileno())
+-                temporary.replace(path)
++temporary.replace(path)
+a full disk does not say where metrics were appended |
+test_training.py::test_a_full_disk_is_reported_with_the_file_and_the_last_step
+with naming(path), path.open("ab") => with path.open("ab")
 a sealed JSON file's hash is not compared | test_files.py
 content.pop("sha256", None) != _json_hash(content) => content.pop("sha256", None) is None
 files are written under their final names | test_files.py
@@ -122,10 +127,6 @@ GPT-2's matrices are not transposed | test_export.py
 joined.T if one.transposed => joined if one.transposed
 a missing projection is exported as zeros | test_export.py::test_a_stock_class_computes_the_same
 torch.eye(a.width) => torch.zeros(a.width, a.width)
-== runs/journal.py
-a full disk does not say where metrics were appended |
-test_training.py::test_a_full_disk_is_reported_with_the_file_and_the_last_step
-with files.naming(self.path), self => with self
 == runs/run.py
 what the ticker says of later steps is kept | test_ticker.py
 self._ticker.records() if line.step in steps] => self._ticker.records()]

@@ -95,10 +95,9 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def append_bytes(path: Path, content: bytes) -> None:
     """Append `content` to the file at `path`, which must not be a link, and flush it to disk."""
-    check_held(path)
     if path.is_symlink():
         raise OSError(errno.EINVAL, "it is a link", str(path))
-    with path.open("ab") as file:
+    with naming(path), path.open("ab") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -52,8 +52,7 @@ class Journal(Generic[_Record]):
 
     def append(self, record: _Record) -> None:
         """Append a record and flush it to disk."""
-        with files.naming(self.path):
-            files.append_bytes(self.path, _line(record))
+        files.append_bytes(self.path, _line(record))
 
     def size(self) -> int:
         """Return the file's size in bytes, or 0 if the file does not exist."""
