@@ -226,7 +226,9 @@ the residual stream is left out of the textbook | test_textbook.py
 +            x = y
 == model/inspection.py
 a model with changed classes is exported | test_trace.py
-if not expected_TV.isfinite().all() or agree(found_TV, expected_TV): => if found_TV is not None:
+if not is_as_built(model): => if False:
+a module with another attribute is as it was built | test_inspection.py
+return _described(model) == _as_described(model.spec, model.vocab_size) => return True
 == model/recorder.py
 the wrong head is silenced | test_recorder.py
 head = self.silenced[1] => head = 0
@@ -273,7 +275,7 @@ a struct that C lays out in another way is taken | test_native_library.py
 if ours.get(name) != theirs.get(name): => if False:
 == training/one_layer.py
 a model with changed classes trains without them | test_one_layer.py
-or not _equals_modules(model, native) => or not parts
+or not is_as_built(model) => or not native
 gradients of a one-layer rung overwrite those that are there | test_one_layer.py
 d["head.weight"].addmm_(d_logits_VM, x_MC) => torch.mm(d_logits_VM, x_MC, out=d["head.weight"])
 == compute/device.py
@@ -460,7 +462,7 @@ apart = True if self.plan.seeds >= _FEWEST_SEEDS else None => apart = self.plan.
 what a cache should hold is not looked at | test_sampling.py
 any(cache.length != known for cache in caches) => known == 0
 a model with changed classes is decoded in C | test_native_decoder.py
-if _equals_model(native, model, device): => if native:
+if is_as_built(model): => if model:
 sampling does not flush subnormal numbers | test_subnormals.py
 , FlushingHere(): => :
 """

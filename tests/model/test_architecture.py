@@ -31,7 +31,6 @@ from attnlm.model.architecture import (
 )
 from attnlm.model.inspection import model_skeleton, parameters_of
 from attnlm.model.language_model import build_model
-from attnlm.model.sizes import weight_shapes
 from attnlm.model.spec import Use
 from tests.models import SIZES, VARIANTS, parts_of
 from tests.tolerances import assert_near
@@ -116,7 +115,7 @@ def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Sett
     assert resolve({}, config.settings()) == resolve(config.settings()) == config
     skeleton = model_skeleton(a, V)
     shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
-    assert a.parameter_shapes(V) == weight_shapes(a, V) == shapes
+    assert a.parameter_shapes(V) == shapes
     if parameters_of(a, V) > 10**6 or a.block_size > 100:
         return
     model = build_model(a, V).double().eval()

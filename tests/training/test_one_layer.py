@@ -16,7 +16,6 @@ from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
-from attnlm.model import attention as of_attention
 from attnlm.model.language_model import LanguageModel, Transformer, build_model
 from attnlm.model.ops import Kernels
 from attnlm.training.one_layer import one_layer_form
@@ -150,31 +149,15 @@ def test_other_precisions_vocabularies_and_models_are_left_to_autograd() -> None
         assert one_layer_form(small_model(other).float(), 4, CPU, COMPILED) is None
 
 
-WITHOUT_GRADIENTS = "keys without gradients"
-ALL_CHANGES = {
-    **CHANGES,
-    WITHOUT_GRADIENTS: (
-        "attention.attention",
-        lambda query, key, value, attention=of_attention.attention, **others: attention(
-            query, key.detach(), value, **others
-        ),
-    ),
-}
-
-
 @needs_kernels
-@pytest.mark.parametrize("change", ALL_CHANGES)
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_model_changed_from_outside_is_left_to_autograd(
     change: str, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The head is zero in a new model, so loss and gradients would not show every change."""
-    place, other = ALL_CHANGES[change]
+    place, other = CHANGES[change]
     monkeypatch.setattr(f"attnlm.model.{place}", other)
-    for initial in (True, False):
-        model = a_model(BARE, 11).float()
-        if initial:
-            nn.init.zeros_(model.head.weight)
-        assert one_layer_form(model, 4, CPU, COMPILED) is None
+    model = a_model(BARE, 11).float()
+    assert one_layer_form(model, 4, CPU, COMPILED) is None
     tokens = np.arange(200, dtype=np.uint16) * 7 % 11
     losses = [
         validation_loss(model, tokens, CPU, bytes_per_token=1.0, kernels=kernels).loss
@@ -188,10 +171,3 @@ def test_a_model_changed_from_outside_is_left_to_autograd(
         )
         attention = self_attention(load_model(run, device="cpu")[0])
         assert isinstance(attention, Tempered) and attention.factor.item() != 1
-
-
-@needs_kernels
-def test_a_model_whose_instance_is_changed_is_left_to_autograd() -> None:
-    model = a_model(BARE, 11).float()
-    self_attention(model).query.register_forward_hook(lambda module, given, made: 2 * made)
-    assert one_layer_form(model, 4, CPU, COMPILED) is None

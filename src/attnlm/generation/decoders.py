@@ -33,18 +33,13 @@ from attnlm.generation.next_token import (
 )
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.attention import LayerCache
-from attnlm.model.inspection import agree, has_usual_weights
+from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.spec import Use
 
 _FEWEST_SHARED = 400_000
 """Several threads decode a token only if the model's linear maps have at least this many weights.
 With fewer weights, synchronizing the threads takes longer than the token."""
-_FEWEST_COMPARED = 8
-_MOST_COMPARED = 256
-"""The fewest and the most tokens on which the decoder in C is compared with the model."""
-_WEIGHTS_COMPARED = 2**24
-"""The number of weights in linear maps that these tokens are multiplied with (milliseconds)."""
 _MOST_CACHED = 2**28
 """The most numbers in the caches of texts that are continued together, 1 GiB in float32."""
 
@@ -172,8 +167,7 @@ class Decoding:
 def fastest_decoding(model: LanguageModel, device: Device, on_event: OnEvent = ignore) -> Decoding:
     """Return the fastest way to decode on a device. All ways give equal logits up to rounding.
 
-    The modules of the model may have been changed from outside. The decoder in C is therefore
-    compared with them on a few tokens. If it differs, a Note says so, and the model itself decodes.
+    If the decoder in C does not compute the model, a Note says so, and the model itself decodes.
     """
     if (native := _native_model(model, device, on_event)) is None:
         cast = _cast(model, device)
@@ -197,30 +191,12 @@ def _native_model(model: LanguageModel, device: Device, on_event: OnEvent) -> Na
         return None
     if (reason := model.spec.supports(Use.NATIVE_DECODER)) is None:
         assert isinstance(model, Transformer)
-        if has_usual_weights(model):
-            native = NativeModel(model, library)
-            if _equals_model(native, model, device):
-                return native
+        if is_as_built(model):
+            return NativeModel(model, library)
         reason = "its classes were changed"
     words = f"the C decoder does not compute this model ({reason})"
     on_event(Note(f"{words}, so the model itself generates the text, which is slower"))
     return None
-
-
-def _equals_model(native: NativeModel, model: LanguageModel, device: Device) -> bool:
-    """Return True if the decoder in C gives the model's logits for a few tokens, the first half of
-    them in its cache, or if these logits are not finite, which is an error of its own."""
-    affordable = max(_FEWEST_COMPARED, _WEIGHTS_COMPARED // native.numbers)
-    length = min(affordable, _MOST_COMPARED, model.block_size)
-    ids_BS = np.arange(length)[None] % model.vocab_size
-    decoder = NativeDecoder(native, 1)
-    with FlushingHere(), np.errstate(all="ignore"):
-        expected_BV = ModuleDecoder(model, device).logits(ids_BS, 0)
-        if known := length // 2:
-            decoder.logits(ids_BS[:, :known], 0)
-        found_BV = decoder.logits(ids_BS, known)
-    is_finite = bool(np.isfinite(expected_BV).all())
-    return not is_finite or agree(torch.from_numpy(found_BV), torch.from_numpy(expected_BV))
 
 
 def _cast(model: LanguageModel, device: Device) -> LanguageModel:

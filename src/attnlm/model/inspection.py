@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,15 +12,17 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
-from attnlm.model import textbook
-from attnlm.model.language_model import Bigram, LanguageModel, Transformer
-from attnlm.model.sizes import weight_shapes
+from attnlm.model import attention, language_model, layers
+from attnlm.model.architecture import Architecture
+from attnlm.model.language_model import LanguageModel
 from attnlm.model.spec import ModelSpec
 
 _TOLERANCE = 1e-3
 """The largest difference of two results that are equal, as a fraction of the largest number."""
-_COMPARED = 32
-"""The most tokens for which a model is compared with the textbook pass."""
+_OURS = ("attnlm", "torch", "builtins", "collections", "typing")
+"""The packages that define what the modules of models use."""
+_CHANGEABLE = ("_", "training", "recompute", "lora")
+"""The beginnings of the names of attributes that differ between models of the same settings."""
 
 
 class ChangedModelError(AttnlmError):
@@ -32,38 +35,64 @@ def model_skeleton(spec: ModelSpec, vocab_size: int) -> LanguageModel:
         return empty_model(spec, vocab_size)
 
 
-def has_usual_weights(model: Bigram | Transformer) -> bool:
-    """Return True if a model has exactly the parameters that its settings describe.
-
-    It may have others if its classes were replaced. Code that reads the weights itself, instead of
-    calling the model, would then read wrong ones.
-    """
-    found = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    return found == weight_shapes(model.architecture, model.vocab_size)
-
-
 def agree(found: Tensor, expected: Tensor) -> bool:
     """Return True if two results are equal up to rounding. NaN and infinity differ."""
     return bool((found - expected).abs().max() <= _TOLERANCE * expected.abs().max())
 
 
-def check_textbook(model: LanguageModel, name: str) -> None:
-    """Raise ChangedModelError unless the textbook pass gives a model's logits for a few tokens.
+def is_as_built(model: LanguageModel) -> bool:
+    """Return True if a model computes what its settings say.
 
-    Scripts, pages and other tools compute what that pass does. The modules of the model may have
-    been changed from outside. `name` is the run's. Logits that are not finite are not compared.
+    Otherwise, a class, function, module or attribute was changed from outside. Code that computes a
+    model without calling its modules must not be used then.
     """
-    ids_T = torch.arange(min(_COMPARED, model.block_size)) % model.vocab_size
-    if isinstance(model, Bigram | Transformer) and has_usual_weights(model):
-        with torch.inference_mode():
-            expected_TV = model(ids_T[None])[0]
-            found_TV = textbook.forward(model.architecture, model.state_dict(), ids_T)
-        if not expected_TV.isfinite().all() or agree(found_TV, expected_TV):
-            return
-    raise ChangedModelError(
-        f"{name} computes something else than its settings say",
-        "use a model of attnlm's own classes, unchanged",
-    )
+    parts = (*_definitions(), *map(type, model.modules()))
+    if not isinstance(model.spec, Architecture) or not all(map(_is_ours, parts)):
+        return False
+    return _described(model) == _as_described(model.spec, model.vocab_size)
+
+
+def _definitions() -> Iterator[object]:
+    """Yield the functions and classes that models use, and the methods of the classes."""
+    for module in (attention, language_model, layers):
+        for value in vars(module).values():
+            yield value
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                yield from vars(value).values()
+
+
+def _is_ours(value: object) -> bool:
+    """Return True unless a function or class was defined outside of attnlm and PyTorch."""
+    return not callable(value) or str(value.__module__).partition(".")[0] in _OURS
+
+
+@functools.cache
+def _as_described(architecture: Architecture, vocab_size: int) -> dict[str, Any]:
+    """Return the description of a model as its settings make it."""
+    return _described(model_skeleton(architecture, vocab_size))
+
+
+def _described(model: LanguageModel) -> dict[str, Any]:
+    """Return the class of each module, its attributes, and the shapes of its parameters."""
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        values = vars(module).items()
+        attributes = {name: v for name, v in values if not name.startswith(_CHANGEABLE)}
+        shapes = {name: p.shape for name, p in module.named_parameters(recurse=False)}
+        found[path] = type(module), attributes, shapes
+    return found
+
+
+def check_textbook(model: LanguageModel, name: str) -> None:
+    """Raise ChangedModelError unless the textbook pass computes a model; `name` is the run's.
+
+    Scripts, pages and other tools compute what that pass does.
+    """
+    if not is_as_built(model):
+        raise ChangedModelError(
+            f"{name} computes something else than its settings say",
+            "use a model of attnlm's own classes, unchanged",
+        )
 
 
 def model_of(spec: ModelSpec, vocab_size: int, weights: Mapping[str, Tensor]) -> LanguageModel:

@@ -68,38 +68,6 @@ def map_name(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def weight_shapes(a: Architecture, vocab_size: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter by its name, as the settings of the model say.
-
-    A model whose classes were replaced may have other parameters.
-    """
-    if a.embed_dim is None:
-        return {"table.weight": (vocab_size, vocab_size)}
-    shapes: dict[str, tuple[int, ...]] = {"token_embedding.weight": (vocab_size, a.width)}
-    if a.positions == "learned":
-        shapes["position_embedding.weight"] = a.block_size, a.width
-    norms = {"norm": a.body_dim}
-    for layer in range(a.layers):
-        for name, shape in map_shapes(a).items():
-            path = map_path(layer, name)
-            shapes[f"{path}.weight"] = shape
-            if a.qkv_bias if name in ("query", "key", "value") else a.bias:
-                shapes[f"{path}.bias"] = shape[:1]
-        if a.attention == "softmax" and a.query_key_norm:
-            path = f"blocks.{layer}.attention"
-            shapes |= dict.fromkeys(
-                (f"{path}.query_norm.gain", f"{path}.key_norm.gain"), (a.head_dim,)
-            )
-        norms |= {f"blocks.{layer}.attention_norm": a.width} if a.attention != "none" else {}
-        norms |= {f"blocks.{layer}.mlp_norm": a.width} if a.mlp != "none" else {}
-    if a.norm != "none":
-        shapes |= {f"{path}.gain": (size,) for path, size in norms.items()}
-    if a.norm == "layer" and a.bias:
-        shapes |= {f"{path}.bias": (size,) for path, size in norms.items()}
-    shapes |= {} if a.tie_embeddings else {"head.weight": (vocab_size, a.body_dim)}
-    return shapes | ({"head.bias": (vocab_size,)} if a.head_bias else {})
-
-
 @dataclass(frozen=True, kw_only=True)
 class Costs:
     """The costs of a model, per token of a window of block_size unless a field says more."""

@@ -20,18 +20,16 @@ import math
 import operator
 from collections.abc import Callable
 from ctypes import CDLL
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from attnlm.compute.device import Device
 from attnlm.compute.native import kernels as native_kernels
-from attnlm.model.inspection import has_usual_weights
+from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.ops import Kernels, place
 from attnlm.model.spec import ModelSpec, Use
-from attnlm.training.comparison import computes_gradients
 
 # Unused numbers at the end of arrays that C reads in whole vectors, and of each row of the logits:
 # rows at distances of a power of two would map to the same few sets of a cache.
@@ -55,8 +53,7 @@ def one_layer_form(
 ) -> OneLayer | None:
     """Return the model in one-layer form, or None if the model or kernels do not allow it.
 
-    The modules of the model may have been changed from outside. The form is therefore compared with
-    them, once for each model.
+    A model that was changed from outside is left to its modules.
     """
     if (
         not kernels.compiled
@@ -66,23 +63,10 @@ def one_layer_form(
         or model.head.weight.dtype != torch.float32
         or not model.head.weight.is_cpu
         or (native := native_kernels()) is None
-        or not has_usual_weights(model)
-        or not _equals_modules(model, native)
+        or not is_as_built(model)
     ):
         return None
     return OneLayer(model, batch_size, native)
-
-
-_compared: WeakKeyDictionary[Transformer, bool] = WeakKeyDictionary()
-"""Results of comparisons: training makes a form for each evaluation."""
-
-
-def _equals_modules(model: Transformer, native: CDLL) -> bool:
-    if model not in _compared:
-        _compared[model] = computes_gradients(
-            model, lambda trial, *windows: OneLayer(trial, 1, native)(*windows)
-        )
-    return _compared[model]
 
 
 class OneLayer:

@@ -24,10 +24,10 @@ from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import Batches, window_seeds
 from attnlm.data.dataset import Ids
 from attnlm.data.examples import Examples, with_most
-from attnlm.model.language_model import LanguageModel, Transformer, with_shape
+from attnlm.model.inspection import is_as_built
+from attnlm.model.language_model import LanguageModel, with_shape
 from attnlm.model.layers import drawing_from
 from attnlm.model.ops import Kernels, using
-from attnlm.training.comparison import computes_gradients
 from attnlm.training.kernels import kernels_of
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import FlatOptimizer
@@ -190,23 +190,6 @@ def _compiler_options() -> dict[str, Any]:
     return {headers: False} if headers in torch._inductor.list_options() else {}
 
 
-def _usable_kernels(model: LanguageModel, training: TrainingConfig) -> Kernels:
-    """Return the kernels that a configuration selects, without those that this model can't use.
-
-    Blocks in C are compared with the modules, which may have been changed from outside.
-    """
-    kernels = kernels_of(training)
-
-    def compute(trial: Transformer, inputs_BT: Tensor, targets_BT: Tensor) -> None:
-        with using(kernels):
-            trial.loss(inputs_BT, targets_BT).backward()
-
-    if kernels.matmul != "native" or not isinstance(model, Transformer):
-        return kernels
-    is_right = computes_gradients(model, compute)
-    return kernels if is_right else dataclasses.replace(kernels, matmul="blas")
-
-
 @torch.no_grad()
 def _changes_itself(model: LanguageModel) -> bool:
     """Return True if own code draws random numbers or changes buffers in training.
@@ -290,7 +273,9 @@ class Stepper:
         self._split = split_batch(training, 1 if is_alone else threads)
         self._threads = threads // self._split.replicas
         self._pool = new_pool(self._split.replicas, self._threads)
-        kernels = _usable_kernels(state.model, training)
+        kernels = kernels_of(training)
+        if kernels.matmul == "native" and not is_as_built(state.model):
+            kernels = dataclasses.replace(kernels, matmul="blas")
         models = [(state.model, state.optimizer.gradient)]
         if isinstance(state.optimizer, FlatOptimizer):  # a sharded model has only one replica
             models += [state.optimizer.replica(state.model) for _ in range(1, self._split.replicas)]
