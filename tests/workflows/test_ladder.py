@@ -587,7 +587,7 @@ def test_a_value_with_which_training_diverges_is_not_chosen(
 ) -> None:
     def training(*args: Any, recipe: Resolved, **options: Any) -> Run:
         if recipe.config.training.learning_rate > 0.1:
-            raise AttnlmError("the loss is nan", "") from StepNotFiniteError("loss")
+            raise AttnlmError("the loss is nan", "") from StepNotFiniteError(1, 1)
         return train(*args, recipe=recipe, **options)
 
     monkeypatch.setattr("attnlm.workflows.ladder.train", training)

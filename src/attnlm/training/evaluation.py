@@ -63,9 +63,7 @@ class Evaluator:
             )
             validation_seconds = time.perf_counter() - validation_began
             if not math.isfinite(evaluation.loss):
-                raise StepNotFiniteError(
-                    f"validation loss is no longer a finite number, at step {state.step}"
-                )
+                raise StepNotFiniteError(state.step, state.step)
             snapshot_began = time.perf_counter()
             taken = self._snapshot()
             snapshot_seconds = time.perf_counter() - snapshot_began

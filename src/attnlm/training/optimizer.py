@@ -271,18 +271,10 @@ class Optimizer(ABC):
             compute_all([functools.partial(update, rules) for rules in jobs if rules], pool)
         self.gradient.zero_()
 
-    def not_finite(self) -> list[str]:
-        """Return which of weights and gradient are not finite. In place of the gradient,
-        the running means of the gradient are checked."""
-        kinds = {
-            "gradient": [self._mean, self._square],
-            "weights": [span.values for span in self._spans],
-        }
-        return [
-            kind
-            for kind, tensors in kinds.items()
-            if not all(bool(tensor.isfinite().all()) for tensor in tensors)
-        ]
+    def is_finite(self) -> bool:
+        """Return True if weights and running means are finite numbers."""
+        tensors = (self._mean, self._square, *(span.values for span in self._spans))
+        return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the trained parameters by name."""

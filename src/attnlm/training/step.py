@@ -34,7 +34,6 @@ from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.schedule import Clock, expected_steps
 from attnlm.training.state import TrainingState
 
-_KINDS = ("loss", "gradient", "weights")
 MOST_REPLICAS = 8
 """The most replicas of a model in a process. One thread sums the gradients of all replicas."""
 
@@ -227,7 +226,11 @@ class TrainingData(Protocol):
 
 
 class StepNotFiniteError(Exception):
-    """Raised when numbers are NaN or infinite; the message says which numbers, at which step."""
+    """Raised when numbers became NaN or infinite at the step `last`, or from `first` on."""
+
+    def __init__(self, first: int, last: int) -> None:
+        when = f"at step {last}" if first >= last else f"between steps {first} and {last}"
+        super().__init__(f"loss, gradient or weights are no longer finite numbers ({when})")
 
 
 class Stepper:
@@ -319,7 +322,8 @@ class Stepper:
         if self.processes.count > 1:
             loss, share = self._all_reduce(loss, share)
         else:
-            self._check_step(loss)
+            if state.device.name == "cpu":  # on a GPU, `check_loss` checks at each report
+                self._check(math.isfinite(loss), state.step + 1)
             state.progress = self._progress()
         scale = 1 / (self._gradients * (share or 1.0))
         if scale != 1:
@@ -354,27 +358,20 @@ class Stepper:
         sums = self.state.optimizer.all_reduce(self.processes, numbers)
         # NCCL's wait has a timeout, so it has already waited for the GPU: reading costs no more.
         total, stopping, self.state.progress, shares = sums.tolist()
-        if not math.isfinite(total):
-            raise StepNotFiniteError(_when(["loss"], self._finite_step + 1, self.state.step + 1))
+        self._check(math.isfinite(total), self.state.step + 1)
         self._finite_step = self.state.step
         if stopping:
             self.stop.agree()
         return sums[0] / self.processes.count, shares / self.processes.count
 
-    def _check_step(self, loss: Tensor) -> None:
-        """Raise StepNotFiniteError if the loss of a step on the CPU is not finite.
-
-        On a GPU this check would wait for the step: `check_loss` checks at each report.
-        """
-        if self.state.device.name == "cpu" and not math.isfinite(loss):
-            wrong = ["loss", *self.state.optimizer.not_finite()]
-            first = self._finite_step if len(wrong) > 1 else self.state.step
-            raise StepNotFiniteError(_when(wrong, first + 1, self.state.step + 1))
+    def _check(self, is_finite: bool, step: int) -> None:
+        """Raise StepNotFiniteError unless the numbers are still finite at this step."""
+        if not is_finite:
+            raise StepNotFiniteError(self._finite_step + 1, step)
 
     def check_loss(self) -> None:
         """Raise StepNotFiniteError unless all losses since the newest evaluation are finite."""
-        if not math.isfinite(self._loss_sum.item()):
-            raise StepNotFiniteError(_when(["loss"], self._finite_step + 1, self.state.step))
+        self._check(math.isfinite(self._loss_sum.item()), self.state.step)
 
     def read_loss_sum(self) -> float:
         """Return the sum of losses since the newest evaluation.
@@ -383,25 +380,15 @@ class Stepper:
         All processes that hold a sharded model have to call this.
         """
         total = self._loss_sum.item()
-        wrong = [] if math.isfinite(total) else ["loss"]
-        wrong += self.state.optimizer.not_finite()
+        is_finite = math.isfinite(total) and self.state.optimizer.is_finite()
         if self.config.is_sharded:
-            found = torch.tensor([float(kind in wrong) for kind in _KINDS])
-            self.processes.all_reduce(found)
-            wrong = [kind for kind, count in zip(_KINDS, found, strict=True) if count]
-        if wrong:
-            raise StepNotFiniteError(_when(wrong, self._finite_step + 1, self.state.step))
+            failures = torch.tensor(float(not is_finite))
+            self.processes.all_reduce(failures)
+            is_finite = not failures
+        self._check(is_finite, self.state.step)
         self._finite_step = self.state.step
         return total
 
     def reset_loss_sum(self) -> None:
         """Set the sum of losses to 0 after an evaluation."""
         self._loss_sum.zero_()
-
-
-def _when(wrong: list[str], first: int, last: int) -> str:
-    """Return what is wrong and when it happened, for a message."""
-    when = f"at step {last}" if first >= last else f"between steps {first} and {last}"
-    names = " and ".join(filter(None, [", ".join(wrong[:-1]), wrong[-1]]))
-    are = "is no longer a finite number" if len(wrong) == 1 else "are no longer finite numbers"
-    return f"{names} {are} ({when})"
