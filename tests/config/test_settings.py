@@ -136,22 +136,13 @@ def test_recipes_that_cannot_be_read_are_named(
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"model": "wide-head", "heads": 2**20, "embed_dim": 2**20},
-        {"model": "multi-head", "heads": 2**20, "head_size": 2**20, "embed_dim": 2**20},
-        {"model": "transformer", "heads": 2**16, "head_size": 2**10, "block_size": 1},
+        {"model": "wide-head", "heads": 2**12, "embed_dim": 2**20},
+        {"model": "multi-head", "heads": 2**12, "head_size": 2**16, "embed_dim": 2**20},
+        {"model": "transformer", "heads": 2**12, "head_size": 2**16, "block_size": 2**20},
     ],
 )
-def test_sizes_of_all_tensors_are_computed(sizes: Settings) -> None:
-    with pytest.raises(UsageError, match="too wide together") as caught:
-        resolve(sizes)
-    fewer = int(re.findall(r"`heads` (\d+)", caught.value.hint)[0])
-    model_skeleton(resolve({**sizes, "heads": fewer}).spec, 2**21)
-
-
-def test_a_rotary_table_has_a_largest_size() -> None:
-    with pytest.raises(UsageError, match="table of rotary positions"):
-        resolve({"model": "transformer", "block_size": 2**20})
-    resolve({"model": "multi-head", "block_size": 2**20})
+def test_the_largest_models_have_shapes(sizes: Settings) -> None:
+    model_skeleton(resolve(sizes).spec, 2**21)
 
 
 _NO_MATRICES = "transformer:attention=uniform:positions=learned:mlp=none"

@@ -134,7 +134,6 @@ def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Sett
         ("transformer:heads=48", "not divisible by", "use `heads` 32 or 64, or `embed_dim` 96 or"),
         ("transformer:embed_dim=9:heads=2", "not divisible by", "use `embed_dim` 8 or 12"),
         ("transformer:head_size=5", "even `head_size`", "`head_size` 6"),
-        ("transformer:block_size=1048576", "too large", "`block_size` 524288"),
         ("qwen3:kv_heads=3", "`heads` 4 is not divisible by `kv_heads` 3", "`kv_heads` 2 or 4"),
         ("qwen3:kv_heads=8", "`heads` 4 is not divisible by `kv_heads` 8", "`kv_heads` 4"),
         ("gpt2:projection=false:head_size=3", "a residual stream needs", "`projection`"),

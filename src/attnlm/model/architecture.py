@@ -24,9 +24,10 @@ RUNGS = MODELS[:7]
 """The rungs of the ladder: each adds one idea to the rung before. The other MODELS are small
 versions of models that others published."""
 
+# With these limits, the sizes of all tensors in bytes fit 64 bits.
 _LARGEST = 2**20
-_LARGEST_ROTARY_TABLE = 2**24  # numbers
-_WIDEST_HEADS = 2**24  # features of all heads of a layer: a matrix's size in bytes fits 64 bits
+_MOST_HEADS = 2**12
+_WIDEST_HEAD = 2**16
 
 
 # Code that computes a model without calling its modules. It refuses a model with a part that it
@@ -97,14 +98,19 @@ class Architecture:
         needs=(_SOFTMAX,),
     )
     heads: int = _core_size(
-        "attention heads per layer", default=1, needs=(_SOFTMAX, ("attention", OWN))
+        "attention heads per layer",
+        default=1,
+        at_most=_MOST_HEADS,
+        needs=(_SOFTMAX, ("attention", OWN)),
     )
     kv_heads: int | None = _core_size(
         "key/value heads, each shared by a group of query heads; default: as many as `heads`",
         needs=(_SOFTMAX,),
     )
     head_size: int | None = _core_size(
-        "width of one head; default: `embed_dim` / `heads`", needs=(_SOFTMAX,)
+        "width of one head; default: `embed_dim` / `heads`",
+        at_most=_WIDEST_HEAD,
+        needs=(_SOFTMAX,),
     )
     wide_heads: bool = _core_part("heads as wide as the embeddings", default=False)
     query_key_norm: bool = _known_part(
@@ -387,11 +393,6 @@ def _check_heads(a: Architecture, width: int) -> None:
             (f"use `heads` {heads}, or `embed_dim` " if heads else "use `embed_dim` ")
             + _nearest(width, range(step, width + step + 1, step)),
         )
-    if a.heads * a.head_dim > _WIDEST_HEADS:
-        raise UsageError(
-            f"{a.heads} `heads` of width {a.head_dim} are too wide together",
-            f"use `heads` {max(1, _WIDEST_HEADS // a.head_dim)} or fewer",
-        )
     if a.heads % a.num_kv_heads:
         raise UsageError(
             f"`heads` {a.heads} is not divisible by `kv_heads` {a.kv_heads}",
@@ -428,12 +429,6 @@ def _check_rotary(a: Architecture) -> None:
         raise UsageError(
             f"`positions` rotary needs an even `head_size`, not {a.head_dim}",
             f"use `head_size` {a.head_dim + 1}",
-        )
-    if a.block_size * a.head_dim > _LARGEST_ROTARY_TABLE:
-        raise UsageError(
-            f"the table of rotary positions for `block_size` {a.block_size} and heads of width "
-            f"{a.head_dim} is too large",
-            f"use `block_size` {max(1, _LARGEST_ROTARY_TABLE // a.head_dim)} or less",
         )
 
 
