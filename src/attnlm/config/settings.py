@@ -198,10 +198,12 @@ def _model(parts: Settings, settings: Settings) -> tuple[ModelSpec, tuple[str, .
         merged = {**PRESETS[name].parts, **parts, **dict.fromkeys(codes, OWN)}
         if "attention" in codes and parts.get("positions") == "rotary" != settings.get("positions"):
             merged.pop("positions")  # own attention cannot rotate, whatever a recipe says
-        used = {k: v for k, v in parts.items() if k in settings or k.startswith(PREFIX)}
-        others = parts.keys() - used.keys()
-        used |= {
-            k: parts[k] for k in parts if k in others & merged.keys() and unused(k, merged) is None
+        used = {
+            name: value
+            for name, value in parts.items()
+            if name in settings
+            or name.startswith(PREFIX)
+            or (name in merged and unused(name, merged) is None)
         }
         return own_parts(name, used, codes), tuple(k for k in parts if k not in used)
     used = _with_effect(name, parts, settings)

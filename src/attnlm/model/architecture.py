@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -517,21 +517,23 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def architecture(model: str, settings: Mapping[str, Setting]) -> Architecture:
+def architecture(
+    model: str, settings: Mapping[str, Setting], replaced: Iterable[str] = ()
+) -> Architecture:
     """Return the architecture of a preset with some of its settings changed.
 
+    Own code computes the parts in `replaced`, which makes `positions` a setting of every preset.
     Raises UsageError if the preset lacks a setting, if a setting has no effect, or if parts or
     sizes do not fit each other.
     """
     preset = PRESETS[model]
+    merged = {**preset.parts, **settings, **dict.fromkeys(replaced, OWN)}
     for name in settings:
-        if name not in preset.settings:
+        if name not in preset.settings and not (replaced and name == "positions"):
             users = [m for m in PRESETS if name in PRESETS[m].settings]
             raise UsageError(
                 f"`{name}` does not apply to {model}", f"use `model` {' or '.join(users)}"
             )
-    merged = {**preset.parts, **settings}
-    for name in settings:
         if needs := unused(name, merged):
             raise UsageError(f"`{name}` has no effect without {needs}", f"leave `{name}` out")
     used = {name: value for name, value in merged.items() if unused(name, merged) is None}

@@ -20,7 +20,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.own_code import OwnCode
 from attnlm.base.settings import Setting, Settings, fields_of, quoted
 from attnlm.base.suggestions import suggestion
-from attnlm.model.architecture import OWN, PRESETS, Architecture, unused
+from attnlm.model.architecture import PRESETS, Architecture, architecture, unused
 from attnlm.model.sizes import Costs
 from attnlm.model.spec import ModelSpec, Shapes, Use
 
@@ -250,24 +250,14 @@ def own_parts(
         )
     given = {k.removeprefix(PREFIX): v for k, v in settings.items() if k.startswith(PREFIX)}
     chosen = {k: v for k, v in settings.items() if not k.startswith(PREFIX)}
-    merged = {**preset.parts, **chosen, **dict.fromkeys(parts, OWN)}
-    if "attention" in parts and merged.get("positions") == "rotary":
+    if "attention" in parts and {**preset.parts, **chosen}.get("positions") == "rotary":
         if "positions" in chosen:
             raise UsageError(
                 "`positions` rotary turns queries and keys, which are in the attention you replace",
                 "use `positions` learned or none",
             )
-        merged["positions"] = "learned"
-    for name in chosen:
-        if name not in (*preset.settings, "positions"):
-            users = [m for m in PRESETS if name in PRESETS[m].settings]
-            raise UsageError(
-                f"`{name}` does not apply to {model}", f"use `model` {' or '.join(users)}"
-            )
-        if needs := unused(name, merged):
-            raise UsageError(f"`{name}` has no effect without {needs}", f"leave `{name}` out")
-    used = {name: value for name, value in merged.items() if unused(name, merged) is None}
-    return OwnParts(dict(parts), given, Architecture(model=model, **used))  # type: ignore[arg-type]
+        chosen["positions"] = "learned"
+    return OwnParts(dict(parts), given, architecture(model, chosen, tuple(parts)))
 
 
 def own_model(codes: Mapping[str, OwnCode], settings: Mapping[str, Setting]) -> OwnModel:
