@@ -24,7 +24,7 @@ from attnlm.compute.device import Device, choose_device
 from attnlm.config.settings import resolve
 from attnlm.generation.decoders import fastest_decoding
 from attnlm.generation.sampling_config import SamplingConfig
-from attnlm.model.language_model import LanguageModel, build_model
+from attnlm.model.language_model import LanguageModel
 from benchmarks.nanogpt import Shape, model_of, steps_per_second
 from benchmarks.table import Row
 from tests.models import parts_of
@@ -113,7 +113,7 @@ def peak_of_matmuls(device: Device, size: int = _MATMUL) -> float:
 def _model(shape: Shape) -> LanguageModel:
     sizes = {"layers": shape.layers, "embed_dim": shape.width, "heads": shape.heads}
     config = resolve({"model": "gpt2", "block_size": shape.context, **sizes})
-    return build_model(parts_of(config), shape.vocab_size)
+    return parts_of(config).build(shape.vocab_size)
 
 
 def _sampled(model: LanguageModel, device: Device, samples: int) -> int:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from attnlm.base.settings import Setting
 from attnlm.config.settings import resolve
-from attnlm.model.language_model import LanguageModel, build_model
+from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops import Kernels, using
 from attnlm.training.optimizer import FlatOptimizer
 from tests.models import parts_of
@@ -64,7 +64,7 @@ def main() -> None:
     for name, settings in SHAPES.items():
         config = resolve(settings)
         torch.manual_seed(0)
-        flat, wrapped = (build_model(parts_of(config), VOCAB) for _ in range(2))
+        flat, wrapped = (parts_of(config).build(VOCAB) for _ in range(2))
         vector = FlatOptimizer(flat, config.training).gradient
         parallel = DistributedDataParallel(_Loss(wrapped), gradient_as_bucket_view=True)
         rows = config.training.batch_size // dist.get_world_size()

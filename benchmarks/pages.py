@@ -24,7 +24,6 @@ from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
 from attnlm.model.inspection import parameters_of
-from attnlm.model.language_model import build_model
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
 from attnlm.runs.run import Run
@@ -83,7 +82,7 @@ def pages(dataset: Dataset, text: Path) -> list[Row]:
 
 def _played(name: str, folder: Path) -> Row:
     torch.manual_seed(1)
-    model = build_model(parts_of(resolve(PLAYED[name])), 65)
+    model = parts_of(resolve(PLAYED[name])).build(65)
     tokenizer = CharTokenizer("".join(map(chr, range(58, 123))))
     shown = model_data(name, model.architecture, model.state_dict(), tokenizer, "")
     page = folder / "play.html"
@@ -117,7 +116,7 @@ def _untrained(dataset: Dataset, folder: Path) -> Run:
     """Make a run of GPT-2's shape with random weights and sharp heads."""
     torch.manual_seed(1)
     config = resolve({"model": "gpt2", **SHAPE}, {})
-    model = build_model(parts_of(config), dataset.vocab_size)
+    model = parts_of(config).build(dataset.vocab_size)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)

@@ -16,7 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
-from attnlm.model.language_model import build_model
 from benchmarks.table import Row, attnlm
 from tests.models import parts_of
 
@@ -93,7 +92,7 @@ def _output(command: list[str], **variables: str) -> dict[str, Any]:
 
 def _counted(planned: dict[str, Any]) -> float:
     """Return the megaFLOPs per token that PyTorch counts for the reference implementation."""
-    model = build_model(parts_of(resolve({}, planned["settings"])), planned["vocab_size"])
+    model = parts_of(resolve({}, planned["settings"])).build(planned["vocab_size"])
     ids = torch.zeros((1, model.architecture.block_size), dtype=torch.long)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model.loss(ids, ids).backward()

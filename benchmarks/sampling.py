@@ -20,7 +20,7 @@ from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.generation.decoders import fastest_decoding
 from attnlm.generation.sampling_config import SamplingConfig
-from attnlm.model.language_model import LanguageModel, build_model
+from attnlm.model.language_model import LanguageModel
 from benchmarks.nanogpt import Shape, model_of
 from benchmarks.plain import PlainModel
 from benchmarks.table import Row
@@ -71,7 +71,7 @@ def _rate(timed: Timed) -> float:
 
 def _model(**settings: Setting) -> LanguageModel:
     torch.manual_seed(1)
-    model = build_model(parts_of(resolve(settings)), VOCAB_SIZE).eval()
+    model = parts_of(resolve(settings)).build(VOCAB_SIZE).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)

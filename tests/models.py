@@ -25,7 +25,7 @@ from attnlm.model import attention as of_attention
 from attnlm.model.architecture import MODELS, Architecture
 from attnlm.model.attention import SelfAttention
 from attnlm.model.inspection import parameters_of
-from attnlm.model.language_model import Bigram, Block, LanguageModel, Transformer, build_model
+from attnlm.model.language_model import Bigram, Block, LanguageModel, Transformer
 from attnlm.model.layers import Linear
 from attnlm.model.ops import Kernels
 from attnlm.model.ops.pointwise import rotary_angles
@@ -83,7 +83,7 @@ def small_model(name: str, vocab_size: int = V, **more: Setting) -> Bigram | Tra
     """A model in evaluation, in float64, whose weights are nowhere zero: every path counts."""
     torch.manual_seed(1)
     config = resolve({**variant(name), **more}, SIZES)
-    model = build_model(parts_of(config), vocab_size).double().eval()
+    model = parts_of(config).build(vocab_size).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -270,7 +270,7 @@ def random_run(name: str, dataset: Dataset, folder: Path) -> Run:
     """Return an untrained run whose weights are nowhere zero."""
     torch.manual_seed(1)
     config = resolve(variant(name), EXPORTED)
-    model = build_model(parts_of(config), dataset.vocab_size)
+    model = parts_of(config).build(dataset.vocab_size)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -300,7 +300,7 @@ def induction_by_hand(dataset: Dataset, folder: Path) -> Run:
     name = "transformer:mlp=none:norm=none:positions=learned:query_key_norm=false:bias=false"
     sizes = {"embed_dim": 2 * size + CONTEXT, "head_size": CONTEXT, "heads": BUILT_HEADS}
     config = resolve({**variant(name), **sizes, "layers": 2, "block_size": CONTEXT})
-    model = build_model(parts_of(config), size)
+    model = parts_of(config).build(size)
     token, position, before = (
         slice(0, size),
         slice(size, size + CONTEXT),

@@ -31,7 +31,7 @@ from attnlm.generation.native_decoder import NativeDecoder, NativeModel
 from attnlm.generation.next_token import draw
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import architecture
-from attnlm.model.language_model import Bigram, Transformer, build_model
+from attnlm.model.language_model import Bigram, Transformer
 from attnlm.model.ops import attention
 from attnlm.model.recorder import record
 from attnlm.training import step as steps
@@ -202,7 +202,7 @@ def test_threads_in_c_flush() -> None:
     if (native := kernels()) is None:
         pytest.skip("there are no kernels here")
     parts = {"embed_dim": 16, "heads": 2, "layers": 1, "block_size": 8}
-    model = build_model(architecture("llama", {**parts, "tie_embeddings": False}), 320)
+    model = architecture("llama", {**parts, "tie_embeddings": False}).build(320)
     assert isinstance(model, Transformer)
     torch.nn.init.constant_(model.token_embedding.weight, 1.0)
     torch.nn.init.constant_(model.head.weight, SUBNORMAL)

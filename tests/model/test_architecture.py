@@ -30,7 +30,6 @@ from attnlm.model.architecture import (
     architecture_of,
 )
 from attnlm.model.inspection import model_skeleton, parameters_of
-from attnlm.model.language_model import build_model
 from attnlm.model.spec import Use
 from tests.models import SIZES, VARIANTS, parts_of
 from tests.tolerances import assert_near
@@ -118,7 +117,7 @@ def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Sett
     assert a.parameter_shapes(V) == shapes
     if parameters_of(a, V) > 10**6 or a.block_size > 100:
         return
-    model = build_model(a, V).double().eval()
+    model = a.build(V).double().eval()
     ids_T = torch.arange(a.block_size) % V
     expected = textbook.forward(a, dict(model.state_dict()), ids_T)
     assert_near(model(ids_T[None])[0], expected)

@@ -14,7 +14,6 @@ from attnlm.config.settings import resolve
 from attnlm.model.architecture import MODELS
 from attnlm.model.attention import LayerCache
 from attnlm.model.inspection import model_skeleton, parameters_of
-from attnlm.model.language_model import build_model
 from attnlm.model.layers import Dropout
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from benchmarks.plain import Head, PlainModel
@@ -38,7 +37,7 @@ presets = pytest.mark.parametrize("model_name", MODELS)
 def test_first_loss_equals_guessing(model_name: str) -> None:
     inputs, targets = some_ids(2, B, T)
     torch.manual_seed(1)
-    model = build_model(parts_of(resolve({"model": model_name}, SIZES)), V)
+    model = parts_of(resolve({"model": model_name}, SIZES)).build(V)
     assert model(inputs).shape == (B, T, V)
     # A head that is the embedding gives small logits, not none.
     assert model.loss(inputs, targets).item() == pytest.approx(math.log(V), rel=0.05)
@@ -116,7 +115,7 @@ def test_parameter_counts_equal_the_table() -> None:
     heads: Settings = {"embed_dim": C, "heads": H}
 
     def body(name: str, settings: Settings, **more: Setting) -> int:
-        model = build_model(parts_of(resolve({"model": name, **settings, **more})), V)
+        model = parts_of(resolve({"model": name, **settings, **more})).build(V)
         return sum(p.numel() for p in model.get_submodule("blocks").parameters())
 
     assert parameters_of(small_model("bigram").architecture, V) == V**2
@@ -135,7 +134,7 @@ def test_r2_trains_as_the_plain_loop_does() -> None:
     config = resolve(
         {"model": "multi-head", "heads": heads, "embed_dim": width, "block_size": size}
     )
-    ours = build_model(parts_of(config), V)
+    ours = parts_of(config).build(V)
     attention = self_attention(ours)
     separate = [head for head in plain.heads if isinstance(head, Head)]
     weights = {

@@ -12,7 +12,6 @@ from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import RUNGS
 from attnlm.model.inspection import model_of
-from attnlm.model.language_model import build_model
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.runs import checkpoint
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
@@ -26,7 +25,7 @@ V = 11
 def test_checkpoints_round_trip_exactly(rung: str, tmp_path: Path) -> None:
     muon = {} if rung in ("bigram", "average", "dot-product") else {"optimizer": "muon"}
     config = resolve({"model": rung, "block_size": 6, **muon})
-    model = build_model(parts_of(config), V)
+    model = parts_of(config).build(V)
     optimizer = FlatOptimizer(model, config.training)
     tokens_BT = torch.randint(V, (2, 6))
     for step in range(2):
@@ -60,7 +59,7 @@ BIGRAM = parts_of(resolve({"model": "bigram"}))
 def saved(tmp_path: Path) -> Path:
     """A checkpoint of a bigram with five ids."""
     path = tmp_path / "best.safetensors"
-    save_checkpoint(path, dict(build_model(BIGRAM, 5).named_parameters()), {"step": 1})
+    save_checkpoint(path, dict(BIGRAM.build(5).named_parameters()), {"step": 1})
     return path
 
 

@@ -16,7 +16,7 @@ import attnlm
 from attnlm.base.settings import Settings
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import RUNGS, UnsupportedError
-from attnlm.model.language_model import Bigram, Transformer, build_model
+from attnlm.model.language_model import Bigram, Transformer
 from attnlm.model.spec import Use
 from attnlm.see.play import architecture_data
 from attnlm.see.train_page import MOST_TEXT, page_of, train_page, training_text
@@ -126,7 +126,7 @@ def test_twenty_updates_equal_our_optimizer(name: str, view: Any) -> None:
 def test_initial_weights_have_the_distributions_of_pytorch(name: str, view: Any) -> None:
     model = small_model(name)
     torch.manual_seed(1)
-    fresh = build_model(model.architecture, V)
+    fresh = model.architecture.build(V)
     found = view.evaluate(
         """([architecture, V]) => Object.entries(initialWeights(architecture, V, 1))
              .map(([name, {shape, values}]) => [name, shape, [...values]])""",

@@ -22,7 +22,7 @@ from attnlm.data.example_sets import LONGER
 from attnlm.data.examples import IGNORED, Examples
 from attnlm.generation.questions import format_of
 from attnlm.generation.sampling import load_sampler
-from attnlm.model.language_model import Bigram, build_model
+from attnlm.model.language_model import Bigram
 from attnlm.model.ops import Kernels, using
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.training.one_layer import one_layer_form
@@ -142,7 +142,7 @@ def test_a_step_counts_the_answers_as_a_plain_loop_does(
 
 @needs_kernels
 def test_the_one_layer_form_ignores_targets() -> None:
-    model = build_model(parts_of(resolve({"model": "multi-head", "block_size": 8})), 11)
+    model = parts_of(resolve({"model": "multi-head", "block_size": 8})).build(11)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -166,9 +166,8 @@ def test_the_one_layer_form_ignores_targets() -> None:
 def test_the_validation_loss_is_that_of_each_counted_token(
     task: Dataset, only_answers: bool, compiled: bool
 ) -> None:
-    model = build_model(
-        parts_of(resolve({"model": "multi-head", "block_size": 13})), task.vocab_size
-    )
+    config = resolve({"model": "multi-head", "block_size": 13})
+    model = parts_of(config).build(task.vocab_size)
     assert task.val_examples is not None
     kernels = COMPILED if compiled else None
     found = validation_loss(
@@ -213,7 +212,7 @@ def test_greedy_decoding_and_one_forward_pass_find_the_same_right_answers(
 
 
 def test_an_answer_beyond_the_context_is_wrong() -> None:
-    model = build_model(parts_of(resolve({"model": "bigram", "block_size": 3})), 5)
+    model = parts_of(resolve({"model": "bigram", "block_size": 3})).build(5)
     assert isinstance(model, Bigram)
     with torch.no_grad():
         model.table.weight.copy_(torch.eye(5).roll(1, 1))
@@ -261,7 +260,7 @@ def test_a_context_without_any_answer_is_refused(tmp_path: Path) -> None:
     attnlm.train(dataset, block_size=9, **settings, name="cut", on_event=notes.append)
     assert "30 of 30 training examples are longer" in str(notes)
     attnlm.train(dataset, block_size=8, loss_on="all", **settings, name="all")
-    model = build_model(parts_of(resolve({"model": "bigram", "block_size": 8})), 28)
+    model = parts_of(resolve({"model": "bigram", "block_size": 8})).build(28)
     with pytest.raises(AttnlmError, match="ends before every answer of the validation split"):
         validation_loss(
             *(model, dataset.val, CPU),

@@ -17,7 +17,6 @@ from attnlm.config.recipes import load_recipe, recipe_names
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import MODELS
-from attnlm.model.language_model import build_model
 from attnlm.see.report import report
 from attnlm.see.report_page import report_page
 from attnlm.training import cost
@@ -68,7 +67,7 @@ def test_expensive_evaluations_use_a_part_of_the_split() -> None:
 
 def test_a_part_is_spread_evenly_over_the_split(dataset: Dataset) -> None:
     torch.manual_seed(0)
-    model = build_model(parts_of(resolve({"block_size": 8})), dataset.vocab_size)
+    model = parts_of(resolve({"block_size": 8})).build(dataset.vocab_size)
     cpu = choose_device("cpu")
     val: Any = np.asarray(dataset.val)
     part = validation_loss(model, val, cpu, bytes_per_token=1.0, most=5 * 8 + 3)

@@ -16,7 +16,7 @@ from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
-from attnlm.model.language_model import LanguageModel, Transformer, build_model
+from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.ops import Kernels
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.validation import validation_loss
@@ -38,7 +38,7 @@ CPU = Device("cpu", "float32", "")
 def a_model(name: str, vocab_size: int) -> Transformer:
     """Return a model in float64 that has gradients already."""
     torch.manual_seed(0)
-    model = build_model(parts_of(resolve({"block_size": 5, **variant(name)})), vocab_size).double()
+    model = parts_of(resolve({"block_size": 5, **variant(name)})).build(vocab_size).double()
     assert isinstance(model, Transformer)
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.5)

@@ -10,7 +10,7 @@ from torch import nn
 from attnlm.base.settings import Setting
 from attnlm.compute.threads import new_pool
 from attnlm.config.settings import Config, resolve
-from attnlm.model.language_model import LanguageModel, build_model
+from attnlm.model.language_model import LanguageModel
 from attnlm.training import optimizer as optimizers
 from attnlm.training.optimizer import FlatOptimizer, orthogonalize
 from attnlm.training.schedule import learning_rate
@@ -59,7 +59,7 @@ def test_orthogonalize_sets_all_singular_values_to_about_one() -> None:
 def a_model_with_gradients(seed: int, **settings: Setting) -> tuple[LanguageModel, Config]:
     config = resolve({"steps": 10, "embed_dim": 12, "block_size": 5, **settings})
     torch.manual_seed(seed)
-    model = build_model(parts_of(config), 7)
+    model = parts_of(config).build(7)
     for parameter in model.parameters():
         nn.init.normal_(parameter)
     return model, config

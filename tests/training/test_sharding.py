@@ -20,7 +20,6 @@ import attnlm
 from attnlm.base import files
 from attnlm.compute.processes import ALONE, rows_of
 from attnlm.config.settings import resolve
-from attnlm.model.language_model import build_model
 from attnlm.runs.checkpoint import ShardedCheckpoints, load_checkpoint, named_tensors
 from attnlm.runs.run import Run
 from tests.models import parts_of, timeless
@@ -143,7 +142,7 @@ def test_the_last_checkpoint_survives_a_killed_process(training: Training, proje
 
 def small_checkpoint(path: Path) -> tuple[Any, dict[str, Tensor]]:
     config = parts_of(resolve({"block_size": 4, "embed_dim": 8, "heads": 2}))
-    named = named_tensors(dict(build_model(config, 5).named_parameters()), {})
+    named = named_tensors(dict(config.build(5).named_parameters()), {})
     copies = {name: p.detach().clone() for name, p in named.items()}
     checkpoints = ShardedCheckpoints(ALONE)
     saved = []

@@ -23,7 +23,6 @@ from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
 from attnlm.model.architecture import MODELS
 from attnlm.model.inspection import parameters_of
-from attnlm.model.language_model import build_model
 from attnlm.model.layers import adapt, drawing_from
 from attnlm.model.ops import Kernels, using
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
@@ -53,7 +52,7 @@ def test_flops_equal_the_count_of_pytorch(
     """The reference implementation never holds all logits if there are many ids and tokens."""
     monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", at_once)
     a = parts_of(resolve(variant(name), SIZES))
-    model = build_model(a, vocab_size)
+    model = a.build(vocab_size)
     ids = torch.zeros((2, a.block_size), dtype=torch.long)
     counter = FlopCounterMode(display=False)
     with sdpa_kernel(SDPBackend.MATH):
@@ -72,7 +71,7 @@ def test_flops_with_adapters_equal_the_count_of_pytorch(name: str, on: str) -> N
     config = resolve({**variant(name), "lora": 3, "lora_on": on}, {**SIZES, "layers": 9})
     a, lora = parts_of(config), config.training.adapters
     assert lora is not None
-    model = build_model(a, 3000)
+    model = a.build(3000)
     adapt(model, lora)
     ids = torch.zeros((20, a.block_size), dtype=torch.long)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -84,7 +83,7 @@ def test_flops_with_adapters_equal_the_count_of_pytorch(name: str, on: str) -> N
 @pytest.mark.parametrize("name", ["transformer", "gpt2", "wide-head", "llama:kv_heads=2"])
 def test_flops_of_an_update_equal_the_count_of_pytorch(name: str) -> None:
     config = resolve({**variant(name), "optimizer": "muon"}, SIZES)
-    model = build_model(parts_of(config), 65)
+    model = parts_of(config).build(65)
     optimizer = FlatOptimizer(model, config.training)
     with FlopCounterMode(display=False) as counter:
         optimizer.step(0)
@@ -117,7 +116,7 @@ def test_activations_equal_the_tensors_that_autograd_keeps(
     adapters: Settings = {"lora": 3, "lora_on": on} if on else {}
     config = resolve({**variant(name), **adapters}, sizes)
     a, lora, vocab_size, windows = parts_of(config), config.training.adapters, 7, 5
-    model = build_model(a, vocab_size).train()
+    model = a.build(vocab_size).train()
     if lora is not None:
         adapt(model, lora)
     tensors = [*model.parameters(), *model.buffers()]

@@ -275,9 +275,11 @@ class Architecture:
         self, vocab_size: int, placed: Callable[[Any], Any] = lambda block: block
     ) -> Bigram | Transformer:
         """Return a model, initialised from torch's global random state; see ModelSpec."""
-        from attnlm.model.language_model import build_model
+        from attnlm.model.language_model import Bigram, Transformer
 
-        return build_model(self, vocab_size, placed)
+        if self.embed_dim is None:
+            return Bigram(self, vocab_size)
+        return Transformer(self, vocab_size, placed)
 
     def costs(self, vocab_size: int) -> Costs:
         """Return sizes and operations of the model, without building it."""

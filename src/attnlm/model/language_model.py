@@ -374,18 +374,3 @@ def _are_ours(*modules: nn.Module | None) -> bool:
         (kind := type(m)) in _OURS and kind.forward is _OURS[kind] and is_plain(m, kind)
         for m in modules
     )
-
-
-def build_model(
-    architecture: Architecture,
-    vocab_size: int,
-    placed: Callable[[Block], Block] = lambda block: block,
-) -> Bigram | Transformer:
-    """Return a model, initialised from torch's global random state.
-
-    `placed` is applied to each block before the next block is built, since all blocks together may
-    be too large for one device.
-    """
-    if architecture.embed_dim is None:
-        return Bigram(architecture, vocab_size)
-    return Transformer(architecture, vocab_size, placed)
