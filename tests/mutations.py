@@ -447,11 +447,6 @@ the thread pool of PyTorch keeps its mode | test_subnormals.py
 threads of a pool do not take the mode of the calling thread | test_subnormals.py
 torch.set_flush_denormal(flush) => pass
 == see/logs.py
-a run's files start the tools that they name |
-test_logs.py::test_a_run_starts_no_tool_that_is_not_named
--                return
--            tools = tuple(dict.fromkeys(self._names))
-+            tools = tuple(dict.fromkeys(self._names or known.tools))
 a tool writes through a link |
 test_logs.py::test_a_tool_writes_nothing_through_a_link_that_leads_out_of_its_folder
 _check_links(event.run.path, name) => pass

@@ -42,10 +42,10 @@ _MOST_POINTS = 1000  # points in a curve, evaluations excluded
 
 @dataclass(frozen=True)
 class _Logged:
-    """The content of logs.json: the run's id in the tools, and the tools that logged it last."""
+    """The content of logs.json."""
 
     id: str = limited(matches="[0-9a-f]{8}")
-    tools: tuple[str, ...] = limited()
+    """the run's id in the tools"""
 
 
 class TensorBoard:
@@ -196,20 +196,20 @@ def check_tools(names: Iterable[str]) -> None:
 class LogListener:
     """A listener that passes training events to `on_event`, then to the tools in `names`.
 
-    If `names` is None, no tool starts, and a Note names the tools that logged the run before. The
-    listener drops a tool that fails and sends one Note; training continues. Output printed by tools
-    goes to stderr.
+    The listener drops a tool that fails and sends one Note; training continues. Output printed by
+    tools goes to stderr.
     """
 
-    def __init__(self, on_event: OnEvent, names: Sequence[str] | None) -> None:
-        self._on_event, self._names = on_event, names
+    def __init__(self, on_event: OnEvent, names: Sequence[str]) -> None:
+        self._on_event = on_event
+        self._names = names
         self._tools: dict[str, Tool] = {}
         self._next_point = 0
         self._is_finished = False
 
     def __call__(self, event: object) -> None:
         self._on_event(event)
-        if isinstance(event, Started):
+        if isinstance(event, Started) and self._names:
             self._start(event)
         elif not self._tools:
             return
@@ -248,26 +248,18 @@ class LogListener:
         self._tools = {}
 
     def _start(self, event: Started) -> None:
-        """Start the tools. Save their names, and the id by which they continue a resumed run."""
+        """Start the tools, with the saved id by which they continue the log of a resumed run."""
         self._next_point = 0
-        path, known = event.run.path / _RECORD, _Logged(secrets.token_hex(4), ())
+        path = event.run.path / _RECORD
         try:
-            if path.exists():
-                known = decoded(_Logged, files.read_json(path), path)
-            if self._names is None:
-                if before := ",".join(name for name in TOOLS if name in known.tools):
-                    again = f"to continue that log, resume it with `log` {before}"
-                    self._on_event(Note(f"{event.run.name} was logged to {before} before; {again}"))
-                return
-            tools = tuple(dict.fromkeys(self._names))
-            check_tools(tools)
-            if tools != known.tools:
+            if not path.exists():
                 with files.explaining(event.run.path):
-                    files.write_json(path, {"id": known.id, "tools": tools})
+                    files.write_json(path, {"id": secrets.token_hex(4)})
+            known = decoded(_Logged, files.read_json(path), path)
         except AttnlmError as error:
             self._on_event(Note(f"the run is not logged: {error.message}; {error.hint}"))
             return
-        for name in tools:
+        for name in dict.fromkeys(self._names):
             with self._dropping_if_it_fails(name):
                 _check_links(event.run.path, name)
                 self._tools[name] = TOOLS[name](event.run, known.id, event.first_step)

@@ -142,8 +142,8 @@ def train(
     """
     began = clock.began()
     folder = Path(checkpoint_dir)
-    tools = [log] if isinstance(log, str) else log
-    check_tools(tools or ())
+    tools = [log] if isinstance(log, str) else log or ()
+    check_tools(tools)
     if checkpoint != "auto" and start_from is None:
         raise UsageError(
             "`checkpoint` needs `start_from`: it selects the weights of that run",
