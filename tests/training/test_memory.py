@@ -96,7 +96,7 @@ def test_a_refused_run_leaves_no_files(tmp_path: Path, monkeypatch: pytest.Monke
         ({"model": "bigram", "block_size": 8}, 2**16, 32),
         ({"heads": 1, "head_size": 2**15, "block_size": 8}, 65, 31),  # 128 MB
         ({"heads": 2**7, "head_size": 1, "embed_dim": 64, "block_size": 256}, 65, 8),
-        ({"heads": 1, "head_size": 2**20, "block_size": 64}, 65, 1),
+        ({"heads": 1, "head_size": 2**16, "block_size": 64}, 65, 1),
     ],
 )
 def test_evaluation_batches_fit_into_memory(

@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,21 +78,18 @@ class _Job:
     """True if the training begins without a checkpoint"""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Message:
     """The message of rank 0 to the other processes about the run, in JSON values."""
 
-    path: str = ""
-    run: Mapping[str, Any] = field(default_factory=dict)
+    path: str
+    run: Mapping[str, Any]
     """the content of config.json"""
-    code: Sequence[str] = ()
+    code: Sequence[str]
     """the files with the run's own code"""
     is_fresh: bool = False
     is_finished: bool = False
     """True if there is nothing to train"""
-    error: str = ""
-    """the message of an error that ends all processes, with its `hint`"""
-    hint: str = ""
 
 
 def train(
@@ -246,7 +243,12 @@ def _new_job(
     opened = open_dataset(dataset, data_dir=call.data_dir, verify=call.verify)
     if existing is not None:
         record = None if parent is None else parent_record(parent, checkpoint)
-        yield _existing(call, open_run(existing), asked, opened, record)
+        run = open_run(existing)
+        _check_existing(run, asked, opened, record)
+        finished = "exists, is finished, and has this configuration: nothing to train"
+        call.on_event(Note(f"{run.name} {finished}"))
+        _send(call.processes, run, is_finished=True)
+        yield run
         return
     began = asked.began or call.began
     record = None
@@ -271,7 +273,7 @@ def _new_job(
             leaks=leaks,
         )
     with _removing_if_unused(run, call.folder), run.alone():
-        _send(call.processes, _Message(**_sent(run), is_fresh=True))
+        _send(call.processes, run, is_fresh=True)
         yield _Job(run, opened, device, began, is_fresh=True)
 
 
@@ -339,28 +341,10 @@ def _removing_if_unused(run: Run, folder: Path) -> Iterator[None]:
         raise
 
 
-def _existing(
-    call: _Call, run: Run, asked: Resolved, dataset: Dataset, parent: ParentRecord | None
-) -> Run:
-    """Return the existing run after telling the other processes.
-
-    Raises AttnlmError in all processes if the run is unfinished or not as requested.
-    """
-    try:
-        _check_existing(run, asked, dataset, parent)
-    except AttnlmError as error:
-        _send(call.processes, _Message(error=error.message, hint=error.hint))
-        raise
-    call.on_event(
-        Note(f"{run.name} exists, is finished, and has this configuration: nothing to train")
-    )
-    _send(call.processes, _Message(**_sent(run), is_finished=True))
-    return run
-
-
 def _check_existing(
     run: Run, asked: Resolved, dataset: Dataset, parent: ParentRecord | None
 ) -> None:
+    """Raise AttnlmError if the run is unfinished or not as requested."""
     configs = [asked.config]
     if len(asked.sizes) > 1:
         configs = [resolve(asked.settings, size) for size in asked.sizes]
@@ -444,7 +428,7 @@ def _resumed_job(
             run.keep_until(saved.evaluated_step)
             if is_changed:
                 run.save_config()
-        _send(call.processes, _Message(**_sent(run), is_fresh=is_fresh))
+        _send(call.processes, run, is_fresh=is_fresh)
         yield _Job(run, dataset, device, call.began, is_fresh)
 
 
@@ -508,16 +492,12 @@ def _check_alike(processes: Processes, *options: object) -> None:
         )
 
 
-def _sent(run: Run) -> dict[str, Any]:
-    """Return what the other processes need to know of a run."""
+def _send(processes: Processes, run: Run, **state: bool) -> None:
+    """Tell the other processes what they need to know of a run."""
     for own in run.config.codes:
         own.load()  # raises unless it may run here: the other processes run what they receive
     code = [own.content().decode() for own in run.config.codes]
-    return {"path": str(run.path), "run": run.content(), "code": code}
-
-
-def _send(processes: Processes, message: _Message) -> None:
-    processes.broadcast_object(asdict(message))
+    processes.broadcast_object(asdict(_Message(str(run.path), run.content(), code, **state)))
 
 
 @contextlib.contextmanager
@@ -529,8 +509,6 @@ def _joined_job(call: _Call) -> Iterator[_Job | Run]:
     message = _Message(**call.processes.broadcast_object(None))
     for content in message.code:
         take_content(content.encode())
-    if message.error:
-        raise AttnlmError(message.error, message.hint)
     run = run_of(Path(message.path), message.run)
     if message.is_finished:
         yield run
