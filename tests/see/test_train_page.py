@@ -94,6 +94,7 @@ def test_twenty_updates_equal_our_optimizer(name: str, view: Any) -> None:
     optimizer = FlatOptimizer(model, config.training)
     losses = []
     for step, ids_BT in enumerate(ids):
+        optimizer.gradient.zero_()
         loss = model.loss(ids_BT[:, :-1], ids_BT[:, 1:])
         loss.backward()
         optimizer.step(step)

@@ -125,8 +125,6 @@ def test_updates_equal_pytorch(
                 group["lr"] = learning_rate(step + 1, config.training)
             reference.step()
     assert_near(dict(ours.named_parameters()), named)
-    for one in ours.parameters():
-        assert one.grad is not None and not one.grad.any(), "gradients are set to 0"
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -138,7 +136,7 @@ def test_updates_wait_for_no_device(optimizer: str) -> None:
     updates = FlatOptimizer(model.to("meta"), config.training)
     for step in range(2):
         updates.step(step)
-    assert all(p.is_meta for p in model.parameters()) and updates.norm is not None
+    assert all(p.is_meta for p in model.parameters()) and updates.norm() is not None
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -162,15 +160,12 @@ def test_threads_share_an_update_and_change_nothing(
 
 
 @pytest.mark.parametrize("clip", [None, 0.01])
-def test_the_gradient_norm_is_computed_if_requested_or_clipped(clip: float | None) -> None:
+def test_the_norm_is_that_of_the_gradient_before_clipping(clip: float | None) -> None:
     settings: dict[str, Setting] = {} if clip is None else {"gradient_clip": clip}
     model, config = a_model_with_gradients(1, model="multi-head", heads=2, **settings)
     updates = FlatOptimizer(model, config.training)
-    for step, wanted in enumerate((False, True, False)):
-        give_gradients(model, step)
-        expected = torch.linalg.vector_norm(updates.gradient).item()
-        updates.step(step, wants_norm=wanted)
-        if wanted or clip is not None:
-            assert updates.norm is not None and updates.norm.item() == pytest.approx(expected)
-        else:
-            assert updates.norm is None
+    give_gradients(model, 0)
+    expected = torch.linalg.vector_norm(updates.gradient).item()
+    updates.step(0)
+    norm = updates.norm()
+    assert norm is not None and norm.item() == pytest.approx(expected)

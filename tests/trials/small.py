@@ -57,9 +57,9 @@ def around_steps(
     """Call `before` and `after` with the Stepper around each training step of this process."""
     original = Stepper.step
 
-    def step(self: Stepper, **options: bool) -> torch.Tensor:
+    def step(self: Stepper) -> torch.Tensor:
         before(self)
-        loss = original(self, **options)
+        loss = original(self)
         after(self)
         return loss
 

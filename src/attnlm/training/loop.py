@@ -78,10 +78,9 @@ def fit(
                     if control.should_stop:
                         break
                     began = time.perf_counter()
-                    loss = stepper.step(wants_norm=reporter.wants_norm(began))
-                    seconds = time.perf_counter() - began
-                    control.stepped(seconds)
-                    reporter.stepped(loss, seconds)
+                    loss = stepper.step()
+                    control.stepped(time.perf_counter() - began)
+                    reporter.stepped(loss)
                     if on_step is not None:
                         on_step(state.step, loss)
                 evaluator.finish()

@@ -212,8 +212,8 @@ class Optimizer(ABC):
         for group, members in itertools.groupby(spans, key=lambda span: span.group):
             decay = config.weight_decay if group.decays else 0.0
             self._rules += self._rules_for(group, list(members), decay)
-        self.norm: Tensor | None = None
-        """The norm of the newest step's gradient before clipping; None if it was not computed."""
+        self._unclipped: Tensor | None = None
+        """the norm of the newest step's gradient before clipping"""
 
     @abstractmethod
     def _rules_for(self, group: Group, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
@@ -235,25 +235,31 @@ class Optimizer(ABC):
         norm: Tensor = torch.linalg.vector_norm(self.gradient)
         return norm
 
+    def norm(self) -> Tensor | None:
+        """Return the norm of the newest step's gradient before clipping.
+
+        Return None for a sharded model without clipping, whose norm would need all processes.
+        """
+        is_kept = self._config.gradient_clip is not None or self._config.is_sharded
+        return self._unclipped if is_kept else self._norm()
+
     def step(
         self,
         step: int,
         pool: ThreadPoolExecutor | None = None,
         threads: int = 1,
         steps: float | None = None,
-        wants_norm: bool = False,
     ) -> None:
-        """Make the next update, after `step` earlier ones, and set the gradients to 0.
+        """Make the next update, after `step` earlier ones.
 
         `threads` threads divide the work: the calling thread and others from `pool`. The result
         does not depend on the number of threads. `steps` is the number of steps of the run. If
-        `steps` is None, the number in the configuration is used. The gradient's norm is computed if
-        `wants_norm` is True or gradients are clipped.
+        `steps` is None, the number in the configuration is used.
         """
         clip = self._config.gradient_clip
-        self.norm = self._norm() if wants_norm or clip is not None else None
-        if clip is not None and self.norm is not None:
-            self.gradient.mul_((clip / (self.norm + 1e-6)).clamp(max=1.0))
+        if clip is not None:
+            self._unclipped = self._norm()
+            self.gradient.mul_((clip / (self._unclipped + 1e-6)).clamp(max=1.0))
         rate = learning_rate(step + 1, self._config, steps)
 
         def update(rules: Sequence[AdamW | Muon]) -> None:
@@ -269,7 +275,6 @@ class Optimizer(ABC):
             for rule in sorted(self._rules, key=lambda rule: -rule.work):
                 min(jobs, key=lambda rules: sum(rule.work for rule in rules)).append(rule)
             compute_all([functools.partial(update, rules) for rules in jobs if rules], pool)
-        self.gradient.zero_()
 
     def is_finite(self) -> bool:
         """Return True if weights and running means are finite numbers."""

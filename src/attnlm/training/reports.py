@@ -65,7 +65,6 @@ class Reporter:
     control: Control
     watch: Stopwatch
     on_event: OnEvent
-    _step_seconds: float = math.inf
 
     def __post_init__(self) -> None:
         is_main = self.stepper.processes.is_main  # only rank 0 reports
@@ -76,27 +75,16 @@ class Reporter:
         with self.watch.paused():
             self.on_event(event)
 
-    def wants_norm(self, now: float) -> bool:
-        """Return True if the step that begins now needs the norm of the gradient for a report.
-
-        The norm is computed only if a report is likely to follow. The norm of a sharded model's
-        gradient needs all processes.
-        """
-        return now + 2 * self._step_seconds >= self._due and not self.config.is_sharded
-
-    def stepped(self, loss: Tensor, seconds: float) -> None:
-        """Report a step, which took `seconds`, if a report is due."""
-        self._step_seconds = seconds
-        if time.perf_counter() >= self._due:
-            self._report(loss)
-
-    def _report(self, loss: Tensor) -> None:
+    def stepped(self, loss: Tensor) -> None:
+        """Report a step if a report is due."""
         began = time.perf_counter()
+        if began < self._due:
+            return
         self.stepper.check_loss()
         state = self.stepper.state
         speed = self.watch.tokens_per_second()
         steps = expected_steps(self.config, state.step, state.progress)
-        norm = state.optimizer.norm
+        norm = state.optimizer.norm()
         event = Stepped(
             step=state.step,
             loss=loss.item(),

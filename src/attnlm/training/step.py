@@ -293,13 +293,11 @@ class Stepper:
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._finite_step = state.step
 
-    def step(self, *, wants_norm: bool = False) -> Tensor:
-        """Make the next step and return its loss, a tensor () on the device.
-
-        `wants_norm` asks the optimizer for the norm of the gradient.
-        """
+    def step(self) -> Tensor:
+        """Make the next step and return its loss, a tensor () on the device."""
         state = self.state
         optimizer = state.optimizer
+        optimizer.gradient.zero_()
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         inputs, targets = self.batches(state.step)
@@ -332,7 +330,7 @@ class Stepper:
             loss = loss / (share or 1.0)
         steps = expected_steps(self.config, state.step + 1, state.progress)
         with noticing_lost():
-            optimizer.step(state.step, self._pool, self._split.replicas, steps, wants_norm)
+            optimizer.step(state.step, self._pool, self._split.replicas, steps)
         self._loss_sum += loss
         state.step += 1
         self.stop.raises = False  # a step was made that can be saved
