@@ -40,26 +40,22 @@ def has_native_ops(spec: ModelSpec, vocab_size: int, tokens: int) -> bool:
     )
 
 
-def trains_native_blocks(spec: ModelSpec, training: TrainingConfig) -> bool:
-    """Return True if block.c can compute the blocks in this training run.
-
-    Operations in C are needed, no adapters, and all weights of a block in one process.
-    """
-    in_one_piece = not training.is_sharded and training.lora is None
-    is_native = training.compile == "parts" and in_one_piece
-    return is_native and spec.supports(Use.NATIVE_BLOCKS) is None
-
-
 def chosen_matmul(spec: ModelSpec, training: TrainingConfig) -> str:
     """Return what computes a step's large matmuls: native, onednn or blas.
 
     Blocks in C are faster than single operations as long as their matmuls are small. The library is
-    faster for large ones.
+    faster for large ones. Blocks in C need all weights of a block in one process, and no adapters.
     """
     library = faster_matmul()
-    by_block = trains_native_blocks(spec, training) and training.attention_kernel != "torch"
-    is_narrow = spec.costs(vocab_size=0).width <= _NARROW
-    return "native" if by_block and library == "blas" and is_narrow else library
+    by_blocks = (
+        training.compile == "parts"
+        and training.attention_kernel != "torch"
+        and training.lora is None
+        and not training.is_sharded
+        and spec.supports(Use.NATIVE_BLOCKS) is None
+        and spec.costs(vocab_size=0).width <= _NARROW
+    )
+    return "native" if by_blocks and library == "blas" else library
 
 
 def faster_matmul() -> str:

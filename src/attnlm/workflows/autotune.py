@@ -30,12 +30,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameters_of
 from attnlm.model.spec import Use
 from attnlm.training.cost import step_cost
-from attnlm.training.kernels import (
-    chosen_matmul,
-    faster_attention,
-    has_native_ops,
-    trains_native_blocks,
-)
+from attnlm.training.kernels import chosen_matmul, faster_attention, has_native_ops
 from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.schedule import Clock
 from attnlm.training.state import initial_state, keeping_random_state
@@ -150,31 +145,21 @@ def _kernels(config: Config, device: Device) -> dict[str, str]:
     """Return the settings for kernels, replacing auto by what a rule selects."""
     spec = config.spec
     training = config.training
-    is_plain = (device.name, device.dtype) != ("cpu", "float32") or training.compile == "on"
+    if (device.name, device.dtype) != ("cpu", "float32") or training.compile == "on":
+        return {"matmul": "blas", "attention_kernel": "torch"}
+    for name, use in (("attention_kernel", Use.NATIVE_ATTENTION), ("matmul", Use.NATIVE_BLOCKS)):
+        reason = spec.supports(use) if training.compile == "parts" else "it needs `compile` parts"
+        if getattr(training, name) == "native" and reason is not None:
+            raise UsageError(
+                f"{spec.name} cannot have `{name}` native: {reason}", f"leave `{name}` out"
+            )
     matmul = training.matmul
     attention = training.attention_kernel
-    if is_plain:
-        return {"matmul": "blas", "attention_kernel": "torch"}
-    if attention == "native" and training.compile != "parts":
+    if matmul == "native" and (training.is_sharded or training.lora or attention == "torch"):
         raise UsageError(
-            "`attention_kernel` native needs `compile` parts", "leave `attention_kernel` out"
-        )
-    if attention == "native" and (reason := spec.supports(Use.NATIVE_ATTENTION)) is not None:
-        raise UsageError(
-            f"{spec.name} cannot have `attention_kernel` native: {reason}",
-            "leave `attention_kernel` out",
-        )
-    if matmul == "native" and (reason := spec.supports(Use.NATIVE_BLOCKS)) is not None:
-        raise UsageError(f"{spec.name} cannot have `matmul` native: {reason}", "leave `matmul` out")
-    if matmul == "native" and not trains_native_blocks(spec, training):
-        raise UsageError(
-            "`matmul` native needs `compile` parts, and neither `shard` nor `lora`",
+            "`matmul` native, which computes whole blocks in C, cannot be combined with `shard`, "
+            "`lora` or `attention_kernel` torch",
             "leave `matmul` out",
-        )
-    if matmul == "native" and attention == "torch":
-        raise UsageError(
-            "`matmul` native computes whole blocks in C, with their attention",
-            "leave `attention_kernel` out",
         )
     if matmul == "auto":
         large = training.compile == "parts" or training.optimizer == "muon" or training.lora
