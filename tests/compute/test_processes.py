@@ -283,23 +283,6 @@ def test_the_launcher_prints_errors_that_processes_leave_to_it(
     assert message is None or meant.message == message
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [(("--steps", "20"), ("--steps", "30")), ((), ("--resume", "whole"))],
-)
-def test_processes_with_other_options_end_with_one_error(
-    first: tuple[str, ...], second: tuple[str, ...], project: Path, tmp_path: Path
-) -> None:
-    before = sorted((project / "checkpoints").glob("*"))
-    named = () if "--resume" in second else ("fruits-char",)
-    both = ("train", "fruits-char", *first), ("train", *named, *second)
-    main, other = commands(project, tmp_path, 2, *both)
-    # Where the first has ended already, the other cannot ask it who is to say it.
-    told = {line for line in (main[1] + other[1]).splitlines() if line.startswith("error: ")}
-    assert told == {"error: 1 of 2 processes differ in options from the first"}
-    assert sorted((project / "checkpoints").glob("*")) == before
-
-
 @pytest.mark.parametrize("rate", ["0.003", "0.004"])
 def test_processes_accept_a_finished_run_or_end_with_one_error(
     rate: str, whole: Path, project: Path, tmp_path: Path

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import inspect
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from attnlm.base import clock
 from attnlm.base.errors import AttnlmError, UsageError
@@ -149,9 +145,6 @@ def train(
     with joined() as processes, contextlib.ExitStack() as stack:
         if processes.count > 1:
             settings = {"processes": processes.count, **settings}
-            is_new = resume is start_from is None
-            options = resolve_new(settings, recipe).config.settings() if is_new else settings
-            _check_alike(processes, options, recipe, resume, start_from)
         listener: OnEvent = ignore
         if processes.is_main:
             logs = LogListener(CurveDrawer(on_event or ignore), tools)
@@ -476,19 +469,6 @@ def check_launched(training: TrainingConfig, processes: Processes) -> None:
         raise UsageError(
             f"`processes` is {training.processes}, but {processes.count} were started",
             f"start {training.processes} with torchrun, or use `processes` {processes.count}",
-        )
-
-
-def _check_alike(processes: Processes, *options: object) -> None:
-    """Raise UsageError in every process if any process has other options than rank 0."""
-    text = json.dumps(options, sort_keys=True, default=str)
-    ours = hashlib.sha256(text.encode()).hexdigest()
-    differing = torch.tensor(float(processes.broadcast_object(ours) != ours))
-    processes.all_reduce(differing)
-    if differing:
-        raise UsageError(
-            f"{int(differing)} of {processes.count} processes differ in options from the first",
-            "start all processes with the same options, version of attnlm, and recipe",
         )
 
 
