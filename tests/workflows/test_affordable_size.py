@@ -110,7 +110,7 @@ def test_a_recipe_of_several_sizes_needs_a_budget() -> None:
         resolve_new({"model": "multi-head"}, "best")
     with pytest.raises(UsageError, match="with this `processes`"):
         resolve_new({"processes": 2}, "best")
-    with pytest.raises(UsageError, match=r"heads.* \(in size 1 of the recipe\)"):
+    with pytest.raises(UsageError, match="heads"):
         resolve_new({"heads": 3}, "best")
     assert parts_of(resolve_new({"model": "transformer", "processes": 1}, "best")[0]).layers == 1
     assert resolve_new({"budget": 9.0}, "best")[0].training.budget == 9.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import UsageError
 from attnlm.base.own_code import OwnCode, is_code_name, named_code, passed_code
 from attnlm.base.settings import Setting, Settings
 from attnlm.config.recipes import load_sizes
@@ -92,9 +92,5 @@ def _check_several(
     if "steps" in given or "budget" not in {**sizes[0], **given}:
         hint = "use `budget`" + (" instead of `steps`" if "steps" in given else "")
         raise UsageError(f"{recipe} needs a budget, for which it chooses a model size", hint)
-    for number, size in enumerate(sizes, 1):
-        try:
-            resolve(settings, size)
-        except AttnlmError as error:
-            message = f"{error.message} (in size {number} of the recipe)"
-            raise type(error)(message, error.hint) from None
+    for size in sizes:
+        resolve(settings, size)

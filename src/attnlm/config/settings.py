@@ -125,15 +125,9 @@ def resolve(
     """
     named = {name for name, value in settings.items() if isinstance(value, OwnCode)}
     recipe = {name: value for name, value in (recipe or {}).items() if name not in named}
-    tokenizer = recipe.pop("tokenizer", None)
+    tokenizer: Any = recipe.pop("tokenizer", None)
     for key in ("stages", CODE):
         recipe.pop(key, None)
-    if tokenizer is not None and not (
-        isinstance(tokenizer, str) and re.fullmatch(r"[a-z0-9_:]{1,20}", tokenizer)
-    ):
-        raise AttnlmError(
-            "in the recipe: tokenizer must be the name of a tokenizer", "write, for example, gpt2"
-        )
     try:
         config = _resolved(dict(settings), recipe, parent)
     except UsageError as error:
