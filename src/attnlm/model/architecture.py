@@ -268,8 +268,9 @@ class Architecture:
 
     def settings(self) -> Settings:
         """Return the preset and the settings in effect, which together define this model."""
-        values = {name: getattr(self, name) for name in ("model", *PRESETS[self.model].settings)}
-        return {k: v for k, v in values.items() if v is not None and unused(k, values) is None}
+        values = {name: getattr(self, name) for name in fields_of(Architecture)}
+        names = ("model", *PRESETS[self.model].settings)
+        return {n: values[n] for n in names if values[n] is not None and unused(n, values) is None}
 
     def build(
         self, vocab_size: int, placed: Callable[[Any], Any] = lambda block: block
@@ -318,16 +319,14 @@ class Architecture:
         softmax = self.attention == "softmax"
         blocks = {"blocks": self.embed_dim is not None}
         match use:
-            case Use.EXPORT | Use.GROWTH | Use.TEXTBOOK | Use.TRACE | Use.PAGE:
-                return {}
+            case Use.RECOMPUTE | Use.NATIVE_DECODER:
+                return blocks
             case Use.PAGE_TRAINING:
                 return {
                     "RMS norm or no norm": self.norm != "layer",
                     "a SwiGLU MLP or no MLP": self.mlp in ("swiglu", "none"),
                     "no dropout": not self.dropout,
                 }
-            case Use.CACHE | Use.SHARDING:
-                return {}
             case Use.MUON:
                 return {"matrices inside its blocks": bool(map_shapes(self))}
             case Use.ATTENTION_MAPS:
@@ -361,7 +360,7 @@ class Architecture:
                     "positions that are not rotary": self.positions != "rotary",
                     "no MLP": self.mlp == "none",
                 }
-        return blocks
+        return {}
 
 
 # One-layer form: the C code keeps a query's sums in vectors of at most 64 numbers, and all weights

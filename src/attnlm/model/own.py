@@ -14,13 +14,13 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.own_code import OwnCode
 from attnlm.base.settings import Setting, Settings, fields_of, quoted
 from attnlm.base.suggestions import suggestion
-from attnlm.model.architecture import PRESETS, Architecture, architecture, unused
+from attnlm.model.architecture import PRESETS, Architecture, architecture
 from attnlm.model.sizes import Costs
 from attnlm.model.spec import ModelSpec, Shapes, Use
 
@@ -55,7 +55,8 @@ class _OwnSpec:
         """Return the settings for the code: its names and its arguments."""
         return {**self.codes, **{PREFIX + name: value for name, value in self.arguments.items()}}
 
-    def _measured(self, vocab_size: int) -> Costs:
+    def costs(self, vocab_size: int) -> Costs:
+        """Return the costs, measured by a run of the model without numbers."""
         from attnlm.model.own_modules import measured_costs
 
         return measured_costs(self, max(1, vocab_size))  # type: ignore[arg-type]
@@ -77,6 +78,24 @@ class _OwnSpec:
 
     def _refusal(self) -> str:
         return f"it computes {' and '.join(self.codes.values())}"
+
+    def completed(self, chosen: Iterable[str] = ()) -> Self:
+        """Return the description with each argument's value, after checking them.
+
+        Raises UsageError for arguments that the code does not have or that have wrong values, and
+        for `heads` among the settings that the user has `chosen`, if the attention takes none.
+        """
+        attention = self.codes.get("attention")
+        if attention is not None and "heads" in chosen and "heads" not in _parameters(attention):
+            raise UsageError(
+                f"`heads` has no effect: {attention} has no argument heads", "leave `heads` out"
+            )
+        known = {kind: _arguments(code, kind) for kind, code in self.codes.items()}
+        _check_names(self.arguments, set[str]().union(*known.values()), self.codes)
+        values: Settings = {}
+        for kind, defaults in known.items():
+            values |= _values(self.codes[kind], defaults, self.arguments)
+        return replace(self, arguments=values)
 
 
 @dataclass(frozen=True)
@@ -108,15 +127,9 @@ class OwnParts(_OwnSpec):
 
     def settings(self) -> Settings:
         """Return the settings that define the model."""
-        values = {name: getattr(self.architecture, name) for name in fields_of(Architecture)}
         # Positions can be changed in every model with own parts.
-        names = dict.fromkeys(("model", *PRESETS[self.preset].settings, "positions"))
-        used = [n for n in names if values[n] is not None and unused(n, values) is None]
-        return {**{n: values[n] for n in used if n not in self.codes}, **self._recorded()}
-
-    def costs(self, vocab_size: int) -> Costs:
-        """Return the costs, measured by a run of the model without numbers."""
-        return replace(self._measured(vocab_size), width=self.architecture.width)
+        ours = {**self.architecture.settings(), "positions": self.architecture.positions}
+        return {**{n: v for n, v in ours.items() if n not in self.codes}, **self._recorded()}
 
     def build(
         self, vocab_size: int, placed: Callable[[Any], Any] = lambda block: block
@@ -159,26 +172,6 @@ class OwnParts(_OwnSpec):
         _check_forward(self.codes[kind], kind, module)
         return module
 
-    def completed(self, chosen: Iterable[str] = ()) -> OwnParts:
-        """Return the description with each argument's value, after checking them.
-
-        Raises UsageError for arguments that the code does not have or that have wrong values, and
-        for `heads` among the settings that the user has `chosen`, if the attention takes none.
-        """
-        attention = self.codes.get("attention")
-        if attention is not None and "heads" in chosen and "heads" not in _parameters(attention):
-            raise UsageError(
-                f"`heads` has no effect: {attention} has no argument heads", "leave `heads` out"
-            )
-        known = {kind: _arguments(code, kind) for kind, code in self.codes.items()}
-        _check_names(
-            self.arguments, {name for found in known.values() for name in found}, self.codes
-        )
-        values: Settings = {}
-        for kind, defaults in known.items():
-            values |= _values(self.codes[kind], defaults, self.arguments)
-        return replace(self, arguments=values)
-
 
 @dataclass(frozen=True)
 class OwnModel(_OwnSpec):
@@ -201,10 +194,6 @@ class OwnModel(_OwnSpec):
         """Return the settings that define the model."""
         return {"block_size": self.block_size, **self._recorded()}
 
-    def costs(self, vocab_size: int) -> Costs:
-        """Return the costs, measured by a run of the model without numbers."""
-        return self._measured(vocab_size)
-
     def build(
         self, vocab_size: int, placed: Callable[[Any], Any] = lambda block: block
     ) -> LanguageModel:
@@ -218,12 +207,6 @@ class OwnModel(_OwnSpec):
     def supports(self, use: Use) -> str | None:
         """Return None, or in words why the model does not support a use."""
         return None if use in _SUPPORTED else self._refusal()
-
-    def completed(self, chosen: Iterable[str] = ()) -> OwnModel:
-        """Return the description with each argument's value; see `OwnParts.completed`."""
-        defaults = _arguments(self.code, "model")
-        _check_names(self.arguments, defaults, self.codes)
-        return replace(self, arguments=_values(self.code, defaults, self.arguments))
 
 
 def own_parts(
@@ -361,7 +344,7 @@ def _check_forward(code: OwnCode, kind: str, module: Any) -> None:
         ) from None
 
 
-def _check_names(given: Settings, known: Mapping[str, Any] | set[str], codes: Any) -> None:
+def _check_names(given: Settings, known: set[str], codes: Any) -> None:
     for name in given:
         if name not in known:
             named = " and ".join(codes.values())
