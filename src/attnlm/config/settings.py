@@ -188,20 +188,9 @@ def _model(parts: Settings, settings: Settings) -> tuple[ModelSpec, tuple[str, .
         return own_model(codes, parts), ()
     parts.pop("scores", None)  # it has one value, the default, if it is not own code
     name = str(parts.pop("model", fields_of(Architecture)["model"].default))
-    if codes:
-        merged = {**PRESETS[name].parts, **parts, **dict.fromkeys(codes, OWN)}
-        if "attention" in codes and parts.get("positions") == "rotary" != settings.get("positions"):
-            merged.pop("positions")  # own attention cannot rotate, whatever a recipe says
-        used = {
-            name: value
-            for name, value in parts.items()
-            if name in settings
-            or name.startswith(PREFIX)
-            or (name in merged and unused(name, merged) is None)
-        }
-        return own_parts(name, used, codes), tuple(k for k in parts if k not in used)
-    used = _with_effect(name, parts, settings)
-    return architecture(name, used), tuple(k for k in parts if k not in used)
+    used = _with_effect(name, parts, settings, codes)
+    spec: ModelSpec = own_parts(name, used, codes) if codes else architecture(name, used)
+    return spec, tuple(k for k in parts if k not in used)
 
 
 def check_files(codes: Iterable[OwnCode]) -> None:
@@ -243,17 +232,25 @@ def _inherited(parent: ParentRun, given: Settings) -> Settings:
     return {key: value for key, value in fixed.items() if key not in (*given, CODE)}
 
 
-def _with_effect(model: str, parts: Settings, settings: Settings) -> Settings:
+def _with_effect(
+    model: str, parts: Settings, settings: Settings, codes: Iterable[str]
+) -> Settings:
     """Return `parts` without the recipe's parts that have no effect because of `settings`.
 
-    In a recipe as it stands, a part without effect is an error, which `architecture` raises.
+    `codes` are the parts that own code replaces. In a recipe as it stands, a part without effect is
+    an error, which `architecture` raises.
     """
     preset = PRESETS[model]
+    kept = {*settings, *(k for k in parts if k.startswith(PREFIX))}
     if "model" in settings:
-        parts = {k: v for k, v in parts.items() if k in settings or k in preset.settings}
-    if "model" in settings or any(k in settings for k in parts):
-        merged = {**preset.parts, **parts}
-        parts = {k: v for k, v in parts.items() if k in settings or unused(k, merged) is None}
+        known = {*preset.settings, *(["positions"] if codes else [])}
+        parts = {k: v for k, v in parts.items() if k in kept | known}
+    if codes or "model" in settings or any(k in settings for k in parts):
+        merged = {**preset.parts, **parts, **dict.fromkeys(codes, OWN)}
+        if "attention" in codes and parts.get("positions") == "rotary" != settings.get("positions"):
+            merged.pop("positions")  # own attention cannot rotate, whatever a recipe says
+        effective = {k for k in merged if not k.startswith(PREFIX) and unused(k, merged) is None}
+        parts = {k: v for k, v in parts.items() if k in kept | effective}
     return parts
 
 
