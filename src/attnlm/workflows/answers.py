@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError
 from attnlm.base.files import file_hash
-from attnlm.base.settings import quoted
 from attnlm.data.dataset import Dataset
 from attnlm.data.example_sets import LONGER
 from attnlm.generation.questions import QuestionFormat, answers, format_of
@@ -17,7 +16,6 @@ from attnlm.runs.run import Run, open_run
 from attnlm.text.records import record_texts
 from attnlm.text.text_files import kind_of
 
-_Any = TypeVar("_Any")
 _SPARE = 8  # tokens after the longest right answer, which show that an answer does not end
 _MOST_ANSWER = 1000  # tokens
 
@@ -41,7 +39,7 @@ Pair = tuple[str, str]
 
 def generate(
     run: str | Path | Run | None = None,
-    prompts: Sequence[str] = (),
+    prompts: str | Iterable[str] = (),
     *,
     tokens: int = 100,
     checkpoint: str = "auto",
@@ -56,10 +54,7 @@ def generate(
     where the model ends it, after `tokens` tokens at most. Otherwise, the texts are continued by
     `tokens` tokens. Raises AttnlmError (UsageError for invalid arguments).
     """
-    prompts = prompts if isinstance(prompts, str) else _listed(prompts, "prompts")
-    if isinstance(prompts, str) or not all(isinstance(text, str) for text in prompts):
-        hint = "it must be a list of texts"
-        raise UsageError(f"invalid value for `prompts`: {quoted(prompts)}", hint)
+    prompts = [prompts] if isinstance(prompts, str) else list(prompts)
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
     sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
     if not prompts:
@@ -69,7 +64,7 @@ def generate(
 
 def answer_pairs(
     run: str | Path | Run | None,
-    pairs: Sequence[Pair],
+    pairs: Iterable[Pair],
     *,
     checkpoint: str = "auto",
     device: str = "auto",
@@ -84,24 +79,9 @@ def answer_pairs(
     continuation begins with it. Raises AttnlmError if `pairs` is empty, or a vocabulary lacks
     characters of a question.
     """
-    pairs = _listed(pairs, "pairs")
-    for pair in pairs:
-        if not isinstance(pair, tuple | list) or [*map(type, pair)] != [str, str]:
-            hint = "it must be a pair of texts: a question and its answer"
-            raise UsageError(f"invalid value in `pairs`: {quoted(pair)}", hint)
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
     sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
-    return ask(sampler, format_of(opened), pairs)
-
-
-def _listed(values: Iterable[_Any], name: str) -> list[_Any]:
-    """Return the list of an argument's values, also of an iterator. Raises UsageError."""
-    try:
-        return list(values)
-    except TypeError:
-        raise UsageError(
-            f"invalid value for `{name}`: {quoted(values)}", "it must be a list"
-        ) from None
+    return ask(sampler, format_of(opened), list(pairs))
 
 
 def ask(sampler: Sampler, form: QuestionFormat | None, pairs: Sequence[Pair]) -> list[Answered]:
