@@ -78,8 +78,8 @@ def estimate_memory(
     lora = training.adapters
     threads = (training.threads or torch.get_num_threads()) if device == "cpu" else 1
     most_threads = min(threads, MOST_REPLICAS)
-    cut = split_batch(training, threads)
-    tokens = cut.windows * spec.block_size
+    split = split_batch(training, threads)
+    tokens = split.windows * spec.block_size
     shards = training.processes if training.is_sharded else 1
     half = training.dtype == "bfloat16" or (training.dtype == "auto" and device == "cuda")
     bytes_per_input = 2 if half else _FLOAT
@@ -111,7 +111,7 @@ def estimate_memory(
     kept = costs.layers * block
     if training.recompute:  # one block's activations, and the input of each block
         kept = block + _FLOAT * costs.layers * costs.width
-    activations = cut.replicas * tokens * (kept + bytes_per_input * costs.peak_activations)
+    activations = split.replicas * tokens * (kept + bytes_per_input * costs.peak_activations)
     most = LOGITS_AT_ONCE[device]
     at_once = min(MOST_COMPILED * vocab_size, most) if native else 2 * most
     if one_layer:
@@ -133,11 +133,11 @@ def estimate_memory(
     if device == "cuda":  # an evaluation reuses the memory of a step
         evaluation = max(0, evaluation - activations - _FLOAT * logits)
     return MemoryEstimate(
-        weights=_FLOAT * weights + bytes_per_input * (gathered + cut.replicas * copied),
-        gradients=_FLOAT * (cut.replicas * trained + gathered),
+        weights=_FLOAT * weights + bytes_per_input * (gathered + split.replicas * copied),
+        gradients=_FLOAT * (split.replicas * trained + gathered),
         optimizer=_FLOAT * optimizer,
         activations=activations,
-        logits=_FLOAT * cut.replicas * logits,
+        logits=_FLOAT * split.replicas * logits,
         evaluation=evaluation,
         # Two copies are written while training goes on; rank 0 gathers the model to sample from it.
         checkpoint=_FLOAT * (2 * (trained + optimizer) + parameters) if shards > 1 else 0,

@@ -37,7 +37,6 @@ class Kernels:
 
 class _Used(threading.local):
     kernels = Kernels()
-    parts: CDLL | None = None
 
 
 _used = _Used()
@@ -46,12 +45,12 @@ _used = _Used()
 @contextlib.contextmanager
 def using(kernels: Kernels) -> Iterator[None]:
     """Use these kernels for the operations of this thread."""
-    before = _used.kernels, _used.parts
-    _used.kernels, _used.parts = kernels, native_kernels() if kernels.compiled else None
+    before = _used.kernels
+    _used.kernels = kernels
     try:
         yield
     finally:
-        _used.kernels, _used.parts = before
+        _used.kernels = before
 
 
 def kernels_in_use() -> Kernels:
@@ -61,8 +60,8 @@ def kernels_in_use() -> Kernels:
 
 def native_ops_for(x: Tensor) -> CDLL | None:
     """Return the compiled operations if they are in use and x is float32 on a CPU, else None."""
-    parts = _used.parts
-    return parts if parts is not None and x.is_cpu and x.dtype == torch.float32 else None
+    fits = _used.kernels.compiled and x.is_cpu and x.dtype == torch.float32
+    return native_kernels() if fits else None
 
 
 def place(x: Tensor | None) -> int | None:

@@ -91,8 +91,8 @@ def _in_pieces(
 ) -> Tensor:
     head = weight_VC.to(x_MC.dtype), None if bias_V is None else bias_V.to(x_MC.dtype)
     with torch.autocast(x_MC.device.type, enabled=False):
-        if (parts := native_ops_for(x_MC)) is not None:
-            return _compiled(parts, x_MC.contiguous(), *head, targets_M, wanted)
+        if (native := native_ops_for(x_MC)) is not None:
+            return _compiled(native, x_MC.contiguous(), *head, targets_M, wanted)
         return _plain(x_MC, *head, targets_M, wanted)
 
 
@@ -128,7 +128,7 @@ def _plain(
 
 
 def _compiled(
-    parts: CDLL,
+    native: CDLL,
     x_MC: Tensor,
     head_VC: Tensor,
     bias_V: Tensor | None,
@@ -150,7 +150,7 @@ def _compiled(
         targets_m = targets_M[part]
         shape = head_VC.size(0), len(targets_m)
         logits_Vm = product(head_VC, x_mC)
-        parts.cross_entropy(
+        native.cross_entropy(
             *(*shape, shape[1], 0.0 if wanted is None else 1 / count),
             *map(place, (bias_V, logits_Vm, targets_m, total, d_bias_V)),
         )

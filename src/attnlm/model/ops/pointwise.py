@@ -25,21 +25,21 @@ Gains = tuple[Tensor, Tensor, float]
 
 def gelu(x: Tensor) -> Tensor:
     """Return GELU (Hendrycks and Gimpel, 2016), with GPT-2's tanh approximation."""
-    if (parts := native_ops_for(x)) is not None:
-        return _apply(x, parts, "gelu", x.size(-1))
+    if (native := native_ops_for(x)) is not None:
+        return _apply(x, native, "gelu", x.size(-1))
     return F.gelu(x, approximate="tanh")
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """Return silu(gate) · up of concatenated gate and up, (..., 2F) → (..., F) (Shazeer, 2020)."""
-    if (parts := native_ops_for(gate_up)) is not None:
-        return _apply(gate_up, parts, "swiglu", gate_up.size(-1) // 2)
+    if (native := native_ops_for(gate_up)) is not None:
+        return _apply(gate_up, native, "swiglu", gate_up.size(-1) // 2)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
-def _apply(x: Tensor, parts: CDLL, name: str, width: int) -> Tensor:
-    out: Tensor = _Activation.apply(x, parts, name, width)  # type: ignore[no-untyped-call]
+def _apply(x: Tensor, native: CDLL, name: str, width: int) -> Tensor:
+    out: Tensor = _Activation.apply(x, native, name, width)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -48,12 +48,12 @@ class _Activation(Function):
     with the C function `name`_backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, parts: CDLL, name: str, width: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, native: CDLL, name: str, width: int) -> Tensor:
         x, out = x.contiguous(), x.new_empty(*x.shape[:-1], width)
         ctx.save_for_backward(x)
         ctx.sizes = out.numel() // width, width
-        ctx.backward_of = getattr(parts, f"{name}_backward")
-        getattr(parts, name)(*ctx.sizes, place(x), place(out))
+        ctx.backward_of = getattr(native, f"{name}_backward")
+        getattr(native, name)(*ctx.sizes, place(x), place(out))
         return out
 
     @staticmethod
@@ -68,20 +68,20 @@ class _Activation(Function):
 
 def rms_norm(x: Tensor, gain: Tensor, epsilon: float) -> Tensor:
     """Return x / √(mean x² + ε) · gain over the last axis (Zhang and Sennrich, 2019)."""
-    if (parts := native_ops_for(x)) is not None:
-        normed: Tensor = _RMSNorm.apply(x, gain, epsilon, parts)  # type: ignore[no-untyped-call]
+    if (native := native_ops_for(x)) is not None:
+        normed: Tensor = _RMSNorm.apply(x, gain, epsilon, native)  # type: ignore[no-untyped-call]
         return normed
     return F.rms_norm(x, gain.shape, gain.to(x.dtype), epsilon)
 
 
 class _RMSNorm(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, epsilon: float, parts: CDLL) -> Tensor:
+    def forward(ctx: Any, x: Tensor, gain: Tensor, epsilon: float, native: CDLL) -> Tensor:
         x, out = x.contiguous(), torch.empty(x.shape)
         inverse = torch.empty(x.numel() // gain.numel())
         ctx.save_for_backward(x, gain, inverse)
-        ctx.parts = parts
-        parts.rms_norm(len(inverse), gain.numel(), epsilon, *map(place, (x, gain, out, inverse)))
+        ctx.native = native
+        native.rms_norm(len(inverse), gain.numel(), epsilon, *map(place, (x, gain, out, inverse)))
         return out
 
     @staticmethod
@@ -91,7 +91,7 @@ class _RMSNorm(Function):
         d_x = torch.empty_like(x)
         d_gain = torch.zeros_like(gain)
         arrays = inverse, x, gain, grad.contiguous(), d_x, d_gain
-        ctx.parts.rms_norm_backward(len(inverse), gain.numel(), *map(place, arrays))
+        ctx.native.rms_norm_backward(len(inverse), gain.numel(), *map(place, arrays))
         return d_x, d_gain, None, None
 
 
@@ -103,9 +103,9 @@ def split_heads(
     Queries and keys are RMS-normalised if `gains` is set (Henry et al., 2020), and then rotated if
     `rotation` is set.
     """
-    parts = native_ops_for(packed_BTN)
-    if parts is not None and (gains is not None or rotation is not None):
-        given = *(gains or (None, None, 0.0)), *(rotation or (None, None)), parts
+    native = native_ops_for(packed_BTN)
+    if native is not None and (gains is not None or rotation is not None):
+        given = *(gains or (None, None, 0.0)), *(rotation or (None, None)), native
         out: Any = _SplitHeads.apply(packed_BTN, heads, kv_heads, *given)  # type: ignore[no-untyped-call]
         query, key, value = out
         return query, key, value
@@ -166,9 +166,9 @@ class _SplitHeads(Function):
     def forward(
         ctx: Any, packed_BTN: Tensor, heads: int, kv_heads: int, *given: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
-        query_gain, key_gain, epsilon, cosines_TD, sines_TD, parts = given
+        query_gain, key_gain, epsilon, cosines_TD, sines_TD, native = given
         packed_BTN = packed_BTN.contiguous()
-        ctx.heads, ctx.parts = (heads, kv_heads), parts
+        ctx.heads, ctx.native = (heads, kv_heads), native
         placed = []
         inverses = []
         views = _views(packed_BTN, heads, kv_heads)
@@ -176,7 +176,7 @@ class _SplitHeads(Function):
             windows, count, length, size = x_BHTD.shape
             out_BTHD = torch.empty(windows, length, count, size)
             inverse = torch.empty(windows * length * count if gain is not None else 0)
-            parts.qk_norm_rope(
+            native.qk_norm_rope(
                 *(windows, length, count, size, packed_BTN.size(-1), epsilon),
                 *map(place, (x_BHTD, gain, cosines_TD, sines_TD, out_BTHD, inverse)),
             )
@@ -198,7 +198,7 @@ class _SplitHeads(Function):
             windows, count, length, size = x_BHTD.shape
             grad_BTHD = grad.transpose(1, 2).contiguous()
             d_gains.append(None if gain is None else torch.zeros_like(gain))
-            ctx.parts.qk_norm_rope_backward(
+            ctx.native.qk_norm_rope_backward(
                 *(windows, length, count, size, packed_BTN.size(-1)),
                 *map(place, (inverse, x_BHTD, gain, cosines_TD, sines_TD)),
                 *map(place, (grad_BTHD, d_x, d_gains[-1])),
