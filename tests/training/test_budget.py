@@ -99,20 +99,6 @@ def test_a_run_ends_on_time_with_a_rate_near_zero_and_ten_evaluations(
     assert max(falls) < 0.05 * max(rates)  # nothing jumps
 
 
-def test_a_first_snapshot_that_compiles_takes_no_time_from_later_steps(
-    trained: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = paced(constant(1.0))
-
-    def slow_at_first(dataset: Dataset, tokens: int, step: int, *model: Any) -> Any:
-        clock.advance(30.0 if step == 0 else 0.0)
-        return take_snapshot(dataset, tokens, step, *model)
-
-    monkeypatch.setattr("attnlm.workflows.train.take_snapshot", slow_at_first)
-    began, run = clock.now, trained()
-    assert clock.now - began == pytest.approx(100, abs=3) and len(run.metrics()) >= 10
-
-
 def test_a_machine_that_stops_for_long_ends_the_run(trained: Any, paced: Any) -> None:
     clock = paced(lambda step: 300.0 if step == 30 else 1.0)
     began, run = clock.now, trained()

@@ -64,9 +64,7 @@ class Evaluator:
             validation_seconds = time.perf_counter() - validation_began
             if not math.isfinite(evaluation.loss):
                 raise StepNotFiniteError(state.step, state.step)
-            snapshot_began = time.perf_counter()
             taken = self._snapshot()
-            snapshot_seconds = time.perf_counter() - snapshot_began
         new_steps = state.step - max(0, state.evaluated_step)
         by_accuracy = self.run.config.training.best_by == "accuracy"
         improved = state.evaluated(evaluation.loss, evaluation.accuracy if by_accuracy else None)
@@ -92,11 +90,7 @@ class Evaluator:
             self.run.append_evaluation(record, snapshot, passage)
         if self._saver.is_writer:
             self._saver.save(evaluation.loss if improved else None)
-        seconds = time.perf_counter() - began
-        if state.step == 0:
-            # The first snapshot compiles and times the decoder; later ones do not.
-            seconds -= snapshot_seconds
-        self.control.evaluated(seconds, validation_seconds)
+        self.control.evaluated(time.perf_counter() - began, validation_seconds)
         return Evaluated(
             **record, improved=improved, snapshot=snapshot, is_last=self.control.should_stop
         )
