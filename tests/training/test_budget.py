@@ -25,7 +25,6 @@ from attnlm.training.schedule import Clock as Budget
 from attnlm.training.schedule import learning_rate
 from attnlm.training.step import Stepper
 from attnlm.training.validation import validation_loss
-from attnlm.workflows.evaluate import take_snapshot
 from tests.clock import Clock
 from tests.processes import together, train_by_the_clock
 
