@@ -326,7 +326,7 @@ def native_form(block: Block) -> BlockForm | None:
     mlp = block.mlp
     norms = {"attention": block.attention_norm} | ({} if mlp is None else {"mlp": block.mlp_norm})
     kinds = {None if norm is None else type(norm) for norm in norms.values()}
-    if not (block.residual and len(kinds) == 1 and _are_ours(attention, block.dropout)):
+    if not (block.residual and len(kinds) == 1 and _are_plain(attention, block.dropout)):
         return None
     if not isinstance(attention, SelfAttention) or attention.projection is None:
         return None
@@ -337,7 +337,7 @@ def native_form(block: Block) -> BlockForm | None:
     if isinstance(mlp, MLP):
         maps |= {"gate": mlp.gate, "up": mlp.up, "down": mlp.down}
     parts = [mlp, *norms.values(), *head_norms.values(), *maps.values()]
-    if not attention.joins_weights or not _are_ours(*(p for p in parts if p is not None)):
+    if not attention.joins_weights or not _are_plain(*(p for p in parts if p is not None)):
         return None
     weights: dict[str, nn.Parameter | None] = {}
     for name, part in maps.items():
@@ -365,12 +365,6 @@ def native_form(block: Block) -> BlockForm | None:
     )
 
 
-_OURS = {k: k.forward for k in (SelfAttention, MLP, Linear, RMSNorm, LayerNorm, Dropout)}
-
-
-def _are_ours(*modules: nn.Module | None) -> bool:
-    """Return True if each module has no hooks, and computes what its class in this package does."""
-    return all(
-        (kind := type(m)) in _OURS and kind.forward is _OURS[kind] and is_plain(m, kind)
-        for m in modules
-    )
+def _are_plain(*modules: nn.Module | None) -> bool:
+    """Return True if calls of all modules do nothing but compute what their classes do."""
+    return all(isinstance(m, Hookable) and is_plain(m, type(m)) for m in modules)
