@@ -417,7 +417,7 @@ a part is in no variant of the tests | test_architecture.py
 +    head_bias: bool = _core_part("a bias in the LM head", default=False)
 +    spare: bool = _core_part("a part of no model", default=False)
 settings that a rung lacks are ignored | test_settings.py
-if name not in preset.settings: => if False:
+if name not in preset.settings and not => if False and not
 == config/variants.py
 the last of two values in a variant counts | test_settings.py
 if key in settings: => if False:

@@ -23,7 +23,8 @@ from attnlm.base.own_code import (
     own_traceback,
     passed_code,
 )
-from attnlm.workflows.train import _sent
+from attnlm.compute.processes import ALONE
+from attnlm.workflows.train import _send
 from tests import own
 
 ANSWER = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef f(): return 42\n"
@@ -315,4 +316,4 @@ def test_other_processes_get_no_code_that_may_not_run_here(tmp_path: Path) -> No
     code = OwnCode("mine.py:f", path, hashlib.sha256(path.read_bytes()).hexdigest())
     run: Any = SimpleNamespace(config=SimpleNamespace(codes=[code]), path=path, content=dict)
     with pytest.raises(CodeNotAcceptedError):
-        _sent(run)
+        _send(ALONE, run)

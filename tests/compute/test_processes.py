@@ -59,7 +59,7 @@ def test_processes_compute_what_one_does(project: Path, tmp_path: Path) -> None:
     (first, failure, told, flushed, stopped, sharded), *others = (
         pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(3)
     )
-    assert failure == "loss, gradient or weights are no longer finite numbers (between steps 1 and 2)"
+    assert "finite numbers (between steps 1 and 2)" in failure
     assert told == {"a": [1, None, "ü"]}
     assert flushed == [0.0] * 8 or sys.platform != "linux"
     assert stopped == [signal.SIGTERM] * 2 and others[-1][-2] == [signal.SIGHUP] * 2

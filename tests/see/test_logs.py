@@ -190,9 +190,7 @@ def test_interrupted_training_closes_tools_and_long_training_logs_few_points(
     assert list(kept.made[0].series("loss/batch")) == [1, 5, 9]
 
 
-def test_a_damaged_record_stops_nothing(
-    dataset: Dataset, tmp_path: Path, kept: type[Kept]
-) -> None:
+def test_a_damaged_record_stops_nothing(dataset: Dataset, tmp_path: Path, kept: type[Kept]) -> None:
     run = train(dataset, tmp_path)
     files.write_json(run.path / "logs.json", {"id": "x"})
     notes: list[object] = []

@@ -232,9 +232,7 @@ def _inherited(parent: ParentRun, given: Settings) -> Settings:
     return {key: value for key, value in fixed.items() if key not in (*given, CODE)}
 
 
-def _with_effect(
-    model: str, parts: Settings, settings: Settings, codes: Iterable[str]
-) -> Settings:
+def _with_effect(model: str, parts: Settings, settings: Settings, codes: Iterable[str]) -> Settings:
     """Return `parts` without the recipe's parts that have no effect because of `settings`.
 
     `codes` are the parts that own code replaces. In a recipe as it stands, a part without effect is
