@@ -1,4 +1,4 @@
-"""Models that were changed from outside are told from models as their settings make them."""
+"""Tests that recognise models which somebody changed from outside."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_threads_share_an_update_and_change_nothing(
 
 
 @pytest.mark.parametrize("clip", [None, 0.01])
-def test_the_norm_is_that_of_the_gradient_before_clipping(clip: float | None) -> None:
+def test_the_reported_norm_is_the_gradients_before_clipping(clip: float | None) -> None:
     settings: dict[str, Setting] = {} if clip is None else {"gradient_clip": clip}
     model, config = a_model_with_gradients(1, model="multi-head", heads=2, **settings)
     updates = FlatOptimizer(model, config.training)
