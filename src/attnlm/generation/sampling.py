@@ -274,6 +274,9 @@ def samples(
     invalid arguments).
     """
     prompts = [prompt] if isinstance(prompt, str) else prompt
+    if not isinstance(prompts, Sequence) or not all(isinstance(text, str) for text in prompts):
+        hint = "it must be a text or a list of texts"
+        raise UsageError(f"invalid value for `prompt`: {quoted(prompt)}", hint)
     config = _config(settings, on_event)
     sampler = load_sampler(
         run, checkpoint=checkpoint, device=device, checkpoint_dir=checkpoint_dir, on_event=on_event
