@@ -357,7 +357,7 @@ def test_the_measured_costs_are_those_that_pytorch_counts(code: Path, name: str)
 
 
 def test_measuring_does_not_load_the_compiler(code: Path) -> None:
-    """It takes longer than a short training."""
+    """Importing the compiler takes longer than a short training."""
     lines = (
         "import sys",
         "from attnlm.config.new_training import resolve_new",

@@ -122,7 +122,7 @@ def test_invisible_characters_are_shown() -> None:
     assert visible("a b\n\x00é日\u200b") == "a␣b⏎\\x00é日\\u200b"
 
 
-# --- Pictures, whatever the surroundings of matplotlib --------------------------------------------
+# --- Pictures in any surroundings of matplotlib --------------------------------------------
 
 _PROGRAM = """
 import sys

@@ -165,7 +165,7 @@ def test_a_failure_waits_for_running_jobs() -> None:
 
 @contextlib.contextmanager
 def occupied(pool: ThreadPoolExecutor) -> Iterator[None]:
-    """Its other threads start nothing."""
+    """Keep the other threads of a pool busy."""
     free = threading.Event()
     for _ in range(pool._max_workers):
         pool.submit(free.wait)

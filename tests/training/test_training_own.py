@@ -84,7 +84,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     with pytest.raises(KeyboardInterrupt):
         trained(**settings, steps=6, name="stopped", on_step=stop_after(3))
     own.become_a_new_process(monkeypatch)
-    torch.manual_seed(7)  # whatever a new process may have drawn
+    torch.manual_seed(7)  # a new process may have drawn other numbers
     resumed = attnlm.train(resume=tmp_path / "checkpoints/stopped")
     assert_same(whole, resumed)
     (text,) = attnlm.samples(resumed, num_samples=1, tokens=20, seed=1)

@@ -167,7 +167,7 @@ def problems(findings: dict[str, Any]) -> set[str]:
 )
 def test_right_code_has_no_problem(code: Path, name: str, settings: dict[str, Any]) -> None:
     findings = found(code, name, **settings)
-    # Tables of N(0, 1) are both input and output of these.
+    # In these models, tables of N(0, 1) are both input and output.
     is_large = name in ("models.py:lecture", "models.py:Last")
     assert problems(findings) == ({"loss at start"} if is_large else set())
     assert findings["causality"].text == "logits depend on no later token"
