@@ -63,7 +63,7 @@ _TYPED = """async () => {
     const began = performance.now();
     page.prompt.value += sign;
     page.prompt.dispatchEvent(new Event("input"));
-    while (isEdited || view.T !== Math.min(page.prompt.value.length, block)) await answered();
+    while (isEdited || view.T !== Math.min(page.prompt.value.length, block)) await eventLoop();
     await frame();
     times.push(performance.now() - began);
     while (isBusy) await new Promise((done) => setTimeout(done, 5));

@@ -60,7 +60,7 @@ def data_of(page: Path) -> Any:
 
 
 def _picture(page: Path, path: Path) -> None:
-    """Photograph the page as a reader sees it first."""
+    """Photograph the page after a head was switched off: the bars and texts before and after."""
     import shutil
 
     from playwright.sync_api import sync_playwright
@@ -68,9 +68,16 @@ def _picture(page: Path, path: Path) -> None:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        view = browser.new_page(viewport={"width": 1200, "height": 1060})
+        view = browser.new_page(viewport={"width": 1300, "height": 900})
         view.goto(page.as_uri())
         view.locator("#thumbnails small").last.filter(has_text="%").wait_for()
+        view.fill("#seed", "1")
+        view.click("#run")
+        view.locator(".sampled").nth(199).wait_for()
+        view.click("#switch")
+        view.locator(".sampled").nth(399).wait_for()
+        view.locator("#thumbnails .off").first.wait_for()
+        view.mouse.move(0, 0)
         view.screenshot(path=str(path))
         browser.close()
 

@@ -77,7 +77,7 @@ def opened(browser: Any, page: Path, **how: Any) -> Iterator[Any]:
     view.on("request", lambda request: asked.append(request.url))
     view.goto(page.as_uri())
     yield view
-    assert complaints == []
+    assert complaints == [], complaints
     assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [page.as_uri()]
     context.close()
 

@@ -252,7 +252,7 @@ def test_the_pages_have_the_buttons_and_titles_that_the_lesson_names() -> None:
     folder = DOCS.parent / "src" / "attnlm" / "see" / "pages"
     sources = "\n".join(path.read_text(encoding="utf-8") for path in folder.iterdir())
     named = set(re.findall(r'"([A-Z][^"]+)"', LESSON)) - {"Once there was a littl"}
-    assert {"Inside one model", "The way through one head", "Switch this head off"} <= named
+    assert {"Next step", "The way through one head", "Switch this head off"} <= named
     for words in {*named, "Full screen, large type", "Generate"}:
         assert words.rstrip(" …") in sources, words
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
 from attnlm.model.architecture import RUNGS
 from attnlm.model.recorder import record
-from attnlm.runs.journal import PASSAGE, Snapshot
+from attnlm.runs.journal import EARLY_STEPS, PASSAGE, Snapshot
 from attnlm.runs.run import Run
 from attnlm.see.heads import PATTERNS
 from attnlm.see.heads import heads as study_heads
@@ -58,7 +59,8 @@ def test_every_evaluation_records_a_sample_and_attention(
 ) -> None:
     run = trained(data, tmp_path, model=rung)
     snapshots, dataset = run.ticker(), attnlm.open_dataset(data / "fruits-char")
-    assert steps(run) == [r["step"] for r in run.metrics()] == [0, 5, 10, 12]
+    assert [r["step"] for r in run.metrics()] == [0, 5, 10, 12]
+    assert steps(run) == [0, 1, 3, 5, 10, 12]
     last = snapshots[-1]
     assert last.text == "".join(attnlm.sample(run, checkpoint="last", tokens=80, seed=0))
     passage = [int(i) for i in dataset.val[:8]]
@@ -73,7 +75,7 @@ def test_every_evaluation_records_a_sample_and_attention(
     assert not np.triu(last.maps, 1).any()
     # In the file, each weight on or below the diagonal is a byte, and the first token's is 255.
     records = [json.loads(line) for line in (run.path / "ticker.jsonl").read_text().splitlines()]
-    assert [list(r) for r in records[1:]] == [["step", "text", "maps", "scores"]] * 3
+    assert [list(r) for r in records[1:]] == [["step", "text", "maps", "scores"]] * 5
     assert list(records[0]) == ["step", "text", "maps", "passage", "scores"]
     packed = np.frombuffer(base64.b64decode(records[-1]["maps"]), np.uint8).reshape(-1, 36)
     assert (packed[:, 0] == 255).all()
@@ -91,7 +93,7 @@ def test_an_attention_without_softmax_trains_and_has_no_maps(
 ) -> None:
     monkeypatch.setattr("attnlm.model.language_model.SelfAttention", WithoutMaps)
     run = attnlm.train(resume=trained(data, tmp_path, model=model).path, steps=13)
-    assert steps(run) == [0, 5, 10, 12, 13]
+    assert steps(run) == [0, 1, 3, 5, 10, 12, 13]
     assert all(snapshot.text and snapshot.maps is None for snapshot in run.ticker())
     module, _ = attnlm.load_model(run, device="cpu")
     ids = run.tokenizer.encode("1 ")
@@ -159,15 +161,34 @@ def test_extra_and_truncated_lines_are_removed_on_resume(data: Path, tmp_path: P
     events: list[object] = []
     whole = trained(data, tmp_path, steps=20, schedule="constant", on_event=events.append)
     told = [event.snapshot for event in events if isinstance(event, Evaluated)]
-    assert [(m.step, m.text) for m in told if m] == [(m.step, m.text) for m in whole.ticker()]
+    kept = [(m.step, m.text) for m in whole.ticker() if m.step not in EARLY_STEPS[:2]]
+    assert [(m.step, m.text) for m in told if m] == kept
     path = run.path / "ticker.jsonl"
     later = (whole.path / "ticker.jsonl").read_bytes().splitlines(keepends=True)[-1]
     with path.open("ab") as file:
         file.write(later + later[: len(later) // 2])
-    assert steps(run) == [0, 5, 10, 20]
+    assert steps(run) == [0, 1, 3, 5, 10, 20]
     resumed = attnlm.train(resume=run.path, steps=20)
     assert path.read_bytes() == (whole.path / "ticker.jsonl").read_bytes()
-    assert steps(resumed) == [0, 5, 10, 15, 20]
+    assert steps(resumed) == [0, 1, 3, 5, 10, 15, 20]
+
+
+def test_early_snapshots_continue_after_a_stop_and_need_an_evaluation_at_step_0(
+    data: Path, tmp_path: Path
+) -> None:
+    def stop(step: int, loss: torch.Tensor) -> None:
+        if step == 11:
+            signal.raise_signal(signal.SIGINT)
+
+    how: dict[str, Any] = {"steps": 40, "eval_every": 20, "schedule": "constant"}
+    with pytest.raises(KeyboardInterrupt):
+        trained(data, tmp_path, **how, name="stopped", on_step=stop)
+    resumed = attnlm.train(resume=tmp_path / "stopped")
+    whole = trained(data, tmp_path, **how, name="whole")
+    assert steps(whole) == [0, 1, 3, 10, 20, 30, 40]
+    for one, other in zip(resumed.ticker(), whole.ticker(), strict=True):
+        assert (one.step, one.text) == (other.step, other.text)
+    assert steps(trained(data, tmp_path, steps=4, eval_every=4)) == [4]
 
 
 def test_lost_lines_are_accepted_and_foreign_lines_removed(data: Path, tmp_path: Path) -> None:
@@ -175,14 +196,14 @@ def test_lost_lines_are_accepted_and_foreign_lines_removed(data: Path, tmp_path:
     path = run.path / "ticker.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + lines[2])
-    assert steps(attnlm.train(resume=run.path, steps=11)) == [0, 10, 11]
+    assert steps(attnlm.train(resume=run.path, steps=11)) == [0, 3, 11]
     path.unlink()
     assert run.ticker() == [] and run.ticker_passage() == []
     resumed = attnlm.train(resume=run.path, steps=20)
     assert steps(resumed) == [15, 20] and len(resumed.ticker_passage()) == 8
     other = trained(data, tmp_path, steps=9, eval_every=3)
     shutil.copy(other.path / "ticker.jsonl", run.path)
-    assert steps(attnlm.train(resume=run.path, steps=25)) == [0, 25]
+    assert steps(attnlm.train(resume=run.path, steps=25)) == [0, 1, 3, 25]
 
 
 def map_bytes(count: int) -> str:

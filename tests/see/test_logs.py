@@ -106,7 +106,8 @@ def test_a_tool_gets_numbers_samples_and_pictures(
     for name in ("loss/batch", "gradient_norm", "tokens_per_second"):
         assert list(tool.series(name)) == [1, 2, 3, 4, 5, 6]
         assert all(value > 0 for value in tool.series(name).values())
-    assert tool.series("sample") == {snapshot.step: snapshot.text for snapshot in run.ticker()}
+    texts = {snapshot.step: snapshot.text for snapshot in run.ticker() if snapshot.step != 1}
+    assert tool.series("sample") == texts
     assert list(tool.series("attention")) == [0, 3, 6]
     curve = tool.series("curve")[6]
     assert curve.dtype == np.uint8 and curve.ndim == 3 and curve.std() > 1

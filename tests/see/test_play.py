@@ -27,7 +27,7 @@ from attnlm.see.play import model_data, play_page
 from attnlm.tokens import byte_pairs
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from docs.gallery import FOLDER, PAGES, data_of
-from tests.browser import check_fits, opened, until
+from tests.browser import check_fits, darkness, opened, until
 from tests.command import attnlm as attnlm_command
 from tests.command import fails
 from tests.models import FRUITS, V, small_model, some_ids, variants_with
@@ -261,8 +261,172 @@ def test_a_head_that_is_switched_off_adds_nothing(browser: Any, tmp_path: Path) 
         assert total == pytest.approx(float(expected_V.max()), abs=0.02)
         view.locator("#thumbnails .off").first.wait_for()  # the page draws them a little later
         assert view.locator("#thumbnails .off").count() == 1
+        # The bars show the probabilities before and after the change.
+        assert view.inner_text(".change") == "all heads on → layer 2 head 3 off"
+        before_V, after_V = (torch.tensor(x).softmax(-1) for x in (before, off_V))
+        for bar in view.locator("#models .next li").all():
+            token, *percents = bar.locator("> :not(.bars)").all_inner_texts()
+            (number,) = LETTERS.encode({"⏎": "\n"}.get(token, token))
+            assert percents == [percent(float(p_V[number])) for p_V in (before_V, after_V)]
         view.locator("#switch").click()
         assert view.evaluate(asked, ids) == before
+        until(view, "!isBusy")
+        assert view.inner_text(".change") == "layer 2 head 3 off → all heads on"
+
+
+GENERATED = """async ([number, off, seed]) => {
+  const after = Object.create(attnlm.models[number]);
+  Object.assign(after, {silenced: new Set(off), cache: newCache()});
+  const ids = after.encode(page.prompt.value);
+  return after.decode(await after.generate({ids, tokens: 40, seed}));
+}"""
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_cause_and_effect_are_on_one_screen(count: int, browser: Any, tmp_path: Path) -> None:
+    """The switch of a head, the bars, and the texts with and without it, from the same seed."""
+    names = ("bigram", "average", "transformer", "multi-head")[-count:]
+    page = page_of(tmp_path, *(shown(name, small_model(name).float()) for name in names))
+    with opened(browser, page, viewport={"width": 1300, "height": 900}) as view:
+        view.fill("#prompt", "abcabca")
+        view.fill("#tokens", "40")
+        view.click("#run")
+        until(view, f"document.querySelectorAll('.sampled').length === {40 * count}")
+        seed = view.evaluate("seed")
+        view.locator("#thumbnails button", has_text="head 2").click()
+        view.click("#switch")
+        until(view, f"document.querySelectorAll('.sampled').length === {40 * (count + 1)}")
+        until(view, "!generating && !isBusy")
+        texts = view.locator(".shown .generated").all_text_contents()
+        last = count - 1
+        assert texts == [view.evaluate(GENERATED, [last, off, seed]) for off in ([], ["0.1"])]
+        assert texts[0] != texts[1]
+        notes = view.locator(".shown .written .note").all_inner_texts()
+        assert notes == [f"seed {seed}: all heads on", f"seed {seed}: head 2 off"]
+        for part in ("#switch", "#run", ".shown .next", ".shown .change", ".shown .generated"):
+            for box in (one.bounding_box() for one in view.locator(part).all()):
+                assert box["y"] >= 0 and box["y"] + box["height"] <= 900, part
+        assert view.evaluate("scrollY") == 0
+        column = "document.querySelector('.act')"
+        assert view.evaluate(f"{column}.scrollHeight <= {column}.clientHeight")
+        # What was changed stays on the screen while the other column scrolls.
+        view.evaluate("scrollTo(0, 1500)")
+        for part in ("#switch", ".shown .next", ".shown .generated >> nth=1"):
+            box = view.locator(part).first.bounding_box()
+            assert box["y"] >= 0 and box["y"] + box["height"] <= 900, part
+        # `Start again` generates from the prompt, with the same seed.
+        view.click("#again")
+        until(view, f"document.querySelectorAll('.sampled').length === {40 * (count + 1)}")
+        assert view.locator(".shown .generated").all_text_contents() == texts
+
+
+def test_bars_describe_the_text_of_the_box(browser: Any, tmp_path: Path) -> None:
+    with opened(browser, page_of(tmp_path, shown("average", small_model("average")))) as view:
+        view.fill("#prompt", "abcab")
+        until(view, "!isBusy && !isEdited")
+        bars = view.inner_text("#models .next")
+        view.click("#run")
+        until(view, "document.querySelectorAll('.sampled').length === 200 && !isBusy")
+        assert (
+            view.inner_text("#after-text") == "abcab" and view.inner_text("#models .next") == bars
+        )
+        view.fill("#seed", "3")
+        view.click("#one")
+        until(view, "page.prompt.value.length === 6 && !isBusy")
+        text = view.input_value("#prompt")
+        assert view.inner_text("#after-text") == text.replace("\n", "⏎")
+        assert re.fullmatch("“.” had [0-9.]+%", view.inner_text("#drawn"))
+        assert view.locator("#text button").count() == 6 and view.locator(".sampled").count() == 0
+
+
+def test_the_table_of_a_bigram_equals_its_weights(browser: Any, tmp_path: Path) -> None:
+    model = small_model("bigram").float()
+    probabilities_VV = model.state_dict()["table.weight"].softmax(-1).numpy()
+    with opened(browser, page_of(tmp_path, shown("bigram", model))) as view:
+        view.fill("#prompt", "abc")
+        until(view, "!isBusy && !isEdited")
+        drawn = darkness(view, "#table canvas")
+        assert drawn.shape == (V, V)
+        assert np.corrcoef(drawn.ravel(), np.sqrt(probabilities_VV.ravel()))[0, 1] > 0.98
+        likeliest = int(probabilities_VV[2].argmax())
+        token = {"\n": "⏎"}.get(LETTERS.decode([likeliest]), LETTERS.decode([likeliest]))
+        said = f"“{token}” after “c”: {percent(float(probabilities_VV[2, likeliest]))}, logit "
+        assert view.inner_text("#table-cell").startswith(said)
+        view.focus("#table .picture")
+        view.keyboard.press("ArrowUp")
+        assert "after “b”" in view.inner_text("#table-cell")
+        assert view.locator("#flow button").all_inner_texts() == ["logits", "probabilities"]
+        assert view.is_hidden("#heads-body") and view.is_hidden("#switch")
+
+
+def test_steps_lead_through_a_head_and_show_their_arithmetic_beside(
+    browser: Any, tmp_path: Path
+) -> None:
+    """Each number that is shown equals the model's, and the products sum to it."""
+    model = small_model("transformer").float()
+    seen = record(model, torch.tensor([LETTERS.encode("abcab")]))
+    heads = seen.layers[0].heads
+    assert heads is not None
+    names = [
+        *("embedding", "input", "q", "k", "v", "scores", "weights", "mix", "attention"),
+        *("with attention", "MLP input", "hidden", "MLP", "after layer 1"),
+    ]
+    page = page_of(tmp_path, shown("transformer", model))
+    with opened(
+        browser, page, viewport={"width": 1300, "height": 900}, reduced_motion="reduce"
+    ) as view:
+        view.fill("#prompt", "abcab")
+        until(view, "!isBusy && !isEdited")
+        assert view.locator("#flow button").all_inner_texts() == names
+        for number, name in enumerate(names):
+            assert view.inner_text("#flow [aria-current]") == name
+            assert view.inner_text("#step-title").startswith(f"{number + 1} of {len(names)}: ")
+            total = view.evaluate("page.explanation.querySelector('.total')?.textContent")
+            if name in ("q", "scores", "mix", "hidden"):  # each row is: number, factors, product
+                rows = view.locator(".arithmetic tbody tr").all()
+                terms = [[float(x) for x in row.locator("td").all_inner_texts()] for row in rows]
+                for x, y, product in terms:
+                    assert product == pytest.approx(x * y, abs=0.006 * (1 + abs(x) + abs(y)))
+                summed = float(total.rpartition(" ")[2])
+                assert summed == pytest.approx(sum(p for *_, p in terms), abs=0.01 * len(terms))
+            if name == "scores":
+                drawn = darkness(view, ".outcome canvas")
+                assert (np.nanmax(drawn, 1) == np.nanmax(drawn)).all()  # in each row
+                past = np.tril_indices(5)
+                scores = np.full((5, 5), -np.inf)
+                scores[past] = heads.scores[0, 0].numpy()[past]
+                below = np.clip(1 - (scores.max(-1, keepdims=True) - scores) / 6, 0, 1)
+                assert np.corrcoef(drawn[past], below[past])[0, 1] > 0.95
+            if name == "weights":
+                column = view.locator(".arithmetic tbody tr")
+                powers = [float(x) for x in column.locator("td:nth-child(3)").all_inner_texts()]
+                assert float(total.rpartition(" ")[2]) == pytest.approx(sum(powers), abs=0.05)
+                shares = [float(x) for x in column.locator("td:nth-child(4)").all_inner_texts()]
+                assert shares == pytest.approx(seen.weights[0, 0, 0, 4].tolist(), abs=0.006)
+            chosen, arithmetic = (
+                view.locator(part).bounding_box()
+                for part in (".outcome .highlight", "#explanation")
+            )
+            assert 0 <= arithmetic["y"] - chosen["y"] < 300, name
+            if number + 1 < len(names):
+                view.click("#next-step")
+        view.click("#next-step")  # leads to the next layer
+        until(view, "view.layer === 1 && !isBusy")
+        assert view.inner_text("#flow [aria-current]") == "after layer 1"
+        assert view.locator("#flow button").last.inner_text() == "probabilities"
+
+
+def test_the_lens_is_shown_only_for_a_residual_stream(browser: Any, tmp_path: Path) -> None:
+    names = ("wide-head", "transformer")
+    with opened(
+        browser, page_of(tmp_path, *(shown(name, small_model(name)) for name in names))
+    ) as view:
+        view.fill("#prompt", "abc")
+        until(view, "!isBusy && !isEdited")
+        assert view.locator("#lens tbody tr").count() == 3
+        view.locator("#models h3 button", has_text="wide-head").click()
+        until(view, "!isBusy")
+        assert view.is_hidden("#lens-section")
 
 
 def test_a_head_that_a_model_does_not_have_cannot_be_switched_off(all_variants: Any) -> None:
@@ -306,9 +470,14 @@ def test_keyboard_controls(width: int, browser: Any, tmp_path: Path) -> None:
         view.focus("#large .picture")
         view.keyboard.press("ArrowLeft")
         assert re.match("“a” gives [0-9.]+% to “c”", view.inner_text("#head-caption"))
-        view.focus("#walkthrough .matrix >> nth=0")
-        view.keyboard.press("ArrowRight")
-        assert view.inner_text("#explanation").startswith("embedding[“b”, 1] = ")
+        row, column = view.evaluate("tour.cell")
+        view.focus(".outcome .matrix")
+        view.keyboard.press("ArrowUp")
+        said = f"embedding[“{'abcab'[row - 1]}”, {column + 1}] = "
+        assert view.inner_text("#explanation").startswith(said)
+        view.focus("#next-step")
+        view.keyboard.press("Enter")
+        view.locator("#flow [aria-current]", has_text="q").wait_for()
         view.focus("#tokens")
         view.keyboard.press("ControlOrMeta+a")
         view.keyboard.type("12")
@@ -317,8 +486,7 @@ def test_keyboard_controls(width: int, browser: Any, tmp_path: Path) -> None:
         until(view, "page.run.textContent === 'Generate' && !isBusy")
         view.focus("#one")
         view.keyboard.press("Enter")
-        until(view, "document.querySelectorAll('.sampled').length === 13")
-        assert re.search("which had [0-9.]+%", view.inner_text(".last"))
+        until(view, "page.prompt.value.length === 6")
 
 
 @WIDTHS
@@ -340,13 +508,13 @@ def test_mouse_controls(width: int, browser: Any, tmp_path: Path) -> None:
         assert view.inner_text(".tooltip").startswith("“b” gives ")
         view.hover("#large .picture", position={"x": box["width"] * 0.9, "y": 2})
         assert view.inner_text(".tooltip") == "“a” can't see “b”, which comes later"
-        scores = view.locator("#walkthrough figure", has_text="scores").locator(".matrix").first
+        view.locator("#flow button", has_text="scores").click()
+        view.locator(".outcome strong", has_text="scores[").wait_for()
+        scores = view.locator(".outcome .matrix")
         box = scores.bounding_box()
         scores.click(position={"x": box["width"] * 0.3, "y": box["height"] * 0.9})
         score = float(heads.scores[0, 2, 4, 1])
-        assert view.inner_text("#explanation").startswith(
-            f"scores[“b”, “b”] = {score:.2f}: the dot product"
-        )
+        assert view.inner_text("#explanation").startswith(f"scores[“b”, “b”] = {score:.2f}\n")
         assert view.locator("#walkthrough .highlight").count() == 3
         view.locator("#as-arcs").click()
         assert view.locator("#large path").count() > 0
@@ -363,11 +531,12 @@ def test_several_models_can_be_chosen_and_typing_stops_generation(
         view.fill("#prompt", "abcab")
         assert view.locator("#models h3").all_inner_texts() == list(names)
         for name, heads in (("multi-head", 4), ("transformer", 8)):
-            view.locator("#tabs button", has_text=name).click()
+            view.locator("#models h3 button", has_text=name).click()
             until(view, f"page.thumbnails.children.length === {heads}")
-        view.locator("#tabs button", has_text="bigram").click()
-        view.locator("#no-heads").wait_for()
+        view.locator("#models h3 button", has_text="bigram").click()
+        view.locator("#heads-title", has_text="no attention").wait_for()
         assert not view.is_visible("#thumbnails")
+        view.locator("#table canvas").wait_for()
         view.fill("#tokens", "30")
         view.click("#run")
         until(view, "document.querySelectorAll('.sampled').length === 90")
@@ -424,6 +593,12 @@ def test_a_small_model_with_gpt2s_vocabulary_is_as_small_a_page(gpt2: BpeTokeniz
     assert len(play_page([shown("x", model, gpt2)])) <= 1.4 * weights + 150_000
 
 
+ENLARGED = (
+    *((".outcome .matrix", "height"), (".outcome .row-names", "fontSize"), (".scale", "fontSize")),
+    *((".labelled .rows", "fontSize"), (".next", "fontSize"), (".scale span", "width")),
+)
+
+
 def test_the_command_writes_runs_as_a_page(trained: Path, browser: Any, tmp_path: Path) -> None:
     folder = trained / "checkpoints"
     page = tmp_path / "page.html"
@@ -445,6 +620,25 @@ def test_the_command_writes_runs_as_a_page(trained: Path, browser: Any, tmp_path
             }"""
         )
     assert made == text
+    named = ("export", "multi-head", "named.html", "--title", "A <b>lesson", "--text", "the q")
+    attnlm_command(*named, *how, cwd=tmp_path)
+    best = run.result().best.val_loss  # type: ignore[union-attr]
+    with opened(browser, tmp_path / "named.html") as view:
+        assert view.title() == view.inner_text("h1") == "A <b>lesson"
+        assert view.input_value("#prompt") == "the q"
+        assert f"trained on foxes to a loss of {best:.2f}" in view.inner_text("summary")
+        assert view.is_hidden("#about dl")
+        view.click("summary")
+        for fact in (f"{best:.4f} nats per token", "30 of 30", "the quick brown fox jumps over"):
+            assert fact in view.inner_text("#about")
+        view.click("#present")  # closes it, and enlarges cells, labels and legend
+        assert view.is_hidden("#about dl")
+        until(view, "!isBusy")
+        size = "getComputedStyle(document.querySelector('%s')).%s"
+        large = [view.evaluate(size % part) for part in ENLARGED]
+        view.evaluate("present(false)")
+        for part, before in zip(ENLARGED, large, strict=True):
+            assert float(before[:-2]) > 1.3 * float(view.evaluate(size % part)[:-2]), part
 
 
 def test_a_page_that_cannot_be_written_is_refused_in_one_line(
@@ -461,11 +655,15 @@ def test_a_page_that_cannot_be_written_is_refused_in_one_line(
     refused("bigram", "there.html", code=1, says="there.html already exists", hints="--force")
     refused("bigram", "page", code=2, says="must end with .html", hints="page.html")
     refused("bigram", "x.html", "--type", "q8_0", code=2, says="q8_0", hints="f16")
+    refused("bigram", "x.html", "--text", "Ω", code=1, says="Ω", hints="")
+    refused("bigram", "x.html", "--text", "a", "--train", code=2, says="--train", hints="type")
     refused("bigrm", "x.html", code=1, says="bigrm", hints="bigram")
     monkeypatch.setattr("attnlm.see.play.LARGEST", 1000)
     refused("bigram", "tied", "x.html", code=1, says="too many for a page", hints="--force")
     several = ("export", "bigram", "tied", "out", *how[2:])
     fails(*several, cwd=tmp_path, code=2, says="several runs", hints="html")
+    titled = ("export", "bigram", "out", "--title", "A", *how[2:])
+    fails(*titled, cwd=tmp_path, code=2, says="--title", hints="html")
     fails("export", "bigram", "x.html", *how[2:], cwd=tmp_path, code=2, says="x.html", hints="html")
     attnlm_command("export", "tied", "there.html", *how, "--force", cwd=tmp_path)
     assert "unpackModels" in (tmp_path / "there.html").read_text(encoding="utf-8")

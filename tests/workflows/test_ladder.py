@@ -655,12 +655,20 @@ def test_the_page_in_a_real_browser(browser: Any, climbed: Ladder, tmp_path: Pat
     long = "gpt2:norm=rms:tie_embeddings=false:norm_epsilon=0.001:head_bias=true"
     page.write_bytes(variants(climbed, *VARIANTS, long).write_page().read_bytes())
     check_fits(browser, page, "ladder")
+    with opened(browser, page, viewport={"width": 1300, "height": 900}) as view:
+        parts = (".verdict", ".pictures svg", "table", ".warnings")
+        tops = [view.locator(part).first.bounding_box()["y"] for part in parts]
+        assert tops == sorted(tops) and tops[1] < 300
+        assert view.is_hidden(".warnings li")
     assert page.stat().st_size < 3_000_000
     with opened(browser, page, viewport=PHONE) as view:
         view.keyboard.press("Tab")
         assert view.evaluate("document.activeElement.hash") == "#try"
         view.keyboard.press("Tab")
         assert view.evaluate("document.activeElement.ariaLabel") == "Table of losses"
+        for cell in view.locator("table.blocks td").all():
+            box = cell.bounding_box()
+            assert box is None or box["x"] + box["width"] <= PHONE["width"]
         view.keyboard.press("ArrowRight")  # a region wider than the screen scrolls by keys
         moved = "(e => e.scrollLeft > 0 || e.scrollWidth <= e.clientWidth)(document.activeElement)"
         until(view, moved)

@@ -43,6 +43,11 @@ def export(
         "(default: the run's); with DATASET, no RUN is needed",
         "--train",
     ),
+    title: str | None = option(None, "with html: heading of the page; default: the runs' names"),
+    text: str | None = option(
+        None,
+        "with html: text that the page begins with; default: the start of the validation split",
+    ),
     force: bool = switch(
         "with html: replace an existing page, and allow more than 60 million parameters", "--force"
     ),
@@ -77,6 +82,8 @@ def export(
         to=to,
         type=type,
         train=data or train,
+        title=title,
+        text=text,
         force=force,
         checkpoint=checkpoint,
         data_dir=data_dir,

@@ -1,8 +1,8 @@
 """The files metrics.jsonl and ticker.jsonl of a run: a line of JSON for each evaluation.
 
-ticker.jsonl has snapshots of the model: a sampled text, the scores of all heads, and "maps", which
-are attention weights over a short passage of text. Axes of maps: L layers, H heads, T tokens of the
-passage.
+ticker.jsonl has snapshots of the model, also at EARLY_STEPS: a sampled text, the scores of all
+heads, and "maps", which are attention weights over a short passage of text. Axes of maps: L layers,
+H heads, T tokens of the passage.
 """
 
 from __future__ import annotations
@@ -100,15 +100,17 @@ class EvaluationRecord(MappingRecord):
 
 PASSAGE = 24
 """the maximum number of tokens in the passage"""
+EARLY_STEPS = (1, 3, 10, 30)
+"""steps with a snapshot but without an evaluation: heads form in the first steps"""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot of a run's model at one evaluation."""
+    """A snapshot of a run's model at an evaluation or an early step."""
 
     step: int
     text: str
-    """sampled with the same prompt and seed at every evaluation"""
+    """sampled with the same prompt and seed in every snapshot"""
     maps: NDArray[np.float32] | None
     """(L, H, T, T): the attention weights of all heads over the passage, stored in steps of 1/255;
     row t has the weights of token t on tokens 0 to t; None for a model without heads (bigram), or

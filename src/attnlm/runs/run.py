@@ -27,6 +27,7 @@ from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve, unknown_sett
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.own import CODE
 from attnlm.runs.journal import (
+    EARLY_STEPS,
     EvaluationRecord,
     Journal,
     Snapshot,
@@ -312,7 +313,9 @@ class Run:
         return kept
 
     def ticker(self) -> list[Snapshot]:
-        """Return the snapshots of the model at evaluations, oldest first; [] for old runs.
+        """Return the snapshots of the model, oldest first; [] for old runs.
+
+        Training takes them at evaluations and at steps 1, 3, 10 and 30.
 
         Raises AttnlmError if the file is damaged. Missing lines are not detected.
         """
@@ -358,24 +361,28 @@ class Run:
     def append_evaluation(
         self, record: EvaluationRecord, snapshot: Snapshot, passage: list[str]
     ) -> None:
-        """Add a record to the metrics, and a snapshot to the ticker unless the ticker is full.
+        """Add a record to the metrics, and a snapshot as `append_snapshot` does."""
+        self._metrics.append(record)
+        self.append_snapshot(snapshot, passage)
+
+    def append_snapshot(self, snapshot: Snapshot, passage: list[str]) -> None:
+        """Add a snapshot to the ticker unless the ticker is full.
 
         The ticker's first line also holds `passage`: the tokens whose attention all maps show.
         """
-        self._metrics.append(record)
         size = self._ticker.size()
         if size < _FULL_TICKER:
             first = [] if size else passage
             self._ticker.append(snapshot_record(snapshot, self.config.spec, first))
 
-    def keep_until(self, evaluated_step: int) -> None:
-        """Drop metrics and snapshots after the step `evaluated_step`, and delete whole.json.
+    def keep_until(self, evaluated_step: int, step: int) -> None:
+        """Drop evaluations after `evaluated_step`, early snapshots from `step` on, and whole.json.
 
         Raises as `evaluations_until` and `ticker` do.
         """
         metrics = self.evaluations_until(evaluated_step)
         self.ticker()  # raises if it is damaged
-        steps = {record.step for record in metrics}
+        steps = {record.step for record in metrics} | {n for n in EARLY_STEPS if n < step}
         ticker = [line for line in self._ticker.records() if line.step in steps]
         self._metrics.replace(metrics)
         self._ticker.replace(ticker)

@@ -529,7 +529,7 @@ class HeadsOverTraining:
             Grid(pattern, rows, steps, scores_SLH[shown].reshape(len(shown), -1).T, "step")
             for pattern, scores_SLH in self.scores.items()
         ]
-        about = f"Scores of the heads of {self.run} at evaluations during its training"
+        about = f"Scores of the heads of {self.run} in snapshots during its training"
         return HeatMaps(f"{self.run}: heads over training", [about], grids)
 
     def facts(self) -> dict[str, Any]:
@@ -541,7 +541,7 @@ class HeadsOverTraining:
 def heads_over_training(
     run: str | Path | Run | None = None, *, checkpoint_dir: str | Path = "checkpoints"
 ) -> HeadsOverTraining:
-    """Return the scores of every head of a run (default: the one trained last) at each evaluation.
+    """Return the scores of every head of a run (default: the one trained last) in each snapshot.
 
         found = attnlm.heads_over_training("transformer-001")
         found.scores["induction"][:, 1, 0]  # of the first head of layer 2, at found.steps

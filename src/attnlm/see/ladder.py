@@ -241,6 +241,22 @@ class Ladder:
         return ["rung", *header, *steps, "seconds"], rows
 
     @property
+    def verdict(self) -> str:
+        """A sentence on the best rung and the second one."""
+        best, *others = sorted(self.rungs, key=lambda rung: rung.loss)
+        said = f"{best.model} has the lowest loss, {best.loss:.4f} nats per token"
+        if not others:
+            return said
+        second = others[0]
+        said += f", {second.loss - best.loss:.4f} below {second.model}, the second"
+        if self.plan.seeds == 1:
+            return f"{said}; with one seed, the difference may be chance"
+        names = {best.model, second.model}
+        pair = next(pair for pair in self.pairs if {pair.rung, pair.rival} == names)
+        do = "do not show" if pair.verdict == "not shown" else "show"
+        return f"{said}; {self.plan.seeds} seeds {do} that they differ"
+
+    @property
     def reference(self) -> str:
         """The rung whose parameters, operations or time the others have: the first that has any."""
         count = _HELD[self.plan.equal][1]
@@ -329,6 +345,7 @@ class Ladder:
             verdicts=self.verdicts(),
             notes=[_with_flags(s) for s in (self.certainty, self.equality, self.tuning)],
             explained=explained(self),
+            captions=_captions(self, pictures),
             what="variant changes" if any(":" in r.model for r in self.rungs) else "rung adds",
             pictures=pictures,
             colours=_colours(self),
@@ -345,6 +362,19 @@ class Ladder:
 
 
 _T = TypeVar("_T")
+
+
+def _captions(ladder: Ladder, pictures: Mapping[str, str]) -> dict[str, str]:
+    """Return a sentence for each picture."""
+    captions = {x: f"Validation loss by {x}" for x in pictures}
+    if ladder.plan.seeds > 1 and "tokens" in captions:
+        captions["tokens"] += (
+            f"; the band is from the lowest to the highest of {ladder.plan.seeds} seeds"
+        )
+    if ladder.plan.tune in captions:
+        tried = f"the loss on the last tenth of the training split by {ladder.plan.tune}"
+        captions[ladder.plan.tune] = f"What tuning tried: {tried}"
+    return captions
 
 
 def median(items: Sequence[_T], key: Callable[[_T], float]) -> _T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
@@ -25,8 +26,8 @@ def render(
     packed = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     html = fill(
         template,
-        style=Markup(_file("page.css")),
-        scripts={script: Markup(_file(script)) for script in scripts},
+        style=Markup(_compact("page.css")),
+        scripts={script: Markup(_compact(script)) for script in scripts},
         # Escaped, so that no text in the data can end its script element.
         data=Markup(packed.replace("<", "\\u003c")),
         **content,
@@ -51,6 +52,15 @@ def fill(template: str, **content: Any) -> str:
 
 def _file(name: str) -> str:
     return (resources.files("attnlm.see") / "pages" / name).read_text(encoding="utf-8").strip()
+
+
+def _compact(name: str) -> str:
+    """Return a script without comments, indentation and empty lines, or a compact stylesheet."""
+    text = re.sub(r"(?ms)^ */\*.*?\*/$", "", _file(name))
+    text = re.sub(r"(?<=[;,{]) // .*", "", text)
+    if name.endswith(".css"):
+        return re.sub(r"\s*([{};])\s*|(?<=:) ", r"\1", text)
+    return re.sub(r"^\s+", "", text, flags=re.MULTILINE)
 
 
 def base64_of(numbers: NDArray[Any]) -> str:

@@ -15,11 +15,12 @@ from torch import Tensor
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.readable import quantity
+from attnlm.data.dataset import ids_at
 from attnlm.model.architecture import Architecture, architecture_of
 from attnlm.model.spec import Use
 from attnlm.runs.external_formats import Exported
 from attnlm.runs.load_model import described_weights
-from attnlm.runs.run import Checkpoint, Run
+from attnlm.runs.run import Checkpoint, Run, open_dataset_of, run_facts
 from attnlm.see.page import base64_of, render
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
 
@@ -29,6 +30,7 @@ LARGEST = 60_000_000
 """The limit for the parameters of a page's models together. It does not hold if `force` is set."""
 _SUFFIX = ".html"
 SCRIPTS = ("components.js", "model.js", "tokenizers.js", "walkthrough.js", "play.js")
+_EXCERPT = 200  # characters of the training text
 PageOf = Callable[[Sequence[dict[str, Any]], str], bytes]
 
 
@@ -39,15 +41,19 @@ def export_to_html(
     type: str | None,
     checkpoint: str,
     force: bool,
-    page_of: PageOf | None = None,
+    page_of: PageOf,
+    text: str | None = None,
+    data_dir: Path = Path("data"),
 ) -> Exported:
     """Write a page that runs the models of `runs`.
 
-    `page_of` makes the page from the models' JSON values and a first text; default: `play_page`.
-    The file is written atomically. Raises UsageError if its name does not end with .html. Raises
-    AttnlmError if `path` exists but is not a regular file, if a run's files are missing or damaged,
-    and for a weight that float16 can't represent. If `force` is not set, AttnlmError is also raised
-    if `path` exists or the models are too large.
+    `page_of` makes the page from the models' JSON values and a first text, which is `text`
+    (default: `first_text`). The excerpts of training texts come from the data sets that
+    `open_dataset_of` finds. The file is written atomically. Raises UsageError if its name does not
+    end with .html. Raises AttnlmError if `path` exists but is not a regular file, if a run's files
+    are missing or damaged, for a weight that float16 can't represent, and for a `text` that a
+    tokenizer can't encode. If `force` is not set, AttnlmError is also raised if `path` exists or
+    the models are too large.
     """
     if path.suffix != _SUFFIX:
         raise UsageError(
@@ -66,8 +72,13 @@ def export_to_html(
             "export a smaller model, or use `force`",
         )
     chosen = [run.checkpoint(checkpoint) for run in runs]
-    models = [run_data(run, one, type) for run, one in zip(runs, chosen, strict=True)]
-    page = (page_of or play_page)(models, first_text(runs))
+    if text is not None:
+        for run in runs:
+            run.tokenizer.encode(text)
+    models = [
+        run_data(run, one, type, data_dir=data_dir) for run, one in zip(runs, chosen, strict=True)
+    ]
+    page = page_of(models, first_text(runs) if text is None else text)
     with files.explaining(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         files.write_bytes(path, page)
@@ -76,19 +87,42 @@ def export_to_html(
 
 
 def run_data(
-    run: Run, checkpoint: Checkpoint, number_type: str | None = None, name: str | None = None
+    run: Run,
+    checkpoint: Checkpoint,
+    number_type: str | None = None,
+    name: str | None = None,
+    data_dir: Path = Path("data"),
 ) -> dict[str, Any]:
     """Return `model_data` for a run's checkpoint, with adapters merged; default name: the run's.
 
+    The values say how the run was trained, with an excerpt of its training text if its data set is
+    still there.
+
     Raises as `described_weights` does.
     """
+    about = run_facts(run)
     origin = f"trained on {run.dataset.name}"
     if run.imported_from:
         origin = f"imported from {run.imported_from}"
+    elif (result := run.result()) is not None:
+        origin += f" to a loss of {result.final.val_loss:.2f}"
+    if excerpt := _excerpt(run, data_dir):
+        about["the text begins"] = excerpt
     a = architecture_of(run.config.spec, Use.PAGE)
     weights = described_weights(run, checkpoint)
     description = f"{a.name}, {run.parameters:,} parameters, {origin}"
-    return model_data(name or run.name, a, weights, run.tokenizer, description, number_type)
+    return model_data(name or run.name, a, weights, run.tokenizer, description, number_type, about)
+
+
+def _excerpt(run: Run, data_dir: Path) -> str:
+    """Return the beginning of the training split, or "" if the data set is missing or changed."""
+    try:
+        dataset = open_dataset_of(run, data_dir)
+    except AttnlmError:
+        return ""
+    ids = ids_at(dataset.train, slice(_EXCERPT), run.vocab_size, "train.bin").tolist()
+    text = dataset.tokenizer.decode_bytes(ids).decode(errors="ignore")[:_EXCERPT]
+    return f"{''.join(c if c.isprintable() else ' ' for c in text).strip()} …"
 
 
 def first_text(runs: Sequence[Run]) -> str:
@@ -106,10 +140,13 @@ def first_text(runs: Sequence[Run]) -> str:
     return "" if "\ufffd" in text else text
 
 
-def play_page(models: Sequence[dict[str, Any]], prompt: str = "") -> bytes:
-    """Return an HTML file, in UTF-8, that runs models; `prompt` is the initial text in the page."""
-    data = {"models": models, "prompt": prompt}
-    return render("play.html", scripts=SCRIPTS, data=data, models=models)
+def play_page(models: Sequence[dict[str, Any]], prompt: str = "", title: str = "") -> bytes:
+    """Return an HTML file, in UTF-8, that runs models; `prompt` is the initial text in the page.
+
+    The default title is the models' names.
+    """
+    data = {"models": models, "prompt": prompt, "title": title}
+    return render("play.html", scripts=SCRIPTS, data=data, models=models, title=title)
 
 
 def model_data(
@@ -119,11 +156,12 @@ def model_data(
     tokenizer: Tokenizer,
     description: str,
     number_type: str | None = None,
+    about: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return a model's JSON values for `unpackModels` in tokenizers.js, with tensors in base64.
 
-    The page shows `description`. `number_type` is f32 or f16 (default: f32 up to 2 million
-    parameters, f16 above).
+    The page shows `description` and, on demand, `about`: facts by label. `number_type` is f32 or
+    f16 (default: f32 up to 2 million parameters, f16 above).
     """
     numbers = np.concatenate([tensor.numpy().ravel() for tensor in tensors.values()])
     if number_type is None:
@@ -135,6 +173,7 @@ def model_data(
     return {
         "name": name,
         "description": description,
+        "about": {**(about or {})},
         "architecture": architecture_data(a),
         "shapes": {tensor: list(tensors[tensor].shape) for tensor in tensors},
         "type": number_type,

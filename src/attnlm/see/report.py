@@ -69,7 +69,7 @@ class Report:
     result: Result | None
     """the results of the run's evaluations; None for an imported run"""
     snapshots: Sequence[Snapshot]
-    """snapshots at evaluations; empty if not recorded"""
+    """snapshots at evaluations and early steps; empty if not recorded"""
     passage: Sequence[str]
     """the tokens that the snapshots' maps show"""
     text_is: str
@@ -84,7 +84,7 @@ class Report:
     heads_over: str
     """the text that the heads were measured on, or why they were not measured"""
     over_training: HeadsOverTraining | None
-    """the scores of heads at evaluations; None if they were not recorded"""
+    """the scores of heads in snapshots; None if they were not recorded"""
     data_gone: str
     """why the data set is missing, in words; empty if it was found"""
     commands: Sequence[str]
@@ -273,16 +273,16 @@ def logit_lens(model: LanguageModel, seen: Recorder, count: int = 5) -> list[Len
     for each layer; the last row is the model's prediction. A row has the `count` likeliest tokens,
     or the whole vocabulary if it is smaller.
 
-    The result is empty for a bigram. Embeddings have no row if their width differs from the input
-    of the LM head, as in some one-layer models. Raises NotFiniteError for NaN and infinity.
+    The result is empty for a model without a residual stream. Raises NotFiniteError for NaN and
+    infinity.
     """
-    if not isinstance(model, Transformer):
+    if not isinstance(model, Transformer) or not model.architecture.residual:
         return []
     streams = {"embedding": seen.embedded}
     streams |= {f"layer {n}": layer.stream for n, layer in enumerate(seen.layers, 1)}
     rows = []
     for name, stream_BTC in streams.items():
-        if stream_BTC is None or stream_BTC.size(-1) != model.head.in_features:
+        if stream_BTC is None:
             continue
         logits_TV = model.read_out(stream_BTC[0])
         check_finite(logits_TV)

@@ -10,7 +10,7 @@ import numpy as np
 
 import attnlm
 from attnlm.base.readable import duration
-from attnlm.runs.journal import Snapshot
+from attnlm.runs.journal import EARLY_STEPS, Snapshot
 from attnlm.runs.run import run_facts
 from attnlm.see.attend_page import SCRIPTS, attention_parts
 from attnlm.see.curves import panel_svg, run_lines
@@ -29,9 +29,7 @@ def report_page(report: Report) -> bytes:
     """Return the page, in UTF-8, with the same bytes for the same report."""
     run = report.run
     records = report.result.records if report.result else []
-    count = min(len(report.snapshots), _MOST_SNAPSHOTS)  # evenly spaced, with the first and last
-    chosen = np.linspace(0, len(report.snapshots) - 1, count).round().astype(int)
-    snapshots = [report.snapshots[number] for number in chosen]
+    snapshots = _chosen(report.snapshots)
     data, content = attention_parts(report.attention)
     losses = {record.step: record.val_loss for record in records}
     data["snapshots"] = [
@@ -62,6 +60,7 @@ def report_page(report: Report) -> bytes:
         settings=(run.config.spec if run.imported_from else run.config).settings(),
         curve=panel_svg(lines, run.references(), "step") if len(records) > 1 else None,
         snapshots=data["snapshots"],
+        all_snapshots=len(report.snapshots),
         films=data["films"],
         shown_film=int(np.argmax(last_scores)) if last_scores else 0,
         all_films=math.prod(report.attention.weights.shape[:2]),
@@ -72,6 +71,15 @@ def report_page(report: Report) -> bytes:
         version=attnlm.__version__,
         **content,
     )
+
+
+def _chosen(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Return at most _MOST_SNAPSHOTS: the early ones, and others evenly spaced, with the last."""
+    early = [one for one in snapshots if one.step <= max(EARLY_STEPS)][: _MOST_SNAPSHOTS // 2]
+    later = snapshots[len(early) :]
+    count = min(len(later), _MOST_SNAPSHOTS - len(early))
+    numbers = len(later) - 1 - np.linspace(0, len(later) - 1, count).round().astype(int)
+    return early + [later[number] for number in reversed(numbers)]
 
 
 def _shown(text: str) -> str:

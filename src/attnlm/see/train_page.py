@@ -29,13 +29,16 @@ _SCRIPTS = (*SCRIPTS[:-2], "trainer.js", "train_worker.js", "train.js", *SCRIPTS
 
 
 def train_page(
-    text: Mapping[str, Any], models: Sequence[dict[str, Any]] = (), spec: ModelSpec | None = None
+    text: Mapping[str, Any],
+    models: Sequence[dict[str, Any]] = (),
+    spec: ModelSpec | None = None,
+    title: str = "",
 ) -> bytes:
     """Return an HTML file, in UTF-8, that trains the rungs of the ladder on a text.
 
     `text` is of `training_text`, and `models` are of `model_data`. `spec` describes a model that
-    the page offers first, in place of its rung. Raises UnsupportedError if the trainer does not
-    know the model.
+    the page offers first, in place of its rung. `title` is the heading; default: the name of the
+    text. Raises UnsupportedError if the trainer does not know the model.
     """
     configs = {
         rung: _config({"model": rung, "block_size": _CONTEXT, **_SMALL.get(rung, {})})
@@ -48,6 +51,7 @@ def train_page(
         configs[first] = _config(spec.settings())
     data = {
         "models": models,
+        "title": title,
         "prompt": text["validation"].lstrip()[:28].partition("\n")[0],
         "training": {
             "rungs": {rung: _rung_data(config) for rung, config in configs.items()},
@@ -60,9 +64,9 @@ def train_page(
 
 def page_of(data: Mapping[str, Any]) -> bytes:
     """Return the page of JSON values that `train_page` made."""
-    models = [*data["models"], {"name": "trained here"}]
     text = data["training"]["text"]["name"]
-    return render("train.html", scripts=_SCRIPTS, data=data, models=models, text=text, several=True)
+    title = data.get("title", "")
+    return render("train.html", scripts=_SCRIPTS, data=data, text=text, title=title)
 
 
 def _config(parts: Settings) -> Config:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from attnlm.compute.processes import Processes
 from attnlm.config.settings import Config
+from attnlm.runs.journal import EARLY_STEPS
 from attnlm.training.cost import is_whole_affordable
 from attnlm.training.schedule import Clock, expected_steps
 from attnlm.training.state import TrainingState
@@ -65,6 +66,13 @@ class Control:
         if step == 0:  # not if the only evaluation is the last step's
             return every < (self._training.steps or math.inf)
         return step % every == 0 or self.is_over
+
+    @property
+    def should_snapshot(self) -> bool:
+        """Return True if a snapshot without an evaluation is due, which needs one at step 0."""
+        every, step = self._training.eval_every, self.state.step
+        is_observed = every is None or every < (self._training.steps or math.inf)
+        return is_observed and step in EARLY_STEPS and step != self.state.evaluated_step
 
     def evaluated(self, seconds: float, validation_seconds: float) -> None:
         """Schedule the next evaluation. The newest one took `seconds`, its loss a part of them.

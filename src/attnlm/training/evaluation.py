@@ -95,6 +95,15 @@ class Evaluator:
             **record, improved=improved, snapshot=snapshot, is_last=self.control.should_stop
         )
 
+    def add_snapshot(self) -> None:
+        """Add a snapshot to the run, without an evaluation. Its time does not count as a step's."""
+        began = time.perf_counter()
+        with folded(self._state.model):
+            taken = self._snapshot()
+        if taken is not None:
+            self.run.append_snapshot(*taken)
+        self.watch.leave_out(time.perf_counter() - began)
+
     def _snapshot(self) -> tuple[Snapshot, list[str]] | None:
         """Take a snapshot in rank 0. For a sharded model, all processes must call this."""
         device = self._state.device

@@ -46,11 +46,11 @@ def fit(
     """Train from `state` to the run's last step; report events from Started to Finished.
 
     The `clock` of rank 0 ends a run with a budget; the returned run says how many steps were made.
-    `take_snapshot` is called at each evaluation, `on_step` after each step. A signal to one process
-    stops all processes. Rank 0 writes the files, but if the model is sharded, each process writes
-    its own rows. Raises AttnlmError if numbers are no longer finite or a file can't be written, and
-    LostProcessError if another process has ended or does not answer. After a signal, saves the run
-    if a step was made, then raises Interrupted.
+    `take_snapshot` is called at each evaluation and at early steps, `on_step` after each step. A
+    signal to one process stops all processes. Rank 0 writes the files, but if the model is sharded,
+    each process writes its own rows. Raises AttnlmError if numbers are no longer finite or a file
+    can't be written, and LostProcessError if another process has ended or does not answer. After a
+    signal, saves the run if a step was made, then raises Interrupted.
     """
     with keeping_random_state(state.device):
         stepper = Stepper(state, run.config, dataset, processes, clock)
@@ -75,6 +75,8 @@ def fit(
                         reporter.tell(evaluator.evaluate())
                         watch.restart()
                         stepper.stop.check()
+                    elif control.should_snapshot:
+                        evaluator.add_snapshot()
                     if control.should_stop:
                         break
                     began = time.perf_counter()

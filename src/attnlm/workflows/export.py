@@ -47,6 +47,8 @@ def export(
     to: str = "hf",
     type: str | None = None,
     train: bool | str | Path | Dataset = False,
+    title: str | None = None,
+    text: str | None = None,
     force: bool = False,
     checkpoint: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
@@ -61,7 +63,10 @@ def export(
     The format hf is a new folder for `transformers`. The format gguf is a new file for llama.cpp,
     whose numbers have the `type` f32 (default), f16 or q8_0. The format html is a page in which the
     models of one or more runs work; `type` is f32 (default up to 2 million parameters) or f16. For
-    a page, `force` replaces an existing file, and allows more than 60 million parameters.
+    a page, `force` replaces an existing file, and allows more than 60 million parameters; `title`
+    is its heading (default: the names of the runs), and `text` the text that its box begins with
+    (default: the start of the validation split). A page also says how its models were trained, with
+    the first 200 characters of the training text if the data set is found.
 
     With `train`, the page also trains models, on the first 1 MB of a data set's text: of the data
     set `train`, or for True of the run's. `run` may then be [], for a page without a trained model:
@@ -88,24 +93,38 @@ def export(
             raise AttnlmError(
                 f"{path} lies in the run's own folder", "name a folder or file outside of it"
             )
-    if train and to != "html":
-        raise UsageError("`train` applies only to `to` html", "leave `train` out, or use `to` html")
+    for option, value in {"train": train or None, "title": title, "text": text}.items():
+        if value is not None and to != "html":
+            hint = f"leave `{option}` out, or use `to` html"
+            raise UsageError(f"`{option}` applies only to `to` html", hint)
+    if train and text is not None:
+        raise UsageError(
+            "`text` cannot be combined with `train`",
+            "type the text in the page, or leave `train` out",
+        )
     if not opened and train in (True, False):
         raise UsageError("no run was given", "name a run, or a data set as `train`")
     if to == "html":
 
         def page_of(models: Sequence[dict[str, Any]], prompt: str) -> bytes:
             if not train:
-                return play_page(models, prompt)
+                return play_page(models, prompt, title or "")
             if train is True:
                 dataset = open_dataset_of(opened[0], Path(data_dir))
             else:
                 dataset = open_dataset(train, data_dir=data_dir)
-            text = training_text(dataset, on_event or ignore)
-            return train_page(text, models, opened[0].config.spec if opened else None)
+            spec = opened[0].config.spec if opened else None
+            return train_page(training_text(dataset, on_event or ignore), models, spec, title or "")
 
         return export_to_html(
-            opened, path, type=type, checkpoint=checkpoint, force=force, page_of=page_of
+            opened,
+            path,
+            type=type,
+            checkpoint=checkpoint,
+            force=force,
+            page_of=page_of,
+            text=text,
+            data_dir=Path(data_dir),
         )
     (only,) = opened
     if to == "hf":

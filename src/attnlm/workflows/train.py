@@ -418,7 +418,7 @@ def _resumed_job(
         _check_steps(run, saved, config.training.steps, call.on_event)
         run = replace(run, config=autotune(config, device, dataset, is_resumed=True))
         with explaining(run.path, f", then: {resume_command(run.path)}"):
-            run.keep_until(saved.evaluated_step)
+            run.keep_until(saved.evaluated_step, saved.step)
             if is_changed:
                 run.save_config()
         _send(call.processes, run, is_fresh=is_fresh)

@@ -50,11 +50,14 @@ function topK(values, count) {
   return indices;
 }
 
-/* Return bars for pairs of a token and its probability. */
-function bars(pairs) {
-  return element("ol", {class: "next"}, ...pairs.map(([token, probability]) => element("li", {},
+/* Return bars for [token, probability], or [token, probability, probability before a change]. */
+function bars(rows) {
+  const bar = (name, fraction) => element("span", {class: name, style: {"--fraction": fraction.toFixed(4)}});
+  return element("ol", {class: "next"}, ...rows.map(([token, probability, before]) => element("li", {},
     element("span", {class: "candidate", title: token}, token),
-    element("span", {class: "bar", style: {"--fraction": probability.toFixed(4)}}),
+    ...(before === undefined ? [bar("bar", probability)] : [
+      element("span", {class: "bars"}, bar("bar before", before), bar("bar", probability)),
+      element("span", {class: "percent before"}, percent(before))]),
     element("span", {class: "percent"}, percent(probability)))));
 }
 
@@ -178,18 +181,22 @@ function attentionText(tokens, query, key, weight) {
     : `“${tokens[query]}” gives ${percent(weight)} to “${tokens[key]}”`;
 }
 
-/* Return an attention map with its tokens on both axes, and a frame around the chosen query and key. */
-function labelledMap({tokens, rowOf, query, key = -1, choose = () => {}}) {
-  const T = tokens.length;
-  const picture = element("div", {class: "picture", tabindex: 0, role: "img",
-    "aria-label": "a row for each token that attends: arrow keys move among the cells"},
-  drawMap(element("canvas"), T, rowOf, LARGE_CELLS));
-  addCells(picture, {rows: T, columns: T, current: () => [query, key], choose: (t, s) => choose(t, Math.min(s, t)),
-    tooltipOf: (t, s) => attentionText(tokens, t, s, rowOf(t)[s])});
+/* Return a map with its tokens on both axes, and a frame around the chosen cell and the first `framed` cells of its row. */
+function labelledMap({tokens, rowOf, query, key = -1, framed = query + 1, choose = () => {},
+  canvas = drawMap(element("canvas"), tokens.length, rowOf, LARGE_CELLS),
+  textOf = (t, s) => attentionText(tokens, t, s, rowOf(t)[s])}) {
+  const T = tokens.length, picture = element("div", {class: "picture", tabindex: 0, role: "img",
+    "aria-label": "a row for each token: arrow keys move among the cells"}, canvas);
+  addCells(picture, {rows: T, columns: T, current: () => [query, key], choose: (t, s) => choose(t, Math.min(s, T - 1)), tooltipOf: textOf});
   const axis = (name) => element("div", {class: name, "aria-hidden": "true"}, ...tokens.map((token, t) =>
     element("span", {class: `${t === query ? "now" : ""} ${token.length > 1 ? "long" : ""}`}, token)));
-  return element("div", {class: "labelled", style: {"--tokens": T, "--row": query, "--column": key}},
+  return element("div", {class: "labelled", style: {"--tokens": T, "--row": query, "--column": key, "--framed": framed}},
     axis("columns"), axis("rows"), picture);
+}
+
+/* Draw a table of probabilities. */
+function tableCanvas(rows) {
+  return paint(element("canvas"), Uint32Array.from(rows.flatMap((row) => Array.from(row, shadeOf))), rows[0].length);
 }
 
 const SMALL_CELLS = 96, LARGE_CELLS = 512;
@@ -215,7 +222,7 @@ class HeadsView {
       const t = [...page.text.children].indexOf(event.target.closest("button"));
       if (t >= 0 && t !== this.token && event.pointerType === "mouse") this.chooseToken(t);
     });
-    darkness.addEventListener("change", () => this.show(this.attention));
+    darkness.addEventListener("change", () => this.attention && this.show(this.attention));
   }
 
   /* The index of the chosen head among the heads of all layers. */
@@ -231,7 +238,7 @@ class HeadsView {
     this.token = Math.min(this.token, this.T - 1);
     this.layer = Math.min(this.layer, Math.max(0, layers - 1));
     this.head = Math.min(this.head, Math.max(0, heads - 1));
-    page["heads-body"].hidden = layers === 0;
+    page["heads-body"].hidden = page["head-bar"].hidden = layers === 0;
     this.showText();
     if (layers === 0) return;
     this.showHead();
@@ -260,9 +267,9 @@ class HeadsView {
   /* Show the tokens, tinted by the chosen token's attention. */
   showText() {
     const {tokens, layers} = this.attention, weights_T = layers ? this.row(this.token) : [];
-    if (page.text.children.length !== this.T) {
-      page.text.replaceChildren(...tokens.map((_, t) =>
-        element("button", {type: "button", onclick: () => this.chooseToken(t)})));
+    while (page.text.children.length > this.T) page.text.lastChild.remove();
+    for (let t = page.text.children.length; t < this.T; t++) {
+      page.text.append(element("button", {type: "button", onclick: () => this.chooseToken(t)}));
     }
     [...page.text.children].forEach((button, t) => {
       if (button.textContent !== tokens[t]) button.textContent = tokens[t];
@@ -274,7 +281,7 @@ class HeadsView {
 
   async showThumbnails() {
     const {attention} = this, {layers, heads, row, isOff} = attention, pause = new Pause();
-    page.thumbnails.style.setProperty("--heads", heads);
+    for (const [name, count] of [["--heads", heads], ["--layers", layers]]) page.thumbnails.style.setProperty(name, count);
     if (page.thumbnails.children.length !== layers * heads) {
       page.thumbnails.replaceChildren(...Array.from({length: layers * heads}, (_, n) => element("button",
         {type: "button", onclick: () => this.chooseHead(n)},
@@ -306,7 +313,7 @@ class HeadsView {
     const keys = topK(weights_T, 8).filter((key, n) => n === 0 || weights_T[key] >= 0.001);
     const largest = keys.slice(0, 3).map((key) => `${percent(weights_T[key])} “${tokens[key]}”`).join(", ");
     page["head-caption"].textContent = `Layer ${this.layer + 1}, head ${this.head + 1}`
-      + `${off ? " (its output is switched off)" : ""}: “${tokens[this.token]}” attends to ${largest}`;
+      + `${off ? " (switched off)" : ""}: “${tokens[this.token]}” attends to ${largest}`;
     page.switch.setAttribute("aria-pressed", String(off));
     page.switch.textContent = off ? "Switch this head on" : "Switch this head off";
     page.large.replaceChildren(this.arcs ? this.arcsOf(weights_T) : this.map());
@@ -316,7 +323,8 @@ class HeadsView {
 
   map() {
     const {tokens} = this.attention;
-    return labelledMap({tokens, rowOf: (t) => this.row(t), query: this.token, key: this.key, choose: (query, key) => {
+    return labelledMap({tokens, rowOf: (t) => this.row(t), query: this.token, key: this.key, choose: (query, cell) => {
+      const key = Math.min(query, cell);
       this.chooseToken(query, key);
       page["head-caption"].textContent = attentionText(tokens, query, key, this.row(query)[key]);
       page.large.querySelector(".picture").focus();

@@ -38,11 +38,12 @@ class Model {
     }));
   }
 
-  /* Return sampled ids. Temperature 0 takes the likeliest. onToken(id, probabilities_V) returns false to stop. */
-  async generate({ids, tokens = 100, temperature = 1, topK, topP, seed, onToken, cache = newCache()} = {}) {
+  /* Return sampled ids. Temperature 0 takes the likeliest. onToken(id, probabilities_V) returns false to stop. `random`
+     returns the numbers that draw the ids; default: new ones from the seed. */
+  async generate({ids, tokens = 100, temperature = 1, topK, topP, seed, onToken, cache = newCache(), random} = {}) {
     const options = {tokens, temperature, topK, topP, seed};
     for (const name in options) if (options[name] != null) checkNumber(name, options[name], ...LIMITS[name]);
-    const random = randomNumbers(seed ?? Math.floor(Math.random() * 2 ** 32));
+    random ??= randomNumbers(seed ?? Math.floor(Math.random() * 2 ** 32));
     const sampled = [], pause = new Pause();
     let context = this.context(this.checked(ids, 1));
     while (sampled.length < tokens) {

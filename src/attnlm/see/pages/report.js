@@ -45,7 +45,7 @@ function showFilm() {
   showSnapshot(slider.valueAsNumber);
 }
 
-/* Play from the first evaluation to the last, or stop. */
+/* Play from the first snapshot to the last, or stop. */
 function play() {
   const isPlaying = timer !== null;
   clearInterval(timer);

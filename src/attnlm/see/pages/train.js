@@ -197,9 +197,8 @@ class Pane {
       + `learned ${percent(learned[r][c])}, counted ${percent(counted[r][c])}`;
     const note = element("p", {class: "note", "aria-live": "polite"}, "A row for each character, a column for the next one.");
     tables.replaceChildren(...[["learned", learned], ["counted in the text", counted]].map(([name, rows]) => {
-      const pixels = Uint32Array.from({length: V * V}, (_, n) => shadeOf(rows[Math.floor(n / V)][n % V]));
       const table = element("div", {class: "table", role: "img", tabindex: 0, "aria-label": `probabilities, ${name}`},
-        paint(element("canvas"), pixels, V));
+        tableCanvas(rows));
       let cell = [0, 0];
       addCells(table, {rows: V, columns: V, current: () => cell, tooltipOf: sentence, choose: (r, c) => {
         cell = [r, Math.min(c, V - 1)];
@@ -212,12 +211,10 @@ class Pane {
   showHeads() {
     const {model, parts, layer, head} = this, {H} = model.headSizes, {silenced} = model;
     const ids = model.context(passage().length ? passage() : [model.first]), tokens = ids.map((id) => tokenText(model, id));
-    const nextTokens = (title) => element("div", {}, element("h3", {}, title), bars(((probabilities_V) =>
-      topK(probabilities_V, SHOWN_NEXT).filter((id, n) => n === 0 || probabilities_V[id] >= 0.001)
-        .map((id) => [tokenText(model, id), probabilities_V[id]]))(softmax(model.logits(ids)))));
-    const without = silenced.size ? [nextTokens("Next token, heads off")] : [];
-    Object.assign(model, {silenced: new Set(), cache: newCache()});
-    parts.next.replaceChildren(nextTokens("Next token"), ...without);
+    const [off_V, on_V] = [silenced, new Set()].map((some) => softmax(Object.assign(model, {silenced: some, cache: newCache()}).logits(ids)));
+    const likeliest = topK(on_V.map((x, id) => Math.max(x, off_V[id])), SHOWN_NEXT).filter((id, n) => n === 0 || on_V[id] + off_V[id] >= 0.001);
+    parts.next.replaceChildren(element("h3", {}, silenced.size ? "Next token: all heads on → heads off" : "Next token"),
+      bars(likeliest.map((id) => [tokenText(model, id), off_V[id], silenced.size ? on_V[id] : undefined])));
     const {layers} = model.cache, rowOf = (l, h) => (t) => layers[l][t].attention[h];
     Object.assign(model, {silenced, cache: newCache()});
     if (parts.heads.children.length !== layers.length * H) {
@@ -297,11 +294,7 @@ function showControls() {
 /* Show the first pane's model in the part of the page below (play.js). */
 function followInPlay() {
   const isOutOfSight = panes[0].isRunning && page.models.getBoundingClientRect().top > innerHeight;
-  if (isOutOfSight || typeof models === "undefined") return; // or play.js has not begun yet
-  if (generating) generating.stopped = true;
-  plots.delete(models.splice(-1, 1, panes[0].model)[0]);
-  [states.at(-1).cache, isEdited] = [newCache(), true]; // the vocabulary may have changed
-  refresh();
+  if (!isOutOfSight && typeof models !== "undefined") replaceLastModel(panes[0].model); // else play.js has not begun yet
 }
 
 function download(name, content) {
