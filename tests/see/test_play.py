@@ -359,7 +359,7 @@ def test_the_table_of_a_bigram_equals_its_weights(browser: Any, tmp_path: Path) 
         assert view.is_hidden("#heads-body") and view.is_hidden("#switch")
 
 
-def test_steps_lead_through_a_head_and_show_their_arithmetic_beside(
+def test_steps_lead_through_a_head_with_their_arithmetic_nearby(
     browser: Any, tmp_path: Path
 ) -> None:
     """Each number that is shown equals the model's, and the products sum to it."""
