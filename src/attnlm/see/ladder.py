@@ -244,11 +244,11 @@ class Ladder:
     def verdict(self) -> str:
         """A sentence on the best rung and the second one."""
         best, *others = sorted(self.rungs, key=lambda rung: rung.loss)
-        said = f"{best.model} has the lowest loss, {best.loss:.4f} nats per token"
+        said = f"the lowest loss is {best.loss:.4f} nats per token, by {best.model}"
         if not others:
             return said
         second = others[0]
-        said += f", {second.loss - best.loss:.4f} below {second.model}, the second"
+        said += f"; the second, {second.model}, has {second.loss - best.loss:.4f} more"
         if self.plan.seeds == 1:
             return f"{said}; with one seed, the difference may be chance"
         names = {best.model, second.model}
