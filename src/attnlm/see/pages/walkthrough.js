@@ -320,7 +320,7 @@ function showStep(number = Math.max(0, tour.steps.findIndex(({name}) => name ===
     element("div", {class: "outcome"}, tour.figure.node, page.explanation));
   const lastRow = result.values.length - 1, isChosen = tour.cell && tour.cell[1] < (result.values[tour.cell[0]]?.length ?? 0);
   const shownRow = result.values[lastRow].subarray(0, MOST_COLUMNS);
-  choose(...(isChosen ? tour.cell : [lastRow, topK(result.shading ? shownRow : shownRow.map(Math.abs), 1)[0]]));
+  choose(...(isChosen ? tour.cell : [lastRow, topK(result.shading || step.name === "logits" ? shownRow : shownRow.map(Math.abs), 1)[0]]));
 }
 
 /* Go to a step. The result of the step before moves to its place among the operands. */
