@@ -12,9 +12,11 @@ import shutil
 import signal
 import socket
 import sys
+import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -570,6 +572,32 @@ def test_closed_streams_are_not_an_error(project: Path) -> None:
     with contextlib.chdir(project):
         for words in ("prepare text.txt", "sample small --prompt - --tokens 3"):
             assert here(words.split(), streams=closed).code == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no non-blocking pipes")
+def test_non_blocking_pipes_lose_no_output(project: Path) -> None:
+    prompt = "the dog naps; " * 20_000  # more than a pipe holds
+    (stdin, typing), (reading, stdout) = os.pipe(), os.pipe()
+    for end in (stdin, stdout):
+        os.set_blocking(end, False)
+
+    def read_late(file: TextIO) -> str:
+        time.sleep(0.1)
+        return file.read()
+
+    def type_late() -> None:
+        time.sleep(0.1)
+        with os.fdopen(typing, "w") as file:
+            file.write(prompt)
+
+    with ThreadPoolExecutor() as threads, os.fdopen(reading) as reader:
+        threads.submit(type_late)
+        read = threads.submit(read_late, reader)
+        with os.fdopen(stdin) as ours, os.fdopen(stdout, "w") as theirs, contextlib.chdir(project):
+            words = ["sample", "small", "--prompt", "-", "--tokens", "0"]
+            done = here(words, streams={"stdin": ours, "stdout": theirs})
+        assert done.code == 0, done.stderr
+        assert read.result() == prompt
 
 
 def test_an_export_into_the_runs_own_folder_is_refused(project: Path) -> None:

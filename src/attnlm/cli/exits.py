@@ -6,6 +6,7 @@ The codes are 0 for success, 1 for a problem, 2 for invalid arguments, 70 for an
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -72,7 +73,7 @@ def _on_signals(handler: signals.Handler | signal.Handlers) -> None:
 
 
 def _prepare_streams() -> None:
-    """Make the streams UTF-8; replace missing streams by the null device."""
+    """Make the streams UTF-8 and blocking; replace missing streams by the null device."""
     # File names need not be Unicode, and typed input need not be UTF-8.
     for name, mode, errors in (
         ("stdin", "r", "replace"),
@@ -80,6 +81,11 @@ def _prepare_streams() -> None:
         ("stderr", "w", "backslashreplace"),
     ):
         stream = getattr(sys, name) or os.fdopen(os.open(os.devnull, os.O_RDWR), mode)
+        if sys.platform != "win32":
+            # Python takes a pipe that another program left non-blocking for one that has ended, and
+            # texts would be cut short without an error.
+            with contextlib.suppress(OSError, ValueError):  # a stream in memory, or closed
+                os.set_blocking(stream.fileno(), True)
         if mode == "w" and stream.isatty():
             terminal = _Terminal(stream.fileno(), "w", closefd=False)
             stream = io.TextIOWrapper(io.BufferedWriter(terminal), line_buffering=True)
