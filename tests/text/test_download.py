@@ -226,4 +226,4 @@ def test_the_file_stays_in_the_spool_without_a_cache(
     monkeypatch.chdir(spool)
     path = from_cache(f"{web.url}/a", spool, events)
     assert [path] == list(spool.iterdir())  # no folder is made in the current one
-    assert "the cache (None)" in "".join(getattr(event, "text", "") for event in events)
+    assert "the cache (no home folder)" in "".join(getattr(event, "text", "") for event in events)

@@ -193,7 +193,7 @@ def _native_model(model: LanguageModel, device: Device, on_event: OnEvent) -> Na
         assert isinstance(model, Transformer)
         if is_as_built(model):
             return NativeModel(model, library)
-        reason = "its classes were changed"
+        reason = "it was changed from outside"
     words = f"the C decoder does not compute this model ({reason})"
     on_event(Note(f"{words}, so the model itself generates the text, which is slower"))
     return None

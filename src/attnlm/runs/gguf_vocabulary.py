@@ -50,8 +50,8 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         return {**_pairs(tokenizer), "add_bos_token": adds, "add_eos_token": False}
     if tokenizer.special:
         raise _refused(
-            f"llama.cpp's vocabularies like {tokenizer.name} have no end-of-text id, which follows "
-            "the records of this data set",
+            f"llama.cpp has no vocabulary like {tokenizer.name} with an end-of-text id, which "
+            "follows the records of this data set",
             hint="use `to` hf, or prepare the text with `tokenizer` bpe:N, and train again",
         )
     if isinstance(tokenizer, CharTokenizer) and not tokenizer.characters.isascii():

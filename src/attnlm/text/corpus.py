@@ -165,7 +165,7 @@ def get_corpus(
     read twice, such as a pipe, is copied into the existing folder `spool`, which must outlive the
     corpus. If `column` is given, stdin and pipes without a suffix are read like .jsonl files.
     `encoding` applies to text from the user's files, the web and stdin. `marks_ends` says if an
-    end-of-text id will follow each document; None means if there are records. The environment
+    end-of-text id will follow each document; by default only if there are records. The environment
     variable `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare with the same bytes.
     Raises AttnlmError for a text that is not available, UsageError for an unknown encoding or if no
     source is named.

@@ -69,7 +69,7 @@ class Control:
 
     @property
     def should_snapshot(self) -> bool:
-        """Return True if a snapshot without an evaluation is due, which needs one at step 0."""
+        """Return True if a snapshot without an evaluation is due, in runs that evaluate step 0."""
         every, step = self._training.eval_every, self.state.step
         is_observed = every is None or every < (self._training.steps or math.inf)
         return is_observed and step in EARLY_STEPS and step != self.state.evaluated_step

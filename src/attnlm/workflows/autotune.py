@@ -105,8 +105,8 @@ def check_fits(config: Config, dataset: TrainingData, device: Device) -> None:
 def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> str:
     """Return "on" to compile the whole step, "parts" to use operations in C, or "off" for neither.
 
-    Raises AttnlmError if the settings demand what is missing: a compiler,
-    kernels in C, or operations of the model that exist in C.
+    Raises AttnlmError if the settings demand what is missing: a compiler, kernels in C, or
+    operations of the model that exist in C.
     """
     asked = config.training.compile
     on_cpu = device.name == "cpu"
