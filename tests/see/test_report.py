@@ -374,11 +374,13 @@ def test_the_smallest_runs_have_reports(
 def test_invalid_arguments_are_refused_and_nothing_is_written(runs: Path, tmp_path: Path) -> None:
     cwd, tied = runs.parent, ["report", "tied"]
     weights = (runs / "tied" / "best.safetensors").read_bytes()
+    (folder := tmp_path.parent / "folder.html").mkdir()
     shutil.copytree(runs / "wide-head", tmp_path / "young")
     (tmp_path / "young" / "metrics.jsonl").unlink()
     refused: list[tuple[list[Any], int, str, str]] = [
         ([*tied, "-o", "no/such.html"], 1, "folder not found: no", "create"),
         ([*tied, "-o", "checkpoints/tied/best.safetensors"], 2, "--output", ".html"),
+        ([*tied, "-o", folder], 1, "is a folder", "another"),
         (["report", "tide"], 1, "run 'tide' not found", "tied"),
         ([*tied, "--text", "Ω"], 1, "Ω", ""),
         ([*tied, "--text", ""], 2, "empty", "character"),

@@ -265,7 +265,8 @@ def _check_fonts(kind: str, tokens: Sequence[str]) -> None:
 def _check_output(output: Path, *kinds: str) -> str:
     """Return the suffix of `output`, one of `kinds`, in lower case and without the dot.
 
-    Raises UsageError for another suffix, AttnlmError if the folder of `output` does not exist.
+    Raises UsageError for another suffix, AttnlmError if the folder of `output` does not exist or
+    `output` is a folder.
     """
     kind = output.suffix.lower().removeprefix(".")
     if kind not in kinds:
@@ -274,6 +275,8 @@ def _check_output(output: Path, *kinds: str) -> str:
         raise UsageError(message, f"use a name that ends in {ends}")
     if not output.parent.is_dir():
         raise AttnlmError(f"folder not found: {output.parent}", "create it, or choose another one")
+    if output.is_dir():
+        raise AttnlmError(f"{output} is a folder", "choose another name")
     return kind
 
 
