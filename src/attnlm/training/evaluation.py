@@ -96,7 +96,7 @@ class Evaluator:
         )
 
     def add_snapshot(self) -> None:
-        """Add a snapshot to the run, without an evaluation. Its time does not count as a step's."""
+        """Add a snapshot to the run, without an evaluation. The speed leaves out its time."""
         began = time.perf_counter()
         with folded(self._state.model):
             taken = self._snapshot()

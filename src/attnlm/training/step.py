@@ -226,7 +226,7 @@ class TrainingData(Protocol):
 
 
 class StepNotFiniteError(Exception):
-    """Raised when numbers became NaN or infinite at the step `last`, or from `first` on."""
+    """Raised when numbers became NaN or infinite between the steps `first` and `last`."""
 
     def __init__(self, first: int, last: int) -> None:
         when = f"at step {last}" if first >= last else f"between steps {first} and {last}"
