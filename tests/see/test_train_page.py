@@ -402,6 +402,12 @@ def test_the_page_fits_screens_and_paper(browser: Any, tmp_path: Path) -> None:
             until(view, "page.trainer.querySelector('.tables canvas, .inside canvas')")
             bottom = view.evaluate("page.trainer.getBoundingClientRect().bottom")
             assert bottom <= 900, rung
+    with opened(browser, page, viewport={"width": 1366, "height": 650}) as view:
+        until(view, "page.trainer.querySelector('.next-tokens li')")
+        view.locator("[data-part=switch]").click()
+        until(view, "page.trainer.querySelector('[data-part=cost]').textContent")
+        box = view.locator("[data-part=next]").bounding_box()
+        assert box["y"] + box["height"] <= 650
 
 
 def test_the_page_in_the_gallery_trains_on_tales(browser: Any) -> None:
