@@ -403,6 +403,7 @@ def test_the_page_fits_screens_and_paper(browser: Any, tmp_path: Path) -> None:
             bottom = view.evaluate("page.trainer.getBoundingClientRect().bottom")
             assert bottom <= 900, rung
     with opened(browser, page, viewport={"width": 1366, "height": 650}) as view:
+        view.fill("#passage", (ALPHABET * 3)[:28])
         until(view, "page.trainer.querySelector('.next-tokens li')")
         view.locator("[data-part=switch]").click()
         until(view, "page.trainer.querySelector('[data-part=cost]').textContent")
