@@ -533,7 +533,7 @@ def test_damaged_metrics_are_refused(trained: Any) -> None:
     whole = path.read_text()
     for damaged in (
         *("", '{"step": 1}\n', '{"step": 1, "val_loss": null}\n'),
-        "".join(whole.splitlines(keepends=True)[:-1]),
+        *("".join(whole.splitlines(keepends=True)[:-1]), whole + whole),
     ):
         path.write_text(damaged)
         with pytest.raises(AttnlmError, match=r"metrics\.jsonl"):

@@ -305,10 +305,11 @@ class Run:
     def evaluations_until(self, evaluated_step: int) -> list[EvaluationRecord]:
         """Return the records up to the step `evaluated_step`; [] for −1 (before any evaluation).
 
-        Raises AttnlmError if the record of `evaluated_step` is missing.
+        Raises AttnlmError if the record of `evaluated_step` is missing, or if steps do not rise.
         """
         kept = [record for record in self.evaluations() if record.step <= evaluated_step]
-        if (kept[-1].step if kept else -1) != evaluated_step:
+        steps = [-1, *(record.step for record in kept)]
+        if steps[-1] != evaluated_step or steps != sorted(set(steps)):
             raise self._metrics.damaged()
         return kept
 
