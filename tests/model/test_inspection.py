@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from attnlm.model.inspection import is_as_built
@@ -31,6 +32,9 @@ class Doubled(nn.Linear):
 
 OF_INSTANCES: dict[str, Callable[[Transformer], object]] = {
     "an attribute": lambda model: setattr(norm_of(model), "epsilon", 0.5),
+    "an attribute that is a tensor": lambda model: setattr(
+        norm_of(model), "epsilon", torch.tensor([0.5, 0.5])
+    ),
     "a method": lambda model: setattr(norm_of(model), "forward", lambda x: x),
     "a hook": lambda model: self_attention(model).query.register_forward_hook(lambda *_: None),
     "a size": lambda model: setattr(model, "head", nn.Linear(7, 9)),

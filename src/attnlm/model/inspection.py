@@ -76,8 +76,11 @@ def _described(model: LanguageModel) -> dict[str, Any]:
     """Return the class of each module, its attributes, and the shapes of its parameters."""
     found: dict[str, Any] = {}
     for path, module in model.named_modules():
-        values = vars(module).items()
-        attributes = {name: v for name, v in values if not name.startswith(_CHANGEABLE)}
+        attributes = {
+            name: Tensor if isinstance(value, Tensor) else value  # == of tensors gives no bool
+            for name, value in vars(module).items()
+            if not name.startswith(_CHANGEABLE)
+        }
         shapes = {name: p.shape for name, p in module.named_parameters(recurse=False)}
         found[path] = type(module), attributes, shapes
     return found
