@@ -258,19 +258,18 @@ def test_messages_become_conversations(records: Any, tmp_path: Path) -> None:
         assert found == f"be brief\na0\nb{mark}c\nd{mark}"
 
 
-def test_a_special_text_in_an_answer_is_ordinary_text(records: Any, tmp_path: Path) -> None:
-    lines = [{"q": "a", "a": f"b{END_OF_TEXT}c"}] * 20
+def test_the_end_of_answers_within_an_answer_is_refused(records: Any, tmp_path: Path) -> None:
+    path = records(*[{"q": "a", "a": f"b{END_OF_TEXT}c"}] * 20)
     for tokenizer in ("char", "byte", "bpe:257"):
-        dataset = attnlm.prepare(
-            records(*lines),
-            prompt_column="q",
-            answer_column="a",
-            data_dir=tmp_path / "data",
-            tokenizer=tokenizer,
-        )
-        ids = dataset.train.tolist()
-        assert ids.count(dataset.tokenizer.end_of_text) == 18
-        assert dataset.tokenizer.decode(ids[: len(ids) // 18]) == f"a\nb{END_OF_TEXT}c{END_OF_TEXT}"
+        with pytest.raises(AttnlmError, match=r"contains <\|endoftext\|>, which ends an answer"):
+            attnlm.prepare(
+                path,
+                prompt_column="q",
+                answer_column="a",
+                data_dir=tmp_path / "data",
+                tokenizer=tokenizer,
+            )
+    assert not [one for one in (tmp_path / "data").glob("*") if not one.name.startswith(".")]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from attnlm.base.errors import AttnlmError
 from attnlm.base.files import replacing
 from attnlm.text.examples import Example
 from attnlm.tokens.tokenizer import Tokenizer
@@ -144,10 +145,15 @@ class EncodedExamples(NamedTuple):
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of `text`, in which special texts are ordinary text."""
-    if not tokenizer.has_special(text):
-        return tokenizer.encode(text)
-    return [int(token) for token in tokenizer.encode_ordinary(text)]
+    """Return the ids of a question or an answer, as `sample` encodes them.
+
+    Raises AttnlmError if it contains the text that ends answers.
+    """
+    if tokenizer.end_text and tokenizer.end_text in text:
+        raise AttnlmError(
+            f"{text[:60]!r} contains {tokenizer.end_text}, which ends an answer", "leave it out"
+        )
+    return tokenizer.encode(text)
 
 
 def encode_examples(
@@ -156,7 +162,8 @@ def encode_examples(
     """Encode examples: each question, then its answer and the end of the answer.
 
     `answer_end` is "" for the tokenizer's end-of-text id. A token never crosses the end of a
-    question or an answer. Raises AttnlmError if the vocabulary lacks a character.
+    question or an answer. Raises AttnlmError if the vocabulary lacks a character, and for
+    a text that contains "<|endoftext|>" if this is the end of answers.
     """
     if answer_end:
         end = tokenizer.encode(answer_end)

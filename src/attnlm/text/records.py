@@ -97,7 +97,8 @@ def _lines(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
             try:
                 record = json.loads(line.decode("utf-8-sig"))
             except (ValueError, RecursionError) as error:
-                reason = str(error).partition(": line 1")[0]
+                # The line of the file is known; json counts lines within the record.
+                reason = str(error).replace(": line 1 column", ": column").partition(" (char")[0]
                 raise AttnlmError(f"{where} is not valid JSON: {reason}", _ONE_RECORD) from None
             if not isinstance(record, dict):
                 kind = type(record).__name__
