@@ -219,6 +219,7 @@ def test_training_shows_loss_sample_and_maps(browser: Any, tmp_path: Path) -> No
         view.focus("#at-step")
         view.keyboard.press("Home")
         assert "step 0 ·" in view.inner_text(".losses")
+        assert view.inner_text("#into-step") == "the model of step 0"
         until(view, "!page.trainer.querySelector('.sample').textContent.includes('abcdefghij')")
         view.keyboard.press("End")
         view.locator(".sample", has_text="abcdefghij").wait_for()
@@ -231,8 +232,13 @@ def test_training_shows_loss_sample_and_maps(browser: Any, tmp_path: Path) -> No
         view.select_option("[data-part=rung]", "bigram")
         view.locator(".tables figure").nth(1).wait_for()
         assert "not seen" not in view.inner_text(".tables")
+        view.evaluate("rungs.bigram.training.steps = 2")
         view.click("#reset")
         until(view, "attnlm.trainer.state.step === 0")
+        assert not view.is_visible("#train-end")
+        view.click("#train")
+        view.locator("#train-end", has_text="All steps are made").wait_for()
+        assert view.is_disabled("#train")
 
 
 def test_two_panes_train_on_the_same_batches(browser: Any, tmp_path: Path) -> None:

@@ -37,19 +37,19 @@ def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
     """
     if sys.platform == "win32":
         yield False
-        return
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
+    else:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            has_lock = True
-        except BlockingIOError:
-            raise
-        except OSError:
-            has_lock = False
-        yield has_lock
-    finally:
-        os.close(descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                has_lock = True
+            except BlockingIOError:
+                raise
+            except OSError:
+                has_lock = False
+            yield has_lock
+        finally:
+            os.close(descriptor)
 
 
 def is_locked(path: Path) -> bool:

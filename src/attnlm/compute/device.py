@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -136,7 +137,9 @@ def keep_freed_memory() -> None:
 
 def machine_memory() -> int | None:
     """Return the machine's memory in bytes, or None when the system does not report it."""
+    if sys.platform == "win32":
+        return None
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
+    except (ValueError, OSError):
         return None

@@ -288,13 +288,16 @@ function chooseStep(step) {
 function showControls() {
   page.train.textContent = panes.some(({isRunning}) => isRunning) ? "Pause" : "Train";
   page.train.disabled = panes.length > 0 && panes.every(({made, training}) => made >= training.steps);
+  page["train-end"].hidden = !page.train.disabled;
   Object.assign(page["at-step"], {max: newestStep(), value: Math.min(chosenStep, newestStep())});
 }
 
 /* Show the first pane's model in the part of the page below (play.js). */
 function followInPlay() {
   const isOutOfSight = panes[0].isRunning && page.models.getBoundingClientRect().top > innerHeight;
-  if (!isOutOfSight && typeof models !== "undefined") replaceLastModel(panes[0].model); // else play.js has not begun yet
+  if (isOutOfSight || typeof models === "undefined") return; // play.js has not begun yet
+  page["into-step"].textContent = `the model of step ${panes[0].shown.step.toLocaleString("en")}`;
+  replaceLastModel(panes[0].model);
 }
 
 function download(name, content) {
@@ -350,7 +353,10 @@ page["one-step"].addEventListener("click", () => panes.forEach((pane) => pane.st
 page.reset.addEventListener("click", () => panes.forEach((pane) => pane.reset()));
 page["train-seed"].addEventListener("change", () => page["train-seed"].reportValidity() && panes.forEach((pane) => pane.reset()));
 page["at-step"].addEventListener("input", () => chooseStep(page["at-step"].valueAsNumber));
-page.passage.addEventListener("input", () => panes.forEach((pane) => pane.show()));
+page.passage.addEventListener("input", () => {
+  page.prompt.value = page.passage.value;
+  panes.forEach((pane) => pane.show());
+});
 page["use-text"].addEventListener("click", () => useOwnText(page["own-text"].value));
 page["own-file"].addEventListener("change", () => useFile(page["own-file"].files));
 page["save-page"].addEventListener("click", () => download("trained.html", savedPage()));
