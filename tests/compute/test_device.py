@@ -54,6 +54,14 @@ def test_a_device_that_fails_its_trial_is_passed_over(monkeypatch: pytest.Monkey
     )
 
 
+def test_a_device_that_computes_wrong_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch.nn.functional, "cross_entropy", lambda x, targets: (x * torch.nan).sum()
+    )
+    with pytest.raises(AttnlmError, match="a small trial gave wrong numbers"):
+        choose_device("cpu")
+
+
 def test_bfloat16_is_chosen_if_the_hardware_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_problem", lambda name: None)
     assert choose_device("cuda", "float32").dtype == "float32"

@@ -102,6 +102,9 @@ def _problem(device: str) -> str | None:
             weight = torch.ones(8, 8, device=device, requires_grad=True)
             tokens = torch.arange(8, device=device)
             F.cross_entropy(F.embedding(tokens, weight) @ weight, tokens).backward()
+        gradient = weight.grad
+        if gradient is None or not bool(gradient.isfinite().all()):
+            return "a small trial gave wrong numbers"
     except (RuntimeError, AssertionError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         return f"a small trial failed ({reason})"
