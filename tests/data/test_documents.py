@@ -26,7 +26,7 @@ from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.data.prepare import prepare
 from attnlm.see.reproduce import prepare_command
 from attnlm.text import records, text_files
-from attnlm.text.hub import parsed
+from attnlm.text.hub import HubName, parsed
 from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import END_OF_TEXT, BpeTokenizer, safe_pieces
 from tests.command import attnlm, fails
@@ -376,13 +376,13 @@ def test_a_name_of_the_hub_is_never_a_folder(
 ) -> None:
     """A local folder with the data set's name is not used instead of the library's answer."""
 
-    def load(path: str, config: str | None) -> None:
-        raise ValueError(f"asked for {path}")
+    def load(path: str, config: str | None, revision: str | None) -> None:
+        raise ValueError(f"asked for {path} at {revision}")
 
     monkeypatch.setattr("datasets.load_dataset_builder", load)
     for name, asked, hint in (
-        ("stories", "hf://datasets/stories", "for the folder, use hf:./stories"),
-        ("a/b", "a/b", "the network"),
+        ("stories", "hf://datasets/stories at None", "for the folder, use hf:./stories"),
+        ("a/b@1f54:test", "a/b at 1f54", "the network"),
     ):
         with pytest.raises(AttnlmError, match=f"asked for {asked}\nhint") as caught:
             prepare(f"hf:{name}")
@@ -469,12 +469,13 @@ def test_missing_hub_data_sets_fail_with_one_error(
 
 
 def test_the_parts_of_a_name(here: Path) -> None:
-    for source in ("hf:", "hf::train", "hf:a:"):
+    for source in ("hf:", "hf::train", "hf:a:", "hf:a/b@", "hf:@1", "hf:a/b/", "hf:a/b@1/"):
         with pytest.raises(UsageError, match="is not the name of a data set"):
             prepare(source)
-    assert parsed("hf:squad") == ("squad", None, "train")
-    assert parsed("hf:a/b") == ("a/b", None, "train")
-    assert parsed("hf:a/b/en/x:test") == ("a/b", "en/x", "test")
-    for path in ("./a/b/c", "../a/b/c", "/a/b/c", "~/a/b/c"):
-        assert parsed(f"hf:{path}:test") == (path, None, "test")
-    assert parsed("hf:.a/b/c") == (".a/b", "c", "train")
+    assert parsed("hf:squad") == HubName("squad")
+    assert parsed("hf:a/b") == HubName("a/b", None, "train", None)
+    assert parsed("hf:a/b/en/x:test") == HubName("a/b", "en/x", "test")
+    assert parsed("hf:a/b@1f54/en:test") == HubName("a/b", "en", "test", "1f54")
+    for path in ("./a/b/c", "../a/b/c", "/a/b/c@1", "~/a/b/c"):
+        assert parsed(f"hf:{path}:test") == HubName(path, split="test")
+    assert parsed("hf:.a/b/c") == HubName(".a/b", "c")

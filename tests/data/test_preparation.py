@@ -26,7 +26,7 @@ from attnlm.data import bins, new_dataset, splits
 from attnlm.data import prepare as preparation
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
 from attnlm.data.prepare import prepare
-from attnlm.text import text_files
+from attnlm.text import names, text_files
 from attnlm.text.corpus import Corpus, TextFile, get_corpus
 from tests.web_server import WebServer, body
 
@@ -232,6 +232,12 @@ def test_the_floor_is_the_nats_of_the_validation_split_by_its_tokens(
     assert pairs.floor == 45 / pairs.val_tokens > 45 / half
     assert prepare(val_fraction=0.4, name="in-a-story", data_dir=data).floor is None
     assert prepare(val_file=source, name="other-text", data_dir=data).floor is None
+
+
+def test_any_source_can_be_the_validation_split(source: Path, data: Path) -> None:
+    dataset = prepare(source, val_file="names", data_dir=data)
+    assert dataset.val_source == "names"
+    assert dataset.tokenizer.decode([*dataset.val]) == names.generate()
 
 
 def test_tiny_shakespeare(data: Path) -> None:

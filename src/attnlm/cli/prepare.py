@@ -41,8 +41,10 @@ def prepare(
     val_fraction: float | None = option(
         None, "fraction of the text for the validation split; default: 0.1"
     ),
-    val_file: Path | None = option(
-        None, "use this file as the validation split, and all of SOURCE for training"
+    val_file: str | None = option(
+        None,
+        "a source for the validation split; all of SOURCE is then for training",
+        completion.choices("tales", "names"),
     ),
     split: str | None = option(
         None,

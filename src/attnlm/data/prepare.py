@@ -50,7 +50,7 @@ def prepare(
     *,
     tokenizer: str | Path = "char",
     val_fraction: float | None = None,
-    val_file: str | os.PathLike[str] | None = None,
+    val_file: Source | None = None,
     split: str | None = None,
     split_seed: int | None = None,
     name: str | None = None,
@@ -85,7 +85,8 @@ def prepare(
     characters. If `split` is "documents", it is this fraction of the documents, chosen by
     `split_seed` (default: 1), so that every source can be in both splits. The default is
     "documents" if both splits then have at least 10 documents (100 documents at a `val_fraction` of
-    0.1), else "tail". If `val_file` is given, the validation split is its whole text instead.
+    0.1), else "tail". If `val_file`, a source like `source`, is given, the validation split is its
+    whole text instead.
 
     Line ends are kept; if `newlines` is "unix", CR LF and CR become LF.
 
@@ -107,11 +108,13 @@ def prepare(
     """
     on_event = on_event or ignore
     data_dir = Path(data_dir)
-    if not (source is None or isinstance(source, str | os.PathLike)):
-        source = list(source)
-        source = source[0] if len(source) == 1 else source
+    is_single = source is None or isinstance(source, str | os.PathLike)
+    sources: list[Source | None] = [source] if is_single else list(source)
+    if [*sources, val_file].count("-") > 1:
+        raise UsageError("stdin is named more than once", "name - once")
+    source = sources[0] if len(sources) == 1 else sources
     task = source if isinstance(source, str) and source in TASKS else None
-    for one in source if isinstance(source, list) else ():
+    for one in sources if task is None else ():
         if one in TASKS and not Path(one).exists():
             raise UsageError(f"the task {one} cannot be joined with other sources", "name it alone")
     given: dict[str, object] = {
@@ -156,7 +159,7 @@ def prepare(
                 on_event=on_event,
             )
             corpus = read(source)
-            val_corpus = None if val_file is None else read(Path(val_file))
+            val_corpus = None if val_file is None else read(val_file)
             val_files = () if val_corpus is None else val_corpus.files
             _check_effect(given, corpus.shown, (*corpus.files, *val_files))
             if prompt_column is not None:

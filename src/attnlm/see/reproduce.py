@@ -31,7 +31,7 @@ def prepare_command(dataset: Dataset) -> str:
         if getattr(dataset, name) != default:
             words += [flag(name), getattr(dataset, name)]
     words += ["--name", dataset.name, *elsewhere(dataset.path.parent, "data set")]
-    return shlex.join(words) + (" < TEXT" if "-" in dataset.sources else "")
+    return shlex.join(words) + (" < TEXT" if "-" in (*dataset.sources, dataset.val_source) else "")
 
 
 def train_command(run: Run) -> str:

@@ -183,7 +183,7 @@ def get_corpus(
             case str() if source.startswith(hub.PREFIX):
                 path = Path(tempfile.mkdtemp(dir=spool)) / "rows.jsonl.gz"
                 hub.copy_texts(source, column or "text", path, offline=offline, on_event=on_event)
-                found = _of_file(safe_name(Path(hub.parsed(source)[0]).name), source, path)
+                found = _of_file(safe_name(Path(hub.parsed(source).path).name), source, path)
             case str() if "://" in source:
                 found = _from_web(source, encoding, offline, spool, on_event)
             case _:

@@ -5,33 +5,50 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import OnEvent, Progress
 from attnlm.text.records import checked, first_line, missing
 
 PREFIX = "hf:"
-SYNTAX = "hf:OWNER/NAME, hf:OWNER/NAME/CONFIG or hf:OWNER/NAME:SPLIT"
+SYNTAX = "hf:OWNER/NAME, then if needed @REVISION, /CONFIG and :SPLIT"
 # Readers of plain data. Others decode media and archives, or need other programs.
 _READERS = ("arrow", "csv", "json", "parquet", "text")
+_SPLIT = "(?::(?P<split>.+))?"
+_LOCAL = re.compile(f"(?P<path>[^:]+){_SPLIT}")
+_NAME = re.compile(
+    f"(?P<path>[^/@:]+(?:/[^/@:]+)?)(?:@(?P<revision>[^/:]+))?(?:/(?P<config>[^:]+))?{_SPLIT}"
+)
 _FAST = 1  # of gzip's levels
 _ROWS_PER_EVENT = 1000
 
 
-def parsed(source: str) -> tuple[str, str | None, str]:
-    """Return OWNER/NAME or a local folder, the configuration and the split of a data set.
+class HubName(NamedTuple):
+    """A data set: OWNER/NAME or a local folder, and what to read of it.
 
-    Raises UsageError if `source` is not of the form `hf:OWNER/NAME/CONFIG:SPLIT`.
+    `revision` is a branch, tag or commit; None is the newest.
     """
-    name, colon, split = source.removeprefix(PREFIX).partition(":")
-    if not name or bool(colon) != bool(split):
+
+    path: str
+    config: str | None = None
+    split: str = "train"
+    revision: str | None = None
+
+
+def parsed(source: str) -> HubName:
+    """Return the parts of `hf:OWNER/NAME@REVISION/CONFIG:SPLIT`. All but the name may be absent.
+
+    Raises UsageError if `source` has another form.
+    """
+    name = source.removeprefix(PREFIX)
+    found = (_LOCAL if _is_local(name) else _NAME).fullmatch(name)
+    if found is None:
         raise UsageError(f"{source!r} is not the name of a data set", f"use {SYNTAX}")
-    owner, *rest = name.split("/", 2)
-    if _is_local(name) or len(rest) < 2:
-        return name, None, split or "train"
-    return f"{owner}/{rest[0]}", rest[1], split or "train"
+    return HubName(**{key: part for key, part in found.groupdict().items() if part})
 
 
 def _is_local(path: str) -> bool:
@@ -54,7 +71,8 @@ def copy_texts(
 
 
 def _texts(source: str, column: str, offline: bool) -> Iterator[str]:
-    (path, config, split), row = parsed(source), 0
+    name, row = parsed(source), 0
+    path = name.path
     is_local = _is_local(path)
     hint = f"check the name ({SYNTAX}) and the network, or use a folder"
     if is_local:
@@ -69,13 +87,13 @@ def _texts(source: str, column: str, offline: bool) -> Iterator[str]:
     for library in ("datasets", "huggingface_hub"):  # they log errors and retries
         logging.getLogger(library).setLevel(logging.CRITICAL)
     try:
-        builder = datasets.load_dataset_builder(path, config)
+        builder = datasets.load_dataset_builder(path, name.config, revision=name.revision)
         if builder.name not in _READERS:
             raise AttnlmError(
                 f"{source} has an unsupported format: {builder.name}",
                 f"supported formats: {', '.join(_READERS)}",
             )
-        stream = builder.as_streaming_dataset(split=split)
+        stream = builder.as_streaming_dataset(split=name.split)
         if stream.features is not None and column in stream.features:
             stream = stream.select_columns([column])
         for record in stream:
