@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from attnlm.base.settings import Setting
 from attnlm.config.settings import resolve
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.ops import Kernels, using
+from attnlm.model.ops import Kernels, use_kernels
 from attnlm.training.optimizer import FlatOptimizer
 from tests.models import parts_of
 
@@ -93,7 +93,7 @@ def main() -> None:
 def _seconds(step: Callable[[], None]) -> float:
     dist.barrier()
     began = time.perf_counter()
-    with using(Kernels(compiled=True, matmul="onednn", attention="native")):
+    with use_kernels(Kernels(compiled=True, matmul="onednn", attention="native")):
         for _ in range(STEPS):
             step()
     return (time.perf_counter() - began) / STEPS

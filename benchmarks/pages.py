@@ -27,7 +27,7 @@ from attnlm.model.inspection import parameters_of
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
 from attnlm.runs.run import Run
-from attnlm.see.play import model_data, play_page
+from attnlm.see.model_page import model_data, play_page
 from attnlm.tokens.tokenizer import CharTokenizer
 from benchmarks.table import Row, attnlm, seconds_of
 from tests.models import parts_of

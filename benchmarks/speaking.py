@@ -23,7 +23,7 @@ import attnlm as library
 from attnlm.data.dataset import Dataset
 from attnlm.generation.decoders import fastest_decoding
 from attnlm.generation.sampling_config import SamplingConfig
-from attnlm.tokens.byte_pairs import published
+from attnlm.tokens.byte_pairs import load_published
 from attnlm.tokens.tokenizer_json import library_tokenizer
 from benchmarks.table import Measured, Row, attnlm, measured
 
@@ -51,7 +51,7 @@ def speaking(dataset: Dataset, text: Path) -> list[Row]:
         torch.manual_seed(1)
         theirs: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config())
         theirs.eval().save_pretrained(source)
-        tokenizer = library_tokenizer(published("gpt2", spool=Path(name)))
+        tokenizer = library_tokenizer(load_published("gpt2", spool=Path(name)))
         (source / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
         run = library.import_run(source, name="gpt2", checkpoint_dir=name)
         model, device = library.load_model(run, device="cpu")

@@ -18,7 +18,7 @@ from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
-from attnlm.training.validation import validation_loss
+from attnlm.training.validation_loss import validation_loss
 from attnlm.workflows.autotune import autotune
 from attnlm.workflows.speed_check import peak_of_products
 from benchmarks import plain

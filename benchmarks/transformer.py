@@ -20,7 +20,7 @@ from attnlm.model.ops.loss import cross_entropy
 from attnlm.training.kernels import kernels_of
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
-from attnlm.training.validation import validation_loss
+from attnlm.training.validation_loss import validation_loss
 from attnlm.workflows.autotune import autotune
 from attnlm.workflows.speed_check import peak_of_products
 from benchmarks.nanogpt import Shape, steps_per_second

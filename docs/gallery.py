@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.see.play import first_text, play_page, run_data
+from attnlm.see.model_page import first_text, play_page, run_data
 from attnlm.see.train_page import page_of, train_page, training_text
 
 FOLDER = Path(__file__).parent / "gallery"

@@ -87,13 +87,13 @@ def project(dataset: Any) -> Path:
 @pytest.fixture
 def gpt2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """GPT-2's vocabulary, from a folder with tiktoken's files."""
-    from attnlm.tokens.byte_pairs import published
+    from attnlm.tokens.byte_pairs import load_published
 
     data = os.environ.get("ATTNLM_TEST_DATA")
     if not data:
         pytest.skip("ATTNLM_TEST_DATA names no folder with tiktoken's files")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(Path(data) / "tiktoken"))
-    return published("gpt2", spool=tmp_path, offline=True)
+    return load_published("gpt2", spool=tmp_path, offline=True)
 
 
 @pytest.fixture

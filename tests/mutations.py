@@ -60,7 +60,7 @@ code in a run's folder runs unasked | test_own_code.py
 if self.sha256 not in _CONTENTS and not _is_accepted(self.sha256): => if False:
 a run's file need not be what its hash says | test_own_code.py
 if hashlib.sha256(content).hexdigest() != self.sha256: => if False:
-== base/workspaces.py
+== base/atomic_folders.py
 a training writes to whatever folder is at its path | test_training.py
 os.path.samestat(held[0].stat(), held[1]) => held[0].stat()
 a folder that can't take its place loses the old one | test_preparation.py
@@ -73,7 +73,7 @@ folders only seem to change places | test_preparation.py
 failed = libc.renameat2(here, paths[0], here, paths[1], swap) => failed = 0
 locks are ignored | test_trials.py::test_a_short_trial_finds_no_failure[two]
 fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)) => pass
-== data/bins.py
+== data/bin_files.py
 a document's own text can end it | test_documents.py
 if not tokenizer.has_special(piece.text): => if True:
 bigrams are smoothed twice | test_preparation.py::test_the_bigram_loss_equals_counted_pairs
@@ -172,7 +172,7 @@ a full disk is a fault of our own, as it is trained |
 test_training.py::test_a_full_disk_is_reported_with_the_file_and_the_last_step
 -except (StepNotFiniteError, OSError) as error:
 +except (StepNotFiniteError, BlockingIOError) as error:
-== training/evaluation.py
+== training/evaluator.py
 a signal saves nothing |
 test_training.py::test_stopping_between_evaluations_keeps_the_last_complete_step
 -self._saver.save()
@@ -320,7 +320,7 @@ the best is the newest | test_training.py
 == data/examples.py
 windows end within an example | test_examples.py
 counts_WT = places_WT < => counts_WT = places_WT >
-== training/validation.py
+== training/validation_loss.py
 answers behind the first wrong token count | test_answers.py
 ~is_answer[:, 1:]).all(1) => ~is_answer[:, 1:]).any(1)
 == training/sharding.py
@@ -333,7 +333,7 @@ maps with hooks are not called | test_textbook.py
 return type(module) is kind and not module.has_hooks and => return type(module) is kind and
 what is computed again drops other numbers | test_sharding.py
 generator.set_state(state) => pass
-== training/validation.py
+== training/validation_loss.py
 each process has its own validation loss | test_processes.py
 processes.all_reduce(numbers) => pass
 an evaluation goes on after a signal | test_interruption.py
@@ -359,7 +359,7 @@ the clock of a budget leaves no time for the last evaluation |
 test_budget.py::test_evaluations_that_take_long_are_fewer
 left = self.ends - self.closing - now => left = self.ends - now
 == workflows/train.py
-a model that sees later tokens is trained like others | test_check.py
+a model that sees later tokens is trained like others | test_check_own_code.py
 if leaks and not force: => if False:
 a resumed run starts its budget anew |
 test_budget.py::test_a_run_that_is_resumed_continues_the_clock
@@ -446,9 +446,9 @@ the thread pool of PyTorch keeps its mode | test_subnormals.py
 +
 threads of a pool do not take the mode of the calling thread | test_subnormals.py
 torch.set_flush_denormal(flush) => pass
-== see/logs.py
+== see/loggers.py
 a tool writes through a link |
-test_logs.py::test_a_tool_writes_nothing_through_a_link_that_leads_out_of_its_folder
+test_loggers.py::test_a_tool_writes_nothing_through_a_link_that_leads_out_of_its_folder
 _check_links(event.run.path, name) => pass
 == see/ladder.py
 a ladder of two seeds claims a difference | test_ladder.py

@@ -29,7 +29,7 @@ from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.training.sharding import whole_model
 from attnlm.training.state import initial_state
 from attnlm.training.step import Replica, StepNotFiniteError, Stepper
-from attnlm.training.validation import validation_loss
+from attnlm.training.validation_loss import validation_loss
 from tests.command import ATTNLM, forked
 from tests.models import timeless
 

@@ -105,11 +105,11 @@ if TYPE_CHECKING:
     from attnlm.training.events import Finished as Finished
     from attnlm.training.events import Started as Started
     from attnlm.training.events import Stepped as Stepped
-    from attnlm.training.validation import Evaluation as Evaluation
+    from attnlm.training.validation_loss import Evaluation as Evaluation
     from attnlm.workflows.answers import Answered as Answered
     from attnlm.workflows.answers import answer_pairs as answer_pairs
     from attnlm.workflows.answers import generate as generate
-    from attnlm.workflows.check import check as check
+    from attnlm.workflows.check_own_code import check as check
     from attnlm.workflows.doctor import Finding as Finding
     from attnlm.workflows.doctor import doctor as doctor
     from attnlm.workflows.evaluate import evaluate as evaluate
@@ -132,7 +132,7 @@ _NAMES = {
     "data.dataset": "Dataset DatasetEntry list_datasets open_dataset",
     "data.prepare": "prepare",
     "workflows.answers": "Answered answer_pairs generate",
-    "workflows.check": "check",
+    "workflows.check_own_code": "check",
     "workflows.doctor": "Finding doctor",
     "workflows.evaluate": "evaluate",
     "workflows.export": "export",
@@ -153,7 +153,7 @@ _NAMES = {
     "see.report": "Report report",
     "see.trace": "Trace trace",
     "training.events": "Evaluated Finished Started Stepped",
-    "training.validation": "Evaluation",
+    "training.validation_loss": "Evaluation",
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(["__version__", *_HOMES])

@@ -17,7 +17,7 @@ import attnlm
 from attnlm.base.signals import Interrupted, StopSignal, signals
 from attnlm.model.language_model import Bigram
 from attnlm.runs.run import Run
-from attnlm.training import validation
+from attnlm.training import validation_loss
 from tests.models import prepared
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
@@ -55,7 +55,7 @@ def test_a_signal_before_the_first_step_is_raised_at_once(
 def test_a_signal_ends_an_evaluation_between_windows(
     step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validation, "windows_at_once", lambda *_: 1)
+    monkeypatch.setattr(validation_loss, "windows_at_once", lambda *_: 1)
     original, evaluated, losses = Bigram.loss, [0], []
 
     def loss(model: Bigram, *ids: torch.Tensor) -> torch.Tensor:

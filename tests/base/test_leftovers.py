@@ -10,7 +10,7 @@ import pytest
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.base.workspaces import trained_alone, workspace
+from attnlm.base.atomic_folders import trained_alone, workspace
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folders")
 

@@ -19,7 +19,7 @@ from attnlm.cli.completion import VARIABLE
 from attnlm.config.recipes import recipe_names
 from attnlm.config.settings import RECORD_OF
 from attnlm.model.architecture import MODELS
-from attnlm.model.sizes import MAP_NAMES
+from attnlm.model.linear_maps import MAP_NAMES
 from tests.command import ATTNLM, Done, alone, fails, here
 
 

@@ -36,7 +36,7 @@ from attnlm.model.ops import attention
 from attnlm.model.recorder import record
 from attnlm.training import step as steps
 from attnlm.training.step import Replica
-from attnlm.training.validation import validation_loss
+from attnlm.training.validation_loss import validation_loss
 from attnlm.workflows import evaluate as evaluation
 from attnlm.workflows.plan import plan
 from tests.models import needs_kernels, small_model
@@ -221,7 +221,7 @@ def test_threads_of_attention_in_c_flush(monkeypatch: pytest.MonkeyPatch) -> Non
     values = torch.full_like(zeros, SUBNORMAL)
 
     def mixed() -> Tensor:
-        found: Tensor = attention.Blocks.apply(zeros, zeros, values, 1.0)  # type: ignore[no-untyped-call]
+        found: Tensor = attention.NativeAttention.apply(zeros, zeros, values, 1.0)  # type: ignore[no-untyped-call]
         return found
 
     with threads_of_torch(3):

@@ -21,11 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnlm.base.errors import AttnlmError, UsageError, optional
-from attnlm.data.bins import encode_documents
+from attnlm.data.bin_files import encode_documents
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.data.prepare import prepare
 from attnlm.see.reproduce import prepare_command
-from attnlm.text import records, text_files
+from attnlm.text import record_files, text_files
 from attnlm.text.hub import HubName, parsed
 from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import END_OF_TEXT, BpeTokenizer, safe_pieces
@@ -151,8 +151,8 @@ def test_a_folder_or_pattern_is_of_documents_of_all_kinds(here: Path) -> None:
 def test_each_document_has_the_ids_that_it_has_alone(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnlm.data.bins.PIECE", 150)
-    monkeypatch.setattr(records, "PIECE", 70)
+    monkeypatch.setattr("attnlm.data.bin_files.PIECE", 150)
+    monkeypatch.setattr(record_files, "PIECE", 70)
     texts = [*TEXTS, f"x{END_OF_TEXT} y", "  ", "\n\n", "a  ", "  b"]
     (here / "cats.jsonl").write_bytes(json_lines(texts))
     (here / "val.txt").write_text(f"The end.{END_OF_TEXT}")
@@ -261,10 +261,10 @@ def test_pieces_of_any_size_have_the_text_of_each_document(
 
 
 def test_records_longer_than_a_piece_have_one_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "PIECE", 10)
+    monkeypatch.setattr(record_files, "PIECE", 10)
     found = [("row", text) for text in ("a" * 25, "", "bb", "c" * 10)]
-    monkeypatch.setattr(records, "_rows", lambda *_: iter(found))
-    pieces = list(records.record_pieces(Path("x"), "text", "keep", "x", marks_ends=True))
+    monkeypatch.setattr(record_files, "_rows", lambda *_: iter(found))
+    pieces = list(record_files.record_pieces(Path("x"), "text", "keep", "x", marks_ends=True))
     assert pieces == [
         Piece("a" * 10),
         Piece("a" * 10),

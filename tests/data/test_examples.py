@@ -15,16 +15,16 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import write_json
 from attnlm.data.batches import Batches
-from attnlm.data.example_sets import text_of
+from attnlm.data.prepare_examples import text_of
 from attnlm.data.examples import (
     IGNORED,
     Examples,
     encode_examples,
     read_marks,
-    with_most,
+    limit_per_window,
     write_marks,
 )
-from attnlm.text.examples import Turn
+from attnlm.text.example_files import Turn
 from attnlm.text.tasks import TASKS, generate
 from attnlm.tokens.tokenizer import END_OF_TEXT, CharTokenizer
 from attnlm.workflows.answers import longer_pairs, pairs_of
@@ -192,7 +192,7 @@ def test_an_example_longer_than_the_window_is_cut_at_its_end() -> None:
 
 
 def test_a_window_can_have_fewer_examples_than_fit() -> None:
-    examples = with_most(_examples([3, 4, 2, 5, 3]), 2)
+    examples = limit_per_window(_examples([3, 4, 2, 5, 3]), 2)
     assert examples and examples.packed(30).tolist() == [0, 2, 4]
     assert examples.last_in_window(np.array([0, 2, 4]), 30).tolist() == [7, 14, 17]
     assert examples.per_window(30) == 1

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnlm.base import workspaces
+from attnlm.base import atomic_folders
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, Progress, ignore
-from attnlm.data import bins, new_dataset, splits
+from attnlm.data import bin_files, new_dataset, splits
 from attnlm.data import prepare as preparation
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
 from attnlm.data.prepare import prepare
@@ -182,7 +182,7 @@ def counted_bigram_loss(train: Any, val: Any, vocab_size: int) -> float:
 def test_the_bigram_loss_equals_counted_pairs(
     spec: str, source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bins, "PIECE", 7)  # pairs lie across the pieces
+    monkeypatch.setattr(bin_files, "PIECE", 7)  # pairs lie across the pieces
     dataset = prepare(source, tokenizer=spec, data_dir=data)
     expected = counted_bigram_loss(dataset.train, dataset.val, dataset.vocab_size)
     assert dataset.bigram_loss == pytest.approx(expected, rel=1e-12)
@@ -202,7 +202,7 @@ def test_chunks_of_any_size_make_the_same_data_set(
     (tmp_path / "t.txt").write_bytes(MIXED.encode(encoding))
     whole = prepare(tmp_path / "t.txt", tokenizer=spec, encoding=encoding, data_dir=data).path
     monkeypatch.setattr(text_files, "PIECE", size)
-    monkeypatch.setattr(bins, "PIECE", size)
+    monkeypatch.setattr(bin_files, "PIECE", size)
     prepare(tmp_path / "t.txt", tokenizer=spec, encoding=encoding, data_dir=data / "chunks")
     assert content(data / "chunks" / whole.name) == content(whole)
 
@@ -211,8 +211,8 @@ def test_pieces_encoded_in_parallel_have_the_ids_of_the_whole(
     source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_files, "PIECE", 11)
-    monkeypatch.setattr(bins, "PIECE", 20)
-    monkeypatch.setattr(bins, "cores", lambda: 3)
+    monkeypatch.setattr(bin_files, "PIECE", 20)
+    monkeypatch.setattr(bin_files, "cores", lambda: 3)
     dataset = prepare(source, tokenizer="bpe:300", data_dir=data)
     cut = len(TEXT) * 9 // 10
     assert np.array_equal(dataset.train, dataset.tokenizer.encode(TEXT[:cut]))
@@ -486,7 +486,7 @@ def test_the_old_data_set_returns_when_the_new_one_cannot_take_its_place(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", interrupted)
-    monkeypatch.setattr(workspaces, "_exchange_at_once", lambda *_: False)
+    monkeypatch.setattr(atomic_folders, "_exchange_at_once", lambda *_: False)
     with pytest.raises(KeyboardInterrupt):
         prepare(source, val_fraction=0.5, force=True, data_dir=data)
     assert content(folder) == before
@@ -494,12 +494,12 @@ def test_the_old_data_set_returns_when_the_new_one_cannot_take_its_place(
 
 STOPPED = """
 import os, sys
-from attnlm.data import bins
-encode, signum = bins._encode, int(sys.argv.pop())
+from attnlm.data import bin_files
+encode, signum = bin_files._encode, int(sys.argv.pop())
 def stop(*given):
     os.kill(os.getpid(), signum)
     return encode(*given)
-bins._encode = stop
+bin_files._encode = stop
 from attnlm.__main__ import main
 main()
 """

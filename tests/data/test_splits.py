@@ -20,12 +20,12 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
-from attnlm.data import bins
+from attnlm.data import bin_files
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.data.prepare import prepare
 from attnlm.data.splits import HeldOut, _Divider, _joined
 from attnlm.see.reproduce import prepare_command
-from attnlm.text import corpus, records, text_files
+from attnlm.text import corpus, record_files, text_files
 from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import END_OF_TEXT
 from attnlm.workflows import evaluate as evaluation
@@ -130,9 +130,9 @@ def test_chunks_of_any_size_make_the_same_splits(
 ) -> None:
     options: dict[str, Any] = {"tokenizer": spec, "offline": True, "val_fraction": 0.2}
     whole = prepare(pets, **options)
-    for module in (records, text_files, bins):
+    for module in (record_files, text_files, bin_files):
         monkeypatch.setattr(module, "PIECE", 37)
-    monkeypatch.setattr(bins, "cores", lambda: 3)
+    monkeypatch.setattr(bin_files, "cores", lambda: 3)
     again = prepare(pets, data_dir="chunks", **options)
     for name in ("train.bin", "val.bin", "tokenizer.json"):
         assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()

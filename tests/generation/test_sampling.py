@@ -17,7 +17,7 @@ import torch
 from attnlm.base.errors import NotFiniteError, UsageError
 from attnlm.compute.device import Device
 from attnlm.compute.native import kernels
-from attnlm.generation.batch import Batch, grouped
+from attnlm.generation.batch import Batch, group_texts
 from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder
 from attnlm.generation.next_token import (
@@ -220,10 +220,10 @@ def test_batched_prompts_equal_single_prompts(
 
 def test_texts_wait_at_most_as_long_as_they_take() -> None:
     prompts = [[0] * length for length in (50, 1, 9, 30, 8, 12, 99, 31)]
-    groups = grouped(prompts, 40, 8, most=3)
+    groups = group_texts(prompts, 40, 8, most=3)
     assert groups == [[1, 4, 2], [5], [3, 7], [0, 6]]
-    assert grouped(prompts, 40, 10**6, most=100) == [[1, 4, 2, 5, 3, 7, 0, 6]]
-    assert grouped([[1]] * 5, 40, 0, most=2) == [[0, 1], [2, 3], [4]]
+    assert group_texts(prompts, 40, 10**6, most=100) == [[1, 4, 2, 5, 3, 7, 0, 6]]
+    assert group_texts([[1]] * 5, 40, 0, most=2) == [[0, 1], [2, 3], [4]]
 
 
 def test_logits_after_the_end_of_a_text_may_be_infinite() -> None:

@@ -19,10 +19,11 @@ from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model import ops
 from attnlm.model.language_model import Block, Transformer, native_form
-from attnlm.model.layers import adapt, drawing_from
-from attnlm.model.ops import Kernels, using
+from attnlm.model.layers import drawing_from
+from attnlm.model.lora import adapt
+from attnlm.model.ops import Kernels, use_kernels
 from attnlm.model.ops import block as native_block
-from attnlm.model.sizes import LoRA
+from attnlm.model.linear_maps import LoRA
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.workflows.autotune import autotune
@@ -72,7 +73,7 @@ def loss_and_gradients(
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     generators = [torch.Generator().manual_seed(seed + i) for i in range(len(windows[0]))]
-    with using(kernels), drawing_from(generators):
+    with use_kernels(kernels), drawing_from(generators):
         loss = model.loss(*windows)
         loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -118,7 +119,7 @@ def test_the_number_of_threads_changes_no_bit() -> None:
         given = x.clone().requires_grad_()
         for parameter in block.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        with using(IN_C):
+        with use_kernels(IN_C):
             out = block(given, rotation)
             out.backward(d_out)
         gradients = [p.grad for p in (given, *block.parameters()) if p.grad is not None]
@@ -144,7 +145,7 @@ def test_gradients_accumulate() -> None:
     model = a_model("gpt2").float()
     windows = some_windows(model)
     once = loss_and_gradients(model, windows)
-    with using(IN_C):
+    with use_kernels(IN_C):
         model.loss(*windows).backward()
     twice = {name: p.grad / 2 for name, p in model.named_parameters() if p.grad is not None}
     assert_near(twice, {name: once[name] for name in twice}, 1e-5)
@@ -196,7 +197,7 @@ def test_other_passes_are_computed_by_pytorch(monkeypatch: pytest.MonkeyPatch) -
     """Frozen weights, adapters, evaluation, and blocks without residuals use PyTorch."""
     made, model = passes(monkeypatch), a_model("transformer").float()
     windows = some_windows(model)
-    with using(IN_C):
+    with use_kernels(IN_C):
         model.loss(*windows).backward()
         with torch.no_grad():
             model.loss(*windows)

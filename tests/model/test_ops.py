@@ -11,9 +11,9 @@ from torch.autograd import gradcheck
 
 from attnlm.compute.threads import threads_of_torch
 from attnlm.model.layers import Linear, joined_linear
-from attnlm.model.ops import Kernels, attention, loss, using
+from attnlm.model.ops import Kernels, attention, loss, use_kernels
 from attnlm.model.ops.attention import shared_heads
-from attnlm.model.ops.linear import linear, onednn_linear, product
+from attnlm.model.ops.linear import linear, onednn_linear, matmul
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.pointwise import (
     gelu,
@@ -114,7 +114,7 @@ def test_a_frozen_head_has_no_gradient_and_its_input_the_same(compiled: bool) ->
     for given, weight in ((torch.randn(B, T, D), torch.randn(V, D)), hopeless):
         for frozen in (False, True):
             x, head = given.clone().requires_grad_(), weight.clone().requires_grad_(not frozen)
-            with using(COMPILED if compiled else Kernels()):
+            with use_kernels(COMPILED if compiled else Kernels()):
                 loss = linear_cross_entropy(x, head, None, TARGETS[: len(x)])
                 loss.backward()
             assert (head.grad is None) == frozen and x.grad is not None
@@ -145,8 +145,8 @@ def test_products_by_either_library_are_products(
 
     for one in (x, x.T.contiguous().T):
         for other in (weight, weight.T.contiguous().T):
-            with using(Kernels(matmul=matmul)):
-                found = product(one, other), product(one, other, bias)
+            with use_kernels(Kernels(matmul=matmul)):
+                found = matmul(one, other), matmul(one, other, bias)
             assert_rounded(found, exact)
 
 
@@ -157,7 +157,7 @@ def test_extreme_numbers_in_float32(name: str, size: float, compiled: bool) -> N
     ours, _, shapes = OPS[name]
     exact = [(torch.randn(shape).float() * size).double().requires_grad_() for shape in shapes]
     leaves = [x.detach().float().requires_grad_() for x in exact]
-    with using(COMPILED if compiled else Kernels()):
+    with use_kernels(COMPILED if compiled else Kernels()):
         found = ours(*leaves)
     assert_rounded([found], lambda: [ours(*exact)])
     gradients = torch.autograd.grad(found.sum(), leaves)
@@ -182,7 +182,7 @@ def test_compiled_forms_of_odd_sizes(length: int, width: int) -> None:
     for op, shapes in cases:
         exact = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
         leaves = [x.detach().float().requires_grad_() for x in exact]
-        with using(COMPILED):
+        with use_kernels(COMPILED):
             found = _of_squares(op, leaves)
         assert_rounded(found, _of_squares, op, exact)
 
@@ -232,7 +232,7 @@ def test_a_linear_map_and_its_gradients_are_pytorchs(
         out = op(*leaves)
         return [out, *torch.autograd.grad(out, leaves, d_out.to(dtype))]
 
-    with using(COMPILED):
+    with use_kernels(COMPILED):
         ours = found(linear, torch.float32)
     assert_rounded(ours, lambda: found(torch.nn.functional.linear, torch.float64))
 
@@ -275,7 +275,7 @@ def test_attention_in_c_is_attention(
             leaves = [part.detach().requires_grad_() for part in layout]
             with threads_of_torch(threads), pytest.MonkeyPatch.context() as patch:
                 patch.setattr(attention, "_ALONE", 0)
-                out = attention.Blocks.apply(*leaves, scale)  # type: ignore[no-untyped-call]
+                out = attention.NativeAttention.apply(*leaves, scale)  # type: ignore[no-untyped-call]
                 runs.append([out, *torch.autograd.grad(out, leaves, d_out)])
         assert all(map(torch.equal, *runs))
         assert_rounded(runs[0], expected)
@@ -290,7 +290,7 @@ def test_attention_in_c_is_used_if_chosen_and_supported() -> None:
         (key, Kernels(attention="native"), False),
         (key[..., :5], COMPILED, False),
     ):
-        with using(kernels):
+        with use_kernels(kernels):
             found = attention.fused_attention(query, key, value)
         given = query.double(), key.double(), value.double()
         assert_rounded([found], lambda q, k, v: [_explicit_attention(q, k, v, 8**-0.5)], *given)
@@ -303,7 +303,7 @@ def test_nan_propagates_to_later_tokens_only() -> None:
     key = torch.randn(1, 1, 130, 4)
     query, value = key.clone().requires_grad_(), key.clone()
     key[0, 0, 66, 1] = torch.nan
-    out = attention.Blocks.apply(query, key, value, 1.0)  # type: ignore[no-untyped-call]
+    out = attention.NativeAttention.apply(query, key, value, 1.0)  # type: ignore[no-untyped-call]
     (gradient,) = torch.autograd.grad(out.sum(), query)
     for found in (out, gradient):
         assert found[0, 0, :64].isfinite().all() and found[0, 0, 66:].isnan().all()

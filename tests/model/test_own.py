@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.config.new_training import resolve_new
+from attnlm.config.resolve import resolve_new
 from attnlm.config.settings import Config
 from attnlm.model import own_modules
 from attnlm.model.inspection import parameters_of
@@ -360,7 +360,7 @@ def test_measuring_does_not_load_the_compiler(code: Path) -> None:
     """Importing the compiler takes longer than a short training."""
     lines = (
         "import sys",
-        "from attnlm.config.new_training import resolve_new",
+        "from attnlm.config.resolve import resolve_new",
         f"given = {{'attention': '{code}/parts.py:Head', 'embed_dim': 8}}",
         "resolve_new(given, None).config.spec.costs(30)",
         "sys.exit('torch._dynamo' in sys.modules)",

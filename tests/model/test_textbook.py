@@ -14,7 +14,7 @@ from attnlm.model import textbook
 from attnlm.model.attention import LayerCache
 from attnlm.model.language_model import Bigram, LanguageModel, Transformer
 from attnlm.model.layers import Dropout, Linear, RMSNorm
-from attnlm.model.ops import using
+from attnlm.model.ops import use_kernels
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.model.recorder import record
 from tests.models import (
@@ -60,7 +60,7 @@ def test_compiled_parts(variant: str) -> None:
     model = copy.deepcopy(exact).float()
     for length in (1, 33):
         inputs, targets = some_ids(2, 3, length)
-        with using(COMPILED):
+        with use_kernels(COMPILED):
             found = gradients(model, model.loss(inputs, targets))
         assert_rounded(found, exact_gradients, exact, inputs, targets)
 

@@ -186,7 +186,9 @@ def test_the_tour_names_every_room_and_only_what_exists() -> None:
     tour = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rooms = {path.parent.name for path in source.glob("*/__init__.py")}
     assert set(re.findall(r"^\| `(\w+)` \|", tour, flags=re.MULTILINE)) == rooms
-    files = re.findall(r"`([\w/.*]+/[\w.*]+\.(?:py|c|h|html|toml|md))`", tour + README)
+    extending = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    text = tour + extending + README
+    files = re.findall(r"`([\w/.*]+/[\w.*]+\.(?:py|c|h|html|js|toml|md))`", text)
     assert files
     for file in files:
         assert any(list(folder.glob(file)) for folder in (source, ROOT)), file

@@ -21,7 +21,7 @@ from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.runs.hugging_face.read_model import read_config
 from attnlm.tokens import byte_characters
-from attnlm.tokens.byte_pairs import published
+from attnlm.tokens.byte_pairs import load_published
 from attnlm.tokens.tokenizer_json import library_tokenizer, read_tokenizer, read_vocab_and_merges
 from tests.command import attnlm as command
 from tests.command import fails
@@ -546,7 +546,7 @@ def test_merges_in_another_order_are_refused(tokenizer_json: str) -> None:
 
 @pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="GPT-2's vocabulary is needed")
 def test_gpt2s_own_files_are_our_gpt2(tmp_path: Path) -> None:
-    ours = published("gpt2", spool=tmp_path, offline=True)
+    ours = load_published("gpt2", spool=tmp_path, offline=True)
     (merges,) = [
         path.read_text(encoding="utf-8")
         for path in Path(os.environ["TIKTOKEN_CACHE_DIR"]).iterdir()

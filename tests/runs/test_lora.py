@@ -1,4 +1,4 @@
-"""Low-rank adapters: what is trained, what is kept, and that every reader sees them folded in."""
+"""Low-rank adapters: what is trained, what is kept, and that every reader sees them merged."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
-from attnlm.model.layers import Linear, adapt, folded
-from attnlm.model.sizes import LoRA, map_shapes
+from attnlm.model.layers import Linear
+from attnlm.model.lora import adapt, merged_lora
+from attnlm.model.linear_maps import LoRA, map_shapes
 from attnlm.model.textbook import forward
 from attnlm.runs.load_model import load_weights
 from attnlm.runs.run import Run
 from attnlm.see.reproduce import train_command
-from attnlm.training import evaluation
+from attnlm.training import evaluator
 from attnlm.training.state import initial_state
 from tests.command import ATTNLM
 from tests.command import attnlm as command
@@ -65,7 +66,7 @@ def child(folder: Path, **settings: Any) -> Run:
 
 
 def adapted(name: str, lora: LoRA) -> tuple[Any, Any]:
-    """A small model with adapters that are not zero, of scale 2, and the same folded by hand."""
+    """A small model with adapters that are not zero, of scale 2, and the same merged by hand."""
     plain, model = small_model(name), small_model(name)
     adapt(model, lora)
     with torch.no_grad():
@@ -94,7 +95,7 @@ def test_adapters_equal_their_folded_weights(name: str) -> None:
     logits = model(ids)
     torch.testing.assert_close(logits, plain(ids))
     assert (logits - small_model(name)(ids)).abs().max() > 0.1
-    with folded(model):
+    with merged_lora(model):
         assert dict(model.named_parameters()).keys() == dict(plain.named_parameters()).keys()
         textbook = forward(model.architecture, model.state_dict(), ids[0])
         torch.testing.assert_close(textbook, logits[0])
@@ -266,12 +267,12 @@ def test_a_signal_while_adapters_are_put_back_loses_nothing(
 
     @contextlib.contextmanager
     def interrupted(model: Any) -> Iterator[None]:
-        with folded(model):
+        with merged_lora(model):
             yield
         next(m for m in model.modules() if isinstance(m, Linear)).lora_down = None
         raise Interrupted(signal.SIGINT)
 
-    monkeypatch.setattr(evaluation, "folded", interrupted)
+    monkeypatch.setattr(evaluator, "merged_lora", interrupted)
     with pytest.raises(Interrupted):
         child(folder, name="disturbed", eval_every=6)
     monkeypatch.undo()

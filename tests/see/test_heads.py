@@ -26,7 +26,7 @@ from attnlm.see.heads import PATTERNS, heads_over_training, repeated_random_toke
 from attnlm.see.heads import heads as study_heads
 from attnlm.see.pictures import heat_picture
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
-from attnlm.training.validation import validation_loss
+from attnlm.training.validation_loss import validation_loss
 from tests.command import attnlm as command
 from tests.command import fails
 from tests.models import BUILT, BUILT_HEADS, CONTEXT, induction_by_hand, parts_of, prepared

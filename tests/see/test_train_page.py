@@ -18,7 +18,7 @@ from attnlm.config.settings import resolve
 from attnlm.model.architecture import RUNGS, UnsupportedError
 from attnlm.model.language_model import Bigram, Transformer
 from attnlm.model.spec import Use
-from attnlm.see.play import architecture_data
+from attnlm.see.model_page import architecture_data
 from attnlm.see.train_page import MOST_TEXT, page_of, train_page, training_text
 from attnlm.text import tales
 from attnlm.training.optimizer import FlatOptimizer

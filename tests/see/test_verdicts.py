@@ -11,7 +11,7 @@ import pytest
 
 import attnlm
 from attnlm.data.dataset import Dataset
-from attnlm.see.verdicts import FALSE_CLAIMS, Pair, interval, judged, t_quantile
+from attnlm.see.verdicts import FALSE_CLAIMS, Pair, interval, compare_pairs, t_quantile
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_quantiles_equal_a_table(freedom: int, five: float, one: float) -> None:
 
 
 def claims(ladder: dict[str, list[float]]) -> list[Pair]:
-    return [pair for pair in judged(ladder) if pair.verdict != "not shown"]
+    return [pair for pair in compare_pairs(ladder) if pair.verdict != "not shown"]
 
 
 def ladders(seed: int, *, count: int, rungs: int, seeds: int) -> list[dict[str, list[float]]]:
@@ -69,7 +69,7 @@ def test_a_difference_of_two_spreads_is_found_with_five_seeds(others: int) -> No
         ladder = {"worse": [5.0] * 5, "better": (5 - differences).tolist()}
         for i in range(others):  # clearly different rungs take nothing from it
             ladder[str(i)] = draws.normal(100 * (i + 1), 1, size=5).tolist()
-        (pair,) = (p for p in judged(ladder) if (p.rung, p.rival) == ("better", "worse"))
+        (pair,) = (p for p in compare_pairs(ladder) if (p.rung, p.rival) == ("better", "worse"))
         found += pair.verdict == "better"
         assert pair.interval is not None
         nearest += pair.interval[0] <= 2 <= pair.interval[1]
@@ -80,7 +80,7 @@ def test_a_difference_of_two_spreads_is_found_with_five_seeds(others: int) -> No
 def test_verdicts_follow_the_interval_and_state_the_seeds_that_are_needed() -> None:
     ladder = {"a": [1.0, 2.0, 3.0], "b": [0.9, 1.9, 2.9], "c": [1.1, 1.9, 2.9]}
     ladder["d"] = [2.0, 3.1, 4.2]
-    pairs = judged(ladder)
+    pairs = compare_pairs(ladder)
     assert [(p.rung, p.rival) for p in pairs] == [
         *(("b", "a"), ("c", "a"), ("d", "a"), ("c", "b"), ("d", "b"), ("d", "c"))
     ]
@@ -93,13 +93,13 @@ def test_verdicts_follow_the_interval_and_state_the_seeds_that_are_needed() -> N
         assert (pair.verdict == "not shown") == (pair.interval[0] <= 0 <= pair.interval[1])
     assert of["c", "a"].seeds_needed is None  # over 100
     assert of["c", "b"].seeds_needed == 31
-    two = judged({"a": [1.0, 1.1], "b": [0.9, 0.9]})[0]  # a mean of 0.15, a spread of 0.071
+    two = compare_pairs({"a": [1.0, 1.1], "b": [0.9, 0.9]})[0]  # a mean of 0.15, a spread of 0.071
     assert (two.verdict, two.seeds_needed) == ("not shown", 4)
-    assert judged({"a": [1.0, 1.1], "b": [1.1, 1.0]})[0].seeds_needed is None
-    assert judged({"a": [1.0], "b": [0.5]}) == [Pair("b", "a", 0.5, None, "not shown", None)]
-    same = judged({"a": [1.0, 1.5], "b": [1.0, 1.5]})[0]
+    assert compare_pairs({"a": [1.0, 1.1], "b": [1.1, 1.0]})[0].seeds_needed is None
+    assert compare_pairs({"a": [1.0], "b": [0.5]}) == [Pair("b", "a", 0.5, None, "not shown", None)]
+    same = compare_pairs({"a": [1.0, 1.5], "b": [1.0, 1.5]})[0]
     assert (same.difference, same.interval, same.verdict) == (0, (0, 0), "not shown")
-    assert judged({"a": [1.0, 1.5]}) == []
+    assert compare_pairs({"a": [1.0, 1.5]}) == []
 
 
 SAME = """

@@ -11,7 +11,7 @@ import pytest
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import write_json
-from attnlm.data.bins import encode_documents
+from attnlm.data.bin_files import encode_documents
 from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import BYTES, BpeTokenizer, CharTokenizer, Tokenizer, load
 from attnlm.tokens.tokenizer_json import library_tokenizer, listed_pairs, read_tokenizer

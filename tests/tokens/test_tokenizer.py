@@ -283,12 +283,12 @@ def test_a_published_vocabulary_is_read_from_a_tiktoken_file(
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     kept = tmp_path / hashlib.sha1(url.encode()).hexdigest()
     kept.write_bytes(b"".join(lines))
-    made = bpe.published("cl100k_base", spool=tmp_path, offline=True)
+    made = bpe.load_published("cl100k_base", spool=tmp_path, offline=True)
     assert made.ranks == TRAINED.ranks
     assert (made.vocab_size, made.end_of_text) == (510, 500)
     kept.write_bytes(b"something else")
     with pytest.raises(AttnlmError, match=r"cl100k_base\.tiktoken is not in the .*\nhint: .*bpe:1"):
-        bpe.published("cl100k_base", spool=tmp_path, offline=True)
+        bpe.load_published("cl100k_base", spool=tmp_path, offline=True)
 
 
 def test_gpt2_ids_equal_tiktoken(gpt2: BpeTokenizer, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 import attnlm
 from attnlm.compute.native import baseline_kernels
-from attnlm.data import bins
+from attnlm.data import bin_files
 from attnlm.tokens import word_table as words
 from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, ByteTokenizer
 from attnlm.tokens.word_table import WordTable, piece_encoder
@@ -105,7 +105,7 @@ def test_prepare_writes_the_same_files_either_way(
     for kind, found in (("plain", None), ("words", native)):
         monkeypatch.setattr(words, "baseline_kernels", lambda found=found: found)
         assert (piece_encoder(TRAINED) == TRAINED.encode_piece) == (found is None)
-        monkeypatch.setattr(bins, "PIECE", PIECE if kind == "plain" else 1000)
+        monkeypatch.setattr(bin_files, "PIECE", PIECE if kind == "plain" else 1000)
         made[kind] = attnlm.prepare(text, tokenizer="bpe:400", data_dir=tmp_path / kind)
     assert isinstance(made["words"].tokenizer, BpeTokenizer)
     for name in ("train.bin", "val.bin", "meta.json"):

@@ -18,17 +18,17 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
-from attnlm.data.example_sets import LONGER
+from attnlm.data.prepare_examples import LONGER
 from attnlm.data.examples import IGNORED, Examples
 from attnlm.generation.questions import format_of
 from attnlm.generation.sampling import load_sampler
 from attnlm.model.language_model import Bigram
-from attnlm.model.ops import Kernels, using
+from attnlm.model.ops import Kernels, use_kernels
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
-from attnlm.training.validation import right_answers, validation_loss
+from attnlm.training.validation_loss import right_answers, validation_loss
 from attnlm.workflows.answers import ask, longer_pairs, pairs_of, texts_to_patch
 from tests.command import attnlm as command
 from tests.command import fails
@@ -89,7 +89,7 @@ def test_ignored_targets_have_no_loss_and_no_gradient(
     tensors = [x_BTC, head.weight, head.bias]
     reference = F.cross_entropy(head(x_BTC).flatten(0, 1), targets_BT.flatten())
     expected = torch.autograd.grad(reference, tensors)
-    with using(Kernels(compiled=compiled)):
+    with use_kernels(Kernels(compiled=compiled)):
         loss = linear_cross_entropy(x_BTC, head.weight, head.bias, targets_BT)
         found = torch.autograd.grad(loss, tensors)
     torch.testing.assert_close(loss, reference)
@@ -239,7 +239,7 @@ def test_the_best_checkpoint_can_be_chosen_by_accuracy(task: Dataset, tmp_path: 
     state = TrainingState.__new__(TrainingState)
     vars(state).update(vars(SavedState()))
     scores = [(2.0, 0.1), (1.0, 0.1), (3.0, 0.5), (0.5, 0.4), (3.0, 0.5)]
-    assert [state.evaluated(*score) for score in scores] == [True, True, True, False, False]
+    assert [state.record_evaluation(*score) for score in scores] == [True, True, True, False, False]
     with pytest.raises(UsageError, match="best_by"):
         attnlm.train(task, best_by="luck", steps=1, checkpoint_dir=tmp_path)
 

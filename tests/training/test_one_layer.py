@@ -19,7 +19,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.ops import Kernels
 from attnlm.training.one_layer import one_layer_form
-from attnlm.training.validation import validation_loss
+from attnlm.training.validation_loss import validation_loss
 from tests.models import (
     CHANGES,
     COMPILED,

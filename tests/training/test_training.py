@@ -350,7 +350,7 @@ def test_few_functions_stand_between_the_command_and_a_gradient(
         return resolve(*settings)
 
     monkeypatch.setattr(OneLayer, "_backward", spy)
-    monkeypatch.setattr("attnlm.config.new_training.resolve", counted)
+    monkeypatch.setattr("attnlm.config.resolve.resolve", counted)
     arguments = ["train", dataset.path, "--heads", "4", "--threads", "1", "--device", "cpu"]
     command(*arguments, "--steps", "1", "--block-size", "8", cwd=tmp_path)
     step = stacks[-1]  # the call before compares the form with the modules

@@ -22,7 +22,7 @@ from attnlm.base.events import Note
 from attnlm.base.files import read_json, write_json
 from attnlm.base.signals import Interrupted
 from attnlm.cli.ladder import _facts, _say_table, _say_texts
-from attnlm.config.new_training import Resolved
+from attnlm.config.resolve import Resolved
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.ladder_plan import read_plan

@@ -23,8 +23,9 @@ from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
 from attnlm.model.architecture import MODELS
 from attnlm.model.inspection import parameters_of
-from attnlm.model.layers import adapt, drawing_from
-from attnlm.model.ops import Kernels, using
+from attnlm.model.layers import drawing_from
+from attnlm.model.lora import adapt
+from attnlm.model.ops import Kernels, use_kernels
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.training.memory import FACTOR, estimate_memory
 from attnlm.training.optimizer import FlatOptimizer
@@ -133,7 +134,7 @@ def test_activations_equal_the_tensors_that_autograd_keeps(
     generators = [torch.Generator() for _ in range(windows)] if a.dropout else []
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        using(Kernels(compiled)),
+        use_kernels(Kernels(compiled)),
         drawing_from(generators),
     ):
         model.loss(ids, ids)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.workspaces import check_held, clear, locked_new
+from attnlm.base.atomic_folders import check_held, clear, locked_new
 
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.readable import listed
+from attnlm.base.formatting import listed
 from attnlm.base.suggestions import suggestion
 
 LATEST = "latest"

@@ -25,7 +25,7 @@ _COMMANDS = {
     },
     "Look inside": {
         "check": "check:check",
-        "eval": "see:evaluate",
+        "eval": "evaluate:evaluate",
         "ladder": "ladder:ladder",
         "attend": "see:attend",
         "trace": "see:trace",
@@ -40,7 +40,7 @@ _COMMANDS = {
         "plan": "plan:plan",
         "doctor": "manage:doctor",
     },
-    "Other tools": {"export": "exchange:export", "import": "exchange:import_"},
+    "Other tools": {"export": "import_export:export", "import": "import_export:import_"},
 }
 """The commands by section of `--help`. Each value names the command's module and function."""
 _PLACES = {name: place for group in _COMMANDS.values() for name, place in group.items()}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from attnlm.base.folders import flag
-from attnlm.base.readable import harmless
+from attnlm.base.formatting import harmless
 from attnlm.config.settings import RECORD_OF
 
 if TYPE_CHECKING:

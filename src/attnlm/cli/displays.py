@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnlm.base.events import Note
-from attnlm.base.readable import byte_size, duration
+from attnlm.base.formatting import byte_size, duration
 from attnlm.cli.console import say, say_aside, say_facts, with_flags
 from attnlm.cli.help import in_words
 from attnlm.config.settings import Config, resolve

@@ -17,7 +17,7 @@ import typer
 import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.base.folders import how_to_make
-from attnlm.base.readable import age, duration, quantity
+from attnlm.base.formatting import age, duration, quantity
 from attnlm.base.suggestions import suggestion
 from attnlm.cli import completion, console, options
 from attnlm.cli.help import in_words

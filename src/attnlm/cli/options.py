@@ -23,7 +23,7 @@ from attnlm.cli import completion
 from attnlm.cli.help import help_with_default
 from attnlm.config.settings import RECORD_OF, check_setting, seconds
 from attnlm.generation.sampling_config import SamplingConfig
-from attnlm.model.sizes import MAP_NAMES
+from attnlm.model.linear_maps import MAP_NAMES
 
 REQUIRED = ...
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder
-from attnlm.base.readable import byte_size, duration, quantity
+from attnlm.base.formatting import byte_size, duration, quantity
 from attnlm.base.settings import fields_of
 from attnlm.cli import console, options
 from attnlm.cli.displays import Display, adapters_in_words, division_in_words, parts_in_words
 from attnlm.cli.options import option, with_options
 from attnlm.compute.processes import is_launched, is_main
-from attnlm.config.new_training import resolve_typed
+from attnlm.config.resolve import resolve_typed
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import RECORD_OF
 from attnlm.model.architecture import Architecture

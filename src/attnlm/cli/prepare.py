@@ -8,7 +8,7 @@ from pathlib import Path
 
 import attnlm
 from attnlm.base.folders import command_for
-from attnlm.base.readable import listed
+from attnlm.base.formatting import listed
 from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, baselines
 from attnlm.cli.options import argument, option, switch

@@ -14,7 +14,7 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import read_text, utf8
 from attnlm.base.folders import command_for
-from attnlm.base.readable import duration, harmless
+from attnlm.base.formatting import duration, harmless
 from attnlm.base.settings import help_of
 from attnlm.cli import console, options
 from attnlm.cli.displays import Display
@@ -26,7 +26,7 @@ from attnlm.generation.sampling_config import (
     SamplingConfig,
     drawn_seed,
 )
-from attnlm.text.records import record_texts
+from attnlm.text.record_files import record_texts
 from attnlm.text.text_files import kind_of
 
 if TYPE_CHECKING:

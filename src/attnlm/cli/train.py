@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for, elsewhere, find_folder
-from attnlm.base.readable import duration
+from attnlm.base.formatting import duration
 from attnlm.base.settings import fields_of
 from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, baselines
 from attnlm.cli.options import option, switch, with_options
 from attnlm.compute.processes import is_launched, is_main
-from attnlm.config.new_training import Resolved, resolve_new
+from attnlm.config.resolve import Resolved, resolve_new
 from attnlm.config.recipes import load_recipe, to_toml
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.config.training import TrainingConfig
@@ -112,7 +112,7 @@ def train(
 
     tools = None
     if log is not None:
-        from attnlm.see.logs import check_tools
+        from attnlm.see.loggers import check_tools
 
         tools = [] if log == "none" else [tool.strip() for tool in log.split(",")]
         check_tools(tools)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attnlm.base.readable import duration
+from attnlm.base.formatting import duration
 from attnlm.base.settings import setting
-from attnlm.model.sizes import LoRA
+from attnlm.model.linear_maps import LoRA
 
 LARGEST_BATCH = 2**20  # windows
 _MOST_STEPS = 2**40

@@ -23,7 +23,7 @@ from attnlm.base.folders import (
     modified,
     newest_first,
 )
-from attnlm.base.records import limited, read_record
+from attnlm.base.json_records import limited, read_record
 from attnlm.data.examples import Examples, read_marks
 from attnlm.tokens.tokenizer import Tokenizer, load
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import replacing
-from attnlm.text.examples import Example
+from attnlm.text.example_files import Example
 from attnlm.tokens.tokenizer import Tokenizer
 
 IGNORED = -100
@@ -132,7 +132,7 @@ class Examples:
         return max(1, len(self) // len(self.packed(length)))
 
 
-def with_most(examples: Examples | None, most: int | None) -> Examples | None:
+def limit_per_window(examples: Examples | None, most: int | None) -> Examples | None:
     """Return examples of which a window has at most `most`; None for a text."""
     return None if examples is None else replace(examples, most=most)
 

@@ -12,7 +12,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent
 from attnlm.base.files import file_hash, write_json
 from attnlm.base.folders import KINDS, is_safe_name
-from attnlm.base.workspaces import exchange
+from attnlm.base.atomic_folders import exchange
 from attnlm.data.dataset import FORMAT, Meta, id_dtype, open_dataset
 from attnlm.text.corpus import Corpus
 from attnlm.tokens import byte_pairs as bpe
@@ -59,7 +59,7 @@ def new_tokenizer(
         return CharTokenizer("".join(sorted(set().union(*new.distinct))), has_end=new.has_ends)
     if spec == "byte":
         return ByteTokenizer(has_end=new.has_ends)
-    return bpe.published(spec, spool=spool, offline=offline, on_event=on_event)
+    return bpe.load_published(spec, spool=spool, offline=offline, on_event=on_event)
 
 
 class Content(NamedTuple):

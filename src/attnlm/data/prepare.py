@@ -15,11 +15,11 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.folders import check_name, write_latest
 from attnlm.base.settings import check_value
-from attnlm.base.workspaces import workspace
+from attnlm.base.atomic_folders import workspace
 from attnlm.config.settings import resolve
-from attnlm.data.bins import write_bins
+from attnlm.data.bin_files import write_bins
 from attnlm.data.dataset import Dataset, Facts, open_folder
-from attnlm.data.example_sets import of_records, of_task
+from attnlm.data.prepare_examples import of_records, of_task
 from attnlm.data.new_dataset import (
     Content,
     NewDataset,

@@ -72,7 +72,7 @@ class Batch:
         return ids[max(0, self.delays[text] - first) : max(0, self.ends[text] - first)]
 
 
-def grouped(
+def group_texts(
     prompts: Sequence[Sequence[int]], block_size: int, tokens: int, most: int
 ) -> list[list[int]]:
     """Divide texts among batches of at most `most` texts; return the indices of their prompts.

@@ -22,7 +22,7 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
 from attnlm.compute.native import kernels
 from attnlm.compute.threads import FlushingHere, cores
-from attnlm.generation.batch import Batch, grouped
+from attnlm.generation.batch import Batch, group_texts
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel, kept_of_full_window
 from attnlm.generation.next_token import (
     Array,
@@ -123,7 +123,7 @@ class Decoding:
         costs = self.model.spec.costs(self.model.vocab_size)
         cached = costs.layers * self.model.block_size * costs.cached
         most = max(1, _MOST_CACHED // (cached + self.model.vocab_size))
-        for texts in grouped(prompts, self.model.block_size, config.tokens, most):
+        for texts in group_texts(prompts, self.model.block_size, config.tokens, most):
             self._run(texts, prompts, config, receive)
 
     def _run(

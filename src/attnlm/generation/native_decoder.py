@@ -95,7 +95,7 @@ class NativeModel:
             epsilon=a.norm_epsilon,
             tokens=_array(weights["token_embedding.weight"]),
             blocks=ctypes.addressof(row),
-            last_norm=_norm(part(weights, "norm."), a.body_dim),
+            last_norm=_norm(part(weights, "norm."), a.head_input_dim),
             head=head,
             **positions,
             **_tables(a, weights, model.vocab_size),

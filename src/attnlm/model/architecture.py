@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnlm.base.errors import UsageError
 from attnlm.base.settings import Setting, Settings, fields_of, quoted, setting
-from attnlm.model.sizes import Costs, costs_of, map_shapes
+from attnlm.model.costs import Costs, costs_of
+from attnlm.model.linear_maps import map_shapes
 from attnlm.model.spec import ModelSpec, Shapes, Use
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ class Architecture:
         return -(-8 * self.width // 3 // 8) * 8 if self.mlp == "swiglu" else 4 * self.width
 
     @property
-    def body_dim(self) -> int:
+    def head_input_dim(self) -> int:
         """Return the width of the blocks' output, which the LM head reads."""
         joins = self.attention == "softmax" and not self.projection
         return self.heads * self.head_dim if joins else self.width
@@ -407,7 +408,7 @@ def _check_heads(a: Architecture, width: int) -> None:
         "a shared embedding matrix": a.tie_embeddings,
         "a norm": a.norm != "none",
     }
-    if a.body_dim != width and (part := next((p for p in parts if parts[p]), None)):
+    if a.head_input_dim != width and (part := next((p for p in parts if parts[p]), None)):
         raise UsageError(
             f"without a `projection`, {part} needs `heads` × `head_size` = `embed_dim`",
             "add a `projection`",

@@ -110,7 +110,7 @@ class Transformer(LanguageModel):
         a = self.architecture = architecture
         self.spec = architecture if own is None else own
         self.vocab_size = vocab_size
-        body_dim = a.body_dim if own is None else own.body_dim
+        head_input_dim = a.head_input_dim if own is None else own.head_input_dim
         self.token_embedding = nn.Embedding(vocab_size, a.width)
         # In measurements, models learned faster with embeddings smaller than the blocks' outputs.
         std = (0.02 if a.tie_embeddings else 0.3) if a.residual else 1.0
@@ -122,8 +122,8 @@ class Transformer(LanguageModel):
             nn.init.normal_(self.position_embedding.weight, std=std if a.residual else 0.5)
         self.dropout = Dropout(a.dropout if a.residual else 0.0)
         self.blocks = nn.ModuleList(placed(Block(a, own, layer)) for layer in range(a.layers))
-        self.norm = norm_of(a, body_dim)
-        self.head = nn.Linear(body_dim, vocab_size, bias=a.head_bias)
+        self.norm = norm_of(a, head_input_dim)
+        self.head = nn.Linear(head_input_dim, vocab_size, bias=a.head_bias)
         # A head of zeros makes equal logits: the initial loss is ln V.
         if a.tie_embeddings:
             self.head.weight = self.token_embedding.weight
@@ -274,7 +274,7 @@ def own_part(own: OwnParts, kind: str, layer: int) -> OwnPart | OwnScores:
     module = own.make(kind, layer)
     if kind == "scores":
         return OwnScores(own.codes[kind], module)
-    return OwnPart(own.codes[kind], module, own.body_dim if kind == "attention" else own.width)
+    return OwnPart(own.codes[kind], module, own.head_input_dim if kind == "attention" else own.width)
 
 
 def with_shape(code: OwnCode, found: object, wanted: tuple[int, ...]) -> Tensor:

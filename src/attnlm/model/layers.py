@@ -1,10 +1,10 @@
-"""Small layers (norms, dropout, linear maps), recomputation of layers, and low-rank adapters."""
+"""Small layers (norms, dropout, linear maps), and recomputation of layers."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch.utils.hooks import RemovableHandle
 from attnlm.model.architecture import Architecture
 from attnlm.model.ops.linear import linear
 from attnlm.model.ops.pointwise import rms_norm
-from attnlm.model.sizes import LoRA, map_path
 
 
 class Hookable(nn.Module):
@@ -208,57 +207,3 @@ def recomputed(module: nn.Module, *arguments: Any) -> Tensor:
     function = compute if generators else module
     computed: Tensor = checkpoint(function, *arguments, use_reentrant=False)
     return computed
-
-
-# --- Low-rank adapters (Hu et al., 2021) ----------------------------------------------------------
-
-
-def adapt(model: nn.Module, lora: LoRA) -> None:
-    """Freeze a model's weights and add adapters, initialised from torch's random state."""
-    model.requires_grad_(False)
-    for layer in range(model.architecture.layers):  # type: ignore[arg-type, union-attr]
-        for name in lora.on:
-            adapted = model.get_submodule(map_path(layer, name))
-            assert isinstance(adapted, Linear)
-            adapted.adapt(lora.rank, lora.scale)
-
-
-def frozen(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights that are not trained; a model without adapters has none."""
-    return {name: p.data for name, p in model.named_parameters() if not p.requires_grad}
-
-
-def folded_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
-    """Return W + scale · B A. The sum is computed in float64 and rounded once, so that the order of
-    its terms does not change the result."""
-    where = torch.device("cpu") if weight.is_mps else weight.device  # Apple's GPUs lack float64
-    precise, down, up = (t.to(where, torch.float64) for t in (weight, down, up))
-    return (precise + scale * (up @ down)).to(weight)
-
-
-def fold(weights: Mapping[str, Tensor], adapters: Mapping[str, Tensor], lora: LoRA) -> None:
-    """Fold adapters into a model's weights, in place; the keys of both are parameter names."""
-    for name, down in adapters.items():
-        path, _, kind = name.rpartition(".")
-        if kind == "lora_down":
-            weight = weights[f"{path}.weight"]
-            up = adapters[f"{path}.lora_up"]
-            weight.copy_(folded_weight(weight, down, up, lora.scale))
-
-
-@contextlib.contextmanager
-def folded(model: nn.Module) -> Iterator[None]:
-    """Fold the adapters into the weights; on leaving the context, restore weights and adapters."""
-    before = [
-        (m, m.weight.data, m.lora_down, m.lora_up)
-        for m in model.modules()
-        if isinstance(m, Linear) and m.lora_down is not None and m.lora_up is not None
-    ]
-    try:
-        for m, weight, down, up in before:
-            m.weight.data = folded_weight(weight, down.data, up.data, m.lora_scale)
-            m.lora_down = m.lora_up = None
-        yield
-    finally:
-        for m, weight, down, up in before:
-            m.weight.data, m.lora_down, m.lora_up = weight, down, up

@@ -21,7 +21,7 @@ from attnlm.base.own_code import OwnCode
 from attnlm.base.settings import Setting, Settings, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.model.architecture import PRESETS, Architecture, architecture
-from attnlm.model.sizes import Costs
+from attnlm.model.costs import Costs
 from attnlm.model.spec import ModelSpec, Shapes, Use
 
 if TYPE_CHECKING:
@@ -148,13 +148,13 @@ class OwnParts(_OwnSpec):
         return self._refusal()
 
     @functools.cached_property
-    def body_dim(self) -> int:
+    def head_input_dim(self) -> int:
         """Return the width of the blocks' output, which may differ in a model of one layer."""
         from attnlm.model.own_modules import output_width
 
         a = self.architecture
-        width = output_width(self) if "attention" in self.codes else a.body_dim
-        if width != a.body_dim and (a.residual or a.layers > 1 or a.mlp != "none"):
+        width = output_width(self) if "attention" in self.codes else a.head_input_dim
+        if width != a.head_input_dim and (a.residual or a.layers > 1 or a.mlp != "none"):
             raise UsageError(
                 f"{self.codes['attention']} makes {width} features of {a.width}, and the residual "
                 f"stream of {a.name} has {a.width}",

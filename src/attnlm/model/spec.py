@@ -15,7 +15,7 @@ from attnlm.base.settings import Settings
 
 if TYPE_CHECKING:
     from attnlm.model.language_model import LanguageModel
-    from attnlm.model.sizes import Costs
+    from attnlm.model.costs import Costs
 
 Shapes = Mapping[str, tuple[int, ...]]
 

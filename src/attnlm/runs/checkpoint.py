@@ -27,12 +27,12 @@ from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.base.readable import listed
+from attnlm.base.formatting import listed
 from attnlm.base.settings import quoted
-from attnlm.base.workspaces import exchange, workspace
+from attnlm.base.atomic_folders import exchange, workspace
 from attnlm.compute.processes import Processes, noticing_lost, rows_of
 from attnlm.model.inspection import check_finite
-from attnlm.model.sizes import LoRA
+from attnlm.model.linear_maps import LoRA
 from attnlm.model.spec import ModelSpec
 from attnlm.runs.safetensors_file import (
     Shape,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from attnlm.base.errors import UsageError
 from attnlm.base.suggestions import suggestion
 from attnlm.model.architecture import Architecture
-from attnlm.model.sizes import MAP_NAMES, map_name
+from attnlm.model.linear_maps import MAP_NAMES, map_name
 
 FORMATS = {"hf": (), "gguf": ("f32", "f16", "q8_0"), "html": ("f32", "f16")}
 """The formats that runs are exported to, each with its number types; hf is always float32."""
@@ -66,7 +66,7 @@ class ExternalFormat:
         These parts change no logit: an MLP with one hidden unit and position embeddings, both of
         zeros, and a projection that is the identity.
         """
-        if a.body_dim != a.width:
+        if a.head_input_dim != a.width:
             return a  # the identity cannot change the width
         parts: dict[str, Any] = {"projection": True}
         if a.mlp == "none":

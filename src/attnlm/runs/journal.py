@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.base.records import MappingRecord, decoded, limited
+from attnlm.base.json_records import MappingRecord, decoded, limited
 from attnlm.model.spec import ModelSpec
 
 _Record = TypeVar("_Record")

@@ -23,7 +23,7 @@ from attnlm.compute.processes import rows_of
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import check_textbook, model_of
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.layers import fold
+from attnlm.model.lora import merge_lora
 from attnlm.runs.checkpoint import FACTS, load_checkpoint, load_header, save_checkpoint
 from attnlm.runs.records import ParentRecord
 from attnlm.runs.run import COPY_THE_RUN, Checkpoint, Run, open_run
@@ -74,7 +74,7 @@ def load_weights(
         return load_checkpoint(path, architecture, run.vocab_size, rank, count)[1]
     _, adapters, _ = load_checkpoint(path, architecture, run.vocab_size, lora=lora)
     weights = base_weights(run)
-    fold(weights, adapters, lora)
+    merge_lora(weights, adapters, lora)
     if count > 1:
         weights = {n: w[rows_of(len(w), rank, count)].clone() for n, w in weights.items()}
     return weights

@@ -20,7 +20,7 @@ from attnlm.base.folders import (
     modified,
     newest_first,
 )
-from attnlm.base.workspaces import is_locked, trained_alone, workspace
+from attnlm.base.atomic_folders import is_locked, trained_alone, workspace
 from attnlm.runs.ladder_plan import RECORD, read_plan
 from attnlm.runs.records import NOT_COMPARABLE
 from attnlm.runs.run import Run, open_run

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
-from attnlm.base.records import decoded, limited
+from attnlm.base.json_records import decoded, limited
 from attnlm.config.settings import resolve
 from attnlm.model.inspection import check_finite, parameters_of
 from attnlm.runs.checkpoint import named_tensors, parameter_of, save_in_turn

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnlm.base.records import MappingRecord, limited
+from attnlm.base.json_records import MappingRecord, limited
 
 if TYPE_CHECKING:
     from attnlm.data.dataset import Dataset

@@ -41,7 +41,7 @@ from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.base.files import read_text
 from attnlm.data.dataset import ids_at
-from attnlm.data.examples import Examples, with_most
+from attnlm.data.examples import Examples, limit_per_window
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops.loss import cross_entropy
@@ -278,7 +278,7 @@ def _tokens(
         try:
             dataset = open_dataset_of(run, data_dir)
             most = run.config.training.examples_per_window
-            return dataset.val, "val.bin", with_most(dataset.val_examples, most)
+            return dataset.val, "val.bin", limit_per_window(dataset.val_examples, most)
         except AttnlmError as error:
             raise AttnlmError(error.message, f"{error.hint}; or use `text`") from None
     # an array, since the file may be long

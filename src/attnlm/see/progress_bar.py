@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from attnlm.base.events import Note, Progress
-from attnlm.base.readable import harmless
+from attnlm.base.formatting import harmless
 
 _SECONDS_BETWEEN_LINES = 10.0
 # tqdm's own estimate of the time left counts evaluations as steps.

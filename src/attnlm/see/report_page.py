@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import attnlm
-from attnlm.base.readable import duration
+from attnlm.base.formatting import duration
 from attnlm.runs.journal import EARLY_STEPS, Snapshot
 from attnlm.runs.run import run_facts
 from attnlm.see.attend_page import SCRIPTS, attention_parts

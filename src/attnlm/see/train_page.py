@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.readable import quantity
+from attnlm.base.formatting import quantity
 from attnlm.base.settings import Settings
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import RUNGS, architecture_of
 from attnlm.model.spec import ModelSpec, Use
 from attnlm.see.page import render
-from attnlm.see.play import SCRIPTS, architecture_data
+from attnlm.see.model_page import SCRIPTS, architecture_data
 
 MOST_TEXT = 2**20
 """The most bytes of text in a page, in UTF-8: nine tenths of it for training."""

@@ -36,7 +36,7 @@ class Pair:
     spread is unknown (one seed), and if they are over 100"""
 
 
-def judged(losses: Mapping[str, Sequence[float]]) -> list[Pair]:
+def compare_pairs(losses: Mapping[str, Sequence[float]]) -> list[Pair]:
     """Return the comparison of each rung with each earlier one.
 
     `losses` has each rung's losses, in the order of the seeds. The probability that any verdict on

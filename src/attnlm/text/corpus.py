@@ -23,7 +23,7 @@ from attnlm.base.folders import is_safe_name
 from attnlm.base.suggestions import suggestion
 from attnlm.text import hub
 from attnlm.text.download import TIMEOUT, Pinned, cached, fetch, without_password
-from attnlm.text.records import record_pieces
+from attnlm.text.record_files import record_pieces
 from attnlm.text.text_files import (
     COMPRESSED,
     RECORDS,

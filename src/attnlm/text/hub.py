@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import OnEvent, Progress
-from attnlm.text.records import checked, first_line, missing
+from attnlm.text.record_files import checked, first_line, missing
 
 PREFIX = "hf:"
 SYNTAX = "hf:OWNER/NAME, then if needed @REVISION, /CONFIG and :SPLIT"

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import Note, OnEvent, Progress
-from attnlm.base.readable import listed
+from attnlm.base.formatting import listed
 
 RECORDS = (".jsonl", ".parquet")
 COMPRESSED = (".gz", ".zst")

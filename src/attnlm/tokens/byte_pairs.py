@@ -78,7 +78,7 @@ def train(
     return BpeTokenizer(name, ranks, vocab_size=len(ranks) + has_end, end_of_text=end)
 
 
-def published(
+def load_published(
     name: str, *, spool: Path, offline: bool = False, on_event: OnEvent = ignore
 ) -> BpeTokenizer:
     """Return gpt2, cl100k_base or o200k_base from the cache of tiktoken or attnlm, or the network.

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.readable import listed
-from attnlm.base.records import limited, read_record
+from attnlm.base.formatting import listed
+from attnlm.base.json_records import limited, read_record
 from attnlm.text.text_files import Piece
 from attnlm.tokens.specs import IMPORTED, bpe_size, pattern_of
 

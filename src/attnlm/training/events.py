@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from attnlm.base.readable import byte_size, duration
+from attnlm.base.formatting import byte_size, duration
 from attnlm.base.settings import fields_of
 from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.run import Run

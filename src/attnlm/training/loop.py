@@ -15,12 +15,12 @@ from attnlm.base.folders import resume_command
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
-from attnlm.training.control import Control
-from attnlm.training.evaluation import (
+from attnlm.training.eval_schedule import EvalSchedule
+from attnlm.training.evaluator import (
     Evaluator,
     TakeSnapshot,
     record_settings,
-    with_eval_tokens,
+    tune_eval_tokens,
 )
 from attnlm.training.events import Finished, Started
 from attnlm.training.memory import estimate_memory
@@ -56,11 +56,11 @@ def fit(
         stepper = Stepper(state, run.config, dataset, processes, clock)
         with stepper.stop.listening(), _explaining(run, state):
             watch = Stopwatch(state, run.config.tokens_per_step)
-            run = with_eval_tokens(run, dataset, stepper)
+            run = tune_eval_tokens(run, dataset, stepper)
             training = run.config.training
-            control = Control(run.config, state, dataset.val_tokens, clock, processes)
-            evaluator = Evaluator(run, dataset, stepper, control, watch, take_snapshot)
-            reporter = Reporter(training, stepper, control, watch, on_event)
+            eval_schedule = EvalSchedule(run.config, state, dataset.val_tokens, clock, processes)
+            evaluator = Evaluator(run, dataset, stepper, eval_schedule, watch, take_snapshot)
+            reporter = Reporter(training, stepper, eval_schedule, watch, on_event)
 
             memory = estimate_memory(
                 run.config, run.vocab_size, run.parameters, dataset.val_tokens, state.device.name
@@ -71,25 +71,25 @@ def fit(
             with evaluator.saving_when_stopped():
                 while True:
                     stepper.stop.check()
-                    if control.should_evaluate:
+                    if eval_schedule.should_evaluate:
                         reporter.tell(evaluator.evaluate())
                         watch.restart()
                         stepper.stop.check()
-                    elif control.should_snapshot:
+                    elif eval_schedule.should_snapshot:
                         evaluator.add_snapshot()
-                    if control.should_stop:
+                    if eval_schedule.should_stop:
                         break
                     began = time.perf_counter()
                     loss = stepper.step()
-                    control.stepped(time.perf_counter() - began)
+                    eval_schedule.stepped(time.perf_counter() - began)
                     reporter.stepped(loss)
                     if on_step is not None:
                         on_step(state.step, loss)
                 evaluator.finish()
-            if training.budget is not None and control.is_over:
+            if training.budget is not None and eval_schedule.is_over:
                 warmup = min(training.warmup, state.step // 4)
                 run = record_settings(run, processes, steps=state.step, warmup=warmup)
-            reporter.tell(Finished(run, state.step, control.is_out_of_patience))
+            reporter.tell(Finished(run, state.step, eval_schedule.is_out_of_patience))
     return run
 
 

@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass
 import torch
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.readable import byte_size
+from attnlm.base.formatting import byte_size
 from attnlm.compute.device import Device, machine_memory
 from attnlm.compute.processes import local_count
 from attnlm.config.settings import Config

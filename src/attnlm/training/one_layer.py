@@ -28,7 +28,7 @@ from attnlm.compute.device import Device
 from attnlm.compute.native import kernels as native_kernels
 from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.model.ops import Kernels, place
+from attnlm.model.ops import Kernels, data_pointer
 from attnlm.model.spec import ModelSpec, Use
 
 # Unused numbers at the end of arrays that C reads in whole vectors, and of each row of the logits:
@@ -143,14 +143,14 @@ class OneLayer:
         tokens = targets_M.numel()
         self._native.cross_entropy(
             *(*logits_VM.shape, logits_VM.stride(0), 1 / tokens),
-            *map(place, (None, logits_VM, targets_M, loss, None)),
+            *map(data_pointer, (None, logits_VM, targets_M, loss, None)),
         )
         return loss.div_(tokens).float()
 
     def _attend(self, d_mixed_MC: Tensor | None, d_packed_MN: Tensor | None) -> None:
         """Compute the outputs of the heads or, from their gradient, the gradient of q, k and v."""
         arrays = self._packed_MN, self._mixed_MC, self._kept, d_mixed_MC, d_packed_MN, self._scratch
-        self._native.one_layer_attend(*self._sizes, *map(place, arrays))
+        self._native.one_layer_attend(*self._sizes, *map(data_pointer, arrays))
 
     @functools.cached_property
     def _gradients(self) -> dict[str, Tensor]:

@@ -23,8 +23,8 @@ from attnlm.compute.threads import compute_all
 from attnlm.config.training import TrainingConfig
 from attnlm.model.inspection import stored_buffers
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.ops import using
-from attnlm.model.ops.linear import product
+from attnlm.model.ops import use_kernels
+from attnlm.model.ops.linear import matmul
 from attnlm.training.kernels import kernels_of
 from attnlm.training.schedule import learning_rate
 
@@ -36,7 +36,7 @@ _ADAMW_AT_ONCE = 2**18
 _ROOM = 8
 
 
-class Group(NamedTuple):
+class ParameterGroup(NamedTuple):
     """A group of parameters. In memory, groups are sorted by these fields: AdamW's come first."""
 
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Span(NamedTuple):
     """A parameter and its slice, `part`, of each flat vector of the optimizer. If the model is
     sharded, `values` holds only this process's rows of the parameter."""
 
-    group: Group
+    group: ParameterGroup
     name: str
     values: Tensor
     part: slice
@@ -67,7 +67,7 @@ def spans_of(
         decays = parameter.ndim > 1 or config.weight_decay_on == "all"
         by_muon = config.optimizer == "muon" and model.is_matrix(name, parameter)
         if parameter.requires_grad:
-            group = Group(tuple(parameter.shape[-2:]) if by_muon else (), decays)
+            group = ParameterGroup(tuple(parameter.shape[-2:]) if by_muon else (), decays)
             spans.append(Span(group, name, local(parameter.data), slice(0, 0)))
     spans.sort(key=lambda span: span.group)
     ends = list(itertools.accumulate(span.values.numel() for span in spans))
@@ -185,7 +185,7 @@ def _products(x_NRC: Tensor, y_NSC: Tensor) -> Tensor:
     """Return x yᵀ for each pair of matrices, (N, R, S)."""
     if x_NRC.is_cuda:
         return torch.bmm(x_NRC, y_NSC.mT)
-    return torch.stack([product(x, y) for x, y in zip(x_NRC, y_NSC, strict=True)])
+    return torch.stack([matmul(x, y) for x, y in zip(x_NRC, y_NSC, strict=True)])
 
 
 class Optimizer(ABC):
@@ -216,7 +216,7 @@ class Optimizer(ABC):
         """the norm of the newest step's gradient before clipping"""
 
     @abstractmethod
-    def _rules_for(self, group: Group, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
+    def _rules_for(self, group: ParameterGroup, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
         """Yield the update rules of `spans`, all parameters of `group`."""
 
     def all_reduce(self, processes: Processes, numbers: Sequence[Tensor | float]) -> Tensor:
@@ -263,7 +263,7 @@ class Optimizer(ABC):
         rate = learning_rate(step + 1, self._config, steps)
 
         def update(rules: Sequence[AdamW | Muon]) -> None:
-            with using(self._kernels):
+            with use_kernels(self._kernels):
                 for rule in rules:
                     rule.update(rate, step)
 
@@ -317,7 +317,7 @@ class FlatOptimizer(Optimizer):
         fixed = {n: p.data for n, p in self._model.named_parameters() if not p.requires_grad}
         return super().weights() | fixed | stored_buffers(self._model)
 
-    def _rules_for(self, group: Group, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
+    def _rules_for(self, group: ParameterGroup, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
         part = slice(spans[0].part.start, spans[-1].part.stop)
         values, gradient, mean = (v[part] for v in (self._values, self.gradient, self._mean))
         on_cpu = values.device.type == "cpu"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnlm.base.events import OnEvent
 from attnlm.config.training import TrainingConfig
-from attnlm.training.control import Control
+from attnlm.training.eval_schedule import EvalSchedule
 from attnlm.training.events import Stepped
 from attnlm.training.schedule import expected_steps, learning_rate
 from attnlm.training.state import TrainingState
@@ -66,7 +66,7 @@ class Reporter:
 
     config: TrainingConfig
     stepper: Stepper
-    control: Control
+    eval_schedule: EvalSchedule
     watch: Stopwatch
     on_event: OnEvent
 
@@ -93,7 +93,7 @@ class Reporter:
             step=state.step,
             loss=loss.item(),
             tokens_per_second=speed,
-            seconds_left=self.control.seconds_left(speed),
+            seconds_left=self.eval_schedule.seconds_left(speed),
             gradient_norm=None if norm is None else norm.item(),
             learning_rate=learning_rate(state.step, self.config, steps),
             steps=self.config.steps if steps is None else round(steps),

@@ -23,7 +23,7 @@ from attnlm.model.attention import SelfAttention
 from attnlm.model.inspection import empty_model
 from attnlm.model.language_model import MLP, LanguageModel
 from attnlm.model.spec import ModelSpec
-from attnlm.training.optimizer import AdamW, Group, Muon, Optimizer, Span, orthogonalize, spans_of
+from attnlm.training.optimizer import AdamW, ParameterGroup, Muon, Optimizer, Span, orthogonalize, spans_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -99,7 +99,7 @@ class ShardedOptimizer(Optimizer):
             gradient = self.gradient[span.part].view(span.values.shape)
             parameters[span.name].grad = part_of_whole(gradient, self.shapes[span.name], mesh)
 
-    def _rules_for(self, group: Group, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
+    def _rules_for(self, group: ParameterGroup, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
         vectors = self.gradient, self._mean, self._square
         if not group.shape:
             pieces = [

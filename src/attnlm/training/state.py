@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.records import decoded, limited
+from attnlm.base.json_records import decoded, limited
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.model.layers import adapt, frozen
+from attnlm.model.lora import adapt, frozen
 from attnlm.runs.checkpoint import (
     ShardedCheckpoints,
     load_checkpoint,
@@ -69,7 +69,7 @@ class TrainingState(SavedState):
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
 
-    def evaluated(self, loss: float, accuracy: float | None = None) -> bool:
+    def record_evaluation(self, loss: float, accuracy: float | None = None) -> bool:
         """Record an evaluation of the current weights; return True if it is the best.
 
         If `accuracy` is given, a higher accuracy is better, and of equal ones the lower loss.
@@ -212,7 +212,7 @@ class Saver:
         state = self._state
         optimizer = state.optimizer
         about_best = {"step": state.step, "val_loss": best_loss}
-        weights = optimizer.weights()  # all, even while `folded` takes adapters out of the model
+        weights = optimizer.weights()  # all, even within `merged_lora`
         if self._sharded is None:
             if best_loss is not None:
                 save_checkpoint(run.best, weights, about_best)

@@ -23,11 +23,11 @@ from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import Batches, window_seeds
 from attnlm.data.dataset import Ids
-from attnlm.data.examples import Examples, with_most
+from attnlm.data.examples import Examples, limit_per_window
 from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel, with_shape
 from attnlm.model.layers import drawing_from
-from attnlm.model.ops import Kernels, using
+from attnlm.model.ops import Kernels, use_kernels
 from attnlm.training.kernels import kernels_of
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import FlatOptimizer
@@ -123,7 +123,7 @@ class Replica:
         if not share and self._is_own_loss:
             return torch.zeros((), device=self._device.torch)  # its mean would be 0 / 0
         # The context includes the backward pass, which may compute a block again.
-        with using(self._kernels), drawing_from(self._generators):
+        with use_kernels(self._kernels), drawing_from(self._generators):
             with self._device.autocast():
                 loss = self._loss(self._model, inputs_BT, targets_BT)
             if share < 1:
@@ -269,7 +269,7 @@ class Stepper:
             seed=training.seed or 0,
             vocab_size=dataset.vocab_size,
             rows=slice(first_row, first_row + rows),
-            examples=with_most(dataset.train_examples, training.examples_per_window),
+            examples=limit_per_window(dataset.train_examples, training.examples_per_window),
             only_answers=training.loss_on == "answers",
         )
         is_alone = threads > 1 and config.codes and _changes_itself(state.model)

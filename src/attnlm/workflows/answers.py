@@ -9,11 +9,11 @@ from typing import NamedTuple
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import file_hash
 from attnlm.data.dataset import Dataset
-from attnlm.data.example_sets import LONGER
+from attnlm.data.prepare_examples import LONGER
 from attnlm.generation.questions import QuestionFormat, answers, format_of
 from attnlm.generation.sampling import Sampler, load_sampler
-from attnlm.runs.run import Run, open_run
-from attnlm.text.records import record_texts
+from attnlm.runs.run import Checkpoint, Run, open_run
+from attnlm.text.record_files import record_texts
 from attnlm.text.text_files import kind_of
 
 _SPARE = 8  # tokens after the longest right answer, which show that an answer does not end
@@ -82,6 +82,17 @@ def answer_pairs(
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
     sampler = load_sampler(opened, checkpoint=checkpoint, device=device)
     return ask(sampler, format_of(opened), list(pairs))
+
+
+def answer_examples(
+    run: Run, dataset: Dataset, pairs: Sequence[Pair], checkpoint: Checkpoint, device: str
+) -> list[Answered]:
+    """Ask a run `pairs`, which begin and end as the examples of `dataset` do."""
+    if not pairs:
+        return []
+    facts = dataset.examples
+    form = None if facts is None else QuestionFormat(facts.question_end, facts.answer_end)
+    return ask(load_sampler(run, checkpoint=checkpoint, device=device), form, pairs)
 
 
 def ask(sampler: Sampler, form: QuestionFormat | None, pairs: Sequence[Pair]) -> list[Answered]:

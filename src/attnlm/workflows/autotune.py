@@ -29,7 +29,7 @@ from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameters_of
 from attnlm.model.spec import Use
-from attnlm.training.cost import step_cost
+from attnlm.training.eval_budget import step_cost
 from attnlm.training.kernels import chosen_matmul, faster_attention, has_native_ops
 from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.schedule import Clock
@@ -46,7 +46,7 @@ _SMALL_FOR_THREADS = 1e8
 _SMALL_FOR_GPU = 5e8
 
 
-def chosen_device(config: Config, dataset: TrainingData) -> Device:
+def choose_device(config: Config, dataset: TrainingData) -> Device:
     """Return the device to train on. If the settings leave the device open, small steps are
     computed on the CPU, even if there is a GPU."""
     training = config.training
@@ -282,7 +282,7 @@ def affordable_size(
 
 def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
     """Return the seconds per token of training. Measure at least two steps and `least` seconds."""
-    device = chosen_device(config, dataset)
+    device = choose_device(config, dataset)
     with torch_settings_restored(), keeping_random_state(device):
         stepper = trial(autotune(config, device, dataset), device, dataset)
         began = time.perf_counter()

@@ -20,7 +20,7 @@ from attnlm.base.caches import cache_folder
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import folder_size
-from attnlm.base.readable import quantity
+from attnlm.base.formatting import quantity
 from attnlm.text.corpus import TINY_SHAKESPEARE_URL
 
 _PACKAGES = ("numpy", "safetensors", "tiktoken", "tokenizers", "typer", "matplotlib", "requests")

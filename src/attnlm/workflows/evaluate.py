@@ -15,7 +15,7 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.data.dataset import Dataset, Ids, ids_at, open_dataset
-from attnlm.data.examples import with_most
+from attnlm.data.examples import limit_per_window
 from attnlm.generation.sampling import Sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel
@@ -26,10 +26,10 @@ from attnlm.runs.records import Measured
 from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.see.heads import snapshot_scores
 from attnlm.see.text import token_texts
-from attnlm.training.cost import is_whole_affordable
+from attnlm.training.eval_budget import is_whole_affordable
 from attnlm.training.kernels import kernels_of
 from attnlm.training.optimizer import flatten_parameters
-from attnlm.training.validation import MOST_TOKENS, Evaluation, right_answers, validation_loss
+from attnlm.training.validation_loss import MOST_TOKENS, Evaluation, right_answers, validation_loss
 
 
 def evaluate(
@@ -87,7 +87,7 @@ def evaluate(
                 kernels=kernels_of(training),
                 threads=max(training.threads or 1, torch.get_num_threads()),  # training may leave 1
                 most=most,
-                examples=with_most(dataset.val_examples, training.examples_per_window),
+                examples=limit_per_window(dataset.val_examples, training.examples_per_window),
                 only_answers=only_answers,
             )
             if not math.isfinite(evaluation.loss):

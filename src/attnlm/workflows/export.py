@@ -18,7 +18,7 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.workspaces import workspace
+from attnlm.base.atomic_folders import workspace
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.architecture import architecture_of
 from attnlm.model.spec import Use
@@ -35,7 +35,7 @@ from attnlm.runs.gguf_vocabulary import vocabulary
 from attnlm.runs.load_model import described_weights
 from attnlm.runs.run import Checkpoint, Run, open_dataset_of, open_run, run_facts
 from attnlm.runs.safetensors_file import Shape, write_tensors
-from attnlm.see.play import export_to_html, play_page
+from attnlm.see.model_page import export_to_html, play_page
 from attnlm.see.train_page import train_page, training_text
 from attnlm.tokens.tokenizer_json import library_tokenizer
 

@@ -16,9 +16,9 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import check_name, find_folder
 from attnlm.base.settings import Settings
-from attnlm.base.workspaces import delete_folder, trained_alone, workspace
+from attnlm.base.atomic_folders import delete_folder, trained_alone, workspace
 from attnlm.compute.device import choose_device
-from attnlm.config.new_training import Resolved
+from attnlm.config.resolve import Resolved
 from attnlm.config.settings import resolve
 from attnlm.config.variants import named_codes
 from attnlm.data.dataset import Dataset, open_dataset
@@ -29,12 +29,12 @@ from attnlm.model.own import CODE, completed
 from attnlm.runs.ladder_plan import RECORD, Adapted, LadderPlan, Trial, read_plan
 from attnlm.runs.run import Run, open_run
 from attnlm.see.ladder import Ladder, Rung, median
-from attnlm.training.cost import affordable_tokens, step_cost
+from attnlm.training.eval_budget import affordable_tokens, step_cost
 from attnlm.training.state import saved_facts
 from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.answers import pairs_of
 from attnlm.workflows.autotune import check_fits
-from attnlm.workflows.equal import relative_steps, with_steps, with_widths
+from attnlm.workflows.match_compute import relative_steps, with_steps, with_widths
 from attnlm.workflows.train import train
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")

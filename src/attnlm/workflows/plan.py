@@ -20,13 +20,13 @@ from attnlm.base.settings import quoted
 from attnlm.compute.device import choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
 from attnlm.compute.threads import torch_settings_restored
-from attnlm.config.new_training import resolve_typed
+from attnlm.config.resolve import resolve_typed
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
 from attnlm.model.architecture import PRESETS, architecture_of
-from attnlm.model.sizes import Costs
+from attnlm.model.costs import Costs
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import check_tokenizer
 from attnlm.runs.run import Run, open_run

@@ -12,7 +12,7 @@ from torch import nn
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.compute.device import choose_device
-from attnlm.config.new_training import resolve_new
+from attnlm.config.resolve import resolve_new
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import agree, check_finite, empty_model, stored_buffers
@@ -23,8 +23,8 @@ from attnlm.runs.create_run import create_run
 from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.run import Run
 from attnlm.training.state import SavedState
-from attnlm.training.validation import validation_loss
-from attnlm.workflows.check import check_causal
+from attnlm.training.validation_loss import validation_loss
+from attnlm.workflows.check_own_code import check_causal
 
 
 def save_run(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlm.base.errors import UsageError
-from attnlm.config.new_training import Resolved
+from attnlm.config.resolve import Resolved
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from attnlm.see.verdicts import interval

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from attnlm.base.readable import quantity
+from attnlm.base.formatting import quantity
 from attnlm.compute.device import choose_device
 from attnlm.compute.native import kernels as native_kernels
 from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
 from attnlm.config.variants import variant
-from attnlm.model.ops import Kernels, using
+from attnlm.model.ops import Kernels, use_kernels
 from attnlm.model.ops.attention import fused_attention
-from attnlm.model.ops.linear import product
+from attnlm.model.ops.linear import matmul
 from attnlm.training.kernels import faster_matmul
 from attnlm.workflows.plan import plan
 
@@ -76,7 +76,7 @@ def peak_of_products(threads: int) -> float:
         for matmul in ("blas", "onednn"):
             for _ in range(_PRODUCTS):
                 began = time.perf_counter()
-                with using(Kernels(matmul=matmul)):
+                with use_kernels(Kernels(matmul=matmul)):
                     product(one, other)
                 best = min(best, time.perf_counter() - began)
     return 2 * _SIZE**3 / best
@@ -109,7 +109,7 @@ def _compared(
     with threads_of_torch(1):
         for _ in range(_ROUNDS):
             for name, (kernels, compute) in ways.items():
-                with using(kernels):
+                with use_kernels(kernels):
                     compute()
                     began = time.perf_counter()
                     compute()

@@ -16,13 +16,13 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.folders import resume_command
 from attnlm.base.own_code import own_traceback, take_content
-from attnlm.base.readable import duration
+from attnlm.base.formatting import duration
 from attnlm.base.settings import Setting, Settings, described
-from attnlm.base.workspaces import FolderGoneError
+from attnlm.base.atomic_folders import FolderGoneError
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, joined, restarts
 from attnlm.compute.threads import torch_settings_restored
-from attnlm.config.new_training import Resolved, resolve_new
+from attnlm.config.resolve import Resolved, resolve_new
 from attnlm.config.settings import RECORD_OF, Config, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, open_dataset
@@ -34,13 +34,13 @@ from attnlm.runs.manage import remove_run
 from attnlm.runs.records import ParentRecord
 from attnlm.runs.run import Run, open_dataset_of, open_run, run_of
 from attnlm.see.curves import FEW_STEPS, CurveDrawer
-from attnlm.see.logs import LogListener, check_tools
-from attnlm.training.cost import affordable_sample, affordable_tokens
+from attnlm.see.loggers import LogListener, check_tools
+from attnlm.training.eval_budget import affordable_sample, affordable_tokens
 from attnlm.training.loop import OnStep, fit
 from attnlm.training.schedule import Clock
 from attnlm.training.state import SavedState, load_or_init_state, saved_facts
-from attnlm.workflows.autotune import affordable_size, autotune, chosen_device
-from attnlm.workflows.check import check_causal
+from attnlm.workflows.autotune import affordable_size, autotune, choose_device
+from attnlm.workflows.check_own_code import check_causal
 from attnlm.workflows.evaluate import measure_on_whole, take_snapshot
 
 _KERNELS = ("compile", "matmul", "attention_kernel")
@@ -286,7 +286,7 @@ def _complete(
         other = f"{dataset.name} was prepared with {dataset.tokenizer.name}"
         on_event(Note(f"{made_for}, but {other}"))
     config = _with_examples(config, dataset)
-    device = chosen_device(config, dataset)
+    device = choose_device(config, dataset)
     config = autotune(config, device, dataset)
     if (found := dataset.train_examples) and (cut := found.is_longer(config.spec.block_size).sum()):
         on_event(

@@ -43,7 +43,7 @@ _used = _Used()
 
 
 @contextlib.contextmanager
-def using(kernels: Kernels) -> Iterator[None]:
+def use_kernels(kernels: Kernels) -> Iterator[None]:
     """Use these kernels for the operations of this thread."""
     before = _used.kernels
     _used.kernels = kernels
@@ -64,6 +64,6 @@ def native_ops_for(x: Tensor) -> CDLL | None:
     return native_kernels() if fits else None
 
 
-def place(x: Tensor | None) -> int | None:
+def data_pointer(x: Tensor | None) -> int | None:
     """Return the address of a tensor's elements, for a compiled function."""
     return None if x is None else x.data_ptr()

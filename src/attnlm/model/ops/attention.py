@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from attnlm.compute.native import kernels
 from attnlm.compute.native.structs import Heads
-from attnlm.model.ops import kernels_in_use, native_ops_for, place
+from attnlm.model.ops import kernels_in_use, native_ops_for, data_pointer
 
 _ALONE = 2**22
 """Number of multiplications below which a second thread costs more than it saves."""
@@ -39,7 +39,7 @@ def fused_attention(
     is_plain = causal and new == total and key.shape == value.shape
     if wanted and is_plain and not torch.is_autocast_enabled("cpu"):
         scale = query.size(-1) ** -0.5 if scale is None else scale
-        out: Tensor = Blocks.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+        out: Tensor = NativeAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
         return out
     mask = None
     if causal and 1 < new < total:
@@ -65,7 +65,7 @@ def reads_groups(query: Tensor) -> bool:
     return query.is_cuda and is_half
 
 
-class Blocks(Function):
+class NativeAttention(Function):
     """Attention, computed in attention.c by blocks of scores.
 
     The number of threads does not change the result.
@@ -111,9 +111,9 @@ def _call(name: str, scale: float, heads: Any, log_sums: Tensor, gradients: Any)
     getattr(native, name)(
         *(threads, windows, count, heads[1].size(1), length, size, scale),
         *(ctypes.byref(_where(x)) for x in heads),
-        place(log_sums),
+        data_pointer(log_sums),
         *(ctypes.byref(_where(x)) for x in gradients),
-        place(scratch),
+        data_pointer(scratch),
     )
 
 

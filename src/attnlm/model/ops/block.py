@@ -19,7 +19,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from attnlm.compute.native.structs import Pass, Weights
-from attnlm.model.ops import kernels_in_use, native_ops_for, place
+from attnlm.model.ops import kernels_in_use, native_ops_for, data_pointer
 from attnlm.model.ops.pointwise import Rotation
 
 # The numbers of norms and MLPs in layout.h.
@@ -99,8 +99,8 @@ class _BlockPass(Function):
             epsilon=form.epsilon,
             head_epsilon=form.head_epsilon,
             weights=Weights(**{name: p.data_ptr() for name, p in form.weights.items()}),
-            cosines=place(cosines),  # block_saved reads whether there are any
-            out=place(out_BTC),
+            cosines=data_pointer(cosines),  # block_saved reads whether there are any
+            out=data_pointer(out_BTC),
         )
         activations = x_BTC.new_empty(kernels.block_saved(ctypes.byref(ctx.work)))
         saved = x_BTC, activations, cosines, sines, *factors
@@ -116,9 +116,9 @@ class _BlockPass(Function):
         x_BTC = saved[0]
         d_out_BTC = d_out_BTC.contiguous()
         d_x_BTC = torch.empty_like(x_BTC)
-        gradients = {name: place(p.grad) for name, p in ctx.form.weights.items()}
+        gradients = {name: data_pointer(p.grad) for name, p in ctx.form.weights.items()}
         ctx.work.gradients = Weights(**gradients)
-        ctx.work.d_out, ctx.work.d_x = place(d_out_BTC), place(d_x_BTC)
+        ctx.work.d_out, ctx.work.d_x = data_pointer(d_out_BTC), data_pointer(d_x_BTC)
         _call(ctx.kernels, ctx.work, saved)
         return d_x_BTC, *[None] * 5
 
@@ -128,9 +128,9 @@ _SAVED = "x", "saved", "cosines", "sines", "attention_factors", "mlp_factors"
 
 def _call(kernels: CDLL, work: Pass, saved: Sequence[Tensor | None]) -> None:
     for name, tensor in zip(_SAVED, saved, strict=True):
-        setattr(work, name, place(tensor))
+        setattr(work, name, data_pointer(tensor))
     threads = torch.get_num_threads()
     about = ctypes.byref(work)
     scratch = torch.empty(kernels.block_scratch(threads, about))
-    work.scratch = place(scratch)
+    work.scratch = data_pointer(scratch)
     kernels.pass_through_block(threads, about)

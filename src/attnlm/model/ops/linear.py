@@ -23,7 +23,7 @@ FEWEST_BY_ONEDNN = 2**20
 """With fewer multiplications, a call to oneDNN (a dozen microseconds) costs more than it saves."""
 
 
-def product(x_MC: Tensor, weight_NC: Tensor, bias_N: Tensor | None = None) -> Tensor:
+def matmul(x_MC: Tensor, weight_NC: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """Return x Wᵀ + b, (M, N), by the library in use. The caller computes gradients itself."""
     is_large = x_MC.numel() * len(weight_NC) >= FEWEST_BY_ONEDNN
     if is_large and kernels_in_use().matmul == "onednn" and x_MC.is_cpu:
@@ -50,7 +50,7 @@ def onednn_linear() -> Callable[..., Any] | None:
 
 
 def linear(x: Tensor, weight_NC: Tensor, bias_N: Tensor | None = None) -> Tensor:
-    """Return x Wᵀ + b, (..., C) → (..., N), by `product` if compiled operations are in use."""
+    """Return x Wᵀ + b, (..., C) → (..., N), by `matmul` if compiled operations are in use."""
     if native_ops_for(x) is None or torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight_NC, bias_N)
     out: Tensor = _Linear.apply(x, weight_NC, bias_N)  # type: ignore[no-untyped-call]
@@ -63,7 +63,7 @@ class _Linear(Function):
         # Only the gradient of the weights needs the input. Frozen weights have no gradient.
         ctx.shape = x.shape
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight_NC)
-        return product(x.flatten(0, -2), weight_NC, bias_N).view(*x.shape[:-1], -1)
+        return matmul(x.flatten(0, -2), weight_NC, bias_N).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
@@ -71,7 +71,7 @@ class _Linear(Function):
         x, weight_NC = ctx.saved_tensors
         grad_MN, (to_x, to_weight, to_bias) = grad.flatten(0, -2), ctx.needs_input_grad
         return (
-            product(grad_MN, weight_NC.T).view(ctx.shape) if to_x else None,
-            product(grad_MN.T, x.flatten(0, -2).T) if to_weight else None,
+            matmul(grad_MN, weight_NC.T).view(ctx.shape) if to_x else None,
+            matmul(grad_MN.T, x.flatten(0, -2).T) if to_weight else None,
             grad_MN.sum(0) if to_bias else None,
         )

@@ -11,8 +11,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from attnlm.model.ops import native_ops_for, place
-from attnlm.model.ops.linear import linear, product
+from attnlm.model.ops import native_ops_for, data_pointer
+from attnlm.model.ops.linear import linear, matmul
 
 LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26, "meta": 2**26}
 """The most logits in memory at a time, by type of device. On a CPU, these logits and the LM
@@ -149,13 +149,13 @@ def _compiled(
         x_mC = x_MC[part]
         targets_m = targets_M[part]
         shape = head_VC.size(0), len(targets_m)
-        logits_Vm = product(head_VC, x_mC)
+        logits_Vm = matmul(head_VC, x_mC)
         native.cross_entropy(
             *(*shape, shape[1], 0.0 if wanted is None else 1 / count),
-            *map(place, (bias_V, logits_Vm, targets_m, total, d_bias_V)),
+            *map(data_pointer, (bias_V, logits_Vm, targets_m, total, d_bias_V)),
         )
         if d_x_MC is not None:
-            d_x_MC[part] = product(logits_Vm.T, head_VC.T)
+            d_x_MC[part] = matmul(logits_Vm.T, head_VC.T)
         if d_head_VC is not None:
             d_head_VC.addmm_(logits_Vm, x_mC)
     return (total / count).float()

@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from attnlm.model.ops import native_ops_for, place
+from attnlm.model.ops import native_ops_for, data_pointer
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of rotary positions, each (T, D)."""
@@ -53,7 +53,7 @@ class _Activation(Function):
         ctx.save_for_backward(x)
         ctx.sizes = out.numel() // width, width
         ctx.backward_of = getattr(native, f"{name}_backward")
-        getattr(native, name)(*ctx.sizes, place(x), place(out))
+        getattr(native, name)(*ctx.sizes, data_pointer(x), data_pointer(out))
         return out
 
     @staticmethod
@@ -62,7 +62,7 @@ class _Activation(Function):
         (x,) = ctx.saved_tensors
         grad = grad.contiguous()
         d_x = torch.empty_like(x)
-        ctx.backward_of(*ctx.sizes, *map(place, (x, grad, d_x)))
+        ctx.backward_of(*ctx.sizes, *map(data_pointer, (x, grad, d_x)))
         return d_x, None, None, None
 
 
@@ -81,7 +81,7 @@ class _RMSNorm(Function):
         inverse = torch.empty(x.numel() // gain.numel())
         ctx.save_for_backward(x, gain, inverse)
         ctx.native = native
-        native.rms_norm(len(inverse), gain.numel(), epsilon, *map(place, (x, gain, out, inverse)))
+        native.rms_norm(len(inverse), gain.numel(), epsilon, *map(data_pointer, (x, gain, out, inverse)))
         return out
 
     @staticmethod
@@ -91,7 +91,7 @@ class _RMSNorm(Function):
         d_x = torch.empty_like(x)
         d_gain = torch.zeros_like(gain)
         arrays = inverse, x, gain, grad.contiguous(), d_x, d_gain
-        ctx.native.rms_norm_backward(len(inverse), gain.numel(), *map(place, arrays))
+        ctx.native.rms_norm_backward(len(inverse), gain.numel(), *map(data_pointer, arrays))
         return d_x, d_gain, None, None
 
 
@@ -178,7 +178,7 @@ class _SplitHeads(Function):
             inverse = torch.empty(windows * length * count if gain is not None else 0)
             native.qk_norm_rope(
                 *(windows, length, count, size, packed_BTN.size(-1), epsilon),
-                *map(place, (x_BHTD, gain, cosines_TD, sines_TD, out_BTHD, inverse)),
+                *map(data_pointer, (x_BHTD, gain, cosines_TD, sines_TD, out_BTHD, inverse)),
             )
             placed.append(out_BTHD.transpose(1, 2))
             inverses.append(inverse)
@@ -200,8 +200,8 @@ class _SplitHeads(Function):
             d_gains.append(None if gain is None else torch.zeros_like(gain))
             ctx.native.qk_norm_rope_backward(
                 *(windows, length, count, size, packed_BTN.size(-1)),
-                *map(place, (inverse, x_BHTD, gain, cosines_TD, sines_TD)),
-                *map(place, (grad_BTHD, d_x, d_gains[-1])),
+                *map(data_pointer, (inverse, x_BHTD, gain, cosines_TD, sines_TD)),
+                *map(data_pointer, (grad_BTHD, d_x, d_gains[-1])),
             )
         d_views[2].copy_(grads[2])
         return d_packed_BTN, None, None, *d_gains, None, None, None, None

@@ -22,7 +22,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Settings, quoted
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import Architecture, architecture_of
-from attnlm.model.sizes import LoRA, map_name, map_shapes
+from attnlm.model.linear_maps import LoRA, map_name, map_shapes
 from attnlm.model.spec import Use
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import put_new

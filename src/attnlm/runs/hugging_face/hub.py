@@ -12,7 +12,7 @@ from typing import Any
 from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import OnEvent, Progress
 from attnlm.base.folders import is_folder
-from attnlm.text.records import first_line
+from attnlm.text.record_files import first_line
 
 DESCRIPTION = (
     *("config.json", "tokenizer.json", "vocab.json", "merges.txt"),

@@ -9,7 +9,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import check_name, is_folder
-from attnlm.base.readable import byte_size
+from attnlm.base.formatting import byte_size
 from attnlm.compute.device import machine_memory
 from attnlm.runs.checkpoint import named_tensors, parameter_of, save_in_turn
 from attnlm.runs.create_run import put_new

@@ -1,4 +1,4 @@
-"""Sizes and costs of an architecture, computed without loading torch.
+"""Parameters and operations of an architecture, computed without loading torch.
 
 A matmul of (M, K) and (K, N) takes 2·M·K·N floating-point operations (FLOPs). Only matmuls count,
 as in PyTorch's FLOP counter. Attention counts in full, including the scores that are masked.
@@ -12,61 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from attnlm.model.linear_maps import LoRA, Shape, map_path, map_shapes
+
 if TYPE_CHECKING:
     from attnlm.model.architecture import Architecture
-
-Shape = tuple[int, int]
-
-_PLACES = {
-    **dict.fromkeys(("query", "key", "value", "projection"), "attention"),
-    **dict.fromkeys(("gate", "up", "down"), "mlp"),
-}
-MAP_NAMES = tuple(_PLACES)
-"""The linear maps of a block, in the order of computation."""
-
-
-@dataclass(frozen=True)
-class LoRA:
-    """Low-rank adapters (Hu et al., 2021) of the linear maps named in `on`.
-
-    Each block has such maps. A map multiplies by W + alpha/rank · B A. A (`lora_down`) has shape
-    (rank, inputs), and B (`lora_up`) has shape (outputs, rank).
-    """
-
-    rank: int
-    alpha: float
-    on: tuple[str, ...]
-
-    @property
-    def scale(self) -> float:
-        """Return the factor that multiplies B A."""
-        return self.alpha / self.rank
-
-
-def map_shapes(a: Architecture) -> dict[str, Shape]:
-    """Return the shape (outputs, inputs) of each linear map of a block."""
-    width = a.width
-    shapes = dict[str, Shape]()
-    if a.attention == "softmax":
-        heads = a.heads * a.head_dim
-        kv_heads = a.num_kv_heads * a.head_dim
-        shapes |= {"query": (heads, width), "key": (kv_heads, width), "value": (kv_heads, width)}
-        shapes |= {"projection": (width, heads)} if a.projection else {}
-    if a.mlp != "none":
-        shapes |= {"gate": (a.mlp_dim, width)} if a.mlp == "swiglu" else {}
-        shapes |= {"up": (a.mlp_dim, width), "down": (width, a.mlp_dim)}
-    return shapes
-
-
-def map_path(layer: int, name: str) -> str:
-    """Return the path of a map's module, such as `blocks.0.attention.query`."""
-    return f"blocks.{layer}.{_PLACES[name]}.{name}"
-
-
-def map_name(path: str) -> str:
-    """Return the name of the map that has this path."""
-    return path.rpartition(".")[2]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
@@ -138,7 +87,7 @@ class Costs:
 def costs_of(a: Architecture, vocab_size: int) -> Costs:
     """Return the costs of an architecture."""
     is_softmax = a.attention == "softmax"
-    mixed = a.heads * a.head_dim if is_softmax else a.maps_per_layer * a.body_dim
+    mixed = a.heads * a.head_dim if is_softmax else a.maps_per_layer * a.head_input_dim
     mixing = 4 * a.block_size * mixed  # q kᵀ, and the weights' product with v
     # The scores of uniform attention are constant, so that only its values need a gradient.
     gradient = 2 * a.block_size * mixed if a.attention == "uniform" else 2 * mixing
@@ -147,7 +96,7 @@ def costs_of(a: Architecture, vocab_size: int) -> Costs:
         vocab_size=vocab_size,
         layers=a.layers,
         width=a.width,
-        head_inputs=a.body_dim,
+        head_inputs=a.head_input_dim,
         matrices=map_shapes(a),
         mixing_flops=mixing,
         mixing_gradient_flops=gradient,

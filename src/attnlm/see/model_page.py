@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.readable import quantity
+from attnlm.base.formatting import quantity
 from attnlm.data.dataset import ids_at
 from attnlm.model.architecture import Architecture, architecture_of
 from attnlm.model.spec import Use

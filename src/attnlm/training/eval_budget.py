@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from attnlm.config.settings import Config
 from attnlm.model.spec import ModelSpec
-from attnlm.training.validation import MOST_TOKENS
+from attnlm.training.validation_loss import MOST_TOKENS
 
 # The fractions of the training between two evaluations that an evaluation and its sample may cost.
-_EVALUATION_FRACTION = 0.1
+_EVALUATION_SHARE = 0.1
 _SAMPLE_FRACTION = 0.05
 # An evaluation of at most _CHEAP operations, about a second, may cost half of this training.
 _CHEAP = 1.2e11
@@ -50,14 +50,14 @@ def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int |
     """Return the number of tokens that an evaluation uses, or None for the whole split.
 
     Let T be the cost of the training between two evaluations. The whole split is used if its
-    evaluation costs at most `_FREE` operations or at most `_EVALUATION_FRACTION` of T. It is also
+    evaluation costs at most `_FREE` operations or at most `_EVALUATION_SHARE` of T. It is also
     used if its evaluation costs at most `_CHEAP` operations and also at most half of T. Otherwise,
     a part of the split is used.
     """
     tokens = min(val_tokens, MOST_TOKENS)
     forward = forward_cost(config.spec, vocab_size)
     between = _between_evaluations(config, vocab_size)
-    affordable = _EVALUATION_FRACTION * between / forward
+    affordable = _EVALUATION_SHARE * between / forward
     by_itself = min(_CHEAP, max(_FREE, _CHEAP_FRACTION * between))
     if tokens <= affordable or tokens * forward <= by_itself:
         return None
@@ -96,7 +96,7 @@ def is_whole_affordable(config: Config, val_tokens: int, steps: int, times: int)
     """Return True if evaluating the split `times` times costs little compared to `steps`
     training steps."""
     trained = steps * config.tokens_per_step
-    return times * min(val_tokens, MOST_TOKENS) <= _EVALUATION_FRACTION * _STEP * trained
+    return times * min(val_tokens, MOST_TOKENS) <= _EVALUATION_SHARE * _STEP * trained
 
 
 def _between_evaluations(config: Config, vocab_size: int) -> float:

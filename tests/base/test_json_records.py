@@ -12,7 +12,7 @@ import pytest
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import write_json
-from attnlm.base.records import decoded, limited, read_record
+from attnlm.base.json_records import decoded, limited, read_record
 from attnlm.runs.records import ParentRecord
 
 

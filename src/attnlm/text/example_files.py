@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from attnlm.base.errors import AttnlmError
 from attnlm.text.corpus import TextFile
-from attnlm.text.records import checked, record_texts, record_values
+from attnlm.text.record_files import checked, record_texts, record_values
 from attnlm.text.text_files import kind_of
 
 QUESTION_END = "\n"

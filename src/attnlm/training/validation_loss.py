@@ -21,7 +21,7 @@ from attnlm.data.batches import check_length
 from attnlm.data.dataset import Ids, ids_at
 from attnlm.data.examples import IGNORED, Examples
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.ops import Kernels, using
+from attnlm.model.ops import Kernels, use_kernels
 from attnlm.training.memory import windows_at_once
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.step import MOST_REPLICAS
@@ -103,7 +103,7 @@ def validation_loss(
         if not is_sharded and groups[0][0].shape == full:
             form = one_layer_form(model, at_once, device, kernels)
         without_gradients = torch.no_grad() if is_sharded else torch.inference_mode()
-        with without_gradients, using(kernels), device.autocast():
+        with without_gradients, use_kernels(kernels), device.autocast():
             for i in range(first, end, threads * count):
                 if stop.has_come and not is_sharded:
                     return

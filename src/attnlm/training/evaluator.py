@@ -12,13 +12,13 @@ from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
 from attnlm.compute.processes import LostProcessError, Processes
 from attnlm.data.dataset import Dataset
-from attnlm.data.examples import with_most
+from attnlm.data.examples import limit_per_window
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.layers import folded
+from attnlm.model.lora import merged_lora
 from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.run import Run
-from attnlm.training.control import Control
-from attnlm.training.cost import evaluated_part
+from attnlm.training.eval_schedule import EvalSchedule
+from attnlm.training.eval_budget import evaluated_part
 from attnlm.training.events import Evaluated
 from attnlm.training.kernels import kernels_of
 from attnlm.training.reports import Stopwatch
@@ -26,7 +26,7 @@ from attnlm.training.schedule import expected_steps, learning_rate
 from attnlm.training.sharding import whole_model
 from attnlm.training.state import Saver
 from attnlm.training.step import StepNotFiniteError, Stepper
-from attnlm.training.validation import Evaluation, right_answers, validation_loss
+from attnlm.training.validation_loss import Evaluation, right_answers, validation_loss
 
 _MOST_ANSWERS = 500
 """The most examples whose answers are computed at each evaluation."""
@@ -42,7 +42,7 @@ class Evaluator:
     run: Run
     dataset: Dataset
     stepper: Stepper
-    control: Control
+    eval_schedule: EvalSchedule
     watch: Stopwatch
     take_snapshot: TakeSnapshot
 
@@ -56,7 +56,7 @@ class Evaluator:
         state = self._state
         loss_sum = self.stepper.read_loss_sum()  # waits for a GPU, before the clock is read
         tokens_per_second = self.watch.tokens_per_second()
-        with folded(state.model):
+        with merged_lora(state.model):
             validation_began = time.perf_counter()
             evaluation = _validation_loss(
                 self.stepper, self.dataset, self.run.config.training.eval_tokens
@@ -67,7 +67,7 @@ class Evaluator:
             taken = self._snapshot()
         new_steps = state.step - max(0, state.evaluated_step)
         by_accuracy = self.run.config.training.best_by == "accuracy"
-        improved = state.evaluated(evaluation.loss, evaluation.accuracy if by_accuracy else None)
+        improved = state.record_evaluation(evaluation.loss, evaluation.accuracy if by_accuracy else None)
         self.stepper.reset_loss_sum()
         state.seconds = self.watch.seconds()
         config = self.run.config
@@ -90,15 +90,15 @@ class Evaluator:
             self.run.append_evaluation(record, snapshot, passage)
         if self._saver.is_writer:
             self._saver.save(evaluation.loss if improved else None)
-        self.control.evaluated(time.perf_counter() - began, validation_seconds)
+        self.eval_schedule.record_evaluation(time.perf_counter() - began, validation_seconds)
         return Evaluated(
-            **record, improved=improved, snapshot=snapshot, is_last=self.control.should_stop
+            **record, improved=improved, snapshot=snapshot, is_last=self.eval_schedule.should_stop
         )
 
     def add_snapshot(self) -> None:
         """Add a snapshot to the run, without an evaluation. The speed leaves out its time."""
         began = time.perf_counter()
-        with folded(self._state.model):
+        with merged_lora(self._state.model):
             taken = self._snapshot()
         if taken is not None:
             self.run.append_snapshot(*taken)
@@ -144,7 +144,7 @@ class Evaluator:
             replace(self.run, stopped_after=round(self._state.seconds, 3)).save_config()
 
 
-def with_eval_tokens(run: Run, dataset: Dataset, stepper: Stepper) -> Run:
+def tune_eval_tokens(run: Run, dataset: Dataset, stepper: Stepper) -> Run:
     """Choose, by the speed of an evaluation, how many tokens a run with a budget evaluates."""
     training = run.config.training
     if training.budget is None or training.eval_tokens is not None:
@@ -181,7 +181,7 @@ def _validation_loss(stepper: Stepper, dataset: Dataset, most: int | None) -> Ev
         processes=stepper.processes,
         is_sharded=stepper.config.is_sharded,
         stop=stepper.stop,
-        examples=with_most(dataset.val_examples, stepper.config.examples_per_window),
+        examples=limit_per_window(dataset.val_examples, stepper.config.examples_per_window),
         only_answers=only_answers,
     )
     if dataset.val_examples is None:

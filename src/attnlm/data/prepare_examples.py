@@ -16,16 +16,16 @@ import numpy as np
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import file_hash, replacing, write_bytes
-from attnlm.base.records import limited
+from attnlm.base.json_records import limited
 from attnlm.base.settings import check_value
-from attnlm.data.bins import MOST_BIGRAM_IDS, bigram_loss
+from attnlm.data.bin_files import MOST_BIGRAM_IDS, bigram_loss
 from attnlm.data.dataset import ExampleFacts, id_dtype, sampled_hash
 from attnlm.data.examples import EncodedExamples, encode_examples, write_marks
 from attnlm.data.new_dataset import Content, NewDataset
 from attnlm.data.splits import SAMPLE_BYTES, SPLITS, HeldOut
 from attnlm.text import tasks
 from attnlm.text.corpus import Corpus
-from attnlm.text.examples import END_OF_TEXT, QUESTION_END, Example, read_examples
+from attnlm.text.example_files import END_OF_TEXT, QUESTION_END, Example, read_examples
 from attnlm.tokens.tokenizer import Tokenizer
 
 LONGER = "longer.jsonl"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnlm.base.readable import byte_size, duration, harmless, quantity
+from attnlm.base.formatting import byte_size, duration, harmless, quantity
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlm.base.errors import AttnlmError, optional
-from attnlm.base.readable import listed
+from attnlm.base.formatting import listed
 from attnlm.base.suggestions import suggestion
 from attnlm.text.text_files import PIECE, Piece, kind_of, opened
 

@@ -19,7 +19,7 @@ from attnlm.model.inspection import parameters_of
 from attnlm.runs.ladder_plan import LadderPlan, read_plan
 from attnlm.see.ladder import Ladder
 from attnlm.see.reproduce import ladder_command
-from attnlm.workflows.equal import relative_steps, with_steps, with_widths
+from attnlm.workflows.match_compute import relative_steps, with_steps, with_widths
 from tests import own
 from tests.browser import elements
 from tests.clock import Clock

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from attnlm.compute.processes import Processes
 from attnlm.config.settings import Config
 from attnlm.runs.journal import EARLY_STEPS
-from attnlm.training.cost import is_whole_affordable
+from attnlm.training.eval_budget import is_whole_affordable
 from attnlm.training.schedule import Clock, expected_steps
 from attnlm.training.state import TrainingState
-from attnlm.training.validation import MOST_TOKENS
+from attnlm.training.validation_loss import MOST_TOKENS
 
-_EVALUATION_FRACTION = 0.15
+_SHARE_OF_BUDGET = 0.15
 """The largest fraction of a budget for evaluations."""
 _CLOSING_FRACTION = 0.05
 _CLOSING = 1.0
@@ -22,7 +22,7 @@ _CLOSING = 1.0
 
 
 @dataclass
-class Control:
+class EvalSchedule:
     """Decides when a run evaluates and when it ends, by steps or by the clock of its budget."""
 
     config: Config
@@ -74,7 +74,7 @@ class Control:
         is_observed = every is None or every < (self._training.steps or math.inf)
         return is_observed and step in EARLY_STEPS and step != self.state.evaluated_step
 
-    def evaluated(self, seconds: float, validation_seconds: float) -> None:
+    def record_evaluation(self, seconds: float, validation_seconds: float) -> None:
         """Schedule the next evaluation. The newest one took `seconds`, its loss a part of them.
 
         Within a budget, evaluate at each tenth of the budget, or less often if that would take too
@@ -83,7 +83,7 @@ class Control:
         self._evaluation_seconds = seconds
         self._validation_seconds = validation_seconds
         if self._training.budget is not None:
-            pause = seconds / _EVALUATION_FRACTION / self._training.budget
+            pause = seconds / _SHARE_OF_BUDGET / self._training.budget
             following = _next_tenth(self.state.progress + max(0.0, pause - 0.1))
             self._next_evaluation = self.processes.broadcast_object(following)
 

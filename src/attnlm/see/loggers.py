@@ -27,7 +27,7 @@ import numpy as np
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.records import decoded, limited
+from attnlm.base.json_records import decoded, limited
 from attnlm.base.settings import quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.runs.journal import Snapshot

@@ -18,7 +18,7 @@ from attnlm.base.events import Note
 from attnlm.cli.displays import Display
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
-from attnlm.see import curves, logs, pictures
+from attnlm.see import curves, loggers, pictures
 from attnlm.training import reports
 from attnlm.training.schedule import learning_rate
 from tests.command import fails, here
@@ -82,7 +82,7 @@ class Kept:
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
     """Replace the tool `json`, a package that is always installed."""
-    monkeypatch.setitem(logs.TOOLS, "json", Kept)
+    monkeypatch.setitem(loggers.TOOLS, "json", Kept)
     Kept.made = []
     return Kept
 
@@ -166,7 +166,7 @@ def test_a_tool_that_fails_stops_nothing(
         raise OSError("no such server\nat all")
 
     broken = type("Broken", (Kept,), {failing: fail})
-    monkeypatch.setitem(logs.TOOLS, "os", broken)
+    monkeypatch.setitem(loggers.TOOLS, "os", broken)
     events: list[object] = []
     run = train(dataset, tmp_path, log=["os", "json"], on_event=events.append)
     (note,) = (event for event in events if isinstance(event, Note))
@@ -184,7 +184,7 @@ def test_interrupted_training_closes_tools_and_long_training_logs_few_points(
         if isinstance(event, attnlm.Evaluated) and event.record["step"] == 9:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(logs, "_MOST_POINTS", 3)
+    monkeypatch.setattr(loggers, "_MOST_POINTS", 3)
     with pytest.raises(KeyboardInterrupt):
         train(dataset, tmp_path, log=["json"], steps=12, on_event=stop)
     assert kept.made[0].ended is False
@@ -215,7 +215,7 @@ def test_missing_tools_are_reported_before_the_run_is_created(
 def test_several_tools_can_be_named(
     dataset: Dataset, tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(logs.TOOLS, "os", Kept)
+    monkeypatch.setitem(loggers.TOOLS, "os", Kept)
     monkeypatch.chdir(tmp_path)
     sizes = ("--steps", "2", "--block-size", "8", "--batch-size", "2", "--model", "bigram")
     done = here(["train", str(dataset.path), "--log", "json, os", *sizes])
@@ -245,7 +245,7 @@ def test_tensorboard_reads_what_was_written(
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = train(dataset, tmp_path, log="tensorboard")
-    log = logs.TensorBoard(run, "", 0)  # as a process that was killed before it saved
+    log = loggers.TensorBoard(run, "", 0)  # as a process that was killed before it saved
     log.numbers(8, {"loss/batch": 99.0})
     log.close(is_finished=False)
     attnlm.train(resume=run, steps=9, log="tensorboard", on_event=Display(log=["tensorboard"]))

@@ -19,9 +19,9 @@ from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import MODELS
 from attnlm.see.report import report
 from attnlm.see.report_page import report_page
-from attnlm.training import cost
-from attnlm.training.cost import affordable_sample, affordable_tokens
-from attnlm.training.validation import MOST_TOKENS, validation_loss
+from attnlm.training import eval_budget
+from attnlm.training.eval_budget import affordable_sample, affordable_tokens
+from attnlm.training.validation_loss import MOST_TOKENS, validation_loss
 from tests.command import attnlm as command
 from tests.models import parts_of
 
@@ -34,8 +34,8 @@ SHAKESPEARE = {"vocab_size": 65, "val_tokens": 111_540}
 @pytest.fixture
 def costly(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which nothing is cheap by itself, and few tokens are enough."""
-    monkeypatch.setattr(cost, "_CHEAP", 0.0)
-    monkeypatch.setattr(cost, "_FEWEST_TOKENS", 16)
+    monkeypatch.setattr(eval_budget, "_CHEAP", 0.0)
+    monkeypatch.setattr(eval_budget, "_FEWEST_TOKENS", 16)
 
 
 @pytest.mark.parametrize(

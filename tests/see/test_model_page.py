@@ -23,7 +23,7 @@ from attnlm.model.recorder import record
 from attnlm.model.spec import Use
 from attnlm.model.textbook import forward
 from attnlm.see.attribution import attribution
-from attnlm.see.play import model_data, play_page
+from attnlm.see.model_page import model_data, play_page
 from attnlm.tokens import byte_pairs
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from docs.gallery import FOLDER, PAGES, data_of
@@ -658,7 +658,7 @@ def test_a_page_that_cannot_be_written_is_refused_in_one_line(
     refused("bigram", "x.html", "--text", "Ω", code=1, says="Ω", hints="")
     refused("bigram", "x.html", "--text", "a", "--train", code=2, says="--train", hints="type")
     refused("bigrm", "x.html", code=1, says="bigrm", hints="bigram")
-    monkeypatch.setattr("attnlm.see.play.LARGEST", 1000)
+    monkeypatch.setattr("attnlm.see.model_page.LARGEST", 1000)
     refused("bigram", "tied", "x.html", code=1, says="too many for a page", hints="--force")
     several = ("export", "bigram", "tied", "out", *how[2:])
     fails(*several, cwd=tmp_path, code=2, says="several runs", hints="html")

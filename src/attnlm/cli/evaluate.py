@@ -1,0 +1,170 @@
+"""`attnlm eval`: the loss on a validation split, and the share of right answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attnlm
+from attnlm.base.errors import UsageError
+from attnlm.cli import completion, console, options
+from attnlm.cli.displays import baselines
+from attnlm.cli.options import option, switch
+from attnlm.runs.records import NOT_COMPARABLE
+from attnlm.runs.run import open_dataset_of
+
+if TYPE_CHECKING:
+    from attnlm.training.validation_loss import Evaluation
+
+_MOST_ERRORS = 20
+_MOST_SHOWN = 200  # characters of a question or answer
+_UNKNOWN = "–"
+
+
+def evaluate(
+    run: str | None = options.RUN,
+    checkpoint: str = options.CHECKPOINT,
+    data: str | None = option(
+        None, "name or path of another data set with the same tokenizer", completion.datasets
+    ),
+    device: str = options.DEVICE,
+    checkpoint_dir: Path = options.CHECKPOINT_DIR,
+    data_dir: Path = options.DATA_DIR,
+    pairs: Path | None = option(
+        None,
+        'ask the questions of this file instead: .jsonl or .parquet records such as {"prompt": '
+        '"2+3", "answer": "5"}',
+    ),
+    errors: bool = switch("list questions with wrong answers", "--errors"),
+    verify: bool = options.VERIFY,
+    json: bool = options.JSON,
+) -> None:
+    """Measure a model's loss on the validation split and, for examples, the share of right answers.
+
+    Of a larger split, the first 4,194,304 tokens are used. If the text has several sources, the
+    loss on the part of each is measured too. Answers are decoded greedily; they are right if every
+    token is.
+    """
+    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
+    if pairs is not None:
+        if data is not None:
+            raise UsageError("--pairs cannot be combined with --data", "use only one of them")
+        _evaluate_pairs(opened, pairs, checkpoint, device, errors, json)
+        return
+    other = None if data is None else attnlm.open_dataset(data, data_dir=data_dir, verify=verify)
+    dataset = opened.dataset if other is None else other
+    trained_on = opened.dataset.question_end
+    has_questions = (trained_on if other is None else other.examples) is not None
+    if errors and not has_questions:
+        raise UsageError("--errors needs questions with answers", "use it with --pairs")
+    chosen = opened.checkpoint(checkpoint)
+    evaluation = attnlm.evaluate(
+        opened,
+        checkpoint=chosen.which,
+        data=other,
+        device=device,
+        data_dir=data_dir,
+        verify=verify,
+        by_source=True,
+    )
+    console.say(
+        f"{opened.name}, step {chosen.step} ({chosen.which}), "
+        f"{evaluation.tokens:,} tokens predicted"
+    )
+    if opened.leaks:
+        console.say(f"{NOT_COMPARABLE}: {opened.leaks.partition(';')[0]}")
+    console.say(f"baselines: {baselines(opened.vocab_size, dataset)}")
+    longer: float | None = None
+    wrong: list[attnlm.Answered] = []
+    if has_questions:
+        from attnlm.workflows.answers import answer_examples, longer_pairs, pairs_of
+
+        examples = other or open_dataset_of(opened, data_dir)
+        answered = answer_examples(opened, examples, longer_pairs(examples), chosen, device)
+        longer = _accuracy(answered) if answered else None
+        if errors:
+            wrong = _wrong(answer_examples(opened, examples, pairs_of(examples), chosen, device))
+    facts = {
+        "val_loss": evaluation.loss,
+        "bits_per_byte": evaluation.bits_per_byte,
+        "perplexity": evaluation.perplexity,
+        "tokens": evaluation.tokens,
+        "bigram_loss": dataset.bigram_loss,
+        "floor": dataset.floor,
+        "checkpoint": chosen.which,
+        "step": chosen.step,
+        "leaks": opened.leaks,
+        "accuracy": evaluation.accuracy,
+        "longer_accuracy": longer,
+        **({"errors": [one._asdict() for one in wrong]} if errors else {}),
+        "sources": [
+            {
+                "source": source,
+                "val_loss": found and found.loss,
+                "bits_per_byte": found and found.bits_per_byte,
+                "tokens": found.tokens if found else 0,
+            }
+            for source, found in evaluation.sources
+        ],
+    }
+    perplexity = evaluation.perplexity
+    shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"
+    words = f"{evaluation.loss:.4f} nats per token, {evaluation.bits_per_byte:.4f} bits per byte"
+    words = f"{words}, perplexity {shown}"
+    if evaluation.accuracy is not None:
+        words = f"{evaluation.accuracy:.1%} of answers right; {words}"
+    console.result_or_json(words, facts, json)
+    if longer is not None and not json:
+        console.say(f"{longer:.1%} of answers to longer questions right")
+    _print_errors([] if json else wrong)
+    if len(evaluation.sources) > 1 and not json:
+        _print_sources(evaluation.sources, opened.config.spec.block_size)
+
+
+def _evaluate_pairs(
+    run: attnlm.Run, path: Path, checkpoint: str, device: str, errors: bool, json: bool
+) -> None:
+    """Print the share of questions in a file that a run answers right."""
+    from attnlm.workflows.answers import read_pairs
+
+    found = attnlm.answer_pairs(run, read_pairs(path), checkpoint=checkpoint, device=device)
+    right = sum(one.is_right for one in found)
+    accuracy = _accuracy(found)
+    wrong = _wrong(found) if errors else []
+    facts: dict[str, Any] = {"accuracy": accuracy, "right": right, "pairs": len(found)}
+    if errors:
+        facts["errors"] = [one._asdict() for one in wrong]
+    words = f"{accuracy:.1%} of answers right: {right:,} of {len(found):,}"
+    console.result_or_json(words, facts, json)
+    _print_errors([] if json else wrong)
+
+
+def _accuracy(answered: Sequence[attnlm.Answered]) -> float:
+    """Return the share of right answers."""
+    return sum(one.is_right for one in answered) / len(answered)
+
+
+def _wrong(answered: Sequence[attnlm.Answered]) -> list[attnlm.Answered]:
+    """Return the first 20 wrong answers."""
+    return [one for one in answered if not one.is_right][:_MOST_ERRORS]
+
+
+def _print_errors(wrong: Sequence[attnlm.Answered]) -> None:
+    """Print a table of questions with wrong answers."""
+    if wrong:
+        rows = [[repr(text[:_MOST_SHOWN])[1:-1] for text in one] for one in wrong]
+        console.print_table(("question", "answer", "model's answer"), rows, ("question",))
+
+
+def _print_sources(sources: Sequence[tuple[str, Evaluation | None]], block_size: int) -> None:
+    """Print a table of the losses on the parts of the sources."""
+    rows = [
+        [source, f"{found.loss:.4f}", f"{found.bits_per_byte:.4f}", f"{found.tokens:,}"]
+        if found
+        else [source, *[_UNKNOWN] * 3]
+        for source, found in sources
+    ]
+    console.print_table(("source", "loss", "bits per byte", "tokens"), rows, ("source",))
+    if not all(found for _, found in sources):
+        console.say(f"{_UNKNOWN} shorter than a window of {block_size:,} tokens and its targets")
