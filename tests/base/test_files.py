@@ -29,6 +29,13 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_error_names_the_file_and_not_its_temporary_copy(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "file"
+    with pytest.raises(OSError, match="No such file") as caught:
+        write_bytes(path, b"new")
+    assert caught.value.filename == str(path)
+
+
 def test_a_written_file_can_be_read_by_others(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     write_bytes(tmp_path / "ours", b"")

@@ -602,6 +602,17 @@ def test_non_blocking_pipes_lose_no_output(project: Path) -> None:
         assert read.result() == prompt
 
 
+def test_a_deleted_working_folder_is_named(tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        os.chdir(gone)
+        gone.rmdir()
+        done = here(["doctor"])
+    assert (done.code, done.fault()) == (1, None)
+    assert "error: the current folder: No such file or directory" in done.stderr
+
+
 def test_an_export_into_the_runs_own_folder_is_refused(project: Path) -> None:
     own = project / "checkpoints" / "small"
     (project / "link").symlink_to(own)

@@ -54,12 +54,12 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """If an OSError without a file name is raised in this context, make `path` its file name."""
+    """Give an OSError of this context that names no file, or a temporary file, `path` as its name."""
     check_held(path)
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None or Path(str(error.filename)).name.startswith(f".{path.name}."):
             error.filename = str(path)
         raise
 

@@ -158,6 +158,8 @@ def _explain(error: BaseException) -> int:
         about = f"{error.filename}: " if error.filename else ""
         if not about and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EIO):
             about = "cannot write the output: "  # an error of a file would have a name
+        if not about and error.errno == errno.ENOENT:
+            about = "the current folder: "
         console.fail(f"{about}{error.strerror or error}", remedy(error))
         return 1
     if os.environ.get("ATTNLM_DEBUG") == "1":
