@@ -93,7 +93,7 @@ def main() -> None:
 def _seconds(step: Callable[[], None]) -> float:
     dist.barrier()
     began = time.perf_counter()
-    with use_kernels(Kernels(compiled=True, matmul="onednn", attention="native")):
+    with use_kernels(Kernels(native_ops=True, matmul="onednn", attention="native")):
         for _ in range(STEPS):
             step()
     return (time.perf_counter() - began) / STEPS

@@ -88,7 +88,7 @@ def quality(dataset: Dataset, text: Path) -> list[Row]:
     seconds, losses = [], []
     for seed in range(1, 6):
         stepper = stepper_of(dataset, "multi-head-fast", seed=seed)
-        count = stepper.config.steps or 0
+        count = stepper.training.steps or 0
         began = time.perf_counter()
         speed(stepper, count)
         seconds.append(time.perf_counter() - began)

@@ -174,7 +174,7 @@ def vocabulary(dataset: Dataset, text: Path) -> list[Row]:
         validation_loss(
             *(state.model, val, state.device),
             bytes_per_token=1.0,
-            kernels=kernels_of(ours.stepper.config),
+            kernels=kernels_of(ours.stepper.training),
             threads=threads,
         )
         return 4 * windows * length / (time.perf_counter() - began)

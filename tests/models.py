@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlm.base.settings import Setting, Settings
-from attnlm.compute.native import kernels
+from attnlm.compute.native import native_library
 from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
@@ -38,8 +38,8 @@ from attnlm.see.attend import Attention
 
 V = 11
 FRUITS = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
-COMPILED = Kernels(compiled=True, matmul="onednn", attention="native")
-needs_kernels = pytest.mark.skipif(kernels() is None, reason="there are no kernels here")
+COMPILED = Kernels(native_ops=True, matmul="onednn", attention="native")
+needs_kernels = pytest.mark.skipif(native_library() is None, reason="there are no kernels here")
 SIZES: Settings = {"embed_dim": 22, "heads": 4, "head_size": 6, "layers": 2, "block_size": 13}
 
 VARIANTS = (

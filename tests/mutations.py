@@ -305,7 +305,7 @@ generator.manual_seed(seed) => pass
 more windows at once than asked for | test_replicas.py
 range(-(-rows // most), rows + 1) => range(max(1, rows // most), rows + 1)
 gradients of threads are added, not averaged | test_replicas.py
-scale = 1 / (self._gradients * => scale = 1 / (
+scale = 1 / (self._gradient_count * => scale = 1 / (
 questions count in the loss of a task | test_answers.py
 only_answers=training.loss_on == "answers", => only_answers=False,
 all processes drop the same in their windows | test_processes.py
@@ -348,7 +348,7 @@ all processes say the same error | test_processes.py::test_each_machine_prints_t
 ", 1) == 1 => ", 1) >= 1
 the threads that sum gradients of processes do not flush subnormal numbers |
 test_processes.py::test_processes_compute_what_one_does
-with FlushingHere(): => with contextlib.nullcontext():
+with FlushSubnormals(): => with contextlib.nullcontext():
 == model/ops/loss.py
 a loss in pieces keeps the gradient of the last one alone | test_ops.py
 d_head_VC += d_logits_mV.T @ x_MC[part] => d_head_VC.copy_(d_logits_mV.T @ x_MC[part])
@@ -459,7 +459,7 @@ any(cache.length != known for cache in caches) => known == 0
 a model with changed classes is decoded in C | test_native_decoder.py
 if is_as_built(model): => if model:
 sampling does not flush subnormal numbers | test_subnormals.py
-, FlushingHere(): => :
+, FlushSubnormals(): => :
 """
 
 

@@ -52,8 +52,8 @@ _WORKERS = "2"
 _LEFT_OUT = "not sanitizers"  # they say the same everywhere, and take half a minute
 _FOUND = """
 from torch.backends.cpu import get_cpu_capability
-from attnlm.compute.native import kernels
-native = kernels()
+from attnlm.compute.native import native_library
+native = native_library()
 print(0 if native is None else native.attention_lanes(), get_cpu_capability())
 """
 

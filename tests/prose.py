@@ -79,7 +79,7 @@ HABITS = {
 """Habits by name: a pattern, and what to write instead."""
 
 
-class Place(NamedTuple):
+class Site(NamedTuple):
     """One occurrence of a habit."""
 
     path: Path
@@ -90,7 +90,7 @@ class Place(NamedTuple):
 
 def places_and_words(
     paths: Iterable[Path], kinds: Collection[str] = TEXTS
-) -> tuple[list[Place], int]:
+) -> tuple[list[Site], int]:
     """Return all places where a habit occurs below `paths`, and the number of words read."""
     places, words = [], 0
     for path in _files(paths):
@@ -103,7 +103,7 @@ def places_and_words(
                     continue
                 for found in pattern.finditer(text):
                     around = text[max(0, found.start() - 30) : found.end() + 30]
-                    places.append(Place(path, line, habit, around))
+                    places.append(Site(path, line, habit, around))
     return places, words
 
 

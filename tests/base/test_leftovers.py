@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from attnlm.base import files
-from attnlm.base.errors import AttnlmError
 from attnlm.base.atomic_folders import trained_alone, workspace
+from attnlm.base.errors import AttnlmError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folders")
 

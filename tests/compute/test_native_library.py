@@ -87,7 +87,7 @@ def test_a_variable_overrides_the_instruction_set(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(native.VARIABLE, named)
         native.instruction_set.cache_clear()
         assert native.instruction_set() == named
-    assert native.kernels() is None and native.baseline_kernels() is None
+    assert native.native_library() is None and native.baseline_library() is None
     monkeypatch.setenv(native.VARIABLE, "avx1024")
     native.instruction_set.cache_clear()
     with pytest.raises(UsageError, match="avx1024, which is not an instruction set of this"):
@@ -100,12 +100,12 @@ def test_every_instruction_set_of_this_processor_has_kernels(
 ) -> None:
     monkeypatch.delenv(native.VARIABLE, raising=False)
     assert all(native.load(name) is not None for name in native.instruction_sets())
-    assert native.baseline_kernels() is not None
+    assert native.baseline_library() is not None
 
 
 def test_torch_is_not_loaded_for_the_kernels_of_prepare() -> None:
     script = (
-        "import sys; from attnlm.compute.native import baseline_kernels; baseline_kernels(); "
+        "import sys; from attnlm.compute.native import baseline_library; baseline_library(); "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

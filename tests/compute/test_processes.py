@@ -21,7 +21,7 @@ from attnlm.base.errors import AlreadyReportedError
 from attnlm.base.signals import Interrupted
 from attnlm.compute import processes as module
 from attnlm.compute.device import choose_device
-from attnlm.compute.processes import ALONE, LostProcessError, Processes, noticing_lost
+from attnlm.compute.processes import ALONE, LostProcessError, Processes, reporting_lost_processes
 from attnlm.runs.run import open_run
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
@@ -251,13 +251,13 @@ def test_an_error_of_a_collective_is_a_lost_process_or_nccls_own() -> None:
 
     gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
     for lost in (RuntimeError(gloo), RuntimeError("Operation timed out!"), DistNetworkError("x")):
-        with pytest.raises(LostProcessError), noticing_lost():
+        with pytest.raises(LostProcessError), reporting_lost_processes():
             raise lost
-    with pytest.raises(attnlm.AttnlmError) as caught, noticing_lost():
+    with pytest.raises(attnlm.AttnlmError) as caught, reporting_lost_processes():
         raise DistBackendError("NCCL error: unhandled cuda error\nOther line")
     said = "communication of the processes failed: NCCL error: unhandled cuda error"
     assert caught.value.message == said
-    with pytest.raises(RuntimeError, match="of ours"), noticing_lost():
+    with pytest.raises(RuntimeError, match="of ours"), reporting_lost_processes():
         raise RuntimeError("of ours")
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 import attnlm
 from attnlm.compute.device import Device
-from attnlm.compute.native import kernels
+from attnlm.compute.native import native_library
 from attnlm.compute.threads import (
-    FlushingHere,
+    FlushSubnormals,
     compute_all,
     flushes_subnormals,
     flushing_subnormals,
@@ -101,7 +101,7 @@ def test_existing_torch_threads_flush() -> None:
 def test_a_mode_that_the_user_set_stays() -> None:
     torch.set_flush_denormal(True)
     try:
-        with flushing_subnormals(), FlushingHere():
+        with flushing_subnormals(), FlushSubnormals():
             pass
         assert flushes_subnormals()
     finally:
@@ -109,7 +109,7 @@ def test_a_mode_that_the_user_set_stays() -> None:
 
 
 def test_the_mode_is_restored_after_an_error() -> None:
-    for flushing in (flushing_subnormals, FlushingHere):
+    for flushing in (flushing_subnormals, FlushSubnormals):
         with pytest.raises(KeyboardInterrupt), flushing():
             raise KeyboardInterrupt
         assert not flushes_subnormals()
@@ -122,10 +122,10 @@ def test_pool_threads_inherit_the_mode_of_their_creator() -> None:
         all_here.wait(20)
         return flushes_subnormals()
 
-    with FlushingHere(), new_pool(3) as flushing:
+    with FlushSubnormals(), new_pool(3) as flushing:
         torch.set_flush_denormal(False)  # while its threads start
         assert compute_all([flushes] * 3, flushing) == [False, True, True]
-    with new_pool(3) as usual, FlushingHere():
+    with new_pool(3) as usual, FlushSubnormals():
         assert compute_all([flushes] * 3, usual) == [True, False, False]
 
 
@@ -199,7 +199,7 @@ def test_recorded_activations_are_flushed(modes: Modes) -> None:
 
 def test_threads_in_c_flush() -> None:
     """Each of the decoder's threads computes some of the logits, which are subnormal."""
-    if (native := kernels()) is None:
+    if (native := native_library()) is None:
         pytest.skip("there are no kernels here")
     parts = {"embed_dim": 16, "heads": 2, "layers": 1, "block_size": 8}
     model = architecture("llama", {**parts, "tie_embeddings": False}).build(320)
@@ -209,14 +209,14 @@ def test_threads_in_c_flush() -> None:
     decoder = NativeDecoder(NativeModel(model.eval(), native), 1, threads=3)
     ids = np.array([[1, 2, 3]])
     assert (decoder.logits(ids, 0) != 0).all()
-    with FlushingHere():
+    with FlushSubnormals():
         assert (decoder.logits(ids, 0) == 0).all()
     assert (decoder.logits(ids, 0) != 0).all()
 
 
 @needs_kernels
 def test_threads_of_attention_in_c_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_ALONE", 0)
+    monkeypatch.setattr(attention, "_LEAST_SHARED_WORK", 0)
     zeros = torch.zeros(3, 4, 70, 8)
     values = torch.full_like(zeros, SUBNORMAL)
 

@@ -15,15 +15,15 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import write_json
 from attnlm.data.batches import Batches
-from attnlm.data.prepare_examples import text_of
 from attnlm.data.examples import (
     IGNORED,
     Examples,
     encode_examples,
-    read_marks,
     limit_per_window,
+    read_marks,
     write_marks,
 )
+from attnlm.data.prepare_examples import text_of
 from attnlm.text.example_files import Turn
 from attnlm.text.tasks import TASKS, generate
 from attnlm.tokens.tokenizer import END_OF_TEXT, CharTokenizer

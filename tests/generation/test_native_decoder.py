@@ -19,7 +19,7 @@ from attnlm.base.errors import NotFiniteError
 from attnlm.base.events import Note
 from attnlm.base.settings import Setting, Settings
 from attnlm.compute.device import Device
-from attnlm.compute.native import instruction_sets, kernels, load
+from attnlm.compute.native import instruction_sets, load, native_library
 from attnlm.generation import native_decoder
 from attnlm.generation.batch import Batch
 from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
@@ -41,7 +41,7 @@ SETS = instruction_sets()
 
 def library(name: str = "") -> CDLL:
     """The kernels for an instruction set; by default, those that are used."""
-    found = load(name) if name else kernels()
+    found = load(name) if name else native_library()
     if found is None:
         pytest.skip("there are no kernels here")
     return found
@@ -339,7 +339,7 @@ for name in ("gpt2", "qwen3"):
     list(tests.decoded(model, 2, [(0, 63), (63, 64), (0, 1)], found, threads=3))
     tests.assert_generation(model, 2, 1.0, found, threads=3)
 tests.assert_generation(tests.a_model("multi-head"), 3, 0.0, found)
-ops.native_kernels = lambda: found
+ops.native_library = lambda: found
 for number, name in enumerate(blocks.BLOCKS):
     torch.set_num_threads(1 + 2 * (number % 2))
     model = blocks.a_model(name).float()

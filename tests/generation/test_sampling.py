@@ -16,7 +16,7 @@ import torch
 
 from attnlm.base.errors import NotFiniteError, UsageError
 from attnlm.compute.device import Device
-from attnlm.compute.native import kernels
+from attnlm.compute.native import native_library
 from attnlm.generation.batch import Batch, group_texts
 from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder
@@ -298,7 +298,7 @@ def test_a_text_ends_before_the_first_stop_text(stop: str | tuple[str, ...], siz
 def test_every_decoder_ends_alike(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not native:
         monkeypatch.setattr("attnlm.generation.decoders.kernels", lambda: None)
-    elif kernels() is None:
+    elif native_library() is None:
         pytest.skip("there are no kernels here")
     tokenizer = CharTokenizer("".join(map(chr, range(ord("A"), ord("A") + V))))
     sampler = Sampler(small_model("transformer").float(), tokenizer, CPU)

@@ -20,10 +20,10 @@ from attnlm.data.dataset import Dataset
 from attnlm.model import ops
 from attnlm.model.language_model import Block, Transformer, native_form
 from attnlm.model.layers import drawing_from
+from attnlm.model.linear_maps import LoRA
 from attnlm.model.lora import adapt
 from attnlm.model.ops import Kernels, use_kernels
 from attnlm.model.ops import block as native_block
-from attnlm.model.linear_maps import LoRA
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.workflows.autotune import autotune
@@ -33,7 +33,7 @@ from tests.tolerances import assert_near, assert_rounded
 
 pytestmark = needs_kernels
 CPU = Device("cpu", "float32", "tests")
-IN_C = Kernels(compiled=True, matmul="native", attention="native")
+IN_C = Kernels(native_ops=True, matmul="native", attention="native")
 BLOCKS = (
     "gpt2",
     "gpt2:bias=false",
@@ -98,7 +98,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_loss_and_gradients_equal_pytorch(
     name: str, instructions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ops, "native_kernels", lambda: load(instructions))
+    monkeypatch.setattr(ops, "native_library", lambda: load(instructions))
     made, precise = passes(monkeypatch), a_model(name)
     windows = some_windows(precise)
     for threads in (1, 3):

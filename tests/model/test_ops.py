@@ -13,7 +13,7 @@ from attnlm.compute.threads import threads_of_torch
 from attnlm.model.layers import Linear, joined_linear
 from attnlm.model.ops import Kernels, attention, loss, use_kernels
 from attnlm.model.ops.attention import shared_heads
-from attnlm.model.ops.linear import linear, onednn_linear, matmul
+from attnlm.model.ops.linear import linear, onednn_linear
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.pointwise import (
     gelu,
@@ -286,7 +286,7 @@ def test_attention_in_c_is_used_if_chosen_and_supported() -> None:
     query, key = torch.randn(2, 4, 100, 8, requires_grad=True), torch.randn(2, 2, 100, 8)
     for value, kernels, expected in (
         (key, COMPILED, True),
-        (key, Kernels(compiled=True), False),
+        (key, Kernels(native_ops=True), False),
         (key, Kernels(attention="native"), False),
         (key[..., :5], COMPILED, False),
     ):

@@ -24,8 +24,8 @@ from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.model.layers import Linear
-from attnlm.model.lora import adapt, merged_lora
 from attnlm.model.linear_maps import LoRA, map_shapes
+from attnlm.model.lora import adapt, merged_lora
 from attnlm.model.textbook import forward
 from attnlm.runs.load_model import load_weights
 from attnlm.runs.run import Run

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import attnlm
+from attnlm.base.atomic_folders import trained_alone
 from attnlm.base.errors import AttnlmError
 from attnlm.base.formatting import age
-from attnlm.base.atomic_folders import trained_alone
 from attnlm.cli.console import table_lines
 from attnlm.config.recipes import list_recipes, load_recipe, load_sizes, recipe_names
 from attnlm.runs.ladder_plan import LadderPlan

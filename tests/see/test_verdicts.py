@@ -11,7 +11,7 @@ import pytest
 
 import attnlm
 from attnlm.data.dataset import Dataset
-from attnlm.see.verdicts import FALSE_CLAIMS, Pair, interval, compare_pairs, t_quantile
+from attnlm.see.verdicts import FALSE_CLAIMS, Pair, compare_pairs, interval, t_quantile
 
 
 @pytest.mark.parametrize(

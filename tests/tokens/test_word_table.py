@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 import attnlm
-from attnlm.compute.native import baseline_kernels
+from attnlm.compute.native import baseline_library
 from attnlm.data import bin_files
 from attnlm.tokens import word_table as words
 from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, ByteTokenizer
@@ -24,7 +24,7 @@ MADE = [TRAINED, *map(published_like, PATTERNS)]
 
 @pytest.fixture(scope="module")
 def native() -> ctypes.CDLL:
-    found = baseline_kernels()
+    found = baseline_library()
     if found is None:
         pytest.skip("there are no kernels here")
     return found
@@ -103,7 +103,7 @@ def test_prepare_writes_the_same_files_either_way(
     of_bytes = ByteTokenizer()
     assert piece_encoder(of_bytes) == of_bytes.encode_piece
     for kind, found in (("plain", None), ("words", native)):
-        monkeypatch.setattr(words, "baseline_kernels", lambda found=found: found)
+        monkeypatch.setattr(words, "baseline_library", lambda found=found: found)
         assert (piece_encoder(TRAINED) == TRAINED.encode_piece) == (found is None)
         monkeypatch.setattr(bin_files, "PIECE", PIECE if kind == "plain" else 1000)
         made[kind] = attnlm.prepare(text, tokenizer="bpe:400", data_dir=tmp_path / kind)

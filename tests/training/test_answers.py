@@ -18,8 +18,8 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
-from attnlm.data.prepare_examples import LONGER
 from attnlm.data.examples import IGNORED, Examples
+from attnlm.data.prepare_examples import LONGER
 from attnlm.generation.questions import format_of
 from attnlm.generation.sampling import load_sampler
 from attnlm.model.language_model import Bigram
@@ -89,7 +89,7 @@ def test_ignored_targets_have_no_loss_and_no_gradient(
     tensors = [x_BTC, head.weight, head.bias]
     reference = F.cross_entropy(head(x_BTC).flatten(0, 1), targets_BT.flatten())
     expected = torch.autograd.grad(reference, tensors)
-    with use_kernels(Kernels(compiled=compiled)):
+    with use_kernels(Kernels(native_ops=compiled)):
         loss = linear_cross_entropy(x_BTC, head.weight, head.bias, targets_BT)
         found = torch.autograd.grad(loss, tensors)
     torch.testing.assert_close(loss, reference)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnlm.base.settings import Settings
-from attnlm.compute.native import kernels as native_kernels
+from attnlm.compute.native import native_library
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import architecture
 from attnlm.model.ops import linear
@@ -34,7 +34,7 @@ def test_the_library_for_matmuls_follows_the_processor(
     if linear.onednn_linear() is None:
         pytest.skip("PyTorch has no oneDNN here")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(kernels, "native_kernels", lambda: SimpleNamespace(is_intel=lambda: intel))
+    monkeypatch.setattr(kernels, "native_library", lambda: SimpleNamespace(is_intel=lambda: intel))
     assert faster_matmul() == library
     monkeypatch.setattr(kernels, "onednn_linear", lambda: None)
     assert faster_matmul() == "blas"
@@ -45,7 +45,7 @@ def test_the_maker_of_the_processor_is_what_the_system_reports() -> None:
     about = Path("/proc/cpuinfo")
     if not about.exists():
         pytest.skip("the system does not describe its processor")
-    native = native_kernels()
+    native = native_library()
     assert native is not None and native.is_intel() == ("GenuineIntel" in about.read_text())
 
 
@@ -59,7 +59,7 @@ def test_attention_in_c_is_used_for_long_contexts_if_it_can_compute_the_model(
     assert faster_attention(dropped, "blas") == "torch"
     assert faster_attention(architecture("bigram", {}), "blas") == "torch"
     assert faster_attention(architecture("llama", {"block_size": 8}), "native") == "native"
-    monkeypatch.setattr(kernels, "native_kernels", lambda: None)
+    monkeypatch.setattr(kernels, "native_library", lambda: None)
     assert faster_attention(architecture("llama", {"block_size": 65}), "blas") == "torch"
 
 

@@ -146,7 +146,7 @@ def test_a_small_model_is_trained_on_the_cpu(
     monkeypatch.setattr(
         launch, "choose_device", lambda name, dtype="auto": CPU if name == "cpu" else cuda
     )
-    found = launch.choose_device(resolve({"threads": 1, **settings}), data)
+    found = launch.choose_training_device(resolve({"threads": 1, **settings}), data)
     assert found.name == device
     assert device == "cuda" or found.reason == "a step is too small for cuda"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.compute.native import kernels
+from attnlm.compute.native import native_library
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import RUNGS
 from attnlm.training.kernels import has_native_ops
@@ -54,7 +54,7 @@ def _ways(vocab_size: int) -> list[dict[str, Any]]:
             tokens = config.training.batch_size * config.spec.block_size
             if has_native_ops(config.spec, vocab_size, tokens):
                 ways.append(way)
-                if kernels() is not None:
+                if native_library() is not None:
                     ways.append({**way, "compile": "parts"})
     return ways
 

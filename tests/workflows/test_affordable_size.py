@@ -17,8 +17,8 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, ignore
 from attnlm.base.settings import Settings
 from attnlm.compute.threads import threads_of_torch
-from attnlm.config.resolve import resolve_new
 from attnlm.config.recipes import load_recipe, load_sizes
+from attnlm.config.resolve import resolve_new
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.training.eval_budget import step_cost

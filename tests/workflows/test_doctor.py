@@ -147,7 +147,7 @@ def test_a_setting_that_is_faster_than_the_rules_is_named(
 ) -> None:
     clock = Clock(monkeypatch)
     monkeypatch.setattr(speed_check, "faster_matmul", lambda: "blas")
-    monkeypatch.setattr(speed_check, "native_kernels", lambda: None)
+    monkeypatch.setattr(speed_check, "native_library", lambda: None)
 
     def product(*_: object) -> None:
         clock.advance(0.004 if kernels_in_use().matmul == slow else 0.001)

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from attnlm.base.errors import AttnlmError
 from attnlm.base.atomic_folders import check_held, clear, locked_new
+from attnlm.base.errors import AttnlmError
 
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
@@ -54,7 +54,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give an OSError of this context that names no file, or a temporary file, `path` as its name."""
+    """Name `path` in an OSError of this context that names no file, or a temporary file."""
     check_held(path)
     try:
         yield

@@ -13,7 +13,7 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Progress
-from attnlm.cli import completion, console, options
+from attnlm.cli import console, options
 from attnlm.cli.displays import Display
 from attnlm.cli.options import argument, option, switch, typed
 from attnlm.model.spec import Use

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnlm.base.errors import AlreadyReportedError, AttnlmError
 from attnlm.base.signals import Interrupted
-from attnlm.compute.threads import FlushingHere, cores
+from attnlm.compute.threads import FlushSubnormals, cores
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,7 +76,7 @@ class Processes:
         if self.count > 1:
             import torch.distributed as dist
 
-            with noticing_lost():
+            with reporting_lost_processes():
                 # With a timeout, NCCL raises an error in this thread if a process is lost.
                 dist.all_reduce(tensor, async_op=True).wait(_TIMEOUT)
 
@@ -85,7 +85,7 @@ class Processes:
         if self.count > 1:
             import torch.distributed as dist
 
-            with noticing_lost():
+            with reporting_lost_processes():
                 dist.broadcast(tensor, 0, async_op=True).wait(_TIMEOUT)
 
     def broadcast_object(self, value: Any) -> Any:
@@ -95,7 +95,7 @@ class Processes:
         import torch.distributed as dist
 
         values = [value]
-        with noticing_lost():
+        with reporting_lost_processes():
             dist.broadcast_object_list(values, 0)
         return values[0]
 
@@ -145,7 +145,7 @@ def _in_thread(work: Callable[[], _Result]) -> _Result:
 
 
 @contextlib.contextmanager
-def noticing_lost() -> Iterator[None]:
+def reporting_lost_processes() -> Iterator[None]:
     """Convert an error of a collective to LostProcessError, or to AttnlmError if it is NCCL's own.
 
     Gloo raises a plain RuntimeError, which names its source file, if a process does not answer.
@@ -240,7 +240,7 @@ def _join(rank: int, count: int) -> Processes:
         # Each training of a program needs its own keys in the store. So does each restart, since
         # the store still has what the earlier processes wrote.
         store = PrefixStore(f"attnlm/{restarts()}/{next(_trainings)}", _store())
-        with FlushingHere():  # the threads that sum gradients start here
+        with FlushSubnormals():  # the threads that sum gradients start here
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=count, timeout=_TIMEOUT
             )

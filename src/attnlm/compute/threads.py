@@ -108,7 +108,7 @@ def flushes_subnormals() -> bool:
     return _SMALLEST_NORMAL / 2 == 0.0
 
 
-class FlushingHere:
+class FlushSubnormals:
     """A context that flushes subnormal numbers in the calling thread and threads that it starts.
 
     Entering the context takes less than a microsecond, so it can surround the work for a single
@@ -135,7 +135,7 @@ def flushing_subnormals() -> Iterator[None]:
     """
     before = flushes_subnormals()
     try:
-        with FlushingHere():
+        with FlushSubnormals():
             if not before:
                 _end_torch_pool()
             yield

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.formatting import listed
+from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from attnlm.base.atomic_folders import exchange
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent
 from attnlm.base.files import file_hash, write_json
 from attnlm.base.folders import KINDS, is_safe_name
-from attnlm.base.atomic_folders import exchange
 from attnlm.data.dataset import FORMAT, Meta, id_dtype, open_dataset
 from attnlm.text.corpus import Corpus
 from attnlm.tokens import byte_pairs as bpe

@@ -10,16 +10,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.folders import check_name, write_latest
 from attnlm.base.settings import check_value
-from attnlm.base.atomic_folders import workspace
 from attnlm.config.settings import resolve
 from attnlm.data.bin_files import write_bins
 from attnlm.data.dataset import Dataset, Facts, open_folder
-from attnlm.data.prepare_examples import of_records, of_task
 from attnlm.data.new_dataset import (
     Content,
     NewDataset,
@@ -30,6 +29,7 @@ from attnlm.data.new_dataset import (
     taken_tokenizer,
     write_dataset,
 )
+from attnlm.data.prepare_examples import of_records, of_task
 from attnlm.data.splits import HeldOut, Split, Text, survey_text
 from attnlm.text.corpus import MOST_PARTS, Corpus, Source, TextFile, get_corpus, safe_name
 from attnlm.text.tasks import TASKS

@@ -20,8 +20,8 @@ from torch import nn
 
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
-from attnlm.compute.native import kernels
-from attnlm.compute.threads import FlushingHere, cores
+from attnlm.compute.native import native_library
+from attnlm.compute.threads import FlushSubnormals, cores
 from attnlm.generation.batch import Batch, group_texts
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel, kept_of_full_window
 from attnlm.generation.next_token import (
@@ -96,7 +96,7 @@ class Decoding:
                 known = 0
             given_1B, uniforms_1B = batch.take(1)
             is_drawn_B = given_1B[0] < 0
-            with np.errstate(all="ignore"), FlushingHere():
+            with np.errstate(all="ignore"), FlushSubnormals():
                 logits_BV = decoder.logits(window_BS, known)
                 logits_BV[~is_drawn_B] = 0  # they may be infinite
                 weights_BV = next_token_weights(
@@ -187,7 +187,7 @@ def _native_model(model: LanguageModel, device: Device, on_event: OnEvent) -> Na
     is_single = all(p.dtype == torch.float32 for p in model.parameters())
     is_native = (device.name, device.dtype) == ("cpu", "float32") and is_single
     has_blocks = model.spec.costs(model.vocab_size).width > 0
-    if not has_blocks or not is_native or (library := kernels()) is None:
+    if not has_blocks or not is_native or (library := native_library()) is None:
         return None
     if (reason := model.spec.supports(Use.NATIVE_DECODER)) is None:
         assert isinstance(model, Transformer)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnlm.base.errors import NotFiniteError
 from attnlm.compute.native.structs import Block, Generation, Linear, Memory, Model
-from attnlm.compute.threads import FlushingHere
+from attnlm.compute.threads import FlushSubnormals
 from attnlm.generation.batch import Batch
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import Transformer
@@ -183,7 +183,7 @@ class NativeDecoder:
             if out_TB.max() >= vocab_size:
                 raise IndexError("an id is outside the vocabulary")
             began = time.perf_counter()
-            with FlushingHere():
+            with FlushSubnormals():
                 made = self._generate(
                     ctypes.addressof(state), count, uniforms_TB.ctypes.data, out_TB.ctypes.data
                 )

@@ -274,14 +274,14 @@ class Architecture:
         return {n: values[n] for n in names if values[n] is not None and unused(n, values) is None}
 
     def build(
-        self, vocab_size: int, placed: Callable[[Any], Any] = lambda block: block
+        self, vocab_size: int, wrap_block: Callable[[Any], Any] = lambda block: block
     ) -> Bigram | Transformer:
         """Return a model, initialised from torch's global random state; see ModelSpec."""
         from attnlm.model.language_model import Bigram, Transformer
 
         if self.embed_dim is None:
             return Bigram(self, vocab_size)
-        return Transformer(self, vocab_size, placed)
+        return Transformer(self, vocab_size, wrap_block)
 
     def costs(self, vocab_size: int) -> Costs:
         """Return sizes and operations of the model, without building it."""

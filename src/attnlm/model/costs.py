@@ -17,6 +17,7 @@ from attnlm.model.linear_maps import LoRA, Shape, map_path, map_shapes
 if TYPE_CHECKING:
     from attnlm.model.architecture import Architecture
 
+
 @dataclass(frozen=True, kw_only=True)
 class Costs:
     """The costs of a model, per token of a window of block_size unless a field says more."""

@@ -28,7 +28,7 @@ from attnlm.model.layers import (
     norm_of,
     recomputed,
 )
-from attnlm.model.ops.block import BlockForm, block_pass, have_gradients, native_block_kernels
+from attnlm.model.ops.block import NativeBlock, block_pass, have_gradients, native_block_kernels
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.pointwise import Rotation, gelu, rotary_angles, swiglu
 from attnlm.model.own import OwnParts
@@ -103,7 +103,7 @@ class Transformer(LanguageModel):
         self,
         architecture: Architecture,
         vocab_size: int,
-        placed: Callable[[Block], Block],
+        wrap_block: Callable[[Block], Block],
         own: OwnParts | None = None,
     ) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Transformer(LanguageModel):
             self.position_embedding = nn.Embedding(a.block_size, a.width)
             nn.init.normal_(self.position_embedding.weight, std=std if a.residual else 0.5)
         self.dropout = Dropout(a.dropout if a.residual else 0.0)
-        self.blocks = nn.ModuleList(placed(Block(a, own, layer)) for layer in range(a.layers))
+        self.blocks = nn.ModuleList(wrap_block(Block(a, own, layer)) for layer in range(a.layers))
         self.norm = norm_of(a, head_input_dim)
         self.head = nn.Linear(head_input_dim, vocab_size, bias=a.head_bias)
         # A head of zeros makes equal logits: the initial loss is ln V.
@@ -274,7 +274,9 @@ def own_part(own: OwnParts, kind: str, layer: int) -> OwnPart | OwnScores:
     module = own.make(kind, layer)
     if kind == "scores":
         return OwnScores(own.codes[kind], module)
-    return OwnPart(own.codes[kind], module, own.head_input_dim if kind == "attention" else own.width)
+    return OwnPart(
+        own.codes[kind], module, own.head_input_dim if kind == "attention" else own.width
+    )
 
 
 def with_shape(code: OwnCode, found: object, wanted: tuple[int, ...]) -> Tensor:
@@ -320,7 +322,7 @@ class MLP(Hookable):
         return down
 
 
-def native_form(block: Block) -> BlockForm | None:
+def native_form(block: Block) -> NativeBlock | None:
     """Return the form of a block that block.c can compute, else None."""
     attention = block.attention
     mlp = block.mlp
@@ -352,7 +354,7 @@ def native_form(block: Block) -> BlockForm | None:
             weights |= {f"{name}_gain": norm.gain, f"{name}_shift": shift}
     norm = block.attention_norm
     query_norm = attention.query_norm
-    return BlockForm(
+    return NativeBlock(
         heads=attention.heads,
         kv_heads=attention.kv_heads,
         size=attention.head_size,

@@ -132,12 +132,12 @@ class OwnParts(_OwnSpec):
         return {**{n: v for n, v in ours.items() if n not in self.codes}, **self._recorded()}
 
     def build(
-        self, vocab_size: int, placed: Callable[[Any], Any] = lambda block: block
+        self, vocab_size: int, wrap_block: Callable[[Any], Any] = lambda block: block
     ) -> LanguageModel:
         """Return a model; see ModelSpec."""
         from attnlm.model.language_model import Transformer
 
-        return Transformer(self.architecture, vocab_size, placed, self)
+        return Transformer(self.architecture, vocab_size, wrap_block, self)
 
     def supports(self, use: Use) -> str | None:
         """Return None, or in words why the model does not support a use."""
@@ -195,9 +195,9 @@ class OwnModel(_OwnSpec):
         return {"block_size": self.block_size, **self._recorded()}
 
     def build(
-        self, vocab_size: int, placed: Callable[[Any], Any] = lambda block: block
+        self, vocab_size: int, wrap_block: Callable[[Any], Any] = lambda block: block
     ) -> LanguageModel:
-        """Return a model; see ModelSpec. `placed` is not used: the model has no known blocks."""
+        """Return a model; see ModelSpec. `wrap_block` is not used: no blocks are known."""
         from attnlm.model.own_modules import OwnLanguageModel
 
         ours = {"vocab_size": vocab_size, "block_size": self.block_size}

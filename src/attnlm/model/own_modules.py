@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from attnlm.base.own_code import OwnCode
+from attnlm.model.costs import Costs
 from attnlm.model.inspection import empty_model
 from attnlm.model.language_model import Caches, LanguageModel, with_shape
 from attnlm.model.own import OwnModel, OwnParts
-from attnlm.model.costs import Costs
 from attnlm.model.spec import ModelSpec
 
 _TARGETS = ("targets", "target", "labels", "y", "yb")

@@ -19,14 +19,14 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError
-from attnlm.compute.threads import FlushingHere
+from attnlm.compute.threads import FlushSubnormals
 from attnlm.model.language_model import Block, Transformer
 from attnlm.model.ops.attention import shared_heads
 
 Head = tuple[int, int]
 """The position of a head: its layer and its number in the layer, both from 0."""
 
-Place = tuple[str, int, int]
+Site = tuple[str, int, int]
 """An activation: "stream", "attended", "mlp" or "mixed"; its layer, from 0 (−1: the embedding); for
 "mixed" the number of its first head, else 0."""
 
@@ -81,8 +81,8 @@ class Recorder:
 
     silenced: Head | None = None
     watch: Callable[[Tensor], None] | None = None
-    edit: Callable[[Place, Tensor], Tensor] | None = None
-    """receives each activation of a Place, and returns what the model uses in its place: (B, T, C),
+    edit: Callable[[Site, Tensor], Tensor] | None = None
+    """receives each activation of a Site, and returns what the model uses in its place: (B, T, C),
     or (B, H, T, E) for the heads' mixed outputs, before the projection. Mixed outputs are observed
     in `scaled_dot_product_attention`, and where a softmax is multiplied by values."""
     embedded: Tensor | None = None
@@ -97,8 +97,8 @@ class Recorder:
     """the number of texts, B"""
     reading: list[Any] = field(default_factory=list)
     """the inputs of the modules that are running, the innermost last"""
-    _softmax: tuple[Tensor, Place, torch.Size] | None = None
-    """the last map of a softmax, as the model has it, its heads' Place, and its shape by heads"""
+    _softmax: tuple[Tensor, Site, torch.Size] | None = None
+    """the last map of a softmax, as the model has it, its heads' Site, and its shape by heads"""
 
     def attend(
         self,
@@ -169,12 +169,12 @@ class Recorder:
         shape = mixed.shape[:3] if mixed.dim() == 4 else shape
         return self.edited(place, mixed.reshape(*shape, -1)).view_as(mixed)
 
-    def edited(self, place: Place, values: Tensor) -> Tensor:
+    def edited(self, place: Site, values: Tensor) -> Tensor:
         """Return what the model uses as the activation of a place."""
         return values if self.edit is None else self.edit(place, values)
 
-    def _add(self, weights_BHTT: Tensor) -> tuple[Layer, Place, int | None]:
-        """Record a map; return its layer, its heads' Place, and the silenced head in it, if any."""
+    def _add(self, weights_BHTT: Tensor) -> tuple[Layer, Site, int | None]:
+        """Record a map; return its layer, its heads' Site, and the silenced head in it, if any."""
         read = self.reading[-1] if self.reading else None
         if not self.has_blocks and not (self.layers and self.layers[-1].read is read is not None):
             self.layers.append(Layer(read=read))
@@ -264,7 +264,7 @@ def record(
 @contextmanager
 def observed(model: Callable[[Tensor], Tensor], recorder: Recorder) -> Iterator[None]:
     """Let a recorder observe the model in a `with` block, in which the model is called once."""
-    with FlushingHere(), ExitStack() as hooks:
+    with FlushSubnormals(), ExitStack() as hooks:
         if isinstance(model, Transformer):
             _watch_modules(model, recorder, hooks)
         elif isinstance(model, nn.Module):

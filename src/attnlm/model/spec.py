@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from attnlm.base.settings import Settings
 
 if TYPE_CHECKING:
-    from attnlm.model.language_model import LanguageModel
     from attnlm.model.costs import Costs
+    from attnlm.model.language_model import LanguageModel
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -67,11 +67,11 @@ class ModelSpec(Protocol):
     def settings(self) -> Settings:
         """Return the settings that together define the model."""
 
-    def build(self, vocab_size: int, placed: Callable[[Any], Any] = ...) -> LanguageModel:
+    def build(self, vocab_size: int, wrap_block: Callable[[Any], Any] = ...) -> LanguageModel:
         """Return a model, initialised from torch's global random state.
 
-        `placed` is applied to each block before the next block is built, since all blocks together
-        may be too large for one device.
+        `wrap_block` is applied to each block before the next block is built, since all blocks
+        together may be too large for one device.
         """
 
     def supports(self, use: Use) -> str | None:

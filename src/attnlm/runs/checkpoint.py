@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from attnlm.base import files
+from attnlm.base.atomic_folders import exchange, workspace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.formatting import listed
 from attnlm.base.settings import quoted
-from attnlm.base.atomic_folders import exchange, workspace
-from attnlm.compute.processes import Processes, noticing_lost, rows_of
+from attnlm.compute.processes import Processes, reporting_lost_processes, rows_of
 from attnlm.model.inspection import check_finite
 from attnlm.model.linear_maps import LoRA
 from attnlm.model.spec import ModelSpec
@@ -378,7 +378,7 @@ class ShardedCheckpoints:
         from torch.distributed.checkpoint.api import CheckpointException
 
         writing, self._writing = self._writing, None
-        with noticing_lost():
+        with reporting_lost_processes():
             try:
                 if writing is not None:
                     writing.result()

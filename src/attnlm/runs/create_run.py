@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from attnlm.base import files
+from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import check_name, resume_command, write_latest
-from attnlm.base.atomic_folders import workspace
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.model.own import CODE

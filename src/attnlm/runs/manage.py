@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from attnlm.base.atomic_folders import is_locked, trained_alone, workspace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import explaining
@@ -20,7 +21,6 @@ from attnlm.base.folders import (
     modified,
     newest_first,
 )
-from attnlm.base.atomic_folders import is_locked, trained_alone, workspace
 from attnlm.runs.ladder_plan import RECORD, read_plan
 from attnlm.runs.records import NOT_COMPARABLE
 from attnlm.runs.run import Run, open_run

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import attnlm
 from attnlm.base import files
+from attnlm.base.atomic_folders import remove_unfinished_folders, trained_alone
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import find_folder, how_to_make, is_folder
-from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.json_records import decoded, hint_on_version, read_record
+from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.settings import fields_of
-from attnlm.base.atomic_folders import remove_unfinished_folders, trained_alone
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve, unknown_settings
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.own import CODE
@@ -400,7 +400,7 @@ class Run:
         return Journal(self.path / "ticker.jsonl", SnapshotRecord, hint)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def training_lock(self) -> Iterator[None]:
         """Hold the run's training lock. Once it is held, remove the leftovers of killed processes.
 
         Raises AttnlmError if another process is training the run.

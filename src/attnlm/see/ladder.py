@@ -24,8 +24,8 @@ from attnlm.model.own import WIDTHS, size_settings
 from attnlm.runs.ladder_plan import TOLERANCE, LadderPlan
 from attnlm.runs.run import Result, Run
 from attnlm.see.curves import FEW_STEPS, Line, panel_svg, panels_png, recent_fall, verdict
-from attnlm.see.page import render
 from attnlm.see.model_page import SCRIPTS, first_text, run_data
+from attnlm.see.page import render
 from attnlm.see.reproduce import ladder_command
 from attnlm.see.verdicts import Pair, compare_pairs
 
@@ -196,7 +196,9 @@ class Ladder:
     @property
     def pairs(self) -> list[Pair]:
         """The comparison of each rung with each earlier one over the same seeds."""
-        return compare_pairs({r.model: [one.final.val_loss for one in r.results] for r in self.rungs})
+        return compare_pairs(
+            {r.model: [one.final.val_loss for one in r.results] for r in self.rungs}
+        )
 
     def verdicts(self) -> tuple[list[str], list[list[str]]]:
         """Return the column names, and rows: each rung and the rung before it or the best one."""

@@ -24,7 +24,7 @@ from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.base.files import read_text
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import Bigram, LanguageModel, Transformer
-from attnlm.model.recorder import Place, Recorder, observed
+from attnlm.model.recorder import Recorder, Site, observed
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.attend import Numbers
@@ -289,18 +289,18 @@ def _token(run: Run, answer: str) -> int:
 @torch.inference_mode()
 def _summed(
     model: LanguageModel, texts_N2T: Tensor, known_N2: Tensor, on_event: OnEvent
-) -> tuple[dict[Place, Tensor], Tensor, Tensor]:
+) -> tuple[dict[Site, Tensor], Tensor, Tensor]:
     """Return Σ (d − d₀) over pairs by place, the answers, (N, 2), and d₁ and d₀, (N, 2).
 
     A sum has a number for each token, (T,), or for each head, (H,).
     """
-    sums: dict[Place, Tensor] = {}
+    sums: dict[Site, Tensor] = {}
     found = []
     parts = torch.arange(len(texts_N2T)).split(max(1, _BATCH_TOKENS // texts_N2T[0].numel()))
     for number, part in enumerate(parts):
-        both: dict[Place, Tensor] = {}
+        both: dict[Site, Tensor] = {}
 
-        def keep(at: Place, x: Tensor, both: dict[Place, Tensor] = both) -> Tensor:
+        def keep(at: Site, x: Tensor, both: dict[Site, Tensor] = both) -> Tensor:
             return both.setdefault(at, x.clone())
 
         texts_BT = texts_N2T[part].flatten(0, 1)
@@ -323,7 +323,7 @@ def _recovered(
     corrupted_NT: Tensor,
     answers_N2: Tensor,
     d_N: Tensor,
-    place: Place,
+    place: Site,
     values: Tensor,
 ) -> Tensor:
     """Return Σ (d − d₀) over pairs, for the clean activation of each token, or of each head.
@@ -342,7 +342,7 @@ def _recovered(
     for rows in changed.nonzero().split(max(1, _BATCH_TOKENS // corrupted_NT.size(1))):
         pair, index = rows.T
 
-        def edit(at: Place, x: Tensor, pair: Tensor = pair, index: Tensor = index) -> Tensor:
+        def edit(at: Site, x: Tensor, pair: Tensor = pair, index: Tensor = index) -> Tensor:
             if at == place:
                 x = x.clone()
                 x[torch.arange(len(pair)), index] = clean[pair, index]
@@ -360,7 +360,7 @@ def _difference(logits_BV: Tensor, answers_B2: Tensor) -> Tensor:
 
 
 def _pass(
-    model: LanguageModel, tokens_BT: Tensor, edit: Callable[[Place, Tensor], Tensor]
+    model: LanguageModel, tokens_BT: Tensor, edit: Callable[[Site, Tensor], Tensor]
 ) -> Tensor:
     """Return the logits of the next token, (B, V), with edited activations."""
     recorder = Recorder(watch=lambda _: None, edit=edit, texts=len(tokens_BT))

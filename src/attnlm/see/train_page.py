@@ -12,8 +12,8 @@ from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import RUNGS, architecture_of
 from attnlm.model.spec import ModelSpec, Use
-from attnlm.see.page import render
 from attnlm.see.model_page import SCRIPTS, architecture_data
+from attnlm.see.page import render
 
 MOST_TEXT = 2**20
 """The most bytes of text in a page, in UTF-8: nine tenths of it for training."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from attnlm.compute.native import baseline_kernels
+from attnlm.compute.native import baseline_library
 from attnlm.compute.native.structs import Words
 from attnlm.tokens.specs import takes_line_ends
 from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, Tokenizer, encoded
@@ -38,7 +38,7 @@ def piece_encoder(tokenizer: Tokenizer) -> PieceEncoder:
 
     Several threads may call the returned function.
     """
-    if not isinstance(tokenizer, BpeTokenizer) or (native := baseline_kernels()) is None:
+    if not isinstance(tokenizer, BpeTokenizer) or (native := baseline_library()) is None:
         return tokenizer.encode_piece
     idle: SimpleQueue[WordTable] = SimpleQueue()
 

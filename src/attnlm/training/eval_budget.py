@@ -65,7 +65,7 @@ def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int |
     return fewer if fewer < tokens else None
 
 
-def evaluated_part(config: Config, speed: float, val_tokens: int) -> int:
+def affordable_tokens_of_budget(config: Config, speed: float, val_tokens: int) -> int:
     """Return how many tokens each evaluation of a run with a budget uses.
 
     `speed` is the measured speed of evaluation, in tokens per second.

@@ -17,8 +17,8 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.lora import merged_lora
 from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.run import Run
+from attnlm.training.eval_budget import affordable_tokens_of_budget
 from attnlm.training.eval_schedule import EvalSchedule
-from attnlm.training.eval_budget import evaluated_part
 from attnlm.training.events import Evaluated
 from attnlm.training.kernels import kernels_of
 from attnlm.training.reports import Stopwatch
@@ -67,7 +67,8 @@ class Evaluator:
             taken = self._snapshot()
         new_steps = state.step - max(0, state.evaluated_step)
         by_accuracy = self.run.config.training.best_by == "accuracy"
-        improved = state.record_evaluation(evaluation.loss, evaluation.accuracy if by_accuracy else None)
+        accuracy = evaluation.accuracy if by_accuracy else None
+        improved = state.record_evaluation(evaluation.loss, accuracy)
         self.stepper.reset_loss_sum()
         state.seconds = self.watch.seconds()
         config = self.run.config
@@ -149,13 +150,13 @@ def tune_eval_tokens(run: Run, dataset: Dataset, stepper: Stepper) -> Run:
     training = run.config.training
     if training.budget is None or training.eval_tokens is not None:
         return run
-    tokens = evaluated_part(run.config, 0.0, dataset.val_tokens)
+    tokens = affordable_tokens_of_budget(run.config, 0.0, dataset.val_tokens)
     speed = 0.0
     for _ in range(2):  # the first evaluation is slower than others
         began = time.perf_counter()
         evaluation = _validation_loss(stepper, dataset, tokens)
         speed = evaluation.tokens / (time.perf_counter() - began)
-    tokens = evaluated_part(run.config, speed, dataset.val_tokens)
+    tokens = affordable_tokens_of_budget(run.config, speed, dataset.val_tokens)
     tokens = stepper.processes.broadcast_object(tokens)
     return record_settings(run, stepper.processes, eval_tokens=tokens)
 
@@ -169,19 +170,19 @@ def record_settings(run: Run, processes: Processes, **settings: int) -> Run:
 
 
 def _validation_loss(stepper: Stepper, dataset: Dataset, most: int | None) -> Evaluation:
-    only_answers = stepper.config.loss_on == "answers"
+    only_answers = stepper.training.loss_on == "answers"
     evaluation = validation_loss(
         stepper.state.model,
         dataset.val,
         stepper.state.device,
         bytes_per_token=dataset.bytes_per_answer_token if only_answers else dataset.bytes_per_token,
-        kernels=kernels_of(stepper.config),
-        threads=stepper.config.threads or 1,
+        kernels=kernels_of(stepper.training),
+        threads=stepper.training.threads or 1,
         most=most,
         processes=stepper.processes,
-        is_sharded=stepper.config.is_sharded,
+        is_sharded=stepper.training.is_sharded,
         stop=stepper.stop,
-        examples=limit_per_window(dataset.val_examples, stepper.config.examples_per_window),
+        examples=limit_per_window(dataset.val_examples, stepper.training.examples_per_window),
         only_answers=only_answers,
     )
     if dataset.val_examples is None:

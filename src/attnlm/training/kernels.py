@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from attnlm.compute.native import kernels as native_kernels
+from attnlm.compute.native import native_library
 from attnlm.config.training import TrainingConfig
 from attnlm.model.ops import Kernels
 from attnlm.model.ops.linear import onednn_linear
@@ -24,7 +24,7 @@ _SHORT = 64
 def kernels_of(training: TrainingConfig) -> Kernels:
     """Return the kernels that a configuration selects, by default PyTorch's."""
     return Kernels(
-        compiled=training.compile == "parts",
+        native_ops=training.compile == "parts",
         matmul="blas" if training.matmul == "auto" else training.matmul,
         attention="native" if training.attention_kernel == "native" else "torch",
     )
@@ -64,7 +64,7 @@ def faster_matmul() -> str:
     PyTorch's BLAS on x86 is MKL. On processors that are not Intel's, MKL does not use AVX-512, and
     oneDNN is faster.
     """
-    native = native_kernels()
+    native = native_library()
     capability = torch.backends.cpu.get_cpu_capability()
     if native is None or capability != "AVX512" or onednn_linear() is None:
         return "blas"
@@ -79,5 +79,5 @@ def faster_attention(spec: ModelSpec, matmul: str) -> str:
     """
     if matmul == "native":
         return "native"
-    is_possible = spec.supports(Use.NATIVE_ATTENTION) is None and native_kernels() is not None
+    is_possible = spec.supports(Use.NATIVE_ATTENTION) is None and native_library() is not None
     return "native" if is_possible and spec.block_size > _SHORT else "torch"

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from attnlm.compute.device import Device
-from attnlm.compute.native import kernels as native_kernels
+from attnlm.compute.native import native_library
 from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.ops import Kernels, data_pointer
@@ -56,13 +56,13 @@ def one_layer_form(
     A model that was changed from outside is left to its modules.
     """
     if (
-        not kernels.compiled
+        not kernels.native_ops
         or not isinstance(model, Transformer)
         or not is_one_layer(model.spec, model.vocab_size, batch_size * model.block_size)
         or (device.name, device.dtype) != ("cpu", "float32")
         or model.head.weight.dtype != torch.float32
         or not model.head.weight.is_cpu
-        or (native := native_kernels()) is None
+        or (native := native_library()) is None
         or not is_as_built(model)
     ):
         return None

@@ -216,7 +216,9 @@ class Optimizer(ABC):
         """the norm of the newest step's gradient before clipping"""
 
     @abstractmethod
-    def _rules_for(self, group: ParameterGroup, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
+    def _rules_for(
+        self, group: ParameterGroup, spans: list[Span], decay: float
+    ) -> Iterator[AdamW | Muon]:
         """Yield the update rules of `spans`, all parameters of `group`."""
 
     def all_reduce(self, processes: Processes, numbers: Sequence[Tensor | float]) -> Tensor:
@@ -317,7 +319,9 @@ class FlatOptimizer(Optimizer):
         fixed = {n: p.data for n, p in self._model.named_parameters() if not p.requires_grad}
         return super().weights() | fixed | stored_buffers(self._model)
 
-    def _rules_for(self, group: ParameterGroup, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
+    def _rules_for(
+        self, group: ParameterGroup, spans: list[Span], decay: float
+    ) -> Iterator[AdamW | Muon]:
         part = slice(spans[0].part.start, spans[-1].part.stop)
         values, gradient, mean = (v[part] for v in (self._values, self.gradient, self._mean))
         on_cpu = values.device.type == "cpu"

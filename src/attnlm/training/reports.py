@@ -64,7 +64,7 @@ class Stopwatch:
 class Reporter:
     """Reports events to a listener: each one of `tell`, and Stepped every 0.1 s or less often."""
 
-    config: TrainingConfig
+    training: TrainingConfig
     stepper: Stepper
     eval_schedule: EvalSchedule
     watch: Stopwatch
@@ -87,7 +87,7 @@ class Reporter:
         self.stepper.check_loss()
         state = self.stepper.state
         speed = self.watch.tokens_per_second()
-        steps = expected_steps(self.config, state.step, state.progress)
+        steps = expected_steps(self.training, state.step, state.progress)
         norm = state.optimizer.norm()
         event = Stepped(
             step=state.step,
@@ -95,8 +95,8 @@ class Reporter:
             tokens_per_second=speed,
             seconds_left=self.eval_schedule.seconds_left(speed),
             gradient_norm=None if norm is None else norm.item(),
-            learning_rate=learning_rate(state.step, self.config, steps),
-            steps=self.config.steps if steps is None else round(steps),
+            learning_rate=learning_rate(state.step, self.training, steps),
+            steps=self.training.steps if steps is None else round(steps),
         )
         cost = time.perf_counter() - began
         self._due = began + max(_SECONDS_BETWEEN_REPORTS, cost / _REPORT_FRACTION)

@@ -17,13 +17,21 @@ import torch
 from torch import Tensor
 
 from attnlm.compute.device import Device
-from attnlm.compute.processes import Processes, noticing_lost
+from attnlm.compute.processes import Processes, reporting_lost_processes
 from attnlm.config.training import TrainingConfig
 from attnlm.model.attention import SelfAttention
 from attnlm.model.inspection import empty_model
 from attnlm.model.language_model import MLP, LanguageModel
 from attnlm.model.spec import ModelSpec
-from attnlm.training.optimizer import AdamW, ParameterGroup, Muon, Optimizer, Span, orthogonalize, spans_of
+from attnlm.training.optimizer import (
+    AdamW,
+    Muon,
+    Optimizer,
+    ParameterGroup,
+    Span,
+    orthogonalize,
+    spans_of,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -50,13 +58,13 @@ def sharded_model(
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
     mesh = processes.mesh(device.name)
 
-    def placed(module: Any) -> Any:
+    def wrap_block(module: Any) -> Any:
         for part in module.modules():
             if isinstance(part, SelfAttention | MLP):
                 part.joins_weights = False  # copies of gathered weights would stay in memory
         return fully_shard(module, mesh=mesh, mp_policy=policy)
 
-    model: LanguageModel = placed(spec.build(vocab_size, placed))
+    model: LanguageModel = wrap_block(spec.build(vocab_size, wrap_block))
     register_fsdp_forward_method(model, "loss")
     return model
 
@@ -74,7 +82,7 @@ def whole_model(model: LanguageModel, processes: Processes) -> LanguageModel | N
     whole = empty_model(model.spec, model.vocab_size) if processes.is_main else None
     into = {} if whole is None else dict(whole.named_parameters())
     model.reshard()  # type: ignore[operator]  # an evaluation leaves root weights gathered
-    with torch.no_grad(), noticing_lost():
+    with torch.no_grad(), reporting_lost_processes():
         for name, parameter in model.named_parameters():
             values = parameter.full_tensor()  # type: ignore[attr-defined]
             if name in into:
@@ -99,7 +107,9 @@ class ShardedOptimizer(Optimizer):
             gradient = self.gradient[span.part].view(span.values.shape)
             parameters[span.name].grad = part_of_whole(gradient, self.shapes[span.name], mesh)
 
-    def _rules_for(self, group: ParameterGroup, spans: list[Span], decay: float) -> Iterator[AdamW | Muon]:
+    def _rules_for(
+        self, group: ParameterGroup, spans: list[Span], decay: float
+    ) -> Iterator[AdamW | Muon]:
         vectors = self.gradient, self._mean, self._square
         if not group.shape:
             pieces = [

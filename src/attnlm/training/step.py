@@ -17,7 +17,7 @@ from attnlm.base.caches import use_own_compiler_cache
 from attnlm.base.own_code import OwnCode
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import Device, keep_freed_memory
-from attnlm.compute.processes import ALONE, Processes, noticing_lost
+from attnlm.compute.processes import ALONE, Processes, reporting_lost_processes
 from attnlm.compute.threads import compute_all, new_pool
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
@@ -92,16 +92,16 @@ class Replica:
         self._form = None
         if not training.is_sharded and training.lora is None and training.loss is None:
             self._form = one_layer_form(model, windows, device, kernels)
-        is_compiled = training.compile == "on"
+        is_torch_compiled = training.compile == "on"
         self._is_own_loss = training.loss is not None
         loss = _loss if training.loss is None else own_loss(training.loss)
-        self._loss = _compiled(loss) if is_compiled else loss
+        self._loss = _torch_compiled(loss) if is_torch_compiled else loss
         self._seed = training.seed or 0
         has_dropout = bool(config.spec.settings().get("dropout"))
         # Own code, a GPU and compiled code draw from PyTorch's own generator.
-        self._draws_globally = bool(config.codes) or device.name != "cpu" or is_compiled
+        self._draws_globally = bool(config.codes) or device.name != "cpu" or is_torch_compiled
         self._draws = has_dropout or bool(config.codes)
-        has_generators = has_dropout and device.name == "cpu" and not is_compiled
+        has_generators = has_dropout and device.name == "cpu" and not is_torch_compiled
         self._generators = [torch.Generator() for _ in range(windows)] if has_generators else []
 
     def backward(
@@ -171,7 +171,7 @@ def own_loss(name: str) -> _Loss:
     return loss
 
 
-def _compiled(loss: _Loss) -> _Loss:
+def _torch_compiled(loss: _Loss) -> _Loss:
     """Return a loss compiled by torch.compile."""
     use_own_compiler_cache()
     # PyTorch compiles the same function for a few models at most, and runs it uncompiled for
@@ -251,7 +251,7 @@ class Stepper:
         training = config.training
         block_size = config.spec.block_size
         self.state = state
-        self.config = training
+        self.training = training
         self.processes = processes
         self.clock = clock
         self.stop = StopSignal(alone=processes.count == 1)
@@ -272,8 +272,8 @@ class Stepper:
             examples=limit_per_window(dataset.train_examples, training.examples_per_window),
             only_answers=training.loss_on == "answers",
         )
-        is_alone = threads > 1 and config.codes and _changes_itself(state.model)
-        self._split = split_batch(training, 1 if is_alone else threads)
+        uses_one_thread = threads > 1 and config.codes and _changes_itself(state.model)
+        self._split = split_batch(training, 1 if uses_one_thread else threads)
         self._threads = threads // self._split.replicas
         self._pool = new_pool(self._split.replicas, self._threads)
         kernels = kernels_of(training)
@@ -288,7 +288,7 @@ class Stepper:
         ]
         # FSDP has already averaged the gradients over processes.
         summed = 1 if training.is_sharded else processes.count
-        self._gradients = summed * self._split.micro_batches * self._split.replicas
+        self._gradient_count = summed * self._split.micro_batches * self._split.replicas
         self._ignores = dataset.train_examples is not None
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._finite_step = state.step
@@ -303,7 +303,7 @@ class Stepper:
         inputs, targets = self.batches(state.step)
         windows = self._split.windows
         losses: list[Tensor] = []
-        with noticing_lost():
+        with reporting_lost_processes():
             for first in range(0, len(inputs), windows * self._split.replicas):
                 begins = range(first, len(inputs), windows)
                 jobs = [
@@ -323,13 +323,13 @@ class Stepper:
             if state.device.name == "cpu":  # on a GPU, `check_loss` checks at each report
                 self._check(math.isfinite(loss), state.step + 1)
             state.progress = self._progress()
-        scale = 1 / (self._gradients * (share or 1.0))
+        scale = 1 / (self._gradient_count * (share or 1.0))
         if scale != 1:
             optimizer.gradient.mul_(scale)
         if self._ignores:
             loss = loss / (share or 1.0)
-        steps = expected_steps(self.config, state.step + 1, state.progress)
-        with noticing_lost():
+        steps = expected_steps(self.training, state.step + 1, state.progress)
+        with reporting_lost_processes():
             optimizer.step(state.step, self._pool, self._split.replicas, steps)
         self._loss_sum += loss
         state.step += 1
@@ -340,7 +340,7 @@ class Stepper:
         """Return the progress after this step: by the clock or by steps, whichever is larger."""
         if self.clock is None:
             return self.state.progress
-        steps = self.config.steps
+        steps = self.training.steps
         by_steps = 0.0 if steps is None else (self.state.step + 1) / steps
         return max(self.clock.advance(self.state.progress), by_steps)
 
@@ -379,7 +379,7 @@ class Stepper:
         """
         total = self._loss_sum.item()
         is_finite = math.isfinite(total) and self.state.optimizer.is_finite()
-        if self.config.is_sharded:
+        if self.training.is_sharded:
             failures = torch.tensor(float(not is_finite))
             self.processes.all_reduce(failures)
             is_finite = not failures

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from attnlm.base.errors import AttnlmError
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import Device
-from attnlm.compute.processes import ALONE, Processes, noticing_lost
+from attnlm.compute.processes import ALONE, Processes, reporting_lost_processes
 from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Ids, ids_at
@@ -119,7 +119,7 @@ def validation_loss(
     was_training = model.training
     model.eval()
     each = torch.get_num_threads() if is_sharded else 1
-    with noticing_lost(), threads_of_torch(each), new_pool(threads) as pool:
+    with reporting_lost_processes(), threads_of_torch(each), new_pool(threads) as pool:
         firsts = range(processes.rank, processes.rank + threads * count, count)
         compute_all([functools.partial(compute, first) for first in firsts], pool)
     model.train(was_training)

@@ -21,7 +21,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.settings import Setting, Settings
 from attnlm.compute.device import Device, choose_device, use_precision
-from attnlm.compute.native import kernels
+from attnlm.compute.native import native_library
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.settings import Config, resolve
@@ -46,7 +46,7 @@ _SMALL_FOR_THREADS = 1e8
 _SMALL_FOR_GPU = 5e8
 
 
-def choose_device(config: Config, dataset: TrainingData) -> Device:
+def choose_training_device(config: Config, dataset: TrainingData) -> Device:
     """Return the device to train on. If the settings leave the device open, small steps are
     computed on the CPU, even if there is a GPU."""
     training = config.training
@@ -125,7 +125,7 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
     has_ops = has_native_ops(config.spec, dataset.vocab_size, config.tokens_per_step)
     possible = on_cpu and device.dtype == "float32" and has_ops
     if asked == "auto":
-        return "parts" if possible and kernels() is not None else "off"
+        return "parts" if possible and native_library() is not None else "off"
     if not possible:
         raise UsageError(
             "`compile` parts needs float32 on a CPU, and a model with one layer of small heads, a "
@@ -133,7 +133,7 @@ def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> s
             "residual connections around softmax attention",
             "use `compile` off",
         )
-    if kernels() is None:
+    if native_library() is None:
         raise AttnlmError(
             "`compile` parts needs attnlm's kernels in C, which are missing or switched off",
             "use `compile` off, or run attnlm doctor, which says why",
@@ -282,7 +282,7 @@ def affordable_size(
 
 def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
     """Return the seconds per token of training. Measure at least two steps and `least` seconds."""
-    device = choose_device(config, dataset)
+    device = choose_training_device(config, dataset)
     with torch_settings_restored(), keeping_random_state(device):
         stepper = trial(autotune(config, device, dataset), device, dataset)
         began = time.perf_counter()

@@ -136,7 +136,7 @@ def _threads() -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    from attnlm.compute.native import instruction_set, instruction_sets, kernels
+    from attnlm.compute.native import instruction_set, instruction_sets, native_library
 
     name = instruction_set()
     possible = instruction_sets()
@@ -146,7 +146,7 @@ def _kernels() -> Iterator[Finding]:
     elif name == "none":
         text = "switched off by ATTNLM_KERNELS"
         remedy = "unset ATTNLM_KERNELS: small models then train and sample several times as fast"
-    elif kernels() is None:
+    elif native_library() is None:
         text = f"the kernels for {name} are missing or cannot be loaded: training is slower"
         remedy = "install attnlm again, from a wheel, or from source with a network or gcc or clang"
     else:

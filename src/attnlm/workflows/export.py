@@ -16,9 +16,9 @@ from torch import Tensor
 
 import attnlm
 from attnlm.base import files
+from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.atomic_folders import workspace
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.architecture import architecture_of
 from attnlm.model.spec import Use

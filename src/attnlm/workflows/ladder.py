@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from attnlm.base import clock
+from attnlm.base.atomic_folders import delete_folder, trained_alone, workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import check_name, find_folder
 from attnlm.base.settings import Settings
-from attnlm.base.atomic_folders import delete_folder, trained_alone, workspace
 from attnlm.compute.device import choose_device
 from attnlm.config.resolve import Resolved
 from attnlm.config.settings import resolve
@@ -399,7 +399,7 @@ def _trained(
                 on_event(Note(f"{run.name} is done"))
                 return run
             return train(resume=path, data_dir=data_dir, on_event=on_event)
-        with run.alone():  # nothing was saved yet: start again
+        with run.training_lock():  # nothing was saved yet: start again
             delete_folder(path)
     about: dict[str, Any] = {"name": path.name, "checkpoint_dir": path.parent}
     return train(dataset, recipe=_asked(settings), on_event=on_event, **about)

@@ -10,7 +10,7 @@ import torch
 
 from attnlm.base.formatting import quantity
 from attnlm.compute.device import choose_device
-from attnlm.compute.native import kernels as native_kernels
+from attnlm.compute.native import native_library
 from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
 from attnlm.config.variants import variant
 from attnlm.model.ops import Kernels, use_kernels
@@ -73,11 +73,11 @@ def peak_of_products(threads: int) -> float:
     one, other = torch.rand(_SIZE, _SIZE), torch.rand(_SIZE, _SIZE)
     best = float("inf")
     with threads_of_torch(threads):
-        for matmul in ("blas", "onednn"):
+        for library in ("blas", "onednn"):
             for _ in range(_PRODUCTS):
                 began = time.perf_counter()
-                with use_kernels(Kernels(matmul=matmul)):
-                    product(one, other)
+                with use_kernels(Kernels(matmul=library)):
+                    matmul(one, other)
                 best = min(best, time.perf_counter() - began)
     return 2 * _SIZE**3 / best
 
@@ -93,10 +93,10 @@ def compare_kernels() -> Iterator[tuple[str, str, str]]:
     def attend() -> None:
         fused_attention(query, query, query).sum().backward()
 
-    matmuls = {n: (Kernels(matmul=n), lambda: product(x, weight)) for n in ("blas", "onednn")}
+    matmuls = {n: (Kernels(matmul=n), lambda: matmul(x, weight)) for n in ("blas", "onednn")}
     yield _compared("matmul", faster_matmul(), matmuls)
-    if native_kernels() is not None:
-        kernels = {n: Kernels(compiled=True, attention=n) for n in ("torch", "native")}
+    if native_library() is not None:
+        kernels = {n: Kernels(native_ops=True, attention=n) for n in ("torch", "native")}
         ways = {name: (used, attend) for name, used in kernels.items()}
         yield _compared("attention_kernel", "native", ways)
 

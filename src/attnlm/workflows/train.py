@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from attnlm.base import clock
+from attnlm.base.atomic_folders import FolderGoneError
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.folders import resume_command
-from attnlm.base.own_code import own_traceback, take_content
 from attnlm.base.formatting import duration
+from attnlm.base.own_code import own_traceback, take_content
 from attnlm.base.settings import Setting, Settings, described
-from attnlm.base.atomic_folders import FolderGoneError
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, joined, restarts
 from attnlm.compute.threads import torch_settings_restored
@@ -39,7 +39,7 @@ from attnlm.training.eval_budget import affordable_sample, affordable_tokens
 from attnlm.training.loop import OnStep, fit
 from attnlm.training.schedule import Clock
 from attnlm.training.state import SavedState, load_or_init_state, saved_facts
-from attnlm.workflows.autotune import affordable_size, autotune, choose_device
+from attnlm.workflows.autotune import affordable_size, autotune, choose_training_device
 from attnlm.workflows.check_own_code import check_causal
 from attnlm.workflows.evaluate import measure_on_whole, take_snapshot
 
@@ -176,9 +176,9 @@ def train(
             return job
         state = load_or_init_state(job.run, job.device, job.is_fresh, processes)
         budget = job.run.config.training.budget
-        time_left = None
+        clock = None
         if budget is not None:
-            time_left = Clock.of((1 - state.progress) * budget, job.began)
+            clock = Clock.of((1 - state.progress) * budget, job.began)
         tokens = affordable_sample(job.run.config, job.run.vocab_size)
         run = fit(
             job.run,
@@ -186,7 +186,7 @@ def train(
             state,
             listener,
             functools.partial(take_snapshot, job.dataset, tokens),
-            time_left,
+            clock,
             processes,
             on_step if processes.is_main else None,
         )
@@ -265,7 +265,7 @@ def _new_job(
             parent=record,
             leaks=leaks,
         )
-    with _removing_if_unused(run, call.folder), run.alone():
+    with _removing_if_unused(run, call.folder), run.training_lock():
         _send(call.processes, run, is_fresh=True)
         yield _Job(run, opened, device, began, is_fresh=True)
 
@@ -286,7 +286,7 @@ def _complete(
         other = f"{dataset.name} was prepared with {dataset.tokenizer.name}"
         on_event(Note(f"{made_for}, but {other}"))
     config = _with_examples(config, dataset)
-    device = choose_device(config, dataset)
+    device = choose_training_device(config, dataset)
     config = autotune(config, device, dataset)
     if (found := dataset.train_examples) and (cut := found.is_longer(config.spec.block_size).sum()):
         on_event(
@@ -406,7 +406,7 @@ def _resumed_job(
             f"{run.name} was imported: there is no training to resume",
             f"fine-tune it: `start_from` {run.name}",
         )
-    with run.alone():
+    with run.training_lock():
         config, is_changed = _changed_config(run, settings, call.on_event)
         check_launched(config.training, call.processes)
         device = choose_device(config.training.device, config.training.dtype)

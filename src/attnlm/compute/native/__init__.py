@@ -60,7 +60,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
 }
 
 
-def kernels() -> ctypes.CDLL | None:
+def native_library() -> ctypes.CDLL | None:
     """Return the kernels for this processor, or None if they cannot be loaded.
 
     Raises UsageError if $ATTNLM_KERNELS names no instruction set of this processor.
@@ -68,7 +68,7 @@ def kernels() -> ctypes.CDLL | None:
     return load(instruction_set())
 
 
-def baseline_kernels() -> ctypes.CDLL | None:
+def baseline_library() -> ctypes.CDLL | None:
     """Return the kernels that every processor of this kind can run, without loading PyTorch.
 
     Return None if they cannot be loaded. The instruction set makes no difference to words.c.

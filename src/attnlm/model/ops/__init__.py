@@ -19,14 +19,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlm.compute.native import kernels as native_kernels
+from attnlm.compute.native import native_library
 
 
 @dataclass(frozen=True)
 class Kernels:
     """Which implementations compute the operations of a model on a CPU, in float32."""
 
-    compiled: bool = False
+    native_ops: bool = False
     """Use the operations in C if the package has kernels for this processor."""
     matmul: str = "blas"
     """The library for large matmuls: blas (PyTorch's default) or onednn. With native, whole blocks
@@ -60,8 +60,8 @@ def kernels_in_use() -> Kernels:
 
 def native_ops_for(x: Tensor) -> CDLL | None:
     """Return the compiled operations if they are in use and x is float32 on a CPU, else None."""
-    fits = _used.kernels.compiled and x.is_cpu and x.dtype == torch.float32
-    return native_kernels() if fits else None
+    fits = _used.kernels.native_ops and x.is_cpu and x.dtype == torch.float32
+    return native_library() if fits else None
 
 
 def data_pointer(x: Tensor | None) -> int | None:

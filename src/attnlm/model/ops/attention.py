@@ -11,11 +11,11 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from attnlm.compute.native import kernels
+from attnlm.compute.native import native_library
 from attnlm.compute.native.structs import Heads
-from attnlm.model.ops import kernels_in_use, native_ops_for, data_pointer
+from attnlm.model.ops import data_pointer, kernels_in_use, native_ops_for
 
-_ALONE = 2**22
+_LEAST_SHARED_WORK = 2**22
 """Number of multiplications below which a second thread costs more than it saves."""
 
 
@@ -104,8 +104,8 @@ def _like(x_BHTD: Tensor) -> Tensor:
 def _call(name: str, scale: float, heads: Any, log_sums: Tensor, gradients: Any) -> None:
     (windows, count, length, size), pieces = heads[0].shape, heads[1].size(0) * heads[1].size(1)
     work = windows * count * length * length * size
-    threads = min(torch.get_num_threads(), pieces) if work >= _ALONE else 1
-    native = kernels()
+    threads = min(torch.get_num_threads(), pieces) if work >= _LEAST_SHARED_WORK else 1
+    native = native_library()
     assert native is not None
     scratch = log_sums.new_empty(threads, native.attention_scratch(length, size))
     getattr(native, name)(

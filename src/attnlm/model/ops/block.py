@@ -19,7 +19,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from attnlm.compute.native.structs import Pass, Weights
-from attnlm.model.ops import kernels_in_use, native_ops_for, data_pointer
+from attnlm.model.ops import data_pointer, kernels_in_use, native_ops_for
 from attnlm.model.ops.pointwise import Rotation
 
 # The numbers of norms and MLPs in layout.h.
@@ -28,7 +28,7 @@ MLPS = ("none", "swiglu", "gelu", "relu2")
 
 
 @dataclass(frozen=True)
-class BlockForm:
+class NativeBlock:
     """The sizes and the parts of a block that block.c can compute."""
 
     heads: int
@@ -62,8 +62,8 @@ def have_gradients(parameters: Iterable[nn.Parameter]) -> bool:
 
 def block_pass(
     x_BTC: Tensor,
-    form: BlockForm,
-    kernels: CDLL,
+    form: NativeBlock,
+    library: CDLL,
     rotation: Rotation | None,
     attention_factors: Tensor | None,
     mlp_factors: Tensor | None,
@@ -73,7 +73,7 @@ def block_pass(
     Dropout multiplies the outputs of attention and MLP by the factors, (B, T, C). The backward
     pass adds to the `grad` of each weight, instead of returning the gradients of weights.
     """
-    given = form, kernels, rotation, attention_factors, mlp_factors
+    given = form, library, rotation, attention_factors, mlp_factors
     out: Tensor = _BlockPass.apply(x_BTC, *given)  # type: ignore[no-untyped-call]
     return out
 
@@ -81,8 +81,8 @@ def block_pass(
 class _BlockPass(Function):
     @staticmethod
     def forward(ctx: Any, x_BTC: Tensor, *given: Any) -> Tensor:
-        form, kernels, rotation, *factors = given
-        x_BTC, ctx.kernels = x_BTC.contiguous(), kernels
+        form, library, rotation, *factors = given
+        x_BTC, ctx.library = x_BTC.contiguous(), library
         windows, length, width = x_BTC.shape
         out_BTC = torch.empty_like(x_BTC)
         cosines, sines = rotation or (None, None)
@@ -102,9 +102,9 @@ class _BlockPass(Function):
             cosines=data_pointer(cosines),  # block_saved reads whether there are any
             out=data_pointer(out_BTC),
         )
-        activations = x_BTC.new_empty(kernels.block_saved(ctypes.byref(ctx.work)))
+        activations = x_BTC.new_empty(library.block_saved(ctypes.byref(ctx.work)))
         saved = x_BTC, activations, cosines, sines, *factors
-        _call(kernels, ctx.work, saved)
+        _call(library, ctx.work, saved)
         ctx.save_for_backward(*saved)
         ctx.form = form
         return out_BTC
@@ -119,18 +119,18 @@ class _BlockPass(Function):
         gradients = {name: data_pointer(p.grad) for name, p in ctx.form.weights.items()}
         ctx.work.gradients = Weights(**gradients)
         ctx.work.d_out, ctx.work.d_x = data_pointer(d_out_BTC), data_pointer(d_x_BTC)
-        _call(ctx.kernels, ctx.work, saved)
+        _call(ctx.library, ctx.work, saved)
         return d_x_BTC, *[None] * 5
 
 
 _SAVED = "x", "saved", "cosines", "sines", "attention_factors", "mlp_factors"
 
 
-def _call(kernels: CDLL, work: Pass, saved: Sequence[Tensor | None]) -> None:
+def _call(library: CDLL, work: Pass, saved: Sequence[Tensor | None]) -> None:
     for name, tensor in zip(_SAVED, saved, strict=True):
         setattr(work, name, data_pointer(tensor))
     threads = torch.get_num_threads()
     about = ctypes.byref(work)
-    scratch = torch.empty(kernels.block_scratch(threads, about))
+    scratch = torch.empty(library.block_scratch(threads, about))
     work.scratch = data_pointer(scratch)
-    kernels.pass_through_block(threads, about)
+    library.pass_through_block(threads, about)

@@ -11,7 +11,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from attnlm.model.ops import native_ops_for, data_pointer
+from attnlm.model.ops import data_pointer, native_ops_for
 from attnlm.model.ops.linear import linear, matmul
 
 LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26, "meta": 2**26}
@@ -92,7 +92,7 @@ def _in_pieces(
     head = weight_VC.to(x_MC.dtype), None if bias_V is None else bias_V.to(x_MC.dtype)
     with torch.autocast(x_MC.device.type, enabled=False):
         if (native := native_ops_for(x_MC)) is not None:
-            return _compiled(native, x_MC.contiguous(), *head, targets_M, wanted)
+            return _in_c(native, x_MC.contiguous(), *head, targets_M, wanted)
         return _plain(x_MC, *head, targets_M, wanted)
 
 
@@ -127,7 +127,7 @@ def _plain(
     return total / count
 
 
-def _compiled(
+def _in_c(
     native: CDLL,
     x_MC: Tensor,
     head_VC: Tensor,

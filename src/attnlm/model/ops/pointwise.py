@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from attnlm.model.ops import native_ops_for, data_pointer
+from attnlm.model.ops import data_pointer, native_ops_for
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of rotary positions, each (T, D)."""
@@ -81,7 +81,9 @@ class _RMSNorm(Function):
         inverse = torch.empty(x.numel() // gain.numel())
         ctx.save_for_backward(x, gain, inverse)
         ctx.native = native
-        native.rms_norm(len(inverse), gain.numel(), epsilon, *map(data_pointer, (x, gain, out, inverse)))
+        native.rms_norm(
+            len(inverse), gain.numel(), epsilon, *map(data_pointer, (x, gain, out, inverse))
+        )
         return out
 
     @staticmethod
