@@ -11,7 +11,7 @@ from attnlm.model.attention import SelfAttention
 from attnlm.model.inspection import agree
 from attnlm.model.language_model import Block, LanguageModel, Transformer
 from attnlm.model.layers import LayerNorm, RMSNorm
-from attnlm.model.recorder import Place, Recorder, observed
+from attnlm.model.recorder import Recorder, Site, observed
 
 
 @torch.inference_mode()
@@ -27,7 +27,7 @@ def attribution(model: LanguageModel, ids: list[int], token: int) -> list[tuple[
         return []
     mixed: defaultdict[int, list[Tensor]] = defaultdict(list)
 
-    def keep(place: Place, x: Tensor) -> Tensor:
+    def keep(place: Site, x: Tensor) -> Tensor:
         if place[0] == "mixed":
             mixed[place[1]].append(x[0, :, -1])
         return x
