@@ -12,6 +12,7 @@ from torch.autograd import gradcheck
 from attnlm.compute.threads import threads_of_torch
 from attnlm.model.layers import Linear, joined_linear
 from attnlm.model.ops import Kernels, attention, loss, use_kernels
+from attnlm.model.ops import linear as linear_ops
 from attnlm.model.ops.attention import shared_heads
 from attnlm.model.ops.linear import linear, onednn_linear
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
@@ -146,7 +147,7 @@ def test_products_by_either_library_are_products(
     for one in (x, x.T.contiguous().T):
         for other in (weight, weight.T.contiguous().T):
             with use_kernels(Kernels(matmul=matmul)):
-                found = matmul(one, other), matmul(one, other, bias)
+                found = linear_ops.matmul(one, other), linear_ops.matmul(one, other, bias)
             assert_rounded(found, exact)
 
 

@@ -108,13 +108,14 @@ def prepare(
     """
     on_event = on_event or ignore
     data_dir = Path(data_dir)
-    is_single = source is None or isinstance(source, str | os.PathLike)
-    sources: list[Source | None] = [source] if is_single else list(source)
+    if not (source is None or isinstance(source, str | os.PathLike)):
+        source = list(source)
+        source = source[0] if len(source) == 1 else source
+    sources = source if isinstance(source, list) else [source]
     if [*sources, val_file].count("-") > 1:
         raise UsageError("stdin is named more than once", "name - once")
-    source = sources[0] if len(sources) == 1 else sources
     task = source if isinstance(source, str) and source in TASKS else None
-    for one in sources if task is None else ():
+    for one in source if isinstance(source, list) else ():
         if one in TASKS and not Path(one).exists():
             raise UsageError(f"the task {one} cannot be joined with other sources", "name it alone")
     given: dict[str, object] = {

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attnlm.base import clock
+from attnlm.base import clock as command_clock
 from attnlm.base.atomic_folders import FolderGoneError
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
@@ -133,7 +133,7 @@ def train(
     saves the last complete step and raises Interrupted, a KeyboardInterrupt. So `on_event` can stop
     training in the main thread: `signal.raise_signal(signal.SIGINT)`.
     """
-    began = clock.began()
+    began = command_clock.began()
     folder = Path(checkpoint_dir)
     tools = [log] if isinstance(log, str) else log or ()
     check_tools(tools)
