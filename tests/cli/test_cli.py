@@ -608,7 +608,7 @@ def test_a_deleted_working_folder_is_named(tmp_path: Path) -> None:
         gone.mkdir()
         os.chdir(gone)
         gone.rmdir()
-        done = here(["doctor"])
+        done = here(["list"])
     assert (done.code, done.fault()) == (1, None)
     assert "error: the current folder: No such file or directory" in done.stderr
 

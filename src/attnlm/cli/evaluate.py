@@ -12,7 +12,6 @@ from attnlm.cli import completion, console, options
 from attnlm.cli.displays import baselines
 from attnlm.cli.options import option, switch
 from attnlm.runs.records import NOT_COMPARABLE
-from attnlm.runs.run import open_dataset_of
 
 if TYPE_CHECKING:
     from attnlm.training.validation_loss import Evaluation
@@ -78,6 +77,7 @@ def evaluate(
     longer: float | None = None
     wrong: list[attnlm.Answered] = []
     if has_questions:
+        from attnlm.runs.run import open_dataset_of
         from attnlm.workflows.answers import answer_examples, longer_pairs, pairs_of
 
         examples = other or open_dataset_of(opened, data_dir)

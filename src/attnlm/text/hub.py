@@ -21,7 +21,7 @@ _READERS = ("arrow", "csv", "json", "parquet", "text")
 _SPLIT = "(?::(?P<split>.+))?"
 _LOCAL = re.compile(f"(?P<path>[^:]+){_SPLIT}")
 _NAME = re.compile(
-    f"(?P<path>[^/@:]+(?:/[^/@:]+)?)(?:@(?P<revision>[^/:]+))?(?:/(?P<config>[^:]+))?{_SPLIT}"
+    f"(?P<path>[^/@:]+(?:/[^/@:]+)?)(?:@(?P<revision>[^/:]+))?(?:/(?P<config>[^@:]*[^/@:]))?{_SPLIT}"
 )
 _FAST = 1  # of gzip's levels
 _ROWS_PER_EVENT = 1000
