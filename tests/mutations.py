@@ -124,7 +124,7 @@ a tokenizer is exported without being compared | test_export.py
 +    return made
 == workflows/export.py
 GPT-2's matrices are not transposed | test_export.py
-joined.T if one.transposed => joined if one.transposed
+joined.T if mapping.transposed => joined if mapping.transposed
 a missing projection is exported as zeros | test_export.py::test_a_stock_class_computes_the_same
 torch.eye(a.width) => torch.zeros(a.width, a.width)
 == runs/run.py
@@ -155,10 +155,10 @@ excess = (score - level) / (1 - level) if level < 1 else 0.0 => excess = score -
 heads are measured on ids that the vocabulary lacks | test_dataset.py
 ids_at(tokens, places_NT, vocab_size, origin) => tokens[places_NT]
 induction is measured on a text | test_heads.py
-ours[..., _INDUCTION] = theirs[..., _INDUCTION] => pass
+scores_LHP[..., _INDUCTION] = random_scores_LHP[..., _INDUCTION] => pass
 == see/ladder.py
 rungs are ranked while their losses fall | test_ladder.py
-if fall > max(_NOTICEABLE, abs(gain.nats)): => if False:
+if fall > max(NOTICEABLE, abs(gain.nats)): => if False:
 == tokens/tokenizer.py
 any pattern is taken | test_tokenizer.py::test_a_file_that_makes_no_tokenizer_is_refused
 != pattern_of(found.name) => == ""
@@ -245,7 +245,7 @@ index] = clean[pair, index] => index] = corrupted[pair, index]
 shares are not relative to the corrupted pass | test_patch.py
 d_B - d_N[pair]) => d_B)
 later pairs take the place of earlier ones | test_patch.py
-sums[place] + more_I if number else more_I => more_I
+sums[site] + recovered_I if number else recovered_I => recovered_I
 == compute/native/words.c
 words in C end anywhere before whitespace | test_word_table.py
 (after == ' ' || ends == BEFORE_ANY_WHITESPACE) => 1
@@ -272,7 +272,7 @@ matrices that become panels are packed from their first rows | test_native_decod
 linear->rows + output; => linear->rows;
 == compute/native/structs.py
 a struct that C lays out in another way is taken | test_native_library.py
-if ours.get(name) != theirs.get(name): => if False:
+if layouts.get(name) != in_c.get(name): => if False:
 == training/one_layer.py
 a model with changed classes trains without them | test_one_layer.py
 or not is_as_built(model) => or not native
@@ -382,7 +382,7 @@ the last value of a repeated option counts | test_cli.py::test_named_errors
 if count > 1 and => if count > 9 and
 == cli/console.py
 every word in backticks is printed as an option | test_console.py
-_option(found[1]) or found[0] => flag(found[1])
+_option(setting[1]) or setting[0] => flag(setting[1])
 == data/prepare.py
 options without effect are accepted | test_cli.py::test_named_errors
 _check_effect(given, corpus.shown, (*corpus.files, *val_files)) => pass
@@ -426,7 +426,7 @@ a recipe that can't be parsed is our own fault | test_settings.py
 except (ValueError, RecursionError) as error: => except RecursionError as error:
 == runs/manage.py
 a run that lies elsewhere is removed | test_manage.py::test_rm_removes_nothing_outside_of_the_folder
-or not is_there: => or False:
+or not is_in_parent: => or False:
 what lies there and is no run stops the list |
 test_manage.py::test_other_files_do_not_stop_a_list
 -    except AttnlmError as error:

@@ -167,7 +167,7 @@ def test_the_table_of_heads_fits_80_columns(ablate: bool, trained: Path) -> None
         replace(report.heads[0], layer=99, head=head, name=name, loss_change=change)
         for head, name in enumerate((*PATTERNS, "mixed"), 98)
     ]
-    lines = list(see.in_words(replace(report, heads=named)))
+    lines = list(see.heads_table(replace(report, heads=named)))
     assert len(lines) == 3 + len(named) + 1 and max(map(len, lines)) <= 80
     assert len({len(line) for line in lines[3:-1]}) == 1
     assert lines[-2].split()[:3] == ["100", "105", "mixed"]

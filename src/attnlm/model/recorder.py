@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,16 @@ from attnlm.model.ops.attention import shared_heads
 Head = tuple[int, int]
 """The position of a head: its layer and its number in the layer, both from 0."""
 
-Site = tuple[str, int, int]
-"""An activation: "stream", "attended", "mlp" or "mixed"; its layer, from 0 (−1: the embedding); for
-"mixed" the number of its first head, else 0."""
+
+class Site(NamedTuple):
+    """The place of an activation in a model."""
+
+    kind: str
+    """stream, attended, mlp or mixed"""
+    layer: int
+    """from 0; −1 for the embedding"""
+    first_head: int | None = None
+    """for mixed: the number of the first head in the tensor"""
 
 
 @dataclass(frozen=True)
@@ -185,8 +192,8 @@ class Recorder:
             layer.maps.append(weights_BHTT)
         else:
             self.watch(weights_BHTT)
-        place = "mixed", len(self.layers) - 1, first
-        if self.silenced is None or self.silenced[0] != place[1]:
+        place = Site("mixed", len(self.layers) - 1, first)
+        if self.silenced is None or self.silenced[0] != place.layer:
             return layer, place, None
         head = self.silenced[1]
         return layer, place, head - first if first <= head < layer.head_count else None
@@ -276,12 +283,12 @@ def observed(model: Callable[[Tensor], Tensor], recorder: Recorder) -> Iterator[
 def _watch_inputs(model: nn.Module, recorder: Recorder, hooks: ExitStack) -> None:
     """Register hooks that record the input of each module while the module runs."""
 
-    def enter(module: nn.Module, given: tuple[Any, ...]) -> None:
-        read = given[0] if given and isinstance(given[0], Tensor) else None
+    def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        read = inputs[0] if inputs and isinstance(inputs[0], Tensor) else None
         # A module that reads ids is the whole model, whose maps follow each other.
         recorder.reading.append(read if read is not None and read.is_floating_point() else None)
 
-    def leave(module: nn.Module, given: object, made: object) -> None:
+    def leave(module: nn.Module, inputs: object, output: object) -> None:
         recorder.reading.pop()
 
     for module in model.modules():
@@ -298,17 +305,17 @@ def _watch_modules(model: Transformer, recorder: Recorder, hooks: ExitStack) -> 
 
     def before(module: nn.Module | None, keep: Callable[[Tensor], None]) -> None:
         if module is not None:
-            hook = nn.Module.register_forward_pre_hook(module, lambda _, given: keep(given[0]))
+            hook = nn.Module.register_forward_pre_hook(module, lambda _, inputs: keep(inputs[0]))
             hooks.callback(hook.remove)
 
     def after(module: nn.Module | None, name: str) -> None:
-        def leave(_: nn.Module, given: object, made: Tensor) -> Tensor:
-            made = recorder.edited((name, len(recorder.layers) - 1, 0), made)
+        def leave(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
+            output = recorder.edited(Site(name, len(recorder.layers) - 1), output)
             if recorder.layers:
-                setattr(recorder.layers[-1], name, made)
+                setattr(recorder.layers[-1], name, output)
             else:
-                recorder.embedded = made
-            return made
+                recorder.embedded = output
+            return output
 
         if module is not None:
             hooks.callback(nn.Module.register_forward_hook(module, leave).remove)

@@ -27,25 +27,26 @@ def attribution(model: LanguageModel, ids: list[int], token: int) -> list[tuple[
         return []
     mixed: defaultdict[int, list[Tensor]] = defaultdict(list)
 
-    def keep(place: Site, x: Tensor) -> Tensor:
-        if place[0] == "mixed":
-            mixed[place[1]].append(x[0, :, -1])
+    def keep(site: Site, x: Tensor) -> Tensor:
+        if site.kind == "mixed":
+            mixed[site.layer].append(x[0, :, -1])
         return x
 
-    seen = Recorder(watch=lambda _: None, edit=keep)
-    with observed(model, seen):
+    recorder = Recorder(watch=lambda _: None, edit=keep)
+    with observed(model, recorder):
         model.next_logits(torch.tensor([ids]))
-    assert seen.embedded is not None
-    parts = {"embedding": seen.embedded[0, -1]}
-    for layer, (block, of) in enumerate(zip(model.blocks, seen.layers, strict=True)):
+    assert recorder.embedded is not None
+    parts = {"embedding": recorder.embedded[0, -1]}
+    for number, (block, layer) in enumerate(zip(model.blocks, recorder.layers, strict=True)):
         assert isinstance(block, Block)
-        if of.attended is not None:
-            found = _of_heads(block, of.attended[0, -1], mixed[layer])
-            parts |= {f"layer {layer + 1} {name}": added_C for name, added_C in found.items()}
-        if of.mlp is not None:
-            parts[f"layer {layer + 1} MLP"] = of.mlp[0, -1]
-    names, added_NC = [*parts], torch.stack([*parts.values()])
-    weight_C, constant = model.head.weight[token], torch.zeros(())
+        if layer.attended is not None:
+            of_heads = _of_heads(block, layer.attended[0, -1], mixed[number])
+            parts |= {f"layer {number + 1} {name}": added_C for name, added_C in of_heads.items()}
+        if layer.mlp is not None:
+            parts[f"layer {number + 1} MLP"] = layer.mlp[0, -1]
+    added_NC = torch.stack([*parts.values()])
+    weight_C = model.head.weight[token]
+    constant = torch.zeros(())
     if model.head.bias is not None:
         constant = constant + model.head.bias[token]
     norm = model.norm
@@ -55,10 +56,8 @@ def attribution(model: LanguageModel, ids: list[int], token: int) -> list[tuple[
             constant = constant if norm.bias is None else constant + norm.bias @ weight_C
         size = (added_NC.sum(0).square().mean() + norm.epsilon).sqrt()
         added_NC = added_NC * norm.gain / size
-    shown = [
-        *zip([*names, "biases"], [*(added_NC @ weight_C).tolist(), float(constant)], strict=True)
-    ]
-    return shown if shown[-1][1] else shown[:-1]
+    logits = [*zip(parts, (added_NC @ weight_C).tolist(), strict=True)]
+    return [*logits, ("biases", float(constant))] if constant else logits
 
 
 def _of_heads(block: Block, attended_C: Tensor, mixed: list[Tensor]) -> dict[str, Tensor]:
@@ -69,13 +68,14 @@ def _of_heads(block: Block, attended_C: Tensor, mixed: list[Tensor]) -> dict[str
     attention = block.attention
     if isinstance(attention, SelfAttention) and mixed:
         alone_HN = torch.block_diag(*torch.cat(mixed))  # N: all heads side by side
-        projection, bias_C = attention.projection, torch.zeros_like(attended_C)
+        projection = attention.projection
+        bias_C = torch.zeros_like(attended_C)
         if projection is not None and projection.weight.size(1) == alone_HN.size(1):
             bias_C = projection(torch.zeros_like(alone_HN))[0]
             alone_HN = projection(alone_HN) - bias_C
-        found = {f"head {head}": added_C for head, added_C in enumerate(alone_HN, 1)}
-        found |= {"attention bias": bias_C} if bias_C.any() else {}
-        summed = sum(found.values())
+        parts = {f"head {head}": added_C for head, added_C in enumerate(alone_HN, 1)}
+        parts |= {"attention bias": bias_C} if bias_C.any() else {}
+        summed = sum(parts.values())
         if summed.shape == attended_C.shape and agree(summed, attended_C):
-            return found
+            return parts
     return {"attention": attended_C}

@@ -30,7 +30,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,14 +54,7 @@ from attnlm.see.heat_maps import Grid, HeatMaps
 from attnlm.see.text import check_windows
 from attnlm.tokens.tokenizer import Tokenizer
 
-PATTERNS = (
-    "previous-token",
-    "same-token",
-    "first-token",
-    "uniform",
-    "start-of-word",
-    "induction",
-)
+PATTERNS = ("previous-token", "same-token", "first-token", "uniform", "start-of-word", "induction")
 LEAST_EXCESS = 0.2
 """The lowest excess of a score with which a head can get a pattern's name: the attention above the
 chance level, as a fraction of the attention that uniform attention gives elsewhere."""
@@ -80,8 +73,8 @@ uniform attention a lot."""
 REPEATED = 50
 """The number of random tokens that a window for induction repeats; fewer if they do not fit."""
 
-_TOKENS_AT_ONCE = 2**11
-_TOKENS_OF_SNAPSHOT = 2**8
+_BATCH_TOKENS = 2**11
+_SNAPSHOT_TOKENS = 2**8
 _MOST_SNAPSHOTS = 11  # in a table, which then has 80 columns
 _INDUCTION = PATTERNS.index("induction")
 
@@ -132,7 +125,7 @@ class HeadsReport:
 
     def __str__(self) -> str:
         """Return a table with a row for each head."""
-        return "\n".join(in_words(self))
+        return "\n".join(heads_table(self))
 
     @property
     def measures_all(self) -> bool:
@@ -158,8 +151,8 @@ class HeadsReport:
         shape = len(rows), len(columns)
         values = {p: np.reshape([head.scores[p] for head in self.heads], shape) for p in PATTERNS}
         grids = [Grid(p, rows, columns, scores, "head") for p, scores in values.items()]
-        about = f"{self.run}, measured over {self.measured_on}"
-        return HeatMaps(f"{self.run}: scores of heads", [about], grids)
+        caption = f"{self.run}, measured over {self.measured_on}"
+        return HeatMaps(f"{self.run}: scores of heads", [caption], grids)
 
     def facts(self) -> dict[str, Any]:
         """Return the fields as JSON values, in which layers and heads count from 1."""
@@ -181,91 +174,106 @@ def heads(
 ) -> HeadsReport:
     """Score and name every head of a run (default: the one trained last) by what it attends to.
 
-        found = attnlm.heads("multi-head-001", windows=8, ablate=True)
-        for head in found.heads:
+        report = attnlm.heads("multi-head-001", windows=8, ablate=True)
+        for head in report.heads:
             print(head.layer, head.head, head.name, head.scores["previous-token"], head.loss_change)
-        print(found)  # as a table
+        print(report)  # as a table
 
-    At most `windows` windows are measured, spread evenly over a text. `text` is the path of a file,
+    At most `windows` windows of a text are measured, evenly spaced. `text` is the path of a file,
     or ids; default: the run's validation split. If the split consists of questions with answers,
-    windows hold whole examples, and the loss is that of the training. Induction is always measured
-    on random tokens. All other scores are, too, if the run was imported and `text` is None. If
-    `ablate` is True, one head after another is silenced, and the loss measured over the same
-    windows. `on_event` receives events of type Progress.
+    windows hold whole examples, and the loss counts the same targets as in training. Induction is
+    always measured on random tokens. If the run was imported and `text` is None, all other scores
+    are measured on them too. If `ablate` is True, one head after another is silenced, and the loss
+    is measured over the same windows. `on_event` receives events of type Progress.
 
     Raises AttnlmError if `ablate` is True but there is no text, if files are missing or damaged,
     for a text or a context that is too short, for a model without attention, and for NaN and
     infinity.
     """
     check_windows(windows)
-    on_event = on_event or ignore
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if run.config.spec.supports(Use.ATTENTION_MAPS) is not None:
         raise no_attention()
-    has_text = text is not None or not run.imported_from
-    if ablate and not has_text:
-        raise AttnlmError(
-            f"{run.name} was imported and has no text to measure a loss on", "use `text`"
-        )
-    block_size = run.config.spec.block_size
-    there = 0
-    inputs_NT = random_NT = repeated_random_tokens(run.vocab_size, block_size, windows)
-    examples = None
-    if has_text:
-        tokens, origin, examples = _tokens(run, text, Path(data_dir))
-        block_size = min(block_size, len(tokens) - 1)
-    if block_size < 2:
-        raise TooShortError(block_size)
-    if has_text:
-        if examples is None:
-            there = (len(tokens) - 1) // block_size
-            windows_NT = _spread(tokens, block_size, windows, run.vocab_size, origin)
-            inputs_NT, targets_NT = windows_NT[:, :-1], windows_NT[:, 1:]
-        else:
-            firsts_N = examples.packed(block_size)
-            there = len(firsts_N)
-            firsts_N = firsts_N[_evenly(there, windows)]
-            only_answers = run.config.training.loss_on != "all"
-            inputs_NT, targets_NT = examples.windows(
-                lambda places: ids_at(tokens, places, run.vocab_size, origin),
-                *(firsts_N, block_size, only_answers),
-            )
-        random_NT = random_NT[: len(inputs_NT)]
-    model, chosen = load_model(run, checkpoint=checkpoint, device=device)
-    scores_LHP, chance_P = _mean_scores(model, run.tokenizer, inputs_NT, random_NT, chosen.torch)
+    random_NT = repeated_random_tokens(run.vocab_size, run.config.spec.block_size, windows)
+    measured = None
+    if text is not None or not run.imported_from:
+        measured = _windows_of_text(run, text, Path(data_dir), windows)
+        random_NT = random_NT[: len(measured.inputs)]
+    elif ablate:
+        message = f"{run.name} was imported and has no text to measure a loss on"
+        raise AttnlmError(message, "use `text`")
+    elif run.config.spec.block_size < 2:
+        raise TooShortError(run.config.spec.block_size)
+    inputs_NT = random_NT if measured is None else measured.inputs
+    model, model_device = load_model(run, checkpoint=checkpoint, device=device)
+    where = model_device.torch
+    scores_LHP, chance_P = _mean_scores(model, run.tokenizer, inputs_NT, random_NT, where)
+    loss: float | None = None
+    changes: Mapping[Head, float] = {}
+    if ablate and measured is not None:
+        shape = scores_LHP.shape[:2]
+        loss, changes = _ablated(model, measured, where, shape, on_event or ignore)
     chance = _by_pattern(chance_P.numpy())
-    loss, count = None, math.prod(scores_LHP.shape[:2])
-    found: list[HeadReport] = []
-    if ablate:
-        ids_NT, wanted_NT = (
-            torch.from_numpy(ids).to(chosen.torch) for ids in (inputs_NT, targets_NT)
-        )
-        loss = _loss(model, ids_NT, wanted_NT, None)
-    all_NP = scores_LHP.flatten(0, 1).numpy()
-    for number, scores_P in enumerate(all_NP):
-        layer, head = divmod(number, scores_LHP.size(1))
-        scores, others_MP = _by_pattern(scores_P), np.delete(all_NP, number, 0)
-        others = _by_pattern(np.median(others_MP, 0)) if len(others_MP) else {}
-        change = None
-        if loss is not None:
-            on_event(Progress("ablate", len(found), count, "head"))
-            change = _loss(model, ids_NT, wanted_NT, (layer, head)) - loss
-        found.append(HeadReport(layer, head, scores, name_of(scores, chance, others), change))
     return HeadsReport(
         run=run.name,
         windows=len(inputs_NT),
         window=inputs_NT.shape[1],
         repeated=random_NT.shape[1] // 2,
-        has_text=has_text,
-        windows_of_text=there,
-        heads=found,
+        has_text=measured is not None,
+        windows_of_text=0 if measured is None else measured.windows_of_text,
+        heads=_head_reports(scores_LHP, chance, changes),
         chance=chance,
         loss=loss,
     )
 
 
+def _head_reports(
+    scores_LHP: Tensor, chance: Mapping[str, float], changes: Mapping[Head, float]
+) -> list[HeadReport]:
+    """Return a report for each head. `changes` has the change of the loss, if measured."""
+    scores_NP = scores_LHP.flatten(0, 1).numpy()
+    reports = []
+    for number, scores_P in enumerate(scores_NP):
+        layer, head = divmod(number, scores_LHP.size(1))
+        scores = _by_pattern(scores_P)
+        others_MP = np.delete(scores_NP, number, 0)
+        others = _by_pattern(np.median(others_MP, 0)) if len(others_MP) else {}
+        name = name_of(scores, chance, others)
+        reports.append(HeadReport(layer, head, scores, name, changes.get((layer, head))))
+    return reports
+
+
 def _by_pattern(scores_P: NDArray[Any]) -> dict[str, float]:
     return dict(zip(PATTERNS, scores_P.tolist(), strict=True))
+
+
+class _Windows(NamedTuple):
+    """Windows of a text, (N, T), and the number of windows of the whole text."""
+
+    inputs: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    windows_of_text: int
+
+
+def _windows_of_text(
+    run: Run, text: str | Path | list[int] | None, data_dir: Path, most: int
+) -> _Windows:
+    """Return at most `most` windows, evenly spaced in a text (None: the validation split)."""
+    tokens, origin, examples = _tokens(run, text, data_dir)
+    length = min(run.config.spec.block_size, len(tokens) - 1)
+    if length < 2:
+        raise TooShortError(length)
+    if examples is None:
+        windows_NT = _evenly_spaced_windows(tokens, length, most, run.vocab_size, origin)
+        return _Windows(windows_NT[:, :-1], windows_NT[:, 1:], (len(tokens) - 1) // length)
+    first_W = examples.packed(length)
+    inputs_NT, targets_NT = examples.windows(
+        read=lambda places: ids_at(tokens, places, run.vocab_size, origin),
+        first_W=first_W[_evenly_spaced(len(first_W), most)],
+        length=length,
+        only_answers=run.config.training.loss_on != "all",
+    )
+    return _Windows(inputs_NT, targets_NT, len(first_W))
 
 
 def _tokens(
@@ -285,21 +293,18 @@ def _tokens(
     return run.tokenizer.encode_array(read_text(Path(text))), str(text), None
 
 
-def _spread(
+def _evenly_spaced_windows(
     tokens: NDArray[Any], length: int, most: int, vocab_size: int, origin: str
 ) -> NDArray[np.int64]:
-    """Return at most `most` windows of `length` tokens and one more as the last target, (N, T + 1).
-
-    They are spread evenly over a text.
-    """
-    there = (len(tokens) - 1) // length
-    places_NT = _evenly(there, most)[:, None] * length + np.arange(length + 1)
+    """Return at most `most` windows of `length` tokens and the last one's target, (N, T + 1)."""
+    starts_N = length * _evenly_spaced((len(tokens) - 1) // length, most)
+    places_NT = starts_N[:, None] + np.arange(length + 1)
     return ids_at(tokens, places_NT, vocab_size, origin).astype(np.int64)
 
 
-def _evenly(there: int, most: int) -> NDArray[np.int64]:
-    """Return at most `most` of the numbers below `there`, spread evenly."""
-    return np.unique(np.linspace(0, there - 1, min(most, there)).astype(np.int64))
+def _evenly_spaced(total: int, most: int) -> NDArray[np.int64]:
+    """Return at most `most` of the numbers below `total`, evenly spaced, with the last one."""
+    return np.unique(np.linspace(0, total - 1, min(most, total)).astype(np.int64))
 
 
 def repeated_random_tokens(vocab_size: int, block_size: int, windows: int) -> NDArray[np.int64]:
@@ -322,11 +327,14 @@ def word_starts(tokenizer: Tokenizer, ids_NT: NDArray[np.int64]) -> NDArray[np.b
     after that, such as " the". Bytes above 127 count as letters. A window's first token gives
     False, since the token before it is unknown.
     """
-    begins, ends, within = (np.zeros(tokenizer.vocab_size, bool) for _ in range(3))
+    begins = np.zeros(tokenizer.vocab_size, bool)
+    ends = begins.copy()
+    within = begins.copy()
     for token in np.unique(ids_NT).tolist():
         letters = [bytes([b]).isalnum() or b > 127 for b in tokenizer.decode_bytes([token])]
         if letters:
-            begins[token], ends[token] = letters[0], letters[-1]
+            begins[token] = letters[0]
+            ends[token] = letters[-1]
             within[token] = any(letters) and not letters[0]
     starts = within[ids_NT] | begins[ids_NT]
     starts[:, 1:] &= within[ids_NT[:, 1:]] | ~ends[ids_NT[:, :-1]]
@@ -344,9 +352,9 @@ def _mean_scores(
     """Return the scores of `_scores_on`: induction on `random_NT`, all others on `inputs_NT`."""
     scores_LHP, chance_P = _scores_on(model, tokenizer, inputs_NT, device)
     if random_NT is not inputs_NT:
-        of_random = _scores_on(model, tokenizer, random_NT, device)
-        for ours, theirs in zip((scores_LHP, chance_P), of_random, strict=True):
-            ours[..., _INDUCTION] = theirs[..., _INDUCTION]
+        random_scores_LHP, random_chance_P = _scores_on(model, tokenizer, random_NT, device)
+        scores_LHP[..., _INDUCTION] = random_scores_LHP[..., _INDUCTION]
+        chance_P[_INDUCTION] = random_chance_P[_INDUCTION]
     return scores_LHP, chance_P
 
 
@@ -357,33 +365,33 @@ def _scores_on(
 
     Raises NotRecordedError if not every layer has the same number of attention maps.
     """
-    length, layers = ids_NT.shape[1], 0
+    length = ids_NT.shape[1]
+    layers = 0
     uniform_TT = torch.ones(length, length, device=device).tril()
     uniform_TT /= uniform_TT.sum(-1, keepdim=True)
 
     def sums_over(ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal layers
-        of_heads: list[Tensor] = []
+        layer_sums: list[Tensor] = []  # (P, H) each
 
-        def score(weights_NHTT: Tensor) -> None:
-            of_heads.append(pattern_sums(weights_NHTT, ids_NT, starts_NT)[0])
+        def add_sums(weights_NHTT: Tensor) -> None:
+            layer_sums.append(pattern_sums(weights_NHTT, ids_NT, starts_NT)[0])
 
-        seen = record(model, ids_NT, watch=score)
-        check_finite(seen.logits)
-        if not seen.has_equal_layers:
+        recorded = record(model, ids_NT, watch=add_sums)
+        check_finite(recorded.logits)
+        if not recorded.has_equal_layers:
             raise NotRecordedError
-        layers = len(seen.layers)
+        layers = len(recorded.layers)
         uniform_N1TT = uniform_TT.expand(len(ids_NT), 1, -1, -1)
-        of_uniform, counts = pattern_sums(uniform_N1TT, ids_NT, starts_NT)
-        return torch.cat([*of_heads, of_uniform], 1), counts
+        uniform_sums_P1, counts_P = pattern_sums(uniform_N1TT, ids_NT, starts_NT)
+        return torch.cat([*layer_sums, uniform_sums_P1], 1), counts_P
 
-    at_once = max(1, _TOKENS_AT_ONCE // length)
-    parts = (
-        torch.from_numpy(numbers_NT).to(device).split(at_once)
-        for numbers_NT in (ids_NT, word_starts(tokenizer, ids_NT))
-    )
-    sums, counts = (sum(found) for found in zip(*map(sums_over, *parts), strict=True))
-    scores_HP = (sums / counts.clamp(min=1)[:, None]).T.cpu()
+    batch_size = max(1, _BATCH_TOKENS // length)
+    ids_batches = torch.from_numpy(ids_NT).to(device).split(batch_size)
+    starts_batches = torch.from_numpy(word_starts(tokenizer, ids_NT)).to(device).split(batch_size)
+    batches = map(sums_over, ids_batches, starts_batches)
+    sums_PH, counts_P = (sum(batch_sums) for batch_sums in zip(*batches, strict=True))
+    scores_HP = (sums_PH / counts_P.clamp(min=1)[:, None]).T.cpu()
     return scores_HP[:-1].unflatten(0, (layers, -1)), scores_HP[-1]
 
 
@@ -396,11 +404,11 @@ def snapshot_scores(
     layer has the same number of attention maps, TooShortError for a short text or context, and
     NotFiniteError for NaN and infinity.
     """
-    length = min(model.block_size, len(text) - 1, _TOKENS_OF_SNAPSHOT)
+    length = min(model.block_size, len(text) - 1, _SNAPSHOT_TOKENS)
     if length < 2:
         raise TooShortError(length)
-    windows = _TOKENS_OF_SNAPSHOT // length
-    inputs_NT = _spread(text, length, windows, model.vocab_size, "val.bin")[:, :-1]
+    windows = _SNAPSHOT_TOKENS // length
+    inputs_NT = _evenly_spaced_windows(text, length, windows, model.vocab_size, "val.bin")[:, :-1]
     random_NT = repeated_random_tokens(model.vocab_size, model.block_size, windows)
     scores_LHP, _ = _mean_scores(model, tokenizer, inputs_NT, random_NT, device)
     return scores_LHP.movedim(-1, 0).numpy()
@@ -411,7 +419,8 @@ def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tup
 
     `starts_NT` marks the starts of words.
     """
-    length, device = ids_NT.size(1), ids_NT.device
+    length = ids_NT.size(1)
+    device = ids_NT.device
     past_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     uniform_TT = past_TT / past_TT.sum(-1, keepdim=True)
     eye_TT = torch.eye(length, device=device)
@@ -425,7 +434,7 @@ def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tup
     def attention_on(targets: Tensor) -> Tensor:
         return (weights_NHTT * targets.expand(len(ids_NT), length, -1)[:, None]).sum(-1)
 
-    found = {
+    attention_and_counted = {
         "previous-token": (attention_on(eye_TT.roll(1, 0).tril(-1)), every_NT),
         "same-token": (attention_on(same_NTT), earlier_NTT.any(-1)),
         "first-token": (attention_on(eye_TT[:1]), every_NT),
@@ -435,9 +444,10 @@ def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tup
     }
     sums_P = [
         (attention_NHT * counted_NT[:, None]).sum((0, 2), dtype=torch.float32)
-        for attention_NHT, counted_NT in found.values()
+        for attention_NHT, counted_NT in attention_and_counted.values()
     ]
-    return torch.stack(sums_P), torch.stack([counted_NT.sum() for _, counted_NT in found.values()])
+    counts_P = [counted_NT.sum() for _, counted_NT in attention_and_counted.values()]
+    return torch.stack(sums_P), torch.stack(counts_P)
 
 
 def name_of(
@@ -451,7 +461,8 @@ def name_of(
     if scores["uniform"] >= LEAST_UNIFORM:
         clear["uniform"] = scores["uniform"]
     for pattern in (pattern for pattern in PATTERNS if pattern != "uniform"):
-        score, level = scores[pattern], chance[pattern]
+        score = scores[pattern]
+        level = chance[pattern]
         excess = (score - level) / (1 - level) if level < 1 else 0.0
         beyond_others = min(MAJORITY, TIMES_OTHERS * others.get(pattern, 0.0))
         if excess >= LEAST_EXCESS and score >= max(TIMES_CHANCE * level, beyond_others):
@@ -459,22 +470,41 @@ def name_of(
     return max(clear, key=lambda pattern: clear[pattern], default="mixed")
 
 
+def _ablated(
+    model: LanguageModel,
+    windows: _Windows,
+    device: torch.device,
+    shape: Sequence[int],
+    on_event: OnEvent,
+) -> tuple[float, dict[Head, float]]:
+    """Return the loss, and its change without each head. `shape` is (L, H)."""
+    inputs_NT = torch.from_numpy(windows.inputs).to(device)
+    targets_NT = torch.from_numpy(windows.targets).to(device)
+    loss = _loss(model, inputs_NT, targets_NT, None)
+    changes = {}
+    for number, (layer, head) in enumerate(np.ndindex(*shape)):
+        on_event(Progress("ablate", number, math.prod(shape), "head"))
+        changes[layer, head] = _loss(model, inputs_NT, targets_NT, (layer, head)) - loss
+    return loss, changes
+
+
 def _loss(
     model: LanguageModel, inputs_NT: Tensor, targets_NT: Tensor, silenced: Head | None
 ) -> float:
-    losses, at_once = [], max(1, _TOKENS_AT_ONCE // inputs_NT.size(1))
-    parts = zip(inputs_NT.split(at_once), targets_NT.split(at_once), strict=True)
-    for part_NT, wanted_NT in parts:
+    losses = []
+    batch_size = max(1, _BATCH_TOKENS // inputs_NT.size(1))
+    batches = zip(inputs_NT.split(batch_size), targets_NT.split(batch_size), strict=True)
+    for inputs_BT, targets_BT in batches:
         # `watch` discards the attention weights, to save memory.
-        logits = record(model, part_NT, silenced, watch=lambda _: None).logits
-        losses.append(float(cross_entropy(logits, wanted_NT)) * int((wanted_NT >= 0).sum()))
+        logits = record(model, inputs_BT, silenced, watch=lambda _: None).logits
+        losses.append(float(cross_entropy(logits, targets_BT)) * int((targets_BT >= 0).sum()))
     loss = math.fsum(losses) / max(1, int((targets_NT >= 0).sum()))
     if not math.isfinite(loss):
         raise NotFiniteError
     return loss
 
 
-def in_words(report: HeadsReport) -> Iterator[str]:
+def heads_table(report: HeadsReport) -> Iterator[str]:
     """Yield the lines of a table with a row for each head, which fits 80 columns.
 
     The words of a title are stacked, since most titles are wider than their numbers.
@@ -529,8 +559,8 @@ class HeadsOverTraining:
             Grid(pattern, rows, steps, scores_SLH[shown].reshape(len(shown), -1).T, "step")
             for pattern, scores_SLH in self.scores.items()
         ]
-        about = f"Scores of the heads of {self.run} in snapshots during its training"
-        return HeatMaps(f"{self.run}: heads over training", [about], grids)
+        caption = f"Scores of the heads of {self.run} in snapshots during its training"
+        return HeatMaps(f"{self.run}: heads over training", [caption], grids)
 
     def facts(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -543,9 +573,9 @@ def heads_over_training(
 ) -> HeadsOverTraining:
     """Return the scores of every head of a run (default: the one trained last) in each snapshot.
 
-        found = attnlm.heads_over_training("transformer-001")
-        found.scores["induction"][:, 1, 0]  # of the first head of layer 2, at found.steps
-        print(found)  # as tables
+        over_training = attnlm.heads_over_training("transformer-001")
+        over_training.scores["induction"][:, 1, 0]  # of layer 2, head 1, at over_training.steps
+        print(over_training)  # as tables
 
     Training measured them as `heads` does, over fewer windows, and kept them in the run's
     snapshots. Raises AttnlmError for a run without such snapshots, for a damaged file, and for a
@@ -554,13 +584,14 @@ def heads_over_training(
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if run.config.spec.supports(Use.ATTENTION_MAPS) is not None:
         raise no_attention()
-    kept = {one.step: one.scores for one in run.ticker() if one.scores is not None}
-    shape = [*kept.values()][-1].shape if kept else ()
-    kept = {step: scores_PLH for step, scores_PLH in kept.items() if scores_PLH.shape == shape}
-    if not kept:
+    measured = {s.step: s.scores for s in run.ticker() if s.scores is not None}
+    shape = [*measured.values()][-1].shape if measured else ()
+    scores_by_step = {step: x_PLH for step, x_PLH in measured.items() if x_PLH.shape == shape}
+    if not scores_by_step:
         raise AttnlmError(
             f"{run.name} has no snapshots with scores of its heads",
             "this version keeps them every `eval_every` steps of training, if it observes maps",
         )
-    scores_PSLH = np.stack([*kept.values()], 1)
-    return HeadsOverTraining(run.name, [*kept], dict(zip(PATTERNS, scores_PSLH, strict=False)))
+    scores_PSLH = np.stack([*scores_by_step.values()], 1)
+    scores = dict(zip(PATTERNS, scores_PSLH, strict=False))
+    return HeadsOverTraining(run.name, [*scores_by_step], scores)

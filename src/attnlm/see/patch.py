@@ -30,6 +30,7 @@ from attnlm.runs.run import Run, open_run
 from attnlm.see.attend import Numbers
 from attnlm.see.heat_maps import Grid, HeatMaps
 from attnlm.see.text import ids_within_context, token_texts, visible
+from attnlm.tokens.tokenizer import Tokenizer
 
 _BATCH_TOKENS = 2**11
 _VARIOUS = "…"
@@ -95,13 +96,14 @@ class Patching:
     @property
     def compared(self) -> str:
         """The answers, and the difference of their logits after each text, in words."""
-        a, b = map(visible, self.answers[0])
-        over = ""
+        clean, corrupted = map(visible, self.answers[0])
+        logits = f"logit of {clean} − logit of {corrupted}"
         if len(self.answers) > 1:
-            a, b, over = "the clean answer", "the corrupted one", ", mean of {:,} pairs"
+            pairs = f"{len(self.answers):,} pairs"
+            logits = f"logit of the clean answer − logit of the corrupted one, mean of {pairs}"
         after_clean, after_corrupted = self.differences
         return (
-            f"logit of {a} − logit of {b}{over.format(len(self.answers))}: "
+            f"{logits}: "
             f"{after_clean:.3f} after the clean text (share 1), "
             f"{after_corrupted:.3f} after the corrupted text (share 0)"
         )
@@ -122,18 +124,22 @@ class Patching:
         shown = [visible(c) if c == d else f"{visible(d)}→{visible(c)}" for c, d in pairs]
         widest = max(map(len, shown))
         tokens = [f"{t:>3} {token:<{widest}}" for t, token in enumerate(shown, self.first)]
-        parts = {"residual stream": self.stream, "attention output": self.attention}
+        parts = (
+            ("residual stream", self.stream, 0),
+            ("attention output", self.attention, 1),
+            ("MLP output", self.mlp, 1),
+        )
         grids = [
-            Grid(name, tokens, _numbered(x, 1 - (x is self.stream)), x.T[self.first :], "layer")
-            for name, x in (parts | {"MLP output": self.mlp}).items()
+            Grid(name, tokens, _numbered(x, first), x.T[self.first :], "layer")
+            for name, x, first in parts
         ]
         layers = [f"layer {layer}" for layer in _numbered(self.heads)]
         grids.append(Grid("heads", layers, _numbered(self.heads.T), self.heads, "head"))
         texts = {"Clean": self.clean, "Corrupted": self.corrupted}
-        about = [f"{name}: {visible(''.join(tokens))}" for name, tokens in texts.items()]
+        shown_texts = [f"{name}: {visible(''.join(tokens))}" for name, tokens in texts.items()]
         return HeatMaps(
             f"What {self.run} carries from text to text",
-            [f"{self.model}: {self.compared}", _MEANING, *about, *self.notes],
+            [f"{self.model}: {self.compared}", _MEANING, *shown_texts, *self.notes],
             [grid for grid in grids if grid.values.size],
         )
 
@@ -156,10 +162,10 @@ def patch(
 ) -> Patching:
     """Find where a run (default: the one trained last) carries the difference between two texts.
 
-        found = attnlm.patch("transformer-001", [("the cat", "the hat", "s", "e")])
-        found.heads  # (L, H): the share that each head brings back
-        found.stream[2, 4]  # the share of the residual stream after layer 2, at the fifth token
-        print(found)  # as tables
+        patching = attnlm.patch("transformer-001", [("the cat", "the hat", "s", "e")])
+        patching.heads  # (L, H): the share that each head brings back
+        patching.stream[2, 4]  # the share of the residual stream after layer 2, at token 5
+        print(patching)  # as tables
 
     Each of `pairs` has a clean and a corrupted text, and may have the answer to each, one token.
     The answers are otherwise the likeliest next tokens. All texts have equally many tokens. `pairs`
@@ -183,7 +189,7 @@ def patch(
     not finite.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
-    texts_N2T, known_N2 = _encoded(run, _named(pairs))
+    texts_N2T, known_N2 = _encoded(run, _pairs_by_origin(pairs))
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     if isinstance(model, Bigram):
         raise AttnlmError(
@@ -191,72 +197,89 @@ def patch(
             "use another model, such as single-head",
         )
     sums, answers_N2, d_N2 = _summed(model, texts_N2T, known_N2, on_event or ignore)
-    layers = [*range(-1, 1 + max((layer for _, layer, _ in sums), default=-1))]
-    rows = {}
-    for kind in ("stream", "attended", "mlp", "mixed"):
-        of_layers = [[s for at, s in sums.items() if at[:2] == (kind, n)] for n in layers]
-        rows[kind] = [torch.cat(some) for some in of_layers if some]
-    has_heads = len(rows["mixed"]) == len(layers) - 1 and len({*map(len, rows["mixed"])}) == 1
-    if not has_heads:
-        rows["mixed"] = []
-    if not any(rows.values()):
+    sums_of = _sums_by_kind(sums)
+    if not any(sums_of.values()):
         raise AttnlmError(f"nothing to patch was observed in {run.name}", _NO_HEADS)
     decode = run.tokenizer.decode
     answers = [(decode([a]), decode([b])) for a, b in answers_N2.tolist() if a != b]
     clean_d, corrupted_d = (d_N2.sum(0) / max(1, len(answers))).tolist()
     if clean_d == corrupted_d:
-        same = f"the difference of the answers' logits is {clean_d:.4g}"
+        unchanged = f"the difference of the answers' logits is {clean_d:.4g}"
         if not answers:
-            same = f"the likeliest next token is {decode([int(answers_N2[0, 0])])!r}"
+            unchanged = f"the likeliest next token is {decode([int(answers_N2[0, 0])])!r}"
         raise AttnlmError(
-            f"{same} after both texts",
+            f"{unchanged} after both texts",
             "use texts that the model continues differently, or name two tokens by `answers`",
         )
     whole = len(answers) * (clean_d - corrupted_d)
-    stream, attention, mlp, heads = (
-        (torch.stack(some) / whole).numpy() if some else np.empty((0, 0), np.float32)
-        for some in rows.values()
-    )
-    shown = [token_texts(run.tokenizer, ids) for ids in texts_N2T[0].tolist()]
-    for side, t in (texts_N2T != texts_N2T[0]).any(0).nonzero().tolist():
-        shown[side][t] = _VARIOUS
+    clean, corrupted = _common_tokens(run.tokenizer, texts_N2T)
     return Patching(
         run=run.name,
         model=run.config.spec.name,
-        clean=shown[0],
-        corrupted=shown[1],
+        clean=clean,
+        corrupted=corrupted,
         first=int((texts_N2T[:, 0] != texts_N2T[:, 1]).any(0).int().argmax()),
         answers=answers,
         left_out=len(answers_N2) - len(answers),
         differences=(clean_d, corrupted_d),
-        stream=stream,
-        attention=attention,
-        mlp=mlp,
-        heads=heads,
-        missing=_NO_BLOCKS if not stream.size else "" if has_heads else _NO_HEADS,
+        stream=_shares(sums_of["stream"], whole),
+        attention=_shares(sums_of["attended"], whole),
+        mlp=_shares(sums_of["mlp"], whole),
+        heads=_shares(sums_of["mixed"], whole),
+        missing=_NO_BLOCKS if not sums_of["stream"] else "" if sums_of["mixed"] else _NO_HEADS,
     )
 
 
-def _named(pairs: Sequence[tuple[str, ...]] | str | Path) -> dict[str, Sequence[str]]:
+def _sums_by_kind(sums: Mapping[Site, Tensor]) -> dict[str, list[Tensor]]:
+    """Return the sums of each kind, one tensor for each layer that has it.
+
+    Heads are left out unless all layers have the same number of them.
+    """
+    layers = range(-1, 1 + max((site.layer for site in sums), default=-1))
+    by_kind: dict[str, list[Tensor]] = {}
+    for kind in ("stream", "attended", "mlp", "mixed"):
+        of_kind = {site: x for site, x in sums.items() if site.kind == kind}
+        of_layers = [[x for site, x in of_kind.items() if site.layer == n] for n in layers]
+        by_kind[kind] = [torch.cat(tensors) for tensors in of_layers if tensors]
+    head_counts = [*map(len, by_kind["mixed"])]
+    if len(head_counts) != len(layers) - 1 or len({*head_counts}) != 1:
+        by_kind["mixed"] = []
+    return by_kind
+
+
+def _shares(layer_sums: list[Tensor], whole: float) -> Numbers:
+    return (torch.stack(layer_sums) / whole).numpy() if layer_sums else np.empty((0, 0), np.float32)
+
+
+def _common_tokens(tokenizer: Tokenizer, texts_N2T: Tensor) -> list[list[str]]:
+    """Return the tokens of the clean and of the corrupted texts; … where pairs differ."""
+    tokens = [token_texts(tokenizer, ids) for ids in texts_N2T[0].tolist()]
+    for side, t in (texts_N2T != texts_N2T[0]).any(0).nonzero().tolist():
+        tokens[side][t] = _VARIOUS
+    return tokens
+
+
+def _pairs_by_origin(pairs: Sequence[tuple[str, ...]] | str | Path) -> dict[str, Sequence[str]]:
     """Return the pairs by the beginning of an error message about them."""
     if not isinstance(pairs, str | Path):
         return {f"pair {n}: " if len(pairs) > 1 else "": pair for n, pair in enumerate(pairs, 1)}
-    found: dict[str, Sequence[str]] = {}
+    by_origin: dict[str, Sequence[str]] = {}
     for number, line in enumerate(read_text(Path(pairs)).splitlines(), 1):
-        where = f"line {number:,} of {pairs}"
+        origin = f"line {number:,} of {pairs}"
         try:
-            read = json.loads(line)
-            found[f"{where}: "] = [read["clean"], read["corrupted"], *read.get("answers", ())]
+            record = json.loads(line)
+            texts = record["clean"], record["corrupted"]
+            by_origin[f"{origin}: "] = [*texts, *record.get("answers", ())]
         except (ValueError, LookupError, TypeError, RecursionError):
-            raise AttnlmError(f"{where} has no two texts", _LINE) from None
-    return found
+            raise AttnlmError(f"{origin} has no two texts", _LINE) from None
+    return by_origin
 
 
-def _encoded(run: Run, named: Mapping[str, Sequence[str]]) -> tuple[Tensor, Tensor]:
+def _encoded(run: Run, by_origin: Mapping[str, Sequence[str]]) -> tuple[Tensor, Tensor]:
     """Return the ids of all pairs, (N, 2, T), and of their answers, (N, 2)."""
     texts: list[list[list[int]]] = []
     answers: list[list[int]] = []
-    for where, pair in named.items():
+    for origin, pair in by_origin.items():
         try:
             is_text = [isinstance(text, str) for text in pair]
             if isinstance(pair, str) or is_text not in ([True] * 2, [True] * 4):
@@ -272,7 +295,7 @@ def _encoded(run: Run, named: Mapping[str, Sequence[str]]) -> tuple[Tensor, Tens
             if answers[-1][0] == answers[-1][1] != _LIKELIEST:
                 raise UsageError("invalid value for `answers`: they are equal", "name two tokens")
         except AttnlmError as error:
-            raise type(error)(where + error.message, error.hint) from None
+            raise type(error)(origin + error.message, error.hint) from None
     if not texts:
         raise UsageError("there are no pairs of texts", _LINE)
     return torch.tensor(texts), torch.tensor(answers)
@@ -295,27 +318,28 @@ def _summed(
     A sum has a number for each token, (T,), or for each head, (H,).
     """
     sums: dict[Site, Tensor] = {}
-    found = []
-    parts = torch.arange(len(texts_N2T)).split(max(1, _BATCH_TOKENS // texts_N2T[0].numel()))
-    for number, part in enumerate(parts):
-        both: dict[Site, Tensor] = {}
+    answers: list[Tensor] = []
+    differences: list[Tensor] = []
+    batches = torch.arange(len(texts_N2T)).split(max(1, _BATCH_TOKENS // texts_N2T[0].numel()))
+    for number, pairs in enumerate(batches):
+        activations: dict[Site, Tensor] = {}  # of the clean and of the corrupted pass
 
-        def keep(at: Site, x: Tensor, both: dict[Site, Tensor] = both) -> Tensor:
-            return both.setdefault(at, x.clone())
+        def keep(site: Site, x: Tensor, kept: dict[Site, Tensor] = activations) -> Tensor:
+            return kept.setdefault(site, x.clone())
 
-        texts_BT = texts_N2T[part].flatten(0, 1)
+        texts_BT = texts_N2T[pairs].flatten(0, 1)
         logits_BV = _pass(model, texts_BT, keep)
         check_finite(logits_BV)
-        known, likeliest = known_N2[part], logits_BV.argmax(-1).view(-1, 2)
-        answers_N2 = torch.where(known == _LIKELIEST, likeliest, known)
+        likeliest_N2 = logits_BV.argmax(-1).view(-1, 2)
+        answers_N2 = torch.where(known_N2[pairs] == _LIKELIEST, likeliest_N2, known_N2[pairs])
         d_N2 = _difference(logits_BV, answers_N2.repeat_interleave(2, 0)).view(-1, 2)
-        found.append((answers_N2, d_N2))
-        for done, (place, values) in enumerate(both.items(), number * len(both)):
-            on_event(Progress("patch", done, len(parts) * len(both), "place"))
-            more_I = _recovered(model, texts_BT[1::2], answers_N2, d_N2[:, 1], place, values)
-            sums[place] = sums[place] + more_I if number else more_I
-    answers_N2, d_N2 = (torch.cat(tensors) for tensors in zip(*found, strict=True))
-    return sums, answers_N2, d_N2
+        answers.append(answers_N2)
+        differences.append(d_N2)
+        for done, (site, values) in enumerate(activations.items(), number * len(activations)):
+            on_event(Progress("patch", done, len(batches) * len(activations), "place"))
+            recovered_I = _recovered(model, texts_BT[1::2], answers_N2, d_N2[:, 1], site, values)
+            sums[site] = sums[site] + recovered_I if number else recovered_I
+    return sums, torch.cat(answers), torch.cat(differences)
 
 
 def _recovered(
@@ -323,7 +347,7 @@ def _recovered(
     corrupted_NT: Tensor,
     answers_N2: Tensor,
     d_N: Tensor,
-    place: Site,
+    site: Site,
     values: Tensor,
 ) -> Tensor:
     """Return Σ (d − d₀) over pairs, for the clean activation of each token, or of each head.
@@ -331,19 +355,19 @@ def _recovered(
     `values` has the activations of the clean and the corrupted pass of each pair, (2 N, T, C) or
     (2 N, H, T, E). Each text of a batch gets the clean activation at one index of axis 1.
     """
-    clean, corrupted = values[::2], values[1::2]
+    clean = values[::2]
+    corrupted = values[1::2]
     # Equal activations, as those before the first token that differs, change nothing.
     changed = (clean != corrupted).flatten(2).any(2) & (answers_N2[:, :1] != answers_N2[:, 1:])
-    if isinstance(model, Transformer) and place[:2] in [
-        (kind, len(model.blocks) - 1) for kind in ("stream", "mlp")
-    ]:
+    is_last = isinstance(model, Transformer) and site.layer == len(model.blocks) - 1
+    if is_last and site.kind in ("stream", "mlp"):
         changed[:, :-1] = False  # only the last token is read out
     sum_I = torch.zeros(changed.size(1))
     for rows in changed.nonzero().split(max(1, _BATCH_TOKENS // corrupted_NT.size(1))):
         pair, index = rows.T
 
         def edit(at: Site, x: Tensor, pair: Tensor = pair, index: Tensor = index) -> Tensor:
-            if at == place:
+            if at == site:
                 x = x.clone()
                 x[torch.arange(len(pair)), index] = clean[pair, index]
             return x
@@ -355,8 +379,8 @@ def _recovered(
 
 
 def _difference(logits_BV: Tensor, answers_B2: Tensor) -> Tensor:
-    found_B2 = logits_BV.gather(1, answers_B2)
-    return found_B2[:, 0] - found_B2[:, 1]
+    answer_logits_B2 = logits_BV.gather(1, answers_B2)
+    return answer_logits_B2[:, 0] - answer_logits_B2[:, 1]
 
 
 def _pass(
