@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -158,9 +159,9 @@ def report(
 ) -> Report:
     """Gather the results of a run (default: the one trained last).
 
-        found = attnlm.report("multi-head-001", windows=4)
-        print(found.verdict)
-        found.write_page("report.html")
+        report = attnlm.report("multi-head-001", windows=4)
+        print(report.verdict)
+        report.write_page("report.html")
 
     The model reads `text` (default: the beginning of the validation split). Heads are scored over
     `windows` windows of that split. If `ablate` is set, the loss is also measured with each head
@@ -173,48 +174,34 @@ def report(
     trained here and never evaluated, and if the run's files are missing or damaged.
     """
     check_windows(windows)
-    on_event, data_dir = on_event or ignore, Path(data_dir)
+    on_event = on_event or ignore
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     result = run.result()
     if result is None and not run.imported_from:
         message = f"{run.name} has no evaluations yet"
         raise AttnlmError(message, f"resume it: {resume_command(run.path)}")
-    given = None if text is None else ids_within_context(run, text)
+    text_ids = None if text is None else ids_within_context(run, text)
     checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     sampler = Sampler(model, run.tokenizer, choose_device("cpu", "float32"), on_event)
-    dataset, gone = None, "it has no data set"
-    if not run.imported_from:
-        try:
-            dataset, gone = open_dataset_of(run, data_dir), ""
-        except AttnlmError as error:
-            gone = error.message
-    ids, text_is = given or [], "the text that was given"
-    if not given:
-        ids, text_is = _text(run, dataset, sampler, gone)
-    attention, seen = attention_of(run, model, ids)
+    dataset, why_missing = _dataset_of(run, Path(data_dir))
+    if text_ids is None:
+        ids, text_is = _default_text(run, dataset, sampler, why_missing)
+    else:
+        ids, text_is = text_ids, "the text that was given"
+    attention, recorder = attention_of(run, model, ids)
     on_event(Progress("scoring heads", 0, STAGES, "step"))
-    scored, heads_over = None, "the model has none"
-    has_maps = run.config.spec.supports(Use.ATTENTION_MAPS) is None
-    if has_maps and not (dataset or given or run.imported_from):
-        heads_over = gone
-    elif has_maps:
-        try:
-            scored = heads(
-                run,
-                text=None if dataset else given,
-                windows=windows,
-                ablate=ablate,
-                checkpoint=checkpoint,
-                device=device,
-                data_dir=data_dir,
-                on_event=on_event,
-            )
-            on_given = f" of the text above only, since {gone}" if given else ""
-            where = ", spread over the validation split" if dataset else on_given
-            heads_over = scored.measured_on + where
-        except (NotRecordedError, TooShortError) as error:
-            heads_over = error.message
+    score = functools.partial(
+        heads,
+        run,
+        windows=windows,
+        ablate=ablate,
+        checkpoint=checkpoint,
+        device=device,
+        data_dir=data_dir,
+        on_event=on_event,
+    )
+    scores, heads_over = _scores_of_heads(run, score, dataset, text_ids, why_missing)
     over_training = None
     with contextlib.suppress(AttnlmError):
         over_training = heads_over_training(run)
@@ -230,19 +217,57 @@ def report(
         text_is=text_is,
         ids=ids,
         attention=attention,
-        lens=logit_lens(model, seen),
-        added=attribution(model, ids, int(seen.logits[0, -1].argmax())),
-        heads=scored,
+        lens=logit_lens(model, recorder),
+        added=attribution(model, ids, int(recorder.logits[0, -1].argmax())),
+        heads=scores,
         heads_over=heads_over,
         over_training=over_training,
-        data_gone=gone,
+        data_gone=why_missing,
         commands=[*commands, import_command(run) if run.imported_from else train_command(run)],
         sample="".join(sampler.stream(sampler.prompt_ids(""), config)),
         sample_command=sample_command(run, checkpoint, _TOKENS, _SEED),
     )
 
 
-def _text(run: Run, dataset: Dataset | None, sampler: Sampler, gone: str) -> tuple[list[int], str]:
+def _dataset_of(run: Run, data_dir: Path) -> tuple[Dataset | None, str]:
+    """Return the run's data set and "", or None and why it is missing."""
+    if run.imported_from:
+        return None, "it has no data set"
+    try:
+        return open_dataset_of(run, data_dir), ""
+    except AttnlmError as error:
+        return None, error.message
+
+
+def _scores_of_heads(
+    run: Run,
+    score: Callable[..., HeadsReport],
+    dataset: Dataset | None,
+    text_ids: list[int] | None,
+    why_missing: str,
+) -> tuple[HeadsReport | None, str]:
+    """Return the scores, and the text that they were measured on or why they were not measured.
+
+    The text is the validation split if there is a data set, or else the text that was given.
+    """
+    if run.config.spec.supports(Use.ATTENTION_MAPS) is not None:
+        return None, "the model has none"
+    if dataset is None and text_ids is None and not run.imported_from:
+        return None, why_missing
+    try:
+        report = score(text=text_ids if dataset is None else None)
+    except (NotRecordedError, TooShortError) as error:
+        return None, error.message
+    if dataset is not None:
+        return report, f"{report.measured_on}, spread over the validation split"
+    if text_ids is not None:
+        return report, f"{report.measured_on} of the text above only, since {why_missing}"
+    return report, report.measured_on
+
+
+def _default_text(
+    run: Run, dataset: Dataset | None, sampler: Sampler, why_missing: str
+) -> tuple[list[int], str]:
     """Return the ids that the model reads if no text was given, and their origin in words.
 
     The ids are the start of the validation split, from the data set or as the run recorded it. If
@@ -259,12 +284,12 @@ def _text(run: Run, dataset: Dataset | None, sampler: Sampler, gone: str) -> tup
         config = SamplingConfig(tokens=most - len(ids), ignore_eos=True)
         for _ in sampler.stream(ids, config):  # which extends `ids`
             pass
-        return ids, f"the model's own first words, since {gone}"
+        return ids, f"the model's own first words, since {why_missing}"
     return ids, f"the first {len(ids)} tokens of the validation split, as the run recorded them"
 
 
 @torch.inference_mode()
-def logit_lens(model: LanguageModel, seen: Recorder, count: int = 5) -> list[LensRow]:
+def logit_lens(model: LanguageModel, recorder: Recorder, count: int = 5) -> list[LensRow]:
     """Return the logit lens: the LM head applied after each layer (nostalgebraist, 2020).
 
     In a transformer every layer adds to one residual stream. The final norm and the LM head turn
@@ -278,8 +303,8 @@ def logit_lens(model: LanguageModel, seen: Recorder, count: int = 5) -> list[Len
     """
     if not isinstance(model, Transformer) or not model.architecture.residual:
         return []
-    streams = {"embedding": seen.embedded}
-    streams |= {f"layer {n}": layer.stream for n, layer in enumerate(seen.layers, 1)}
+    streams = {"embedding": recorder.embedded}
+    streams |= {f"layer {n}": layer.stream for n, layer in enumerate(recorder.layers, 1)}
     rows = []
     for name, stream_BTC in streams.items():
         if stream_BTC is None:

@@ -29,12 +29,12 @@ def report_page(report: Report) -> bytes:
     """Return the page, in UTF-8, with the same bytes for the same report."""
     run = report.run
     records = report.result.records if report.result else []
-    snapshots = _chosen(report.snapshots)
+    snapshots = _evenly_spaced(report.snapshots)
     data, content = attention_parts(report.attention)
     losses = {record.step: record.val_loss for record in records}
     data["snapshots"] = [
-        {"step": one.step, "loss": losses.get(one.step), "text": _shown(one.text)}
-        for one in snapshots
+        {"step": s.step, "loss": losses.get(s.step), "text": _with_symbols(s.text)}
+        for s in snapshots
     ]
     data["films"] = _films(report, snapshots)
     data["passage"] = [visible(token) for token in report.passage]
@@ -44,8 +44,8 @@ def report_page(report: Report) -> bytes:
     facts = run_facts(run)
     if records:
         last = records[-1]
-        spent = f"{last.tokens:,} tokens, {duration(last.seconds)}"
-        facts["training"] = f"{spent} on {run.config.training.device}"
+        device = run.config.training.device
+        facts["training"] = f"{last.tokens:,} tokens, {duration(last.seconds)} on {device}"
     return render(
         "report.html",
         scripts=[*SCRIPTS, *(["report.js"] if snapshots else [])],
@@ -54,7 +54,7 @@ def report_page(report: Report) -> bytes:
         run=run,
         records=records,
         facts=facts,
-        sample=_shown(report.sample),
+        sample=_with_symbols(report.sample),
         report_command=report_command(run),
         # An imported run has no training settings of its own.
         settings=(run.config.spec if run.imported_from else run.config).settings(),
@@ -73,16 +73,16 @@ def report_page(report: Report) -> bytes:
     )
 
 
-def _chosen(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+def _evenly_spaced(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """Return at most _MOST_SNAPSHOTS: the early ones, and others evenly spaced, with the last."""
-    early = [one for one in snapshots if one.step <= max(EARLY_STEPS)][: _MOST_SNAPSHOTS // 2]
+    early = [s for s in snapshots if s.step <= max(EARLY_STEPS)][: _MOST_SNAPSHOTS // 2]
     later = snapshots[len(early) :]
     count = min(len(later), _MOST_SNAPSHOTS - len(early))
     numbers = len(later) - 1 - np.linspace(0, len(later) - 1, count).round().astype(int)
     return early + [later[number] for number in reversed(numbers)]
 
 
-def _shown(text: str) -> str:
+def _with_symbols(text: str) -> str:
     """Return a text with symbols for invisible characters except spaces and line ends."""
     lines = text.replace("\r\n", "\n").split("\n")
     return "\n".join("".join(c if c == " " else visible(c) for c in line) for line in lines)
@@ -96,8 +96,8 @@ def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]
     rounded. If a model has many heads, the result has only the heads with the largest final scores,
     since each head takes about 10 KB.
     """
-    maps = [one.maps for one in snapshots if one.maps is not None]
-    shapes = {one.shape for one in maps}
+    maps = [s.maps for s in snapshots if s.maps is not None]
+    shapes = {maps_LHTT.shape for maps_LHTT in maps}
     length = len(report.passage)
     if len(maps) < len(snapshots) or len(shapes) != 1 or length != maps[0].shape[-1] or length < 2:
         return []
@@ -126,11 +126,11 @@ def lens_data(rows: Sequence[LensRow], vocabulary: Sequence[str]) -> dict[str, A
     if not rows:
         return {"rows": []}
     ids_LTK = np.stack([row.ids for row in rows])
-    found, places = np.unique(ids_LTK, return_inverse=True)
+    distinct, places = np.unique(ids_LTK, return_inverse=True)
     percents = np.rint(100 * np.stack([row.probabilities for row in rows])).astype(int)
     return {
         "rows": [row.name for row in rows],
-        "words": [visible(vocabulary[i]) for i in found.tolist()],
+        "words": [visible(vocabulary[i]) for i in distinct.tolist()],
         "ids": places.ravel().tolist(),
         "percents": percents.ravel().tolist(),
     }

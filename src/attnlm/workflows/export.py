@@ -35,7 +35,7 @@ from attnlm.runs.gguf_vocabulary import vocabulary
 from attnlm.runs.load_model import described_weights
 from attnlm.runs.run import Checkpoint, Run, open_dataset_of, open_run, run_facts
 from attnlm.runs.safetensors_file import Shape, write_tensors
-from attnlm.see.model_page import export_to_html, play_page
+from attnlm.see.model_page import PageOf, export_to_html, play_page
 from attnlm.see.train_page import train_page, training_text
 from attnlm.tokens.tokenizer_json import library_tokenizer
 
@@ -82,17 +82,41 @@ def export(
     check_format(to, type)
     if not str(path):
         raise UsageError("the name of the output cannot be empty", "name a new folder or file")
-    runs = [run] if run is None or isinstance(run, str | Path | Run) else run
     path = Path(path)
-    opened = [open_run(one, checkpoint_dir=checkpoint_dir) for one in runs]
-    if to != "html" and (len(opened) > 1 or force):
-        what = "several runs" if len(opened) > 1 else "`force`"
+    on_event = on_event or ignore
+    named = [run] if run is None or isinstance(run, str | Path | Run) else run
+    runs = [open_run(name, checkpoint_dir=checkpoint_dir) for name in named]
+    if to != "html" and (len(runs) > 1 or force):
+        what = "several runs" if len(runs) > 1 else "`force`"
         raise UsageError(f"`to` {to} cannot be combined with {what}", "use one run, or `to` html")
-    for one in opened:
-        if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(one.path)):
+    for run in runs:
+        if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run.path)):
             raise AttnlmError(
                 f"{path} lies in the run's own folder", "name a folder or file outside of it"
             )
+    _check_page_options(to, train, title, text)
+    if not runs and train in (True, False):
+        raise UsageError("no run was given", "name a run, or a data set as `train`")
+    if to == "hf":
+        return _export_hf(runs[0], path, checkpoint)
+    if to == "gguf":
+        return _export_gguf(runs[0], path, type or "f32", checkpoint, on_event)
+    return export_to_html(
+        runs,
+        path,
+        type=type,
+        checkpoint=checkpoint,
+        force=force,
+        page_of=_page_of(runs, train, title or "", Path(data_dir), on_event),
+        text=text,
+        data_dir=Path(data_dir),
+    )
+
+
+def _check_page_options(
+    to: str, train: bool | str | Path | Dataset, title: str | None, text: str | None
+) -> None:
+    """Raise UsageError for options of pages with another format, or that exclude each other."""
     for option, value in {"train": train or None, "title": title, "text": text}.items():
         if value is not None and to != "html":
             hint = f"leave `{option}` out, or use `to` html"
@@ -102,40 +126,31 @@ def export(
             "`text` cannot be combined with `train`",
             "type the text in the page, or leave `train` out",
         )
-    if not opened and train in (True, False):
-        raise UsageError("no run was given", "name a run, or a data set as `train`")
-    if to == "html":
-
-        def page_of(models: Sequence[dict[str, Any]], prompt: str) -> bytes:
-            if not train:
-                return play_page(models, prompt, title or "")
-            if train is True:
-                dataset = open_dataset_of(opened[0], Path(data_dir))
-            else:
-                dataset = open_dataset(train, data_dir=data_dir)
-            spec = opened[0].config.spec if opened else None
-            return train_page(training_text(dataset, on_event or ignore), models, spec, title or "")
-
-        return export_to_html(
-            opened,
-            path,
-            type=type,
-            checkpoint=checkpoint,
-            force=force,
-            page_of=page_of,
-            text=text,
-            data_dir=Path(data_dir),
-        )
-    (only,) = opened
-    if to == "hf":
-        return _export_hf(only, path, checkpoint)
-    return _export_gguf(only, path, type or "f32", checkpoint, on_event or ignore)
 
 
-_Made = tuple[dict[str, Shape], Callable[[str], Tensor]]
+def _page_of(
+    runs: Sequence[Run],
+    train: bool | str | Path | Dataset,
+    title: str,
+    data_dir: Path,
+    on_event: OnEvent,
+) -> PageOf:
+    """Return the function that makes the page from its models and the first text."""
+    if not train:
+        return lambda models, prompt: play_page(models, prompt, title)
+    if train is True:
+        dataset = open_dataset_of(runs[0], data_dir)
+    else:
+        dataset = open_dataset(train, data_dir=data_dir)
+    text = training_text(dataset, on_event)
+    spec = runs[0].config.spec if runs else None
+    return lambda models, _: train_page(text, models, spec, title)
 
 
-def _tensors(form: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Made:
+_Tensors = tuple[dict[str, Shape], Callable[[str], Tensor]]
+
+
+def _tensors(form: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Tensors:
     """Return the shape of each tensor that `form`, the other tool's architecture, stores, by name;
     and a function that takes a tensor's name and returns the tensor, in float32.
 
@@ -144,9 +159,10 @@ def _tensors(form: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Made:
     """
     a = form.completed(architecture_of(run.config.spec, Use.EXPORT))
     weights = described_weights(run, checkpoint)
-    stored = {one.name: one for one in form.stored(a)}
+    mappings = {mapping.name: mapping for mapping in form.stored(a)}
     shapes = a.parameter_shapes(run.vocab_size)
-    for part in (part for one in stored.values() for part in one.parts if part not in weights):
+    parts = [part for mapping in mappings.values() for part in mapping.parts]
+    for part in (part for part in parts if part not in weights):
         if part.endswith("projection.weight"):
             weights[part] = torch.eye(a.width)
         elif part in shapes:
@@ -156,16 +172,16 @@ def _tensors(form: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Made:
             kind = "weight" if f"{module}.weight" in weights else "gain"
             weights[part] = torch.zeros(len(weights[f"{module}.{kind}"]))
 
-    def tensor(name: str) -> Tensor:
-        one = stored[name]
-        parts = [weights[part] for part in one.parts]
+    def read(name: str) -> Tensor:
+        mapping = mappings[name]
+        parts = [weights[part] for part in mapping.parts]
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if one.interleaved:
-            heads = joined.unflatten(0, (one.interleaved, 2, -1))
+        if mapping.interleaved:
+            heads = joined.unflatten(0, (mapping.interleaved, 2, -1))
             joined = heads.transpose(1, 2).flatten(0, 2)
-        return joined.T if one.transposed else joined
+        return joined.T if mapping.transposed else joined
 
-    return {name: tuple(tensor(name).shape) for name in stored}, tensor
+    return {name: tuple(read(name).shape) for name in mappings}, read
 
 
 # --- Folders for transformers ---------------------------------------------------------------------
@@ -212,12 +228,12 @@ def _described(run: Run, checkpoint: Checkpoint, stock: StockClass) -> dict[str,
     # Without such a key, `transformers` would use a default id.
     special = {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end}
     texts = {key: tokenizer.decode([i]) for key, i in special.items() if i is not None}
-    about = {"architectures": [stock.name], "model_type": stock.model_type}
+    class_names = {"architectures": [stock.name], "model_type": stock.model_type}
     sizes = {"vocab_size": run.vocab_size, **stock.size_values(a), **stock.options(a)}
     # Sample from all tokens at temperature 1, the defaults of `attnlm sample`.
     sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     tables: dict[str, dict[str, Any]] = {
-        "config.json": about | sizes | special | {"use_cache": True, "dtype": "float32"},
+        "config.json": class_names | sizes | special | {"use_cache": True, "dtype": "float32"},
         "generation_config.json": special | sampling,
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -314,12 +330,12 @@ def _check_file_free(path: Path) -> None:
 
 def _metadata(form: ExternalFormat, run: Run, checkpoint: Checkpoint, type: str) -> dict[str, Any]:
     a = form.completed(architecture_of(run.config.spec, Use.EXPORT))
-    about = "; ".join(f"{label}: {value}" for label, value in _facts(run, checkpoint).items())
+    facts = "; ".join(f"{label}: {value}" for label, value in _facts(run, checkpoint).items())
     keys_of: dict[str, dict[str, Any]] = {
         "general": {
             "type": "model",
             "name": run.name,
-            "description": f"{_description(run)}. {about}",
+            "description": f"{_description(run)}. {facts}",
             "file_type": _FILE_TYPES[type],
             "quantization_version": 2,
         },
@@ -332,12 +348,14 @@ def _metadata(form: ExternalFormat, run: Run, checkpoint: Checkpoint, type: str)
     return {f"{group}.{key}": keys[key] for group, keys in keys_of.items() for key in keys}
 
 
-def _write_gguf(path: Path, form: str, metadata: dict[str, Any], tensors: _Made, type: str) -> None:
+def _write_gguf(
+    path: Path, form: str, metadata: dict[str, Any], tensors: _Tensors, type: str
+) -> None:
     """Write the GGUF file, with one tensor at a time in memory."""
     from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quant_shape_to_byte_shape
 
     kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING", list: "ARRAY"}
-    shapes, tensor = tensors
+    shapes, read = tensors
     types = {name: _type_of(name, shape, type) for name, shape in shapes.items()}
     with files.replacing(path) as file:
         writer = GGUFWriter(file.name, form)
@@ -354,22 +372,22 @@ def _write_gguf(path: Path, form: str, metadata: dict[str, Any], tensors: _Made,
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
             for name in shapes:
-                numbers = tensor(name).contiguous().numpy()
+                numbers = read(name).contiguous().numpy()
                 writer.write_tensor_data(converted(name, numbers, types[name]))
         finally:
             writer.close()
         _check_file_free(path)
 
 
-def _type_of(name: str, shape: Shape, asked: str) -> str:
-    """Return the type of a tensor in a file for which the user chose the type `asked`.
+def _type_of(name: str, shape: Shape, chosen: str) -> str:
+    """Return the type of a tensor in a file for which the user chose the type `chosen`.
 
     The type is the one that llama.cpp's converter would choose. Vectors and positions stay float32.
     A matrix whose rows don't fill blocks of 32 is float16 instead of Q8_0.
     """
-    if asked == "f32" or len(shape) == 1 or name == "position_embd.weight":
+    if chosen == "f32" or len(shape) == 1 or name == "position_embd.weight":
         return "F32"
-    return "F16" if asked == "f16" or shape[-1] % _BLOCK else "Q8_0"
+    return "F16" if chosen == "f16" or shape[-1] % _BLOCK else "Q8_0"
 
 
 def converted(name: str, numbers: NDArray[np.float32], to: str) -> NDArray[Any]:

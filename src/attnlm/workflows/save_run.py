@@ -53,79 +53,81 @@ def save_run(
     Raises AttnlmError if `code` does not build a model with these weights that computes the same.
     """
     opened = open_dataset(dataset, data_dir=data_dir)
-    device = choose_device("cpu")
     config = _config(model, code, set, block_size)
-    vocab_size = opened.vocab_size
-    built = empty_model(config.spec, vocab_size).eval()
-    theirs = model
-    if not isinstance(theirs, LanguageModel):
-        theirs = OwnLanguageModel(config.spec, vocab_size, model)  # type: ignore[arg-type]
+    rebuilt = _rebuilt(model, config, opened.vocab_size)
+    bytes_per_token = opened.val_bytes / opened.val_tokens
+    measured = validation_loss(
+        rebuilt, opened.val, choose_device("cpu"), bytes_per_token=bytes_per_token
+    )
+    last = dict(metrics[-1]) if metrics else {}
+    step = int(last.get("step", 0))
+    last |= {"step": step, "val_loss": measured.loss, "bits_per_byte": measured.bits_per_byte}
+    records = [_record(metric) for metric in (*metrics[:-1], last)]
+    config = config.with_training(
+        steps=max(1, step), eval_every=max(1, step), seed=0, device="cpu", dtype="float32"
+    )
+    run = create_run(
+        config,
+        opened,
+        sum(p.numel() for p in rebuilt.parameters()),
+        name=name,
+        checkpoint_dir=Path(checkpoint_dir),
+        leaks=check_causal(config.spec, opened.vocab_size),
+    )
+    tensors = dict(rebuilt.named_parameters()) | stored_buffers(rebuilt)
+    weights = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    state = SavedState(step=step, evaluated_step=step, best_step=step, best_loss=measured.loss)
+    save_checkpoint(run.best, weights, {"step": step, "val_loss": measured.loss})
+    save_checkpoint(run.last, weights, dataclasses.asdict(state))
+    for record in records:
+        run.append_evaluation(record, Snapshot(record.step, "", None), [])
+    return run
+
+
+def _rebuilt(model: nn.Module, config: Config, vocab_size: int) -> LanguageModel:
+    """Return the model that `config` describes, with the weights of `model`.
+
+    Raises AttnlmError if it has other weights or computes other logits.
+    """
+    rebuilt = empty_model(config.spec, vocab_size).eval()
+    trained = model
+    if not isinstance(trained, LanguageModel):
+        trained = OwnLanguageModel(config.spec, vocab_size, model)  # type: ignore[arg-type]
     try:
-        built.load_state_dict(theirs.state_dict())
+        rebuilt.load_state_dict(trained.state_dict())
     except RuntimeError as error:
         reason = str(error).splitlines()[-1].strip()
         raise AttnlmError(
             f"{config.spec.name} does not build the model that you trained: {reason}",
             "pass the `code` and the arguments in `set` that made it",
         ) from None
-    check_finite(*built.parameters())
-    ids_BT = torch.arange(min(8, built.block_size))[None] % vocab_size
+    check_finite(*rebuilt.parameters())
+    ids_BT = torch.arange(min(8, rebuilt.block_size))[None] % vocab_size
     was_training = model.training
     with torch.inference_mode():
-        spoken = theirs.eval()(ids_BT.to(next(model.parameters()).device)).cpu()
-        if not agree(built(ids_BT), spoken):
+        logits_BTV = trained.eval()(ids_BT.to(next(model.parameters()).device)).cpu()
+        if not agree(rebuilt(ids_BT), logits_BTV):
             raise AttnlmError(
                 "the model computes something else than its settings say", "pass its `code`"
             )
     model.train(was_training)
-    found = validation_loss(
-        built,
-        opened.val,
-        device,
-        bytes_per_token=opened.val_bytes / opened.val_tokens,
-    )
-    last = dict(metrics[-1]) if metrics else {}
-    step = int(last.get("step", 0))
-    config = config.with_training(
-        steps=max(1, step), eval_every=max(1, step), seed=0, device="cpu", dtype="float32"
-    )
-    stored = dict(built.named_parameters()) | stored_buffers(built)
-    weights = {name: tensor.detach().clone() for name, tensor in stored.items()}
-    run = create_run(
-        config,
-        opened,
-        sum(p.numel() for p in built.parameters()),
-        name=name,
-        checkpoint_dir=Path(checkpoint_dir),
-        leaks=check_causal(config.spec, vocab_size),
-    )
-    done = SavedState(step=step, evaluated_step=step, best_step=step, best_loss=found.loss)
-    save_checkpoint(run.best, weights, {"step": step, "val_loss": found.loss})
-    save_checkpoint(run.last, weights, dataclasses.asdict(done))
-    records = [
-        *(_record(m) for m in metrics[:-1]),
-        _record(
-            {**last, "step": step, "val_loss": found.loss, "bits_per_byte": found.bits_per_byte}
-        ),
-    ]
-    for record in records:
-        run.append_evaluation(record, Snapshot(record.step, "", None), [])
-    return run
+    return rebuilt
 
 
 def _config(
-    model: nn.Module, code: Any, given: Mapping[str, Any] | None, block_size: int | None
+    model: nn.Module, code: Any, arguments: Mapping[str, Any] | None, block_size: int | None
 ) -> Config:
     if isinstance(model, LanguageModel) and code is None:
         return resolve_new(model.spec.settings(), None).config
+    block_size = block_size or getattr(model, "block_size", None)
+    if not isinstance(block_size, int):
+        raise UsageError("the context of the model is not known", "pass `block_size`")
     settings: dict[str, Any] = {
         "model": code if code is not None else type(model),
-        "set": dict(given or {}),
+        "set": dict(arguments or {}),
+        "block_size": block_size,
     }
-    size = block_size or getattr(model, "block_size", None)
-    if not isinstance(size, int):
-        raise UsageError("the context of the model is not known", "pass `block_size`")
-    return resolve_new({**settings, "block_size": size}, None).config
+    return resolve_new(settings, None).config
 
 
 def _record(metric: Mapping[str, Any]) -> EvaluationRecord:
