@@ -71,25 +71,14 @@ def sample(
     prompt, it is asked some questions of the validation split.
     """
     many = settings["num_samples"] != 1 or prompts is not None
-    if interactive and (json or show_probs or many or prompt == "-"):
-        raise UsageError(
-            "--interactive cannot be combined with --json, --show-probs, --num-samples, --prompts "
-            "or a prompt from stdin",
-            "leave one of them out",
-        )
-    if show_probs and many:
-        message = "--show-probs cannot be combined with --num-samples or --prompts"
-        raise UsageError(message, "leave one of them out")
-    if [prompt, prompt_file, prompts].count(None) < 2:
-        message = "only one of --prompt, --prompt-file and --prompts can be used"
-        raise UsageError(message, "leave the others out")
+    sources = 3 - [prompt, prompt_file, prompts].count(None)
+    _check_combinations(sources, interactive, json or prompt == "-", show_probs, many)
     if settings["seed"] is None:
         settings["seed"] = drawn_seed()
     config = SamplingConfig(**settings, stop=[typed(text, "--stop") for text in stop or ()])
-    started = [_prompt(prompt, prompt_file)] if prompts is None else _prompts(prompts)
-    asks = [prompt, prompt_file, prompts].count(None) == 3 and not (many or show_probs)
+    prompt_texts = [_prompt(prompt, prompt_file)] if prompts is None else _prompts(prompts)
     if many or json:  # memory holds the texts to the end
-        config.check_room(len(started), MOST_CHOICES_HELD if show_probs else MOST_HELD)
+        config.check_room(len(prompt_texts), MOST_CHOICES_HELD if show_probs else MOST_HELD)
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     from attnlm.generation.questions import format_of
@@ -97,26 +86,26 @@ def sample(
 
     form = format_of(opened)
     if form is not None:
-        config = form.stopping(config)
-        started = [form.asked(text) if text else text for text in started]
+        config = form.with_stop(config)
+        prompt_texts = [form.prompt(text) if text else text for text in prompt_texts]
     chosen = opened.checkpoint(checkpoint)
     sampler = load_sampler(opened, checkpoint=chosen, device=device, on_event=Display())
-    ids = [] if interactive else sampler.ids_of(started)
-    where = f"{opened.name}, {chosen} on {sampler.device.name}"
-    if form is not None and asks and not interactive:
+    prompt_ids = [] if interactive else sampler.ids_of(prompt_texts)
+    model_on_device = f"{opened.name}, {chosen} on {sampler.device.name}"
+    if form is not None and not (sources or many or show_probs or interactive):
         if not quiet:
-            console.say(f"{where}, greedy")
-        if _answered(sampler, form, opened, data_dir, json, quiet):
+            console.say(f"{model_on_device}, greedy")
+        if _answer_questions(sampler, form, opened, data_dir, json, quiet):
             return
     if not quiet:
-        console.say(f"{where}, temperature {config.temperature:g}, seed {config.seed}")
+        console.say(f"{model_on_device}, temperature {config.temperature:g}, seed {config.seed}")
     if interactive:
-        _talk(sampler, started[0], config, quiet, form)
+        _converse(sampler, prompt_texts[0], config, quiet, form)
         return
     began = time.perf_counter()
-    texts, count, facts = _generate(sampler, ids, started, config, json, show_probs)
+    texts, count, facts = _generate(sampler, prompt_ids, prompt_texts, config, json, show_probs)
     if prompts is not None:
-        facts["prompts"] = started
+        facts["prompts"] = prompt_texts
     seconds = time.perf_counter() - began
     speed = round(count / seconds) if seconds else 0
     if json:
@@ -143,6 +132,24 @@ def sample(
         console.say_next(command_for("attnlm report", opened.path))
 
 
+def _check_combinations(
+    sources: int, interactive: bool, json_or_stdin: bool, show_probs: bool, many: bool
+) -> None:
+    """Raise UsageError for options that exclude each other. `sources` is the number of prompts."""
+    if interactive and (json_or_stdin or show_probs or many):
+        raise UsageError(
+            "--interactive cannot be combined with --json, --show-probs, --num-samples, --prompts "
+            "or a prompt from stdin",
+            "leave one of them out",
+        )
+    if show_probs and many:
+        message = "--show-probs cannot be combined with --num-samples or --prompts"
+        raise UsageError(message, "leave one of them out")
+    if sources > 1:
+        message = "only one of --prompt, --prompt-file and --prompts can be used"
+        raise UsageError(message, "leave the others out")
+
+
 def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt == "-":
         return utf8(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
@@ -155,7 +162,7 @@ def _prompts(path: Path) -> list[str]:
     """Return the prompts in a file: its lines, without empty ones, or the field of its records."""
     if kind_of(path):
         try:
-            found = list(record_texts(path, "prompt", str(path)))
+            prompts = list(record_texts(path, "prompt", str(path)))
         except AttnlmError as error:
             raise AttnlmError(error.message, 'use records such as {"prompt": "…"}') from None
     else:
@@ -163,10 +170,10 @@ def _prompts(path: Path) -> list[str]:
             text = utf8(sys.stdin.buffer.read(), "the prompts on stdin")
         else:
             text = read_text(path)
-        found = [line.removesuffix("\r") for line in text.split("\n") if line.strip("\r")]
-    if not found:
+        prompts = [line.removesuffix("\r") for line in text.split("\n") if line.strip("\r")]
+    if not prompts:
         raise AttnlmError(f"{path} has no prompts", "write a prompt on each line")
-    return found
+    return prompts
 
 
 def _generate(
@@ -242,10 +249,10 @@ def _in_words(choice: Choice) -> str:
 
 # --- Questions ------------------------------------------------------------------------------------
 
-_ASKED = 10  # questions
+_QUESTIONS = 10
 
 
-def _answered(
+def _answer_questions(
     sampler: Sampler, form: QuestionFormat, run: attnlm.Run, data_dir: Path, json: bool, quiet: bool
 ) -> bool:
     """Print questions of the validation split with the model's answers, and return True.
@@ -256,28 +263,29 @@ def _answered(
     from attnlm.workflows.answers import ask, pairs_of
 
     try:
-        pairs = pairs_of(open_dataset_of(run, data_dir), _ASKED)
+        pairs = pairs_of(open_dataset_of(run, data_dir), _QUESTIONS)
     except AttnlmError as error:
         console.say(f"{error.message}: no questions to ask")
         return False
-    found = ask(sampler, form, pairs)
-    right = sum(one.is_right for one in found)
+    answered = ask(sampler, form, pairs)
+    right = sum(question.is_right for question in answered)
     if json:
-        said = [{**one._asdict(), "right": one.is_right} for one in found]
-        console.result_json({"questions": said, "right": right})
+        questions = [{**question._asdict(), "right": question.is_right} for question in answered]
+        console.result_json({"questions": questions, "right": right})
         return True
-    for one in found:
-        mark = "right" if one.is_right else f"wrong: {one.answer}"
-        console.result(f"{one.prompt}{form.question_end}{one.said}\t{mark}")
+    for question in answered:
+        mark = "right" if question.is_right else f"wrong: {question.answer}"
+        console.result(f"{question.prompt}{form.question_end}{question.said}\t{mark}")
     if not quiet:
-        console.say(f"{right} of {len(found)} right; ask one: --prompt, or -i for a conversation")
+        counts = f"{right} of {len(answered)} right"
+        console.say(f"{counts}; ask one: --prompt, or -i for a conversation")
     return True
 
 
 # --- --interactive --------------------------------------------------------------------------------
 
 
-def _talk(
+def _converse(
     sampler: Sampler,
     prompt: str,
     config: SamplingConfig,
@@ -290,17 +298,18 @@ def _talk(
     questions are forgotten when they no longer fit into the context.
     """
     if not quiet:
-        does = "continues it" if form is None else "answers"
-        console.say(f"type a line and the model {does}; /help lists commands, /bye stops")
+        reply = "continues it" if form is None else "answers"
+        console.say(f"type a line and the model {reply}; /help lists commands, /bye stops")
     ids: list[int] = []
     turns: list[int] = []  # the places in `ids` where questions begin
-    asked = prompt if form is not None else ""  # before the first line
+    first_line = prompt if form is not None else ""
     if prompt and form is None:
         _extend(ids, sampler, prompt, form)
     while True:
-        if sys.stdin.isatty() and not asked:
+        if sys.stdin.isatty() and not first_line:
             print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201
-        line, asked = asked or sys.stdin.readline(), ""
+        line = first_line or sys.stdin.readline()
+        first_line = ""
         if not line or line.strip() in ("/bye", "/quit", "/exit", "quit", "exit"):
             return
         if command := re.match(r"/([a-z]+)(?:\s|$)", line):
@@ -308,17 +317,17 @@ def _talk(
             continue
         if form is not None:
             turns.append(len(ids))
-            line = form.asked(line.rstrip("\n"))
+            line = form.prompt(line.rstrip("\n"))
         if _extend(ids, sampler, line, form):
             if form is not None:
-                _forget(ids, turns, sampler.model.block_size)
+                _forget_oldest(ids, turns, sampler.model.block_size)
             for piece in sampler.stream(ids, config):
                 console.write(piece)
             console.write("\n")
             config = replace(config, seed=(config.seed + 1) % 2**63)
 
 
-def _forget(ids: list[int], turns: list[int], block_size: int) -> None:
+def _forget_oldest(ids: list[int], turns: list[int], block_size: int) -> None:
     """Remove the oldest turns from `ids` so that half of the context is left for the answer."""
     while len(turns) > 1 and len(ids) > block_size // 2:
         length = turns[1] - turns[0]

@@ -206,8 +206,8 @@ def open_folder(path: Path, *, verify: bool = False, trusted: bool = False) -> D
     meta = read_meta(path)
     try:
         tokenizer = load(path / "tokenizer.json")
-        about = file_hash(path / "tokenizer.json"), tokenizer.name, tokenizer.vocab_size
-        if about != (meta.tokenizer_sha256, meta.tokenizer, meta.vocab_size):
+        facts = file_hash(path / "tokenizer.json"), tokenizer.name, tokenizer.vocab_size
+        if facts != (meta.tokenizer_sha256, meta.tokenizer, meta.vocab_size):
             raise AttnlmError(
                 f"{path / 'tokenizer.json'} is not the tokenizer of this data set", _DAMAGED
             )
@@ -257,9 +257,10 @@ def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
     path = folder / f"{split}.bin"
     dtype = np.dtype(meta.dtype).newbyteorder("<")
     tokens = meta.train_tokens if split == "train" else meta.val_tokens
-    found, size = path.stat().st_size, tokens * dtype.itemsize
-    if found != size:
-        raise AttnlmError(f"{path} is damaged: it has {found:,} bytes, not {size:,}", _DAMAGED)
+    size = path.stat().st_size
+    expected = tokens * dtype.itemsize
+    if size != expected:
+        raise AttnlmError(f"{path} is damaged: it has {size:,} bytes, not {expected:,}", _DAMAGED)
     ids: np.memmap[Any, Any] = np.memmap(path, dtype, mode="r", shape=(tokens,))
     return ids
 
@@ -272,12 +273,12 @@ def ids_at(
     Raises AttnlmError if an id is not below `vocab_size`: opening a large file does not check all
     of its ids.
     """
-    found: NDArray[Any] = ids[places]
-    if found.size and int(found.max()) >= vocab_size:
+    chosen: NDArray[Any] = ids[places]
+    if chosen.size and int(chosen.max()) >= vocab_size:
         raise AttnlmError(
             f"{origin} is damaged: it has ids outside of its vocabulary of {vocab_size:,}", _DAMAGED
         )
-    return found
+    return chosen
 
 
 def id_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -295,6 +296,12 @@ def sampled_hash(path: Path) -> str:
             file.seek(max(0, size - _SAMPLE) * i // max(1, count - 1))
             digest.update(file.read(_SAMPLE))
     return digest.hexdigest()
+
+
+def evenly_spaced(total: int, most: int) -> NDArray[np.int64]:
+    """Return at most `most` of the numbers below `total`, evenly spaced from 0 on."""
+    count = min(total, most)
+    return np.arange(count) * total // count
 
 
 # --- The list of data sets -----------------------------------------------------------------------

@@ -20,11 +20,11 @@ class QuestionFormat:
     question_end: str = ""
     answer_end: str = ""
 
-    def asked(self, question: str) -> str:
+    def prompt(self, question: str) -> str:
         """Return the prompt for a question, which may have its end already."""
         return question.removesuffix(self.question_end) + self.question_end
 
-    def stopping(self, config: SamplingConfig) -> SamplingConfig:
+    def with_stop(self, config: SamplingConfig) -> SamplingConfig:
         """Return the settings of sampling with a stop at the end of the answer."""
         if not self.answer_end or config.ignore_eos:
             return config
@@ -45,5 +45,5 @@ def answers(
 
     Raises AttnlmError if the vocabulary lacks characters of a question.
     """
-    config = form.stopping(SamplingConfig(tokens=tokens, temperature=0.0))
-    return sampler.samples(sampler.ids_of([form.asked(q) for q in questions]), config)[0]
+    config = form.with_stop(SamplingConfig(tokens=tokens, temperature=0.0))
+    return sampler.samples(sampler.ids_of([form.prompt(q) for q in questions]), config)[0]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import file_hash
-from attnlm.data.dataset import Dataset
+from attnlm.data.dataset import Dataset, evenly_spaced
 from attnlm.data.prepare_examples import LONGER
 from attnlm.generation.questions import QuestionFormat, answers, format_of
 from attnlm.generation.sampling import Sampler, load_sampler
@@ -72,8 +72,8 @@ def answer_pairs(
 ) -> list[Answered]:
     """Ask a run questions whose right answers are known.
 
-        found = attnlm.answer_pairs("transformer-001", [("354+81", "435")])
-        sum(one.is_right for one in found) / len(found)
+        answers = attnlm.answer_pairs("transformer-001", [("354+81", "435")])
+        sum(answer.is_right for answer in answers) / len(answers)
 
     Answers are decoded greedily. If the run was not trained on examples, an answer is right if the
     continuation begins with it. Raises AttnlmError if `pairs` is empty, or a vocabulary lacks
@@ -103,10 +103,11 @@ def ask(sampler: Sampler, form: QuestionFormat | None, pairs: Sequence[Pair]) ->
         raise AttnlmError(f"the answer to {empty[:60]!r} is empty", "leave this question out")
     longest = max(len(sampler.tokenizer.encode(answer)) for _, answer in pairs)
     tokens = min(longest + _SPARE, _MOST_ANSWER)
-    found = answers(sampler, form or QuestionFormat(), [prompt for prompt, _ in pairs], tokens)
-    if form is None:
-        found = [said[: len(answer)] for said, (_, answer) in zip(found, pairs, strict=True)]
-    return [Answered(*pair, said) for pair, said in zip(pairs, found, strict=True)]
+    texts = answers(sampler, form or QuestionFormat(), [prompt for prompt, _ in pairs], tokens)
+    return [
+        Answered(prompt, answer, text if form is not None else text[: len(answer)])
+        for (prompt, answer), text in zip(pairs, texts, strict=True)
+    ]
 
 
 def read_pairs(
@@ -128,16 +129,16 @@ def pairs_of(dataset: Dataset, most: int | None = None) -> list[Pair]:
     Of an example with several answers, the question is all before the first answer that has an end.
     The list is empty for a text.
     """
-    examples, facts = dataset.val_examples, dataset.examples
+    examples = dataset.val_examples
+    facts = dataset.examples
     if examples is None or facts is None:
         return []
-    count = len(examples) if most is None else min(most, len(examples))
     decode = dataset.tokenizer.decode
     end_ids: list[int | None] = [*dataset.tokenizer.encode(facts.answer_end)]
     end_ids = end_ids or [dataset.tokenizer.end_of_text]
     pairs = []
-    for i in range(count):
-        index = i * len(examples) // count
+    total = len(examples)
+    for index in evenly_spaced(total, total if most is None else most):
         ids = dataset.val[examples.starts[index] : examples.ends[index]].tolist()
         is_answer = examples.is_answer[examples.starts[index] : examples.ends[index]].tolist()
         begin = end = 0
@@ -157,34 +158,35 @@ def texts_to_patch(dataset: Dataset, most: int) -> list[tuple[str, str, str, str
     this answer is exchanged. Otherwise, the corrupted question is the next one that has as many
     tokens and an answer that begins with another token. Raises AttnlmError if there is no pair.
     """
-    tokenizer, facts = dataset.tokenizer, dataset.examples
-    end = "" if facts is None else facts.question_end
-    asked = [
+    tokenizer = dataset.tokenizer
+    end = "" if dataset.examples is None else dataset.examples.question_end
+    questions = [
         (tokenizer.encode(prompt.removesuffix(end) + end), tokenizer.encode(answer)[0])
         for prompt, answer in pairs_of(dataset)
     ]
-    found = []
-    for number, (clean, answer) in enumerate(asked):
+    pairs = []
+    for number, (clean, answer) in enumerate(questions):
         place = clean.index(clean[-1]) + 1
-        others = (other for other in (*asked[number + 1 :], *asked[:number]) if other[1] != answer)
+        rotated = (*questions[number + 1 :], *questions[:number])
+        others = (question for question in rotated if question[1] != answer)
         if place < len(clean) and clean[place] == answer:
             _, other = next(others, ([], answer))
             corrupted = [*clean[:place], other, *clean[place + 1 :]]
         else:
-            fitting = (one for one in others if len(one[0]) == len(clean))
+            fitting = (question for question in others if len(question[0]) == len(clean))
             corrupted, other = next(fitting, (clean, answer))
         if other != answer:
             ids = clean, corrupted, [answer], [other]
-            found.append(tuple(map(tokenizer.decode, ids)))
-    lengths = [len(tokenizer.encode(clean)) for clean, *_ in found]
+            pairs.append(tuple(map(tokenizer.decode, ids)))
+    lengths = [len(tokenizer.encode(clean)) for clean, *_ in pairs]
     usual = max(set(lengths), key=lengths.count, default=0)
-    alike = [texts for texts, length in zip(found, lengths, strict=True) if length == usual]
-    if not alike:
+    of_one_length = [texts for texts, n in zip(pairs, lengths, strict=True) if n == usual]
+    if not of_one_length:
         raise AttnlmError(
             f"{dataset.name} has no two questions of one length with different answers",
             "patch two texts of your own",
         )
-    return [(a, b, c, d) for a, b, c, d in alike[:most]]
+    return [(a, b, c, d) for a, b, c, d in of_one_length[:most]]
 
 
 def longer_pairs(dataset: Dataset) -> list[Pair]:

@@ -106,10 +106,10 @@ def ladder(
     or with a budget for a fifth of the time of one seed, without the last tenth of the training
     split, which measures the loss.
 
-    `equal` is what is held equal in all rungs. tokens (default): the steps. parameters: each rung
-    gets the width, and if necessary the heads, with which it has about as many as the first. flops:
-    each makes the steps that need as many operations as the `steps` of the first rung with matmuls.
-    time: each gets the same part of the `budget`.
+    `equal` is what is held equal in all rungs. tokens (default): the steps. parameters: the width
+    of each rung, and if necessary its number of heads, give it about as many parameters as the
+    first rung. flops: each rung makes the steps that need as many operations as the `steps` of the
+    first rung with matmuls. time: each rung gets the same part of the `budget`.
 
     Raises AttnlmError (UsageError for invalid arguments), and Interrupted on a signal, after saving
     the last complete step.
@@ -322,7 +322,7 @@ def _first_question(dataset: Dataset) -> str:
     if dataset.examples is None:
         return ""
     form = QuestionFormat(dataset.examples.question_end)
-    return next((form.asked(question) for question, _ in pairs_of(dataset, 1)), "")
+    return next((form.prompt(question) for question, _ in pairs_of(dataset, 1)), "")
 
 
 def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
