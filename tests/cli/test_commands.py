@@ -100,8 +100,10 @@ def folder(tmp_path: Path) -> Path:
 def test_the_commands_of_a_page_run(
     page: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnlm.see.ladder.panels_png", lambda *_: b"")  # test_ladder.py draws it
-    monkeypatch.setattr("attnlm.see.ladder.panel_svg", lambda *_: "")
+    monkeypatch.setattr(
+        "attnlm.see.ladder_page.panels_png", lambda *_: b""
+    )  # test_ladder.py draws it
+    monkeypatch.setattr("attnlm.see.ladder_page.panel_svg", lambda *_: "")
     shown = dict.fromkeys(commands(page))
     assert shown
     for line in filter(None, BEFORE[page].split("; ")):

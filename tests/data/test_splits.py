@@ -23,7 +23,7 @@ from attnlm.base.events import Note
 from attnlm.data import bin_files
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.data.prepare import prepare
-from attnlm.data.splits import HeldOut, _Divider, _joined
+from attnlm.data.splits import Divider, HeldOut, join_pieces
 from attnlm.see.reproduce import prepare_command
 from attnlm.text import corpus, record_files, text_files
 from attnlm.text.text_files import Piece
@@ -88,18 +88,18 @@ def test_pieces_of_any_size_are_divided_alike(
     texts = [chr(ord("a") + i) * length for i, length in enumerate(lengths)]
     whole, ends = "".join(texts), np.cumsum(lengths).tolist()
     cuts = sorted({0, len(whole), *chance.choices(range(len(whole) + 1), k=5)})
-    divider = _Divider(HeldOut(Fraction(fraction), 1))
+    divider = Divider(HeldOut(Fraction(fraction), 1))
     found: dict[str, list[Piece]] = {"train": [], "val": []}
     for a, b in itertools.pairwise(cuts):
         piece = Piece(whole[a:b], tuple(end - a for end in ends if a < end <= b))
         parts = divider.divide(piece)
-        assert _joined([part for _, part in parts]) == piece
+        assert join_pieces([part for _, part in parts]) == piece
         for key, part in parts:
             found[key].append(part)
     for_val = set(chosen(len(texts), fraction))
     for key in ("train", "val"):
         expected = [text for i, text in enumerate(texts) if (i in for_val) == (key == "val")]
-        text, places = _joined(found[key])
+        text, places = join_pieces(found[key])
         assert text == "".join(expected)
         assert list(places) == np.cumsum([len(text) for text in expected], dtype=int).tolist()
 

@@ -21,13 +21,14 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.base.files import read_json, write_json
 from attnlm.base.signals import Interrupted
-from attnlm.cli.ladder import _facts, _say_table, _say_texts
+from attnlm.cli.ladder import ladder_facts, say_table, say_texts
 from attnlm.config.resolve import Resolved
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.ladder_plan import read_plan
 from attnlm.runs.run import Run, open_run
-from attnlm.see.ladder import Ladder, _lines, explained
+from attnlm.see.ladder import Ladder
+from attnlm.see.ladder_page import explained, loss_curves
 from attnlm.see.reproduce import ladder_command
 from attnlm.training.events import Evaluated, Started
 from attnlm.training.step import StepNotFiniteError
@@ -190,10 +191,10 @@ def test_variants_of_one_model_are_named_by_what_they_change(climbed: Ladder) ->
 def test_long_names_fit_a_terminal_and_lines_of_a_text_end_with_signs(
     climbed: Ladder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _say_texts(replace(climbed, rungs=(replace(climbed.rungs[0], text="one\ntwo"),)))
+    say_texts(replace(climbed, rungs=(replace(climbed.rungs[0], text="one\ntwo"),)))
     assert capsys.readouterr().err.splitlines()[1] == "1 one⏎two"
     shown = terminal(monkeypatch, 80)
-    _say_table(variants(climbed, *VARIANTS, "transformer:query_key_norm=false"))
+    say_table(variants(climbed, *VARIANTS, "transformer:query_key_norm=false"))
     told = re.sub(r"\x1b\[[\d;]*m", "", shown.getvalue()).partition("baselines")[0]
     assert max(map(len, told.splitlines())) <= 80
     for label in ("…positions=none ", "…mlp=gelu:norm=layer ", "…query_key_norm=false "):
@@ -421,8 +422,8 @@ def test_the_spread_between_seeds_decides_what_a_gain_is_worth(climbed: Ladder) 
     better = "0.070 nats per token better than bigram (0.0360 to 0.1040): it sees more than"
     assert better in said["average"]
     assert "0.384 nats per token better than average (0.2470 to 0.5210): they" in said["multi-head"]
-    assert _lines(ladder, "tokens")[0].band == [(2.4, 2.8)]
-    assert not _lines(ladder, "seconds")[0].band
+    assert loss_curves(ladder, "tokens")[0].band == [(2.4, 2.8)]
+    assert not loss_curves(ladder, "seconds")[0].band
     page = " ".join(ladder.write_page().read_text(encoding="utf-8").split())
     assert "the band is from the lowest to the highest of 5 seeds" in page
     assert "A ladder of equal models claims a difference, better or worse, in at most 5 of" in page
@@ -472,10 +473,10 @@ def test_a_difference_that_is_not_shown_comes_with_the_seeds_to_show_it(
         "Not shown to differ from bigram: the interval for the difference, −0.0804 to 0.7470 nats "
         "per token, includes 0; to show a difference of 0.3333 takes about 4 seeds."
     ) in said["average"]
-    _say_table(ladder)
+    say_table(ladder)
     told = capsys.readouterr().err
     assert re.search(r"average +bigram +not shown +\+0\.3333 +−0\.0804 to 0\.7470 +4\n", told)
-    facts = _facts(ladder)["pairs"]
+    facts = ladder_facts(ladder)["pairs"]
     assert isinstance(facts, list) and len(facts) == 3
     assert facts[0] == {
         "rung": "average",
@@ -528,7 +529,7 @@ def test_a_tuned_ladder_says_what_it_tried(tuned: Ladder) -> None:
     page = elements(tuned.write_page().read_bytes()).text
     assert "What tuning tried" in page and "Each rung has its best learning_rate of five" in page
     assert "--tune learning_rate" in ladder_command(tuned.plan)
-    facts = _facts(tuned)
+    facts = ladder_facts(tuned)
     assert facts["tune"] == "learning_rate"
     assert [set(trial) for trial in facts["trials"]] == 10 * [{"rung", "value", "loss"}]  # type: ignore[attr-defined]
     assert not any("defaults of each rung" in warning for warning in tuned.warnings)
@@ -627,7 +628,7 @@ def test_rungs_can_be_tried_in_the_page(
         ]
         assert view.input_value("#prompt") == "1 "
         view.locator("#models li").first.wait_for()
-    monkeypatch.setattr("attnlm.see.ladder._MOST_TO_TRY", 1000)
+    monkeypatch.setattr("attnlm.see.ladder_page._MOST_TO_TRY", 1000)
     assert 'id="try"' not in climbed.write_page().read_text(encoding="utf-8")
 
 

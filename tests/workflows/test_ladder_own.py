@@ -15,7 +15,7 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.base.files import read_json, write_json
-from attnlm.see.ladder import explained
+from attnlm.see.ladder_page import explained
 from tests import own
 from tests.command import attnlm as command
 from tests.command import here

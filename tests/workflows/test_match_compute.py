@@ -11,7 +11,7 @@ import pytest
 import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note
-from attnlm.cli.ladder import _facts
+from attnlm.cli.ladder import ladder_facts
 from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import named_codes
 from attnlm.data.dataset import Dataset
@@ -190,7 +190,7 @@ def test_a_stopped_ladder_keeps_its_widths_and_steps(
     trained_on = {"parameters": "for 4 steps of", "flops": "on batches of"}[equal]
     assert f"each trained {trained_on} 32 × 64 tokens, the same in the same order (seed" in page
     assert ladder_command(ladder.plan).count(f"--equal {equal}") == 1
-    found = _facts(ladder)
+    found = ladder_facts(ladder)
     assert found["equal"] == equal
     assert found["adapted"] == [vars(one) for one in ladder.plan.adapted]
     header, rows = ladder.table()

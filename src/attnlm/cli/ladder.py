@@ -82,7 +82,7 @@ def ladder(
             display(event)
 
         try:
-            climbed = attnlm.ladder(
+            ladder = attnlm.ladder(
                 dataset,
                 rungs=named,
                 budget=budget,
@@ -109,50 +109,53 @@ def ladder(
                 if not quiet:
                     console.say_next(command_for("attnlm ladder --resume", started[0]))
             raise
-    page = climbed.write_page()
+    page = ladder.write_page()
     if not json:
-        _say_texts(climbed)
-    _say_table(climbed)
-    console.result_or_json(str(page), _facts(climbed) | {"page": str(page)}, json)
+        say_texts(ladder)
+    say_table(ladder)
+    console.result_or_json(str(page), ladder_facts(ladder) | {"page": str(page)}, json)
 
 
-def _say_texts(climbed: Ladder) -> None:
-    for rung in climbed.rungs:
+def say_texts(ladder: Ladder) -> None:
+    """Print the text of each rung."""
+    for rung in ladder.rungs:
         console.say_styled(f"── {rung.model}", "cyan")
-        console.say(f"{climbed.plan.prompt}{rung.text}".replace("\n", "⏎"))
+        console.say(f"{ladder.plan.prompt}{rung.text}".replace("\n", "⏎"))
     console.say("")
 
 
-def _say_table(climbed: Ladder) -> None:
-    console.print_table(*climbed.table(), ("rung",), sys.stderr)
-    header, rows = climbed.verdicts()
+def say_table(ladder: Ladder) -> None:
+    """Print the comparison of the rungs, and what makes it unfair."""
+    console.print_table(*ladder.table(), ("rung",), sys.stderr)
+    header, rows = ladder.verdicts()
     if rows:
         console.say("")
         console.print_table(header, rows, ("rung", "than", "verdict"), sys.stderr)
-    first = climbed.rungs[0]
+    first = ladder.rungs[0]
     words = f"baselines: {baselines(first.run.vocab_size, first.run.dataset)}"
     if first.result.part:
         words += f", on the whole split; the rungs on {first.result.part}"
     console.say(words)
-    for said in (climbed.certainty, climbed.equality, climbed.tuning):
-        console.say(console.with_flags(said))
-    for warning in map(console.with_flags, climbed.warnings):
+    for sentence in (ladder.certainty, ladder.equality, ladder.tuning):
+        console.say(console.with_flags(sentence))
+    for warning in map(console.with_flags, ladder.warnings):
         console.say_styled("not like for like:", "yellow", f" {warning}")
 
 
-def _facts(climbed: Ladder) -> dict[str, object]:
+def ladder_facts(ladder: Ladder) -> dict[str, object]:
+    """Return the results as JSON values."""
     return {
-        "ladder": str(climbed.path),
-        "steps": climbed.plan.steps,
-        "seed": climbed.plan.seed,
-        "seeds": climbed.plan.seeds,
-        "tune": climbed.plan.tune,
-        "trials": [vars(trial) for trial in climbed.plan.trials],
-        "equal": climbed.plan.equal,
-        "adapted": [vars(one) for one in climbed.plan.adapted],
-        "false_claim_probability": climbed.false_claim_probability,
-        "warnings": climbed.warnings,
-        "pairs": [vars(pair) for pair in climbed.pairs],
+        "ladder": str(ladder.path),
+        "steps": ladder.plan.steps,
+        "seed": ladder.plan.seed,
+        "seeds": ladder.plan.seeds,
+        "tune": ladder.plan.tune,
+        "trials": [vars(trial) for trial in ladder.plan.trials],
+        "equal": ladder.plan.equal,
+        "adapted": [vars(adapted) for adapted in ladder.plan.adapted],
+        "false_claim_probability": ladder.false_claim_probability,
+        "warnings": ladder.warnings,
+        "pairs": [vars(pair) for pair in ladder.pairs],
         "rungs": [
             {
                 "model": rung.model,
@@ -167,8 +170,8 @@ def _facts(climbed: Ladder) -> dict[str, object]:
                 "steps": rung.result.last.step,
                 "flops": rung.flops,
                 "seconds": rung.result.last.seconds,
-                "text": climbed.plan.prompt + rung.text,
+                "text": ladder.plan.prompt + rung.text,
             }
-            for rung, gain in zip(climbed.rungs, climbed.gains, strict=True)
+            for rung, gain in zip(ladder.rungs, ladder.gains, strict=True)
         ],
     }

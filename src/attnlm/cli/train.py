@@ -252,13 +252,13 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
 
 
 def _report_seeds(found: attnlm.SeedRuns, json: bool) -> None:
-    from attnlm.see.ladder import in_words, median
+    from attnlm.see.ladder import interval_text, median
 
     middle, (low, *_, high) = median(found.losses, key=float), sorted(found.losses)
     words = {
         "median": f"{middle:.4f} nats per token, of {len(found.runs)} seeds",
         "range": f"{low:.4f} to {high:.4f}",
-        "mean": f"95% interval {in_words(found.interval)} (Student's t)",
+        "mean": f"95% interval {interval_text(found.interval)} (Student's t)",
         "baselines": baselines(found.runs[0].vocab_size, found.runs[0].dataset),
     }
     console.say_facts(words)

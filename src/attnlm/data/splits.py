@@ -42,12 +42,13 @@ class HeldOut:
     def indices(self) -> Iterator[int]:
         """Yield the indices of the chosen documents, without end."""
         for row in itertools.count():
-            first, end = (math.ceil(place / self.fraction) for place in (row, row + 1))
+            first = math.ceil(row / self.fraction)
+            end = math.ceil((row + 1) / self.fraction)
             digest = hashlib.blake2b(f"{self.seed} {row}".encode(), digest_size=8).digest()
             yield first + int.from_bytes(digest) % (end - first)
 
 
-class _Divider:
+class Divider:
     """Divides a text, piece by piece, into the documents of the two splits."""
 
     def __init__(self, choice: HeldOut) -> None:
@@ -148,16 +149,16 @@ class Split:
         empty; [] if the text has only one part."""
         parts = self.text_of("val").parts
         if self.val_text:
-            found = [(part.name, part.characters) for part in parts]
+            sizes = [(part.name, part.characters) for part in parts]
         elif self.by_documents:
-            found = [(part.name, part.chosen) for part in parts]
+            sizes = [(part.name, part.chosen) for part in parts]
         else:
             ends = itertools.accumulate(part.characters for part in parts)
             after = (end - self.train_characters for end in ends)
-            found = [
+            sizes = [
                 (part.name, min(n, part.characters)) for part, n in zip(parts, after, strict=True)
             ]
-        return [(name, n) for name, n in found if n > 0] if len(parts) > 1 else []
+        return [(name, n) for name, n in sizes if n > 0] if len(parts) > 1 else []
 
     @property
     def characters(self) -> int:
@@ -182,11 +183,11 @@ class Split:
 
     def _parts(self) -> Iterator[tuple[str, Piece]]:
         if self.by_documents:
-            divider = _Divider(self.text.choice)
+            divider = Divider(self.text.choice)
             for piece in self.text.pieces():
                 parts = divider.divide(piece)
                 for key in SPLITS:
-                    yield key, _joined([part for split, part in parts if split == key])
+                    yield key, join_pieces([part for split, part in parts if split == key])
             return
         left = self.train_characters
         for piece in self.text.pieces():
@@ -218,7 +219,7 @@ def survey_text(corpus: Corpus, choice: HeldOut, on_event: OnEvent) -> Text:
     """Read a corpus once to count and hash it. Raises AttnlmError if it is empty."""
     characters = utf8_bytes = documents = 0
     digest = hashlib.sha256()
-    divider = _Divider(choice)
+    divider = Divider(choice)
     names = corpus.parts
     parts: list[Part] = []
     is_there = np.zeros(0x110000, np.bool_)
@@ -271,7 +272,7 @@ def survey_text(corpus: Corpus, choice: HeldOut, on_event: OnEvent) -> Text:
     )
 
 
-def _joined(pieces: Sequence[Piece]) -> Piece:
+def join_pieces(pieces: Sequence[Piece]) -> Piece:
     """Return the texts of `pieces` in one piece."""
     starts = itertools.accumulate((len(piece.text) for piece in pieces), initial=0)
     ends = [start + end for start, piece in zip(starts, pieces, strict=False) for end in piece.ends]

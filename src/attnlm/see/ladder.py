@@ -1,95 +1,28 @@
-"""Compare the rungs of a ladder: losses, gains, caveats, and an HTML page.
+"""Compare the rungs of a ladder: losses, gains and caveats.
 
 A ladder trains several models on the same batches. Each model is a rung, with a run for each seed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import attnlm
 from attnlm.base import files
-from attnlm.base.folders import flag
-from attnlm.config.variants import variant, words_of
-from attnlm.model.architecture import MODELS, UnsupportedError
-from attnlm.model.inspection import ChangedModelError
+from attnlm.config.variants import variant
 from attnlm.model.own import WIDTHS, size_settings
 from attnlm.runs.ladder_plan import TOLERANCE, LadderPlan
 from attnlm.runs.run import Result, Run
-from attnlm.see.curves import FEW_STEPS, Line, panel_svg, panels_png, recent_fall, verdict
-from attnlm.see.model_page import SCRIPTS, first_text, run_data
-from attnlm.see.page import render
-from attnlm.see.reproduce import ladder_command
+from attnlm.see.curves import FEW_STEPS, recent_fall, verdict
 from attnlm.see.verdicts import Pair, compare_pairs
 
-# Colours that are legible on white and on black. A model has the same colour in all pictures; a
-# variant, or a model beyond these colours, takes the colour of a model that the ladder lacks.
-_COLOURS = (
-    *("#a8607f", "#7c7fd0", "#4f8fd8", "#1f9bb5", "#2a9d6e", "#8a961c", "#d9730d"),
-    *("#c2554d", "#8c6bb1", "#5f7f4f"),
-)
-_COLOUR_OF = dict(zip(MODELS, _COLOURS, strict=False))
-
-# For each rung: what it is, why it helps, and why it may not. A rung without an entry is named by
-# its model, and its gain has no reason.
-_IDEAS = {
-    "bigram": (
-        "A table in which the last token's row holds the logits of the next",
-        "one token already says much about the next",
-        "it sees nothing but the last token",
-    ),
-    "average": (
-        "Each token becomes the mean of itself and all tokens before it",
-        "it sees more than one token",
-        "the mean does not say which token came last",
-    ),
-    "dot-product": (
-        "Attention without parameters: each token reads most from those whose embeddings are "
-        "like its own",
-        "it tells the tokens of the past apart",
-        "nothing in it learns what to look for",
-    ),
-    "single-head": (
-        "One head with learned queries, keys and values",
-        "it learns which earlier tokens to read, and what to take from them",
-        "it looks for one thing at a time",
-    ),
-    "multi-head": (
-        "Several narrow heads in parallel",
-        "they look for several things at once",
-        "each head is narrow",
-    ),
-    "wide-head": (
-        "Heads as wide as the embedding, projected back to its width",
-        "each head can carry more",
-        "it has more parameters to learn, and narrow heads are often wide enough",
-    ),
-    "transformer": (
-        "Blocks of attention and an MLP with residual connections, norms and rotary positions",
-        "later heads look for what earlier ones found, and each MLP computes with it",
-        "more parameters take more steps to learn",
-    ),
-}
-_SHAPES = {
-    "gpt2": "GPT-2: layer norm, learned positions, GELU, tied embeddings",
-    "llama": "Llama: RMS norm, rotary positions, SwiGLU",
-    "qwen3": "Qwen3: Llama's parts, with normalised queries and keys",
-}
-_IDEAS |= {
-    model: (f"A transformer in the shape of {shape}", *_IDEAS["transformer"][1:])
-    for model, shape in _SHAPES.items()
-}
-_NOTICEABLE = 0.01  # nats per token
+NOTICEABLE = 0.01  # nats per token
 _FEWEST_SEEDS = 5
 """The number of seeds from which on `beyond_seeds` may be True."""
-_MOST_TO_TRY = 2_000_000  # parameters of all rungs, for a page of about 10 MB
 
 
 @dataclass(frozen=True)
@@ -190,14 +123,14 @@ class Ladder:
             overlap = self.plan.seeds > 1 and max(low) >= min(high)
             apart = True if self.plan.seeds >= _FEWEST_SEEDS else None
             gains.append(Gain(best, best.loss - rung.loss, False if overlap else apart))
-            best = min(best, rung, key=lambda one: one.loss)
+            best = rung if rung.loss < best.loss else best
         return gains
 
     @property
     def pairs(self) -> list[Pair]:
         """The comparison of each rung with each earlier one over the same seeds."""
         return compare_pairs(
-            {r.model: [one.final.val_loss for one in r.results] for r in self.rungs}
+            {r.model: [result.final.val_loss for result in r.results] for r in self.rungs}
         )
 
     def verdicts(self) -> tuple[list[str], list[list[str]]]:
@@ -210,7 +143,7 @@ class Ladder:
                 self.labels[pair.rival],
                 pair.verdict,
                 f"{pair.difference:+z.4f}",
-                in_words(pair.interval),
+                interval_text(pair.interval),
                 f"{pair.seeds_needed or ''}",
             ]
             for pair in self.pairs
@@ -246,17 +179,17 @@ class Ladder:
     def verdict(self) -> str:
         """A sentence on the best rung and the second one."""
         best, *others = sorted(self.rungs, key=lambda rung: rung.loss)
-        said = f"the lowest loss is {best.loss:.4f} nats per token, by {best.model}"
+        ranking = f"the lowest loss is {best.loss:.4f} nats per token, by {best.model}"
         if not others:
-            return said
+            return ranking
         second = others[0]
-        said += f"; the second, {second.model}, has {second.loss - best.loss:.4f} more"
+        ranking += f"; the second, {second.model}, has {second.loss - best.loss:.4f} more"
         if self.plan.seeds == 1:
-            return f"{said}; with one seed, the difference may be chance"
+            return f"{ranking}; with one seed, the difference may be chance"
         names = {best.model, second.model}
         pair = next(pair for pair in self.pairs if {pair.rung, pair.rival} == names)
-        do = "do not show" if pair.verdict == "not shown" else "show"
-        return f"{said}; {self.plan.seeds} seeds {do} that they differ"
+        show = "do not show" if pair.verdict == "not shown" else "show"
+        return f"{ranking}; {self.plan.seeds} seeds {show} that they differ"
 
     @property
     def reference(self) -> str:
@@ -296,8 +229,8 @@ class Ladder:
     @property
     def equality(self) -> str:
         """A sentence on what is equal in all rungs."""
-        said = _SENTENCES[self.plan.equal].format(self.reference)
-        return f"{said} ({self.plan.adaptation})" if self.plan.adaptation else said
+        sentence = _SENTENCES[self.plan.equal].format(self.reference)
+        return f"{sentence} ({self.plan.adaptation})" if self.plan.adaptation else sentence
 
     @property
     def tuning(self) -> str:
@@ -325,58 +258,15 @@ class Ladder:
 
         The page works offline.
         """
-        known = self.rungs[-1].run.references()
-        panels = {x: _lines(self, x) for x in ("tokens", "seconds")}
-        files.write_bytes(self.path / "curves.png", panels_png(panels, known))
-        pictures = {x: panel_svg(lines, known, x) for x, lines in panels.items()}
-        if self.plan.tune and (trials := _trial_lines(self)):
-            pictures[self.plan.tune] = panel_svg(trials, {}, self.plan.tune)
-        header, rows = self.table()
-        runs = [rung.run for rung in self.rungs]
-        models = list[dict[str, Any]]()
-        if sum(run.parameters for run in runs) <= _MOST_TO_TRY:
-            named = zip(runs, self.labels.values(), strict=True)
-            # If a model cannot compute in a page, the page shows no models.
-            with contextlib.suppress(ChangedModelError, UnsupportedError):
-                models = [run_data(run, run.checkpoint(), name=name) for run, name in named]
-        page = render(
-            "ladder.html",
-            ladder=self,
-            header=header,
-            rows=list(zip(self.rungs, rows, strict=True)),
-            verdicts=self.verdicts(),
-            notes=[_with_flags(s) for s in (self.certainty, self.equality, self.tuning)],
-            explained=explained(self),
-            captions=_captions(self, pictures),
-            what="variant changes" if any(":" in r.model for r in self.rungs) else "rung adds",
-            pictures=pictures,
-            colours=_colours(self),
-            again=ladder_command(self.plan),
-            references=known,
-            version=attnlm.__version__,
-            models=models,
-            scripts=SCRIPTS if models else (),
-            data={"models": models, "prompt": self.plan.prompt or first_text(runs)},
-        )
+        from attnlm.see.ladder_page import curves_png, ladder_page
+
+        files.write_bytes(self.path / "curves.png", curves_png(self))
         path = self.path / "index.html"
-        files.write_bytes(path, page)
+        files.write_bytes(path, ladder_page(self))
         return path
 
 
 _T = TypeVar("_T")
-
-
-def _captions(ladder: Ladder, pictures: Mapping[str, str]) -> dict[str, str]:
-    """Return a sentence for each picture."""
-    captions = {x: f"Validation loss by {x}" for x in pictures}
-    if ladder.plan.seeds > 1 and "tokens" in captions:
-        captions["tokens"] += (
-            f"; the band is from the lowest to the highest of {ladder.plan.seeds} seeds"
-        )
-    if ladder.plan.tune in captions:
-        tried = f"the loss on the last tenth of the training split by {ladder.plan.tune}"
-        captions[ladder.plan.tune] = f"What tuning tried: {tried}"
-    return captions
 
 
 def median(items: Sequence[_T], key: Callable[[_T], float]) -> _T:
@@ -384,14 +274,9 @@ def median(items: Sequence[_T], key: Callable[[_T], float]) -> _T:
     return sorted(items, key=key)[(len(items) - 1) // 2]
 
 
-def in_words(interval: tuple[float, float] | None) -> str:
+def interval_text(interval: tuple[float, float] | None) -> str:
     """Return `−0.0123 to 0.0456`."""
     return "" if interval is None else f"{interval[0]:z.4f} to {interval[1]:z.4f}".replace("-", "−")
-
-
-def _with_flags(text: str) -> str:
-    """Return the text with settings as options of the command line: `tune` becomes --tune."""
-    return re.sub(r"`(\w+)`", lambda found: flag(found[1]), text)
 
 
 def _warnings(ladder: Ladder) -> Iterator[str]:
@@ -453,92 +338,10 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
         yield f"models learn next to nothing in so few steps: {fewest.model} made {steps}"
     for rung, gain in zip(ladder.rungs, ladder.gains, strict=True):
         if gain is not None:
-            fall = max(recent_fall(one.result.records) for one in (rung, gain.rival))
-            if fall > max(_NOTICEABLE, abs(gain.nats)):
+            fall = max(recent_fall(r.result.records) for r in (rung, gain.rival))
+            if fall > max(NOTICEABLE, abs(gain.nats)):
                 yield (
                     f"too few steps to rank {gain.rival.model} and {rung.model}: they are "
                     f"{abs(gain.nats):.3f} apart, and a loss fell by {fall:.3f} over the last "
                     "fifth of training"
                 )
-
-
-def explained(ladder: Ladder) -> list[tuple[str, str]]:
-    """Return each rung's name and sentences: what the rung adds, its gain over the best rung before
-    it, and a reason for the gain.
-
-    For a variant of a model, the sentences state the change and the gain, without a reason.
-    """
-    sentences = []
-    judged_pairs = {(pair.rung, pair.rival): pair for pair in ladder.pairs}
-    for rung, gain in zip(ladder.rungs, ladder.gains, strict=True):
-        model, *changes = words_of(rung.model)
-        pairs = (change.partition("=") for change in changes)
-        changed = " and ".join(f"{key.replace('_', ' ')} {value}" for key, _, value in pairs)
-        unexplained = (f"{model} with {changed}" if changed else f"The model {model}", "", "")
-        idea, why, why_not = unexplained if changed else _IDEAS.get(model, unexplained)
-        if gain is None:
-            said = "The others are compared with it"
-        elif ladder.plan.seeds == 1 and abs(gain.nats) <= _NOTICEABLE:
-            said = f"As good as {gain.rival.model} after these steps"
-        else:
-            said = _said(judged_pairs[rung.model, gain.rival.model], why, why_not)
-        sentences.append((rung.model, f"{idea}. {said}."))
-    return sentences
-
-
-def _said(pair: Pair, why: str, why_not: str) -> str:
-    """Return the sentence on a gain: what the interval shows, and a reason for it."""
-    nats, other = pair.difference, pair.rival
-    if pair.interval is not None and pair.verdict == "not shown":
-        needed = f"about {pair.seeds_needed} seeds" if pair.seeds_needed else "over 100 seeds"
-        return (
-            f"Not shown to differ from {other}: the interval for the difference, "
-            f"{in_words(pair.interval)} nats per token, includes 0; to show a difference of "
-            f"{abs(nats):.4f} takes {needed}"
-        )
-    said = f"{abs(nats):.3f} nats per token {'better' if nats > 0 else 'worse'} than {other}"
-    said += f" ({in_words(pair.interval)})" if pair.interval else ""
-    return said + (f": {reason}" if (reason := why if nats > 0 else why_not) else "")
-
-
-def _colours(ladder: Ladder) -> dict[str, str]:
-    models = [rung.model for rung in ladder.rungs]
-    free = [colour for model, colour in _COLOUR_OF.items() if model not in models]
-    others = itertools.cycle(free or _COLOURS)
-    return {m: _COLOUR_OF[m] if m in _COLOUR_OF else next(others) for m in models}
-
-
-def _trial_lines(ladder: Ladder) -> list[Line]:
-    """Return the losses of each rung's trials by the value tried."""
-    lines = []
-    for rung, label in ladder.labels.items():
-        points = {t.value: t.loss for t in ladder.plan.trials if t.rung == rung and t.loss}
-        if points:
-            lines.append(Line(label, [*points], [*points.values()], _colours(ladder)[rung]))
-    return lines
-
-
-def _lines(ladder: Ladder, x: str) -> list[Line]:
-    """Return the curve of each rung.
-
-    A curve by tokens has a band from the lowest to the highest loss of all seeds, unless there is
-    one seed only or a seed lacks an evaluation.
-    """
-    colours = _colours(ladder)
-    lines = []
-    for rung in ladder.rungs:
-        records = rung.result.records
-        steps = [record.step for record in records]
-        seeds = [{r.step: r.val_loss for r in seed.records} for seed in rung.results]
-        band: list[tuple[float, float]] = []
-        if x == "tokens" and len(seeds) > 1 and all(seed.keys() >= {*steps} for seed in seeds):
-            band = [(min(s[step] for s in seeds), max(s[step] for s in seeds)) for step in steps]
-        line = Line(
-            label=ladder.labels[rung.model],
-            x=[record.tokens if x == "tokens" else record.seconds for record in records],
-            losses=[record.val_loss for record in records],
-            colour=colours[rung.model],
-            band=band,
-        )
-        lines.append(line)
-    return lines
