@@ -108,8 +108,8 @@ def likeliest(scores_V: NDArray[Any], count: int) -> list[int]:
     """Return the ids of the `count` largest scores in descending order; ties by ascending id."""
     least = np.partition(scores_V, -count)[-count] if count < len(scores_V) else -np.inf
     ids: NDArray[np.int64] = np.flatnonzero(scores_V >= least)
-    found: list[int] = ids[np.argsort(-scores_V[ids], kind="stable")][:count].tolist()
-    return found
+    largest: list[int] = ids[np.argsort(-scores_V[ids], kind="stable")][:count].tolist()
+    return largest
 
 
 def attend(
@@ -136,13 +136,13 @@ def attend(
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if run.config.spec.supports(Use.ATTENTION_MAPS) is not None:
         raise no_attention()
-    ids, most = ids_of(run, text), run.config.spec.block_size
-    if len(ids) > most:
-        count, last = f"{len(ids):,}", f"the last {most:,} tokens"
-        words = f"the text has {count} tokens; {run.name} reads only {last}, its context"
-        (on_event or ignore)(Note(words))
+    ids = ids_of(run, text)
+    block_size = run.config.spec.block_size
+    if len(ids) > block_size:
+        reads = f"{run.name} reads only the last {block_size:,} tokens, its context"
+        (on_event or ignore)(Note(f"the text has {len(ids):,} tokens; {reads}"))
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    attention = attention_of(run, model, ids[-most:])[0]
+    attention = attention_of(run, model, ids[-block_size:])[0]
     if not attention.weights.size:
         raise NotRecordedError
     return attention
@@ -156,22 +156,22 @@ def attention_of(run: Run, model: LanguageModel, ids: list[int]) -> tuple[Attent
     Raises NotFiniteError for NaN and infinity.
     """
     maps: list[NDArray[np.float32]] = []
-    seen = record(
+    recorder = record(
         model, torch.tensor([ids]), watch=lambda maps_BHTT: maps.append(maps_BHTT[0].numpy())
     )
-    check_finite(seen.logits)
+    check_finite(recorder.logits)
     weights_LHTT = np.empty((0, 0, len(ids), len(ids)), np.float32)
-    if maps and seen.has_equal_layers:
-        weights_LHTT = np.concatenate(maps).reshape(len(seen.layers), -1, len(ids), len(ids))
-    found = Attention(
+    if maps and recorder.has_equal_layers:
+        weights_LHTT = np.concatenate(maps).reshape(len(recorder.layers), -1, len(ids), len(ids))
+    attention = Attention(
         run=run.name,
         model=run.config.spec.name,
         tokens=token_texts(run.tokenizer, ids),
         vocabulary=token_texts(run.tokenizer, list(range(run.vocab_size))),
         weights=weights_LHTT,
-        probabilities=torch.softmax(seen.logits[0], -1).numpy(),
+        probabilities=torch.softmax(recorder.logits[0], -1).numpy(),
     )
-    return found, seen
+    return attention, recorder
 
 
 def in_colour(attention: Attention, width: int) -> Iterator[Columns]:
@@ -206,9 +206,9 @@ def in_words(attention: Attention) -> Iterator[str]:
     for layer, head in np.ndindex(*attention.weights.shape[:2]):
         yield f"layer {layer + 1} head {head + 1}"
         for t, weights_T in enumerate(attention.weights[layer, head]):
-            most = likeliest(weights_T[: t + 1], _MOST_LISTED)
-            looked_at = (f"{shown[s]}@{s} {weights_T[s]:.2f}" for s in most)
-            yield f"  {t:>3} {shown[t]:<{widest}}  {'  '.join(looked_at)}"
+            places = likeliest(weights_T[: t + 1], _MOST_LISTED)
+            weights = "  ".join(f"{shown[s]}@{s} {weights_T[s]:.2f}" for s in places)
+            yield f"  {t:>3} {shown[t]:<{widest}}  {weights}"
 
 
 def next_in_words(likeliest: Iterable[tuple[str, float]]) -> Iterator[str]:

@@ -29,10 +29,10 @@ class Grid:
 
 @dataclass(frozen=True)
 class HeatMaps:
-    """Tables, with a title and sentences about them."""
+    """Tables, with a title and captions."""
 
     title: str
-    about: list[str]
+    captions: list[str]
     grids: list[Grid]
 
     def __str__(self) -> str:

@@ -117,13 +117,13 @@ class MLflow:
         self._metric: Any = Metric
         self._client: Any = mlflow.MlflowClient()
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
-        there = mlflow.set_experiment(name).experiment_id
-        if found := self._client.search_runs([there], f"tags.{_PROJECT} = '{id}'"):
-            self._id = found[0].info.run_id
+        experiment = mlflow.set_experiment(name).experiment_id
+        if runs := self._client.search_runs([experiment], f"tags.{_PROJECT} = '{id}'"):
+            self._id = runs[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
             return
-        made = self._client.create_run(there, tags={_PROJECT: id}, run_name=run.name)
-        self._id = made.info.run_id
+        new_run = self._client.create_run(experiment, tags={_PROJECT: id}, run_name=run.name)
+        self._id = new_run.info.run_id
         params = [Param(name, str(value)) for name, value in run.config.settings().items()]
         self._client.log_batch(self._id, params=params)
 
@@ -185,8 +185,8 @@ def check_tools(names: Iterable[str]) -> None:
         if str(name) not in TOOLS:
             hint = suggestion(str(name), TOOLS, f"choose from {', '.join(TOOLS)}")
             raise UsageError(f"invalid value for `log`: {quoted(name)}", hint)
-        found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:  # a folder with this name is not a package
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # a folder with this name is not a package
             raise AttnlmError(
                 f"`log` {name} needs the package {name}, which is not installed",
                 f"install it: pip install {name}",

@@ -71,19 +71,18 @@ def export_to_html(
             f"{parameters:,} parameters are too many for a page (at most {LARGEST:,})",
             "export a smaller model, or use `force`",
         )
-    chosen = [run.checkpoint(checkpoint) for run in runs]
+    checkpoints = [run.checkpoint(checkpoint) for run in runs]
     if text is not None:
         for run in runs:
             run.tokenizer.encode(text)
-    models = [
-        run_data(run, one, type, data_dir=data_dir) for run, one in zip(runs, chosen, strict=True)
-    ]
+    pairs = zip(runs, checkpoints, strict=True)
+    models = [run_data(run, weights, type, data_dir=data_dir) for run, weights in pairs]
     page = page_of(models, first_text(runs) if text is None else text)
     with files.explaining(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         files.write_bytes(path, page)
     form = f"a page of {quantity(len(page), 'B')}"
-    return Exported(path, form, ", ".join(dict.fromkeys(one.which for one in chosen)))
+    return Exported(path, form, ", ".join(dict.fromkeys(weights.which for weights in checkpoints)))
 
 
 def run_data(
@@ -100,18 +99,18 @@ def run_data(
 
     Raises as `described_weights` does.
     """
-    about = run_facts(run)
+    facts = run_facts(run)
     origin = f"trained on {run.dataset.name}"
     if run.imported_from:
         origin = f"imported from {run.imported_from}"
     elif (result := run.result()) is not None:
         origin += f" to a loss of {result.final.val_loss:.2f}"
     if excerpt := _excerpt(run, data_dir):
-        about["the text begins"] = excerpt
+        facts["the text begins"] = excerpt
     a = architecture_of(run.config.spec, Use.PAGE)
     weights = described_weights(run, checkpoint)
     description = f"{a.name}, {run.parameters:,} parameters, {origin}"
-    return model_data(name or run.name, a, weights, run.tokenizer, description, number_type, about)
+    return model_data(name or run.name, a, weights, run.tokenizer, description, number_type, facts)
 
 
 def _excerpt(run: Run, data_dir: Path) -> str:
@@ -156,11 +155,11 @@ def model_data(
     tokenizer: Tokenizer,
     description: str,
     number_type: str | None = None,
-    about: Mapping[str, str] | None = None,
+    facts: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return a model's JSON values for `unpackModels` in tokenizers.js, with tensors in base64.
 
-    The page shows `description` and, on demand, `about`: facts by label. `number_type` is f32 or
+    The page shows `description` and, on demand, `facts` by label. `number_type` is f32 or
     f16 (default: f32 up to 2 million parameters, f16 above).
     """
     numbers = np.concatenate([tensor.numpy().ravel() for tensor in tensors.values()])
@@ -173,7 +172,7 @@ def model_data(
     return {
         "name": name,
         "description": description,
-        "about": {**(about or {})},
+        "about": {**(facts or {})},
         "architecture": architecture_data(a),
         "shapes": {tensor: list(tensors[tensor].shape) for tensor in tensors},
         "type": number_type,

@@ -40,11 +40,11 @@ def drawing(**style: object) -> Iterator[None]:
     import matplotlib as mpl
     import matplotlib.font_manager
 
-    ours: dict[Any, Any] = {**mpl.rcParamsDefault, **style}
+    settings: dict[Any, Any] = {**mpl.rcParamsDefault, **style}
     for name in _THE_USERS:
         if name not in style:
-            del ours[name]
-    with mpl.rc_context(ours), warnings.catch_warnings():
+            del settings[name]
+    with mpl.rc_context(settings), warnings.catch_warnings():
         # A character that the font lacks is drawn as a box.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         yield
@@ -113,7 +113,7 @@ def heat_picture(maps: HeatMaps, format: str) -> bytes:
                 axes.text(
                     x, y, f"{share:z.2f}", fontsize=5, ha="center", va="center", in_layout=False
                 )
-        figure.suptitle(_plain(maps.about[0]), fontsize=8)
+        figure.suptitle(_plain(maps.captions[0]), fontsize=8)
         return _saved(figure, format)
 
 
@@ -151,14 +151,16 @@ def fonts_for(tokens: Iterable[str]) -> tuple[list[str], str]:
         missing = {ord(c) for token in tokens for c in visible(token)}
         missing -= _characters(font_manager.findfont(usual))
         while missing:
-            installed = font_manager.fontManager.ttflist
-            found = {font.name: missing & _characters(font.fname) for font in installed}
-            found = {name: has for name, has in found.items() if not name.startswith("Last Resort")}
-            best = max(found, key=lambda name: len(found[name]))
-            if not found[best]:
+            drawn = {
+                font.name: missing & _characters(font.fname)
+                for font in font_manager.fontManager.ttflist
+                if not font.name.startswith("Last Resort")
+            }
+            best = max(drawn, key=lambda name: len(drawn[name]))
+            if not drawn[best]:
                 break
             families.append(best)
-            missing -= found[best]
+            missing -= drawn[best]
     return families, "".join(map(chr, sorted(missing)))
 
 

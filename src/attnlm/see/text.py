@@ -34,11 +34,11 @@ def ids_within_context(run: Run, text: str) -> list[int]:
     lacks one of its characters.
     """
     ids = ids_of(run, text)
-    most = run.config.spec.block_size
-    if len(ids) > most:
+    limit = run.config.spec.block_size
+    if len(ids) > limit:
         raise AttnlmError(
-            f"the text has {len(ids)} tokens, more than the context of {run.name}, {most}",
-            f"use a text of at most {most} tokens, or train with a larger `block_size`",
+            f"the text has {len(ids)} tokens, more than the context of {run.name}, {limit}",
+            f"use a text of at most {limit} tokens, or train with a larger `block_size`",
         )
     return ids
 

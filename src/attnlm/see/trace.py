@@ -83,9 +83,15 @@ class Trace:
             numbers[step.values.isneginf().numpy()] = None  # JSON does not have −∞
             steps.append({**vars(step), "shape": [*numbers.shape], "values": numbers.tolist()})
         likeliest = [{"token": token, "probability": p} for token, p in self.next]
-        about = {"run": self.run, "model": self.model, "tokens": self.tokens}
         added = [{"part": part, "logit": logit} for part, logit in self.added]
-        return {**about, "steps": steps, "next": likeliest, "added": added}
+        return {
+            "run": self.run,
+            "model": self.model,
+            "tokens": self.tokens,
+            "steps": steps,
+            "next": likeliest,
+            "added": added,
+        }
 
 
 def trace(
@@ -112,10 +118,10 @@ def trace(
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     architecture = architecture_of(run.config.spec, Use.TRACE)
     check_textbook(model, run.name)
-    seen = record(model, torch.tensor([ids]))
-    steps = list(_steps(architecture, seen))
+    recorder = record(model, torch.tensor([ids]))
+    steps = list(_steps(architecture, recorder))
     check_finite(*(step.values for step in steps if not step.name.endswith("mask")))
-    probabilities_TV = torch.softmax(seen.logits[0], -1)
+    probabilities_TV = torch.softmax(recorder.logits[0], -1)
     last_V = probabilities_TV[-1].numpy()
     order = likeliest(last_V, _LIKELIEST)
     return Trace(
@@ -135,20 +141,20 @@ def trace(
     )
 
 
-def _steps(a: Architecture, seen: Recorder) -> Iterator[Step]:
-    if seen.embedded is None:
-        yield Step("logits", "each token's row of the table", "T V", seen.logits[0])
+def _steps(a: Architecture, recorder: Recorder) -> Iterator[Step]:
+    if recorder.embedded is None:
+        yield Step("logits", "each token's row of the table", "T V", recorder.logits[0])
         return
     positions = " + position_embedding[0 … T−1]" if a.positions == "learned" else ""
-    yield Step("embedding", f"token_embedding[tokens]{positions}", "T C", seen.embedded[0])
-    for number, layer in enumerate(seen.layers, 1):
+    yield Step("embedding", f"token_embedding[tokens]{positions}", "T C", recorder.embedded[0])
+    for number, layer in enumerate(recorder.layers, 1):
         prefix = f"layer {number} " if a.layers > 1 or a.residual else ""
         for name, formula, axes, values in _layer_steps(a, layer):
             yield Step(prefix + name, formula, axes, values[0])
     last = "stream" if a.residual else "mlp" if a.mlp != "none" else "attended"
     normed = f"norm({last})" if a.norm != "none" else last
     bias = " + bias" if a.head_bias else ""
-    yield Step("logits", f"{normed} · headᵀ{bias}", "T V", seen.logits[0])
+    yield Step("logits", f"{normed} · headᵀ{bias}", "T V", recorder.logits[0])
 
 
 _NORMS = {
@@ -174,7 +180,8 @@ def _layer_steps(a: Architecture, layer: Layer) -> Iterator[tuple[str, str, str,
     """
     if layer.heads is None and a.attention != "none":
         raise NotRecordedError
-    is_softmax, heads = a.attention == "softmax", layer.heads
+    is_softmax = a.attention == "softmax"
+    heads = layer.heads
     if heads is not None and layer.read is not None and layer.attended is not None:
         if a.norm != "none":
             yield "norm", _NORMS[a.norm], "T C", layer.read
@@ -213,23 +220,24 @@ def in_words(trace: Trace, head: int = 1) -> Iterator[str]:
     heads = max([s.values.size(0) for s in trace.steps if s.axes.startswith("H")], default=1)
     if not 1 <= head <= heads:
         raise UsageError(f"invalid value for `head`: {head}", f"{trace.run} has heads 1 to {heads}")
-    of = f"head {head} of {heads}, " if heads > 1 else ""
     shown = [visible(token) for token in trace.tokens]
     for number, step in enumerate(trace.steps, 1):
         shape = " × ".join(map(str, step.values.shape))
         yield f"{number}. {step.name}  ({step.axes.replace(' ', ', ')}) = {shape}"
         yield f"   {step.formula}"
-        values, which = step.values, ""
+        values = step.values
+        prefix = ""
         if step.axes.startswith("H"):  # several heads may share their keys and values
-            values, which = values[(head - 1) * values.size(0) // heads], of
+            values = values[(head - 1) * values.size(0) // heads]
+            prefix = f"head {head} of {heads}, " if heads > 1 else ""
         if step.axes == "T":
             numbers = zip(shown[-_FEW:], values[-_FEW:].tolist(), strict=True)
             yield "   " + "  ".join(f"{token} {i}" for token, i in numbers)
         elif step.axes == "H T T" and len(shown) <= _FEW:
             for token, row in zip(shown, values, strict=True):
-                yield f"   {which}{token}: {_numbers(row)}"
+                yield f"   {prefix}{token}: {_numbers(row)}"
         else:
-            yield f"   {which}{shown[-1]}: {_numbers(values[-1])}"
+            yield f"   {prefix}{shown[-1]}: {_numbers(values[-1])}"
     if trace.added:
         logit = math.fsum(added for _, added in trace.added)
         yield f"logit of {visible(trace.next[0][0])} = {logit:z.3f}, the sum of"

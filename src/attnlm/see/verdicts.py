@@ -48,20 +48,21 @@ def compare_pairs(losses: Mapping[str, Sequence[float]]) -> list[Pair]:
         (rung, rival): [b - a for a, b in zip(losses[rung], losses[rival], strict=True)]
         for rival, rung in itertools.combinations(losses, 2)
     }
-    found = {named: Pair(*named, d[0], None, "not shown", None) for named, d in pairs.items()}
+    compared = {names: Pair(*names, d[0], None, "not shown", None) for names, d in pairs.items()}
     seeds = min(map(len, losses.values()))
     if seeds < 2:
-        return list(found.values())
-    left, is_shown = len(pairs), True
-    for named, differences in sorted(pairs.items(), key=lambda pair: -abs(_signal(pair[1]))):
+        return list(compared.values())
+    left = len(pairs)
+    is_shown = True
+    for names, differences in sorted(pairs.items(), key=lambda pair: -abs(_signal(pair[1]))):
         tails = FALSE_CLAIMS / left
         low, high = interval(differences, tails)
         is_shown = is_shown and not low <= 0 <= high
         left -= is_shown
         verdict = ("better" if low > 0 else "worse") if is_shown else "not shown"
         needed = None if is_shown else _seeds_needed(abs(_signal(differences)), tails)
-        found[named] = Pair(*named, (low + high) / 2, (low, high), verdict, needed)
-    return list(found.values())
+        compared[names] = Pair(*names, (low + high) / 2, (low, high), verdict, needed)
+    return list(compared.values())
 
 
 def interval(values: Sequence[float], tails: float = FALSE_CLAIMS) -> tuple[float, float]:
@@ -77,7 +78,8 @@ def interval(values: Sequence[float], tails: float = FALSE_CLAIMS) -> tuple[floa
 
 def _signal(differences: Sequence[float]) -> float:
     """Return the mean difference in standard deviations of the differences."""
-    mean, spread = statistics.fmean(differences), statistics.stdev(differences)
+    mean = statistics.fmean(differences)
+    spread = statistics.stdev(differences)
     return mean / spread if spread else math.copysign(math.inf, mean) if mean else 0.0
 
 
@@ -99,7 +101,8 @@ def t_quantile(tails: float, freedom: int) -> float:
     low, high = 0.0, math.pi / 2  # an angle, whose tangent is t/√freedom
     for _ in range(60):
         angle = (low + high) / 2
-        total, cosine = 0.0, math.cos(angle)
+        total = 0.0
+        cosine = math.cos(angle)
         term = cosine if freedom % 2 else 1.0
         for power in range(freedom % 2, freedom - 1, 2):
             total += term
