@@ -139,7 +139,7 @@ def test_large_models_are_computed_by_threads_from_the_weights_where_they_lie(
     ):
         model = a_model(name, 99, embed_dim=64, block_size=80)
         native = NativeModel(model, library(width))
-        assert native.laid.head.rows and not native.laid.head.panels
+        assert native.layout.head.rows and not native.layout.head.panels
         for num_samples in (1, 3):
             assert_textbook(model, num_samples, LONG, library(width), members)
     monkeypatch.setattr(native_decoder, "_MOST_ROWS", 41)
@@ -158,7 +158,7 @@ def test_large_models_are_computed_by_threads_from_the_weights_where_they_lie(
 def test_tables_have_a_size_limit(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_decoder, "_LARGEST_TABLES", largest)
     model = a_model("multi-head:qkv_bias=true")
-    assert bool(NativeModel(model, library()).laid.token_table) == (largest > 1)
+    assert bool(NativeModel(model, library()).layout.token_table) == (largest > 1)
     assert_textbook(model, 2, REFILLS, library())
 
 

@@ -201,7 +201,7 @@ def test_batched_prompts_equal_single_prompts(
 ) -> None:
     """Prompts may come in any order, repeat, and exceed the context."""
     if not native:
-        monkeypatch.setattr("attnlm.generation.decoders.kernels", lambda: None)
+        monkeypatch.setattr("attnlm.generation.decoders.native_library", lambda: None)
     monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 2)
     model = small_model(name)
     decoding = fastest_decoding(model.float() if native else model, CPU)
@@ -297,7 +297,7 @@ def test_a_text_ends_before_the_first_stop_text(stop: str | tuple[str, ...], siz
 @pytest.mark.parametrize("native", [True, False])
 def test_every_decoder_ends_alike(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not native:
-        monkeypatch.setattr("attnlm.generation.decoders.kernels", lambda: None)
+        monkeypatch.setattr("attnlm.generation.decoders.native_library", lambda: None)
     elif native_library() is None:
         pytest.skip("there are no kernels here")
     tokenizer = CharTokenizer("".join(map(chr, range(ord("A"), ord("A") + V))))

@@ -34,12 +34,12 @@ class Batch:
         one token. Raises IndexError for an id below 0.
         """
         assert all(prompts), "there is always a first token"
-        kept = [prompt[-block_size:] for prompt in prompts]
-        shortest = min(map(len, kept))
-        self.start: Ids = np.array([ids[:shortest] for ids in kept], np.int64)
+        windows = [prompt[-block_size:] for prompt in prompts]
+        shortest = min(map(len, windows))
+        self.start: Ids = np.array([ids[:shortest] for ids in windows], np.int64)
         """The first S tokens of each prompt, (B, S). Of a long prompt, only the last tokens that
         fit into the context count."""
-        self._rest = [ids[shortest:] for ids in kept]
+        self._rest = [ids[shortest:] for ids in windows]
         if any(token < 0 for ids in self._rest for token in ids):
             raise IndexError("an id is outside the vocabulary")
         self.delays = [len(ids) for ids in self._rest]
@@ -57,15 +57,15 @@ class Batch:
 
         -1 stands for a token that is drawn with the random number.
         """
-        given_TB = np.full((count, len(self._rest)), -1, np.int64)
+        ids_TB = np.full((count, len(self._rest)), -1, np.int64)
         first = self._step
         self._step += count
         if not (first in self._all_draw and self._step in self._all_draw):
             for text, (ids, end) in enumerate(zip(self._rest, self.ends, strict=True)):
-                there = ids[first : first + count]
-                given_TB[: len(there), text] = there
-                given_TB[max(0, end - first) :, text] = 0
-        return given_TB, self._uniforms.take(count)
+                prompt_ids = ids[first : first + count]
+                ids_TB[: len(prompt_ids), text] = prompt_ids
+                ids_TB[max(0, end - first) :, text] = 0
+        return ids_TB, self._uniforms.take(count)
 
     def drawn_of(self, text: int, ids: list[int], first: int) -> list[int]:
         """Return the drawn tokens among the tokens `ids` of a text in the steps from `first` on."""

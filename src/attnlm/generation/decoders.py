@@ -94,15 +94,16 @@ class Decoding:
             if window_BS.shape[1] > self.model.block_size:
                 window_BS = window_BS[:, -kept_of_full_window(self.model.spec) :]
                 known = 0
-            given_1B, uniforms_1B = batch.take(1)
-            is_drawn_B = given_1B[0] < 0
+            prompt_ids_1B, uniforms_1B = batch.take(1)
+            is_drawn_B = prompt_ids_1B[0] < 0
             with np.errstate(all="ignore"), FlushSubnormals():
                 logits_BV = decoder.logits(window_BS, known)
                 logits_BV[~is_drawn_B] = 0  # they may be infinite
                 weights_BV = next_token_weights(
                     logits_BV, config.temperature, config.top_k, config.top_p
                 )
-                next_B = np.where(is_drawn_B, draw(weights_BV, uniforms_1B[0]), given_1B[0])
+                drawn_B = draw(weights_BV, uniforms_1B[0])
+                next_B = np.where(is_drawn_B, drawn_B, prompt_ids_1B[0])
             known = window_BS.shape[1]
             window_BS = np.concatenate([window_BS, next_B[:, None]], axis=1)
             yield next_B, weights_BV

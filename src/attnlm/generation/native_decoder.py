@@ -58,14 +58,16 @@ class NativeModel:
     def __init__(self, model: Transformer, native: ctypes.CDLL) -> None:
         a = model.architecture
         weights = model.state_dict()
-        self.architecture, self.library = a, native
+        self.architecture = a
+        self.library = native
         heads, kv_heads, size = {
             "softmax": (a.heads, a.num_kv_heads, a.head_dim),
             "none": (0, 0, 0),
         }.get(a.attention, (1, 1, a.width))
         blocks = [_block(a, size, part(weights, f"blocks.{layer}.")) for layer in range(a.layers)]
         row = (Block * a.layers)(*blocks)
-        self.first_block, self._kept = blocks[0], (blocks, row)
+        self.first_block = blocks[0]
+        self._kept_alive = (blocks, row)
         layers = [head := _linear(weights, "head")]
         for block in blocks:
             layers += block.qkv, block.projection, block.up, block.down
@@ -79,7 +81,7 @@ class NativeModel:
             angles = {"cosines": model.cosines, "sines": model.sines}
             positions = {name: _array(table[:, : size // 2]) for name, table in angles.items()}
         key_at = _whole(heads * size) if a.attention == "softmax" else 0
-        self.laid = Model(
+        self.layout = Model(
             layers=a.layers,
             width=a.width,
             vocab_size=model.vocab_size,
@@ -107,15 +109,18 @@ class NativeDecoder:
 
     def __init__(self, model: NativeModel, num_samples: int, threads: int = 1) -> None:
         a = model.architecture
-        laid = model.laid
+        layout = model.layout
         first = model.first_block
-        capacity, mixed = _whole(a.block_size), _whole(laid.heads * laid.size)
+        capacity = _whole(a.block_size)
+        mixed = _whole(layout.heads * layout.size)
         stride = max(_whole(a.width), mixed)
         rows = min(_MOST_ROWS, num_samples * a.block_size) if model.is_large else _ROWS
-        cache = a.layers * num_samples * laid.kv_heads * capacity * laid.size
-        logits = np.empty((num_samples, _whole(laid.vocab_size)), np.float32)
-        self._logits_BV, self._out = logits[:, : laid.vocab_size], logits.ctypes.data
-        self._samples, self._block_size = num_samples, a.block_size
+        cache = a.layers * num_samples * layout.kv_heads * capacity * layout.size
+        logits = np.empty((num_samples, _whole(layout.vocab_size)), np.float32)
+        self._logits_BV = logits[:, : layout.vocab_size]
+        self._out = logits.ctypes.data
+        self._samples = num_samples
+        self._block_size = a.block_size
         self._model = model  # kept alive: the calls read its memory
         self._memory = Memory(
             rows=rows,
@@ -129,14 +134,19 @@ class NativeDecoder:
             packed=_space(rows * first.qkv.outputs),
             mixed=_space(rows * mixed),
             hidden=_space(rows * first.up.outputs),
-            query=_space(threads * (laid.size + _PANEL)),
+            query=_space(threads * (layout.size + _PANEL)),
             scores=_space(threads * capacity),
             panel=_space(threads * model.panel_size),
             panel_size=model.panel_size,
         )
-        places = ctypes.addressof(laid), ctypes.addressof(self._memory), threads
-        self._next_logits = functools.partial(model.library.next_logits, *places)
-        self._generate = functools.partial(model.library.generate, *places, num_samples)
+        model_address = ctypes.addressof(layout)
+        memory_address = ctypes.addressof(self._memory)
+        self._next_logits = functools.partial(
+            model.library.next_logits, model_address, memory_address, threads
+        )
+        self._generate = functools.partial(
+            model.library.generate, model_address, memory_address, threads, num_samples
+        )
 
     def logits(self, ids_BS: NDArray[np.int64], known: int) -> _Floats:
         """Return the next token's logits, (B, V).
@@ -160,7 +170,7 @@ class NativeDecoder:
         """
         a = self._model.architecture
         samples = self._samples
-        vocab_size = self._model.laid.vocab_size
+        vocab_size = self._model.layout.vocab_size
         ids_BS = np.zeros((samples, 2 * a.block_size), np.int64)
         length = batch.start.shape[1]
         ids_BS[:, :length] = batch.start
@@ -184,15 +194,15 @@ class NativeDecoder:
                 raise IndexError("an id is outside the vocabulary")
             began = time.perf_counter()
             with FlushSubnormals():
-                made = self._generate(
+                steps = self._generate(
                     ctypes.addressof(state), count, uniforms_TB.ctypes.data, out_TB.ctypes.data
                 )
             took = time.perf_counter() - began
-            if made < 0:
+            if steps < 0:
                 raise IndexError("an id is outside the vocabulary")
-            if made:
-                yield out_TB[:made]
-            if made < count:
+            if steps:
+                yield out_TB[:steps]
+            if steps < count:
                 raise NotFiniteError
             left -= count
             if took < _SECONDS_A_CALL / 2 and count < _MOST_A_CALL:
@@ -277,7 +287,8 @@ def _array(tensor: Tensor) -> _Floats:
 
 def _norm(weights: Mapping[str, Tensor], size: int) -> _Floats:
     """Return a norm's gains and biases, (2, C); ones and zeros where the model has none."""
-    gain, bias = weights.get("gain", torch.ones(size)), weights.get("bias", torch.zeros(size))
+    gain = weights.get("gain", torch.ones(size))
+    bias = weights.get("bias", torch.zeros(size))
     return _array(torch.stack((gain, bias)))
 
 
@@ -315,6 +326,6 @@ def _side_by_side(weights: Mapping[str, Tensor], kind: str, *names: str) -> Tens
     parts = []
     for name in names:
         outputs = len(weights[f"{name}.weight"])
-        found = weights.get(f"{name}.{kind}", torch.zeros(outputs))
-        parts += [found, torch.zeros(_whole(outputs) - outputs, *found.shape[1:])]
+        rows = weights.get(f"{name}.{kind}", torch.zeros(outputs))
+        parts += [rows, torch.zeros(_whole(outputs) - outputs, *rows.shape[1:])]
     return torch.cat(parts)

@@ -70,8 +70,8 @@ def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
     sums_BV = np.add.accumulate(weights_BV, -1)
     totals_B = sums_BV[:, -1]
     # Rounding must not make the product equal to the total.
-    wanted_B = np.minimum(uniforms_B * totals_B, np.nextafter(totals_B, 0))
-    drawn_B: Ids = (sums_BV > wanted_B[:, None]).argmax(-1)
+    thresholds_B = np.minimum(uniforms_B * totals_B, np.nextafter(totals_B, 0))
+    drawn_B: Ids = (sums_BV > thresholds_B[:, None]).argmax(-1)
     return drawn_B
 
 

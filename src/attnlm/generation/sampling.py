@@ -121,30 +121,30 @@ class Sampler:
 
     def ids_of(self, prompts: Sequence[str]) -> list[list[int]]:
         """Return the ids of prompts as `prompt_ids` does. An error has the number of the prompt."""
-        found = []
+        ids = []
         for number, prompt in enumerate(prompts, 1):
             try:
-                found.append(self.prompt_ids(prompt))
+                ids.append(self.prompt_ids(prompt))
             except AttnlmError as error:
                 if len(prompts) == 1:
                     raise
                 raise AttnlmError(f"prompt {number:,}: {error.message}", error.hint) from None
-        return found
+        return ids
 
     def stream(self, ids: list[int], config: SamplingConfig) -> Iterator[str]:
         """Yield the text that continues `ids`, in whole characters; append its ids to the list."""
         assert config.num_samples == 1
-        made = Continuation(self.tokenizer, config)
+        continuation = Continuation(self.tokenizer, config)
         for block_TB in self.decoding.generate(ids, config):
-            new = block_TB[:, 0].tolist()
-            before = made.tokens
-            text = made.add(new)
-            ids += new[: made.tokens - before]
+            new_ids = block_TB[:, 0].tolist()
+            before = continuation.tokens
+            text = continuation.add(new_ids)
+            ids += new_ids[: continuation.tokens - before]
             if text:
                 yield text
-            if made.has_ended:
+            if continuation.has_ended:
                 return
-        if rest := made.close():
+        if rest := continuation.close():
             yield rest
 
     def choices(self, ids: list[int], config: SamplingConfig) -> Iterator[Choice]:
@@ -153,19 +153,19 @@ class Sampler:
         If text is still held back at the end, the last choice includes it.
         """
         assert config.num_samples == 1
-        made = Continuation(self.tokenizer, config)
+        continuation = Continuation(self.tokenizer, config)
         decode = self.tokenizer.decode
         batch = self.decoding.batch([ids], [0], config)
         for next_B, weights_BV in self.decoding.drawn(batch):
             ids.append(token := int(next_B[0]))
-            text = made.add([token])
-            text += made.close() if made.tokens == config.tokens else ""
-            chance_V = normalised(weights_BV)[0]
-            likeliest = np.argsort(-chance_V, kind="stable")[: _RUNNERS_UP + 1].tolist()
-            others = [i for i in likeliest if i != token and chance_V[i] > 0][:_RUNNERS_UP]
-            runners_up = [(decode([i]), float(chance_V[i])) for i in others]
-            yield Choice(decode([token]), float(chance_V[token]), runners_up, text)
-            if made.has_ended:
+            text = continuation.add([token])
+            text += continuation.close() if continuation.tokens == config.tokens else ""
+            p_V = normalised(weights_BV)[0]
+            likeliest = np.argsort(-p_V, kind="stable")[: _RUNNERS_UP + 1].tolist()
+            others = [i for i in likeliest if i != token and p_V[i] > 0][:_RUNNERS_UP]
+            runners_up = [(decode([i]), float(p_V[i])) for i in others]
+            yield Choice(decode([token]), float(p_V[token]), runners_up, text)
+            if continuation.has_ended:
                 return
 
     def samples(self, prompts: list[list[int]], config: SamplingConfig) -> tuple[list[str], int]:
@@ -175,16 +175,17 @@ class Sampler:
         texts as alone, up to rounding if a projection has 256 inputs or more, or without C.
         """
         config.check_room(len(prompts))
-        made = [Continuation(self.tokenizer, config) for _ in prompts * config.num_samples]
-        texts: list[list[str]] = [[] for _ in made]
+        continuations = [Continuation(self.tokenizer, config) for _ in prompts * config.num_samples]
+        pieces: list[list[str]] = [[] for _ in continuations]
 
-        def receive(text: int, new: list[int]) -> bool:
-            texts[text].append(made[text].add(new))
-            return made[text].has_ended
+        def receive(text: int, new_ids: list[int]) -> bool:
+            pieces[text].append(continuations[text].add(new_ids))
+            return continuations[text].has_ended
 
         self.decoding.generate_all(prompts, config, receive)
-        whole = ["".join((*text, one.close())) for text, one in zip(texts, made, strict=True)]
-        return whole, sum(one.tokens for one in made)
+        for text, continuation in enumerate(continuations):
+            pieces[text].append(continuation.close())
+        return [*map("".join, pieces)], sum(c.tokens for c in continuations)
 
 
 def load_sampler(
@@ -201,8 +202,8 @@ def load_sampler(
     AttnlmError if files are missing or damaged, or if the device is not available.
     """
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
-    model, chosen = load_model(opened, checkpoint=checkpoint, device=device)
-    return Sampler(model, opened.tokenizer, chosen, on_event or ignore)
+    model, model_device = load_model(opened, checkpoint=checkpoint, device=device)
+    return Sampler(model, opened.tokenizer, model_device, on_event or ignore)
 
 
 def sample(

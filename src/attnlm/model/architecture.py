@@ -415,9 +415,9 @@ def _check_heads(a: Architecture, width: int) -> None:
         )
 
 
-def _nearest(wanted: int, possible: Sequence[int]) -> str:
-    """Return the numbers just below and above `wanted` in the ascending `possible`: `4 or 8`."""
-    above = bisect.bisect(possible, wanted)
+def _nearest(number: int, possible: Sequence[int]) -> str:
+    """Return the numbers just below and above `number` in the ascending `possible`: `4 or 8`."""
+    above = bisect.bisect(possible, number)
     return " or ".join(map(str, possible[max(0, above - 1) : above + 1]))
 
 
@@ -442,12 +442,12 @@ def unused(name: str, settings: Mapping[str, Any]) -> str | None:
     described = fields_of(Architecture)
     needs = described[name].metadata["needs"]
 
-    def is_there(other: str, wanted: Any) -> bool:
+    def is_met(other: str, needed: Any) -> bool:
         value = settings.get(other, described[other].default)
-        fits = value not in ("none", None) if wanted is _ANY else value == wanted
+        fits = value not in ("none", None) if needed is _ANY else value == needed
         return fits and unused(other, settings) is None
 
-    if not needs or any(is_there(other, wanted) for other, wanted in needs):
+    if not needs or any(is_met(other, value) for other, value in needs):
         return None
     return " or ".join(_in_words(other, value) for other, value in needs if value != OWN)
 

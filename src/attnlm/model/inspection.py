@@ -35,9 +35,9 @@ def model_skeleton(spec: ModelSpec, vocab_size: int) -> LanguageModel:
         return empty_model(spec, vocab_size)
 
 
-def agree(found: Tensor, expected: Tensor) -> bool:
+def agree(actual: Tensor, expected: Tensor) -> bool:
     """Return True if two results are equal up to rounding. NaN and infinity differ."""
-    return bool((found - expected).abs().max() <= _TOLERANCE * expected.abs().max())
+    return bool((actual - expected).abs().max() <= _TOLERANCE * expected.abs().max())
 
 
 def is_as_built(model: LanguageModel) -> bool:
@@ -74,7 +74,7 @@ def _as_described(architecture: Architecture, vocab_size: int) -> dict[str, Any]
 
 def _described(model: LanguageModel) -> dict[str, Any]:
     """Return the class of each module, its attributes, and the shapes of its parameters."""
-    found: dict[str, Any] = {}
+    described: dict[str, Any] = {}
     for path, module in model.named_modules():
         attributes = {
             name: Tensor if isinstance(value, Tensor) else value  # == of tensors gives no bool
@@ -82,8 +82,8 @@ def _described(model: LanguageModel) -> dict[str, Any]:
             if not name.startswith(_CHANGEABLE)
         }
         shapes = {name: p.shape for name, p in module.named_parameters(recurse=False)}
-        found[path] = type(module), attributes, shapes
-    return found
+        described[path] = type(module), attributes, shapes
+    return described
 
 
 def check_textbook(model: LanguageModel, name: str) -> None:
@@ -115,9 +115,13 @@ def stored_buffers(model: LanguageModel) -> dict[str, Tensor]:
     Checkpoints hold 32-bit numbers. The bits of wider numbers are several of them. Buffers of
     narrower numbers, such as masks, are not stored: the constructor makes them.
     """
-    kept = model.state_dict(keep_vars=True).keys()
-    found = {n: b.detach() for n, b in model.named_buffers() if n in kept and b.element_size() > 3}
-    return {n: b if b.dtype == torch.float32 else _as_floats(b) for n, b in found.items()}
+    names = model.state_dict(keep_vars=True).keys()
+    buffers = {name: buffer.detach() for name, buffer in model.named_buffers() if name in names}
+    return {
+        name: buffer if buffer.dtype == torch.float32 else _as_floats(buffer)
+        for name, buffer in buffers.items()
+        if buffer.element_size() > 3
+    }
 
 
 def _as_floats(buffer: Tensor) -> Tensor:

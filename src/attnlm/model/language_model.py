@@ -279,13 +279,13 @@ def own_part(own: OwnParts, kind: str, layer: int) -> OwnPart | OwnScores:
     )
 
 
-def with_shape(code: OwnCode, found: object, wanted: tuple[int, ...]) -> Tensor:
-    """Return what own code returned. Raises AttnlmError unless it is a tensor of this shape."""
-    if isinstance(found, Tensor) and found.shape == wanted:
-        return found
-    shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+def with_shape(code: OwnCode, output: object, shape: tuple[int, ...]) -> Tensor:
+    """Return the output of own code. Raises AttnlmError unless it is a tensor of this shape."""
+    if isinstance(output, Tensor) and output.shape == shape:
+        return output
+    actual = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     raise AttnlmError(
-        f"{code} returns {shape}, and the model needs {wanted}", "change what it returns"
+        f"{code} returns {actual}, and the model needs {shape}", "change what it returns"
     )
 
 

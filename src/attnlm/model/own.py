@@ -73,8 +73,8 @@ class _OwnSpec:
         from attnlm.model.inspection import stored_buffers
         from attnlm.model.own_modules import skeleton
 
-        found = stored_buffers(skeleton(self, vocab_size))  # type: ignore[arg-type]
-        return {name: tuple(buffer.shape) for name, buffer in found.items()}
+        buffers = stored_buffers(skeleton(self, vocab_size))  # type: ignore[arg-type]
+        return {name: tuple(buffer.shape) for name, buffer in buffers.items()}
 
     def _refusal(self) -> str:
         return f"it computes {' and '.join(self.codes.values())}"
@@ -90,10 +90,10 @@ class _OwnSpec:
             raise UsageError(
                 f"`heads` has no effect: {attention} has no argument heads", "leave `heads` out"
             )
-        known = {kind: _arguments(code, kind) for kind, code in self.codes.items()}
-        _check_names(self.arguments, set[str]().union(*known.values()), self.codes)
+        defaults_of = {kind: _arguments(code, kind) for kind, code in self.codes.items()}
+        _check_names(self.arguments, set[str]().union(*defaults_of.values()), self.codes)
         values: Settings = {}
-        for kind, defaults in known.items():
+        for kind, defaults in defaults_of.items():
             values |= _values(self.codes[kind], defaults, self.arguments)
         return replace(self, arguments=values)
 
@@ -128,8 +128,9 @@ class OwnParts(_OwnSpec):
     def settings(self) -> Settings:
         """Return the settings that define the model."""
         # Positions can be changed in every model with own parts.
-        ours = {**self.architecture.settings(), "positions": self.architecture.positions}
-        return {**{n: v for n, v in ours.items() if n not in self.codes}, **self._recorded()}
+        settings = {**self.architecture.settings(), "positions": self.architecture.positions}
+        unreplaced = {name: v for name, v in settings.items() if name not in self.codes}
+        return unreplaced | self._recorded()
 
     def build(
         self, vocab_size: int, wrap_block: Callable[[Any], Any] = lambda block: block
@@ -165,10 +166,10 @@ class OwnParts(_OwnSpec):
     def make(self, kind: str, layer: int) -> Any:
         """Return a new module of the user's for a layer."""
         a = self.architecture
-        ours = {"embed_dim": a.width, "heads": a.heads, "block_size": a.block_size, "layer": layer}
+        sizes = {"embed_dim": a.width, "heads": a.heads, "block_size": a.block_size, "layer": layer}
         if kind == "scores":
-            ours["head_size"] = a.head_dim
-        module = called(self.codes[kind], ours, self.completed().arguments)
+            sizes["head_size"] = a.head_dim
+        module = build_module(self.codes[kind], sizes, self.completed().arguments)
         _check_forward(self.codes[kind], kind, module)
         return module
 
@@ -200,8 +201,8 @@ class OwnModel(_OwnSpec):
         """Return a model; see ModelSpec. `wrap_block` is not used: no blocks are known."""
         from attnlm.model.own_modules import OwnLanguageModel
 
-        ours = {"vocab_size": vocab_size, "block_size": self.block_size}
-        module = called(self.code, ours, self.completed().arguments)
+        sizes = {"vocab_size": vocab_size, "block_size": self.block_size}
+        module = build_module(self.code, sizes, self.completed().arguments)
         return OwnLanguageModel(self, vocab_size, module)
 
     def supports(self, use: Use) -> str | None:
@@ -231,7 +232,7 @@ def own_parts(
             "`attention` and `scores` cannot both be your own: the attention has the scores",
             "leave one of them out",
         )
-    given = {k.removeprefix(PREFIX): v for k, v in settings.items() if k.startswith(PREFIX)}
+    arguments = _without_prefix(settings)
     chosen = {k: v for k, v in settings.items() if not k.startswith(PREFIX)}
     if "attention" in parts and {**preset.parts, **chosen}.get("positions") == "rotary":
         if "positions" in chosen:
@@ -240,7 +241,7 @@ def own_parts(
                 "use `positions` learned or none",
             )
         chosen["positions"] = "learned"
-    return OwnParts(dict(parts), given, architecture(model, chosen, tuple(parts)))
+    return OwnParts(dict(parts), arguments, architecture(model, chosen, tuple(parts)))
 
 
 def own_model(codes: Mapping[str, OwnCode], settings: Mapping[str, Setting]) -> OwnModel:
@@ -254,15 +255,18 @@ def own_model(codes: Mapping[str, OwnCode], settings: Mapping[str, Setting]) -> 
                 f"`{name}` does not apply to {codes['model']}: only `block_size` does",
                 f"make it an argument of {codes['model'].name}, and `set` it",
             )
-    given = {k.removeprefix(PREFIX): v for k, v in settings.items() if k.startswith(PREFIX)}
     block_size: Any = settings.get("block_size", fields_of(Architecture)["block_size"].default)
-    return OwnModel({"model": codes["model"]}, given, block_size)
+    return OwnModel({"model": codes["model"]}, _without_prefix(settings), block_size)
+
+
+def _without_prefix(settings: Mapping[str, Setting]) -> Settings:
+    return {k.removeprefix(PREFIX): v for k, v in settings.items() if k.startswith(PREFIX)}
 
 
 # --- The arguments of own code --------------------------------------------------------------------
 
 _PART = ("embed_dim", "heads", "block_size", "layer")
-_OURS = {"model": ("vocab_size", "block_size"), "scores": (*_PART, "head_size")}
+_SIZES = {"model": ("vocab_size", "block_size"), "scores": (*_PART, "head_size")}
 """The arguments that attnlm gives, by what the code is; those of other parts are _PART"""
 
 
@@ -272,11 +276,11 @@ def _parameters(code: OwnCode) -> Mapping[str, inspect.Parameter]:
 
 def _arguments(code: OwnCode, kind: str) -> dict[str, Setting]:
     """Return the arguments of own code that are settings, with their defaults."""
-    ours = _OURS.get(kind, _PART)
+    sizes = _SIZES.get(kind, _PART)
     return {
         name: parameter.default
         for name, parameter in _parameters(code).items()
-        if name not in ours and _is_value(parameter.default)
+        if name not in sizes and _is_value(parameter.default)
     }
 
 
@@ -294,8 +298,8 @@ def check_argument(name: str, value: object) -> None:
         )
 
 
-def called(code: OwnCode, ours: Mapping[str, Any], given: Settings) -> Any:
-    """Call own code with those of `ours` and `given` that it names, and return its module.
+def build_module(code: OwnCode, sizes: Mapping[str, Any], arguments: Settings) -> Any:
+    """Call own code with those of `sizes` and `arguments` that it names, and return its module.
 
     Raises UsageError for an argument that attnlm does not give, and AttnlmError if the code does
     not return a module.
@@ -310,13 +314,13 @@ def called(code: OwnCode, ours: Mapping[str, Any], given: Settings) -> Any:
             is_needed
             and parameter.kind
             in (parameter.POSITIONAL_ONLY, parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-            and name not in ours
+            and name not in sizes
         ):
             raise UsageError(
                 f"{code} needs the argument {name}, which attnlm does not give",
-                f"give it a default, or use some of {', '.join(ours)}",
+                f"give it a default, or use some of {', '.join(sizes)}",
             )
-    values = {**given, **ours}
+    values = {**arguments, **sizes}
     with contextlib.redirect_stdout(sys.stderr):  # results alone go to stdout
         module = code.load()(**{name: values[name] for name in parameters if name in values})
     if not isinstance(module, nn.Module):
@@ -344,19 +348,20 @@ def _check_forward(code: OwnCode, kind: str, module: Any) -> None:
         ) from None
 
 
-def _check_names(given: Settings, known: set[str], codes: Any) -> None:
-    for name in given:
+def _check_names(arguments: Settings, known: set[str], codes: Any) -> None:
+    for name in arguments:
         if name not in known:
             named = " and ".join(codes.values())
             hint = suggestion(name, known, f"it has {', '.join(sorted(known)) or 'none'}")
             raise UsageError(f"{named} has no argument {quoted(name)} with a default", hint)
 
 
-def _values(code: OwnCode, defaults: Settings, given: Settings) -> Settings:
+def _values(code: OwnCode, defaults: Settings, arguments: Settings) -> Settings:
     """Return the value of each argument: the given one, or the default, in the default's type."""
     values = dict(defaults)
-    for name in defaults.keys() & given.keys():
-        kind, value = type(defaults[name]), given[name]
+    for name in defaults.keys() & arguments.keys():
+        kind = type(defaults[name])
+        value = arguments[name]
         try:
             if isinstance(value, str) and kind in (int, float):
                 value = kind(value)
@@ -368,7 +373,7 @@ def _values(code: OwnCode, defaults: Settings, given: Settings) -> Settings:
                 raise ValueError
         except (ValueError, KeyError, OverflowError):
             raise UsageError(
-                f"invalid value for {name} of {code}: {quoted(given[name])}",
+                f"invalid value for {name} of {code}: {quoted(arguments[name])}",
                 f"it must be of type {kind.__name__}, as its default {defaults[name]!r}",
             ) from None
         values[name] = value
@@ -380,8 +385,8 @@ def kind_of(code: OwnCode) -> str:
     if "vocab_size" in _parameters(code):
         return "model"
     forward = getattr(code.load(), "forward", None)
-    given = [] if forward is None else list(inspect.signature(forward).parameters.values())
-    needed = [p for p in given if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    parameters = [] if forward is None else inspect.signature(forward).parameters.values()
+    needed = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
     return "scores" if len(needed) > 2 else "attention"  # beside self
 
 

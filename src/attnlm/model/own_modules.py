@@ -59,8 +59,8 @@ class OwnLanguageModel(LanguageModel):
         # With targets, a module gives the logits of all positions, also where it otherwise gives
         # those of the last one only, as nanoGPT does.
         targets = (tokens_BT if targets_BT is None else targets_BT).contiguous()
-        given = {} if self.targets_name is None else {self.targets_name: targets}
-        logits, loss = _logits_in(self.module(tokens_BT, **given))
+        named_targets = {} if self.targets_name is None else {self.targets_name: targets}
+        logits, loss = _logits_in(self.module(tokens_BT, **named_targets))
         batch, length = tokens_BT.shape
         if isinstance(logits, Tensor) and logits.shape == (batch * length, self.vocab_size):
             logits = logits.view(batch, length, self.vocab_size)

@@ -75,7 +75,7 @@ class ModelSpec(Protocol):
         """
 
     def supports(self, use: Use) -> str | None:
-        """Return None, or in words why the model does not support a use."""
+        """Return why the model does not support `use`, or None if it supports it."""
 
     def costs(self, vocab_size: int) -> Costs:
         """Return sizes and operations of the model, without building it."""
