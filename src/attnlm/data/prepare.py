@@ -251,7 +251,9 @@ def _of_text(
     if len(corpus.sources) > MOST_PARTS:
         on_event(Note(f"the losses of more than {MOST_PARTS} sources are not measured separately"))
     if val_corpus is None:
-        both = Split(text, by_documents=_is_by_documents(text, split, split_seed, on_event))
+        by_documents = split == "documents" or (split is None and text.has_many_documents)
+        _check_documents(text, by_documents, split_seed, on_event)
+        both = Split(text, by_documents=by_documents)
     else:
         both = Split(text, survey_text(val_corpus, choice, on_event))
     return NewDataset(
@@ -265,39 +267,37 @@ def _of_text(
     )
 
 
-def _is_by_documents(text: Text, split: str | None, seed: int | None, on_event: OnEvent) -> bool:
-    """Return True if documents are chosen for the validation split, False if it is the tail.
+def _check_documents(text: Text, by_documents: bool, seed: int | None, on_event: OnEvent) -> None:
+    """Raise AttnlmError if the documents are too few to choose from; note an unusual fraction.
 
-    Raises AttnlmError if the documents are too few to choose from, and UsageError for a seed that
-    has no effect.
+    If the validation split is the tail, raise UsageError for a seed, which has no effect.
     """
-    by_documents = split == "documents" or (split is None and text.has_many_documents)
-    if not by_documents and seed is not None:
-        raise UsageError("`split_seed` needs `split` documents", "use it, or leave out the seed")
-    if by_documents:
-        shown = text.corpus.shown
-        fraction = float(text.choice.fraction)
-        if text.documents < 2:
-            raise AttnlmError(
-                f"{shown} is a single document, which `split` documents cannot divide",
-                "use `split` tail, or name several files, or a file of records (.jsonl, .parquet)",
+    if not by_documents:
+        if seed is not None:
+            hint = "use it, or leave out the seed"
+            raise UsageError("`split_seed` needs `split` documents", hint)
+        return
+    fraction = float(text.choice.fraction)
+    if text.documents < 2:
+        raise AttnlmError(
+            f"{text.corpus.shown} is a single document, which `split` documents cannot divide",
+            "use `split` tail, or name several files, or a file of records (.jsonl, .parquet)",
+        )
+    share = sum(part.chosen for part in text.parts) / text.characters
+    if share == 0:
+        least = math.ceil(100 / text.documents) / 100
+        raise AttnlmError(
+            f"a `val_fraction` of {fraction:g} of {text.documents} documents chooses none",
+            f"use `val_fraction` {least:g} or more, or `split` tail",
+        )
+    if not fraction / 2 <= share <= 2 * fraction:
+        on_event(
+            Note(
+                f"the documents for validation have {share:.2%} of the text, not {fraction:.2%}: "
+                "documents differ in length; another `split_seed` chooses others, and `split` tail "
+                "divides the text between any two characters"
             )
-        share = sum(part.chosen for part in text.parts) / text.characters
-        if share == 0:
-            raise AttnlmError(
-                f"a `val_fraction` of {fraction:g} of {text.documents} documents chooses none",
-                f"use `val_fraction` {math.ceil(100 / text.documents) / 100:g} or more, or `split` "
-                "tail",
-            )
-        if not fraction / 2 <= share <= 2 * fraction:
-            on_event(
-                Note(
-                    f"the documents for validation have {share:.2%} of the text, not "
-                    f"{fraction:.2%}: documents differ in length; another `split_seed` chooses "
-                    "others, and `split` tail divides the text between any two characters"
-                )
-            )
-    return by_documents
+        )
 
 
 def _content(split: Split) -> Content:
