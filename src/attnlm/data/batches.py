@@ -41,18 +41,19 @@ class Batches:
     to `block_size`. If several processes divide each batch among them, `rows` is the slice of the
     batch that a call in this process returns.
 
-    The arrays are views of a cache: copy them before you write to them. `train` has its own
-    optimizer, schedule, initialisation and evaluation, so compare the losses of your loop only with
-    those of a baseline in the same loop.
+    The arrays are views of a cache: copy them before you write to them. `train` differs from your
+    loop in optimizer, schedule, initialisation and evaluation, so compare the losses of your loop
+    only with a baseline in the same loop.
 
     If `examples` are given (`dataset.train_examples`), each window begins with an example and has
     as many whole examples as fit; the target is -100 behind the last of them and, if `only_answers`
     is true, for tokens of questions. PyTorch's cross-entropy ignores this target. Windows then
     start at a random example, or follow each other in an epoch by the number of examples that a
-    window has on average. Raises UsageError for
-    invalid arguments, AttnlmError if `tokens` is too short for one window. A call raises
-    AttnlmError if the data set's file has changed since it was opened, or an id is too large for
-    `vocab_size`.
+    window has on average.
+
+    Raises UsageError for invalid arguments, and AttnlmError if `tokens` is too short for one
+    window. A call raises AttnlmError if the data set's file has changed since it was opened, or an
+    id is too large for `vocab_size`.
     """
 
     def __init__(
@@ -74,8 +75,12 @@ class Batches:
         if stride is not None:
             check_value(TrainingConfig, "stride", stride)
         check_length(len(tokens), block_size, "training")
-        self.tokens, self.block_size, self.batch_size = tokens, block_size, batch_size
-        self.stride, self.seed, self.vocab_size = stride, seed, vocab_size
+        self.tokens = tokens
+        self.block_size = block_size
+        self.batch_size = batch_size
+        self.stride = stride
+        self.seed = seed
+        self.vocab_size = vocab_size
         self._rows = np.arange(batch_size)[rows]
         self._possible = len(tokens) - block_size
         self._examples = examples
@@ -106,8 +111,7 @@ class Batches:
         numbers = steps[:, None] * self.batch_size + self._rows
         starts = self.starts(numbers.ravel().astype(np.uint64))
         if self._examples is not None:
-            sizes = self.block_size, self._only_answers
-            return self._examples.windows(self._ids_at, starts, *sizes)
+            return self._examples.windows(self._ids_at, starts, self.block_size, self._only_answers)
         windows = self._ids_at(starts[:, None] + np.arange(self.block_size + 1))
         return windows[:, :-1].astype(np.int64, "C"), windows[:, 1:].astype(np.int64, "C")
 

@@ -53,20 +53,20 @@ def write_bins(
     paths = {key: folder / f"{key}.bin" for key in SPLITS}
     with contextlib.ExitStack() as opening:
         bins = {key: _Bin(opening.enter_context(replacing(paths[key]))) for key in SPLITS}
-        for found in opening.enter_context(contextlib.closing(ahead)):
-            bins[found.key].add(found)
-            if found.key == "val":
-                parts.add(found)
-            done += len(found.piece.text)
+        for encoded in opening.enter_context(contextlib.closing(ahead)):
+            bins[encoded.key].add(encoded)
+            if encoded.key == "val":
+                parts.add(encoded)
+            done += len(encoded.piece.text)
             on_event(Progress("encode", done, split.characters, "chars"))
-    meta: dict[str, Any] = {"val_bytes": bins["val"].utf8_bytes, "val_parts": tuple(parts.found)}
-    for (key, made), title in zip(bins.items(), ("training", "validation"), strict=True):
-        if made.tokens < 2:
+    meta: dict[str, Any] = {"val_bytes": bins["val"].utf8_bytes, "val_parts": tuple(parts.parts)}
+    for (key, bin_file), title in zip(bins.items(), ("training", "validation"), strict=True):
+        if bin_file.tokens < 2:
             raise AttnlmError(
                 f"the {title} split of {split.text_of(key).corpus.shown} has fewer than two tokens",
                 "use a longer text" + ("" if split.val_text else ", or another `val_fraction`"),
             )
-        meta |= {f"{key}_tokens": made.tokens, f"{key}_sha256": made.digest.hexdigest()}
+        meta |= {f"{key}_tokens": bin_file.tokens, f"{key}_sha256": bin_file.digest.hexdigest()}
         meta[f"{key}_sampled_sha256"] = sampled_hash(paths[key])
     return {**meta, "bigram_loss": bigram_loss(bins["train"].pairs_VV, bins["val"].pairs_VV)}
 
@@ -89,14 +89,14 @@ def _encode(
     encode_piece: PieceEncoder, tokenizer: Tokenizer, split: Split, item: tuple[str, Piece]
 ) -> _Encoded:
     """Return a piece of a split encoded. Raises AttnlmError if the text has changed."""
-    (key, piece), vocab_size = item, tokenizer.vocab_size
+    key, piece = item
+    vocab_size = tokenizer.vocab_size
     text = split.text_of(key)
-    found = piece.text
     try:
         if text.corpus.marks_ends:
             ids = encode_documents(encode_piece, tokenizer, piece)
         else:
-            ids = encode_piece(found)
+            ids = encode_piece(piece.text)
     except UnknownCharactersError:  # the vocabulary was made from the whole text
         raise text.changed() from None
     counts_VV: NDArray[np.int64] | None = None
@@ -106,7 +106,7 @@ def _encode(
         pairs += ids[1:]
         counts_VV = np.bincount(pairs, minlength=vocab_size**2).reshape(vocab_size, vocab_size)
     stored = ids.astype(id_dtype(vocab_size), copy=False)
-    utf8_bytes = len(found) if found.isascii() else len(found.encode())
+    utf8_bytes = len(piece.text) if piece.text.isascii() else len(piece.text.encode())
     return _Encoded(key, piece, stored, utf8_bytes, counts_VV)
 
 
@@ -114,14 +114,15 @@ class _Bin:
     """A file of ids that is being written, with the counts of pairs of adjacent ids."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.digest = file, hashlib.sha256()
+        self._file = file
+        self.digest = hashlib.sha256()
         self.tokens = self.utf8_bytes = self._last = 0
         self.pairs_VV: NDArray[np.int64] | None = None
 
-    def add(self, found: _Encoded) -> None:
+    def add(self, piece: _Encoded) -> None:
         """Write the ids of the next piece."""
-        ids = found.ids
-        counts_VV = found.pair_counts
+        ids = piece.ids
+        counts_VV = piece.pair_counts
         self._file.write(ids.data)
         self.digest.update(ids.data)
         if self.pairs_VV is None:
@@ -130,11 +131,12 @@ class _Bin:
             self.pairs_VV += counts_VV
             self.pairs_VV[self._last, ids[0]] += 1
         self._last = ids[-1]
-        self.tokens, self.utf8_bytes = self.tokens + len(ids), self.utf8_bytes + found.utf8_bytes
+        self.tokens += len(ids)
+        self.utf8_bytes += piece.utf8_bytes
 
 
 class _Parts:
-    """The parts of the validation split: their tokens and bytes are found piece by piece.
+    """The parts of the validation split: their tokens and bytes are counted piece by piece.
 
     `sizes` are the names and characters of the parts. A token across the end of a part counts for
     either part.
@@ -147,7 +149,7 @@ class _Parts:
         self._ends = deque(zip((name for name, _ in sizes), ends, strict=True))
         self._encode = encode
         self._characters = self._tokens = self._bytes = 0  # of the pieces so far
-        self.found: list[SourcePart] = []
+        self.parts: list[SourcePart] = []
 
     def add(self, piece: _Encoded) -> None:
         """Add the next piece of the validation split, and the parts that end in it."""
@@ -158,12 +160,13 @@ class _Parts:
             if place < end:
                 before = self._encode((piece.key, piece.piece.cut(place - self._characters)[0]))
             tokens = self._tokens + min(len(before.ids), len(piece.ids))
-            tokens -= sum(part.tokens for part in self.found)
-            size = self._bytes + before.utf8_bytes - sum(part.bytes for part in self.found)
+            tokens -= sum(part.tokens for part in self.parts)
+            size = self._bytes + before.utf8_bytes - sum(part.bytes for part in self.parts)
             if tokens > 0:
-                self.found.append(SourcePart(source=source, tokens=tokens, bytes=size))
+                self.parts.append(SourcePart(source=source, tokens=tokens, bytes=size))
         self._characters = end
-        self._tokens, self._bytes = self._tokens + len(piece.ids), self._bytes + piece.utf8_bytes
+        self._tokens += len(piece.ids)
+        self._bytes += piece.utf8_bytes
 
 
 def bigram_loss(

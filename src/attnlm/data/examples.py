@@ -122,10 +122,10 @@ class Examples:
         Each window has as many whole examples as fit into `length` tokens and their targets.
         """
         following = self._following(np.arange(len(self)), length)
-        found = [0]
-        while (after := int(following[found[-1]])) < len(self):
-            found.append(after)
-        return np.array(found, np.int64)
+        first = [0]
+        while (after := int(following[first[-1]])) < len(self):
+            first.append(after)
+        return np.array(first, np.int64)
 
     def per_window(self, length: int) -> int:
         """Return how many examples a window has in `packed`, on average, rounded down."""
@@ -177,11 +177,10 @@ def encode_examples(
         starts.append(len(ids))
         first = [] if tokenizer.beginning is None else [tokenizer.beginning]
         for question, answer, ends in example:
-            asked = [*first, *_encode(question, tokenizer)]
-            said = [*_encode(answer, tokenizer), *(end if ends else [])]
-            ids += asked
-            ids += said
-            lengths += [len(asked), len(said)]
+            question_ids = [*first, *_encode(question, tokenizer)]
+            answer_ids = [*_encode(answer, tokenizer), *(end if ends else [])]
+            ids += question_ids + answer_ids
+            lengths += [len(question_ids), len(answer_ids)]
             first = []
     is_answer = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
     return EncodedExamples(

@@ -116,7 +116,7 @@ def write_dataset(
     write_json(folder / "meta.json", {"format": FORMAT, **asdict(meta)})
 
 
-def is_prepared(target: Path, wanted: str | Tokenizer, content: Content, force: bool) -> bool:
+def is_prepared(target: Path, tokenizer: str | Tokenizer, content: Content, force: bool) -> bool:
     """Return True if `target` has this content and tokenizer, False if it is to be written.
 
     Raises AttnlmError if `target` exists but is not a data set. If `force` is false, raises it also
@@ -130,15 +130,15 @@ def is_prepared(target: Path, wanted: str | Tokenizer, content: Content, force: 
         return False
     hint = "`force` replaces it, another `name` keeps it"
     try:
-        there = open_dataset(target)
+        existing = open_dataset(target)
     except AttnlmError as error:
         raise AttnlmError(f"{target} exists, and {error}", hint) from None
-    if isinstance(wanted, str):
-        is_alike = there.tokenizer.name == wanted
+    if isinstance(tokenizer, str):
+        has_tokenizer = existing.tokenizer.name == tokenizer
     else:
-        is_alike = there.tokenizer.to_json() == wanted.to_json()
-    found = Content(*(getattr(there, name) for name in Content._fields))
-    if not is_alike or found != content:
+        has_tokenizer = existing.tokenizer.to_json() == tokenizer.to_json()
+    existing_content = Content(*(getattr(existing, name) for name in Content._fields))
+    if not has_tokenizer or existing_content != content:
         raise AttnlmError(f"{target} exists with other content", hint)
     return True
 

@@ -73,24 +73,24 @@ def of_task(
     for size_name, value in {**sizes, "examples": examples}.items():
         if value is not None:
             check_value(_Sizes, size_name, value)
-    wanted = _Sizes.examples if examples is None else examples
-    found, size = tasks.generate(name, examples=wanted, size=sizes.get(setting))
-    if len(found.train) < wanted:
+    count = _Sizes.examples if examples is None else examples
+    (train, val, longer), size = tasks.generate(name, examples=count, size=sizes.get(setting))
+    if len(train) < count:
         on_event(
             Note(
                 f"{name}{f' of {setting} {size}' if setting else ''} has only "
-                f"{len(found.train) + len(found.val):,} questions: {len(found.train):,} are for "
-                f"training, {len(found.val):,} for validation"
+                f"{len(train) + len(val):,} questions: {len(train):,} are for training, "
+                f"{len(val):,} for validation"
             )
         )
     corpus = Corpus(name, (name,), ())
     split = _Split(
-        found.train,
-        found.val,
+        train,
+        val,
         choice=None,
         question_end=tasks.TASKS[name].question_end,
         answer_end=tasks.ANSWER_END,
-        longer=found.longer,
+        longer=longer,
         floor=0.0,
     )
     return _new(split, corpus, corpus)
@@ -104,23 +104,23 @@ def of_records(
     answer_column: str | None,
 ) -> NewDataset:
     """Return the data set of records to be made. Raises AttnlmError as `read_examples`."""
-    found = list(read_examples(corpus.files, prompt_column, answer_column))
+    examples = list(read_examples(corpus.files, prompt_column, answer_column))
     if val_corpus is None:
-        chosen = set(itertools.takewhile(lambda i: i < len(found), choice.indices()))
-        val = [example for i, example in enumerate(found) if i in chosen]
-        train = [example for i, example in enumerate(found) if i not in chosen]
+        chosen = set(itertools.takewhile(lambda i: i < len(examples), choice.indices()))
+        val = [example for i, example in enumerate(examples) if i in chosen]
+        train = [example for i, example in enumerate(examples) if i not in chosen]
     else:
-        train = found
+        train = examples
         val = list(read_examples(val_corpus.files, prompt_column, answer_column))
     by_choice = choice if val_corpus is None else None
-    for examples, name, of in (
+    for split, name, source in (
         (train, "training", corpus),
         (val, "validation", val_corpus or corpus),
     ):
-        if not examples:
+        if not split:
             raise AttnlmError(
-                f"{of.shown} has too few examples: the {name} split has none",
-                "add examples" + ", or use another `val_fraction`" * (by_choice is not None),
+                f"{source.shown} has too few examples: the {name} split has none",
+                "add examples, or use another `val_fraction`" if by_choice else "add examples",
             )
     return _new(_Split(train, val, by_choice, QUESTION_END, answer_end=None), corpus, val_corpus)
 
@@ -179,24 +179,23 @@ def _build(split: _Split, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     }
     facts: dict[str, Any] = {}
     marks = {}
-    for key, found in encoded.items():
+    for key, (ids, examples) in encoded.items():
         path = folder / f"{key}.bin"
         with replacing(path) as file:
-            file.write(found.ids.astype(id_dtype(tokenizer.vocab_size)).tobytes())
-        write_marks(folder / f"{key}.marks", found.examples)
+            file.write(ids.astype(id_dtype(tokenizer.vocab_size)).tobytes())
+        write_marks(folder / f"{key}.marks", examples)
         marks[f"{key}_marks_sha256"] = file_hash(folder / f"{key}.marks")
-        facts[f"{key}_tokens"] = len(found.ids)
+        facts[f"{key}_tokens"] = len(ids)
         facts[f"{key}_sha256"] = file_hash(path)
         facts[f"{key}_sampled_sha256"] = sampled_hash(path)
     if split.longer:
         write_bytes(folder / LONGER, "".join(_lines(split)).encode())
         marks["longer_sha256"] = file_hash(folder / LONGER)
-    ends = len(end.encode())
+    end_bytes = len(end.encode())
     val_characters = _characters(split.val)
     turns = [turn for example in split.val for turn in example]
-    val_bytes = sum(
-        len((turn.question + turn.answer).encode()) + ends * turn.ends for turn in turns
-    )
+    val_bytes = sum(len((turn.question + turn.answer).encode()) for turn in turns)
+    val_bytes += sum(end_bytes for turn in turns if turn.ends)
     answer_tokens = int(encoded["val"].examples.is_answer.sum())
     return {
         "documents": len(split.train) + len(split.val),
@@ -214,7 +213,8 @@ def _build(split: _Split, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
             answer_end=end,
             val_answer_tokens=answer_tokens,
             val_answer_bytes=sum(
-                len(turn.answer.encode()) + max(1, ends) * turn.ends for turn in turns
+                len(turn.answer.encode()) + (max(1, end_bytes) if turn.ends else 0)
+                for turn in turns
             ),
             **marks,
         ),

@@ -173,26 +173,26 @@ def get_corpus(
     encoding = text_encoding(encoding)
     suffix = "" if column is None else ".jsonl"  # of pipes
 
-    def one(source: Source | None) -> Corpus:
+    def corpus_of(source: Source | None) -> Corpus:
         match source:
             case None | "tinyshakespeare" | "tales" | "names":
-                found = _built_in(source, offline, spool, on_event)
+                corpus = _built_in(source, offline, spool, on_event)
             case "-":
                 path = _spooled(stdin or sys.stdin.buffer, spool, suffix)
-                found = _of_file("stdin", "-", path, encoding)
+                corpus = _of_file("stdin", "-", path, encoding)
             case str() if source.startswith(hub.PREFIX):
                 path = Path(tempfile.mkdtemp(dir=spool)) / "rows.jsonl.gz"
                 hub.copy_texts(source, column or "text", path, offline=offline, on_event=on_event)
-                found = _of_file(safe_name(Path(hub.parsed(source).path).name), source, path)
+                corpus = _of_file(safe_name(Path(hub.parsed(source).path).name), source, path)
             case str() if "://" in source:
-                found = _from_web(source, encoding, offline, spool, on_event)
+                corpus = _from_web(source, encoding, offline, spool, on_event)
             case _:
-                found = _from_path(os.fspath(source), encoding, spool, suffix, on_event)
+                corpus = _from_path(os.fspath(source), encoding, spool, suffix, on_event)
         return replace(
-            found,
+            corpus,
             newlines=newlines,
             column=column or "text",
-            marks_ends=found.has_documents and is_marked(found.files),
+            marks_ends=corpus.has_documents and is_marked(corpus.files),
         )
 
     def is_marked(files: Sequence[TextFile]) -> bool:
@@ -201,8 +201,8 @@ def get_corpus(
         return marks_ends
 
     if source is None or isinstance(source, str | os.PathLike):
-        return one(source)
-    parts = list(map(one, source))
+        return corpus_of(source)
+    parts = list(map(corpus_of, source))
     if not parts:
         raise UsageError("no source", f"name {SOURCES}")
     if len(parts) == 1:
@@ -325,15 +325,15 @@ def _from_path(source: str, encoding: str, spool: Path, suffix: str, on_event: O
 
         near = [*NAMES, *TASKS]
         with contextlib.suppress(OSError, ValueError):  # no folder to list
-            there = itertools.islice(path.parent.iterdir(), 1000)
-            near += (str(one) for one in there if suggestion(path.name, [one.name], ""))
+            siblings = itertools.islice(path.parent.iterdir(), 1000)
+            near += (str(file) for file in siblings if suggestion(path.name, [file.name], ""))
         hint = suggestion(source, near, f"use {SOURCES}")
         raise AttnlmError(f"no such file or corpus: {source!r}", hint) from None
     except OSError as error:
         raise _unreadable(error.filename or source, error) from error
     name = safe_name((folder if folder.name not in ("", "..") else folder.resolve()).name)
-    found = tuple(TextFile(file, str(file), encoding) for file in texts)
-    return Corpus(name, (readable,), found, encoding, has_documents=True)
+    text_files = tuple(TextFile(file, str(file), encoding) for file in texts)
+    return Corpus(name, (readable,), text_files, encoding, has_documents=True)
 
 
 def _spooled(stream: BinaryIO, spool: Path, suffix: str) -> Path:

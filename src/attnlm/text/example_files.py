@@ -79,10 +79,10 @@ def _conversation(messages: object, column: str, where: str) -> Example:
             f"{where}: column {column!r} is not a list of messages",
             f"{_ONE_MESSAGE}; texts need `answer_column` too",
         )
-    said = [_message(message, column, where) for message in messages]
+    texts_by_side = [_message(message, column, where) for message in messages]
     joined = [
         (side, "\n".join(text for _, text in group))
-        for side, group in itertools.groupby(said, key=lambda message: message[0])
+        for side, group in itertools.groupby(texts_by_side, key=lambda message: message[0])
     ]
     if not joined or joined[0][0] != "question":
         raise AttnlmError(f"{where} does not begin with a question", "leave it out")

@@ -23,10 +23,10 @@ _SYLLABLES = (1, 1, 2, 2, 2, 3)
 def generate() -> str:
     """Generate the corpus: the same text on every machine."""
     words = uniform_words(_SEED)
-    found: dict[str, None] = {}
-    while len(found) < COUNT:
-        found[_name(words)] = None
-    return "\n".join(found) + "\n"
+    names: dict[str, None] = {}
+    while len(names) < COUNT:
+        names[_name(words)] = None
+    return "\n".join(names) + "\n"
 
 
 def _name(words: Iterator[int]) -> str:

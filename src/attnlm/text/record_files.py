@@ -48,8 +48,8 @@ def record_pieces(
 
 def record_texts(path: Path, column: str, shown: str) -> Iterator[str]:
     """Yield the text of each record, also if it is empty. Raises AttnlmError as `record_pieces`."""
-    found = (_lines if kind_of(path) == ".jsonl" else _rows)(path, column, shown)
-    return (checked(value, f"column {column!r}", where) for where, value in found)
+    values = (_lines if kind_of(path) == ".jsonl" else _rows)(path, column, shown)
+    return (checked(value, f"column {column!r}", where) for where, value in values)
 
 
 def record_values(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:

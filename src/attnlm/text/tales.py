@@ -50,12 +50,12 @@ def parse_grammar(rules: Mapping[str, str]) -> Grammar:
     grammar = {}
     for heading, source in rules.items():
         lines = "\n".join(map(str.strip, source.split("\n")))
-        found = re.findall(r"\s*(?:(\d+) )?([^|]*[^|\s])", lines)
+        alternatives = re.findall(r"\s*(?:(\d+) )?([^|]*[^|\s])", lines)
         forms = tuple(heading.split("/"))
         grammar[forms[0]] = Rule(
             forms,
-            tuple(int(weight or 1) for weight, _ in found),
-            tuple(tuple(text.split("/")) for _, text in found),
+            tuple(int(weight or 1) for weight, _ in alternatives),
+            tuple(tuple(text.split("/")) for _, text in alternatives),
         )
     return grammar
 

@@ -66,12 +66,14 @@ def _sort(below: Below, length: int) -> tuple[str, str]:
 
 
 def _addition(below: Below, digits: int) -> tuple[str, str]:
-    a, b = below(10**digits), below(10**digits)
+    a = below(10**digits)
+    b = below(10**digits)
     return f"{a}+{b}", str(a + b)
 
 
 def _modular_addition(below: Below, _: int) -> tuple[str, str]:
-    a, b = below(_MODULUS), below(_MODULUS)
+    a = below(_MODULUS)
+    b = below(_MODULUS)
     return f"{a}+{b}", str((a + b) % _MODULUS)
 
 
@@ -82,21 +84,21 @@ def _parity(below: Below, length: int) -> tuple[str, str]:
 
 def _brackets(below: Below, length: int) -> tuple[str, str]:
     """Draw balanced brackets and, in half of the cases, exchange one, which unbalances them."""
-    found: list[str] = []
+    brackets: list[str] = []
     missing: list[str] = []  # closing brackets
     for left in range(length, 0, -1):
         if missing and (len(missing) == left or below(2)):
-            found.append(missing.pop())
+            brackets.append(missing.pop())
         else:
             kind = _BRACKETS[below(len(_BRACKETS))]
-            found.append(kind[0])
+            brackets.append(kind[0])
             missing.append(kind[1])
     if below(2):
-        return "".join(found), "yes"
+        return "".join(brackets), "yes"
     place = below(length)
-    others = [bracket for bracket in "".join(_BRACKETS) if bracket != found[place]]
-    found[place] = others[below(len(others))]
-    return "".join(found), "no"
+    others = [bracket for bracket in "".join(_BRACKETS) if bracket != brackets[place]]
+    brackets[place] = others[below(len(others))]
+    return "".join(brackets), "no"
 
 
 def _recall(below: Below, length: int) -> tuple[str, str]:
@@ -142,16 +144,16 @@ def generate(name: str, *, examples: int, size: int | None) -> tuple[TaskExample
         )
     if name == "brackets" and size % 2:
         raise UsageError("brackets of an odd `length` are never balanced", f"use {size + 1}")
-    wanted = examples + min(_MOST_VALIDATION, math.ceil(_VALIDATION_FRACTION * examples))
-    found = _drawn(name, size, wanted)
-    held_out = min(_MOST_VALIDATION, math.ceil(_VALIDATION_FRACTION * len(found)))
-    if len(found) == wanted:
-        held_out = wanted - examples
+    count = examples + min(_MOST_VALIDATION, math.ceil(_VALIDATION_FRACTION * examples))
+    drawn = _drawn(name, size, count)
+    held_out = min(_MOST_VALIDATION, math.ceil(_VALIDATION_FRACTION * len(drawn)))
+    if len(drawn) == count:
+        held_out = count - examples
     longer = size + 1 if task.setting == "digits" else math.ceil(1.5 * size / 2) * 2
     longer_ones = []
     if task.setting and longer <= task.largest:
         longer_ones = _drawn(name, longer, _LONGER)
-    return TaskExamples(found[held_out:], found[:held_out], longer_ones), size
+    return TaskExamples(drawn[held_out:], drawn[:held_out], longer_ones), size
 
 
 def _drawn(name: str, size: int, most: int) -> list[Example]:
@@ -164,18 +166,18 @@ def _drawn(name: str, size: int, most: int) -> list[Example]:
         question, answer = task.draw(lambda n: _below(words, n), size)
         repeated = repeated + 1 if question in answers else 0
         answers[question] = answer
-    found = [Turn(question + task.question_end, answer) for question, answer in answers.items()]
-    return [_letter_by_letter(turn) if name == "recall" else (turn,) for turn in found]
+    turns = [Turn(question + task.question_end, answer) for question, answer in answers.items()]
+    return [_letter_by_letter(turn) if name == "recall" else (turn,) for turn in turns]
 
 
 def _letter_by_letter(turn: Turn) -> Example:
     """Return a turn for each letter of the answer, which asks for the letter's digit."""
     question, answer, _ = turn
-    asked = [question + answer[0], *answer[2::2]]
-    last = len(asked) - 1
+    questions = [question + answer[0], *answer[2::2]]
+    last = len(questions) - 1
     return tuple(
         Turn(letter, digit, ends=i == last)
-        for i, (letter, digit) in enumerate(zip(asked, answer[1::2], strict=True))
+        for i, (letter, digit) in enumerate(zip(questions, answer[1::2], strict=True))
     )
 
 

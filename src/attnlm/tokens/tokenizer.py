@@ -87,8 +87,8 @@ class Tokenizer(abc.ABC):
     def encode_array(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
         """Return the same ids of `text` as `encode`, but in a NumPy array."""
         chunks = (Piece(text[i : i + PIECE]) for i in range(0, len(text), PIECE))
-        found = [self.encode_piece(piece.text) for piece in safe_pieces(chunks)]
-        return np.concatenate([np.empty(0, np.uint32), *found])
+        ids = [self.encode_piece(piece.text) for piece in safe_pieces(chunks)]
+        return np.concatenate([np.empty(0, np.uint32), *ids])
 
     def encode_from_start(self, text: str) -> list[int]:
         """Return the ids of `text`. The first is the id `beginning`, if the tokenizer has one."""

@@ -75,7 +75,7 @@ def _added(tokenizer: Tokenizer) -> list[Any]:
     return [AddedToken(text, special=True, normalized=False) for text in tokenizer.special]
 
 
-def check_equal(tokenizer: Tokenizer, theirs: Any) -> None:
+def check_equal(tokenizer: Tokenizer, library: Any) -> None:
     """Compare `tokenizer` with a `tokenizers.Tokenizer` on texts of tokens and awkward characters.
 
     The texts are always the same for a given tokenizer. Raises AttnlmError for a difference.
@@ -89,8 +89,9 @@ def check_equal(tokenizer: Tokenizer, theirs: Any) -> None:
         drawn.shuffle(words)
         text = "".join(words)
         ids = tokenizer.encode(text)
-        found = theirs.encode(text, add_special_tokens=False).ids
-        if found != ids or theirs.decode(ids, skip_special_tokens=False) != tokenizer.decode(ids):
+        library_ids = library.encode(text, add_special_tokens=False).ids
+        decoded = library.decode(ids, skip_special_tokens=False)
+        if library_ids != ids or decoded != tokenizer.decode(ids):
             raise AttnlmError(
                 f"{tokenizer.name} and the installed version of tokenizers encode {text[:20]!r} "
                 "differently",
@@ -168,26 +169,26 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
         is_char = kind == "WordLevel" and _has(splits, _CHARACTERS)
         if is_char or _has(splits, {**_BYTES, "use_regex": False}):
             has_end = bool(special)
-            ours: Tokenizer = ByteTokenizer(has_end=has_end)
+            plain: Tokenizer = ByteTokenizer(has_end=has_end)
             if is_char:
-                ours = CharTokenizer("".join(tokens), has_end=has_end)
+                plain = CharTokenizer("".join(tokens), has_end=has_end)
             # Only attnlm writes such tokenizers.
-            theirs = _loaded({**content, "post_processor": None})
-            _expect("the tokenizer", kind, library_tokenizer(ours).to_str() == theirs.to_str())
+            library = _loaded({**content, "post_processor": None})
+            _expect("the tokenizer", kind, library_tokenizer(plain).to_str() == library.to_str())
             _expect("post_processor", content.get("post_processor"), beginning is None)
-            if ours.vocab_size != vocab_size:
+            if plain.vocab_size != vocab_size:
                 raise AttnlmError(
-                    f"the model has {vocab_size:,} ids, but its tokenizer has {ours.vocab_size:,}",
+                    f"the model has {vocab_size:,} ids, but its tokenizer has {plain.vocab_size:,}",
                     "attnlm takes such a tokenizer only if each id of the model has a text",
                 )
-            return ours
+            return plain
         _expect("model", kind, kind == "BPE")
         affixes = ("continuing_subword_prefix", "end_of_word_suffix")
         for key in ("dropout", "unk_token", "byte_fallback", *affixes):
             _expect(key, model.get(key), not model.get(key))
         merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
-        made = [model["vocab"][left + right] for left, right in merges]
-        _expect("merges", "in another order than its ids", made == sorted(made))
+        merged_ids = [model["vocab"][left + right] for left, right in merges]
+        _expect("merges", "in another order than its ids", merged_ids == sorted(merged_ids))
         ranks = list(map(byte_characters.read, tokens))
         pattern = _pattern_name(splits)
         end = next((special[text] for text in _ENDS if text in special), None)
@@ -206,10 +207,10 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
             nfc=normaliser is not None,
         )
         # If the vocabulary lacks an added token, the library chooses the token's id.
-        theirs = _loaded({**content, "post_processor": None})
-        numbered = {text: theirs.token_to_id(text) for text in special}
-        _expect("ids of its added tokens", numbered, numbered == special)
-        check_equal(tokenizer, theirs)
+        library = _loaded({**content, "post_processor": None})
+        added_ids = {text: library.token_to_id(text) for text in special}
+        _expect("ids of its added tokens", added_ids, added_ids == special)
+        check_equal(tokenizer, library)
         return tokenizer
     except (KeyError, TypeError, ValueError, AttributeError):
         raise AttnlmError("the model's tokenizer is damaged", _HINT) from None

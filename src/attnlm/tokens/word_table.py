@@ -103,8 +103,8 @@ class WordTable:
             return plain(text)
         for _ in range(2):
             known = self._words[0]
-            found = self._find(self._address, utf8, len(utf8), *self._out)
-            if found >= 0 and self._learn(known):
+            words = self._find(self._address, utf8, len(utf8), *self._out)
+            if words >= 0 and self._learn(known):
                 break
             self._words[0] = 0  # it is full: forget all words
             self._slot[:] = 0
@@ -112,7 +112,7 @@ class WordTable:
             return plain(text)
         begin, end = self._span
         ids = np.empty(end - begin, np.uint32)
-        tokens = self._gather(self._address, found, self._out[0], ids.ctypes.data)
+        tokens = self._gather(self._address, words, self._out[0], ids.ctypes.data)
         head = utf8[:begin].decode()
         tail = utf8[end:].decode()
         return np.concatenate((plain(head), ids[:tokens], plain(tail)))
