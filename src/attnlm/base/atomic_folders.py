@@ -162,11 +162,11 @@ def exchange(new: Path, target: Path) -> None:
     aside.rename(new)
 
 
-def _exchange_at_once(one: Path, other: Path) -> bool:
+def _exchange_at_once(folder: Path, other: Path) -> bool:
     """Swap two folders in one step. Return False if the system can't. Raises OSError on failure."""
     here = -100
     swap = 2  # AT_FDCWD; RENAME_EXCHANGE, which macOS calls RENAME_SWAP
-    paths = os.fsencode(one), os.fsencode(other)
+    paths = os.fsencode(folder), os.fsencode(other)
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         if sys.platform == "darwin":

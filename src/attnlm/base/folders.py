@@ -205,8 +205,8 @@ def folder_size(folder: Path) -> int:
     for root, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):
-                about = Path(root, name).lstat()
-                total += about.st_size if stat.S_ISREG(about.st_mode) else 0
+                status = Path(root, name).lstat()
+                total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total
 
 

@@ -65,13 +65,13 @@ def read_record(
     return decoded(record, content, path, hint)
 
 
-def hint_on_version(path: Path, ours: str, hint: str) -> str:
+def hint_on_version(path: Path, current: str, hint: str) -> str:
     """Return `hint`, for a value in a JSON file that this version of attnlm does not accept.
 
-    If the file names the version that wrote it, and that is not `ours`, the hint names it too.
+    If the file names the version that wrote it, and that is not `current`, the hint names it too.
     """
     version = _version_in(read_json(path))
-    is_other = version and version != f" {ours}"
+    is_other = version and version != f" {current}"
     return f"open it with the version that wrote it,{version}, or {hint}" if is_other else hint
 
 
@@ -87,8 +87,8 @@ def decoded(record: type[_Record], content: object, path: Path, hint: str = COPY
     each may also allow None. Raises AttnlmError, which names the file and the key.
     """
     try:
-        found: _Record = _decoded(record, content, "")
-        return found
+        result: _Record = _decoded(record, content, "")
+        return result
     except (ValueError, UsageError) as error:
         raise AttnlmError(f"{path} is not valid: {error}", hint) from None
 

@@ -80,8 +80,8 @@ class OwnCode(str):
             raise CodeNotAcceptedError(self)
         if self.sha256 not in _MODULES:
             _MODULES[self.sha256] = _run_file(self.path, content, self.sha256)
-        found = getattr(_MODULES[self.sha256], self.name, None)
-        if not callable(found):
+        class_or_function = getattr(_MODULES[self.sha256], self.name, None)
+        if not callable(class_or_function):
             module = vars(_MODULES[self.sha256])
             home = module["__name__"]
             names = [n for n, v in module.items() if getattr(v, "__module__", None) == home]
@@ -89,7 +89,7 @@ class OwnCode(str):
                 f"{self.file} has no class or function called {self.name}",
                 suggestion(self.name, names, f"it defines {', '.join(names) or 'none'}"),
             )
-        return found  # type: ignore[no-any-return]
+        return class_or_function  # type: ignore[no-any-return]
 
     def remember(self) -> None:
         """Add the file to the list of files that this user lets run."""
@@ -169,11 +169,11 @@ def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
         with contextlib.redirect_stdout(sys.stderr):  # results alone go to stdout
             exec(compile(content, str(path), "exec", dont_inherit=True), vars(module))
     except ModuleNotFoundError as error:
-        wanted = str(error.name).partition(".")[0]
-        if (path.parent / f"{wanted}.py").exists() or (path.parent / wanted).is_dir():
+        name = str(error.name).partition(".")[0]
+        if (path.parent / f"{name}.py").exists() or (path.parent / name).is_dir():
             raise AttnlmError(
-                f"{path.name} imports {wanted}, which lies beside it: a run keeps one file",
-                f"move what it needs from {wanted} into {path.name}",
+                f"{path.name} imports {name}, which lies beside it: a run keeps one file",
+                f"move what it needs from {name} into {path.name}",
             ) from None
         raise AttnlmError(
             f"{path.name} needs the module {error.name}, which is not installed",
@@ -297,13 +297,16 @@ def _source_of(thing: Any) -> tuple[str, dict[str, Any]]:
     ]:
         raise LookupError(f"it needs {free[0]} of the function around it")
     text = "".join(linecache.getlines(own[0].__code__.co_filename))
-    wanted = (ast.ClassDef, ast.FunctionDef)
-    nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, wanted)]
-    found = [n for n in nodes if n.name == thing.__name__]
-    if not found:
+    definitions = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == thing.__name__
+    ]
+    if not definitions:
         raise OSError("its source was not found")
-    first = min([found[-1].lineno, *(d.lineno for d in found[-1].decorator_list)])
-    lines = text.splitlines()[first - 1 : found[-1].end_lineno]
+    last = definitions[-1]
+    first_line = min([last.lineno, *(decorator.lineno for decorator in last.decorator_list)])
+    lines = text.splitlines()[first_line - 1 : last.end_lineno]
     return textwrap.dedent("\n".join(lines)), own[0].__globals__
 
 
@@ -329,7 +332,7 @@ def own_traceback(error: BaseException) -> str | None:
     first = next((i for i, frame in enumerate(frames) if frame.filename in _FILES), None)
     if first is None:
         return None
-    ours = str(Path(__file__).parents[1])
-    kept = [frame for frame in frames[first:] if not frame.filename.startswith(ours)]
-    lines = traceback.format_list(kept) + traceback.format_exception_only(error)
+    package = str(Path(__file__).parents[1])
+    own_frames = [frame for frame in frames[first:] if not frame.filename.startswith(package)]
+    lines = traceback.format_list(own_frames) + traceback.format_exception_only(error)
     return "Traceback (most recent call last):\n" + "".join(lines)

@@ -94,10 +94,10 @@ _BEGINS_ALIKE = 0.8
 def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
     """Return the hint `did you mean NAME?` for a similar one of `names`, or else `otherwise`."""
     names = list(names)
-    if found := same(name, names) or _nearest(name, names):
-        counted = "epoch" in _plain(name) and _plain(found) == "steps"
-        return f"did you mean {found}?" + " (a step is one batch)" * counted
-    return otherwise
+    if (similar := same(name, names) or _nearest(name, names)) is None:
+        return otherwise
+    is_for_epochs = "epoch" in _plain(name) and _plain(similar) == "steps"
+    return f"did you mean {similar}?{' (a step is one batch)' if is_for_epochs else ''}"
 
 
 def same(name: str, names: Iterable[str]) -> str | None:
@@ -105,20 +105,21 @@ def same(name: str, names: Iterable[str]) -> str | None:
 
     If there is none, return the one that other tools call `name`, or None.
     """
-    by_plain = {_plain(one): one for one in names}
-    wanted = _plain(name)
-    ours = (our for our, others in _OTHER_NAMES.items() if wanted in others.split())
-    return next((by_plain[one] for one in (wanted, *ours) if one in by_plain), None)
+    by_plain = {_plain(known): known for known in names}
+    plain = _plain(name)
+    synonyms = (known for known, others in _OTHER_NAMES.items() if plain in others.split())
+    return next((by_plain[key] for key in (plain, *synonyms) if key in by_plain), None)
 
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the most similar name (in a tie, the first), or None. Prefixes count as similar."""
-    wanted = _plain(name)
+    plain = _plain(name)
 
     def likeness(other: str) -> float:
-        one, two = sorted((wanted, _plain(other)), key=len)
-        begins = len(one) > 1 and two.startswith(one)
-        return max(difflib.SequenceMatcher(None, one, two).ratio(), _BEGINS_ALIKE * begins)
+        short, long = sorted((plain, _plain(other)), key=len)
+        is_prefix = len(short) > 1 and long.startswith(short)
+        ratio = difflib.SequenceMatcher(None, short, long).ratio()
+        return max(ratio, _BEGINS_ALIKE) if is_prefix else ratio
 
     best = max(names, key=likeness, default=None)
     return best if best is not None and likeness(best) >= _NEAR else None

@@ -80,7 +80,7 @@ def _check_one_each(device: str) -> None:
     count = local_count()
     if device == "cuda" and count > (gpus := max(1, torch.cuda.device_count())):
         raise AttnlmError(
-            f"{count} processes cannot share {gpus} GPU{'s' * (gpus > 1)}",
+            f"{count} processes cannot share {gpus} GPU{'s' if gpus > 1 else ''}",
             "start one process per GPU, or use `device` cpu",
         )
 

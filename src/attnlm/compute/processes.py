@@ -305,11 +305,12 @@ def run_processes(count: int, arguments: Sequence[str]) -> None:
 def _failure(codes: Mapping[int, int]) -> BaseException:
     """Return the exception to raise, given each rank's exit code."""
     # If one process has failed, the others were ended by signals, or left the report to us.
-    if said := [code for code in codes.values() if 0 <= code < 128 and code != _LEFT_TO_LAUNCHER]:
-        return AlreadyReportedError(said[0])
+    exits = [code for code in codes.values() if 0 <= code < 128]
+    if reported := [code for code in exits if code != _LEFT_TO_LAUNCHER]:
+        return AlreadyReportedError(reported[0])
     if stopped := [code for code in codes.values() if code > 128]:  # by a signal, after saving
         return Interrupted(min(stopped) - 128)
-    rank, code = min(codes.items(), key=lambda found: found[1])
+    rank, code = min(codes.items(), key=lambda item: item[1])
     if code >= 0:  # all lost their connections, and left the report to us
         return AttnlmError(
             "the connection between the processes of this training broke",

@@ -60,11 +60,11 @@ class Config:
     def settings(self) -> Settings:
         """Return the settings of model and training in one dictionary, which is a valid recipe."""
         training = {k: v for k, v in asdict(self.training).items() if v is not None}
-        found = {**self.spec.settings(), **training}
-        hashes = {v.file: v.sha256 for v in found.values() if isinstance(v, OwnCode)}
+        settings = {**self.spec.settings(), **training}
+        hashes = {v.file: v.sha256 for v in settings.values() if isinstance(v, OwnCode)}
         if hashes:
-            found[CODE] = " ".join(f"{name}:{sha256}" for name, sha256 in hashes.items())
-        return found
+            settings[CODE] = " ".join(f"{name}:{sha256}" for name, sha256 in hashes.items())
+        return settings
 
     def with_training(self, **changed: Any) -> Config:
         """Return the configuration with some training settings changed, without checking them."""
@@ -157,9 +157,9 @@ def _resolved(settings: Settings, recipe: Settings, parent: ParentRun | None) ->
         raise UsageError("`steps` and `budget` cannot be combined", "use only one of them")
     if parent is not None:
         settings = {**_inherited(parent, {**recipe, **settings}), **settings}
-    given = {**recipe, **settings}
-    chosen = {k: v for k, v in given.items() if RECORD_OF.get(k) is TrainingConfig}
-    parts = {k: v for k, v in given.items() if k not in chosen}
+    combined = {**recipe, **settings}
+    chosen = {k: v for k, v in combined.items() if RECORD_OF.get(k) is TrainingConfig}
+    parts = {k: v for k, v in combined.items() if k not in chosen}
     model, dropped = _model(parts, settings)
     training = TrainingConfig(**(_training_defaults(model, chosen) | chosen))  # type: ignore[arg-type]
     _check_training(model, training)
@@ -215,21 +215,21 @@ def _without_alternatives(recipe: Settings, settings: Settings) -> Settings:
     return left
 
 
-def _inherited(parent: ParentRun, given: Settings) -> Settings:
-    """Return the settings of the parent's architecture that `given` leaves as they are.
+def _inherited(parent: ParentRun, chosen: Settings) -> Settings:
+    """Return the settings of the parent's architecture that `chosen` leaves as they are.
 
-    Raises UsageError if `given` changes a setting that the weights depend on.
+    Raises UsageError if `chosen` changes a setting that the weights depend on.
     """
     fixed = parent.config.spec.settings()
-    names = {*fields_of(Architecture), *(key for key in given if key.startswith(PREFIX))}
-    for key in given.keys() & names - {"dropout"}:
-        if given[key] != fixed.get(key):
+    names = {*fields_of(Architecture), *(key for key in chosen if key.startswith(PREFIX))}
+    for key in chosen.keys() & names - {"dropout"}:
+        if chosen[key] != fixed.get(key):
             has = quoted(fixed[key]) if key in fixed else "none"
             raise UsageError(
                 f"`{key}` cannot be changed: the weights come from {parent.name}",
                 f"its `{key}` is {has}: leave `{key}` out, or train from scratch",
             )
-    return {key: value for key, value in fixed.items() if key not in (*given, CODE)}
+    return {key: value for key, value in fixed.items() if key not in (*chosen, CODE)}
 
 
 def _with_effect(model: str, parts: Settings, settings: Settings, codes: Iterable[str]) -> Settings:
@@ -270,7 +270,7 @@ def _training_defaults(model: ModelSpec, chosen: Settings) -> Settings:
 
 
 def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
-    for (one, other), are_both_set in {
+    for (first, second), are_both_set in {
         ("`stride`", "`sampling` random"): training.stride and training.sampling == "random",
         ("`min_learning_rate`", "`schedule` constant"): training.schedule == "constant"
         and training.min_learning_rate,
@@ -280,7 +280,7 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
         ("`optimizer` muon", "`lora`"): training.optimizer == "muon" and training.lora,
     }.items():
         if are_both_set:
-            raise UsageError(f"{one} cannot be combined with {other}", "leave one of them out")
+            raise UsageError(f"{first} cannot be combined with {second}", "leave one of them out")
     uses = {"recompute": Use.RECOMPUTE, "lora": Use.LORA, "shard": Use.SHARDING}
     for name, use in uses.items():
         if getattr(training, name) and (reason := model.supports(use)) is not None:
@@ -323,16 +323,16 @@ def _with_adapters(model: ModelSpec, training: TrainingConfig) -> TrainingConfig
             if getattr(training, name) is not None:
                 raise UsageError(f"`{name}` has no effect without `lora`", f"leave `{name}` out")
         return training
-    there = tuple(model.costs(vocab_size=0).matrices)
-    on = training.lora_on or ("query,value" if "query" in there else "up,down")
-    named = there if on == "all" else [name.strip() for name in on.split(",")]
-    for name in named:
-        if name not in there:
+    matrices = tuple(model.costs(vocab_size=0).matrices)
+    on = training.lora_on or ("query,value" if "query" in matrices else "up,down")
+    chosen = matrices if on == "all" else [name.strip() for name in on.split(",")]
+    for name in chosen:
+        if name not in matrices:
             raise UsageError(
                 f"invalid value for `lora_on`: this {model.name} has no projection {quoted(name)}",
-                suggestion(name, there, f"choose from {', '.join(there)}, or all"),
+                suggestion(name, matrices, f"choose from {', '.join(matrices)}, or all"),
             )
-    ordered = ",".join(name for name in there if name in named)
+    ordered = ",".join(name for name in matrices if name in chosen)
     alpha = training.lora_alpha or 2.0 * training.lora
     return replace(training, lora_alpha=alpha, lora_on=ordered)
 

@@ -73,11 +73,11 @@ def variant(name: str, codes: Mapping[str, OwnCode] | None = None) -> Settings:
         settings[key] = _value(key, value)
         if not is_code_name(settings[key]):
             check_setting(key, settings[key])
-    found: Settings = {"model": model, **settings}
-    found = {key: (codes or {}).get(str(value), value) for key, value in found.items()}
+    settings = {"model": model, **settings}
+    settings = {key: (codes or {}).get(str(value), value) for key, value in settings.items()}
     if not is_own or codes is not None:
-        resolve({k: v for k, v in found.items() if RECORD_OF.get(k) is not TrainingConfig})
-    return found
+        resolve({k: v for k, v in settings.items() if RECORD_OF.get(k) is not TrainingConfig})
+    return settings
 
 
 def words_of(name: str) -> list[str]:

@@ -201,10 +201,11 @@ def _read_folder(
                 parts[tensor].append((first, first + stored.shape[0], file))
         _check_complete(path, shapes, parts)
         tensors = {}
-        for tensor, found in parts.items() if numbers else ():
+        for tensor, stored_parts in parts.items() if numbers else ():
             whole = shapes[parameter_of(tensor)]
-            ours = rows_of(whole[0], rank, count)
-            tensors[tensor] = _joined(tensor, whole, sorted(found, key=lambda p: p[:2]), ours)
+            rows = rows_of(whole[0], rank, count)
+            in_order = sorted(stored_parts, key=lambda part: part[:2])
+            tensors[tensor] = _joined(tensor, whole, in_order, rows)
     return CheckpointHeader(facts), tensors
 
 
@@ -220,16 +221,17 @@ def _first_row(places: Any, name: str) -> int:
     return first
 
 
-def _joined(name: str, whole: Shape, parts: list[_Part], ours: slice) -> Tensor:
-    """Return the rows `ours` of a tensor. Raises ValueError if any row is missing or duplicated."""
+def _joined(name: str, whole: Shape, parts: list[_Part], rows: slice) -> Tensor:
+    """Return the rows `rows` of a tensor. Raises ValueError if any row is missing or duplicated."""
     if [first for first, *_ in parts] + [whole[0]] != [0] + [end for _, end, _ in parts]:
         raise ValueError(f"rows of {name} are missing")
-    tensor = torch.empty(ours.stop - ours.start, *whole[1:])
-    for first, end, file in parts:
-        begin, end = max(first, ours.start), min(end, ours.stop)
+    tensor = torch.empty(rows.stop - rows.start, *whole[1:])
+    for first, last, file in parts:
+        begin = max(first, rows.start)
+        end = min(last, rows.stop)
         if begin < end:
             values = file.read(name, slice(begin - first, end - first))
-            tensor[begin - ours.start : end - ours.start] = values
+            tensor[begin - rows.start : end - rows.start] = values
     return tensor
 
 
@@ -320,9 +322,9 @@ def save_in_turn(
     digest = hashlib.sha256(described.encode())
 
     def digested(name: str) -> Tensor:
-        given = tensor(name)
-        _add_to(digest, name, given)
-        return given
+        values = tensor(name)
+        _add_to(digest, name, values)
+        return values
 
     write_tensors(
         path, shapes, digested, lambda: {"facts": described, "digest": digest.hexdigest()}
@@ -404,7 +406,10 @@ def _writer(
             return hashed
 
         def finish(self, metadata: Any, results: Any) -> None:
-            hashes = {n: h for some in results for r in some for n, h in r.storage_data.items()}
+            hashes: dict[str, str] = {}
+            for results_of_process in results:
+                for result in results_of_process:
+                    hashes |= result.storage_data
             content = {"facts": dict(facts), "files": dict(sorted(hashes.items()))}
             files.write_json(new / FACTS, content)
             if os.path.lexists(path):

@@ -85,17 +85,17 @@ class ExternalFormat:
         # These are the defaults, written out.
         values["kv_heads"] = None if a.num_kv_heads == a.heads else a.kv_heads
         values["head_size"] = None if a.head_dim * a.heads == a.embed_dim else a.head_size
-        found = []
+        unsupported = []
         for part in fields(a):
             name = f"`{part.name}`"
             value = values[part.name]
             allowed = self.supported.get(part.name, (part.default,))
             if allowed is not None and value not in allowed:
                 is_off = value in (False, None, "none")
-                found.append(
+                unsupported.append(
                     f"no {name}" if is_off else name if value is True else f"{name} {value}"
                 )
-        return found
+        return unsupported
 
     def size_values(self, a: Architecture) -> dict[str, Any]:
         """Return the model's sizes by the tool's names."""
@@ -113,13 +113,13 @@ class ExternalFormat:
         missing += [] if a.query_key_norm else ["attention.query_norm", "attention.key_norm"]
         head_counts = {"query": a.heads, "key": a.num_kv_heads} if self.interleaves else {}
         for layer in range(-1, a.layers):  # -1 stands for the modules outside of blocks
-            for ours, theirs in self.modules.items():
-                if ("{}" in theirs) != (layer >= 0) or ours in missing:
+            for our_names, external_name in self.modules.items():
+                if ("{}" in external_name) != (layer >= 0) or our_names in missing:
                     continue
-                name = theirs.format(layer)
-                kind = map_name(ours)
+                name = external_name.format(layer)
+                kind = map_name(our_names)
                 block = f"blocks.{layer}." if layer >= 0 else ""
-                parts = [block + part for part in ours.split()]
+                parts = [block + part for part in our_names.split()]
                 weight = "gain" if kind.endswith("norm") else "weight"
                 weights = tuple(f"{part}.{weight}" for part in parts)
                 transposed = self.transposes and kind in MAP_NAMES
@@ -342,7 +342,7 @@ _GGUF_LLAMA_SIZES = {
 
 
 def _names(modules: Mapping[str, tuple[str, str]], tool: int) -> dict[str, str]:
-    return {ours: theirs[tool] for ours, theirs in modules.items()}
+    return {our_name: names[tool] for our_name, names in modules.items()}
 
 
 _HF_LLAMA = (_LLAMA_SIZES, _names(_LLAMA_MODULES, 0))

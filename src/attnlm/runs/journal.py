@@ -140,7 +140,8 @@ def snapshot_record(
     snapshot: Snapshot, spec: ModelSpec, passage: Sequence[str] = ()
 ) -> SnapshotRecord:
     """Return the line of a snapshot."""
-    maps_LHTT, packed = snapshot.maps, None
+    maps_LHTT = snapshot.maps
+    packed = None
     shape: tuple[int, ...] = ()
     if maps_LHTT is not None:
         rows, columns = np.tril_indices(maps_LHTT.shape[-1])

@@ -22,7 +22,7 @@ from attnlm.model.own import CODE, PREFIX
 
 RECORD = "ladder.json"
 _FORMAT = 1
-_ALIKE = ("block_size", "batch_size", "steps", "eval_every", "eval_tokens", "threads")
+_SHARED = ("block_size", "batch_size", "steps", "eval_every", "eval_tokens", "threads")
 
 
 FACTORS = (0.25, 0.5, 1, 2, 4)
@@ -88,19 +88,19 @@ class LadderPlan:
 
     def settings(self, rung: str, seed: int) -> dict[str, Any]:
         """Return the training settings of a rung for one seed."""
-        alike = {key: value for key in _ALIKE if (value := getattr(self, key)) is not None}
-        alike |= {one.setting: one.value for one in self.adapted if one.rung == rung}
+        shared = {key: value for key in _SHARED if (value := getattr(self, key)) is not None}
+        adapted = {a.setting: a.value for a in self.adapted if a.rung == rung}
         tuned = [(t.loss, t.value) for t in self.trials if t.rung == rung and t.loss is not None]
         best: dict[str, Any] = {}
         if self.tune is not None and tuned:
             best = {self.tune: type_of(TrainingConfig, self.tune)(min(tuned)[1])}
-        return {**alike, "seed": seed, **variant(rung, self.codes), **best}
+        return {**shared, **adapted, "seed": seed, **variant(rung, self.codes), **best}
 
     @property
     def adaptation(self) -> str:
         """The adapted settings in words: `average: embed_dim 24; multi-head: embed_dim 20`."""
-        found = [one for rung in self.rungs for one in self.adapted if one.rung == rung]
-        words = (f"{a.rung}: {a.setting.removeprefix(PREFIX)} {a.value:,}" for a in found)
+        in_order = (a for rung in self.rungs for a in self.adapted if a.rung == rung)
+        words = (f"{a.rung}: {a.setting.removeprefix(PREFIX)} {a.value:,}" for a in in_order)
         return "; ".join(words)
 
     def grid(self, rung: str) -> list[float]:
@@ -118,7 +118,8 @@ class LadderPlan:
                 "choose another, such as learning_rate, or compare rungs with values of their own",
             )
         kind = type(usual)
-        return sorted({kind(max(usual * factor, kind is int)) for factor in FACTORS})
+        least = 1 if kind is int else 0
+        return sorted({kind(max(usual * factor, least)) for factor in FACTORS})
 
     def runs(self, path: Path) -> dict[tuple[str, int], Path]:
         """Return the runs' folders, keyed by (rung, seed). They are next to the ladder's `path`."""
@@ -173,19 +174,20 @@ def read_plan(path: Path) -> LadderPlan:
 
     Raises AttnlmError, which names the wrong value, if the plan is missing or invalid.
     """
-    path, hint = path / RECORD, "start a new ladder with another `name`"
+    path = path / RECORD
+    hint = "start a new ladder with another `name`"
     recorded = read_record(_Stored, path, format=_FORMAT, hint=hint).plan
     if unknown := [quoted(key) for key in recorded if key not in fields_of(LadderPlan)]:
         reason = f"has a setting that attnlm {attnlm.__version__} does not have: {unknown[0]}"
         raise AttnlmError(f"{path} {reason}", hint_on_version(path, attnlm.__version__, hint))
-    made = decoded(LadderPlan, recorded, path, hint)
+    plan = decoded(LadderPlan, recorded, path, hint)
     try:
-        made = replace(made, codes=dict(_kept_codes(made.codes, path.parent / CODE)))
-        made.check()
+        plan = replace(plan, codes=dict(_kept_codes(plan.codes, path.parent / CODE)))
+        plan.check()
     except UsageError as error:
         hint = hint_on_version(path, attnlm.__version__, hint)
         raise AttnlmError(f"{path} is not valid: {error.message}", hint) from None
-    return made
+    return plan
 
 
 def _kept_codes(hashes: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, OwnCode]]:

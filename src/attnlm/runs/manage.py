@@ -141,12 +141,13 @@ def removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints")
 
     Raises AttnlmError if it does not exist, is not in `checkpoint_dir`, or is being trained.
     """
-    parent, named = Path(checkpoint_dir), run.path if isinstance(run, Run) else run
-    path = parent / named if is_safe_name(str(named)) else Path(named)
+    parent = Path(checkpoint_dir)
+    name_or_path = run.path if isinstance(run, Run) else run
+    path = parent / name_or_path if is_safe_name(str(name_or_path)) else Path(name_or_path)
     if not (is_folder(path) or path.is_symlink()):
-        path = find_folder(named, parent, kind="run")  # its error names the runs that exist
-    is_there = is_folder(parent) and path.absolute().parent.samefile(parent)
-    if path.name in ("", "..") or not is_there:
+        path = find_folder(name_or_path, parent, kind="run")  # its error names the runs that exist
+    is_in_parent = is_folder(parent) and path.absolute().parent.samefile(parent)
+    if path.name in ("", "..") or not is_in_parent:
         raise AttnlmError(
             f"{path} is not a run in {parent}, and only runs there can be removed",
             f"name a run there, or use `checkpoint_dir` {path.absolute().parent}",
@@ -179,7 +180,8 @@ def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoin
 
 def removal_warnings(entry: RunEntry, others: list[RunEntry]) -> list[str]:
     """Return warnings to show before a run or ladder is removed; `others` are those next to it."""
-    name, warnings = entry.name, []
+    name = entry.name
+    warnings = []
     if entry.link is not None:
         warnings.append(f"{name} is a link: {entry.link} stays")
     if children := [other.name for other in others if other.parent == name]:

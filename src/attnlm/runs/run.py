@@ -80,7 +80,7 @@ class Result:
         """The record with the lowest validation loss or, with `best_by` accuracy, the highest
         accuracy."""
         if self._by_accuracy:
-            return min(self.records, key=lambda one: (-(one.accuracy or 0.0), one.val_loss))
+            return min(self.records, key=lambda r: (-(r.accuracy or 0.0), r.val_loss))
         return min(self.records, key=lambda record: record.val_loss)
 
     @property
@@ -248,8 +248,8 @@ class Run:
             with contextlib.suppress(AttnlmError):  # the checkpoint is usable without metrics
                 losses = {record.step: record.val_loss for record in self.evaluations()}
                 loss = losses.get(facts.step)
-        about = self.evaluated_part, bool(self.leaks)
-        return Checkpoint(which, self._path_of(which), facts.step, loss, *about)
+        path = self._path_of(which)
+        return Checkpoint(which, path, facts.step, loss, self.evaluated_part, bool(self.leaks))
 
     def model(self, *, checkpoint: str = "auto", device: str = "cpu") -> LanguageModel:
         """Return the model, a torch.nn.Module in evaluation mode: ids (B, T) → logits (B, T, V).
@@ -493,12 +493,13 @@ def _config_in(stored: StoredRun, path: Path) -> Config:
 def _with_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the settings in config.json with the own code that the run keeps in a folder."""
     hashes = dict(re.findall(r"(.+?):([0-9a-f]{64})(?: |$)", str(config.get(CODE, ""))))
-    found = dict(config)
+    settings = dict(config)
     for name in CHOSEN_BY_NAME:
-        file = str(found.get(name)).rpartition(":")[0]
-        if is_code_name(found.get(name)) and file in hashes and file == Path(file).name:
-            found[name] = OwnCode(found[name], folder / file, hashes[file])
-    return found
+        value = settings.get(name)
+        file = str(value).rpartition(":")[0]
+        if is_code_name(value) and file in hashes and file == Path(file).name:
+            settings[name] = OwnCode(str(value), folder / file, hashes[file])
+    return settings
 
 
 def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:
@@ -554,10 +555,10 @@ def run_facts(run: Run) -> dict[str, str]:
         best = f"best loss, {run.evaluated_part or 'whole split'}"
         measured: dict[str, EvaluationRecord | Measured] = {best: result.best}
         measured |= {f"{which} loss, whole split": result.whole[which] for which in result.whole}
-        for label, found in measured.items():
+        for label, record in measured.items():
             facts[label] = (
-                f"{found.val_loss:.4f} nats per token, {found.bits_per_byte:.3f} bits per "
-                f"byte, at step {found.step:,}"
+                f"{record.val_loss:.4f} nats per token, {record.bits_per_byte:.3f} bits per "
+                f"byte, at step {record.step:,}"
             )
     if run.leaks:
         facts["not comparable"] = run.leaks

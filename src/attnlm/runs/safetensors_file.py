@@ -54,8 +54,8 @@ def read_header(file: IO[bytes]) -> Header:
         header = json.loads(file.read(length))
     metadata = header.pop("__metadata__", None) or {}
     tensors = {
-        name: StoredTensor(about["dtype"], tuple(about["shape"]), *about["data_offsets"])
-        for name, about in header.items()
+        name: StoredTensor(entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
+        for name, entry in header.items()
     }
     return Header(tensors, metadata, 8 + length)
 
@@ -72,7 +72,8 @@ class TensorFile(NamedTuple):
         Raises OSError if reading fails, ValueError if the file was truncated.
         """
         stored = self.header.tensors[name]
-        shape, begin = stored.shape, stored.begin
+        shape = stored.shape
+        begin = stored.begin
         if rows is not None:
             begin += (stored.end - begin) // shape[0] * rows.start
             shape = (rows.stop - rows.start, *shape[1:])
@@ -108,16 +109,19 @@ def write_tensors(
     space for its result, and after the last tensor, since the result may contain a digest of the
     tensors. Both results must have the same length.
     """
-    names, header, end = sorted(shapes), {}, 0
+    names = sorted(shapes)
+    header = {}
+    begin = 0
     for name in names:
-        begin, end = end, end + 4 * math.prod(shapes[name])
+        end = begin + 4 * math.prod(shapes[name])
         header[name] = {"data_offsets": [begin, end], "dtype": "F32", "shape": shapes[name]}
+        begin = end
     with files.replacing(path) as file:
         file.write(_header_bytes({**header, "__metadata__": metadata()}))
         for name in names:
-            given = tensor(name).contiguous()
-            assert given.dtype == torch.float32 and given.shape == shapes[name], name
-            file.write(given.flatten().view(torch.uint8).numpy().data)
+            values = tensor(name).contiguous()
+            assert values.dtype == torch.float32 and values.shape == shapes[name], name
+            file.write(values.flatten().view(torch.uint8).numpy().data)
         file.seek(0)
         file.write(_header_bytes({**header, "__metadata__": metadata()}))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -83,8 +83,9 @@ def check(
 def _findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     spec = config.spec
     assert isinstance(spec, OwnParts | OwnModel)
-    given = ", ".join(f"{name}={value!r}" for name, value in spec.arguments.items())
-    yield Finding("arguments", f"{' and '.join(spec.codes.values())}: {given or 'none of its own'}")
+    arguments = ", ".join(f"{name}={value!r}" for name, value in spec.arguments.items())
+    code = " and ".join(spec.codes.values())
+    yield Finding("arguments", f"{code}: {arguments or 'none of its own'}")
     model = _model(spec, vocab_size)
     ids_BT = _ids(model, 2)
     logits_BTV = model(ids_BT)
@@ -97,7 +98,8 @@ def _findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     text = "logits depend on no later token" if leak is None else str(leak)
     yield Finding("causality", text, "" if leak is None else leak.cause, leak is not None)
     yield from _contexts(model)
-    alone, together = model(ids_BT[:1]), model(ids_BT)[:1]
+    alone = model(ids_BT[:1])
+    together = model(ids_BT)[:1]
     yield _equal("batch", alone, together, "texts of a batch do not change each other")
     yield _equal("evaluation", model(ids_BT), model(ids_BT), "the same ids give the same logits")
     yield _maps(model, ids_BT[:1])
@@ -132,8 +134,9 @@ def _finite(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Finding
     first: list[str] = []
 
     def look(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, given: Any, made: Any) -> None:
-            if isinstance(made, Tensor) and made.is_floating_point() and not made.isfinite().all():
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            has_floats = isinstance(output, Tensor) and output.is_floating_point()
+            if has_floats and not output.isfinite().all():
                 first.append(name or "the model")
 
         return hook
@@ -149,18 +152,19 @@ def _finite(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Finding
 
 
 def _loss(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Iterator[Finding]:
-    inputs_BT, targets_BT = ids_BT[:, :-1], ids_BT[:, 1:]
+    inputs_BT = ids_BT[:, :-1]
+    targets_BT = ids_BT[:, 1:]
     loss = model.loss(inputs_BT, targets_BT).item() if ids_BT.size(1) > 1 else math.nan
     uniform = math.log(model.vocab_size)
     remedy = "start with smaller weights, above all in the LM head" if loss > 2 * uniform else ""
     yield Finding("loss at start", f"{loss:.2f} (uniform, ln V: {uniform:.2f})", remedy)
     if isinstance(model, OwnLanguageModel) and model.targets_name is not None:
-        _, theirs = model.call(inputs_BT, targets_BT)
-        found = loss if theirs is None else theirs.item()
-        if abs(found - loss) > _TOLERANCE * max(1.0, loss):
+        _, own_loss = model.call(inputs_BT, targets_BT)
+        returned = loss if own_loss is None else own_loss.item()
+        if abs(returned - loss) > _TOLERANCE * max(1.0, loss):
             yield Finding(
                 "its own loss",
-                f"{found:.4f}, but the mean cross-entropy is {loss:.4f}",
+                f"{returned:.4f}, but the mean cross-entropy is {loss:.4f}",
                 "attnlm trains the cross-entropy; pass another `loss` for others",
             )
 
@@ -184,27 +188,27 @@ def find_leak(model: LanguageModel, most: int = _MOST_CHANGED) -> Leak | None:
     ids_1T = _ids(model, 1)
     length = ids_1T.size(1)
 
-    def logits_of(given_1T: Tensor) -> Tensor:
+    def logits_of(ids_1T: Tensor) -> Tensor:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # noise is no leak
-            logits: Tensor = model(given_1T)[0]
+            logits: Tensor = model(ids_1T)[0]
             return logits
 
     before_TV = logits_of(ids_1T)
     tolerance = _TOLERANCE * float(before_TV.abs().max())
-    found: list[tuple[float, int, int]] = []
+    changes: list[tuple[float, int, int]] = []
     for source in {*range(1, length, max(1, length // most)), *range(1, length)[-1:]}:
         changed_1T = ids_1T.clone()
         changed_1T[0, source] = (ids_1T[0, source] + 1) % model.vocab_size
         change_T = (logits_of(changed_1T)[:source] - before_TV[:source]).abs().amax(-1)
-        found.append((float(change_T.max()), source, int(change_T.argmax())))
-    change, source, target = max(found, default=(0.0, 0, 0))
+        changes.append((float(change_T.max()), source, int(change_T.argmax())))
+    change, source, target = max(changes, default=(0.0, 0, 0))
     if not change > tolerance:
         return None
     return Leak(source + 1, target + 1, change, _cause(model, ids_1T))
 
 
-class _SeesSoftmax(TorchFunctionMode):
+class _SoftmaxObserver(TorchFunctionMode):
     """A mode that looks at each softmax over as many keys as queries."""
 
     def __init__(self) -> None:
@@ -224,11 +228,11 @@ class _SeesSoftmax(TorchFunctionMode):
 
 
 def _cause(model: LanguageModel, ids_1T: Tensor) -> str:
-    with _SeesSoftmax() as seen:
+    with _SoftmaxObserver() as observer:
         model(ids_1T)
-    if seen.over_queries:
+    if observer.over_queries:
         return _AXIS
-    if seen.looks_ahead:
+    if observer.looks_ahead:
         return f"its softmax gives weights to later tokens: {_MASK}"
     return f"look for a missing mask, a mask after the softmax, or a wrong axis: {_MASK}"
 
@@ -264,9 +268,9 @@ def _contexts(model: LanguageModel) -> Iterator[Finding]:
     yield Finding("contexts", f"from 1 to {model.block_size} tokens")
 
 
-def _equal(name: str, one: Tensor, other: Tensor, promise: str) -> Finding:
-    difference = (one - other).abs().max().item()
-    if difference <= _TOLERANCE * one.abs().max().item():
+def _equal(name: str, logits: Tensor, others: Tensor, promise: str) -> Finding:
+    difference = (logits - others).abs().max().item()
+    if difference <= _TOLERANCE * logits.abs().max().item():
         return Finding(name, promise)
     remedies = {
         "batch": "compute each text by itself: no sum, mean or softmax over the first axis",
@@ -282,30 +286,29 @@ def _maps(model: LanguageModel, ids_BT: Tensor) -> Finding:
         return Finding("maps", "no attention maps were found: reports go without them")
     each = " and ".join(str(count) for count in sorted(set(counts)))
     text = f"{len(counts)} {'layer' if len(counts) == 1 else 'layers'} × {each} heads"
-    wanted = getattr(getattr(model.spec, "architecture", None), "heads", None)
-    if wanted is None or set(counts) == {wanted}:
+    heads = getattr(getattr(model.spec, "architecture", None), "heads", None)
+    if heads is None or set(counts) == {heads}:
         return Finding("maps", text)
-    return Finding("maps", text, f"the model has `heads` {wanted}: does the code use the argument?")
+    return Finding("maps", text, f"the model has `heads` {heads}: does the code use the argument?")
 
 
 def _costs(config: Config, vocab_size: int) -> Iterator[Finding]:
     """Yield the costs of the model and of the same model with the standard part."""
     spec = config.spec
-    beside: Mapping[str, Config] = {}
+    configs = {"": config}
     if isinstance(spec, OwnParts):
-        ours = {k: v for k, v in spec.architecture.settings().items() if k not in spec.codes}
-        preset: dict[str, Any] = {
-            k: ours[k] for k in ("model", "embed_dim", "heads", "block_size") if k in ours
-        }
-        beside = {f"; the standard {spec.preset}: ": resolve(preset)}
+        standard = spec.architecture.settings()
+        sizes = ("model", "embed_dim", "heads", "block_size")
+        sizes_of = {k: standard[k] for k in sizes if k in standard and k not in spec.codes}
+        configs[f"; the standard {spec.preset}: "] = resolve(sizes_of)
     numbers: dict[str, list[str]] = {"parameters": [], "operations": [], "time": []}
-    for words, some in {"": config, **beside}.items():
-        parameters = parameters_of(some.spec, vocab_size)
-        flops = some.spec.costs(vocab_size).training_flops()
-        milliseconds = 1e3 * _seconds(some, vocab_size)
-        numbers["parameters"].append(f"{words}{parameters:,}")
-        numbers["operations"].append(f"{words}{quantity(flops, 'FLOP')} per token")
-        numbers["time"].append(f"{words}{milliseconds:.3g} ms per step")
+    for label, compared in configs.items():
+        parameters = parameters_of(compared.spec, vocab_size)
+        flops = compared.spec.costs(vocab_size).training_flops()
+        milliseconds = 1e3 * _seconds(compared, vocab_size)
+        numbers["parameters"].append(f"{label}{parameters:,}")
+        numbers["operations"].append(f"{label}{quantity(flops, 'FLOP')} per token")
+        numbers["time"].append(f"{label}{milliseconds:.3g} ms per step")
     for name, texts in numbers.items():
         yield Finding(name, "".join(texts))
     if config.training.optimizer == "muon":

@@ -77,17 +77,17 @@ def _examined(
     except AttnlmError as error:
         yield Finding(name, error.message, error.hint)
     except Exception as error:  # noqa: BLE001 - a machine may be broken in any way
-        told = next(iter(str(error).splitlines()), "")
-        text = f"check failed: {type(error).__name__}: {told}"
+        message = next(iter(str(error).splitlines()), "")
+        text = f"check failed: {type(error).__name__}: {message}"
         yield Finding(name, text, remedy, is_fatal=bool(remedy))
 
 
 def _versions() -> Iterator[Finding]:
     yield Finding("attnlm", f"{attnlm.__version__}, in {Path(attnlm.__file__).parent}")
     yield Finding("Python", f"{platform.python_version()}, {platform.platform()}")
-    found = {each.name: each.version for each in importlib.metadata.distributions()}
-    versions = [f"{package} {found.get(package, 'is missing')}" for package in _PACKAGES]
-    remedy = "" if found.keys() >= set(_PACKAGES) else "install attnlm again"
+    installed = {dist.name: dist.version for dist in importlib.metadata.distributions()}
+    versions = [f"{package} {installed.get(package, 'is missing')}" for package in _PACKAGES]
+    remedy = "" if installed.keys() >= set(_PACKAGES) else "install attnlm again"
     yield Finding("packages", ", ".join(versions), remedy, is_fatal=bool(remedy))
 
 
@@ -123,14 +123,14 @@ def _threads() -> Iterator[Finding]:
     import torch
 
     cores = os.cpu_count() or 1
-    ours = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     threads = torch.get_num_threads()
     named = os.environ.get("OMP_NUM_THREADS")
-    text = f"PyTorch uses {threads}; this process may use {ours} of {cores} processors"
+    text = f"PyTorch uses {threads}; this process may use {allowed} of {cores} processors"
     remedy = ""
-    if threads > ours:
-        remedy = f"more threads than processors slow each other down: set OMP_NUM_THREADS={ours}"
-    elif named is not None and threads < ours // 2:
+    if threads > allowed:
+        remedy = f"more threads than processors slow each other down: set OMP_NUM_THREADS={allowed}"
+    elif named is not None and threads < allowed // 2:
         remedy = f"OMP_NUM_THREADS is {named}: unset it to use all processors"
     yield Finding("threads", text, remedy)
 

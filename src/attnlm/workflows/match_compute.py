@@ -29,8 +29,8 @@ def relative_steps(plan: LadderPlan, vocab_size: int) -> dict[str, float]:
     for rung in plan.rungs if plan.equal == "flops" else ():
         config = resolve({}, untuned.settings(rung, plan.seed))
         flops[rung] = config.spec.costs(vocab_size).training_flops() * config.tokens_per_step
-    wanted = next(filter(None, flops.values()), 1)
-    return {rung: wanted / (made or wanted) for rung, made in flops.items()}
+    reference = next(filter(None, flops.values()), 1)
+    return {rung: reference / (per_step or reference) for rung, per_step in flops.items()}
 
 
 def with_steps(plan: LadderPlan, relative: Mapping[str, float]) -> LadderPlan:
@@ -49,18 +49,18 @@ def with_widths(plan: LadderPlan, vocab_size: int) -> LadderPlan:
     """
     if plan.equal != "parameters":
         return plan
-    wanted = parameters_of(_spec(plan.settings(plan.rungs[0], 0)), vocab_size)
-    sizes = {r: _sizes(plan.settings(r, 0), wanted, vocab_size) for r in plan.rungs[1:]}
-    found = [Adapted(rung, *size) for rung in sizes for size in sizes[rung].items()]
-    return replace(plan, adapted=tuple(found))
+    parameters = parameters_of(_spec(plan.settings(plan.rungs[0], 0)), vocab_size)
+    sizes = {r: _sizes(plan.settings(r, 0), parameters, vocab_size) for r in plan.rungs[1:]}
+    adapted = [Adapted(rung, *size) for rung in sizes for size in sizes[rung].items()]
+    return replace(plan, adapted=tuple(adapted))
 
 
 def _spec(settings: Settings) -> ModelSpec:
     return completed(resolve({}, settings).spec)
 
 
-def _sizes(settings: Settings, wanted: int, vocab_size: int) -> dict[str, int]:
-    """Return the sizes with which a model has about `wanted` parameters; {} for its own sizes."""
+def _sizes(settings: Settings, parameters: int, vocab_size: int) -> dict[str, int]:
+    """Return the sizes with which a model has about `parameters`; {} for its own sizes."""
     spec = _spec(settings)
     name, heads = size_settings(spec)
     if name is None or name in settings:
@@ -72,22 +72,22 @@ def _sizes(settings: Settings, wanted: int, vocab_size: int) -> dict[str, int]:
     is_free = heads == "heads" and not {"heads", "kv_heads", "head_size"} & settings.keys()
     others = sorted(range(1, 2 * count + 1), key=lambda n: abs(n - count))[1:] if is_free else []
 
-    def more(sizes: dict[str, int]) -> float:
-        """Return the parameters beyond `wanted`, as a fraction of `wanted`."""
-        return parameters_of(_spec({**settings, **sizes}), vocab_size) / wanted - 1
+    def excess(sizes: dict[str, int]) -> float:
+        """Return the parameters beyond `parameters`, as a fraction of them."""
+        return parameters_of(_spec({**settings, **sizes}), vocab_size) / parameters - 1
 
     best: dict[str, int] = {}
     try:
         for number in (count, *others):
-            given = {} if number == count else {"heads": number}
+            head_count = {} if number == count else {"heads": number}
             largest = step = number * even
-            while largest < _WIDEST and more({**given, name: largest}) < 0:
+            while largest < _WIDEST and excess({**head_count, name: largest}) < 0:
                 largest *= 2
-            possible = [{**given, name: n} for n in range(step, largest + 1, step)]
-            above = bisect.bisect_left(possible, 0.0, key=more)
+            possible = [{**head_count, name: n} for n in range(step, largest + 1, step)]
+            above = bisect.bisect_left(possible, 0.0, key=excess)
             near = [best, *possible[max(0, above - 1) : above + 1]]
-            best = min(near, key=lambda sizes: abs(more(sizes)))
-            if abs(more(best)) <= TOLERANCE:
+            best = min(near, key=lambda sizes: abs(excess(sizes)))
+            if abs(excess(best)) <= TOLERANCE:
                 break
         _spec({**settings, **best}).costs(vocab_size)  # runs own code
     except Exception as error:

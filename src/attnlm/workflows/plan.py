@@ -93,8 +93,9 @@ class Plan:
     @functools.cached_property
     def memory(self) -> MemoryEstimate:
         """Return the estimated memory of one process."""
-        about = self.vocab_size, self.parameters, self.val_tokens, self.device
-        return estimate_memory(self.config, *about)
+        return estimate_memory(
+            self.config, self.vocab_size, self.parameters, self.val_tokens, self.device
+        )
 
     @functools.cached_property
     def costs(self) -> Costs:
@@ -254,11 +255,12 @@ def plan(
         raise UsageError("`tokens` and `steps` cannot be combined", "use only one of them")
     if share is not None and peak is None:
         raise UsageError("`share` needs a `peak`", "set `peak` in FLOP/s, such as 989e12")
-    given = {"vocab_size": vocab_size, "tokens": tokens, "peak": peak, "share": share}
-    for limited, (least, most) in _LIMITS.items():
-        if (value := given[limited]) is not None and not least <= value <= most:
+    limited = {"vocab_size": vocab_size, "tokens": tokens, "peak": peak, "share": share}
+    for name, value in limited.items():
+        least, most = _LIMITS[name]
+        if value is not None and not least <= value <= most:
             raise UsageError(
-                f"invalid value for `{limited}`: {quoted(value)}",
+                f"invalid value for `{name}`: {quoted(value)}",
                 f"it must be between {least:g} and {most:g}",
             )
     with joined() as processes:

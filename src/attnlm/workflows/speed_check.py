@@ -46,7 +46,7 @@ def check_speed() -> tuple[str, str]:
     device = choose_device().name
     threads = torch.get_num_threads()
     on_cpu = device == "cpu"
-    given = _processor_share(threads) if on_cpu else 1.0
+    processor_share = _processor_share(threads) if on_cpu else 1.0
     before = peak_of_products(threads) if on_cpu else 0.0
     settings: Any = {**variant(_MODEL), "device": device, "threads": threads, "seed": 0}
     planned = plan(vocab_size=256, tokens=10**6, **settings)
@@ -57,8 +57,8 @@ def check_speed() -> tuple[str, str]:
     peak = max(before, peak_of_products(threads))
     text += f": {reached / peak:.0%} of the {quantity(peak, 'FLOP/s')} of matrix products alone"
     text += f" ({_USUAL_SHARE:.0%} or more is usual)"
-    if given < _LEAST_TIME:
-        left = f"left {given:.0%} to this one"
+    if processor_share < _LEAST_TIME:
+        left = f"left {processor_share:.0%} to this one"
         return text, f"other programs use the processor, which {left}: stop them"
     if reached < _LEAST_OF_USUAL * _USUAL_SHARE * peak:
         return text, "try `threads` 1 or another number, and check the kernels above"
@@ -70,14 +70,15 @@ def peak_of_products(threads: int) -> float:
 
     The fastest of several matmuls counts, because other programs may slow down the others.
     """
-    one, other = torch.rand(_SIZE, _SIZE), torch.rand(_SIZE, _SIZE)
+    left = torch.rand(_SIZE, _SIZE)
+    right = torch.rand(_SIZE, _SIZE)
     best = float("inf")
     with threads_of_torch(threads):
         for library in ("blas", "onednn"):
             for _ in range(_PRODUCTS):
                 began = time.perf_counter()
                 with use_kernels(Kernels(matmul=library)):
-                    matmul(one, other)
+                    matmul(left, right)
                 best = min(best, time.perf_counter() - began)
     return 2 * _SIZE**3 / best
 
@@ -87,7 +88,8 @@ def compare_kernels() -> Iterator[tuple[str, str, str]]:
 
     A remedy is a value that is faster than the one that a rule chooses.
     """
-    x, query = torch.rand(_ROWS, _WIDTH), torch.rand(1, 4, _ROWS, 64, requires_grad=True)
+    x = torch.rand(_ROWS, _WIDTH)
+    query = torch.rand(1, 4, _ROWS, 64, requires_grad=True)
     weight = torch.rand(4 * _WIDTH, _WIDTH)
 
     def attend() -> None:
@@ -97,7 +99,7 @@ def compare_kernels() -> Iterator[tuple[str, str, str]]:
     yield _compared("matmul", faster_matmul(), matmuls)
     if native_library() is not None:
         kernels = {n: Kernels(native_ops=True, attention=n) for n in ("torch", "native")}
-        ways = {name: (used, attend) for name, used in kernels.items()}
+        ways = {name: (kernel, attend) for name, kernel in kernels.items()}
         yield _compared("attention_kernel", "native", ways)
 
 
@@ -125,12 +127,12 @@ def _processor_share(threads: int) -> float:
     """Return the fraction of wall time that threads run; less than 1 if other programs run too."""
 
     def compute() -> float:
-        one = torch.rand(_SMALL_SIZE, _SMALL_SIZE)
-        made = torch.empty_like(one)
+        matrix = torch.rand(_SMALL_SIZE, _SMALL_SIZE)
+        product = torch.empty_like(matrix)
         began = time.perf_counter()
         ran = time.thread_time()
         while time.perf_counter() - began < _SECONDS:
-            torch.mm(one, one, out=made)
+            torch.mm(matrix, matrix, out=product)
         return (time.thread_time() - ran) / (time.perf_counter() - began)
 
     pool = new_pool(threads)

@@ -123,9 +123,10 @@ def load(name: str) -> ctypes.CDLL | None:
     except OSError:
         return None
     try:
-        for function, (arguments, result) in _SIGNATURES.items():
-            found = getattr(library, function)
-            found.argtypes, found.restype = arguments, result
+        for symbol, (arguments, result) in _SIGNATURES.items():
+            function = getattr(library, symbol)
+            function.argtypes = arguments
+            function.restype = result
         check_layouts(library)
     except (AttributeError, ValueError) as error:
         raise AttnlmError(

@@ -141,16 +141,16 @@ _STRUCTS: dict[str, tuple[type[Struct], ...]] = {
 def check_layouts(library: ctypes.CDLL) -> None:
     """Raise ValueError if a struct's size, or a field's offset or size, differs in the library."""
     for table, structs in _STRUCTS.items():
-        ours = {name: layout for struct in structs for name, layout in _layout(struct).items()}
-        theirs = {}
-        entries = (_Layout * (len(ours) + 1)).in_dll(library, table)
+        layouts = {name: layout for struct in structs for name, layout in _layout(struct).items()}
+        in_c = {}
+        entries = (_Layout * (len(layouts) + 1)).in_dll(library, table)
         for entry in entries:
             if entry.name is None:
                 break
-            theirs[entry.name.decode()] = entry.offset, entry.size
-        for name in ours.keys() | theirs.keys():
-            if ours.get(name) != theirs.get(name):
-                raise ValueError(f"struct {name} is {theirs.get(name)} in C, not {ours.get(name)}")
+            in_c[entry.name.decode()] = entry.offset, entry.size
+        for name in layouts.keys() | in_c.keys():
+            if layouts.get(name) != in_c.get(name):
+                raise ValueError(f"struct {name} is {in_c.get(name)} in C, not {layouts.get(name)}")
 
 
 def _layout(struct: type[Struct]) -> dict[str, tuple[int, int]]:
@@ -158,5 +158,5 @@ def _layout(struct: type[Struct]) -> dict[str, tuple[int, int]]:
     name = struct.__name__.lower()
     fields = [(field, getattr(struct, field)) for field, *_ in struct._fields_]
     return {name: (0, ctypes.sizeof(struct))} | {
-        f"{name}.{field}": (where.offset, where.size) for field, where in fields
+        f"{name}.{field}": (layout.offset, layout.size) for field, layout in fields
     }

@@ -160,9 +160,9 @@ def import_adapter(
     parent = open_run(base, checkpoint_dir=checkpoint_dir)
     a = architecture_of(parent.config.spec, Use.EXPORT)
     lora, tensors = _read_adapter(folder, a, format_for(a, STOCK_CLASSES, parent.name))
-    given: Settings = {"lora": lora.rank, "lora_alpha": lora.alpha, "lora_on": ",".join(lora.on)}
+    training: Settings = {"steps": 1, "lora": lora.rank, "lora_alpha": lora.alpha}
     try:
-        config = resolve({**a.settings(), "steps": 1, **given})
+        config = resolve({**a.settings(), **training, "lora_on": ",".join(lora.on)})
     except UsageError as error:
         raise AttnlmError(f"{folder}: {error.message}", error.hint) from None
     record = parent_record(parent, "auto")
@@ -204,23 +204,24 @@ def _read_adapter(
             raise AttnlmError(f"the tensor {quoted(name)} is not an adapter of {stock.name}", _HINT)
         if not modules:
             raise AttnlmError(f"{folder / _TENSORS} has no adapters of {stock.name}", _COPY)
-        found = {module: _pair(file, module, a) for module in modules}
+        pairs = {module: _pair(file, module, a) for module in modules}
     scales = {
-        module: _scale(config, module, len(down), path) for module, (down, _) in found.items()
+        module: _scale(config, module, len(down), path) for module, (down, _) in pairs.items()
     }
-    on = {map_name(ours) for module in modules for ours in module.maps}
+    on = {map_name(linear_map) for module in modules for linear_map in module.maps}
     shapes = map_shapes(a)
-    rank, scale = max(len(down) for down, _ in found.values()), scales[modules[0]]
+    rank = max(len(down) for down, _ in pairs.values())
+    scale = scales[modules[0]]
     lora = LoRA(rank, scale * rank, tuple(name for name in shapes if name in on))
     tensors = {
         name: torch.zeros(shape)
         for name, shape in a.costs(vocab_size=0).adapter_shapes(lora).items()
     }
-    for module, (down, up) in found.items():
-        outputs_of = [shapes[map_name(ours)][0] for ours in module.maps]
-        for ours, rows in zip(module.maps, up.split(outputs_of), strict=True):
-            tensors[f"{ours}.lora_down"][: len(down)] = down
-            tensors[f"{ours}.lora_up"][:, : len(down)] = rows * (scales[module] / scale)
+    for module, (down, up) in pairs.items():
+        outputs = [shapes[map_name(linear_map)][0] for linear_map in module.maps]
+        for linear_map, rows in zip(module.maps, up.split(outputs), strict=True):
+            tensors[f"{linear_map}.lora_down"][: len(down)] = down
+            tensors[f"{linear_map}.lora_up"][:, : len(down)] = rows * (scales[module] / scale)
     return lora, tensors
 
 
@@ -233,7 +234,8 @@ def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, T
     down, up = (read_tensor(file, name).to(torch.float32) for name in module.tensors)
     shapes = [map_shapes(a)[map_name(path)] for path in module.maps]
     rank = len(down) if down.ndim else 0
-    outputs, inputs = sum(shape[0] for shape in shapes), shapes[0][1]
+    outputs = sum(shape[0] for shape in shapes)
+    inputs = shapes[0][1]
     if not rank or (down.shape, up.shape) != ((rank, inputs), (outputs, rank)):
         raise AttnlmError(
             f"the adapters of {module.name} have shapes {tuple(down.shape)} and {tuple(up.shape)}, "
@@ -264,12 +266,12 @@ def _of_module(
     `config[patterns]` maps the ends of module names to values. For a module with another name, the
     value is `config[key]`.
     """
-    given = config.get(patterns) or {}
-    if not isinstance(given, dict) or not all(re.fullmatch(r"[\w.]+", end) for end in given):
+    table = config.get(patterns) or {}
+    if not isinstance(table, dict) or not all(re.fullmatch(r"[\w.]+", end) for end in table):
         raise AttnlmError(
-            f"{path} has {quoted(patterns)} {quoted(given)}, not a table of modules", _HINT
+            f"{path} has {quoted(patterns)} {quoted(table)}, not a table of modules", _HINT
         )
-    values = [value for end, value in given.items() if _is_end(end, module)]
+    values = [value for end, value in table.items() if _is_end(end, module)]
     value = [*values, config.get(key, 8)][0]
     if type(value) not in (int, float) or not abs(value) < _LARGEST_NUMBER:
         key = patterns if values else key

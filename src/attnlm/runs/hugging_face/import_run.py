@@ -60,7 +60,9 @@ def import_run(
     """
     if name is not None:
         check_name(name)
-    checkpoint_dir, path, file = Path(checkpoint_dir), Path(source), None
+    checkpoint_dir = Path(checkpoint_dir)
+    path = Path(source)
+    file = None
     with files.explaining(checkpoint_dir, ", or name another `checkpoint_dir`"):
         if is_adapter(path) or base is not None:
             if base is None:
@@ -121,11 +123,12 @@ def _described(folder: Path, block_size: int | None) -> Described:
     Raises AttnlmError as `read_config` does, or if the model does not fit into memory.
     """
     described = read_config(folder / "config.json", block_size)
-    there, needed = machine_memory(), int(_OPENED * 4 * described.parameters)
-    if there is not None and needed > there:
+    memory = machine_memory()
+    needed = int(_OPENED * 4 * described.parameters)
+    if memory is not None and needed > memory:
         raise AttnlmError(
             f"the model's {described.parameters:,} parameters need {byte_size(needed)} of memory, "
-            f"but this machine has {byte_size(there)}",
+            f"but this machine has {byte_size(memory)}",
             "import a smaller model",
         )
     return described
