@@ -100,8 +100,8 @@ def _eager(name: str, help: str, callback: Callable[..., None]) -> Any:
     return option(False, help, names=[name], callback=callback, is_eager=True)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_set: bool) -> None:
+    if is_set:
         console.result(f"attnlm {attnlm.__version__}")
         raise typer.Exit
 
@@ -135,8 +135,8 @@ def option_of_each() -> dict[str, str]:
     """Return the option of each parameter of all commands, as {"start_from": "--from"}."""
     root = root_command()
     commands = [root.get_command(None, name) for name in root.list_commands(None)]
-    given = [p for command in commands for p in command.params if p.param_type_name == "option"]
-    return {p.name.rstrip("_"): next(o for o in p.opts if o.startswith("--")) for p in given}
+    options = [p for command in commands for p in command.params if p.param_type_name == "option"]
+    return {p.name.rstrip("_"): next(o for o in p.opts if o.startswith("--")) for p in options}
 
 
 def run_command() -> None:

@@ -37,18 +37,16 @@ def check(
     A part maps (B, T, C) to (B, T, C), or queries and keys to scores. A model maps ids (B, T) to
     logits. The code is run, on random ids and on the CPU.
     """
-    given = {name: value for name, value in settings.items() if value is not None}
-    given |= {"set": named} if (named := options.arguments(set_)) else {}
-    found = console.findings(
-        attnlm.check(code, part=part, vocab_size=vocab_size, **given), show=not json
-    )
-    problems = [finding for finding in found if finding.remedy]
+    settings = options.typed_settings(settings, set_)
+    checks = attnlm.check(code, part=part, vocab_size=vocab_size, **settings)
+    findings = console.findings(checks, show=not json)
+    problems = [finding for finding in findings if finding.remedy]
     if json:
-        console.result_json({"findings": [asdict(finding) for finding in found]})
+        console.result_json({"findings": [asdict(finding) for finding in findings]})
     elif problems:
         count = f"{len(problems)} {'thing' if len(problems) == 1 else 'things'} to look at"
         console.say(f"{count} (see the → lines)")
     else:
         console.say("all of it holds")
-    if any(finding.is_fatal for finding in found):
+    if any(finding.is_fatal for finding in findings):
         raise typer.Exit(1)

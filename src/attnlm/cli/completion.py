@@ -59,9 +59,9 @@ recipes = choices(*recipe_names())
 
 def removables(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the runs and ladders that start with `incomplete`, except those already typed."""
-    named = ctx.params.get("runs") or ()
-    found = [*runs(ctx, incomplete), *ladders(ctx, incomplete)]
-    return [name for name in found if name not in named]
+    typed = ctx.params.get("runs") or ()
+    names = [*runs(ctx, incomplete), *ladders(ctx, incomplete)]
+    return [name for name in names if name not in typed]
 
 
 def several(*words: str) -> Completer:
@@ -104,9 +104,9 @@ def complete(root: Any, instruction: str) -> int:
         return 1
 
 
-def install(wanted: bool) -> None:
+def install(is_set: bool) -> None:
     """Handle the option --install-completion."""
-    if wanted:
+    if is_set:
         from typer import completion as typers
 
         shell, path = typers.install(_shell(), "attnlm", VARIABLE)  # type: ignore[attr-defined]
@@ -116,9 +116,9 @@ def install(wanted: bool) -> None:
         raise typer.Exit
 
 
-def show(ctx: typer.Context, wanted: bool) -> None:
+def show(ctx: typer.Context, is_set: bool) -> None:
     """Handle the option --show-completion."""
-    if wanted:
+    if is_set:
         raise typer.Exit(complete(ctx.command, f"source_{_shell()}"))
 
 

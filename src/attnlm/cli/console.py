@@ -49,17 +49,17 @@ def result_json(content: Mapping[str, Any]) -> None:
     result(json.dumps(content, allow_nan=False, default=os.fspath))
 
 
-def findings(found: Iterable[Finding], *, show: bool) -> list[Finding]:
+def findings(checks: Iterable[Finding], *, show: bool) -> list[Finding]:
     """Return all findings; if `show` is True, also print each when it comes."""
-    kept = []
-    for finding in found:
-        kept.append(finding)
+    results = []
+    for finding in checks:
+        results.append(finding)
         lines = [f"{finding.name:<{_LABEL}}{finding.text}"]
         if finding.remedy:
             lines.append(f"{'':<{_LABEL}}→ {finding.remedy}")
         for line in lines if show else []:
             result(one_line(with_flags(line)))
-    return kept
+    return results
 
 
 def has_colour() -> bool:
@@ -111,9 +111,9 @@ def say_aside(words: object) -> None:
         terminal(sys.stderr).print(line, no_wrap=True, overflow="ellipsis")
 
 
-def say_next(command: str, about: str = "") -> None:
+def say_next(command: str, purpose: str = "") -> None:
     """Print the command to type next."""
-    words = f"  {command}" + (f"  # {about}" if about else "")
+    words = f"  {command}" + (f"  # {purpose}" if purpose else "")
     say_styled("next", "bold green", words, unbroken=True)
 
 
@@ -128,7 +128,7 @@ def with_flags(text: str) -> str:
 
     A word that is not an option of any command stays in its backticks.
     """
-    return re.sub(r"`(\w+)`", lambda found: _option(found[1]) or found[0], text)
+    return re.sub(r"`(\w+)`", lambda setting: _option(setting[1]) or setting[0], text)
 
 
 def _option(name: str) -> str | None:

@@ -97,15 +97,15 @@ def evaluate(
         "leaks": opened.leaks,
         "accuracy": evaluation.accuracy,
         "longer_accuracy": longer,
-        **({"errors": [one._asdict() for one in wrong]} if errors else {}),
+        **({"errors": [answered._asdict() for answered in wrong]} if errors else {}),
         "sources": [
             {
                 "source": source,
-                "val_loss": found and found.loss,
-                "bits_per_byte": found and found.bits_per_byte,
-                "tokens": found.tokens if found else 0,
+                "val_loss": part and part.loss,
+                "bits_per_byte": part and part.bits_per_byte,
+                "tokens": part.tokens if part else 0,
             }
-            for source, found in evaluation.sources
+            for source, part in evaluation.sources
         ],
     }
     perplexity = evaluation.perplexity
@@ -128,43 +128,43 @@ def _evaluate_pairs(
     """Print the share of questions in a file that a run answers right."""
     from attnlm.workflows.answers import read_pairs
 
-    found = attnlm.answer_pairs(run, read_pairs(path), checkpoint=checkpoint, device=device)
-    right = sum(one.is_right for one in found)
-    accuracy = _accuracy(found)
-    wrong = _wrong(found) if errors else []
-    facts: dict[str, Any] = {"accuracy": accuracy, "right": right, "pairs": len(found)}
+    answers = attnlm.answer_pairs(run, read_pairs(path), checkpoint=checkpoint, device=device)
+    right = sum(answered.is_right for answered in answers)
+    accuracy = _accuracy(answers)
+    wrong = _wrong(answers) if errors else []
+    facts: dict[str, Any] = {"accuracy": accuracy, "right": right, "pairs": len(answers)}
     if errors:
-        facts["errors"] = [one._asdict() for one in wrong]
-    words = f"{accuracy:.1%} of answers right: {right:,} of {len(found):,}"
+        facts["errors"] = [answered._asdict() for answered in wrong]
+    words = f"{accuracy:.1%} of answers right: {right:,} of {len(answers):,}"
     console.result_or_json(words, facts, json)
     _print_errors([] if json else wrong)
 
 
-def _accuracy(answered: Sequence[attnlm.Answered]) -> float:
+def _accuracy(answers: Sequence[attnlm.Answered]) -> float:
     """Return the share of right answers."""
-    return sum(one.is_right for one in answered) / len(answered)
+    return sum(answered.is_right for answered in answers) / len(answers)
 
 
-def _wrong(answered: Sequence[attnlm.Answered]) -> list[attnlm.Answered]:
+def _wrong(answers: Sequence[attnlm.Answered]) -> list[attnlm.Answered]:
     """Return the first 20 wrong answers."""
-    return [one for one in answered if not one.is_right][:_MOST_ERRORS]
+    return [answered for answered in answers if not answered.is_right][:_MOST_ERRORS]
 
 
 def _print_errors(wrong: Sequence[attnlm.Answered]) -> None:
     """Print a table of questions with wrong answers."""
     if wrong:
-        rows = [[repr(text[:_MOST_SHOWN])[1:-1] for text in one] for one in wrong]
+        rows = [[repr(text[:_MOST_SHOWN])[1:-1] for text in answered] for answered in wrong]
         console.print_table(("question", "answer", "model's answer"), rows, ("question",))
 
 
 def _print_sources(sources: Sequence[tuple[str, Evaluation | None]], block_size: int) -> None:
     """Print a table of the losses on the parts of the sources."""
     rows = [
-        [source, f"{found.loss:.4f}", f"{found.bits_per_byte:.4f}", f"{found.tokens:,}"]
-        if found
+        [source, f"{part.loss:.4f}", f"{part.bits_per_byte:.4f}", f"{part.tokens:,}"]
+        if part
         else [source, *[_UNKNOWN] * 3]
-        for source, found in sources
+        for source, part in sources
     ]
     console.print_table(("source", "loss", "bits per byte", "tokens"), rows, ("source",))
-    if not all(found for _, found in sources):
+    if not all(part for _, part in sources):
         console.say(f"{_UNKNOWN} shorter than a window of {block_size:,} tokens and its targets")

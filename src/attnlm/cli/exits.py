@@ -155,12 +155,14 @@ def _explain(error: BaseException) -> int:
         )
         return 1
     if isinstance(error, OSError):
-        about = f"{error.filename}: " if error.filename else ""
-        if not about and error.errno in (errno.ENOSPC, errno.EFBIG, errno.EIO):
-            about = "cannot write the output: "  # an error of a file would have a name
-        if not about and error.errno == errno.ENOENT:
-            about = "the current folder: "
-        console.fail(f"{about}{error.strerror or error}", remedy(error))
+        prefix = ""
+        if error.filename:
+            prefix = f"{error.filename}: "
+        elif error.errno in (errno.ENOSPC, errno.EFBIG, errno.EIO):
+            prefix = "cannot write the output: "  # an error of a file would have a name
+        elif error.errno == errno.ENOENT:
+            prefix = "the current folder: "
+        console.fail(f"{prefix}{error.strerror or error}", remedy(error))
         return 1
     if os.environ.get("ATTNLM_DEBUG") == "1":
         import traceback
@@ -196,14 +198,15 @@ def _usage_hint(error: Any) -> str:
     if error.ctx is None:  # as when an option has no value
         named = [name for name in sys.argv[1:2] if not name.startswith("-")]
         return f"see {' '.join(['attnlm', *named])} --help"
-    command, otherwise = error.ctx.command, f"see {error.ctx.command_path} --help"
+    command = error.ctx.command
+    otherwise = f"see {error.ctx.command_path} --help"
     if unknown := re.match(r"No such command '(\S+)'", error.message):
         names = [*command.list_commands(error.ctx), *_options(command)]
         return suggestion(unknown[1], names, otherwise)
     if not hasattr(error, "possibilities"):
         return otherwise
-    typed, ours = error.option_name, _options(command)
-    if not same(typed, ours):
+    typed = error.option_name
+    if not same(typed, _options(command)):
         arguments = [p.name for p in command.params if p.param_type_name == "argument"]
         if argument := same(typed, arguments):
             words = [name.upper() for name in arguments[: arguments.index(argument) + 1]]
@@ -211,10 +214,10 @@ def _usage_hint(error: Any) -> str:
             return f"{argument.upper()} is an argument, not an option: {usage}"
         root = error.ctx.find_root().command
         others = {name: root.get_command(error.ctx, name) for name in root.list_commands(error.ctx)}
-        found = {name: same(typed, _options(others[name])) for name in others}
-        if having := [name for name in found if found[name]]:
-            return f"{found[having[0]]} is an option of attnlm {', '.join(having)}"
-    return suggestion(typed, ours, otherwise)
+        option_of = {name: same(typed, _options(others[name])) for name in others}
+        if having := [name for name in option_of if option_of[name]]:
+            return f"{option_of[having[0]]} is an option of attnlm {', '.join(having)}"
+    return suggestion(typed, _options(command), otherwise)
 
 
 def _options(command: Any) -> list[str]:

@@ -67,7 +67,7 @@ class Command(TyperCommand):
         """Return the pieces of the usage line: `[OPTIONS]`, `TEXT`, `[RUN]`."""
         parameters: list[Any] = self.get_params(ctx)
         arguments = [p for p in parameters if p.param_type_name == "argument"]
-        return ["[OPTIONS]", *(_in_usage(one.metavar, one.required) for one in arguments)]
+        return ["[OPTIONS]", *(_in_usage(p.metavar, p.required) for p in arguments)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of the help."""
@@ -122,8 +122,8 @@ def _code_option(
     """Declare the option --code."""
 
 
-def _show_all(ctx: typer.Context, wanted: bool) -> None:
-    if wanted:
+def _show_all(ctx: typer.Context, is_set: bool) -> None:
+    if is_set:
         ctx.meta[SHOWS_ALL] = True
         result(ctx.get_help())
         raise typer.Exit
@@ -161,11 +161,11 @@ def help_with_default(name: str) -> str:
         return f"{text}; default: {_USUAL_MODEL}"
     usual = _defaults()
     by_adamw = _defaults(optimizer="adamw")
-    told = _of_models(name, usual)
-    changed = {m: given for m, given in by_adamw.items() if given.get(name) != usual[m].get(name)}
+    defaults = _of_models(name, usual)
+    changed = {model: d for model, d in by_adamw.items() if d.get(name) != usual[model].get(name)}
     if changed and name != "optimizer":
-        told += f"; but with adamw: {_of_models(name, changed)}"
-    return f"{text}; default: {told}" if told else text
+        defaults += f"; but with adamw: {_of_models(name, changed)}"
+    return f"{text}; default: {defaults}" if defaults else text
 
 
 def _of_models(name: str, defaults: Mapping[str, Settings]) -> str:

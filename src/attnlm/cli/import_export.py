@@ -90,9 +90,9 @@ def export(
         on_event=Display(),
     )
     parameters = sum(run.parameters for run in opened)
-    chosen = "; ".join(f"{run.name}, {run.checkpoint(checkpoint)}" for run in opened)
-    about = f"{chosen}: {exported.form}, {parameters:,} parameters" if opened else exported.form
-    console.say(about)
+    exported_runs = "; ".join(f"{run.name}, {run.checkpoint(checkpoint)}" for run in opened)
+    form = exported.form
+    console.say(f"{exported_runs}: {form}, {parameters:,} parameters" if opened else form)
     facts = {
         "path": str(exported.path),
         {"hf": "class", "gguf": "architecture", "html": "page"}[to]: exported.form,

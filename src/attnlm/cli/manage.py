@@ -46,25 +46,25 @@ def list_(
         hint = suggestion(kind, KINDS, f"choose from {', '.join(KINDS)}")
         raise UsageError(f"invalid value for KIND: {kind!r}", hint)
     notes: list[object] = []
-    listed: dict[str, Callable[[], Sequence[Any]]] = {
+    list_functions: dict[str, Callable[[], Sequence[Any]]] = {
         "runs": lambda: attnlm.list_runs(checkpoint_dir, on_event=notes.append),
         "datasets": lambda: attnlm.list_datasets(data_dir, on_event=notes.append),
         "recipes": attnlm.list_recipes,
     }
-    chosen = (KINDS if json else _YOURS) if kind is None else (kind,)
-    found = {one: listed[one]() for one in chosen}
+    kinds = (KINDS if json else _YOURS) if kind is None else (kind,)
+    listed = {name: list_functions[name]() for name in kinds}
     if json:
-        console.result_json({one: [*map(asdict, entries)] for one, entries in found.items()})
+        console.result_json({name: [*map(asdict, entries)] for name, entries in listed.items()})
         return
     for name, parent in {"runs": checkpoint_dir, "datasets": data_dir}.items():
-        if not found.get(name, [True]):
-            what = "run" if name == "runs" else "data set"
-            console.say(f"there is no {what} in {parent} yet; {how_to_make(what, parent)}")
-    filled = {one: entries for one, entries in found.items() if entries}
-    for number, (one, entries) in enumerate(filled.items()):
+        if not listed.get(name, [True]):
+            thing = "run" if name == "runs" else "data set"
+            console.say(f"there is no {thing} in {parent} yet; {how_to_make(thing, parent)}")
+    filled = {name: entries for name, entries in listed.items() if entries}
+    for number, (name, entries) in enumerate(filled.items()):
         if number:
             console.result("")
-        _show(one, entries)
+        _show(name, entries)
     for note in notes:
         console.say(str(note))
 
@@ -97,8 +97,8 @@ _COLUMNS: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
         "data": lambda run: run.dataset,
         "steps": _steps,
         "loss": lambda run: (
-            _LEAKS * bool(run.leaks)
-            + _PART * bool(run.evaluated_part)
+            (_LEAKS if run.leaks else "")
+            + (_PART if run.evaluated_part else "")
             + _number(run.val_loss, ".4f")
         ),
         **_SIZE_AND_AGE,
@@ -175,11 +175,11 @@ def diff(
     json: bool = options.JSON,
 ) -> None:
     """Show how two runs differ: settings, data, result."""
-    found = attnlm.diff_runs(a, b, checkpoint_dir=checkpoint_dir)
-    parts = {"settings": found.settings, "data": found.data, "result": found.result}
+    diff = attnlm.diff_runs(a, b, checkpoint_dir=checkpoint_dir)
+    parts = {"settings": diff.settings, "data": diff.data, "result": diff.result}
     if json:
         console.result_json(
-            {"a": found.a.path, "b": found.b.path, **parts, "warnings": found.warnings}
+            {"a": diff.a.path, "b": diff.b.path, **parts, "warnings": diff.warnings}
         )
         return
     for title, pairs in parts.items():
@@ -187,10 +187,10 @@ def diff(
             console.result("")
         if pairs:
             rows = [(key, *(_shown(key, value) for value in pair)) for key, pair in pairs.items()]
-            console.print_table((title, found.a.name, found.b.name), rows, (title,))
+            console.print_table((title, diff.a.name, diff.b.name), rows, (title,))
         else:
             console.result(f"{title}: the same")
-    for warning in found.warnings:
+    for warning in diff.warnings:
         console.say_styled("not like for like:", "yellow", f" {warning}")
 
 
@@ -270,17 +270,16 @@ def doctor(
     json: bool = options.JSON,
 ) -> None:
     """Check this machine: devices, kernels, caches, network, speed."""
-    findings = attnlm.doctor(offline=offline, on_event=console.say_aside)
-    found = console.findings(itertools.chain(findings, [_terminal()]), show=not json)
-    remedies = sum(bool(finding.remedy) for finding in found)
-    is_fatal = any(finding.is_fatal for finding in found)
+    checks = attnlm.doctor(offline=offline, on_event=console.say_aside)
+    findings = console.findings(itertools.chain(checks, [_terminal()]), show=not json)
+    remedies = len([finding for finding in findings if finding.remedy])
+    is_fatal = any(finding.is_fatal for finding in findings)
     if json:
-        console.result_json({"findings": [asdict(finding) for finding in found]})
+        console.result_json({"findings": [asdict(finding) for finding in findings]})
     elif remedies:
-        console.say(
-            f"{remedies} {'problem' if remedies == 1 else 'problems'} found (see the → lines); "
-            + ("attnlm cannot train" * is_fatal or "attnlm still works")
-        )
+        problems = f"{remedies} {'problem' if remedies == 1 else 'problems'} found"
+        effect = "attnlm cannot train" if is_fatal else "attnlm still works"
+        console.say(f"{problems} (see the → lines); {effect}")
     else:
         console.say("no problems found")
     if is_fatal:

@@ -80,7 +80,7 @@ def with_options(
     `records` has the record of each setting.
     """
 
-    def given(command: Callable[..., None]) -> Callable[..., None]:
+    def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         first, *others, _ = signature.parameters.values()
         options = [
@@ -96,7 +96,7 @@ def with_options(
         command.__signature__ = signature  # type: ignore[attr-defined]
         return command
 
-    return given
+    return with_settings
 
 
 def _number_of(kind: type[int] | type[float], words: str) -> Callable[[Any], Any]:
@@ -156,15 +156,21 @@ def typed(argument: str, name: str) -> str:
 
 def arguments(typed: Sequence[str] | None) -> dict[str, str]:
     """Return the values given by --set. Raises UsageError for a text without `=`."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for text in typed or ():
         name, equals, value = (word.strip() for word in text.partition("="))
         if not (name and equals):
             raise UsageError(f"--set {text!r} has no value", "write --set NAME=VALUE")
-        if name in found:
+        if name in values:
             raise UsageError(f"{name} is set twice", "set it only once")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
+
+
+def typed_settings(settings: Mapping[str, Any], set_: Sequence[str] | None) -> dict[str, Any]:
+    """Return the settings that the user typed, with the values given by --set as `set`."""
+    values = {name: value for name, value in settings.items() if value is not None}
+    return values | ({"set": arguments(set_)} if set_ else {})
 
 
 def _check_device(device: str) -> str:

@@ -77,12 +77,11 @@ def plan(
 ) -> None:
     """Show what a training run would cost: memory, FLOPs and time."""
     settings["steps"] = steps
-    given = {name: value for name, value in settings.items() if value is not None}
-    given |= {"set": named} if (named := options.arguments(set_)) else {}
+    settings = options.typed_settings(settings, set_)
     parent = None
     if start_from is not None:
         parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
-    config = resolve_typed(given, {} if recipe is None else load_recipe(recipe), parent)
+    config = resolve_typed(settings, {} if recipe is None else load_recipe(recipe), parent)
     if vocab_size is None:
         try:  # before torch is loaded
             find_folder(dataset, data_dir, kind="data set")
@@ -106,7 +105,7 @@ def plan(
         start_from=parent,
         data_dir=data_dir,
         on_event=Display(),
-        **given,
+        **settings,
     )
     if not is_main():
         return

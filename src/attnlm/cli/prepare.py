@@ -138,7 +138,8 @@ def _examples(dataset: attnlm.Dataset) -> str:
         return ""
     end = int(dataset.train_examples.ends[0])
     first = dataset.tokenizer.decode(dataset.train[:end].tolist()).rstrip()
-    more = f" and {dataset.examples.longer:,} longer ones" * bool(dataset.examples.longer)
+    longer = dataset.examples.longer
+    more = f" and {longer:,} longer ones" if longer else ""
     return (
         f"{dataset.examples.train:,} for training, {dataset.examples.val:,} for validation{more}, "
         f"such as {first[:_SHOWN]!r}"

@@ -176,9 +176,9 @@ def heads(
         )
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
     if over_training:
-        found = attnlm.heads_over_training(opened)
-        console.say(f"{opened.name}: {opened.config.spec.name}, {len(found.steps)} snapshots")
-        _show_maps(found.maps, found.facts(), output, kind, json)
+        scores = attnlm.heads_over_training(opened)
+        console.say(f"{opened.name}: {opened.config.spec.name}, {len(scores.steps)} snapshots")
+        _show_maps(scores.maps, scores.facts(), output, kind, json)
         return
 
     chosen = opened.checkpoint(checkpoint)
@@ -255,30 +255,31 @@ def patch(
     kind = "" if output is None else _check_output(output, "html", "png", "svg")
     several = [pairs, examples].count(None)
     if several == 1 and (corrupted, answers) == (None, None) and None in (clean, run):
-        run, clean = run or clean, None  # the only argument is RUN
+        run = run or clean  # the only argument is RUN
+        clean = None
     elif several != 2 or clean is None or corrupted is None:
         message = "patch takes two texts, or --pairs, or --examples"
         raise UsageError(message, "give CLEAN and CORRUPTED, or --pairs FILE, or --examples N")
     if examples is not None and examples < 1:
         raise UsageError(f"invalid value for --examples: {examples}", "it must be at least 1")
-    given: Path | list[tuple[str, ...]] = pairs or []
+    text_pairs: Path | list[tuple[str, ...]] = pairs or []
     if clean is not None and corrupted is not None:
         texts = typed(clean, "the clean text"), typed(corrupted, "the corrupted text")
-        given = [(*texts, *(typed(answer, "--answers") for answer in answers or ()))]
+        text_pairs = [(*texts, *(typed(answer, "--answers") for answer in answers or ()))]
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
     if examples is not None:
         from attnlm.runs.run import open_dataset_of
         from attnlm.workflows.answers import texts_to_patch
 
-        given = [*texts_to_patch(open_dataset_of(opened, data_dir), examples)]
+        text_pairs = [*texts_to_patch(open_dataset_of(opened, data_dir), examples)]
 
     chosen = opened.checkpoint(checkpoint)
     with contextlib.closing(Display()) as display:
-        found = attnlm.patch(opened, given, checkpoint=chosen.which, on_event=display)
-    console.say(f"{opened.name}, {chosen}: {found.model}, {len(found.clean)} tokens")
-    for sentence in (found.compared, *found.notes):
+        patching = attnlm.patch(opened, text_pairs, checkpoint=chosen.which, on_event=display)
+    console.say(f"{opened.name}, {chosen}: {patching.model}, {len(patching.clean)} tokens")
+    for sentence in (patching.compared, *patching.notes):
         console.say(sentence)
-    _show_maps(found.maps, found.facts(), output, kind, json)
+    _show_maps(patching.maps, patching.facts(), output, kind, json)
 
 
 def report(
