@@ -1,4 +1,4 @@
-"""The order of the rooms: each uses only rooms before it."""
+"""The order of the subpackages: each uses only subpackages before it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import attnlm
 from attnlm.cli.app import root_command
 
 SOURCE = Path(attnlm.__file__).parent
-ROOMS = (
+SUBPACKAGES = (
     *("base", "compute", "text", "tokens", "model", "config", "data", "runs"),
     *("training", "generation", "see", "workflows", "cli"),
 )
@@ -63,25 +63,25 @@ def home_of(name: str) -> str:
     return name if home is None else f"attnlm.{home}.{name.removeprefix('attnlm.')}"
 
 
-def room_of(module: str) -> str:
+def subpackage_of(module: str) -> str:
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else ""
+    return parts[1] if len(parts) > 1 and parts[1] in SUBPACKAGES else ""
 
 
-def test_every_folder_is_a_room() -> None:
+def test_every_folder_is_a_subpackage() -> None:
     folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
-    assert folders == set(ROOMS)
+    assert folders == set(SUBPACKAGES)
 
 
 def test_imports_point_one_way() -> None:
     upwards = set()
     for path in modules():
         own = path.relative_to(SOURCE).parts[0]
-        if own not in ROOMS:
+        if own not in SUBPACKAGES:
             continue
         for module in imported(tree_of(path)):
-            room = room_of(module) if module.startswith("attnlm.") else ""
-            if room and ROOMS.index(room) > ROOMS.index(own):
+            subpackage = subpackage_of(module) if module.startswith("attnlm.") else ""
+            if subpackage and SUBPACKAGES.index(subpackage) > SUBPACKAGES.index(own):
                 upwards.add(f"{path.relative_to(SOURCE)} uses {module}")
     assert upwards == UPWARDS
 

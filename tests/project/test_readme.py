@@ -181,11 +181,11 @@ def test_every_model_and_recipe_is_explained(name: str) -> None:
     assert f"`{name}`" in README + PAGES["train.md"]
 
 
-def test_the_tour_names_every_room_and_only_what_exists() -> None:
+def test_the_tour_names_every_subpackage_and_only_what_exists() -> None:
     source = ROOT / "src" / "attnlm"
     tour = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rooms = {path.parent.name for path in source.glob("*/__init__.py")}
-    assert set(re.findall(r"^\| `(\w+)` \|", tour, flags=re.MULTILINE)) == rooms
+    subpackages = {path.parent.name for path in source.glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `(\w+)` \|", tour, flags=re.MULTILINE)) == subpackages
     extending = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     text = tour + extending + README
     files = re.findall(r"`([\w/.*]+/[\w.*]+\.(?:py|c|h|html|js|toml|md))`", text)
