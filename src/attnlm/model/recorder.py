@@ -135,12 +135,8 @@ class Recorder:
             masked = scores.masked_fill(~attn_mask, -torch.inf)
         elif attn_mask is not None:
             masked = scores + attn_mask
-        weights = torch.softmax(masked, -1)
-        layer, place, silent = self._add(weights)
-        mixed = weights @ value
-        if silent is not None:
-            mixed[..., silent, :, :] = 0
-        mixed = self.edited(place, mixed)
+        layer, place, weights = self._add(torch.softmax(masked, -1))
+        mixed = self.edited(place, weights @ value)
         if self.watch is None:
             layer.heads = Heads(query, key, value, scores, mixed)
         return mixed
@@ -159,10 +155,7 @@ class Recorder:
             weights_BHTT = weights.unflatten(0, (self.texts, -1))
         elif weights.dim() == 3:
             weights_BHTT = weights.expand(self.texts, *weights.shape)
-        _, place, silent = self._add(weights_BHTT)
-        if silent is not None:
-            weights_BHTT = weights_BHTT.clone()
-            weights_BHTT[:, silent] = 0
+        _, place, weights_BHTT = self._add(weights_BHTT)
         is_shared = weights_BHTT.numel() != weights.numel()
         result = weights_BHTT[0] if is_shared else weights_BHTT.view_as(weights)
         self._softmax = result, place, weights_BHTT.shape[:3]
@@ -180,8 +173,8 @@ class Recorder:
         """Return what the model uses as the activation of a place."""
         return values if self.edit is None else self.edit(place, values)
 
-    def _add(self, weights_BHTT: Tensor) -> tuple[Layer, Site, int | None]:
-        """Record a map; return its layer, its heads' Site, and the silenced head in it, if any."""
+    def _add(self, weights_BHTT: Tensor) -> tuple[Layer, Site, Tensor]:
+        """Record a map; return its layer, its heads' Site, and the weights that the model uses."""
         read = self.reading[-1] if self.reading else None
         if not self.has_blocks and not (self.layers and self.layers[-1].read is read is not None):
             self.layers.append(Layer(read=read))
@@ -192,11 +185,13 @@ class Recorder:
             layer.maps.append(weights_BHTT)
         else:
             self.watch(weights_BHTT)
-        place = Site("mixed", len(self.layers) - 1, first)
-        if self.silenced is None or self.silenced[0] != place.layer:
-            return layer, place, None
-        head = self.silenced[1]
-        return layer, place, head - first if first <= head < layer.head_count else None
+        number = len(self.layers) - 1
+        if self.silenced is not None and self.silenced[0] == number:
+            head = self.silenced[1]
+            if first <= head < layer.head_count:
+                weights_BHTT = weights_BHTT.clone()
+                weights_BHTT[:, head - first] = 0
+        return layer, Site("mixed", number, first), weights_BHTT
 
     @property
     def has_equal_layers(self) -> bool:
