@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from attnlm.compute.threads import flushing_subnormals
+from attnlm.compute.threads import torch_settings_restored
 from attnlm.data.dataset import Dataset
 from benchmarks.nanogpt import Shape
 from benchmarks.table import Row
@@ -37,7 +37,7 @@ class Training(NamedTuple):
 def subnormals(dataset: Dataset, text: Path) -> list[Row]:
     """Speed of the last steps, compared with the first steps of the same training."""
     pairs = [
-        (_trained(dataset, flushing_subnormals), _trained(dataset, contextlib.nullcontext))
+        (_trained(dataset, torch_settings_restored), _trained(dataset, contextlib.nullcontext))
         for _ in range(ROUNDS)
     ]
     ours, rivals = zip(*pairs, strict=True)

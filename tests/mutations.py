@@ -440,7 +440,7 @@ test_completion.py::test_completions
 +]
 == compute/threads.py
 a training does not flush subnormal numbers | test_subnormals.py
-with flushing_subnormals(): => with contextlib.nullcontext():
+with FlushSubnormals(): => with contextlib.nullcontext():
 the thread pool of PyTorch keeps its mode | test_subnormals.py
 -.omp_pause_resource_all(_SOFT_PAUSE)
 +

@@ -20,7 +20,6 @@ from attnlm.compute.threads import (
     FlushSubnormals,
     compute_all,
     flushes_subnormals,
-    flushing_subnormals,
     new_pool,
     threads_of_torch,
     torch_settings_restored,
@@ -101,7 +100,7 @@ def test_existing_torch_threads_flush() -> None:
 def test_a_mode_that_the_user_set_stays() -> None:
     torch.set_flush_denormal(True)
     try:
-        with flushing_subnormals(), FlushSubnormals():
+        with torch_settings_restored(), FlushSubnormals():
             pass
         assert flushes_subnormals()
     finally:
@@ -109,7 +108,7 @@ def test_a_mode_that_the_user_set_stays() -> None:
 
 
 def test_the_mode_is_restored_after_an_error() -> None:
-    for flushing in (flushing_subnormals, FlushSubnormals):
+    for flushing in (torch_settings_restored, FlushSubnormals):
         with pytest.raises(KeyboardInterrupt), flushing():
             raise KeyboardInterrupt
         assert not flushes_subnormals()

@@ -128,11 +128,16 @@ class FlushSubnormals:
 
 
 @contextlib.contextmanager
-def flushing_subnormals() -> Iterator[None]:
-    """Within the context, flush subnormal numbers in the calling thread and PyTorch's thread pool.
+def torch_settings_restored() -> Iterator[None]:
+    """Flush subnormal numbers in the calling thread and PyTorch's thread pool.
 
-    On exit, restore the modes of both. Other threads that exist already keep their mode.
+    On exit, restore the flushing mode, PyTorch's number of threads and the precision of PyTorch's
+    matmuls. Other threads that exist already keep their mode.
     """
+    import torch
+
+    threads = torch.get_num_threads()
+    precision = torch.get_float32_matmul_precision()
     before = flushes_subnormals()
     try:
         with FlushSubnormals():
@@ -142,20 +147,6 @@ def flushing_subnormals() -> Iterator[None]:
     finally:
         if not before:
             _end_torch_pool()
-
-
-@contextlib.contextmanager
-def torch_settings_restored() -> Iterator[None]:
-    """Flush subnormal numbers to zero within the context. On exit, restore the flushing mode,
-    PyTorch's number of threads and the precision of PyTorch's matmuls."""
-    import torch
-
-    threads = torch.get_num_threads()
-    precision = torch.get_float32_matmul_precision()
-    try:
-        with flushing_subnormals():
-            yield
-    finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
 
