@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,8 @@ from attnlm.compute.threads import compute_all, new_pool
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import Batches, window_seeds
-from attnlm.data.dataset import Ids
-from attnlm.data.examples import Examples, limit_per_window
+from attnlm.data.dataset import Dataset
+from attnlm.data.examples import limit_per_window
 from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel, with_shape
 from attnlm.model.layers import drawing_from
@@ -206,25 +206,6 @@ def _changes_itself(model: LanguageModel) -> bool:
     return is_changed
 
 
-class TrainingData(Protocol):
-    """The parts of a data set that training needs: ids and sizes."""
-
-    @property
-    def train(self) -> Ids: ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def val_tokens(self) -> int: ...
-
-    @property
-    def train_examples(self) -> Examples | None: ...
-
-    @property
-    def val_examples(self) -> Examples | None: ...
-
-
 class StepNotFiniteError(Exception):
     """Raised when numbers became NaN or infinite between the steps `first` and `last`."""
 
@@ -244,7 +225,7 @@ class Stepper:
         self,
         state: TrainingState,
         config: Config,
-        dataset: TrainingData,
+        dataset: Dataset,
         processes: Processes = ALONE,
         clock: Clock | None = None,
     ) -> None:

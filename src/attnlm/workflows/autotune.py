@@ -34,7 +34,7 @@ from attnlm.training.kernels import chosen_matmul, faster_attention, has_native_
 from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.schedule import Clock
 from attnlm.training.state import initial_state, keeping_random_state
-from attnlm.training.step import Stepper, TrainingData
+from attnlm.training.step import Stepper
 
 # Floating-point operations of a long run: a large GPU takes some minutes.
 _LONG = 1e17
@@ -46,7 +46,7 @@ _SMALL_FOR_THREADS = 1e8
 _SMALL_FOR_GPU = 5e8
 
 
-def choose_training_device(config: Config, dataset: TrainingData) -> Device:
+def choose_training_device(config: Config, dataset: Dataset) -> Device:
     """Return the device to train on. If the settings leave the device open, small steps are
     computed on the CPU, even if there is a GPU."""
     training = config.training
@@ -59,7 +59,7 @@ def choose_training_device(config: Config, dataset: TrainingData) -> Device:
 
 
 def autotune(
-    config: Config, device: Device, dataset: TrainingData, *, is_resumed: bool = False
+    config: Config, device: Device, dataset: Dataset, *, is_resumed: bool = False
 ) -> Config:
     """Choose what a configuration leaves open, and return the complete configuration.
 
@@ -84,7 +84,7 @@ def autotune(
     return config.with_training(threads=threads)
 
 
-def check_fits(config: Config, dataset: TrainingData, device: Device) -> None:
+def check_fits(config: Config, dataset: Dataset, device: Device) -> None:
     """Raise AttnlmError if the data are too short for the context, or the memory is too small."""
     tokens = {"training": len(dataset.train), "validation": dataset.val_tokens}
     hint = f"use `block_size` {min(tokens.values()) - 1} or less, or prepare a longer text"
@@ -102,7 +102,7 @@ def check_fits(config: Config, dataset: TrainingData, device: Device) -> None:
     check_memory(config, dataset.vocab_size, parameters, dataset.val_tokens, device)
 
 
-def _settled_compile(config: Config, device: Device, dataset: TrainingData) -> str:
+def _settled_compile(config: Config, device: Device, dataset: Dataset) -> str:
     """Return "on" to compile the whole step, "parts" to use operations in C, or "off" for neither.
 
     Raises AttnlmError if the settings demand what is missing: a compiler, kernels in C, or
@@ -169,7 +169,7 @@ def _kernels(config: Config, device: Device) -> dict[str, str]:
     return {"matmul": matmul, "attention_kernel": attention}
 
 
-def _is_long(config: Config, dataset: TrainingData) -> bool:
+def _is_long(config: Config, dataset: Dataset) -> bool:
     """Return True if code for a GPU can be compiled, and the run is so long that a minute of
     compilation pays off."""
     has_triton = importlib.util.find_spec("triton") is not None
@@ -180,12 +180,12 @@ def _is_long(config: Config, dataset: TrainingData) -> bool:
     return _work(config, dataset) * config.training.steps > _LONG
 
 
-def _work(config: Config, dataset: TrainingData) -> float:
+def _work(config: Config, dataset: Dataset) -> float:
     """Return the approximate number of floating-point operations of a step."""
     return 6.0 * parameters_of(config.spec, dataset.vocab_size) * config.tokens_per_step
 
 
-def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> int:
+def _chosen_threads(config: Config, device: Device, dataset: Dataset) -> int:
     """Return the number of threads: one for a small step, else all."""
     everything = torch.get_num_threads()
     training = config.training
@@ -194,7 +194,7 @@ def _chosen_threads(config: Config, device: Device, dataset: TrainingData) -> in
 
 
 def trial(
-    config: Config, device: Device, dataset: TrainingData, processes: Processes = ALONE
+    config: Config, device: Device, dataset: Dataset, processes: Processes = ALONE
 ) -> Stepper:
     """Return a stepper for a new model, on which steps can be measured."""
     config = config.with_training(steps=2**30, budget=None)

@@ -32,7 +32,6 @@ from attnlm.runs.load_model import check_tokenizer
 from attnlm.runs.run import Run, open_run
 from attnlm.training.memory import MemoryEstimate, estimate_memory
 from attnlm.training.state import keeping_random_state
-from attnlm.training.step import TrainingData
 from attnlm.workflows.autotune import autotune, trial
 from attnlm.workflows.train import check_launched
 
@@ -305,7 +304,7 @@ def _data(
     config: Config,
     parent: Run | None,
     data_dir: str | Path,
-) -> TrainingData:
+) -> Dataset:
     if vocab_size is not None:
         if parent is not None and vocab_size != parent.vocab_size:
             raise UsageError(
@@ -318,7 +317,7 @@ def _data(
         sizes = {"vocab_size": vocab_size, "val_tokens": _VAL_TOKENS}
         examples = {"train_examples": None, "val_examples": None}
         made_up = SimpleNamespace(train=ids.astype(id_dtype(vocab_size)), **examples, **sizes)
-        return cast(TrainingData, made_up)
+        return cast(Dataset, made_up)
     opened = open_dataset(dataset, data_dir=data_dir)
     if parent is not None:
         check_tokenizer(parent, opened)
@@ -326,7 +325,7 @@ def _data(
 
 
 def _measured(
-    config: Config, data: TrainingData, processes: Processes, on_event: OnEvent
+    config: Config, data: Dataset, processes: Processes, on_event: OnEvent
 ) -> tuple[Config, float]:
     """Return the configuration completed by `autotune`, and the mean seconds of a step.
 
