@@ -216,7 +216,6 @@ class Architecture:
 
     @property
     def preset(self) -> str:
-        """Return the preset whose training defaults the model has."""
         return self.model
 
     @property
@@ -256,7 +255,6 @@ class Architecture:
 
     @property
     def map_counts(self) -> tuple[int, int]:
-        """Return the number of layers with attention, and of attention maps in each."""
         return (self.layers if self.maps_per_layer else 0), self.maps_per_layer
 
     @property
@@ -276,7 +274,6 @@ class Architecture:
     def build(
         self, vocab_size: int, wrap_block: Callable[[Any], Any] = lambda block: block
     ) -> Bigram | Transformer:
-        """Return a model, initialised from torch's global random state; see ModelSpec."""
         from attnlm.model.language_model import Bigram, Transformer
 
         if self.embed_dim is None:
@@ -284,7 +281,6 @@ class Architecture:
         return Transformer(self, vocab_size, wrap_block)
 
     def costs(self, vocab_size: int) -> Costs:
-        """Return sizes and operations of the model, without building it."""
         return costs_of(self, vocab_size)
 
     def buffer_shapes(self, vocab_size: int) -> Shapes:
@@ -306,7 +302,6 @@ class Architecture:
         }
 
     def supports(self, use: Use) -> str | None:
-        """Return None, or in words why the model does not support a use."""
         if use in _KNOWING_PARTS:
             for part in fields(self):
                 value = getattr(self, part.name)

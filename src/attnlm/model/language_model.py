@@ -78,12 +78,10 @@ class Bigram(LanguageModel):
         )
 
     def forward(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
-        """Return logits, (B, T) → (B, T, V)."""
         logits: Tensor = self.table(tokens_BT)
         return logits
 
     def next_logits(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
-        """Return the logits of the token after the last one, (B, T) → (B, V)."""
         return super().next_logits(tokens_BT[:, -1:])
 
 
@@ -152,7 +150,6 @@ class Transformer(LanguageModel):
         return logits
 
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return the mean loss in nats per token; targets of -100 are ignored."""
         x_BTC = self._body(inputs_BT)
         x_BTC = x_BTC if self.norm is None else self.norm(x_BTC)
         return linear_cross_entropy(x_BTC, self.head.weight, self.head.bias, targets_BT)
@@ -274,9 +271,8 @@ def own_part(own: OwnParts, kind: str, layer: int) -> OwnPart | OwnScores:
     module = own.make(kind, layer)
     if kind == "scores":
         return OwnScores(own.codes[kind], module)
-    return OwnPart(
-        own.codes[kind], module, own.head_input_dim if kind == "attention" else own.width
-    )
+    width = own.head_input_dim if kind == "attention" else own.architecture.width
+    return OwnPart(own.codes[kind], module, width)
 
 
 def with_shape(code: OwnCode, output: object, shape: tuple[int, ...]) -> Tensor:

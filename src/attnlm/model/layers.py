@@ -25,22 +25,18 @@ class Hookable(nn.Module):
     """True once a hook was registered"""
 
     def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register a hook as nn.Module does."""
         self.has_hooks = True
         return super().register_forward_pre_hook(*args, **kwargs)
 
     def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register a hook as nn.Module does."""
         self.has_hooks = True
         return super().register_forward_hook(*args, **kwargs)
 
     def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register a hook as nn.Module does."""
         self.has_hooks = True
         return super().register_full_backward_pre_hook(*args, **kwargs)
 
     def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        """Register a hook as nn.Module does."""
         self.has_hooks = True
         return super().register_full_backward_hook(*args, **kwargs)
 

@@ -62,7 +62,6 @@ class _OwnSpec:
         return measured_costs(self, max(1, vocab_size))  # type: ignore[arg-type]
 
     def parameter_shapes(self, vocab_size: int) -> Shapes:
-        """Return the shape of each parameter by its name."""
         from attnlm.model.own_modules import skeleton
 
         named = skeleton(self, vocab_size).named_parameters()  # type: ignore[arg-type]
@@ -112,21 +111,13 @@ class OwnParts(_OwnSpec):
 
     @property
     def block_size(self) -> int:
-        """Return the context."""
         return self.architecture.block_size
 
     @property
-    def width(self) -> int:
-        """Return embed_dim, C."""
-        return self.architecture.width
-
-    @property
     def preset(self) -> str:
-        """Return the preset whose training defaults the model has."""
         return self.architecture.model
 
     def settings(self) -> Settings:
-        """Return the settings that define the model."""
         # Positions can be changed in every model with own parts.
         settings = {**self.architecture.settings(), "positions": self.architecture.positions}
         unreplaced = {name: v for name, v in settings.items() if name not in self.codes}
@@ -135,13 +126,11 @@ class OwnParts(_OwnSpec):
     def build(
         self, vocab_size: int, wrap_block: Callable[[Any], Any] = lambda block: block
     ) -> LanguageModel:
-        """Return a model; see ModelSpec."""
         from attnlm.model.language_model import Transformer
 
         return Transformer(self.architecture, vocab_size, wrap_block, self)
 
     def supports(self, use: Use) -> str | None:
-        """Return None, or in words why the model does not support a use."""
         if use in (*_SUPPORTED, Use.RECOMPUTE):
             return None
         if use is Use.NATIVE_OPS:
@@ -192,7 +181,6 @@ class OwnModel(_OwnSpec):
         return self.code.name
 
     def settings(self) -> Settings:
-        """Return the settings that define the model."""
         return {"block_size": self.block_size, **self._recorded()}
 
     def build(
@@ -206,7 +194,6 @@ class OwnModel(_OwnSpec):
         return OwnLanguageModel(self, vocab_size, module)
 
     def supports(self, use: Use) -> str | None:
-        """Return None, or in words why the model does not support a use."""
         return None if use in _SUPPORTED else self._refusal()
 
 
@@ -309,13 +296,8 @@ def build_module(code: OwnCode, sizes: Mapping[str, Any], arguments: Settings) -
 
     parameters = _parameters(code)
     for name, parameter in parameters.items():
-        is_needed = parameter.default is parameter.empty
-        if (
-            is_needed
-            and parameter.kind
-            in (parameter.POSITIONAL_ONLY, parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-            and name not in sizes
-        ):
+        is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty and not is_variable and name not in sizes:
             raise UsageError(
                 f"{code} needs the argument {name}, which attnlm does not give",
                 f"give it a default, or use some of {', '.join(sizes)}",

@@ -44,7 +44,6 @@ class OwnLanguageModel(LanguageModel):
         """the argument of the module that takes targets; None if it takes none"""
 
     def forward(self, tokens_BT: Tensor, caches: Caches = None) -> Tensor:
-        """Return logits, (B, T) → (B, T, V)."""
         return self.call(tokens_BT)[0]
 
     def is_matrix(self, name: str, parameter: Tensor) -> bool:
