@@ -77,6 +77,7 @@ def fit(
                         stepper.stop.check()
                     elif eval_schedule.should_snapshot:
                         evaluator.add_snapshot()
+                        watch.restart()
                     if eval_schedule.should_stop:
                         break
                     began = time.perf_counter()

@@ -46,10 +46,6 @@ class Stopwatch:
         tokens = (self._state.step - self._since_step) * self._tokens_per_step
         return tokens / (time.perf_counter() - self._since)
 
-    def leave_out(self, seconds: float) -> None:
-        """Leave a time out of the speed, but not out of the wall time."""
-        self._since += seconds
-
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Within the context, stop the watch."""
