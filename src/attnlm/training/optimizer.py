@@ -23,6 +23,7 @@ from attnlm.compute.threads import compute_all
 from attnlm.config.training import TrainingConfig
 from attnlm.model.inspection import stored_buffers
 from attnlm.model.language_model import LanguageModel
+from attnlm.model.lora import frozen
 from attnlm.model.ops import use_kernels
 from attnlm.model.ops.linear import matmul
 from attnlm.training.kernels import kernels_of
@@ -316,8 +317,7 @@ class FlatOptimizer(Optimizer):
         """Return the parameters by name, and the buffers of own code, which may be new ones."""
         if self._config.lora is not None:
             return super().weights()
-        fixed = {n: p.data for n, p in self._model.named_parameters() if not p.requires_grad}
-        return super().weights() | fixed | stored_buffers(self._model)
+        return super().weights() | frozen(self._model) | stored_buffers(self._model)
 
     def _rules_for(
         self, group: ParameterGroup, spans: list[Span], decay: float
@@ -342,8 +342,8 @@ class FlatOptimizer(Optimizer):
 
     def replica(self, model: nn.Module) -> tuple[Any, Tensor]:
         """Return a copy of the model that uses the same weights, and the copy's gradient vector."""
-        frozen: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
-        copied = copy.deepcopy(model, frozen)
+        shared: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
+        copied = copy.deepcopy(model, shared)
         gradient = torch.zeros_like(self._values)
         for span in self._spans:
             copied.get_parameter(span.name).data = span.values
