@@ -189,6 +189,8 @@ def test_an_id_outside_the_vocabulary_is_refused() -> None:
             decoder.logits(np.array([[0, wrong, 1]]), 0)
         with pytest.raises(IndexError):
             next(decoder.generate(batch([0, wrong, 1], tokens=1)))
+        if wrong < 0:
+            continue  # stands for a token that is drawn
         with pytest.raises(IndexError):
             given = Batch([[0], [0, wrong]], [0, 0], SamplingConfig(tokens=1), BLOCK)
             list(NativeDecoder(native, 2).generate(given))

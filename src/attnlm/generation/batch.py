@@ -31,7 +31,7 @@ class Batch:
         """Make a text for each prompt, which gets `config.tokens` tokens.
 
         `samples` has the number of each text's stream of random numbers. The prompts have at least
-        one token. Raises IndexError for an id below 0.
+        one token.
         """
         assert all(prompts), "there is always a first token"
         windows = [prompt[-block_size:] for prompt in prompts]
@@ -40,8 +40,6 @@ class Batch:
         """The first S tokens of each prompt, (B, S). Of a long prompt, only the last tokens that
         fit into the context count."""
         self._rest = [ids[shortest:] for ids in windows]
-        if any(token < 0 for ids in self._rest for token in ids):
-            raise IndexError("an id is outside the vocabulary")
         self.delays = [len(ids) for ids in self._rest]
         """For each text, the number of steps before its first drawn token."""
         self.ends = [delay + config.tokens for delay in self.delays]
