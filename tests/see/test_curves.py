@@ -43,19 +43,6 @@ def train(dataset: Dataset, folder: Path, **more: Any) -> Run:
     return attnlm.train(dataset.path, checkpoint_dir=folder, **{**SMALL, **more})
 
 
-def test_losses_of_any_size_are_drawn_with_short_numbers() -> None:
-    """A legend with all digits of 3e38 would leave no room for the curves, a warning."""
-    lines = [Line("validation", [0, 9], losses, "#000000") for losses in ([4.0, 3e38], [2e38, 1.0])]
-    assert panels_png({"step": lines, "seconds": lines}, {"floor": 0.13}).startswith(PNG)
-    drawn = panel_svg(lines, {"floor": 0.13}, "step")
-    assert "validation 3e+38" in drawn and "validation 1.000" in drawn and "000000000" not in drawn
-    losses = {0: 4.0, 3: 1e38, 6: 3e38}
-    records = [evaluation_record(n, val_loss=x, train_loss=x) for n, x in losses.items()]
-    plain = plain_curve(records, {"floor": 0.13})
-    assert max(map(len, plain.splitlines())) < 80
-    assert "has risen by 3e+38 since step 0" in verdict(records, FACTS)
-
-
 def test_curves_are_drawn_rarely_during_training_and_always_at_the_end(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

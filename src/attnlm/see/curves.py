@@ -46,7 +46,6 @@ _SECONDS_BETWEEN_DRAWINGS = 20.0  # a drawing takes about 0.3 s
 # Nats per token. The verdict ignores smaller differences between evaluations.
 _NOTICEABLE = 0.01
 _NEAR_FLOOR = 0.05
-_LONG = 6  # digits of a loss before the decimal point, from which on it is a power of ten
 _FEW_TOKENS = 1000  # fewer validation tokens give an unreliable loss
 
 
@@ -192,7 +191,7 @@ def _draw_losses(
     end = max((line.x[-1] for line in lines), default=0) or 1
     for label, loss in known.items():
         how: dict[str, Any] = {"color": QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3))}
-        axes.axhline(loss, label=f"{label} {_nats(loss)}", zorder=1, **how)
+        axes.axhline(loss, label=f"{label} {loss:.3f}", zorder=1, **how)
     for number, line in enumerate(lines):
         if line.band:
             low, high = zip(*line.band, strict=True)
@@ -200,7 +199,7 @@ def _draw_losses(
         axes.plot(
             line.x,
             line.losses,
-            label=f"{line.label} {_nats(line.losses[-1])}",
+            label=f"{line.label} {line.losses[-1]:.3f}",
             color=line.colour,
             linewidth=1.8,
             linestyle=(0, (2.5, 1)) if line.dashed else "-",
@@ -215,7 +214,7 @@ def _draw_losses(
     if answering:
         _draw_accuracy(axes, answering)
     axes.set_ylabel("loss, nats per token")
-    axes.ticklabel_format(axis="y", style="sci", scilimits=(-6, _LONG), useOffset=False)
+    axes.ticklabel_format(axis="y", useOffset=False)
     axes.set_xlabel(x_label)
     shortest = min((line.x[-1] for line in lines), default=end)
     if x_label not in ("step", "tokens", "seconds") or (
@@ -290,22 +289,17 @@ def plain_curve(
     names = [""] * height
     for label, loss in known.items():
         rows[row(loss)] = list((" -" * width)[:width])
-        names[row(loss)] = f" {label} {_nats(loss, 2)}"
+        names[row(loss)] = f" {label} {loss:.2f}"
     columns = np.interp(np.linspace(steps[0], steps[-1], width), steps, losses)
     for column, loss in enumerate(columns.tolist()):
         rows[row(loss)][column] = "*"
-    marks = [_nats(mark, 2) for mark in np.linspace(high, low, height).tolist()]
+    marks = [f"{mark:.2f}" for mark in np.linspace(high, low, height).tolist()]
     wide = max(6, *map(len, marks))
     axis = [f"{mark:>{wide}} |" for mark in marks]
     lines = map("".join, zip(axis, map("".join, rows), names, strict=True))
     first = f"{steps[0]:,}"
     below = f"{'':{wide + 2}}{first}{f'step {steps[-1]:,}':>{width - len(first)}}"
     return "\n".join([*(line.rstrip() for line in lines), below])
-
-
-def _nats(loss: float, digits: int = 3) -> str:
-    """Return a loss with this many decimal places, or a power of ten if it is very large."""
-    return f"{loss:z.{digits}f}" if abs(loss) < 10**_LONG else f"{loss:.{digits}g}"
 
 
 def verdict(records: Sequence[EvaluationRecord], dataset: DatasetFacts) -> str:
@@ -349,7 +343,7 @@ def _trend(records: Sequence[EvaluationRecord], floor: float | None, tokens: flo
             why = f"overfitting since {since}: the validation loss has risen by {risen:.3f}"
         else:
             why = (
-                f"the validation loss has risen by {_nats(risen)} since {since} and the training "
+                f"the validation loss has risen by {risen:.3f} since {since} and the training "
                 "loss does not fall: a lower `learning_rate` may help"
             )
         return f"{why}; the best checkpoint is kept"
@@ -357,7 +351,7 @@ def _trend(records: Sequence[EvaluationRecord], floor: float | None, tokens: flo
         return f"within {max(0.0, losses[best] - floor):.3f} of the floor: little is left to learn"
     if (fallen := recent_fall(records)) > _NOTICEABLE:
         over = "over the last fifth of training"
-        return f"loss still falling ({_nats(fallen)} {over}): more steps would help"
+        return f"loss still falling ({fallen:.3f} {over}): more steps would help"
     rates = [record.learning_rate for record in records]
     if rates[-1] < max(rates) / 2:  # the lower rate may be why the loss levelled off
         return "loss levelled off as the learning rate fell: a longer run may reach a lower loss"
