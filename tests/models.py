@@ -162,7 +162,7 @@ CHANGES: dict[str, tuple[str, Any]] = {
     ),
     "another scale": (
         "attention.attention",
-        lambda *qkv, attention=of_attention.attention, **_: attention(*qkv, scale=1.0),
+        lambda query, *kv, attention=of_attention.attention, **_: attention(2 * query, *kv),
     ),
 }
 """Changes of a model from outside: what is replaced in attnlm.model, and by what."""

@@ -196,8 +196,7 @@ the mask is shifted by one | test_attention.py
 tril(total - new) => tril(total - new + 1)
 == model/attention.py
 the scale is 1/D | test_textbook.py
--(query.size(-1) ** -0.5 if scale is None else scale)
-+(query.size(-1) ** -1.0 if scale is None else scale)
+query @ key.mT * query.size(-1) ** -0.5 => query @ key.mT * query.size(-1) ** -1.0
 a cache lies one token too early | test_textbook.py
 -stored[..., start : self.length, :] = n
 +stored[..., max(0, start - 1) : self.length - (start > 0), :] = n

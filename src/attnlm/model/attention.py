@@ -23,33 +23,29 @@ def attention(
     key: Tensor,
     value: Tensor,
     *,
-    causal: bool = True,
-    scale: float | None = None,
     dropout: float = 0.0,
     scores: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Return softmax(mask(scale · q kᵀ)) v (Vaswani et al., 2017).
+    """Return softmax(mask(q kᵀ / √D)) v (Vaswani et al., 2017).
 
     query (B, H, T, D), key (B, K, S, D), value (B, K, S, E) → (B, H, T, E). Each key and value
-    head serves H / K query heads (Ainslie et al., 2023). `scale` is 1/√D by default.
-    The causal mask is aligned to the last key: query t sees keys up to S − T + t. The queries can
-    therefore be the newest tokens only, and the keys of older tokens can come from a cache.
+    head serves H / K query heads (Ainslie et al., 2023). The causal mask is aligned to the last
+    key: query t sees keys up to S − T + t. The queries can therefore be the newest tokens only, and
+    the keys of older tokens can come from a cache.
     `dropout` is the probability with which each attention weight is dropped. `scores` computes
-    other scores than scale · q kᵀ from queries and keys: (B, H, T, D), (B, H, S, D) → (B, H, T, S).
+    other scores than q kᵀ / √D from queries and keys: (B, H, T, D), (B, H, S, D) → (B, H, T, S).
     """
-    assert not causal or query.size(-2) <= key.size(-2), "a causal query without a key of its own"
+    assert query.size(-2) <= key.size(-2), "a causal query without a key of its own"
     if not dropout and scores is None:
-        return fused_attention(query, key, value, scale, causal=causal)
+        return fused_attention(query, key, value)
     key, value = shared_heads(query.size(-3), key, value)
     if scores is None:
-        scores_BHTS = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
+        scores_BHTS = query @ key.mT * query.size(-1) ** -0.5
     else:
         scores_BHTS = scores(query, key)
-    if causal:
-        later = torch.ones_like(scores_BHTS[0, 0], dtype=torch.bool)
-        later = later.triu(key.size(-2) - query.size(-2) + 1)
-        scores_BHTS = scores_BHTS.masked_fill(later, -torch.inf)
-    weights = torch.softmax(scores_BHTS, -1)
+    later = torch.ones_like(scores_BHTS[0, 0], dtype=torch.bool)
+    later = later.triu(key.size(-2) - query.size(-2) + 1)
+    weights = torch.softmax(scores_BHTS.masked_fill(later, -torch.inf), -1)
     return (dropped(weights, dropout) if dropout else weights) @ value
 
 

@@ -26,32 +26,27 @@ def shared_heads(heads: int, *kv: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-def fused_attention(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, *, causal: bool = True
-) -> Tensor:
-    """Return the attention of queries (B, H, T, D) to keys (B, K, S, D), by the kernel in use.
+def fused_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Return causal attention of queries (B, H, T, D) to keys (B, K, S, D), by the kernel in use.
 
-    `scale` is 1/√D by default. The kernel in C computes causal attention without a cache.
+    The kernel in C computes attention without a cache.
     """
     new = query.size(-2)
     total = key.size(-2)
     wanted = kernels_in_use().attention == "native" and native_ops_for(query) is not None
-    is_plain = causal and new == total and key.shape == value.shape
+    is_plain = new == total and key.shape == value.shape
     if wanted and is_plain and not torch.is_autocast_enabled("cpu"):
-        scale = query.size(-1) ** -0.5 if scale is None else scale
+        scale = query.size(-1) ** -0.5
         out: Tensor = NativeAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
         return out
     mask = None
-    if causal and 1 < new < total:
+    if 1 < new < total:
         mask = torch.ones(new, total, dtype=torch.bool, device=query.device).tril(total - new)
     in_groups = key.size(-3) < query.size(-3) and mask is None and reads_groups(query)
     if not in_groups:
         key, value = shared_heads(query.size(-3), key, value)
     return F.scaled_dot_product_attention(
-        *(query, key, value, mask),
-        is_causal=causal and 1 < new == total,
-        scale=scale,
-        enable_gqa=in_groups,
+        query, key, value, mask, is_causal=1 < new == total, enable_gqa=in_groups
     )
 
 
