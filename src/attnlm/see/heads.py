@@ -1,26 +1,8 @@
 """Name attention heads by measured patterns, and measure the loss without each head.
 
-A head has weights a (T, T) over a window of tokens x; row t is for query t. Its scores are:
-
-    previous-token   mean over t ≥ 1 of a[t, t−1]
-    same-token       mean of Σ a[t, s] over s ≤ t with x_s = x_t
-    first-token      mean over t ≥ 1 of a[t, 0]
-    uniform          mean over t ≥ 1 of Σ min(a[t, s], 1/(t+1)) over s ≤ t
-    start-of-word    mean of Σ a[t, s] over s ≤ t where x_s starts a word
-    induction        mean of Σ a[t, s] over 1 ≤ s < t with x_{s−1} = x_t
-
-Each score is a fraction of attention, from 0 to 1. The means of same-token, start-of-word and
-induction cover only queries t ≥ 1 that have a target: for same-token an s < t with x_s = x_t, for
-start-of-word a word start at some s ≤ t, for induction an s as in the table. Each mean is taken
-over the tokens of all windows together.
-
-Induction is measured on L random tokens repeated once, as in the literature (Olsson et al., 2022).
-There it is the mean of a[t, t − (L − 1)] over the last L queries. The other scores are measured on
-a text, or on the same random tokens if no text is available.
-
-The chance level of a score is the score of uniform attention, a[t, s] = 1/(t+1), on the same
-tokens. A head is named by how far its scores lie above their chance levels, and above the scores of
-the other heads. docs/insight.md explains the names.
+docs/insight.md defines the scores: each is the mean share of attention that a head gives to certain
+tokens, such as the previous one. A head is named by how far its scores lie above their chance
+levels, the scores of uniform attention, and above the scores of the other heads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Judge differences between losses of several seeds: intervals by Student's t, verdicts by Holm.
 
-Sources: Student (1908), The probable error of a mean, Biometrika 6; Holm (1979), A simple
-sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6. The
-distribution of t: Abramowitz and Stegun (1964), 26.7.3 and 26.7.4. The number of seeds needed:
-NIST/SEMATECH e-Handbook of Statistical Methods, 7.2.2.2.
+docs/insight.md explains the method and names its sources. The distribution of t: Abramowitz and
+Stegun (1964), 26.7.3 and 26.7.4.
 """
 
 from __future__ import annotations
