@@ -50,7 +50,7 @@ def test_recorded_activations_are_consistent(variant: str) -> None:
         if a.projection and (projection := self_attention(model, number).projection) is not None:
             mixed = projection(mixed)
         torch.testing.assert_close(attended, mixed)
-        assert (layer.mlp is None) == (layer.mlp_read is None) == (a.mlp == "none")
+        assert (layer.mlp is None) == (a.mlp == "none")
         if a.norm == "none":
             torch.testing.assert_close(layer.read, stream)
         stream = stream + attended if a.residual else attended

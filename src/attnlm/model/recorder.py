@@ -63,8 +63,6 @@ class Layer:
     """None if the block computes its attention otherwise than by `scaled_dot_product_attention`"""
     attended: Tensor | None = None
     """the heads' outputs, concatenated, after the projection if the model has one"""
-    mlp_read: Tensor | None = None
-    """the input of the MLP, after the norm"""
     mlp: Tensor | None = None
     """the output of the MLP"""
     stream: Tensor | None = None
@@ -315,15 +313,11 @@ def _watch_modules(model: Transformer, recorder: Recorder, hooks: ExitStack) -> 
         if module is not None:
             hooks.callback(nn.Module.register_forward_hook(module, leave).remove)
 
-    def kept_as(name: str) -> Callable[[Tensor], None]:
-        return lambda values: setattr(recorder.layers[-1], name, values)
-
     after(model.dropout, "stream")
     for block in model.blocks:
         assert isinstance(block, Block)
         before(block, lambda _: recorder.layers.append(Layer()))
-        before(block.attention, kept_as("read"))
+        before(block.attention, lambda read: setattr(recorder.layers[-1], "read", read))
         after(block.attention, "attended")
-        before(block.mlp, kept_as("mlp_read"))
         after(block.mlp, "mlp")
         after(block, "stream")
