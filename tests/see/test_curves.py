@@ -115,10 +115,11 @@ def test_axes_are_logarithmic_if_seconds_differ_tenfold_and_have_no_exponents() 
     assert not any(re.search(r"\de[+−-]?\d|^\+", text) for text in texts)
 
 
-def test_a_curve_in_plain_characters() -> None:
+def test_a_curve_in_plain_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "_PLAIN_SIZE", (31, 7))
     losses = (4.0, 2.0, 1.0, 1.0)
     records = [evaluation_record(10 * i, val_loss=loss) for i, loss in enumerate(losses)]
-    drawn = plain_curve(records, {"counted bigram": 2.0}, width=31, height=7)
+    drawn = plain_curve(records, {"counted bigram": 2.0})
     lines = drawn.splitlines()
     assert len(lines) == 8 and drawn.isascii()
     assert lines[0].startswith("  4.00 |*") and lines[0].count("*") < 6

@@ -33,6 +33,7 @@ _TRAINING, _VALIDATION = "#b85c00", "#0a4a8a"
 FEW_STEPS = 10  # with fewer, a model learns next to nothing
 _MARKERS = "os^Dv*PX"  # curves differ not only in colour
 _WIDTH, _HEIGHT, _CHARACTER = 4.6, 3.6, 0.08  # inches: a panel, and a character in its legend
+_PLAIN_SIZE = 56, 9  # characters
 # Variables of page.css, which defines them for light and dark pages.
 _IN_A_PAGE = {
     INK: "currentColor",
@@ -191,7 +192,7 @@ def _draw_losses(
     end = max((line.x[-1] for line in lines), default=0) or 1
     for label, loss in known.items():
         how: dict[str, Any] = {"color": QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3))}
-        axes.axhline(loss, label=f"{label} {loss:.3f}", zorder=1, **how)
+        axes.axhline(loss, label=f"{label} {loss:z.3f}", zorder=1, **how)
     for number, line in enumerate(lines):
         if line.band:
             low, high = zip(*line.band, strict=True)
@@ -214,7 +215,7 @@ def _draw_losses(
     if answering:
         _draw_accuracy(axes, answering)
     axes.set_ylabel("loss, nats per token")
-    axes.ticklabel_format(axis="y", useOffset=False)
+    axes.ticklabel_format(axis="y", style="plain", useOffset=False)
     axes.set_xlabel(x_label)
     shortest = min((line.x[-1] for line in lines), default=end)
     if x_label not in ("step", "tokens", "seconds") or (
@@ -264,17 +265,12 @@ def _png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def plain_curve(
-    records: Sequence[EvaluationRecord],
-    known: Mapping[str, float],
-    *,
-    width: int = 56,
-    height: int = 9,
-) -> str:
+def plain_curve(records: Sequence[EvaluationRecord], known: Mapping[str, float]) -> str:
     """Return a text plot of validation loss by step, with known losses as dashed lines.
 
     The text is empty for fewer than two evaluations.
     """
+    width, height = _PLAIN_SIZE
     steps = [record.step for record in records]
     losses = [record.val_loss for record in records]
     if len(steps) < 2 or steps[0] == steps[-1]:
@@ -289,7 +285,7 @@ def plain_curve(
     names = [""] * height
     for label, loss in known.items():
         rows[row(loss)] = list((" -" * width)[:width])
-        names[row(loss)] = f" {label} {loss:.2f}"
+        names[row(loss)] = f" {label} {loss:z.2f}"
     columns = np.interp(np.linspace(steps[0], steps[-1], width), steps, losses)
     for column, loss in enumerate(columns.tolist()):
         rows[row(loss)][column] = "*"
