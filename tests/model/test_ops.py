@@ -275,7 +275,7 @@ def test_attention_in_c_is_attention(
         for threads in (1, 2):
             leaves = [part.detach().requires_grad_() for part in layout]
             with threads_of_torch(threads), pytest.MonkeyPatch.context() as patch:
-                patch.setattr(attention, "_ALONE", 0)
+                patch.setattr(attention, "_LEAST_SHARED_WORK", 0)
                 out = attention.NativeAttention.apply(*leaves, scale)  # type: ignore[no-untyped-call]
                 runs.append([out, *torch.autograd.grad(out, leaves, d_out)])
         assert all(map(torch.equal, *runs))
@@ -295,7 +295,7 @@ def test_attention_in_c_is_used_if_chosen_and_supported() -> None:
             found = attention.fused_attention(query, key, value)
         given = query.double(), key.double(), value.double()
         assert_rounded([found], lambda q, k, v: [_explicit_attention(q, k, v, 8**-0.5)], *given)
-        taken = found.grad_fn is not None and found.grad_fn.name() == "BlocksBackward"
+        taken = found.grad_fn is not None and found.grad_fn.name() == "NativeAttentionBackward"
         assert taken == expected
 
 
