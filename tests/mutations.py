@@ -370,7 +370,7 @@ resuming forgets the mean gradient | test_training.py
 _copy(saved_means, means) => pass
 == training/memory.py
 what can't fit into memory is begun | test_memory.py
-if there is None or needed <= there: => if there is None or needed:
+if available is None or needed <= available: => if available is None or needed:
 == cli/exits.py
 a signal whose exception was kept is forgotten | test_interruption.py
 timer.start() => pass

@@ -16,6 +16,8 @@ from attnlm.base.formatting import byte_size
 from attnlm.compute.device import Device, machine_memory
 from attnlm.compute.processes import local_count
 from attnlm.config.settings import Config
+from attnlm.config.training import TrainingConfig
+from attnlm.model.costs import Costs
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, MOST_COMPILED
 from attnlm.model.spec import ModelSpec
 from attnlm.training.kernels import has_native_ops
@@ -72,64 +74,45 @@ def estimate_memory(
     config: Config, vocab_size: int, parameters: int, val_tokens: int, device: str
 ) -> MemoryEstimate:
     """Estimate the memory of each process, without building the model."""
-    spec = config.spec
-    costs = spec.costs(vocab_size)
+    costs = config.spec.costs(vocab_size)
     training = config.training
     lora = training.adapters
     threads = (training.threads or torch.get_num_threads()) if device == "cpu" else 1
-    most_threads = min(threads, MOST_REPLICAS)
     split = split_batch(training, threads)
-    tokens = split.windows * spec.block_size
+    tokens = split.windows * config.spec.block_size
     shards = training.processes if training.is_sharded else 1
-    half = training.dtype == "bfloat16" or (training.dtype == "auto" and device == "cuda")
-    bytes_per_input = 2 if half else _FLOAT
+    is_half = training.dtype == "bfloat16" or (training.dtype == "auto" and device == "cuda")
+    bytes_per_input = 2 if is_half else _FLOAT
     native = (
         device == "cpu"
-        and not half
+        and not is_half
         and training.compile in ("auto", "parts")
-        and has_native_ops(spec, vocab_size, training.batch_size * spec.block_size)
+        and has_native_ops(config.spec, vocab_size, training.batch_size * config.spec.block_size)
     )
-    one_layer = native and shards == 1 and lora is None and is_one_layer(spec, vocab_size, tokens)
-
     own = parameters // shards
-    blocks = costs.layers * costs.block_matrices
     trained = own if lora is None else costs.adapter_numbers(lora)
     weights = own if lora is None else own + trained
     gathered = copied = 0
     if shards > 1:  # gathered: two blocks at a time, and always embeddings and head
-        gathered = parameters - blocks + min(2, costs.layers) * costs.block_matrices
-    elif half or lora is None:
+        blocks = costs.layers - min(2, costs.layers)
+        gathered = parameters - blocks * costs.block_matrices
+    elif is_half or lora is None:
         copied = costs.multiplied_weights
-    optimizer = 2 * trained
-    if training.optimizer == "muon":
-        optimizer -= blocks // shards
-        if device == "cpu":
-            largest = max((r * c for r, c in costs.matrices.values()), default=0)
-            optimizer += _COPIES_BY_MUON * most_threads * largest
-
-    block = _FLOAT * costs.kept_features + bytes_per_input * costs.kept_inputs
-    kept = costs.layers * block
-    if training.recompute:  # one block's activations, and the input of each block
-        kept = block + _FLOAT * costs.layers * costs.width
-    activations = split.replicas * tokens * (kept + bytes_per_input * costs.peak_activations)
-    most = LOGITS_AT_ONCE[device]
-    at_once = min(MOST_COMPILED * vocab_size, most) if native else 2 * most
-    if one_layer:
+    most_threads = min(threads, MOST_REPLICAS)
+    copies = most_threads if device == "cpu" else 0
+    optimizer = _optimizer_numbers(training, costs, trained, shards, copies)
+    activations = split.replicas * tokens * _activation_bytes(training, costs, bytes_per_input)
+    at_once = 2 * LOGITS_AT_ONCE[device]
+    if native:
+        at_once = min(MOST_COMPILED * vocab_size, LOGITS_AT_ONCE[device])
+    if native and shards == 1 and lora is None and is_one_layer(config.spec, vocab_size, tokens):
         logits = tokens * vocab_size
-    elif training.compile == "on" or not costs.width or tokens * vocab_size <= most:
-        logits = 3 * tokens * vocab_size
     else:
-        # The gradients of the head and of its input are computed with the loss. Three copies of
-        # the head's gradient fit the peaks measured with 50,257 ids.
-        head_gradients = 3 * vocab_size if lora is None else 0
-        logits = at_once + (tokens + head_gradients) * costs.head_inputs
-
-    together = min(windows_at_once(spec, vocab_size, device) * spec.block_size, val_tokens)
-    evaluated = together * vocab_size
-    if costs.width and evaluated > most:
-        evaluated = at_once
-    evaluation = _FLOAT * (together * costs.peak_activations + 2 * evaluated)
-    evaluation *= min(most_threads, -(-val_tokens // together))
+        logits = _logits_of_step(training, costs, vocab_size, tokens, device, at_once)
+    windows = windows_at_once(config.spec, vocab_size, device)
+    together = min(windows * config.spec.block_size, val_tokens)
+    evaluation = min(most_threads, -(-val_tokens // together))
+    evaluation *= _evaluation_bytes(costs, vocab_size, together, device, at_once)
     if device == "cuda":  # an evaluation reuses the memory of a step
         evaluation = max(0, evaluation - activations - _FLOAT * logits)
     return MemoryEstimate(
@@ -143,6 +126,47 @@ def estimate_memory(
         checkpoint=_FLOAT * (2 * (trained + optimizer) + parameters) if shards > 1 else 0,
         process=_PROCESS[device] + _PER_ID * vocab_size,
     )
+
+
+def _optimizer_numbers(
+    training: TrainingConfig, costs: Costs, trained: int, shards: int, copies: int
+) -> int:
+    """Return the numbers of the optimizer's state, and of `copies` sets of Muon's copies."""
+    if training.optimizer != "muon":
+        return 2 * trained
+    largest = max((rows * columns for rows, columns in costs.matrices.values()), default=0)
+    state = 2 * trained - costs.layers * costs.block_matrices // shards
+    return state + _COPIES_BY_MUON * copies * largest
+
+
+def _activation_bytes(training: TrainingConfig, costs: Costs, bytes_per_input: int) -> int:
+    """Return the bytes of a token's activations at the peak of a step."""
+    block = _FLOAT * costs.kept_features + bytes_per_input * costs.kept_inputs
+    kept = costs.layers * block
+    if training.recompute:  # one block's activations, and the input of each block
+        kept = block + _FLOAT * costs.layers * costs.width
+    return kept + bytes_per_input * costs.peak_activations
+
+
+def _logits_of_step(
+    training: TrainingConfig, costs: Costs, vocab_size: int, tokens: int, device: str, at_once: int
+) -> int:
+    """Return the numbers that the loss of `tokens` tokens needs, `at_once` of them together."""
+    is_whole = tokens * vocab_size <= LOGITS_AT_ONCE[device]
+    if training.compile == "on" or not costs.width or is_whole:
+        return 3 * tokens * vocab_size
+    # The gradients of the head and of its input are computed with the loss. Three copies of the
+    # head's gradient fit the peaks measured with 50,257 ids.
+    head_gradients = 3 * vocab_size if training.adapters is None else 0
+    return at_once + (tokens + head_gradients) * costs.head_inputs
+
+
+def _evaluation_bytes(costs: Costs, vocab_size: int, tokens: int, device: str, at_once: int) -> int:
+    """Return the bytes of a thread that evaluates `tokens` tokens together."""
+    logits = tokens * vocab_size
+    if costs.width and logits > LOGITS_AT_ONCE[device]:
+        logits = at_once
+    return _FLOAT * (tokens * costs.peak_activations + 2 * logits)
 
 
 def windows_at_once(spec: ModelSpec, vocab_size: int, device: str) -> int:
@@ -161,13 +185,13 @@ def affordable_micro_batch(
     The run fits if its estimate is at most `_FRACTION` of the available memory. Return None if the
     whole batch fits or the available memory is unknown, and 1 if no size fits.
     """
-    there = _memory_of(device)
+    available = _memory_of(device)
     rows = config.training.batch_size // config.training.processes
     for rounds in (n for n in range(1, rows + 1) if rows % n == 0):
         size = rows // rounds if rounds > 1 else None
         some = config.with_training(micro_batch_size=size)
         estimate = estimate_memory(some, vocab_size, parameters, val_tokens, device.name)
-        if there is None or estimate.total <= _FRACTION * there:
+        if available is None or estimate.total <= _FRACTION * available:
             break
     return size
 
@@ -180,12 +204,12 @@ def check_memory(
     An estimate may be too high by FACTOR, except for what any step needs: the weights, one set of
     gradients and the optimizer's state.
     """
-    there = _memory_of(device)
+    available = _memory_of(device)
     estimate = estimate_memory(config, vocab_size, parameters, val_tokens, device.name)
     small = config.with_training(threads=1, micro_batch_size=1)
     least = estimate_memory(small, vocab_size, parameters, val_tokens, device.name)
     needed = max(estimate.total / FACTOR, least.weights + least.gradients + least.optimizer)
-    if there is None or needed <= there:
+    if available is None or needed <= available:
         return
     of_batch = estimate.activations + estimate.logits
     if of_batch > max(estimate.total - of_batch - estimate.evaluation, estimate.evaluation):
@@ -198,7 +222,7 @@ def check_memory(
         hint = "lower `embed_dim`, `heads`, `head_size` or `layers`"
     raise AttnlmError(
         f"this run needs about {byte_size(estimate.total)} of memory, but {device.name} has only "
-        f"{byte_size(there)}",
+        f"{byte_size(available)}",
         hint,
     )
 
@@ -208,5 +232,5 @@ def _memory_of(device: Device) -> int | None:
     number of local processes, or None if the machine's memory is unknown."""
     if device.name == "cuda":
         return int(torch.cuda.mem_get_info()[0])
-    there = machine_memory()
-    return None if there is None else there // max(1, local_count())
+    available = machine_memory()
+    return None if available is None else available // max(1, local_count())
