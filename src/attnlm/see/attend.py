@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.float32]
 
+_MOST_IN_JSON = 2**24  # numbers, about 400 MB as JSON
 _MOST_CELLS = 4000  # in all grids of a notebook: about 250 kB
 _NUMBERED = 24  # tokens; for a longer text, cells show no numbers
 _MOST_LISTED = 3
@@ -82,7 +84,8 @@ class Attention:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return weights and next tokens as JSON values."""
+        """Return weights and next tokens as JSON values. Too many weights raise AttnlmError."""
+        check_fits_json(self.weights.size)
         return {
             "run": self.run,
             "model": self.model,
@@ -90,6 +93,15 @@ class Attention:
             "weights": self.weights.tolist(),
             "next": [{"token": t, "probability": p} for t, p in self.next_tokens()],
         }
+
+
+def check_fits_json(numbers: int) -> None:
+    """Raise AttnlmError if this many numbers are too many for JSON output."""
+    if numbers > _MOST_IN_JSON:
+        raise AttnlmError(
+            f"{numbers:,} numbers are too many for JSON (at most {_MOST_IN_JSON:,})",
+            "use a shorter text",
+        )
 
 
 def likeliest(scores_V: NDArray[Any], count: int) -> list[int]:

@@ -18,7 +18,7 @@ from attnlm.model.recorder import Layer, NotRecordedError, Recorder, record
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
-from attnlm.see.attend import likeliest, next_in_words
+from attnlm.see.attend import check_fits_json, likeliest, next_in_words
 from attnlm.see.attribution import attribution
 from attnlm.see.script import as_script
 from attnlm.see.text import ids_within_context, token_texts, visible
@@ -75,7 +75,8 @@ class Trace:
         return as_script(open_run(self.path), self.text, checkpoint=self.checkpoint)
 
     def facts(self) -> dict[str, Any]:
-        """Return steps and next tokens as JSON values."""
+        """Return steps and next tokens as JSON values. Raises AttnlmError for too many numbers."""
+        check_fits_json(sum(step.values.numel() for step in self.steps))
         steps = []
         for step in self.steps:
             numbers = step.values.numpy().astype(object)
