@@ -362,7 +362,7 @@ a model that sees later tokens is trained like others | test_check_own_code.py
 if leaks and not force: => if False:
 a resumed run starts its budget anew |
 test_budget.py::test_a_run_that_is_resumed_continues_the_clock
-Clock.of((1 - state.progress) * budget, job.began) => Clock.of(budget, job.began)
+Clock.of((1 - state.progress) * budget, call.began) => Clock.of(budget, call.began)
 == training/state.py
 what was evaluated is noted too late | test_training.py
 self.evaluated_step = self.step => pass
@@ -456,7 +456,7 @@ apart = True if self.plan.seeds >= _FEWEST_SEEDS else None => apart = self.plan.
 what a cache should hold is not looked at | test_sampling.py
 any(cache.length != known for cache in caches) => known == 0
 a model with changed classes is decoded in C | test_native_decoder.py
-if is_as_built(model): => if model:
+and is_as_built(model): => :
 sampling does not flush subnormal numbers | test_subnormals.py
 , FlushSubnormals(): => :
 """

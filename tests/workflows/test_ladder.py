@@ -22,7 +22,7 @@ from attnlm.base.events import Note
 from attnlm.base.files import read_json, write_json
 from attnlm.base.signals import Interrupted
 from attnlm.cli.ladder import ladder_facts, say_table, say_texts
-from attnlm.config.resolve import Resolved
+from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.ladder_plan import read_plan
@@ -35,7 +35,7 @@ from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.answers import pairs_of
 from attnlm.workflows.ladder import LadderStarted
 from attnlm.workflows.ladder import ladder as train_ladder
-from attnlm.workflows.train import train
+from attnlm.workflows.train import train_config
 from tests import own
 from tests.browser import PHONE, asks_for_nothing, check_fits, elements, opened, until
 from tests.clock import Clock
@@ -573,10 +573,10 @@ def test_a_stopped_tuning_resumes_after_its_finished_trials(
             if isinstance(event, Started) and trials == 4:
                 signal.raise_signal(signal.SIGINT)
 
-        return train(*arguments, on_event=stop, **more)
+        return train_config(*arguments, on_event=stop, **more)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr("attnlm.workflows.ladder.train", stopped_in_the_fourth)
+        patch.setattr("attnlm.workflows.ladder.train_config", stopped_in_the_fourth)
         train_ladder(dataset, **given)
     assert len(read_plan(tmp_path / "t").trials) == 3
     again = train_ladder(resume="t", checkpoint_dir=tmp_path, data_dir=dataset.path.parent)
@@ -586,12 +586,12 @@ def test_a_stopped_tuning_resumes_after_its_finished_trials(
 def test_a_value_with_which_training_diverges_is_not_chosen(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def training(*args: Any, recipe: Resolved, **options: Any) -> Run:
-        if recipe.config.training.learning_rate > 0.1:
+    def training(config: Config, *others: Any, **options: Any) -> Run:
+        if config.training.learning_rate > 0.1:
             raise AttnlmError("the loss is nan", "") from StepNotFiniteError(1, 1)
-        return train(*args, recipe=recipe, **options)
+        return train_config(config, *others, **options)
 
-    monkeypatch.setattr("attnlm.workflows.ladder.train", training)
+    monkeypatch.setattr("attnlm.workflows.ladder.train_config", training)
     given = {**TUNED, "rungs": ("bigram",), "checkpoint_dir": tmp_path}
     ladder = train_ladder(dataset, **given)
     losses = {trial.value: trial.loss for trial in ladder.plan.trials}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attnlm
+from attnlm.base import clock
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for, elsewhere, find_folder
 from attnlm.base.formatting import duration
@@ -21,8 +22,8 @@ from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, baselines
 from attnlm.cli.options import option, switch, with_options
 from attnlm.compute.processes import is_launched, is_main
-from attnlm.config.recipes import load_recipe, to_toml
-from attnlm.config.resolve import Resolved, resolve_new
+from attnlm.config.recipes import several_sizes, to_toml
+from attnlm.config.resolve import Request, resolve_new
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import RUNGS, Architecture
@@ -105,9 +106,10 @@ def train(
     if start_from is not None and not is_launched():
         parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
     if print_config:
-        if recipe is not None:
-            load_recipe(recipe)  # raises UsageError for a recipe of several sizes
-        console.result(to_toml(resolve_new(given, recipe, parent).config.settings()).rstrip())
+        asked = resolve_new(given, recipe, parent)
+        if asked.choice is not None:
+            raise several_sizes(str(recipe), len(asked.choice.sizes))
+        console.result(to_toml(asked.config.settings()).rstrip())
         return
 
     tools = None
@@ -116,7 +118,7 @@ def train(
 
         tools = [] if log == "none" else [tool.strip() for tool in log.split(",")]
         check_tools(tools)
-    asked: str | Resolved | None = recipe
+    request: Request | None = None
     data: str | Path | None = dataset
     count = 1
     if is_launched():
@@ -126,10 +128,9 @@ def train(
     elif resume is not None:
         count = _to_resume(attnlm.open_run(resume, checkpoint_dir=checkpoint_dir), given)
     else:  # errors are reported before torch is loaded
-        asked = resolve_new(given, recipe, parent)
+        request = resolve_new(given, recipe, parent)
         data = find_folder(dataset, data_dir, kind="data set")
-        given = {}
-        count = asked.config.training.processes
+        count = request.config.training.processes
     if seeds is not None and (count > 1 or is_launched()):
         raise UsageError("`seeds` and `processes` cannot be combined", "use only one of them")
     if count > 1:
@@ -138,25 +139,37 @@ def train(
         run_processes(count, sys.argv[1:])
         return
 
+    from attnlm.workflows.seeds import add_seeds, check_seeds
+    from attnlm.workflows.train import new_job, run_job
+
+    if seeds is not None:
+        check_seeds(seeds, resume, count)
     with contextlib.closing(Display(quiet, tools or ())) as display:
+        of_run: dict[str, Any] = {
+            "start_from": parent or start_from,
+            "checkpoint": checkpoint,
+            "name": name,
+            "exist_ok": exist_ok,
+            "force": force,
+        }
+        of_call: dict[str, Any] = {
+            "checkpoint_dir": checkpoint_dir,
+            "data_dir": data_dir,
+            "verify": verify,
+            "log": tools,
+            "on_event": display,
+        }
         try:
-            several = functools.partial(attnlm.train_seeds, seeds=seeds or 1)
-            trained: Any = (attnlm.train if seeds is None else several)(
-                data,
-                recipe=asked,
-                resume=resume,
-                start_from=parent or start_from,
-                checkpoint=checkpoint,
-                name=name,
-                exist_ok=exist_ok,
-                force=force,
-                checkpoint_dir=checkpoint_dir,
-                data_dir=data_dir,
-                verify=verify,
-                log=tools,
-                on_event=display,
-                **given,
-            )
+            if request is None:
+                run = attnlm.train(data, recipe=recipe, resume=resume, **of_run, **of_call, **given)
+            else:
+                config, choice = request
+                of_run["choice"] = choice
+                open_job = functools.partial(new_job, config=config, dataset=data, **of_run)
+                run = run_job(open_job, began=clock.began(), **of_call)
+            seed_runs = None
+            if seeds is not None:
+                seed_runs = add_seeds(run, data, seeds, {**of_run, **of_call})
         except KeyboardInterrupt:
             display.close()
             if display.run is not None and display.run.last.exists():
@@ -170,10 +183,9 @@ def train(
             elif is_main():
                 console.say("stopped before the first step; nothing was saved")
             raise
-    if seeds is not None:
-        _report_seeds(trained, json)
+    if seed_runs is not None:
+        _report_seeds(seed_runs, json)
     elif is_main():
-        run: attnlm.Run = trained
         _report(run, json, quiet, display.memory)
         model = run.config.spec.name
         if model in RUNGS and not (recipe or resume or start_from or quiet):

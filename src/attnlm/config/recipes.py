@@ -61,11 +61,16 @@ def load_recipe(name: str) -> Settings:
     """
     settings, *larger = load_sizes(name)
     if larger:
-        raise UsageError(
-            f"the recipe {name} has {1 + len(larger)} sizes, and only training can choose one",
-            "train with it first, then use the config.json of the run, which has one size",
-        )
+        raise several_sizes(name, 1 + len(larger))
     return settings
+
+
+def several_sizes(name: str, count: int) -> UsageError:
+    """Return the error that the recipe `name` has `count` sizes where only one is possible."""
+    return UsageError(
+        f"the recipe {name} has {count} sizes, and only training can choose one",
+        "train with it first, then use the config.json of the run, which has one size",
+    )
 
 
 def load_sizes(name: str) -> list[Settings]:

@@ -15,41 +15,41 @@ from attnlm.config.settings import CHOSEN_BY_NAME, Config, ParentRun, resolve
 from attnlm.model.own import PREFIX, completed
 
 
-class Resolved(NamedTuple):
-    """A configuration, and the recipe and settings from which `resolve_new` made it."""
+class SizeChoice(NamedTuple):
+    """The model sizes of a recipe, from which a run chooses one that suits its budget."""
+
+    sizes: Sequence[Settings]
+    """the recipe's settings with each size, in ascending order"""
+    settings: Mapping[str, Setting]
+    """the settings that override the recipe in every size"""
+    budget: float
+    """in seconds"""
+
+
+class Request(NamedTuple):
+    """The configuration that a new run was asked to have."""
 
     config: Config
-    """The configuration made with the first item of `sizes`."""
-    sizes: Sequence[Settings] = ({},)
-    """The recipe's settings for each of its model sizes, from which a run with a budget chooses."""
-    settings: Mapping[str, Setting] = {}
-    began: float | None = None
-    """The `time.perf_counter` at which the budget begins. If this is None, the budget begins with
-    the command, or with the call of `train`."""
+    """made with the first of the sizes, if there are several"""
+    choice: SizeChoice | None = None
 
 
 def resolve_new(
-    settings: Mapping[str, Setting],
-    recipe: str | Path | Resolved | None,
-    parent: ParentRun | None = None,
-) -> Resolved:
-    """Resolve the configuration of a new run. A recipe of type Resolved is returned unchanged.
-
-    Raises as `load_recipe` and `resolve` do.
-    """
-    if isinstance(recipe, Resolved):
-        return recipe
+    settings: Mapping[str, Setting], recipe: str | Path | None, parent: ParentRun | None = None
+) -> Request:
+    """Resolve the configuration of a new run. Raises as `load_recipe` and `resolve` do."""
     settings = with_own_code(settings)
     sizes: list[Settings] = [{}] if recipe is None else load_sizes(str(recipe))
+    choice = None
     if len(sizes) > 1:
-        _check_several(f"the recipe {recipe}", sizes, dict(settings), parent)
+        choice = _size_choice(f"the recipe {recipe}", sizes, dict(settings), parent)
     config = resolve_typed(settings, sizes[0], parent)
     if parent is None and config.training.lora is not None:
         raise UsageError(
             "`lora` needs a run to adapt",
             "name the run with `start_from`, or leave `lora` out",
         )
-    return Resolved(config, sizes, settings)
+    return Request(config, choice)
 
 
 def resolve_typed(
@@ -79,9 +79,9 @@ def with_own_code(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found | {PREFIX + str(name): value for name, value in given.items()}
 
 
-def _check_several(
+def _size_choice(
     recipe: str, sizes: Sequence[Settings], settings: Settings, parent: object
-) -> None:
+) -> SizeChoice:
     given: dict[str, object] = {**settings, "start_from": parent}
     for name in ("start_from", "model", "processes"):
         if given.get(name, 1) not in (sizes[0].get(name), None, 1):
@@ -89,8 +89,9 @@ def _check_several(
                 f"{recipe} chooses a model size, and cannot be combined with this `{name}`",
                 f"leave out `{name}` or the recipe",
             )
-    if "steps" in given or "budget" not in {**sizes[0], **given}:
-        hint = "use `budget`" + (" instead of `steps`" if "steps" in given else "")
+    has_steps = "steps" in given
+    budgets = [] if has_steps else [resolve(settings, size).training.budget for size in sizes]
+    if not budgets or budgets[0] is None:
+        hint = "use `budget`" + (" instead of `steps`" if has_steps else "")
         raise UsageError(f"{recipe} needs a budget, for which it chooses a model size", hint)
-    for size in sizes:
-        resolve(settings, size)
+    return SizeChoice(sizes, settings, budgets[0])

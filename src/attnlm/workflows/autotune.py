@@ -11,7 +11,6 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -19,11 +18,11 @@ import torch
 from attnlm.base.caches import use_own_compiler_cache
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.settings import Setting, Settings
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.native import native_library
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.compute.threads import torch_settings_restored
+from attnlm.config.resolve import SizeChoice
 from attnlm.config.settings import Config, resolve
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
@@ -224,22 +223,17 @@ _MOST_GAINED = 2.0
 
 
 def affordable_size(
-    sizes: Sequence[Settings],
-    settings: Mapping[str, Setting],
-    dataset: Dataset,
-    began: float,
-    on_event: OnEvent,
+    choice: SizeChoice, dataset: Dataset, began: float, on_event: OnEvent
 ) -> Config:
     """Return the configuration of a recipe's largest size that sees enough tokens in the budget.
 
     The sizes are in ascending order. They are timed briefly, one after the other, up to the first
     that is too large for the data, the memory or the budget. The budget counts from `began`. Steps
-    are limited to 40 passes over the text: later ones only overfit. `settings` override the recipe
-    in every size. Raises AttnlmError if the first size is too large for the data or the memory.
+    are limited to 40 passes over the text: later ones only overfit. Raises AttnlmError if the first
+    size is too large for the data or the memory.
     """
     on_event(Note("measuring how large a model fits into the budget"))
-    budget = resolve(settings, sizes[0]).training.budget
-    assert budget is not None
+    sizes, settings, budget = choice
     ends = Clock.of(budget, began).ends
     each = _TRIAL_SHARE * budget / len(sizes)
     most = _MOST_PASSES * dataset.train_tokens

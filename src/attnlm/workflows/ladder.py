@@ -18,8 +18,7 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import check_name, find_folder
 from attnlm.base.settings import Settings
 from attnlm.compute.device import choose_device
-from attnlm.config.resolve import Resolved
-from attnlm.config.settings import resolve
+from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import named_codes
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.generation.questions import QuestionFormat, answers, format_of
@@ -35,7 +34,7 @@ from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.answers import pairs_of
 from attnlm.workflows.autotune import check_fits
 from attnlm.workflows.match_compute import relative_steps, with_steps, with_widths
-from attnlm.workflows.train import train
+from attnlm.workflows.train import train, train_config
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
 DEFAULT_BUDGET = 120.0
@@ -215,11 +214,11 @@ def _tuned(
             if steps is not None:
                 length = {"steps": steps, "eval_every": steps}
             settings = {**plan.settings(rung, plan.seed), str(plan.tune): value, **length}
-            asked = _asked(settings)
             loss = None
             with workspace(path) as work:
                 try:
-                    run = train(part, recipe=asked, checkpoint_dir=work, on_event=tell)
+                    config = _config(settings)
+                    run = train_config(config, part, checkpoint_dir=work, on_event=tell)
                     loss, steps = run.evaluations()[-1].val_loss, run.evaluations()[-1].step
                 except AttnlmError as error:
                     if not isinstance(error.__cause__, StepNotFiniteError):
@@ -380,10 +379,11 @@ def _trained(
     on_event: OnEvent,
 ) -> Run:
     """Return the finished run at `path`, after training or resuming it if necessary."""
+    config = _config(settings)
     if path.is_dir():
         run = open_run(path)
         recorded = {**run.config.settings(), "train_sha256": run.dataset.train_sha256}
-        full = _asked(settings).config.settings()
+        full = config.settings()
         expected = {key: full[key] for key in (*settings, CODE) if key in full}
         expected["train_sha256"] = plan.train_sha256
         for key in expected.keys() - {"steps", "eval_every", "budget"}:
@@ -401,14 +401,15 @@ def _trained(
             return train(resume=path, data_dir=data_dir, on_event=on_event)
         with run.training_lock():  # nothing was saved yet: start again
             delete_folder(path)
-    about: dict[str, Any] = {"name": path.name, "checkpoint_dir": path.parent}
-    return train(dataset, recipe=_asked(settings), on_event=on_event, **about)
+    return train_config(
+        config, dataset, name=path.name, checkpoint_dir=path.parent, on_event=on_event
+    )
 
 
-def _asked(settings: Settings) -> Resolved:
-    """Return what a run trains with, whose budget begins now."""
+def _config(settings: Settings) -> Config:
+    """Return the configuration of a run with these settings, which may name own code."""
     config = resolve({}, settings)
-    return Resolved(replace(config, spec=completed(config.spec)), began=time.perf_counter())
+    return replace(config, spec=completed(config.spec))
 
 
 def _shown(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attnlm.base.errors import UsageError
-from attnlm.config.resolve import Resolved
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from attnlm.see.verdicts import interval
-from attnlm.workflows.train import train
+from attnlm.workflows.train import train, train_config
 
 
 @dataclass(frozen=True)
@@ -44,19 +43,35 @@ def train_seeds(
 
     Raises as `train` does, and UsageError for less than two seeds.
     """
+    check_seeds(seeds, options.get("resume"), options.get("processes"))
+    return add_seeds(train(dataset, **options), dataset, seeds, options)
+
+
+def check_seeds(seeds: int, resume: object, processes: object) -> None:
+    """Raise UsageError for less than two seeds, and for arguments that allow only one run."""
     if seeds < 2:
         raise UsageError(f"invalid value for `seeds`: {seeds}", "use 2 or more")
-    for name in [one for one in ("resume", "processes") if options.get(one) not in (None, 1)]:
-        raise UsageError(f"`seeds` and `{name}` cannot be combined", "use only one of them")
-    runs = [train(dataset, **options)]
-    config, name = runs[0].config, runs[0].name
+    for name, value in {"resume": resume, "processes": processes}.items():
+        if value not in (None, 1):
+            raise UsageError(f"`seeds` and `{name}` cannot be combined", "use only one of them")
+
+
+def add_seeds(
+    first: Run, dataset: str | Path | Dataset | None, seeds: int, options: Mapping[str, Any]
+) -> SeedRuns:
+    """Train the model of the run `first` with the next seeds, and return all runs.
+
+    `options` are the arguments of `train` with which the first run was trained.
+    """
     kept = ("start_from", "checkpoint", "exist_ok", "force", "checkpoint_dir", "data_dir", "log")
     options = {key: options[key] for key in (*kept, "verify", "on_event") if key in options}
-    first, every = config.training.seed or 0, math.ceil((config.training.steps or 1) / 10)
-    config = config.with_training(budget=None, eval_every=config.training.eval_every or every)
-    for seed in range(first + 1, first + seeds):
-        asked = Resolved(config.with_training(seed=seed))
-        runs.append(train(dataset, recipe=asked, name=f"{name}-seed-{seed}", **options))
+    training = first.config.training
+    every = training.eval_every or math.ceil((training.steps or 1) / 10)
+    config = first.config.with_training(budget=None, eval_every=every)
+    runs = [first]
+    for seed in range((training.seed or 0) + 1, (training.seed or 0) + seeds):
+        name = f"{first.name}-seed-{seed}"
+        runs.append(train_config(config.with_training(seed=seed), dataset, name=name, **options))
     results = [result for run in runs if (result := run.result()) is not None]
     is_whole = all(result.whole for result in results)
     return SeedRuns(runs, [(one.final if is_whole else one.best).val_loss for one in results])

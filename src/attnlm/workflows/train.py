@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from attnlm.base.settings import Setting, Settings, described
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, joined, restarts
 from attnlm.compute.threads import torch_settings_restored
-from attnlm.config.resolve import Resolved, resolve_new
+from attnlm.config.resolve import Request, SizeChoice, resolve_new
 from attnlm.config.settings import RECORD_OF, Config, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, open_dataset
@@ -50,28 +51,38 @@ _CHANGEABLE_ON_RESUME = ("steps", "eval_every", "patience", *_ROUNDING)
 
 
 @dataclass(frozen=True)
-class _Call:
-    """The arguments of a call of `train` that every job needs, and what the call has set up."""
+class Call:
+    """What every job of a call needs: arguments of `train`, and what the call has set up."""
 
     folder: Path
     data_dir: Path
     verify: bool
     began: float
+    """the `time.perf_counter` at which a budget begins"""
     processes: Processes
     on_event: OnEvent
 
 
 @dataclass(frozen=True)
-class _Job:
-    """A run that this process is ready to train."""
+class _Start:
+    """What a training starts with."""
 
-    run: Run
     dataset: Dataset
     device: Device
-    began: float
-    """the `time.perf_counter` at which a budget began"""
     is_fresh: bool
-    """True if the training begins without a checkpoint"""
+    """True if there is no checkpoint yet"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that this process has opened to train it."""
+
+    run: Run
+    start: _Start | None
+    """None if the run is finished"""
+
+
+OpenJob = Callable[[Call], contextlib.AbstractContextManager[Job]]
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,7 @@ class _Message:
     code: Sequence[str]
     """the files with the run's own code"""
     is_fresh: bool = False
+    """True if the training begins without a checkpoint"""
     is_finished: bool = False
     """True if there is nothing to train"""
 
@@ -91,7 +103,7 @@ class _Message:
 def train(
     dataset: str | Path | Dataset | None = None,
     *,
-    recipe: str | Path | Resolved | None = None,
+    recipe: str | Path | None = None,
     resume: str | Path | Run | None = None,
     start_from: str | Path | Run | None = None,
     checkpoint: str = "auto",
@@ -133,71 +145,39 @@ def train(
     saves the last complete step and raises Interrupted, a KeyboardInterrupt. So `on_event` can stop
     training in the main thread: `signal.raise_signal(signal.SIGINT)`.
     """
-    began = command_clock.began()
-    folder = Path(checkpoint_dir)
-    tools = [log] if isinstance(log, str) else log or ()
-    check_tools(tools)
-    if checkpoint != "auto" and start_from is None:
-        raise UsageError(
-            "`checkpoint` needs `start_from`: it selects the weights of that run",
-            "use both or neither",
+
+    def open_job(call: Call) -> contextlib.AbstractContextManager[Job]:
+        given = settings
+        if call.processes.count > 1:
+            given = {"processes": call.processes.count, **settings}
+        if resume is not None:
+            of_new = None if checkpoint == "auto" else checkpoint
+            _check_with_resume(given, dataset, recipe, name, start_from, of_new)
+            return resumed_job(call, resume, given)
+        parent = None if start_from is None else open_run(start_from, checkpoint_dir=call.folder)
+        config, choice = resolve_new(given, recipe, parent)
+        return new_job(
+            call,
+            config,
+            dataset,
+            choice=choice,
+            start_from=parent,
+            checkpoint=checkpoint,
+            name=name,
+            exist_ok=exist_ok,
+            force=force,
         )
-    with joined() as processes, contextlib.ExitStack() as stack:
-        if processes.count > 1:
-            settings = {"processes": processes.count, **settings}
-        listener: OnEvent = ignore
-        if processes.is_main:
-            logs = LogListener(CurveDrawer(on_event or ignore), tools)
-            listener = stack.enter_context(contextlib.closing(logs))
-        stack.enter_context(torch_settings_restored())
-        call = _Call(folder, Path(data_dir), verify, began, processes, listener)
-        if not processes.is_main:
-            opening = _joined_job(call)
-        elif restarts() and name is not None and (folder / name).exists():
-            # The launcher has restarted the processes after a process failed.
-            opening = _resumed_job(call, folder / name, {})
-        elif resume is not None:
-            _check_with_resume(settings, dataset, recipe, name, start_from)
-            opening = _resumed_job(call, resume, settings)
-        else:
-            opening = _new_job(
-                call,
-                dataset,
-                settings,
-                recipe,
-                start_from=start_from,
-                checkpoint=checkpoint,
-                name=name,
-                exist_ok=exist_ok,
-                force=force,
-            )
-        job = stack.enter_context(opening)
-        if isinstance(job, Run):
-            return job
-        state = load_or_init_state(job.run, job.device, job.is_fresh, processes)
-        budget = job.run.config.training.budget
-        clock = None
-        if budget is not None:
-            clock = Clock.of((1 - state.progress) * budget, job.began)
-        tokens = affordable_sample(job.run.config, job.run.vocab_size)
-        run = fit(
-            job.run,
-            job.dataset,
-            state,
-            listener,
-            functools.partial(take_snapshot, job.dataset, tokens),
-            clock,
-            processes,
-            on_step if processes.is_main else None,
-        )
-        if processes.is_main:
-            if budget is not None and state.step < FEW_STEPS:
-                steps = "1 step was" if state.step == 1 else f"{state.step} steps were"
-                made = f"only {steps} made in {duration(budget)}"
-                better = "use a smaller model, a smaller `batch_size` or a longer `budget`"
-                listener(Note(f"{made}: {better}"))
-            measure_on_whole(run, job.dataset, listener)
-        return run
+
+    return run_job(
+        open_job,
+        began=command_clock.began(),
+        checkpoint_dir=checkpoint_dir,
+        data_dir=data_dir,
+        verify=verify,
+        log=log,
+        on_event=on_event,
+        on_step=on_step,
+    )
 
 
 train.__doc__ = f"""{inspect.cleandoc(train.__doc__ or "")}
@@ -208,53 +188,131 @@ Settings; their defaults depend on the model:
 """
 
 
+def train_config(
+    config: Config,
+    dataset: str | Path | Dataset | None,
+    *,
+    checkpoint_dir: str | Path = "checkpoints",
+    data_dir: str | Path = "data",
+    verify: bool = False,
+    log: str | Sequence[str] | None = None,
+    on_event: OnEvent | None = None,
+    **options: Any,
+) -> Run:
+    """Train a new run with a resolved configuration, whose budget begins now.
+
+    `options` are those of `new_job`.
+    """
+    return run_job(
+        functools.partial(new_job, config=config, dataset=dataset, **options),
+        began=time.perf_counter(),
+        checkpoint_dir=checkpoint_dir,
+        data_dir=data_dir,
+        verify=verify,
+        log=log,
+        on_event=on_event,
+    )
+
+
+def run_job(
+    open_job: OpenJob,
+    *,
+    began: float,
+    checkpoint_dir: str | Path,
+    data_dir: str | Path,
+    verify: bool,
+    log: str | Sequence[str] | None,
+    on_event: OnEvent | None,
+    on_step: OnStep | None = None,
+) -> Run:
+    """Train the run that `open_job` opens in rank 0, and return it. Other processes join the run.
+
+    Other arguments are as in `train`. A budget counts from `began`, a value of `time.perf_counter`.
+    """
+    tools = [log] if isinstance(log, str) else log or ()
+    check_tools(tools)
+    with joined() as processes, contextlib.ExitStack() as stack:
+        listener: OnEvent = ignore
+        if processes.is_main:
+            logs = LogListener(CurveDrawer(on_event or ignore), tools)
+            listener = stack.enter_context(contextlib.closing(logs))
+        stack.enter_context(torch_settings_restored())
+        folders = Path(checkpoint_dir), Path(data_dir)
+        call = Call(*folders, verify, began, processes, listener)
+        job = stack.enter_context(open_job(call) if processes.is_main else _joined_job(call))
+        run = job.run
+        if job.start is None:
+            return run
+        state = load_or_init_state(run, job.start.device, job.start.is_fresh, processes)
+        budget = run.config.training.budget
+        tokens = affordable_sample(run.config, run.vocab_size)
+        run = fit(
+            run,
+            job.start.dataset,
+            state,
+            listener,
+            functools.partial(take_snapshot, job.start.dataset, tokens),
+            None if budget is None else Clock.of((1 - state.progress) * budget, call.began),
+            processes,
+            on_step if processes.is_main else None,
+        )
+        if processes.is_main:
+            if budget is not None and state.step < FEW_STEPS:
+                steps = "1 step was" if state.step == 1 else f"{state.step} steps were"
+                made = f"only {steps} made in {duration(budget)}"
+                better = "use a smaller model, a smaller `batch_size` or a longer `budget`"
+                listener(Note(f"{made}: {better}"))
+            measure_on_whole(run, job.start.dataset, listener)
+        return run
+
+
 # --- A new run ------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _new_job(
-    call: _Call,
+def new_job(
+    call: Call,
+    config: Config,
     dataset: str | Path | Dataset | None,
-    settings: Mapping[str, Setting],
-    recipe: str | Path | Resolved | None,
     *,
-    start_from: str | Path | Run | None,
-    checkpoint: str,
-    name: str | None,
-    exist_ok: bool,
-    force: bool,
-) -> Iterator[_Job | Run]:
-    """Create a run and yield its job; but if the run exists and `exist_ok` is True, yield it."""
-    parent = None if start_from is None else open_run(start_from, checkpoint_dir=call.folder)
-    asked = resolve_new(settings, recipe, parent)
-    check_launched(asked.config.training, call.processes)
-    existing = None
-    if name is not None and exist_ok and (call.folder / name).exists():
-        existing = call.folder / name
-    elif name is not None:
+    choice: SizeChoice | None = None,
+    start_from: str | Path | Run | None = None,
+    checkpoint: str = "auto",
+    name: str | None = None,
+    exist_ok: bool = False,
+    force: bool = False,
+) -> Iterator[Job]:
+    """Create a run with this configuration, and yield its job. The arguments are as in `train`."""
+    exists = name is not None and (call.folder / name).exists()
+    if name is not None and exists and restarts():
+        # The launcher has restarted the processes after a process failed.
+        with resumed_job(call, call.folder / name, {}) as job:
+            yield job
+        return
+    if checkpoint != "auto" and start_from is None:
+        raise UsageError(
+            "`checkpoint` needs `start_from`: it selects the weights of that run",
+            "use both or neither",
+        )
+    check_launched(config.training, call.processes)
+    if name is not None and not (exists and exist_ok):
         check_free(name, call.folder)
     opened = open_dataset(dataset, data_dir=call.data_dir, verify=call.verify)
-    if existing is not None:
-        record = None if parent is None else parent_record(parent, checkpoint)
-        run = open_run(existing)
-        _check_existing(run, asked, opened, record)
-        finished = "exists, is finished, and has this configuration: nothing to train"
-        call.on_event(Note(f"{run.name} {finished}"))
-        _send(call.processes, run, is_finished=True)
-        yield run
-        return
-    began = asked.began or call.began
-    record = None
-    if parent is not None:
+    parent = None if start_from is None else open_run(start_from, checkpoint_dir=call.folder)
+    if parent is not None and not exists:
         check_tokenizer(parent, opened)
-        record = parent_record(parent, checkpoint)
-    leaks = check_causal(asked.config.spec, opened.vocab_size)
+    record = None if parent is None else parent_record(parent, checkpoint)
+    asked = Request(config, choice)
+    if name is not None and exists:
+        yield Job(_finished_run(call, call.folder / name, asked, opened, record), None)
+        return
+    leaks = check_causal(config.spec, opened.vocab_size)
     if leaks and not force:
         raise AttnlmError(
-            f"{asked.config.spec.name} is not causal: {leaks.partition(';')[0]}",
+            f"{config.spec.name} is not causal: {leaks.partition(';')[0]}",
             f"{leaks.partition('; ')[2]}; or use `force`",
         )
-    config, device = _complete(asked, opened, began, call.on_event)
+    config, device = _complete(asked, opened, call.began, call.on_event)
     with explaining(call.folder, ", or name another `checkpoint_dir`"):
         run = create_run(
             config,
@@ -267,16 +325,16 @@ def _new_job(
         )
     with _removing_if_unused(run, call.folder), run.training_lock():
         _send(call.processes, run, is_fresh=True)
-        yield _Job(run, opened, device, began, is_fresh=True)
+        yield Job(run, _Start(opened, device, is_fresh=True))
 
 
 def _complete(
-    asked: Resolved, dataset: Dataset, began: float, on_event: OnEvent
+    asked: Request, dataset: Dataset, began: float, on_event: OnEvent
 ) -> tuple[Config, Device]:
     """Return the complete configuration of a new run, and the device to train on."""
     config = asked.config
-    if len(asked.sizes) > 1:
-        config = affordable_size(asked.sizes, asked.settings, dataset, began, on_event)
+    if asked.choice is not None:
+        config = affordable_size(asked.choice, dataset, began, on_event)
         config = replace(config, spec=completed(config.spec))
     model = config.spec.name
     for key in config.dropped:
@@ -334,13 +392,14 @@ def _removing_if_unused(run: Run, folder: Path) -> Iterator[None]:
         raise
 
 
-def _check_existing(
-    run: Run, asked: Resolved, dataset: Dataset, parent: ParentRecord | None
-) -> None:
-    """Raise AttnlmError if the run is unfinished or not as requested."""
+def _finished_run(
+    call: Call, path: Path, asked: Request, dataset: Dataset, parent: ParentRecord | None
+) -> Run:
+    """Return the run at `path`. Raises AttnlmError if it is unfinished or not as requested."""
+    run = open_run(path)
     configs = [asked.config]
-    if len(asked.sizes) > 1:
-        configs = [resolve(asked.settings, size) for size in asked.sizes]
+    if asked.choice is not None:
+        configs = [resolve(asked.choice.settings, size) for size in asked.choice.sizes]
     recorded = run.config.settings()
     differing = min((_differing(config, recorded, asked) for config in configs), key=len)
     hashes = run.dataset.train_sha256, run.dataset.val_sha256
@@ -362,16 +421,20 @@ def _check_existing(
             f"a run called {run.name} exists, but it is not finished",
             f"resume it: {resume_command(run.path)}",
         )
+    finished = "exists, is finished, and has this configuration: nothing to train"
+    call.on_event(Note(f"{run.name} {finished}"))
+    _send(call.processes, run, is_finished=True)
+    return run
 
 
-def _differing(config: Config, recorded: Settings, asked: Resolved) -> list[str]:
+def _differing(config: Config, recorded: Settings, asked: Request) -> list[str]:
     """Return the settings whose recorded values differ from `config`.
 
     Settings that a run chooses at its start, or with a budget in its course, do not count.
     """
     chosen = {"warmup"} if config.training.budget is not None else set()
-    if len(asked.sizes) > 1:
-        chosen |= {"dropout", "steps"} - asked.settings.keys()
+    if asked.choice is not None:
+        chosen |= {"dropout", "steps"} - asked.choice.settings.keys()
     wanted = {k: v for k, v in config.settings().items() if v != "auto" and k not in chosen}
     return [key for key, value in wanted.items() if recorded.get(key) != value]
 
@@ -394,9 +457,9 @@ def _check_with_resume(settings: Mapping[str, Setting], *others: object) -> None
 
 
 @contextlib.contextmanager
-def _resumed_job(
-    call: _Call, resume: str | Path | Run, settings: Mapping[str, Setting]
-) -> Iterator[_Job]:
+def resumed_job(
+    call: Call, resume: str | Path | Run, settings: Mapping[str, Setting]
+) -> Iterator[Job]:
     """Open a run as it was last saved, record the settings that changed, and yield its job."""
     # The run may have been trained further since it was opened.
     where = resume.path.absolute() if isinstance(resume, Run) else resume
@@ -422,7 +485,7 @@ def _resumed_job(
             if is_changed:
                 run.save_config()
         _send(call.processes, run, is_fresh=is_fresh)
-        yield _Job(run, dataset, device, call.began, is_fresh)
+        yield Job(run, _Start(dataset, device, is_fresh))
 
 
 def _changed_config(
@@ -481,7 +544,7 @@ def _send(processes: Processes, run: Run, **state: bool) -> None:
 
 
 @contextlib.contextmanager
-def _joined_job(call: _Call) -> Iterator[_Job | Run]:
+def _joined_job(call: Call) -> Iterator[Job]:
     """Wait for the run that rank 0 announces, and yield this process's job.
 
     Raises AttnlmError if the data set is missing or differs.
@@ -491,7 +554,7 @@ def _joined_job(call: _Call) -> Iterator[_Job | Run]:
         take_content(content.encode())
     run = run_of(Path(message.path), message.run)
     if message.is_finished:
-        yield run
+        yield Job(run, None)
         return
     try:
         dataset = open_dataset_of(run, call.data_dir, verify=call.verify)
@@ -500,4 +563,4 @@ def _joined_job(call: _Call) -> Iterator[_Job | Run]:
         raise AttnlmError(error.message, hint) from None
     device = choose_device(run.config.training.device, run.config.training.dtype)
     use_precision(device)
-    yield _Job(run, dataset, device, call.began, message.is_fresh)
+    yield Job(run, _Start(dataset, device, message.is_fresh))
