@@ -36,8 +36,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def config_of(name: str, **more: object) -> Config:
-    settings = {"batch_size": 8, "block_size": 12, "seed": 3, "steps": 5, "compile": "off", **more}
-    return resolve({**variant(name), **settings})  # type: ignore[dict-item]
+    settings = {"batch_size": 8, "block_size": 12, "seed": 3, "steps": 5, "threads": 1}
+    return resolve({**variant(name), **settings, "compile": "off", **more})  # type: ignore[dict-item]
 
 
 def first_gradient(config: Config, dataset: Dataset) -> tuple[float, dict[str, Tensor]]:

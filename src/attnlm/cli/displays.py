@@ -98,10 +98,10 @@ def _header(event: Started, log: Sequence[str]) -> dict[str, str]:
     run = event.run
     dataset = run.dataset
     model = run.config.spec
-    training = run.config.training
+    training = run.config.training.complete()
     device = event.device
     part = run.evaluated_part
-    threads = f", {_counted(training.threads or 0, 'thread')}" if device.name == "cpu" else ""
+    threads = f", {_counted(training.threads, 'thread')}" if device.name == "cpu" else ""
     folder = shlex.quote(str(run.path.parent))
     each = ", in each process" if training.processes > 1 else ""
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,10 @@ def _count(help: str, *, default: int | None = None, at_most: int = _MOST_STEPS)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """Settings of a training run. For None, the run chooses a value at its start and records it."""
+    """Settings of a training run. For None, the run chooses a value at its start and records it.
+
+    `complete` returns the settings of a run that has chosen.
+    """
 
     sampling: str = setting(
         "order of the windows: epoch shuffles them and uses each once per epoch; random draws them "
@@ -186,9 +190,14 @@ class TrainingConfig:
     @property
     def length(self) -> str:
         """Return the number of steps (`800`), or the budget of an unfinished run (`2 min`)."""
-        if self.steps is None:
-            return "?" if self.budget is None else duration(self.budget)
-        return f"{self.steps:,}"
+        if self.steps is None and self.budget is not None:
+            return duration(self.budget)
+        return f"{self.max_steps:,}"
+
+    @property
+    def max_steps(self) -> float:
+        """Return the number of steps, or infinity if a budget alone ends the run."""
+        return math.inf if self.steps is None else self.steps
 
     @property
     def is_sharded(self) -> bool:
@@ -202,3 +211,17 @@ class TrainingConfig:
             return None
         assert self.lora_alpha is not None and self.lora_on is not None
         return LoRA(self.lora, self.lora_alpha, tuple(self.lora_on.split(",")))
+
+    def complete(self) -> CompleteTraining:
+        """Return the settings of a run that has chosen its seed and threads. Raises ValueError."""
+        if self.seed is None or self.threads is None:
+            raise ValueError("the run has not chosen its seed and threads")
+        return CompleteTraining(**vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompleteTraining(TrainingConfig):
+    """The settings of a training run that has chosen its seed and threads."""
+
+    seed: int
+    threads: int

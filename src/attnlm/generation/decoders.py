@@ -191,8 +191,7 @@ def _native_model(model: LanguageModel, device: Device, on_event: OnEvent) -> Na
     if not has_blocks or not is_native or (library := native_library()) is None:
         return None
     if (reason := model.spec.supports(Use.NATIVE_DECODER)) is None:
-        assert isinstance(model, Transformer)
-        if is_as_built(model):
+        if isinstance(model, Transformer) and is_as_built(model):
             return NativeModel(model, library)
         reason = "it was changed from outside"
     words = f"the C decoder does not compute this model ({reason})"

@@ -479,10 +479,7 @@ def _config_in(stored: StoredRun, path: Path) -> Config:
         reason = f"has settings that attnlm {attnlm.__version__} does not have: {unknown}"
     else:
         try:
-            config = resolve({}, _with_code(stored.config, path.parent / CODE))
-            if config.training.length != "?":
-                return config
-            reason = "is not valid: it has neither `steps` nor `budget`"
+            return resolve({}, _with_code(stored.config, path.parent / CODE))
         except AttnlmError as error:
             reason = f"is not valid: {error.message.removeprefix('in the recipe: ')}"
             advice = f"{error.hint}; or "

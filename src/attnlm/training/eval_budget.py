@@ -65,14 +65,12 @@ def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int |
     return fewer if fewer < tokens else None
 
 
-def affordable_tokens_of_budget(config: Config, speed: float, val_tokens: int) -> int:
+def affordable_tokens_of_budget(config: Config, most: float, val_tokens: int) -> int:
     """Return how many tokens each evaluation of a run with a budget uses.
 
-    `speed` is the measured speed of evaluation, in tokens per second.
+    `most` is the number of tokens that could be evaluated in the whole budget.
     """
-    assert config.training.budget is not None
     tokens = min(val_tokens - 1, MOST_TOKENS)
-    most = speed * config.training.budget
     if tokens <= _WHOLE_FRACTION * most:
         return tokens
     return min(tokens, _whole_windows(config, _PART_FRACTION * most))

@@ -42,7 +42,7 @@ class EvalSchedule:
         """Return True after the last step."""
         if self._training.budget is not None:
             return self.state.progress >= 1 and self.state.step > 0
-        return self._training.steps is not None and self.state.step >= self._training.steps
+        return self.state.step >= self._training.max_steps
 
     @property
     def is_out_of_patience(self) -> bool:
@@ -64,14 +64,14 @@ class EvalSchedule:
         if every is None:
             return step == 0 or self.state.progress >= self._next_evaluation
         if step == 0:  # not if the only evaluation is the last step's
-            return every < (self._training.steps or math.inf)
+            return every < self._training.max_steps
         return step % every == 0 or self.is_over
 
     @property
     def should_snapshot(self) -> bool:
         """Return True if a snapshot without an evaluation is due, in runs that evaluate step 0."""
         every, step = self._training.eval_every, self.state.step
-        is_observed = every is None or every < (self._training.steps or math.inf)
+        is_observed = every is None or every < self._training.max_steps
         return is_observed and step in EARLY_STEPS and step != self.state.evaluated_step
 
     def record_evaluation(self, seconds: float, validation_seconds: float) -> None:
@@ -98,19 +98,19 @@ class EvalSchedule:
             return
         closing = self._evaluation_seconds + seconds / 2
         closing += min(_CLOSING, _CLOSING_FRACTION * self._training.budget)
-        most = self._training.eval_tokens or 0
+        tokens = self._training.eval_tokens
         whole = min(self.val_tokens - 1, MOST_TOKENS)
-        if 0 < most < whole:
-            steps = expected_steps(self._training, self.state.step, self.state.progress) or 0
+        if tokens is not None and tokens < whole:
+            steps = expected_steps(self._training, self.state.step, self.state.progress)
             if is_whole_affordable(self.config, whole, int(steps), 1):
-                closing += self._validation_seconds * whole / most
+                closing += self._validation_seconds * whole / tokens
         self.clock.closing = closing
 
     def seconds_left(self, tokens_per_second: float) -> float:
         """Estimate the time until the end of the run."""
         if self.clock is not None:
             return max(0.0, self.clock.ends - time.perf_counter())
-        steps = (self._training.steps or 0) - self.state.step
+        steps = self._training.max_steps - self.state.step
         seconds = steps * self.config.tokens_per_step / tokens_per_second
         if self._training.eval_every is not None:
             seconds += math.ceil(steps / self._training.eval_every) * self._evaluation_seconds

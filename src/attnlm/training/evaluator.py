@@ -149,12 +149,12 @@ def tune_eval_tokens(run: Run, dataset: Dataset, stepper: Stepper) -> Run:
     if training.budget is None or training.eval_tokens is not None:
         return run
     tokens = affordable_tokens_of_budget(run.config, 0.0, dataset.val_tokens)
-    speed = 0.0
+    in_budget = 0.0
     for _ in range(2):  # the first evaluation is slower than others
         began = time.perf_counter()
         evaluation = _validation_loss(stepper, dataset, tokens)
-        speed = evaluation.tokens / (time.perf_counter() - began)
-    tokens = affordable_tokens_of_budget(run.config, speed, dataset.val_tokens)
+        in_budget = training.budget * evaluation.tokens / (time.perf_counter() - began)
+    tokens = affordable_tokens_of_budget(run.config, in_budget, dataset.val_tokens)
     tokens = stepper.processes.broadcast_object(tokens)
     return record_settings(run, stepper.processes, eval_tokens=tokens)
 
@@ -175,7 +175,7 @@ def _validation_loss(stepper: Stepper, dataset: Dataset, most: int | None) -> Ev
         stepper.state.device,
         bytes_per_token=dataset.bytes_per_answer_token if only_answers else dataset.bytes_per_token,
         kernels=kernels_of(stepper.training),
-        threads=stepper.training.threads or 1,
+        threads=stepper.training.threads,
         most=most,
         processes=stepper.processes,
         is_sharded=stepper.training.is_sharded,

@@ -92,7 +92,7 @@ class Reporter:
             seconds_left=self.eval_schedule.seconds_left(speed),
             gradient_norm=None if norm is None else norm.item(),
             learning_rate=learning_rate(state.step, self.training, steps),
-            steps=self.training.steps if steps is None else round(steps),
+            steps=round(steps),
         )
         cost = time.perf_counter() - began
         self._due = began + max(_SECONDS_BETWEEN_REPORTS, cost / _REPORT_FRACTION)

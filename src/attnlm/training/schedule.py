@@ -44,13 +44,13 @@ class Clock:
         return 1 - (1 - progress) * left / (left + now - since) if left > 0 else 1.0
 
 
-def expected_steps(config: TrainingConfig, made: int, progress: float) -> float | None:
-    """Estimate the steps of a run with a budget after `made` steps; return None without a budget.
+def expected_steps(config: TrainingConfig, made: int, progress: float) -> float:
+    """Return the number of steps of a run, which is estimated if the run has a budget.
 
-    `progress` is the fraction of the budget that these steps have used.
+    `progress` is the fraction of the budget that the first `made` steps have used.
     """
     if config.budget is None:
-        return None
+        return config.max_steps
     return max(made, 1) / max(progress, _LEAST_PROGRESS)
 
 
@@ -59,16 +59,14 @@ def learning_rate(step: int, config: TrainingConfig, steps: float | None = None)
 
     The rate rises linearly over `warmup` steps and then stays constant. At the end, unless
     `schedule` is constant, the rate falls towards `min_learning_rate`; the fall takes the fraction
-    `cooldown` of the steps after the warm-up. For a run with a budget, `steps` is the number of
-    steps that fit at the speed so far, and the warm-up takes at most a quarter of the steps.
+    `cooldown` of the steps after the warm-up. `steps` is the number of steps of the run; default:
+    `config.max_steps`. Within a budget, the warm-up takes at most a quarter of the steps.
     """
     made = max(0, step - 1)
     highest = config.learning_rate
     warmup = float(config.warmup)
-    if steps is None:
-        assert config.steps is not None
-        steps = config.steps
-    else:
+    steps = config.max_steps if steps is None else steps
+    if config.budget is not None:
         warmup = min(warmup, steps / 4)
     if made < warmup:
         return highest * ((made + 1) / (warmup + 1))

@@ -114,9 +114,9 @@ def initial_state(
 
     If the model is sharded, each process keeps only its rows, and all processes must call this.
     """
-    training = config.training
+    training = config.training.complete()
     with keeping_random_state(device):
-        torch.manual_seed(training.seed or 0)
+        torch.manual_seed(training.seed)
         if training.is_sharded:
             model = sharded_model(config.spec, vocab_size, device, processes)
             optimizer: Optimizer = ShardedOptimizer(model, training, processes)

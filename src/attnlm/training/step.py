@@ -82,7 +82,7 @@ class Replica:
 
         `first_window` is the index, in the whole batch, of this process's first window.
         """
-        training = config.training
+        training = config.training.complete()
         self.gradient = gradient
         self._model = model
         self._device = device
@@ -93,10 +93,10 @@ class Replica:
         if not training.is_sharded and training.lora is None and training.loss is None:
             self._form = one_layer_form(model, windows, device, kernels)
         is_torch_compiled = training.compile == "on"
-        self._is_own_loss = training.loss is not None
-        loss = _loss if training.loss is None else own_loss(training.loss)
+        self._is_own_loss = isinstance(training.loss, OwnCode)
+        loss = own_loss(training.loss) if isinstance(training.loss, OwnCode) else _loss
         self._loss = _torch_compiled(loss) if is_torch_compiled else loss
-        self._seed = training.seed or 0
+        self._seed = training.seed
         has_dropout = bool(config.spec.settings().get("dropout"))
         # Own code, a GPU and compiled code draw from PyTorch's own generator.
         self._draws_globally = bool(config.codes) or device.name != "cpu" or is_torch_compiled
@@ -159,14 +159,13 @@ def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor
 _Loss = Callable[[LanguageModel, Tensor, Tensor], Tensor]
 
 
-def own_loss(name: str) -> _Loss:
+def own_loss(code: OwnCode) -> _Loss:
     """Return the user's own loss as a function of model, inputs and targets."""
-    assert isinstance(name, OwnCode)
-    own = name.load()
+    own = code.load()
 
     def loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         found = own(model(inputs_BT), inputs_BT, targets_BT)
-        return with_shape(name, found, ())
+        return with_shape(code, found, ())
 
     return loss
 
@@ -229,7 +228,7 @@ class Stepper:
         processes: Processes = ALONE,
         clock: Clock | None = None,
     ) -> None:
-        training = config.training
+        training = config.training.complete()
         block_size = config.spec.block_size
         self.state = state
         self.training = training
@@ -238,7 +237,7 @@ class Stepper:
         self.stop = StopSignal(alone=processes.count == 1)
         threads = 1
         if state.device.name == "cpu":
-            threads = training.threads or 1
+            threads = training.threads
             keep_freed_memory()
         rows = training.batch_size // training.processes
         first_row = processes.rank * rows
@@ -247,7 +246,7 @@ class Stepper:
             block_size=block_size,
             batch_size=training.batch_size,
             stride=None if training.sampling == "random" else training.stride or block_size,
-            seed=training.seed or 0,
+            seed=training.seed,
             vocab_size=dataset.vocab_size,
             rows=slice(first_row, first_row + rows),
             examples=limit_per_window(dataset.train_examples, training.examples_per_window),
@@ -321,8 +320,7 @@ class Stepper:
         """Return the progress after this step: by the clock or by steps, whichever is larger."""
         if self.clock is None:
             return self.state.progress
-        steps = self.training.steps
-        by_steps = 0.0 if steps is None else (self.state.step + 1) / steps
+        by_steps = (self.state.step + 1) / self.training.max_steps  # 0 for a budget alone
         return max(self.clock.advance(self.state.progress), by_steps)
 
     def _all_reduce(self, loss: Tensor, share: float) -> tuple[Tensor, float]:

@@ -174,9 +174,10 @@ def _is_long(config: Config, dataset: Dataset) -> bool:
     has_triton = importlib.util.find_spec("triton") is not None
     if not has_triton or not _has_compiler(os.environ.get("CC", "gcc"), "clang", "cc"):
         return False
-    if config.training.steps is None:
-        return (config.training.budget or 0.0) >= _LONG_BUDGET
-    return _work(config, dataset) * config.training.steps > _LONG
+    training = config.training
+    if training.steps is None and training.budget is not None:
+        return training.budget >= _LONG_BUDGET
+    return _work(config, dataset) * training.max_steps > _LONG
 
 
 def _work(config: Config, dataset: Dataset) -> float:

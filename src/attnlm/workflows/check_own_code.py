@@ -20,7 +20,7 @@ from attnlm.config.resolve import resolve_new, with_own_code
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
 from attnlm.model.inspection import parameters_of
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.own import OwnModel, OwnParts, kind_of
+from attnlm.model.own import PREFIX, OwnModel, OwnParts, kind_of
 from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.model.recorder import SOFTMAX, record
 from attnlm.model.spec import ModelSpec
@@ -81,12 +81,11 @@ def check(
 
 
 def _findings(config: Config, vocab_size: int) -> Iterator[Finding]:
-    spec = config.spec
-    assert isinstance(spec, OwnParts | OwnModel)
-    arguments = ", ".join(f"{name}={value!r}" for name, value in spec.arguments.items())
-    code = " and ".join(spec.codes.values())
-    yield Finding("arguments", f"{code}: {arguments or 'none of its own'}")
-    model = _model(spec, vocab_size)
+    values = config.spec.settings().items()
+    arguments = [f"{k.removeprefix(PREFIX)}={v!r}" for k, v in values if k.startswith(PREFIX)]
+    code = " and ".join(config.codes)
+    yield Finding("arguments", f"{code}: {', '.join(arguments) or 'none of its own'}")
+    model = _model(config.spec, vocab_size)
     ids_BT = _ids(model, 2)
     logits_BTV = model(ids_BT)
     yield Finding("shapes", f"ids {tuple(ids_BT.shape)} → logits {tuple(logits_BTV.shape)}")

@@ -173,7 +173,9 @@ def _train_rungs(
         settings = plan.settings(rung, seed)
         if plan.budget is not None:
             left = [durations[other] for other, _ in order[number:]]
-            settings["budget"] = _seconds_of_next(plan, left, trained, durations, began)
+            settings["budget"] = _seconds_of_next(
+                plan, plan.budget, left, trained, durations, began
+            )
             if "steps" in settings:
                 settings.setdefault("eval_every", max(1, math.ceil(settings["steps"] / 10)))
         run = _trained(runs[rung, seed], plan, settings, dataset, data_dir, on_event)
@@ -206,8 +208,10 @@ def _tuned(
     for rung in plan.rungs:
         tried = [trial.value for trial in plan.trials if trial.rung == rung]
         left = [value for value in plan.grid(rung) if value not in tried]
-        share = _TRIAL_FRACTION * (plan.budget or 0) / (1 + plan.seeds)
-        length: dict[str, Any] = {"budget": share * lengths[rung] / sum(lengths.values())}
+        length: dict[str, Any] = {}
+        if plan.budget is not None:
+            share = _TRIAL_FRACTION * plan.budget / (1 + plan.seeds)
+            length = {"budget": share * lengths[rung] / sum(lengths.values())}
         if (steps := plan.settings(rung, plan.seed).get("steps")) is not None:
             steps = max(1, round(steps * _TRIAL_FRACTION))
         for value in left:
@@ -342,6 +346,7 @@ def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
 
 def _seconds_of_next(
     plan: LadderPlan,
+    budget: float,
     durations_left: list[float],
     trained: Mapping[tuple[str, int], Run],
     durations: Mapping[str, float],
@@ -354,7 +359,6 @@ def _seconds_of_next(
     steps, or less if the ladder would otherwise end much too late; with `equal` time, it gets as
     much as the first.
     """
-    budget = plan.budget or 0.0
     if trained and plan.equal == "time":
         return next(iter(trained.values())).config.training.budget or _SHORTEST
     own, *others_left = durations_left
@@ -419,11 +423,9 @@ def _shown(
 
     `runs` has one run per seed, in the order of the seeds.
     """
-    results = []
-    for run in runs:
-        result = run.result()
-        assert result is not None
-        results.append(result if is_whole else replace(result, whole={}))
+    results = [result for run in runs if (result := run.result()) is not None]
+    if not is_whole:
+        results = [replace(result, whole={}) for result in results]
     run, _ = median(list(zip(runs, results, strict=True)), key=lambda one: one[1].final.val_loss)
     sampler = load_sampler(run, device=run.config.training.device, on_event=on_event)
     form = format_of(run)

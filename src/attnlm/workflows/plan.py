@@ -271,8 +271,8 @@ def plan(
         known = {} if recipe is None else load_recipe(str(recipe))
         config = resolve_typed(settings, known, parent)
         opened = _data(dataset, vocab_size, config, parent, data_dir)
-        if tokens is None and "steps" in settings and config.training.steps is not None:
-            tokens = config.training.steps * config.tokens_per_step
+        if tokens is None and "steps" in settings:
+            tokens = int(config.training.max_steps) * config.tokens_per_step
         if tokens is None and config.training.adapters is not None:
             if vocab_size is not None:
                 raise UsageError(

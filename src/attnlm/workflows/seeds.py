@@ -65,11 +65,11 @@ def add_seeds(
     """
     kept = ("start_from", "checkpoint", "exist_ok", "force", "checkpoint_dir", "data_dir", "log")
     options = {key: options[key] for key in (*kept, "verify", "on_event") if key in options}
-    training = first.config.training
-    every = training.eval_every or math.ceil((training.steps or 1) / 10)
+    training = first.config.training.complete()
+    every = training.eval_every or math.ceil(training.max_steps / 10)
     config = first.config.with_training(budget=None, eval_every=every)
     runs = [first]
-    for seed in range((training.seed or 0) + 1, (training.seed or 0) + seeds):
+    for seed in range(training.seed + 1, training.seed + seeds):
         name = f"{first.name}-seed-{seed}"
         runs.append(train_config(config.with_training(seed=seed), dataset, name=name, **options))
     results = [result for run in runs if (result := run.result()) is not None]
