@@ -201,7 +201,7 @@ def test_a_window_can_have_fewer_examples_than_fit() -> None:
 def test_questions_and_answers_are_encoded_apart() -> None:
     tokenizer = CharTokenizer("\n =ab")
     examples = [(Turn("a=", "b", ends=False), Turn("b=", "a")), (Turn("aa=", "bb"),)]
-    found = encode_examples(examples, tokenizer, "\n")
+    found = encode_examples(examples, tokenizer, tokenizer.encode("\n"))
     assert tokenizer.decode(found.ids.tolist()) == "a=bb=a\naa=bb\n"
     assert found.examples.starts.tolist() == [0, 7]
     assert found.examples.is_answer.astype(int).tolist() == [0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]

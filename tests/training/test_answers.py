@@ -108,7 +108,7 @@ def test_a_loss_without_targets_is_zero() -> None:
 def _stepped(dataset: Any, **settings: Any) -> tuple[float, torch.Tensor, Stepper]:
     """Return the loss and the gradient of one step, before the update, and the stepper."""
     settings = {"block_size": 13, "batch_size": 4, "seed": 1, "loss_on": "answers", **settings}
-    given = {"steps": 5, "compile": "parts", "device": "cpu", "threads": 1}
+    given: dict[str, Any] = {"steps": 5, "compile": "parts", "device": "cpu", "threads": 1}
     config = resolve({**given, **settings})
     state = initial_state(config, dataset.vocab_size, CPU)
     for parameter in state.model.parameters():

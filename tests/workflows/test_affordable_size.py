@@ -170,7 +170,8 @@ def test_a_finished_run_of_any_size_is_accepted(
     path.write_text(f"budget = 1.0\nblock_size = 8\nbatch_size = 64\nheads = 2\n{sized}")
 
     def chosen(choice: SizeChoice, *others: Any) -> Config:
-        return resolve(choice.settings, {"dropout": 0.1, **choice.sizes[size]}).with_training(steps=9)
+        config = resolve(choice.settings, {"dropout": 0.1, **choice.sizes[size]})
+        return config.with_training(steps=9)
 
     monkeypatch.setattr("attnlm.workflows.train.affordable_size", chosen)
     about: dict[str, Any] = {"recipe": path, "name": "mine", "checkpoint_dir": tmp_path / "runs"}

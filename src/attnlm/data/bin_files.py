@@ -18,7 +18,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent, Progress
 from attnlm.base.files import replacing
 from attnlm.compute.threads import cores, map_ahead
-from attnlm.data.dataset import Ids, SourcePart, id_dtype, sampled_hash
+from attnlm.data.dataset import Ids, SourcePart, SplitFacts, id_dtype, sampled_hash
 from attnlm.data.splits import SPLITS, Split
 from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import (
@@ -34,11 +34,20 @@ MOST_BIGRAM_IDS = 1024
 _MOST_WORKERS = 8
 
 
-def write_bins(
-    folder: Path, split: Split, tokenizer: Tokenizer, on_event: OnEvent
-) -> dict[str, Any]:
-    """Encode both splits to train.bin and val.bin in `folder`. Return what meta.json records of
-    them. Raises AttnlmError if a split has less than two tokens.
+class WrittenBins(NamedTuple):
+    """The properties of both splits that are known when their files are written."""
+
+    train: SplitFacts
+    val: SplitFacts
+    val_bytes: int
+    bigram_loss: float | None
+    val_parts: tuple[SourcePart, ...] = ()
+
+
+def write_bins(folder: Path, split: Split, tokenizer: Tokenizer, on_event: OnEvent) -> WrittenBins:
+    """Encode both splits to train.bin and val.bin in `folder`.
+
+    Raises AttnlmError if a split has less than two tokens.
     """
     is_bpe = isinstance(tokenizer, BpeTokenizer)
     # Characters take one worker: this thread, which reads, hashes and writes, has as much to do.
@@ -59,16 +68,22 @@ def write_bins(
                 parts.add(encoded)
             done += len(encoded.piece.text)
             on_event(Progress("encode", done, split.characters, "chars"))
-    meta: dict[str, Any] = {"val_bytes": bins["val"].utf8_bytes, "val_parts": tuple(parts.parts)}
+    facts = {}
     for (key, bin_file), title in zip(bins.items(), ("training", "validation"), strict=True):
         if bin_file.tokens < 2:
             raise AttnlmError(
                 f"the {title} split of {split.text_of(key).corpus.shown} has fewer than two tokens",
                 "use a longer text" + ("" if split.val_text else ", or another `val_fraction`"),
             )
-        meta |= {f"{key}_tokens": bin_file.tokens, f"{key}_sha256": bin_file.digest.hexdigest()}
-        meta[f"{key}_sampled_sha256"] = sampled_hash(paths[key])
-    return {**meta, "bigram_loss": bigram_loss(bins["train"].pairs_VV, bins["val"].pairs_VV)}
+        sha256 = bin_file.digest.hexdigest()
+        facts[key] = SplitFacts(bin_file.tokens, sha256, sampled_hash(paths[key]))
+    return WrittenBins(
+        facts["train"],
+        facts["val"],
+        bins["val"].utf8_bytes,
+        bigram_loss(bins["train"].pairs_VV, bins["val"].pairs_VV),
+        tuple(parts.parts),
+    )
 
 
 class _Encoded(NamedTuple):

@@ -7,7 +7,7 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,18 @@ class SourcePart:
     source: str
     tokens: int = limited(at_least=1)
     bytes: int = limited(at_least=1)
+
+
+class SplitFacts(NamedTuple):
+    """The properties of the files of a split."""
+
+    tokens: int
+    sha256: str
+    """the hash of the ids"""
+    sampled_sha256: str
+    """the hash of samples of the ids"""
+    marks_sha256: str = ""
+    """the hash of the places of examples; "" for a text"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +124,25 @@ class Meta(Facts):
     """The content of meta.json: the properties of a data set, and the tokenizer's name."""
 
     tokenizer: str
+
+    @property
+    def splits(self) -> dict[str, SplitFacts]:
+        """Return the properties of the files of each split."""
+        marks = self.examples
+        return {
+            "train": SplitFacts(
+                tokens=self.train_tokens,
+                sha256=self.train_sha256,
+                sampled_sha256=self.train_sampled_sha256,
+                marks_sha256=marks.train_marks_sha256 if marks else "",
+            ),
+            "val": SplitFacts(
+                tokens=self.val_tokens,
+                sha256=self.val_sha256,
+                sampled_sha256=self.val_sampled_sha256,
+                marks_sha256=marks.val_marks_sha256 if marks else "",
+            ),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +247,8 @@ def open_folder(path: Path, *, verify: bool = False, trusted: bool = False) -> D
         for split, ids in () if trusted else bins.items():
             file = path / f"{split}.bin"
             is_whole = verify or ids.nbytes <= _LARGE
-            expected = getattr(meta, f"{split}_sha256" if is_whole else f"{split}_sampled_sha256")
+            of_split = meta.splits[split]
+            expected = of_split.sha256 if is_whole else of_split.sampled_sha256
             if (file_hash if is_whole else sampled_hash)(file) != expected:
                 raise AttnlmError(f"{file} is damaged: it does not match its hash", _DAMAGED)
             if is_whole:
@@ -232,12 +264,11 @@ def _examples_of(folder: Path, split: str, meta: Meta) -> Examples | None:
     """Return the places of the examples in a split, or None for a text. Raises AttnlmError."""
     if meta.examples is None:
         return None
+    facts = meta.splits[split]
     path = folder / f"{split}.marks"
-    is_train = split == "train"
-    expected = meta.examples.train_marks_sha256 if is_train else meta.examples.val_marks_sha256
-    if file_hash(path) != expected:
+    if file_hash(path) != facts.marks_sha256:
         raise AttnlmError(f"{path} is damaged: it does not match its hash", _DAMAGED)
-    return read_marks(path, meta.train_tokens if is_train else meta.val_tokens)
+    return read_marks(path, facts.tokens)
 
 
 def read_meta(folder: Path) -> Meta:
@@ -256,7 +287,7 @@ def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
     """Map a split's file to memory without reading it. Raises AttnlmError for a wrong size."""
     path = folder / f"{split}.bin"
     dtype = np.dtype(meta.dtype).newbyteorder("<")
-    tokens = meta.train_tokens if split == "train" else meta.val_tokens
+    tokens = meta.splits[split].tokens
     size = path.stat().st_size
     expected = tokens * dtype.itemsize
     if size != expected:

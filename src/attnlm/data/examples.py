@@ -157,19 +157,13 @@ def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def encode_examples(
-    examples: Sequence[Example], tokenizer: Tokenizer, answer_end: str
+    examples: Sequence[Example], tokenizer: Tokenizer, end: Sequence[int]
 ) -> EncodedExamples:
-    """Encode examples: each question, then its answer and the end of the answer.
+    """Encode examples: each question, then its answer and the ids that end the answer.
 
-    `answer_end` is "" for the tokenizer's end-of-text id. A token never crosses the end of a
-    question or an answer. Raises AttnlmError if the vocabulary lacks a character, and for
-    a text that contains "<|endoftext|>" if this is the end of answers.
+    A token never crosses the end of a question or an answer. Raises AttnlmError if the vocabulary
+    lacks a character, and for a text that contains "<|endoftext|>" if this is the end of answers.
     """
-    if answer_end:
-        end = tokenizer.encode(answer_end)
-    else:
-        assert tokenizer.end_of_text is not None
-        end = [tokenizer.end_of_text]
     ids: list[int] = []
     lengths: list[int] = []  # of questions and answers in turns
     starts: list[int] = []

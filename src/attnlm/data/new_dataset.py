@@ -6,14 +6,15 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from attnlm.base.atomic_folders import exchange
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent
 from attnlm.base.files import file_hash, write_json
 from attnlm.base.folders import KINDS, is_safe_name
-from attnlm.data.dataset import FORMAT, Meta, id_dtype, open_dataset
+from attnlm.data.bin_files import WrittenBins
+from attnlm.data.dataset import FORMAT, ExampleFacts, Meta, id_dtype, open_dataset
 from attnlm.text.corpus import Corpus
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens.specs import bpe_size, canonical_spec
@@ -73,6 +74,20 @@ class Content(NamedTuple):
     split_seed: int | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """The properties of a data set that are known when its ids are written; see `Facts`."""
+
+    bins: WrittenBins
+    floor: float | None
+    documents: int
+    val_fraction: float | None
+    characters: int
+    val_characters: int
+    records_on_stdin: bool = False
+    examples: ExampleFacts | None = None
+
+
 @dataclass(frozen=True)
 class NewDataset:
     """What a data set is made of, before its tokenizer is known."""
@@ -87,15 +102,16 @@ class NewDataset:
     """returns texts of the training split, to train a tokenizer on"""
     has_ends: bool
     """set if the tokenizer needs an end-of-text id, which follows records and answers"""
-    build: Callable[[Path, Tokenizer], dict[str, Any]]
-    """writes the files of ids to a folder, and returns the fields of Meta that describe them"""
+    build: Callable[[Path, Tokenizer], Encoded]
+    """writes the files of ids to a folder"""
 
 
 def write_dataset(
     folder: Path, name: str, new: NewDataset, tokenizer: Tokenizer, origin: Path | None
 ) -> None:
     """Write all files of a data set to `folder`; meta.json is the last one."""
-    facts = new.build(folder, tokenizer)
+    encoded = new.build(folder, tokenizer)
+    bins = encoded.bins
     write_json(folder / "tokenizer.json", tokenizer.to_json())
     meta = Meta(
         name=name,
@@ -110,8 +126,23 @@ def write_dataset(
         tokenizer_sha256=file_hash(folder / "tokenizer.json"),
         vocab_size=tokenizer.vocab_size,
         dtype=id_dtype(tokenizer.vocab_size).name,
+        train_tokens=bins.train.tokens,
+        train_sha256=bins.train.sha256,
+        train_sampled_sha256=bins.train.sampled_sha256,
+        val_tokens=bins.val.tokens,
+        val_sha256=bins.val.sha256,
+        val_sampled_sha256=bins.val.sampled_sha256,
+        val_bytes=bins.val_bytes,
+        val_parts=bins.val_parts,
+        bigram_loss=bins.bigram_loss,
+        floor=encoded.floor,
+        documents=encoded.documents,
+        val_fraction=encoded.val_fraction,
+        characters=encoded.characters,
+        val_characters=encoded.val_characters,
+        records_on_stdin=encoded.records_on_stdin,
+        examples=encoded.examples,
         **new.content._asdict(),
-        **facts,
     )
     write_json(folder / "meta.json", {"format": FORMAT, **asdict(meta)})
 

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import AttnlmError, UsageError
@@ -21,6 +20,7 @@ from attnlm.data.bin_files import write_bins
 from attnlm.data.dataset import Dataset, Facts, open_folder
 from attnlm.data.new_dataset import (
     Content,
+    Encoded,
     NewDataset,
     install,
     is_prepared,
@@ -311,23 +311,23 @@ def _content(split: Split) -> Content:
     )
 
 
-def _build(split: Split, on_event: OnEvent, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Encode both splits to files in `folder`. Return fields of Meta."""
-    about_bins = write_bins(folder, split, tokenizer, on_event)
+def _build(split: Split, on_event: OnEvent, folder: Path, tokenizer: Tokenizer) -> Encoded:
+    """Encode both splits to files in `folder`."""
+    bins = write_bins(folder, split, tokenizer, on_event)
     text = split.text
     corpus = text.corpus
     val_text = split.val_text
     floor_nats = None
     if corpus.floor_nats and not val_text:
         floor_nats = corpus.floor_nats.get(split.train_characters)
-    return {
-        "records_on_stdin": corpus.has_records_on_stdin,
-        "documents": sum(
+    return Encoded(
+        bins=bins,
+        floor=None if floor_nats is None else floor_nats / bins.val.tokens,
+        documents=sum(
             text.documents for text in split.texts if text.corpus.marks_ends or split.by_documents
         ),
-        "val_fraction": None if val_text else float(text.choice.fraction),
-        "characters": split.characters,
-        "val_characters": split.characters - split.train_characters,
-        "floor": None if floor_nats is None else floor_nats / about_bins["val_tokens"],
-        **about_bins,
-    }
+        val_fraction=None if val_text else float(text.choice.fraction),
+        characters=split.characters,
+        val_characters=split.characters - split.train_characters,
+        records_on_stdin=corpus.has_records_on_stdin,
+    )

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,11 +17,11 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import file_hash, replacing, write_bytes
 from attnlm.base.json_records import limited
 from attnlm.base.settings import check_value
-from attnlm.data.bin_files import MOST_BIGRAM_IDS, bigram_loss
-from attnlm.data.dataset import ExampleFacts, id_dtype, sampled_hash
+from attnlm.data.bin_files import MOST_BIGRAM_IDS, WrittenBins, bigram_loss
+from attnlm.data.dataset import ExampleFacts, SplitFacts, id_dtype, sampled_hash
 from attnlm.data.examples import EncodedExamples, encode_examples, write_marks
-from attnlm.data.new_dataset import Content, NewDataset
-from attnlm.data.splits import SAMPLE_BYTES, SPLITS, HeldOut
+from attnlm.data.new_dataset import Content, Encoded, NewDataset
+from attnlm.data.splits import SAMPLE_BYTES, HeldOut
 from attnlm.text import tasks
 from attnlm.text.corpus import Corpus
 from attnlm.text.example_files import END_OF_TEXT, QUESTION_END, Example, read_examples
@@ -168,58 +167,60 @@ def _sample(examples: Sequence[Example]) -> list[str]:
     return [text for text, size in zip(texts, sizes, strict=True) if size <= SAMPLE_BYTES]
 
 
-def _build(split: _Split, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Write the ids of the examples, and their places, to `folder`. Return fields of Meta."""
-    end = split.answer_end
-    if end is None:
-        end = END_OF_TEXT if tokenizer.end_of_text is None else ""
-    encoded = {
-        key: encode_examples(examples, tokenizer, end)
-        for key, examples in zip(SPLITS, (split.train, split.val), strict=True)
-    }
-    facts: dict[str, Any] = {}
-    marks = {}
-    for key, (ids, examples) in encoded.items():
-        path = folder / f"{key}.bin"
-        with replacing(path) as file:
-            file.write(ids.astype(id_dtype(tokenizer.vocab_size)).tobytes())
-        write_marks(folder / f"{key}.marks", examples)
-        marks[f"{key}_marks_sha256"] = file_hash(folder / f"{key}.marks")
-        facts[f"{key}_tokens"] = len(ids)
-        facts[f"{key}_sha256"] = file_hash(path)
-        facts[f"{key}_sampled_sha256"] = sampled_hash(path)
+def _build(split: _Split, folder: Path, tokenizer: Tokenizer) -> Encoded:
+    """Write the ids of the examples, and their places, to `folder`."""
+    if split.answer_end is None and tokenizer.end_of_text is not None:
+        end, end_ids = "", [tokenizer.end_of_text]
+    else:
+        end = END_OF_TEXT if split.answer_end is None else split.answer_end
+        end_ids = tokenizer.encode(end)
+    encoded_train = encode_examples(split.train, tokenizer, end_ids)
+    encoded_val = encode_examples(split.val, tokenizer, end_ids)
+    train = _write_split(folder, "train", encoded_train, tokenizer.vocab_size)
+    val = _write_split(folder, "val", encoded_val, tokenizer.vocab_size)
+    longer_sha256 = ""
     if split.longer:
         write_bytes(folder / LONGER, "".join(_lines(split)).encode())
-        marks["longer_sha256"] = file_hash(folder / LONGER)
+        longer_sha256 = file_hash(folder / LONGER)
     end_bytes = len(end.encode())
     val_characters = _characters(split.val)
     turns = [turn for example in split.val for turn in example]
     val_bytes = sum(len((turn.question + turn.answer).encode()) for turn in turns)
     val_bytes += sum(end_bytes for turn in turns if turn.ends)
-    answer_tokens = int(encoded["val"].examples.is_answer.sum())
-    return {
-        "documents": len(split.train) + len(split.val),
-        "val_fraction": float(split.choice.fraction) if split.choice else None,
-        "characters": _characters(split.train) + val_characters,
-        "val_characters": val_characters,
-        "val_bytes": val_bytes,
-        "bigram_loss": _bigram_loss(encoded["train"], encoded["val"], tokenizer.vocab_size),
-        "floor": split.floor,
-        "examples": ExampleFacts(
+    bigrams = _bigram_loss(encoded_train, encoded_val, tokenizer.vocab_size)
+    return Encoded(
+        bins=WrittenBins(train, val, val_bytes, bigrams),
+        floor=split.floor,
+        documents=len(split.train) + len(split.val),
+        val_fraction=float(split.choice.fraction) if split.choice else None,
+        characters=_characters(split.train) + val_characters,
+        val_characters=val_characters,
+        examples=ExampleFacts(
             train=len(split.train),
             val=len(split.val),
             longer=len(split.longer),
             question_end=split.question_end,
             answer_end=end,
-            val_answer_tokens=answer_tokens,
+            val_answer_tokens=int(encoded_val.examples.is_answer.sum()),
             val_answer_bytes=sum(
                 len(turn.answer.encode()) + (max(1, end_bytes) if turn.ends else 0)
                 for turn in turns
             ),
-            **marks,
+            train_marks_sha256=train.marks_sha256,
+            val_marks_sha256=val.marks_sha256,
+            longer_sha256=longer_sha256,
         ),
-        **facts,
-    }
+    )
+
+
+def _write_split(folder: Path, key: str, encoded: EncodedExamples, vocab_size: int) -> SplitFacts:
+    """Write the ids of a split, and the places of its examples."""
+    path = folder / f"{key}.bin"
+    marks = folder / f"{key}.marks"
+    with replacing(path) as file:
+        file.write(encoded.ids.astype(id_dtype(vocab_size)).tobytes())
+    write_marks(marks, encoded.examples)
+    return SplitFacts(len(encoded.ids), file_hash(path), sampled_hash(path), file_hash(marks))
 
 
 def _lines(split: _Split) -> Iterator[str]:
