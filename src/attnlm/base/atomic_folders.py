@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
 import secrets
 import shutil
@@ -185,3 +186,25 @@ def remove_unfinished_folders(parent: Path) -> None:
     """Remove the workspaces that killed processes left in `parent`."""
     # Match only names by `mkdtemp`: an export's parent may also have a file .unfinished-novel.
     clear(parent.glob(_WORKSPACE + "?" * 8), delete_folder)
+
+
+def numbered(folder: Path, prefix: str) -> Iterator[Path]:
+    """Yield the paths `<prefix>-001`, `<prefix>-002`, … in a folder."""
+    return (folder / f"{prefix}-{number:03}" for number in itertools.count(1))
+
+
+def move_to_free(new: Path, places: Iterable[Path]) -> Path:
+    """Move the folder `new` to the first of `places` where nothing exists, and return this place.
+
+    Raises FileExistsError if something exists at all of them.
+    """
+    for path in places:
+        # A rename would replace an empty folder, which may belong to somebody.
+        if os.path.lexists(path):
+            continue
+        try:
+            return new.rename(path)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))

@@ -72,6 +72,11 @@ def described(records: Mapping[str, type], *, with_defaults: bool = False) -> st
     return "\n".join(lines)
 
 
+def differing(wanted: Mapping[str, object], recorded: Mapping[str, object]) -> list[str]:
+    """Return the names in `wanted` whose values are missing in `recorded`, or differ there."""
+    return [name for name, value in wanted.items() if recorded.get(name) != value]
+
+
 def check_value(record: type, name: str, value: object) -> None:
     """Raise UsageError unless `value` has the type of the field `name` and is within its limits."""
     check(type_of(record, name), fields_of(record)[name], value)

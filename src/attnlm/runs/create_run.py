@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import functools
-import itertools
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from attnlm.base import files
-from attnlm.base.atomic_folders import workspace
+from attnlm.base.atomic_folders import move_to_free, numbered, workspace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import check_name, resume_command, write_latest
 from attnlm.config.settings import Config
@@ -100,18 +98,10 @@ def put_new(
             code.remember()
         run = run if fill is None else fill(run)
         run.save_config()
-        for number in itertools.count(1):
-            if name is not None:
-                check_free(name, checkpoint_dir, is_trained=not run.imported_from)
-            path = checkpoint_dir / (name or f"{run.config.spec.name}-{number:03}")
-            # A rename would replace an empty folder, which may belong to somebody.
-            if os.path.lexists(path):
-                continue
-            try:
-                new.rename(path)
-                break
-            except OSError as error:
-                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                    raise
+        places = numbered(checkpoint_dir, run.config.spec.name)
+        if name is not None:
+            check_free(name, checkpoint_dir, is_trained=not run.imported_from)
+            places = iter([checkpoint_dir / name])
+        path = move_to_free(new, places)
     write_latest(checkpoint_dir, path.name)
     return replace(run, path=path)

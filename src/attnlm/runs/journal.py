@@ -96,6 +96,11 @@ class EvaluationRecord(MappingRecord):
     tokens_per_second: int
 
 
+def rank(loss: float, accuracy: float | None) -> tuple[float, float]:
+    """Return a sort key of evaluations, best first: by accuracy, if it counts, then by loss."""
+    return (0.0 if accuracy is None else -accuracy, loss)
+
+
 # --- Snapshots ------------------------------------------------------------------------------------
 
 PASSAGE = 24

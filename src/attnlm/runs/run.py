@@ -24,7 +24,7 @@ from attnlm.base.json_records import decoded, hint_on_version, read_record
 from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.settings import fields_of
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve, unknown_settings
-from attnlm.data.dataset import Dataset, open_dataset
+from attnlm.data.dataset import Dataset, is_same, open_dataset
 from attnlm.model.own import CODE
 from attnlm.runs.journal import (
     EARLY_STEPS,
@@ -32,6 +32,7 @@ from attnlm.runs.journal import (
     Journal,
     Snapshot,
     SnapshotRecord,
+    rank,
     snapshot_of,
     snapshot_record,
 )
@@ -79,9 +80,11 @@ class Result:
     def best(self) -> EvaluationRecord:
         """The record with the lowest validation loss or, with `best_by` accuracy, the highest
         accuracy."""
-        if self._by_accuracy:
-            return min(self.records, key=lambda r: (-(r.accuracy or 0.0), r.val_loss))
-        return min(self.records, key=lambda record: record.val_loss)
+
+        def key(record: EvaluationRecord) -> tuple[float, float]:
+            return rank(record.val_loss, record.accuracy if self._by_accuracy else None)
+
+        return min(self.records, key=key)
 
     @property
     def final(self) -> EvaluationRecord | Measured:
@@ -517,9 +520,7 @@ def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Datase
         data_dir=data_dir,
         verify=verify,
     )
-    hashes = (dataset.train_sha256, dataset.val_sha256)
-    is_same = hashes == (recorded.train_sha256, recorded.val_sha256)
-    if not is_same or dataset.vocab_size != run.vocab_size:
+    if not is_same(dataset, recorded) or dataset.vocab_size != run.vocab_size:
         raise AttnlmError(
             f"{dataset.path} is not the data set that {run.name} was trained on",
             f"prepare the original data set again, or move it to {path}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import time
@@ -12,15 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from attnlm.base import clock
-from attnlm.base.atomic_folders import delete_folder, trained_alone, workspace
+from attnlm.base.atomic_folders import (
+    delete_folder,
+    move_to_free,
+    numbered,
+    trained_alone,
+    workspace,
+)
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import check_name, find_folder
-from attnlm.base.settings import Settings
+from attnlm.base.settings import Settings, differing
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import named_codes
-from attnlm.data.dataset import Dataset, open_dataset
+from attnlm.data.dataset import Dataset, is_same, open_dataset
 from attnlm.generation.questions import QuestionFormat, answers, format_of
 from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
@@ -262,16 +267,15 @@ def _recorded(
     """Return the plan of the ladder at `path`, and its data set. Raises AttnlmError if `given` or
     the data set named by the caller differ from the plan."""
     plan = read_plan(path)
-    for key in given:
-        if given[key] != getattr(plan, key):
-            raise UsageError(
-                f"`{key}` cannot be changed in a ladder that is resumed",
-                "leave it out, or start a new ladder with another `name`",
-            )
+    for key in differing(given, vars(plan)):
+        raise UsageError(
+            f"`{key}` cannot be changed in a ladder that is resumed",
+            "leave it out, or start a new ladder with another `name`",
+        )
     recorded = Path(plan.dataset_path)
     known = recorded if recorded.is_dir() else plan.dataset
     dataset = open_dataset(named or known, data_dir=data_dir)
-    if (dataset.train_sha256, dataset.val_sha256) != (plan.train_sha256, plan.val_sha256):
+    if not is_same(dataset, plan):
         raise AttnlmError(
             f"{dataset.path} is not the data set that the ladder was started with",
             f"prepare the original data set again, or move it to {recorded}",
@@ -330,17 +334,21 @@ def _first_question(dataset: Dataset) -> str:
 
 def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
     """Create the folder of a new ladder and return its path. The folder never lacks the plan."""
-    numbered = (folder / f"ladder-{number:03}" for number in itertools.count(1))
+
+    def taken(path: Path) -> list[Path]:
+        return list(filter(os.path.lexists, (path, *plan.runs(path).values())))
+
     with workspace(folder) as work:
         new = work / "new"
         new.mkdir()
         plan.write(new)
-        for path in [folder / name] if name else numbered:
-            found = next(filter(os.path.lexists, (path, *plan.runs(path).values())), None)
-            if found is None:
-                return new.rename(path)
+        if name is None:
+            return move_to_free(new, (p for p in numbered(folder, "ladder") if not taken(p)))
+        found = taken(folder / name)
+        if not found:
+            return move_to_free(new, [folder / name])
     raise AttnlmError(
-        f"{found} exists, and runs are never overwritten", "choose another `name` for the ladder"
+        f"{found[0]} exists, and runs are never overwritten", "choose another `name` for the ladder"
     )
 
 
@@ -388,14 +396,14 @@ def _trained(
         run = open_run(path)
         recorded = {**run.config.settings(), "train_sha256": run.dataset.train_sha256}
         full = config.settings()
-        expected = {key: full[key] for key in (*settings, CODE) if key in full}
+        fixed = {*settings, CODE} - {"steps", "eval_every", "budget"}
+        expected = {key: value for key, value in full.items() if key in fixed}
         expected["train_sha256"] = plan.train_sha256
-        for key in expected.keys() - {"steps", "eval_every", "budget"}:
-            if recorded.get(key) != expected[key]:
-                raise AttnlmError(
-                    f"{run.path} does not belong to this ladder: its {key} differs",
-                    "move or rename it, or start another ladder",
-                )
+        for key in differing(expected, recorded):
+            raise AttnlmError(
+                f"{run.path} does not belong to this ladder: its {key} differs",
+                "move or rename it, or start another ladder",
+            )
         if run.last.exists():
             facts = saved_facts(run)
             if facts.evaluated_step == facts.step == run.config.training.steps:

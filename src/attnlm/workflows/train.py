@@ -19,14 +19,14 @@ from attnlm.base.files import explaining
 from attnlm.base.folders import resume_command
 from attnlm.base.formatting import duration
 from attnlm.base.own_code import own_traceback, take_content
-from attnlm.base.settings import Setting, Settings, described
+from attnlm.base.settings import Setting, Settings, described, differing
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, joined, restarts
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.resolve import Request, SizeChoice, resolve_new
 from attnlm.config.settings import RECORD_OF, Config, resolve
 from attnlm.config.training import TrainingConfig
-from attnlm.data.dataset import Dataset, open_dataset
+from attnlm.data.dataset import Dataset, is_same, open_dataset
 from attnlm.model.inspection import parameters_of
 from attnlm.model.own import completed
 from attnlm.runs.create_run import check_free, create_run
@@ -401,15 +401,14 @@ def _finished_run(
     if asked.choice is not None:
         configs = [resolve(asked.choice.settings, size) for size in asked.choice.sizes]
     recorded = run.config.settings()
-    differing = min((_differing(config, recorded, asked) for config in configs), key=len)
-    hashes = run.dataset.train_sha256, run.dataset.val_sha256
-    if hashes != (dataset.train_sha256, dataset.val_sha256):
-        differing.append("data set")
+    others = min((_differing(config, recorded, asked) for config in configs), key=len)
+    if not is_same(dataset, run.dataset):
+        others.append("data set")
     if (run.parent and run.parent.sha256) != (parent and parent.sha256):
-        differing.append("start_from")
-    if differing:
+        others.append("start_from")
+    if others:
         raise AttnlmError(
-            f"a run called {run.name} exists, but its `{differing[0]}` differs",
+            f"a run called {run.name} exists, but its `{others[0]}` differs",
             "choose another `name`",
         )
     saved = saved_facts(run)
@@ -436,7 +435,7 @@ def _differing(config: Config, recorded: Settings, asked: Request) -> list[str]:
     if asked.choice is not None:
         chosen |= {"dropout", "steps"} - asked.choice.settings.keys()
     wanted = {k: v for k, v in config.settings().items() if v != "auto" and k not in chosen}
-    return [key for key, value in wanted.items() if recorded.get(key) != value]
+    return differing(wanted, recorded)
 
 
 # --- A resumed run --------------------------------------------------------------------------------
@@ -503,7 +502,7 @@ def _changed_config(
         on_event(Note(f"{chosen} are chosen again, since the run was trained on another {other}"))
     elif any(settings.get(key, recorded[key]) != recorded[key] for key in _KERNELS):
         recorded = {k: v for k, v in recorded.items() if k not in _KERNELS[1:]}  # they may not fit
-    changed = {key: value for key, value in settings.items() if recorded.get(key) != value}
+    changed = {key: settings[key] for key in differing(settings, recorded)}
     for key in sorted(changed.keys() & set(_ROUNDING)):
         on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
     return resolve(changed, recorded), bool(changed)
