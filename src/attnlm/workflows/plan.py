@@ -59,42 +59,11 @@ _FIGURES = (
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Costs of training a configuration on a device."""
+class StepCosts:
+    """The operations of a training step, which do not depend on the machine."""
 
     config: Config
     vocab_size: int
-    val_tokens: int
-    device: str
-    budget: int | None
-    """The number of tokens to train on; None for 20 per parameter."""
-    pace: float
-    """The FLOP/s of one process, or its tokens per second for a model without matmuls."""
-    peak: float | None = None
-    """The FLOP/s of each process's device; None if steps were measured."""
-    share: float | None = None
-    """The fraction of `peak` that training is assumed to reach."""
-
-    @functools.cached_property
-    def parameters(self) -> int:
-        return sum(self._sizes.values())
-
-    @property
-    def parameters_without_embeddings(self) -> int:
-        """Return the number of parameters except the embeddings of tokens and positions."""
-        return sum(size for name, size in self._sizes.items() if "_embedding." not in name)
-
-    @functools.cached_property
-    def _sizes(self) -> dict[str, int]:
-        shapes = self.config.spec.parameter_shapes(self.vocab_size)
-        return {name: math.prod(shape) for name, shape in shapes.items()}
-
-    @functools.cached_property
-    def memory(self) -> MemoryEstimate:
-        """Return the estimated memory of one process."""
-        return estimate_memory(
-            self.config, self.vocab_size, self.parameters, self.val_tokens, self.device
-        )
 
     @functools.cached_property
     def costs(self) -> Costs:
@@ -131,6 +100,43 @@ class Plan:
     def work(self) -> int:
         """Return the operations of one process in a step; without matmuls, its tokens."""
         return self.step_flops or self.config.tokens_per_step // self.config.training.processes
+
+
+@dataclass(frozen=True)
+class Plan(StepCosts):
+    """Costs of training a configuration on a device."""
+
+    val_tokens: int
+    device: str
+    budget: int | None
+    """The number of tokens to train on; None for 20 per parameter."""
+    pace: float
+    """The FLOP/s of one process, or its tokens per second for a model without matmuls."""
+    peak: float | None = None
+    """The FLOP/s of each process's device; None if steps were measured."""
+    share: float | None = None
+    """The fraction of `peak` that training is assumed to reach."""
+
+    @functools.cached_property
+    def parameters(self) -> int:
+        return sum(self._sizes.values())
+
+    @property
+    def parameters_without_embeddings(self) -> int:
+        """Return the number of parameters except the embeddings of tokens and positions."""
+        return sum(size for name, size in self._sizes.items() if "_embedding." not in name)
+
+    @functools.cached_property
+    def _sizes(self) -> dict[str, int]:
+        shapes = self.config.spec.parameter_shapes(self.vocab_size)
+        return {name: math.prod(shape) for name, shape in shapes.items()}
+
+    @functools.cached_property
+    def memory(self) -> MemoryEstimate:
+        """Return the estimated memory of one process."""
+        return estimate_memory(
+            self.config, self.vocab_size, self.parameters, self.val_tokens, self.device
+        )
 
     @property
     def step_seconds(self) -> float:
@@ -280,16 +286,29 @@ def plan(
                     "use `tokens` or `steps`",
                 )
             tokens = len(opened.train)
-        about = opened.vocab_size, opened.val_tokens
         if peak is None:
             check_launched(config.training, processes)
             config, seconds = _measured(config, opened, processes, on_event or ignore)
-            measured = Plan(config, *about, config.training.device, tokens, 1.0)
-            return replace(measured, pace=measured.work / seconds)
-    name = config.training.device
+            return Plan(
+                config,
+                opened.vocab_size,
+                val_tokens=opened.val_tokens,
+                device=config.training.device,
+                budget=tokens,
+                pace=StepCosts(config, opened.vocab_size).work / seconds,
+            )
+    device = config.training.device
     share = USUAL_SHARE if share is None else share
-    name = choose_device().name if name == "auto" else name
-    stated = Plan(config, *about, name, tokens, peak * share, peak, share)
+    stated = Plan(
+        config,
+        opened.vocab_size,
+        val_tokens=opened.val_tokens,
+        device=choose_device().name if device == "auto" else device,
+        budget=tokens,
+        pace=peak * share,
+        peak=peak,
+        share=share,
+    )
     if not stated.step_flops:
         raise UsageError(
             f"{config.spec.name} has no matmuls, so `peak` does not determine its time",
