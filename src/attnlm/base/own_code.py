@@ -67,6 +67,11 @@ class OwnCode(str):
             )
         return content
 
+    def check_accepted(self) -> None:
+        """Raise CodeNotAcceptedError unless the file may run."""
+        if self.sha256 not in _CONTENTS and not _is_accepted(self.sha256):
+            raise CodeNotAcceptedError(self)
+
     def load(self) -> Callable[..., Any]:
         """Return the class or function, after running its file once in this process.
 
@@ -76,8 +81,7 @@ class OwnCode(str):
         if (self.sha256, self.name) in _PASSED:
             return _PASSED[self.sha256, self.name]
         content = self.content()
-        if self.sha256 not in _CONTENTS and not _is_accepted(self.sha256):
-            raise CodeNotAcceptedError(self)
+        self.check_accepted()
         if self.sha256 not in _MODULES:
             _MODULES[self.sha256] = _run_file(self.path, content, self.sha256)
         class_or_function = getattr(_MODULES[self.sha256], self.name, None)

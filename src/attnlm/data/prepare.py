@@ -176,7 +176,7 @@ def prepare(
             on_event(Note(f"{target} exists, prepared from the same text ({digest[:12]}…)"))
         else:
             if taken is not None:
-                taken.encode("".join(new.distinct))  # for its error
+                taken.check("".join(new.distinct))
             chosen = taken or new_tokenizer(spec, new, work, offline, on_event)
             (work / "new").mkdir()
             write_dataset(work / "new", name, new, chosen, origin)

@@ -97,6 +97,10 @@ class Tokenizer(abc.ABC):
             return ids
         return [self.beginning, *ids]
 
+    def check(self, text: str) -> None:
+        """Raise AttnlmError if the vocabulary lacks characters of a text."""
+        self.encode(text)
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; bytes that never complete a character become U+FFFD.
 

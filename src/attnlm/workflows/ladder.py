@@ -311,8 +311,7 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Ladd
             f"`tune` needs a tenth of the training split, and {dataset.name} is too small for it",
             "use a longer text, or leave `tune` out",
         )
-    SamplingConfig(tokens=plan.tokens)
-    dataset.tokenizer.encode(plan.prompt)
+    dataset.tokenizer.check(plan.prompt)
     budget: Settings = {} if plan.budget is None else {"budget": plan.budget}
     configs = [resolve({**plan.settings(rung, plan.seed), **budget}) for rung in plan.rungs]
     for config in configs:

@@ -537,7 +537,7 @@ def check_launched(training: TrainingConfig, processes: Processes) -> None:
 def _send(processes: Processes, run: Run, **state: bool) -> None:
     """Tell the other processes what they need to know of a run."""
     for own in run.config.codes:
-        own.load()  # raises unless it may run here: the other processes run what they receive
+        own.check_accepted()  # the other processes run what they receive
     code = [own.content().decode() for own in run.config.codes]
     processes.broadcast_object(asdict(_Message(str(run.path), run.content(), code, **state)))
 
