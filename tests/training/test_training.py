@@ -428,7 +428,7 @@ def test_resume_takes_only_what_the_design_says(trained: Any, dataset: Dataset) 
 def test_resume_names_facts_that_cannot_be(name: str, value: float, trained: Any) -> None:
     run = trained(steps=2, eval_every=2)
     state = load_or_init_state(run, choose_device("cpu"), fresh=False)
-    facts = {**state.facts(), name: value}
+    facts = {**state.content(), name: value}
     save_checkpoint(run.last, state.optimizer.weights(), facts, state.optimizer.state())
     with pytest.raises(AttnlmError, match=f"is not valid: its '{name}' cannot be {value}"):
         attnlm.train(resume=run.path, steps=4)

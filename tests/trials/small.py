@@ -135,7 +135,7 @@ def open_the_run(folder: Path, name: str | None) -> str:
     records = run.evaluations_until(state.evaluated_step)
     ticker = open_ticker(folder, name)
     metrics = [dict(record) for record in records]
-    return _digest(about, run.tokenizer.to_json(), state.facts(), metrics, ticker, *weights)
+    return _digest(about, run.tokenizer.to_json(), state.content(), metrics, ticker, *weights)
 
 
 def open_ticker(folder: Path, name: str | None) -> str:

@@ -25,7 +25,7 @@ from attnlm.model.inspection import check_textbook, model_of
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.lora import merge_lora
 from attnlm.runs.checkpoint import FACTS, load_checkpoint, load_header, save_checkpoint
-from attnlm.runs.records import ParentRecord
+from attnlm.runs.records import CheckpointFacts, ParentRecord
 from attnlm.runs.run import COPY_THE_RUN, Checkpoint, Run, open_run
 from attnlm.runs.safetensors_file import explaining_reads
 
@@ -158,7 +158,8 @@ def keep_base(run: Run, parent: ParentRecord) -> Run:
     if run.base.exists():
         _check_unchanged(run.base, run, parent)
     else:
-        save_checkpoint(run.base, parent_rows(run, parent), {"step": parent.step})
+        facts = CheckpointFacts(step=parent.step).content()
+        save_checkpoint(run.base, parent_rows(run, parent), facts)
     base = load_header(run.base, run.config.spec, run.vocab_size)
     return replace(run, parent=replace(parent, base=base.digest))
 

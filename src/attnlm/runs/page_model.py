@@ -20,7 +20,7 @@ from attnlm.model.inspection import check_finite, parameters_of
 from attnlm.runs.checkpoint import named_tensors, parameter_of, save_in_turn
 from attnlm.runs.create_run import put_new
 from attnlm.runs.hugging_face.read_model import open_tensors, read_tensor
-from attnlm.runs.records import DatasetFacts
+from attnlm.runs.records import CheckpointFacts, DatasetFacts
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import CharTokenizer
 
@@ -77,7 +77,8 @@ def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> 
             return tensor
 
         def fill(run: Run) -> Run:
-            save_in_turn(run.best, named_tensors(shapes, {}), weight, {"step": about.step})
+            facts = CheckpointFacts(step=about.step).content()
+            save_in_turn(run.best, named_tensors(shapes, {}), weight, facts)
             return run
 
         run = Run(

@@ -70,11 +70,18 @@ class StoredRun:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFacts:
-    """The facts in a checkpoint: JSON values that it has in addition to tensors."""
+    """The facts that any checkpoint may have: JSON values in addition to tensors.
+
+    The last checkpoint of a training also has the other numbers of SavedState.
+    """
 
     step: int = limited(at_least=0)
     val_loss: float | None = None
     evaluated_step: int | None = None
+
+    def content(self) -> dict[str, Any]:
+        """Return the facts that are known, as JSON values."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

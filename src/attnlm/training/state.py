@@ -30,6 +30,7 @@ from attnlm.runs.checkpoint import (
 from attnlm.runs.hugging_face.adapter import write_adapter
 from attnlm.runs.journal import rank
 from attnlm.runs.load_model import base_weights, parent_rows
+from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import COPY_THE_RUN, Run
 from attnlm.training.optimizer import FlatOptimizer, Optimizer
 from attnlm.training.sharding import ShardedOptimizer, part_of_whole, sharded_model
@@ -55,6 +56,10 @@ class SavedState:
     """The sum of the training losses since the newest evaluation."""
     progress: float = limited(default=0.0, at_least=0, at_most=1)
     """The fraction of its budget that a run with a budget has used."""
+
+    def content(self) -> dict[str, Any]:
+        """Return the numbers as JSON values."""
+        return {field.name: getattr(self, field.name) for field in fields(SavedState)}
 
 
 @dataclass(kw_only=True)
@@ -86,10 +91,6 @@ class TrainingState(SavedState):
         self.evaluated_step = self.step
         self.loss_sum = 0.0
         return improved
-
-    def facts(self) -> dict[str, Any]:
-        """Return the fields of SavedState."""
-        return {field.name: getattr(self, field.name) for field in fields(SavedState)}
 
 
 @contextlib.contextmanager
@@ -174,7 +175,7 @@ def load_or_init_state(
             saved_step=facts.step,
         )
     if processes.count > 1:
-        state = replace(state, **processes.broadcast_object(state.facts()))
+        state = replace(state, **processes.broadcast_object(state.content()))
         for tensor in () if is_sharded else (*weights.values(), *means.values(), *base.values()):
             processes.broadcast(tensor)
     return state
@@ -212,13 +213,13 @@ class Saver:
         run = self._run
         state = self._state
         optimizer = state.optimizer
-        about_best = {"step": state.step, "val_loss": best_loss}
+        about_best = CheckpointFacts(step=state.step, val_loss=best_loss).content()
         weights = optimizer.weights()  # all, even within `merged_lora`
         if self._sharded is None:
             if best_loss is not None:
                 save_checkpoint(run.best, weights, about_best)
                 write_adapter(run, weights)
-            save_checkpoint(run.last, weights, state.facts(), optimizer.state())
+            save_checkpoint(run.last, weights, state.content(), optimizer.state())
             state.saved_step = state.step
             return
         tensors = named_tensors(weights, optimizer.state())
@@ -229,7 +230,7 @@ class Saver:
                 copies[name] = part_of_whole(rows, optimizer.shapes[parameter_of(name)], mesh)
         best = {name: copies[name] for name in named_tensors(weights, {})}
         checkpoints = {} if best_loss is None else {run.best.name: (best, about_best)}
-        checkpoints[run.last.name] = (copies, state.facts())
+        checkpoints[run.last.name] = (copies, state.content())
         saved = functools.partial(setattr, state, "saved_step", state.step)
         self._sharded.save(run.path, checkpoints, saved)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
 from attnlm.runs.journal import EvaluationRecord, Snapshot
+from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import Run
 from attnlm.training.state import SavedState
 from attnlm.training.validation_loss import validation_loss
@@ -77,8 +77,9 @@ def save_run(
     tensors = dict(rebuilt.named_parameters()) | stored_buffers(rebuilt)
     weights = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     state = SavedState(step=step, evaluated_step=step, best_step=step, best_loss=measured.loss)
-    save_checkpoint(run.best, weights, {"step": step, "val_loss": measured.loss})
-    save_checkpoint(run.last, weights, dataclasses.asdict(state))
+    best = CheckpointFacts(step=step, val_loss=measured.loss)
+    save_checkpoint(run.best, weights, best.content())
+    save_checkpoint(run.last, weights, state.content())
     for record in records:
         run.append_evaluation(record, Snapshot(record.step, "", None), [])
     return run

@@ -34,7 +34,7 @@ from attnlm.runs.hugging_face.read_model import (
     read_tensor,
 )
 from attnlm.runs.load_model import keep_base, parent_record
-from attnlm.runs.records import DatasetFacts
+from attnlm.runs.records import CheckpointFacts, DatasetFacts
 from attnlm.runs.run import Run, open_run
 from attnlm.runs.safetensors_file import TensorFile, write_tensors
 
@@ -178,7 +178,7 @@ def import_adapter(
 
     def fill(run: Run) -> Run:
         run = keep_base(run, record)
-        save_checkpoint(run.best, tensors, {"step": 0})
+        save_checkpoint(run.best, tensors, CheckpointFacts(step=0).content())
         write_adapter(run, tensors)
         return run
 

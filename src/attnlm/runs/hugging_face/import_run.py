@@ -22,7 +22,7 @@ from attnlm.runs.hugging_face.read_model import (
     without_empty_mlp,
 )
 from attnlm.runs.page_model import import_page_model, is_page_model
-from attnlm.runs.records import DatasetFacts
+from attnlm.runs.records import CheckpointFacts, DatasetFacts
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
 from attnlm.tokens.tokenizer_json import read_tokenizer, read_vocab_and_merges
@@ -103,7 +103,8 @@ def import_run(
 
             def fill(run: Run) -> Run:
                 shapes = named_tensors(described.shapes, {})
-                save_in_turn(run.best, shapes, lambda n: weight(parameter_of(n)), {"step": 0})
+                facts = CheckpointFacts(step=0).content()
+                save_in_turn(run.best, shapes, lambda n: weight(parameter_of(n)), facts)
                 return run
 
             run = Run(
