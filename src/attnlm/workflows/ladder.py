@@ -366,15 +366,17 @@ def _seconds_of_next(
     steps, or less if the ladder would otherwise end much too late; with `equal` time, it gets as
     much as the first.
     """
-    if trained and plan.equal == "time":
-        return next(iter(trained.values())).config.training.budget or _SHORTEST
+    first = next(iter(trained.values()), None)
+    first_budget = None if first is None else first.config.training.budget
+    if plan.equal == "time" and first_budget is not None:
+        return first_budget
     own, *others_left = durations_left
     others = sum(others_left)
     left = began + budget - time.perf_counter()
     left -= len(durations) * min(_SPEAKING, _SPEAKING_FRACTION * budget)
-    if not trained:
+    if first is None:
         return max(left * own / (own + others), _SHORTEST)
-    (rung, _), first = next(iter(trained.items()))
+    rung, _ = next(iter(trained))
     rate = first.evaluations()[-1].seconds / durations[rung]
     late = max(_LATE, _LATE_FRACTION * budget)
     left = max(left + late, late)
