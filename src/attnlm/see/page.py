@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from attnlm.see.text import visible
 
+_COMMENT = r"^ *(//[^\n]*|/\*((?!\*/).)*\*/)$"
+"""Comments that are one or more whole lines, in JavaScript and CSS"""
+
 
 def render(
     template: str, *, scripts: Sequence[str] = (), data: object = None, **content: Any
@@ -55,9 +58,11 @@ def _file(name: str) -> str:
 
 
 def _compact(name: str) -> str:
-    """Return a script without comments, indentation and empty lines, or a compact stylesheet."""
-    text = re.sub(r"(?ms)^ */\*.*?\*/$", "", _file(name))
-    text = re.sub(r"(?<=[;,{]) // .*", "", text)
+    """Return a script or stylesheet without indentation, empty lines and comments of whole lines.
+
+    No string or template of our scripts has several lines, so what begins a line is no text.
+    """
+    text = re.sub(_COMMENT, "", _file(name), flags=re.MULTILINE | re.DOTALL)
     if name.endswith(".css"):
         return re.sub(r"\s*([{};])\s*|(?<=:) ", r"\1", text)
     return re.sub(r"^\s+", "", text, flags=re.MULTILINE)
