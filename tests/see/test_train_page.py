@@ -289,8 +289,6 @@ def test_an_own_text_brings_its_vocabulary(browser: Any, tmp_path: Path) -> None
           try { attnlm.trainer.reset(options); } catch (error) { return `${error.name} ${error}`; }
         }"""
         assert "too short" in view.evaluate(script, {"text": "no"})
-        for options in ({"rung": "gpt5"}, {"seed": -1}, {"learningRate": "1"}):
-            assert view.evaluate(script, options).startswith("RangeError"), options
 
 
 def words(count: int) -> str:

@@ -21,15 +21,15 @@ class Model {
 
   encode(text) { return this.tokenizer.encode(text); }
 
-  decode(ids) { return this.tokenizer.decode(this.checked(ids)); }
+  decode(ids) { return this.tokenizer.decode(ids); }
 
   /* Return the logits (V) of the token after the last of `block_size` ids or fewer; earlier ids are ignored. */
-  logits(ids) { return resultOf(this.computeLogits(this.checked(ids, 1))); }
+  logits(ids) { return resultOf(this.computeLogits(ids)); }
 
   /* Return [layer][head] → Float32Array T × T. Row t has the attention weights of query t over the keys 0 to t. */
   attention(ids) {
     const cache = newCache();
-    resultOf(this.computeLogits(this.checked(ids, 1), cache));
+    resultOf(this.computeLogits(ids, cache));
     const T = cache.ids.length;
     return cache.layers.filter(([first]) => first.attention).map((layer_T) => layer_T[0].attention.map((_, head) => {
       const weights_TT = new Float32Array(T * T);
@@ -41,11 +41,9 @@ class Model {
   /* Return sampled ids. Temperature 0 takes the likeliest. onToken(id, probabilities_V) returns false to stop. `random`
      returns the numbers that draw the ids; default: new ones from the seed. */
   async generate({ids, tokens = 100, temperature = 1, topK, topP, seed, onToken, cache = newCache(), random} = {}) {
-    const options = {tokens, temperature, topK, topP, seed};
-    for (const name in options) if (options[name] != null) checkNumber(name, options[name], ...LIMITS[name]);
     random ??= randomNumbers(seed ?? Math.floor(Math.random() * 2 ** 32));
     const sampled = [], pause = new Pause();
-    let context = this.context(this.checked(ids, 1));
+    let context = this.context(ids);
     while (sampled.length < tokens) {
       const logits_V = await pause.run(this.computeLogits(context, cache));
       const probabilities_V = nextProbabilities(logits_V, {temperature: temperature ?? 1, topK, topP});
@@ -55,14 +53,6 @@ class Model {
       if (onToken?.(id, probabilities_V) === false) break;
     }
     return sampled;
-  }
-
-  /* Return the ids. Throw TypeError if they are not an array, RangeError if they are too few or not ids. */
-  checked(ids, least = 0) {
-    if (!Array.isArray(ids) && !ArrayBuffer.isView(ids)) throw new TypeError("ids must be a list of whole numbers");
-    for (const id of ids) checkNumber("an id", id, 0, this.vocabSize - 1);
-    if (ids.length < least) throw new RangeError("ids cannot be empty: a model continues at least one token");
-    return ids;
   }
 
   /* Return the last `block_size` ids, the context. */
@@ -79,9 +69,6 @@ class Model {
 
   /* Switch an attention head off or on: its output is zero while it is off. Layers and heads count from 0. */
   silence(layer, head, isOff = true) {
-    if (this.depth === 0 || this.architecture.attention === "none") throw new RangeError("this model has no heads");
-    checkNumber("layer", layer, 0, this.depth - 1);
-    checkNumber("head", head, 0, this.headSizes.H - 1);
     this.silenced[isOff ? "add" : "delete"](`${layer}.${head}`);
     this.cache = newCache();
   }
@@ -140,7 +127,7 @@ class Model {
      is empty for a model without a residual stream. */
   added(ids, id, cache = newCache()) {
     const a = this.architecture, {H, D} = this.headSizes, isLayerNorm = a.norm === "layer";
-    resultOf(this.computeLogits(this.checked(ids, 1), cache));
+    resultOf(this.computeLogits(ids, cache));
     if (!this.depth || !a.residual) return [];
     const t = cache.ids.length - 1, parts = [["embedding", cache.embedded[t]]];
     for (const [layer, layer_T] of cache.layers.entries()) {
@@ -282,22 +269,6 @@ class Model {
     }
     return hidden_F;
   }
-}
-
-/* The minimum, the maximum and the kind of each option: the limits of `attnlm sample`, but 32 bits for a seed. */
-const LIMITS = {
-  tokens: [0, Number.MAX_SAFE_INTEGER],
-  temperature: [0, Number.MAX_VALUE, "number"],
-  topK: [1, Number.MAX_SAFE_INTEGER],
-  topP: [Number.MIN_VALUE, 1, "number"],
-  seed: [0, 2 ** 32 - 1],
-};
-
-/* Throw RangeError unless a value is a number of this kind within its limits. */
-function checkNumber(name, value, least, most, kind = "whole number") {
-  const fits = kind === "number" ? typeof value === "number" : Number.isSafeInteger(value);
-  if (!(fits && value >= least && value <= most))
-    throw new RangeError(`invalid value for ${name}: ${String(value)}; it must be a ${kind} from ${least} to ${most}`);
 }
 
 function newCache() { return {ids: [], embedded: [], layers: [], past: []}; }

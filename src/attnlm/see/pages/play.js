@@ -13,7 +13,7 @@
                                  returns a promise of the new ids
      silence(layer, head, isOff) switches a head off (default) or on
 
-   Numbers and ids out of range throw a RangeError. A model reads only the last `architecture.block_size` ids. */
+   A model reads only the last `architecture.block_size` ids. */
 
 const MOST_MAP_TOKENS = 512;
 const MOST_LENS_TOKENS = 24;

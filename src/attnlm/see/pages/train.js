@@ -7,8 +7,8 @@
                                  begin again with new weights; what is left out stays unchanged
      state                       {rung, step, trainLoss, validationLoss, tokensPerSecond, isRunning}
 
-   The functions return a promise of the next snapshot. They throw RangeError for an unknown rung or a number out of
-   range, and TextError for a text that is too short or has too many different characters. */
+   The functions return a promise of the next snapshot. They throw TextError for a text that is too short or has too many
+   different characters. */
 
 const MOST_CHARACTERS = 2 ** 20, LARGEST_VOCABULARY = 1000;
 const MOST_PASSAGE = 32, SAMPLED = 400, SHOWN_NEXT = 5; // tokens
@@ -96,11 +96,8 @@ class Pane {
   step() { return this.send("step"); }
 
   reset({rung = this.rung, seed = page["train-seed"].valueAsNumber || 0, learningRate, text} = {}) {
-    if (!Object.hasOwn(rungs, rung)) throw new RangeError(`there is no rung ${rung}; choose from ${Object.keys(rungs)}`);
-    checkNumber("seed", seed, ...LIMITS.seed);
     const {architecture, training} = rungs[rung], known = rung === this.rung ? this.training?.learning_rate : undefined;
     learningRate ??= known ?? training.learning_rate;
-    checkNumber("learningRate", learningRate, 1e-30, 100, "number");
     if (text !== undefined) useCorpus(Corpus.of(text), this);
     const {V: vocabSize, trainIds: train, validationIds: validation} = corpus;
     Object.assign(this, {rung, training: {...training, learning_rate: learningRate, seed}, runs: this.runs + 1});
@@ -140,7 +137,7 @@ class Pane {
 
   evaluation({loss, silenced}) {
     this.cost = loss - this.shown.validationLoss;
-    const names = silenced.map((name) => this.nameOf(...name.split(".").map(Number))).join(" and ");
+    const names = silenced.map((name) => headName(this.model, ...name.split(".").map(Number))).join(" and ");
     this.parts.cost.textContent = `Validation loss without ${names}: ${loss.toFixed(2)}, not ${this.shown.validationLoss.toFixed(2)}`;
   }
 
@@ -148,8 +145,6 @@ class Pane {
   get shown() { return this.snapshots.findLast(({step}) => step <= chosenStep) ?? this.snapshots[0]; }
 
   get number() { return this.layer * this.model.headSizes.H + this.head; }
-
-  nameOf(layer, head) { return `${this.model.depth > 1 ? `layer ${layer + 1} ` : ""}head ${head + 1}`; }
 
   /* Show a snapshot: losses, a sample, and maps or tables. */
   show() {
@@ -224,13 +219,13 @@ class Pane {
     [...parts.heads.children].forEach((button, n) => {
       const [l, h] = [Math.floor(n / H), n % H];
       drawMap(button.firstChild, ids.length, rowOf(l, h), MOST_PASSAGE);
-      button.lastChild.textContent = this.nameOf(l, h);
+      button.lastChild.textContent = headName(model, l, h);
       button.classList.toggle("off", silenced.has(`${l}.${h}`));
       setChosen(button, n === this.number);
     });
     const isOff = silenced.has(`${layer}.${head}`);
     parts.map.replaceChildren(labelledMap({tokens, rowOf: rowOf(layer, head), query: ids.length - 1}));
-    parts.switch.textContent = `Switch ${this.nameOf(layer, head)} ${isOff ? "on" : "off"}`;
+    parts.switch.textContent = `Switch ${headName(model, layer, head)} ${isOff ? "on" : "off"}`;
     parts.switch.setAttribute("aria-pressed", String(isOff));
     if (silenced.size === 0) parts.cost.textContent = "";
     else this.send("evaluate", {weights: this.shown.weights, silenced: [...silenced]});
