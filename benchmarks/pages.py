@@ -56,20 +56,27 @@ _GENERATED = """async () => {
 }"""
 _TYPED = """async () => {
   const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
-  const times = [], long = [], block = models[0].architecture.block_size;
+  const {models: [model], modelPage, modules} = attnlm;
+  const {page} = modules["components.js"];
+  const {eventLoop} = modules["pause.js"];
+  const isShown = (length) => !modelPage.isEdited && modelPage.headsView.T === length;
+  const block = model.architecture.block_size;
+  const times = [];
+  const long = [];
   new PerformanceObserver((list) => long.push(...list.getEntries().map((task) => task.duration)))
     .observe({type: "longtask"});
   for (const sign of "abcdefghijklmnopqrstuvwxyzabcdefghijklmn") {
     const began = performance.now();
     page.prompt.value += sign;
     page.prompt.dispatchEvent(new Event("input"));
-    while (isEdited || view.T !== Math.min(page.prompt.value.length, block)) await eventLoop();
+    while (!isShown(Math.min(page.prompt.value.length, block))) await eventLoop();
     await frame();
     times.push(performance.now() - began);
-    while (isBusy) await new Promise((done) => setTimeout(done, 5));
+    while (modelPage.isBusy) await new Promise((done) => setTimeout(done, 5));
   }
   page.run.click();
-  while (generating || isBusy) await new Promise((done) => setTimeout(done, 20));
+  const isBusy = () => modelPage.generation || modelPage.isBusy;
+  while (isBusy()) await new Promise((done) => setTimeout(done, 20));
   return [times, Math.max(0, ...long)];
 }"""
 

@@ -1,8 +1,8 @@
 """`python docs/gallery.py`: trains three models on `tales` and writes each as a page in gallery/.
 
 train.html is a page that trains on the same text. `python docs/gallery.py --render` trains nothing:
-it takes the models and the text out of the pages and writes the pages again, after a change of what
-a page looks like. play.png is a picture of one of them.
+it takes the models out of the pages and writes the pages again, after a change of what a page looks
+like. play.png is a picture of one of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import attnlm
 from attnlm.see.model_page import first_text, play_page, run_data
-from attnlm.see.train_page import page_of, train_page, training_text
+from attnlm.see.train_page import train_page, training_text
 
 FOLDER = Path(__file__).parent / "gallery"
 PAGES: dict[str, dict[str, Any]] = {
@@ -31,7 +31,7 @@ TRAIN = FOLDER / "train.html"
 def main() -> None:
     """Write the pages and the picture."""
     is_known = "--render" in sys.argv
-    TRAIN.write_bytes(page_of(data_of(TRAIN)) if is_known else training())
+    TRAIN.write_bytes(training())
     for name in PAGES:
         path = FOLDER / f"{name}.html"
         path.write_bytes(play_page(**data_of(path)) if is_known else trained(name))

@@ -32,6 +32,8 @@ from tests.command import attnlm as attnlm_command
 from tests.command import fails
 from tests.models import FRUITS, V, small_model, some_ids, variants_with
 
+IDLE = "!attnlm.modelPage.isBusy"
+READ = f"{IDLE} && !attnlm.modelPage.isEdited"
 LETTERS = CharTokenizer("abcdefghij\n")
 PLAYED = variants_with(Use.PAGE)
 HOSTILE = ("</script>", "<!--", "'\"`${1}", "\u2028", "\u2066x\u202e", "\0", "\\u003c", "&lt;b>")
@@ -230,7 +232,7 @@ def test_a_head_that_is_switched_off_adds_nothing(browser: Any, tmp_path: Path) 
         view.locator("#switch").click()
         off_V = view.evaluate(asked, ids)
         assert np.abs(off_V - expected_V.numpy()).max() < 1e-4
-        until(view, "!isBusy")
+        until(view, IDLE)
         shown_parts = view.locator("#added li", has_text="layer 2 head 3")
         assert shown_parts.locator(".percent").inner_text() == "0.000"
         total = sum(map(float, view.locator("#added .percent").all_text_contents()))
@@ -247,14 +249,13 @@ def test_a_head_that_is_switched_off_adds_nothing(browser: Any, tmp_path: Path) 
             assert percents == [percent(float(p_V[number])) for p_V in (before_V, after_V)]
         view.locator("#switch").click()
         assert view.evaluate(asked, ids) == before
-        until(view, "!isBusy")
+        until(view, IDLE)
         assert view.inner_text(".change") == "layer 2 head 3 off → all heads on"
 
 
 GENERATED = """async ([number, off, seed]) => {
-  const after = Object.create(attnlm.models[number]);
-  Object.assign(after, {silenced: new Set(off), cache: newCache()});
-  const ids = after.encode(page.prompt.value);
+  const after = attnlm.models[number].withSilenced(off);
+  const ids = after.encode(document.querySelector("#prompt").value);
   return after.decode(await after.generate({ids, tokens: 40, seed}));
 }"""
 
@@ -269,14 +270,14 @@ def test_cause_and_effect_are_on_one_screen(count: int, browser: Any, tmp_path: 
         view.fill("#tokens", "40")
         view.click("#run")
         until(view, f"document.querySelectorAll('.sampled').length === {40 * count}")
-        seed = view.evaluate("seed")
+        seed = view.evaluate("attnlm.modelPage.seed")
         view.locator("#thumbnails button", has_text="head 2").click()
         view.click("#switch")
         until(view, f"document.querySelectorAll('.sampled').length === {40 * (count + 1)}")
-        until(view, "!generating && !isBusy")
+        until(view, f"{IDLE} && !attnlm.modelPage.generation")
         texts = view.locator(".shown .generated").all_text_contents()
         last = count - 1
-        assert texts == [view.evaluate(GENERATED, [last, off, seed]) for off in ([], ["0.1"])]
+        assert texts == [view.evaluate(GENERATED, [last, off, seed]) for off in ([], [[0, 1]])]
         assert texts[0] != texts[1]
         notes = view.locator(".shown .written .note").all_inner_texts()
         assert notes == [f"seed {seed}: all heads on", f"seed {seed}: head 2 off"]
@@ -300,16 +301,18 @@ def test_cause_and_effect_are_on_one_screen(count: int, browser: Any, tmp_path: 
 def test_bars_describe_the_text_of_the_box(browser: Any, tmp_path: Path) -> None:
     with opened(browser, page_of(tmp_path, shown("average", small_model("average")))) as view:
         view.fill("#prompt", "abcab")
-        until(view, "!isBusy && !isEdited")
+        until(view, READ)
         bars = view.inner_text("#models .next")
         view.click("#run")
-        until(view, "document.querySelectorAll('.sampled').length === 200 && !isBusy")
+        until(view, "document.querySelectorAll('.sampled').length === 200")
+        until(view, IDLE)
         assert (
             view.inner_text("#after-text") == "abcab" and view.inner_text("#models .next") == bars
         )
         view.fill("#seed", "3")
         view.click("#one")
-        until(view, "page.prompt.value.length === 6 && !isBusy")
+        until(view, "document.querySelector('#prompt').value.length === 6")
+        until(view, READ)
         text = view.input_value("#prompt")
         assert view.inner_text("#after-text") == text.replace("\n", "⏎")
         assert re.fullmatch("“.” had [0-9.]+%", view.inner_text("#drawn"))
@@ -321,7 +324,7 @@ def test_the_table_of_a_bigram_equals_its_weights(browser: Any, tmp_path: Path) 
     probabilities_VV = model.state_dict()["table.weight"].softmax(-1).numpy()
     with opened(browser, page_of(tmp_path, shown("bigram", model))) as view:
         view.fill("#prompt", "abc")
-        until(view, "!isBusy && !isEdited")
+        until(view, READ)
         drawn = darkness(view, "#table canvas")
         assert drawn.shape == (V, V)
         assert np.corrcoef(drawn.ravel(), np.sqrt(probabilities_VV.ravel()))[0, 1] > 0.98
@@ -353,12 +356,12 @@ def test_steps_lead_through_a_head_with_their_arithmetic_nearby(
         browser, page, viewport={"width": 1300, "height": 900}, reduced_motion="reduce"
     ) as view:
         view.fill("#prompt", "abcab")
-        until(view, "!isBusy && !isEdited")
+        until(view, READ)
         assert view.locator("#flow button").all_inner_texts() == names
         for number, name in enumerate(names):
             assert view.inner_text("#flow [aria-current]") == name
             assert view.inner_text("#step-title").startswith(f"{number + 1} of {len(names)}: ")
-            total = view.evaluate("page.explanation.querySelector('.total')?.textContent")
+            total = view.evaluate("document.querySelector('#explanation .total')?.textContent")
             if name in ("q", "scores", "mix", "hidden"):  # each row is: number, factors, product
                 rows = view.locator(".arithmetic tbody tr").all()
                 terms = [[float(x) for x in row.locator("td").all_inner_texts()] for row in rows]
@@ -388,7 +391,7 @@ def test_steps_lead_through_a_head_with_their_arithmetic_nearby(
             if number + 1 < len(names):
                 view.click("#next-step")
         view.click("#next-step")  # leads to the next layer
-        until(view, "view.layer === 1 && !isBusy")
+        until(view, f"attnlm.modelPage.headsView.layer === 1 && {IDLE}")
         assert view.inner_text("#flow [aria-current]") == "after layer 1"
         assert view.locator("#flow button").last.inner_text() == "probabilities"
 
@@ -399,10 +402,10 @@ def test_the_lens_is_shown_only_for_a_residual_stream(browser: Any, tmp_path: Pa
         browser, page_of(tmp_path, *(shown(name, small_model(name)) for name in names))
     ) as view:
         view.fill("#prompt", "abc")
-        until(view, "!isBusy && !isEdited")
+        until(view, READ)
         assert view.locator("#lens tbody tr").count() == 3
         view.locator("#models h3 button", has_text="wide-head").click()
-        until(view, "!isBusy")
+        until(view, IDLE)
         assert view.is_hidden("#lens-section")
 
 
@@ -416,18 +419,18 @@ def test_keyboard_controls(width: int, browser: Any, tmp_path: Path) -> None:
         view.focus("#prompt")
         view.keyboard.type("abcab")
         view.locator("#text button").nth(4).wait_for()
-        until(view, "!isBusy")
+        until(view, IDLE)
         view.focus("#text button[tabindex='0']")
         view.keyboard.press("ArrowLeft")
         assert view.locator("#text button[aria-pressed='true']").all_inner_texts() == ["a"]
         view.focus("#thumbnails [tabindex='0']")
         view.keyboard.press("ArrowRight")
-        until(view, "!isBusy")
+        until(view, IDLE)
         assert "Layer 1, head 2: “a” attends to" in view.inner_text("#head-caption")
         view.focus("#large .picture")
         view.keyboard.press("ArrowLeft")
         assert re.match("“a” gives [0-9.]+% to “c”", view.inner_text("#head-caption"))
-        row, column = view.evaluate("tour.cell")
+        row, column = view.evaluate("attnlm.modelPage.walkthrough.cell")
         view.focus(".outcome .matrix")
         view.keyboard.press("ArrowUp")
         said = f"embedding[“{'abcab'[row - 1]}”, {column + 1}] = "
@@ -440,10 +443,11 @@ def test_keyboard_controls(width: int, browser: Any, tmp_path: Path) -> None:
         view.keyboard.type("12")
         view.keyboard.press("Enter")
         until(view, "document.querySelectorAll('.sampled').length === 12")
-        until(view, "page.run.textContent === 'Generate' && !isBusy")
+        until(view, "document.querySelector('#run').textContent === 'Generate'")
+        until(view, IDLE)
         view.focus("#one")
         view.keyboard.press("Enter")
-        until(view, "page.prompt.value.length === 6")
+        until(view, "document.querySelector('#prompt').value.length === 6")
 
 
 @WIDTHS
@@ -456,10 +460,10 @@ def test_mouse_controls(width: int, browser: Any, tmp_path: Path) -> None:
     page = page_of(tmp_path, shown("multi-head", model))
     with opened(browser, page, viewport={"width": width, "height": 900}) as view:
         view.fill("#prompt", "abcab")
-        until(view, "!isBusy")
+        until(view, IDLE)
         view.locator("#thumbnails button", has_text="head 3").click()
         view.locator("#head-caption", has_text="Layer 1, head 3: “b”").wait_for()
-        until(view, "!isBusy")
+        until(view, IDLE)
         box = view.locator("#large .picture").bounding_box()
         view.hover("#large .picture", position={"x": 1, "y": box["height"] * 0.9})
         assert view.inner_text(".tooltip").startswith("“b” gives ")
@@ -489,7 +493,7 @@ def test_several_models_can_be_chosen_and_typing_stops_generation(
         assert view.locator("#models h3").all_inner_texts() == list(names)
         for name, heads in (("multi-head", 4), ("transformer", 8)):
             view.locator("#models h3 button", has_text=name).click()
-            until(view, f"page.thumbnails.children.length === {heads}")
+            until(view, f"document.querySelector('#thumbnails').children.length === {heads}")
         view.locator("#models h3 button", has_text="bigram").click()
         view.locator("#heads-title", has_text="no attention").wait_for()
         assert not view.is_visible("#thumbnails")
@@ -501,7 +505,8 @@ def test_several_models_can_be_chosen_and_typing_stops_generation(
         view.click("#run")
         until(view, "document.querySelectorAll('.sampled').length > 100")
         view.fill("#prompt", "abc")  # typing ends it and starts again
-        until(view, "page.run.textContent === 'Generate' && !isBusy")
+        until(view, "document.querySelector('#run').textContent === 'Generate'")
+        until(view, IDLE)
         assert view.locator(".sampled").count() == 0
         assert view.locator("#text button").all_inner_texts() == ["a", "b", "c"]
 
@@ -524,7 +529,7 @@ def test_a_hostile_tokenizer_shows_text_and_runs_nothing(browser: Any, tmp_path:
         view.click("#run")
         until(view, "document.querySelectorAll('.sampled').length === 100")
         view.click("#as-arcs")
-        until(view, "!isBusy")
+        until(view, IDLE)
         assert view.locator("img, b:not(.scale b)").count() == 0
         assert not set("\u2028\u2066\u202e\0") & set(view.locator("body").inner_text())
 
@@ -590,10 +595,10 @@ def test_the_command_writes_runs_as_a_page(trained: Path, browser: Any, tmp_path
             assert fact in view.inner_text("#about")
         view.click("#present")  # closes it, and enlarges cells, labels and legend
         assert view.is_hidden("#about dl")
-        until(view, "!isBusy")
+        until(view, IDLE)
         size = "getComputedStyle(document.querySelector('%s')).%s"
         large = [view.evaluate(size % part) for part in ENLARGED]
-        view.evaluate("present(false)")
+        view.evaluate("attnlm.modules['model_page.js'].present(false)")
         for part, before in zip(ENLARGED, large, strict=True):
             assert float(before[:-2]) > 1.3 * float(view.evaluate(size % part)[:-2]), part
 
@@ -665,8 +670,9 @@ def test_a_page_continues_a_text(name: str, browser: Any) -> None:
 def test_the_answer_about_sure_and_unsure_places_in_the_lesson_holds(browser: Any) -> None:
     """The page has the four heads that docs/teach.md trains."""
     script = """(text) => {
-      const [model] = attnlm.models, logits_V = model.logits(model.encode(text));
-      return Math.max(...nextProbabilities(logits_V));
+      const [model] = attnlm.models;
+      const {nextProbabilities} = attnlm.modules["sampling.js"];
+      return Math.max(...nextProbabilities(model.logits(model.encode(text))));
     }"""
     with opened(browser, FOLDER / "multi-head.html") as view:
         sure, unsure = (view.evaluate(script, text) for text in ("the bridg", "the "))

@@ -19,7 +19,7 @@ from attnlm.model.architecture import RUNGS, UnsupportedError
 from attnlm.model.language_model import Bigram, Transformer
 from attnlm.model.spec import Use
 from attnlm.see.model_page import architecture_data
-from attnlm.see.train_page import MOST_TEXT, page_of, train_page, training_text
+from attnlm.see.train_page import MOST_TEXT, page_of, parameters_data, train_page, training_text
 from attnlm.text import tales
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.schedule import learning_rate
@@ -46,6 +46,7 @@ def view(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
             """() => { window.newModel = (architecture, weights, windows) => {
                  for (const one of Object.values(weights))
                    one.values = Float32Array.from(one.values);
+                 const {BatchModel} = attnlm.modules["batch_model.js"];
                  return new BatchModel({architecture, weights, windows});
                }; }"""
         )
@@ -101,7 +102,9 @@ def test_twenty_updates_equal_our_optimizer(name: str, view: Any) -> None:
         losses.append(loss.item())
     found = view.evaluate(
         """([architecture, weights, training, windows, batches]) => {
-             const model = newModel(architecture, weights, windows), losses = [];
+             const {updateWeights} = attnlm.modules["optimizer.js"];
+             const model = newModel(architecture, weights, windows);
+             const losses = [];
              batches.forEach((batch, step) => {
                losses.push(model.loss(...batch));
                model.backward();
@@ -129,9 +132,12 @@ def test_initial_weights_have_the_distributions_of_pytorch(name: str, view: Any)
     torch.manual_seed(1)
     fresh = model.architecture.build(V)
     found = view.evaluate(
-        """([architecture, V]) => Object.entries(initialWeights(architecture, V, 1))
-             .map(([name, {shape, values}]) => [name, shape, [...values]])""",
-        [described(model)[0], V],
+        """([parameters, V]) => {
+             const {initialWeights} = attnlm.modules["initial_weights.js"];
+             return Object.entries(initialWeights(parameters, V, 1))
+               .map(([name, {shape, values}]) => [name, shape, [...values]]);
+           }""",
+        [parameters_data(model.architecture), V],
     )
     named = {n: p.detach().numpy() for n, p in fresh.named_parameters()}
     assert {n: tuple(shape) for n, shape, _ in found} == {n: p.shape for n, p in named.items()}
@@ -168,6 +174,7 @@ def test_the_same_seed_gives_the_same_steps_and_another_seed_others(view: Any) -
 def test_an_epoch_uses_each_window_once(view: Any) -> None:
     starts = view.evaluate(
         """() => {
+             const {Batches} = attnlm.modules["batches.js"];
              const batches = new Batches(new Uint16Array(107), 10, 3, 1);
              return Array.from({length: 27}, (_, n) => batches.start(n));
            }"""
@@ -183,7 +190,10 @@ def test_the_schedule_is_the_one_of_training(view: Any) -> None:
         settings = {"schedule": schedule, "cooldown": 0.5, "warmup": 3, "steps": 20}
         training = resolve({"model": "bigram", **settings}).training
         found = view.evaluate(
-            "(t) => Array.from({length: 21}, (_, step) => learningRate(step, t))",
+            """(training) => {
+                 const {learningRate} = attnlm.modules["optimizer.js"];
+                 return Array.from({length: 21}, (_, step) => learningRate(step, training));
+               }""",
             {k: v for k, v in vars(training).items() if isinstance(v, int | float | str)},
         )
         assert found == pytest.approx([learning_rate(step, training) for step in range(21)])
@@ -196,12 +206,11 @@ def test_the_counted_bigram_is_the_one_of_the_data_set(browser: Any, tmp_path: P
     page.write_bytes(train_page(text))
     asks_for_nothing(page.read_bytes())
     with opened(browser, page) as view:
-        lines = dict(view.evaluate("corpus.baselines"))
+        lines = dict(view.evaluate("attnlm.trainPage.corpus.baselines"))
         assert lines["counted bigram"] == pytest.approx(dataset.bigram_loss, rel=1e-6)
         assert lines["uniform"] == pytest.approx(np.log(dataset.vocab_size))
-        assert (
-            view.evaluate("corpus.characters.join('')") == dataset.tokenizer.to_json()["characters"]
-        )
+        characters = view.evaluate("attnlm.trainPage.corpus.characters.join('')")
+        assert characters == dataset.tokenizer.to_json()["characters"]
 
 
 def test_training_shows_loss_sample_and_maps(browser: Any, tmp_path: Path) -> None:
@@ -212,7 +221,8 @@ def test_training_shows_loss_sample_and_maps(browser: Any, tmp_path: Path) -> No
         view.click("#train")
         until(view, "attnlm.trainer.state.validationLoss < 0.5")
         view.click("#train")
-        until(view, "!attnlm.trainer.state.isRunning && page.train.textContent === 'Train'")
+        until(view, "!attnlm.trainer.state.isRunning")
+        until(view, "document.querySelector('#train').textContent === 'Train'")
         view.locator(".sample", has_text="abcdefghij").wait_for()
         assert view.evaluate("attnlm.trainer.state.tokensPerSecond") > 0
         # The slider goes back to the beginning, and everything follows.
@@ -220,19 +230,20 @@ def test_training_shows_loss_sample_and_maps(browser: Any, tmp_path: Path) -> No
         view.keyboard.press("Home")
         assert "step 0 ·" in view.inner_text(".losses")
         assert view.inner_text("#into-step") == "the model of step 0"
-        until(view, "!page.trainer.querySelector('.sample').textContent.includes('abcdefghij')")
+        until(view, "!document.querySelector('.sample').textContent.includes('abcdefghij')")
         view.keyboard.press("End")
         view.locator(".sample", has_text="abcdefghij").wait_for()
         # A head that is switched off costs something.
         view.locator(".inside .thumbnails button").nth(1).click()
         view.locator("[data-part=switch]", has_text="Switch head 2 off").click()
         view.locator("[data-part=cost]", has_text="without head 2").wait_for()
-        assert view.evaluate("attnlm.trainer.cost >= 0 && attnlm.trainer.model.silenced.has('0.1')")
+        assert view.evaluate("attnlm.trainer.cost") >= 0
+        assert view.evaluate("attnlm.trainer.model.isSilenced(0, 1)")
         assert view.locator("[data-part=next] .before").count() > 0
         view.select_option("[data-part=rung]", "bigram")
         view.locator(".tables figure").nth(1).wait_for()
         assert "not seen" not in view.inner_text(".tables")
-        view.evaluate("rungs.bigram.training.steps = 2")
+        view.evaluate("attnlm.trainPage.rungs.bigram.training.steps = 2")
         view.click("#reset")
         until(view, "attnlm.trainer.state.step === 0")
         assert not view.is_visible("#train-end")
@@ -246,17 +257,16 @@ def test_two_panes_train_on_the_same_batches(browser: Any, tmp_path: Path) -> No
     page.write_bytes(train_page(TEXT))
     with opened(browser, page, viewport={"width": 1300, "height": 900}) as view:
         view.click("#compare")
-        until(
-            view,
-            "attnlm.trainers.length === 2 && attnlm.trainers.every((one) => one.snapshots.length)",
-        )
+        until(view, "attnlm.trainers.length === 2")
+        until(view, "attnlm.trainers.every(({run}) => run.snapshots.length)")
         view.click("#one-step")
         until(view, "attnlm.trainers.every(({state}) => state.step === 1)")
         first, second = view.evaluate("attnlm.trainers.map(({state}) => state.validationLoss)")
         assert first == second
         view.locator("[data-part=rate]").nth(1).fill("0.001")
         view.keyboard.press("Tab")
-        until(view, "attnlm.trainers[1].state.step === 0 && attnlm.trainers[1].snapshots.length")
+        until(view, "attnlm.trainers[1].state.step === 0")
+        until(view, "attnlm.trainers[1].run.snapshots.length")
         view.evaluate("attnlm.trainers[0].reset()")
         view.click("#one-step")
         until(view, "attnlm.trainers.every(({state}) => state.step === 1)")
@@ -278,13 +288,14 @@ def test_an_own_text_brings_its_vocabulary(browser: Any, tmp_path: Path) -> None
         ):
             view.fill("#own-text", text)
             view.click("#use-text")
-            until(view, f"page['train-status'].textContent.includes({json.dumps(says)})")
-        assert view.evaluate("corpus.V") == 3
-        until(view, "attnlm.trainer.snapshots.length && attnlm.trainer.model.vocabSize === 3")
+            status = "document.querySelector('#train-status').textContent"
+            until(view, f"{status}.includes({json.dumps(says)})")
+        assert view.evaluate("attnlm.trainPage.corpus.V") == 3
+        until(view, "attnlm.trainer.run.snapshots.length && attnlm.trainer.model.vocabSize === 3")
         view.set_input_files(
             "#own-file", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"ab" * 600}
         )
-        until(view, "corpus.V === 2 && corpus.name === 'a.txt'")
+        until(view, "attnlm.trainPage.corpus.V === 2 && attnlm.trainPage.corpus.name === 'a.txt'")
         script = """(options) => {
           try { attnlm.trainer.reset(options); } catch (error) { return `${error.name} ${error}`; }
         }"""
@@ -374,7 +385,7 @@ def test_the_command_adds_a_trainer(trained: Path, browser: Any, tmp_path: Path)
     with opened(browser, tmp_path / "data.html") as view:
         assert names(view) == ["trained here"]
         assert run(view, "step()")["rung"] == "multi-head"
-        assert view.evaluate("corpus.name") == "foxes"
+        assert view.evaluate("attnlm.trainPage.corpus.name") == "foxes"
 
     def refused(*words: str, code: int, says: str) -> None:
         fails("export", *words, *places, cwd=tmp_path, code=code, says=says, hints="")
@@ -403,14 +414,15 @@ def test_the_page_fits_screens_and_paper(browser: Any, tmp_path: Path) -> None:
     with opened(browser, page, viewport={"width": 1300, "height": 900}) as view:
         for rung in RUNGS:
             run(view, f"reset({{rung: '{rung}'}})")
-            until(view, "page.trainer.querySelector('.tables canvas, .inside canvas')")
-            bottom = view.evaluate("page.trainer.getBoundingClientRect().bottom")
+            until(view, "document.querySelector('.tables canvas, .inside canvas')")
+            box = "document.querySelector('#trainer').getBoundingClientRect()"
+            bottom = view.evaluate(f"{box}.bottom")
             assert bottom <= 900, rung
     with opened(browser, page, viewport={"width": 1366, "height": 650}) as view:
         view.fill("#passage", (ALPHABET * 3)[:28])
-        until(view, "page.trainer.querySelector('.next-tokens li')")
+        until(view, "document.querySelector('#trainer .next-tokens li')")
         view.locator("[data-part=switch]").click()
-        until(view, "page.trainer.querySelector('[data-part=cost]').textContent")
+        until(view, "document.querySelector('#trainer [data-part=cost]').textContent")
         box = view.locator("[data-part=next]").bounding_box()
         assert box["y"] + box["height"] <= 650
 
@@ -422,6 +434,6 @@ def test_the_page_in_the_gallery_trains_on_tales(browser: Any) -> None:
     whole = (text["train"] + text["validation"]).encode()
     assert hashlib.sha256(whole).hexdigest() == tales.SHA256
     with opened(browser, TRAIN) as view:
-        lines = dict(view.evaluate("corpus.baselines"))
+        lines = dict(view.evaluate("attnlm.trainPage.corpus.baselines"))
         assert [f"{loss:.3f}" for loss in lines.values()] == ["4.060", "2.178", "0.131"]
         assert run(view, "step()")["validationLoss"] < np.log(58)

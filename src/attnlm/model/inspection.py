@@ -142,9 +142,61 @@ class _WithoutInitialisation(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init":
+        if _initialises(func):
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
+
+
+def initial_distributions(spec: ModelSpec, vocab_size: int) -> dict[str, tuple[str, float]]:
+    """Return how each parameter of a new model is drawn, by name, in the model's order.
+
+    "normal" has the standard deviation, "uniform" the limit on both sides of 0, and "constant" the
+    value. Nothing is drawn from torch's random state.
+    """
+    with _RecordedInitialisation() as recorded:
+        model = spec.build(vocab_size)
+    return {name: recorded.distribution_of(p) for name, p in model.named_parameters()}
+
+
+class _RecordedInitialisation(TorchFunctionMode):
+    """A mode that records what functions of torch.nn.init draw from, and writes NaN instead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drawn: list[tuple[Tensor, tuple[str, float]]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        distribution = _drawn_from(func.__name__, **kwargs) if _initialises(func) else None
+        if distribution is None:
+            return func(*args, **kwargs)
+        tensor: Tensor = kwargs["tensor"]
+        tensor.detach().fill_(math.nan)
+        self._drawn.append((tensor, distribution))
+        return tensor
+
+    def distribution_of(self, parameter: Tensor) -> tuple[str, float]:
+        """Return what a parameter was drawn from last, unless other numbers replaced it."""
+        value = parameter.detach().flatten()[0].item()
+        if not math.isnan(value):
+            return "constant", value
+        return [drawn for tensor, drawn in self._drawn if tensor is parameter][-1]
+
+
+def _initialises(func: Any) -> bool:
+    return getattr(func, "__module__", None) == "torch.nn.init"
+
+
+def _drawn_from(function: str, *, tensor: Tensor, **settings: Any) -> tuple[str, float] | None:
+    """Return the distribution of a function of torch.nn.init, or None if it draws nothing."""
+    match function:
+        case "normal_":
+            return "normal", settings["std"]
+        case "uniform_":
+            return "uniform", settings["b"]
+        case "kaiming_uniform_":  # as nn.Linear uses it
+            return "uniform", tensor.shape[1] ** -0.5
+    return None
 
 
 def check_finite(*tensors: Tensor) -> None:

@@ -1,6 +1,6 @@
 """Import models that a page trained: safetensors files with settings and vocabulary.
 
-see/pages/train.js writes such a file. Its metadata has the key `attnlm`, a JSON object.
+see/pages/saved_files.js writes such a file. Its metadata has the key `attnlm`, a JSON object.
 """
 
 from __future__ import annotations

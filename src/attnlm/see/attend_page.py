@@ -10,7 +10,6 @@ from attnlm.see.attend import CAUTION, Attention, Numbers, likeliest
 from attnlm.see.page import base64_of, render
 from attnlm.see.text import visible
 
-SCRIPTS = ("components.js", "attend.js")
 CANDIDATES = 8
 TEMPERATURES = [tenths / 10 for tenths in range(1, 21)]
 _MOST_WEIGHTS = 700_000  # attention weights in a page, four characters each
@@ -19,11 +18,11 @@ _MOST_WEIGHTS = 700_000  # attention weights in a page, four characters each
 def attention_page(attention: Attention) -> bytes:
     """Return the page, in UTF-8."""
     data, content = attention_parts(attention)
-    return render("attend.html", scripts=SCRIPTS, data=data, **content)
+    return render("attend.html", script="attend_page.js", data=data, **content)
 
 
 def attention_parts(attention: Attention) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the JSON values that SCRIPTS read, and the values that the page template shows."""
+    """Return the JSON values that attend.js reads, and the values that the page template shows."""
     layers, heads = attention.weights.shape[:2]
     maps = packed_maps(attention.weights) if layers else None
     data = {

@@ -15,7 +15,7 @@ from attnlm.model.architecture import MODELS, UnsupportedError
 from attnlm.model.inspection import ChangedModelError
 from attnlm.see.curves import Line, panel_svg, panels_png
 from attnlm.see.ladder import NOTICEABLE, Ladder, interval_text
-from attnlm.see.model_page import SCRIPTS, first_text, run_data
+from attnlm.see.model_page import first_text, run_data
 from attnlm.see.page import render
 from attnlm.see.reproduce import ladder_command
 from attnlm.see.verdicts import Pair
@@ -111,7 +111,7 @@ def ladder_page(ladder: Ladder) -> bytes:
         references=references,
         version=attnlm.__version__,
         models=models,
-        scripts=SCRIPTS if models else (),
+        script="play_page.js" if models else "",
         data={"models": models, "prompt": prompt},
     )
 

@@ -29,7 +29,6 @@ _LARGEST_IN_F32 = 2_000_000
 LARGEST = 60_000_000
 """The limit for the parameters of a page's models together. It does not hold if `force` is set."""
 _SUFFIX = ".html"
-SCRIPTS = ("components.js", "model.js", "tokenizers.js", "walkthrough.js", "play.js")
 _EXCERPT = 200  # characters of the training text
 PageOf = Callable[[Sequence[dict[str, Any]], str], bytes]
 
@@ -145,7 +144,7 @@ def play_page(models: Sequence[dict[str, Any]], prompt: str = "", title: str = "
     The default title is the models' names.
     """
     data = {"models": models, "prompt": prompt, "title": title}
-    return render("play.html", scripts=SCRIPTS, data=data, models=models, title=title)
+    return render("play.html", script="play_page.js", data=data, models=models, title=title)
 
 
 def model_data(
@@ -157,7 +156,7 @@ def model_data(
     number_type: str | None = None,
     facts: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return a model's JSON values for `unpackModels` in tokenizers.js, with tensors in base64.
+    """Return a model's JSON values for `unpackModels` in unpack_models.js, with tensors in base64.
 
     The page shows `description` and, on demand, `facts` by label. `number_type` is f32 or
     f16 (default: f32 up to 2 million parameters, f16 above).
@@ -183,7 +182,7 @@ def model_data(
 
 
 def architecture_data(a: Architecture) -> dict[str, Any]:
-    """Return the parts and sizes of a model as JSON values for model.js."""
+    """Return the parts and sizes of a model as JSON values for model_structure.js."""
     architecture = {field.name: getattr(a, field.name) for field in fields(a)}
     if a.embed_dim is not None:
         architecture |= {"head_size": a.head_dim, "kv_heads": a.num_kv_heads}

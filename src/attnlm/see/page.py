@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 
@@ -13,16 +12,20 @@ from numpy.typing import NDArray
 
 from attnlm.see.text import visible
 
-_COMMENT = r"^ *(//[^\n]*|/\*((?!\*/).)*\*/)$"
+_COMMENT = r"(?ms)^ *(//[^\n]*|/\*((?!\*/).)*\*/)$"
 """Comments that are one or more whole lines, in JavaScript and CSS"""
+_IMPORT = r'(?m)^import \{([^}]*)\} from "\./([\w.]+)";$'
+_EXPORT = r"(?m)^export (?=(?:async )?(?:class|const|function\*?) (\w+))"
 
 
 def render(
-    template: str, *, scripts: Sequence[str] = (), data: object = None, **content: Any
+    template: str, *, script: str = "", worker: str = "", data: object = None, **content: Any
 ) -> bytes:
     """Return the page of a template, in UTF-8, with the stylesheet that all pages share.
 
-    `scripts` names JavaScript files in pages/. `data` holds the JSON values that the scripts read.
+    `script` names the JavaScript module in pages/ that the page runs, `worker` the module for which
+    the page starts a worker. The page has both, and what they import. `data` holds the JSON values
+    that the scripts read.
     """
     from markupsafe import Markup
 
@@ -30,7 +33,8 @@ def render(
     html = fill(
         template,
         style=Markup(_compact("page.css")),
-        scripts={script: Markup(_compact(script)) for script in scripts},
+        scripts={name: Markup(_scoped(name)) for name in _with_imports(worker, script)},
+        worker_scripts=_with_imports(worker),
         # Escaped, so that no text in the data can end its script element.
         data=Markup(packed.replace("<", "\\u003c")),
         **content,
@@ -62,10 +66,42 @@ def _compact(name: str) -> str:
 
     No string or template of our scripts has several lines, so what begins a line is no text.
     """
-    text = re.sub(_COMMENT, "", _file(name), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(_COMMENT, "", _file(name))
     if name.endswith(".css"):
         return re.sub(r"\s*([{};])\s*|(?<=:) ", r"\1", text)
-    return re.sub(r"^\s+", "", text, flags=re.MULTILINE)
+    return re.sub(r"(?m)^\s+", "", text)
+
+
+def _with_imports(*names: str) -> list[str]:
+    """Return JavaScript modules and those that they import, each after the ones that it imports."""
+    found = list[str]()
+
+    def add(name: str) -> None:
+        if name in found:
+            return
+        for _, imported in re.findall(_IMPORT, _file(name)):
+            add(imported)
+        found.append(name)
+
+    for name in filter(None, names):
+        add(name)
+    return found
+
+
+def _scoped(name: str) -> str:
+    """Return a JavaScript module as a script with a scope of its own.
+
+    A page that was opened from a file cannot import modules from its other scripts. So a script
+    puts what its module exports into `attnlm.modules`, where the next scripts find it.
+    """
+    text = _compact(name)
+    exported = ", ".join(re.findall(_EXPORT, text))
+    text = re.sub(_IMPORT, r'const {\1} = attnlm.modules["\2"];', text)
+    text = re.sub(_EXPORT, "", text)
+    return (
+        f'(globalThis.attnlm ??= {{modules: {{}}}}).modules["{name}"] = (() => {{\n'
+        f'"use strict";\n{text}\nreturn {{{exported}}};\n}})();'
+    )
 
 
 def base64_of(numbers: NDArray[Any]) -> str:

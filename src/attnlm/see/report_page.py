@@ -12,7 +12,7 @@ import attnlm
 from attnlm.base.formatting import duration
 from attnlm.runs.journal import EARLY_STEPS, Snapshot
 from attnlm.runs.run import run_facts
-from attnlm.see.attend_page import SCRIPTS, attention_parts
+from attnlm.see.attend_page import attention_parts
 from attnlm.see.curves import panel_svg, run_lines
 from attnlm.see.heads import PATTERNS
 from attnlm.see.page import base64_of, render
@@ -48,7 +48,7 @@ def report_page(report: Report) -> bytes:
         facts["training"] = f"{last.tokens:,} tokens, {duration(last.seconds)} on {device}"
     return render(
         "report.html",
-        scripts=[*SCRIPTS, *(["report.js"] if snapshots else [])],
+        script="report_page.js" if snapshots else "attend_page.js",
         data=data,
         report=report,
         run=run,

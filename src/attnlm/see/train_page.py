@@ -10,9 +10,10 @@ from attnlm.base.formatting import quantity
 from attnlm.base.settings import Settings
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
-from attnlm.model.architecture import RUNGS, architecture_of
+from attnlm.model.architecture import RUNGS, Architecture, architecture_of
+from attnlm.model.inspection import initial_distributions
 from attnlm.model.spec import ModelSpec, Use
-from attnlm.see.model_page import SCRIPTS, architecture_data
+from attnlm.see.model_page import architecture_data
 from attnlm.see.page import render
 
 MOST_TEXT = 2**20
@@ -25,7 +26,6 @@ _SMALL: dict[str, Settings] = {"transformer": {"embed_dim": 64, "steps": 800}}
 # AdamW learns best with lower learning rates here than with the larger batches of `train`.
 _RATES = {"single-head": 0.004, "multi-head": 0.006, "wide-head": 0.004, "transformer": 0.004}
 _DEFAULT = "multi-head"
-_SCRIPTS = (*SCRIPTS[:-2], "trainer.js", "train_worker.js", "train.js", *SCRIPTS[-2:])
 
 
 def train_page(
@@ -66,7 +66,14 @@ def page_of(data: Mapping[str, Any]) -> bytes:
     """Return the page of JSON values that `train_page` made."""
     text = data["training"]["text"]["name"]
     title = data.get("title", "")
-    return render("train.html", scripts=_SCRIPTS, data=data, text=text, title=title)
+    return render(
+        "train.html",
+        script="train_page.js",
+        worker="train_worker.js",
+        data=data,
+        text=text,
+        title=title,
+    )
 
 
 def _config(parts: Settings) -> Config:
@@ -79,7 +86,7 @@ def _config(parts: Settings) -> Config:
 
 
 def _rung_data(config: Config) -> dict[str, Any]:
-    """Return the JSON values of a rung: its parts, and the settings of its training."""
+    """Return the JSON values of a rung: its parts, parameters, and the settings of its training."""
     settings = config.settings()
     a = architecture_of(config.spec, Use.PAGE_TRAINING)
     training = (
@@ -88,9 +95,29 @@ def _rung_data(config: Config) -> dict[str, Any]:
     )
     return {
         "architecture": architecture_data(a),
+        "parameters": parameters_data(a),
         "training": {name: settings.get(name) for name in training},
         "settings": settings,
     }
+
+
+def parameters_data(a: Architecture) -> list[dict[str, Any]]:
+    """Return the name, shape and distribution of each new parameter, for initial_weights.js.
+
+    In a shape, "V" is the size of the vocabulary.
+    """
+    shapes = a.parameter_shapes(2)
+    larger = a.parameter_shapes(3)
+    return [
+        {
+            "name": name,
+            "shape": [
+                "V" if n != m else n for n, m in zip(shapes[name], larger[name], strict=True)
+            ],
+            kind: number,
+        }
+        for name, (kind, number) in initial_distributions(a, 2).items()
+    ]
 
 
 def training_text(dataset: Dataset, on_event: OnEvent = ignore) -> dict[str, Any]:

@@ -1,10 +1,9 @@
-"use strict";
-/* The tokenizers of attnlm (characters, bytes and byte pairs), and the models of a page. */
+/* The tokenizers of attnlm: characters, bytes and byte pairs. */
 
-/* Thrown for characters that the vocabulary lacks. */
-class TextError extends Error {}
+/* Thrown for characters that the vocabulary lacks, and for texts that a model can't be trained on. */
+export class TextError extends Error {}
 
-function newTokenizer(data) {
+export function newTokenizer(data) {
   return new {char: CharTokenizer, bytes: ByteTokenizer, pairs: PairTokenizer}[data.kind](data);
 }
 
@@ -73,10 +72,14 @@ class PairTokenizer {
     if (this.rankOf.has(bytes)) return [this.rankOf.get(bytes)];
     const parts = [...bytes];
     for (;;) {
-      let best = Infinity, at = -1;
+      let lowest = Infinity;
+      let at = -1;
       for (let i = 0; i + 1 < parts.length; i++) {
         const rank = this.rankOf.get(parts[i] + parts[i + 1]) ?? Infinity;
-        if (rank < best) [best, at] = [rank, i];
+        if (rank < lowest) {
+          lowest = rank;
+          at = i;
+        }
       }
       if (at < 0) return parts.map((part) => this.rankOf.get(part));
       parts.splice(at, 2, parts[at] + parts[at + 1]);
@@ -94,29 +97,3 @@ function byteString(text) {
 }
 
 function textOf(bytes) { return new TextDecoder("utf-8", {ignoreBOM: true}).decode(bytes); } // U+FEFF stays
-
-/* Return the models of a page. A model's tensors are concatenated in one base64 string. */
-function unpackModels(described) {
-  return described.map(({shapes, type, weights, tokenizer, ...others}) => {
-    const {buffer} = bytesOf(weights), tensors = {};
-    const numbers = type === "f16" ? fromHalves(new Uint16Array(buffer)) : new Float32Array(buffer);
-    let start = 0;
-    for (const [name, shape] of Object.entries(shapes)) {
-      const end = start + shape.reduce((count, size) => count * size, 1);
-      tensors[name] = {shape, values: numbers.subarray(start, end)};
-      start = end;
-    }
-    return new Model({...others, weights: tensors, tokenizer: newTokenizer(tokenizer)});
-  });
-}
-
-/* Convert finite IEEE 754 half-precision numbers (sign, 5 bits of exponent, 10 of fraction) to float32. */
-function fromHalves(halves) {
-  const valueOf = Float32Array.from({length: 2 ** 16}, (_, half) => {
-    const sign = half >> 15 ? -1 : 1, exponent = (half >> 10) & 31, fraction = (half & 1023) / 1024;
-    return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction);
-  });
-  const values = new Float32Array(halves.length);
-  for (let i = 0; i < values.length; i++) values[i] = valueOf[halves[i]];
-  return values;
-}

@@ -1,0 +1,185 @@
+/* All heads over a text: the text, thumbnails of all heads, and one head as a map or arcs. */
+
+import {largestIndices} from "./arrays.js";
+import {bars, chooseByKeys, element, page, percent, setChosen} from "./components.js";
+import {attentionMap, attentionText, darkness, drawMap, SMALL_CELLS} from "./maps.js";
+import {Pause} from "./pause.js";
+
+const ARC_STEP = 28; // pixels between two tokens
+const MOST_KEYS = 8; // whose attention weights are bars
+const NAMED_KEYS = 3; // in the caption
+
+/* `attention` is {tokens, layers, heads, row(layer, head, t), isOff(layer, head)}: texts, counts, the attention
+   weights (t + 1) of token t, and whether a head is switched off. */
+export class HeadsView {
+  attention = null;
+  layer = 0;
+  head = 0;
+  token = 0;
+  key = 0;
+  showsArcs = false;
+
+  /* The functions are called with a chosen token, after the choice of a head, and with a head to switch off or on. */
+  constructor({onToken = () => {}, onHead = () => {}, switchHead} = {}) {
+    this.onToken = onToken;
+    this.onHead = onHead;
+    page.switch.hidden = switchHead === undefined;
+    page.switch.addEventListener("click", () => switchHead(this.layer, this.head));
+    page["as-arcs"].addEventListener("click", () => {
+      this.showsArcs = !this.showsArcs;
+      page["as-arcs"].setAttribute("aria-pressed", String(this.showsArcs));
+      this.showHead();
+    });
+    chooseByKeys(page.text, () => this.token, (t) => this.chooseToken(t));
+    chooseByKeys(page.thumbnails, () => this.number, (n) => this.chooseHead(n), () => this.attention.heads);
+    page.text.addEventListener("pointerover", (event) => {
+      const t = [...page.text.children].indexOf(event.target.closest("button"));
+      if (t >= 0 && t !== this.token && event.pointerType === "mouse") this.chooseToken(t);
+    });
+    darkness.addEventListener("change", () => this.attention && this.show(this.attention));
+  }
+
+  /* The index of the chosen head among the heads of all layers. */
+  get number() { return this.layer * this.attention.heads + this.head; }
+
+  get T() { return this.attention.tokens.length; }
+
+  row(t) { return this.attention.row(this.layer, this.head, t); }
+
+  async show(attention) {
+    const {layers, heads} = attention;
+    this.attention = {isOff: () => false, ...attention};
+    this.token = Math.min(this.token, this.T - 1);
+    this.layer = Math.min(this.layer, Math.max(0, layers - 1));
+    this.head = Math.min(this.head, Math.max(0, heads - 1));
+    page["heads-body"].hidden = page["head-bar"].hidden = layers === 0;
+    this.showText();
+    if (layers === 0) return;
+    this.showHead();
+    await this.showThumbnails();
+  }
+
+  chooseToken(t, key = t) {
+    this.token = t;
+    this.key = key;
+    this.showText();
+    if (this.attention.layers) {
+      this.showHead();
+      this.showLargestWeights();
+    }
+    this.onToken(t);
+  }
+
+  chooseHead(number) {
+    this.layer = Math.floor(number / this.attention.heads);
+    this.head = number % this.attention.heads;
+    [...page.thumbnails.children].forEach((button, other) => setChosen(button, other === number));
+    this.showText();
+    this.showHead();
+    this.onHead();
+  }
+
+  /* Show the tokens, tinted by the chosen token's attention. */
+  showText() {
+    const {tokens, layers} = this.attention;
+    const weights_T = layers ? this.row(this.token) : [];
+    while (page.text.children.length > this.T) page.text.lastChild.remove();
+    for (let t = page.text.children.length; t < this.T; t++) {
+      page.text.append(element("button", {type: "button", onclick: () => this.chooseToken(t)}));
+    }
+    [...page.text.children].forEach((button, t) => {
+      if (button.textContent !== tokens[t]) button.textContent = tokens[t];
+      button.style.setProperty("--fraction", t <= this.token && layers ? weights_T[t].toFixed(3) : 0);
+      setChosen(button, t === this.token);
+    });
+    page.chosen.textContent = `token ${this.token + 1} of ${this.T}, “${tokens[this.token]}”`;
+  }
+
+  async showThumbnails() {
+    const {attention} = this;
+    const {layers, heads, row, isOff} = attention;
+    const pause = new Pause();
+    page.thumbnails.style.setProperty("--heads", heads);
+    page.thumbnails.style.setProperty("--layers", layers);
+    if (page.thumbnails.children.length !== layers * heads) {
+      page.thumbnails.replaceChildren(...Array.from({length: layers * heads}, (_, n) => this.newThumbnail(n)));
+    }
+    for (const [n, button] of [...page.thumbnails.children].entries()) {
+      const layer = Math.floor(n / heads);
+      const head = n % heads;
+      const off = isOff(layer, head);
+      setChosen(button, n === this.number);
+      button.classList.toggle("off", off);
+      button.children[1].textContent = `layer ${layer + 1} head ${head + 1}${off ? ", off" : ""}`;
+      drawMap(button.children[0], this.T, (t) => row(layer, head, t), SMALL_CELLS);
+      await pause.yieldIfDue();
+      if (this.attention !== attention) return;
+    }
+    this.showLargestWeights();
+  }
+
+  newThumbnail(n) {
+    return element("button", {type: "button", onclick: () => this.chooseHead(n)},
+      element("canvas", {width: 1, height: 1}), element("span"), element("small"));
+  }
+
+  /* Show the largest attention weight of the chosen token, below each head. */
+  showLargestWeights() {
+    const {heads, tokens, row} = this.attention;
+    [...page.thumbnails.children].forEach((button, n) => {
+      const weights_T = row(Math.floor(n / heads), n % heads, this.token);
+      const [key] = largestIndices(weights_T, 1);
+      button.children[2].textContent = `${percent(weights_T[key])} “${tokens[key]}”`;
+    });
+  }
+
+  showHead() {
+    const {tokens, isOff} = this.attention;
+    const weights_T = this.row(this.token);
+    const off = isOff(this.layer, this.head);
+    const keys = largestIndices(weights_T, MOST_KEYS).filter((key, n) => n === 0 || weights_T[key] >= 0.001);
+    const largest = keys.slice(0, NAMED_KEYS).map((key) => `${percent(weights_T[key])} “${tokens[key]}”`).join(", ");
+    page["head-caption"].textContent = `Layer ${this.layer + 1}, head ${this.head + 1}`
+      + `${off ? " (switched off)" : ""}: “${tokens[this.token]}” attends to ${largest}`;
+    page.switch.setAttribute("aria-pressed", String(off));
+    page.switch.textContent = off ? "Switch this head on" : "Switch this head off";
+    page.large.replaceChildren(this.showsArcs ? this.arcsOf(weights_T) : this.map());
+    if (this.showsArcs) page.large.scrollLeft = (this.token + 0.5) * ARC_STEP - page.large.clientWidth / 2;
+    page.most.replaceChildren(bars(keys.map((key) => [tokens[key], weights_T[key]])));
+  }
+
+  map() {
+    const {tokens} = this.attention;
+    const choose = (query, cell) => {
+      const key = Math.min(query, cell);
+      this.chooseToken(query, key);
+      page["head-caption"].textContent = attentionText(tokens, query, key, this.row(query)[key]);
+      page.large.querySelector(".picture").focus();
+    };
+    return attentionMap({tokens, rowOf: (t) => this.row(t), query: this.token, key: this.key, choose});
+  }
+
+  /* Return arcs from the chosen token to the keys, as thick as the attention weights; to itself, a loop. */
+  arcsOf(weights_T) {
+    const {tokens} = this.attention;
+    const at = (t) => (t + 0.5) * ARC_STEP;
+    const keys = [...weights_T.keys()].filter((key) => weights_T[key] >= 0.005);
+    const rise = (key) => Math.min(240, 40 + 0.5 * Math.abs(at(this.token) - at(key))); // of the control points
+    const width = this.T * ARC_STEP;
+    const height = 50 + 0.75 * Math.max(...keys.map(rise));
+    const line = height - 24; // of the tokens
+    const start = line - 16; // of the arcs
+    const curves = keys.map((key) => {
+      const [from, to] = key === this.token ? [at(key) - 8, at(key) + 8] : [at(this.token), at(key)];
+      const weight = weights_T[key];
+      const top = start - rise(key);
+      return element("path", {d: `M ${from} ${start} C ${from} ${top}, ${to} ${top}, ${to} ${start}`,
+        "stroke-width": Math.max(0.5, 9 * weight), stroke: "var(--arc)", fill: "none"},
+      element("title", {}, attentionText(tokens, this.token, key, weight)));
+    });
+    const labels = tokens.map((token, t) => element("text", {x: at(t), y: line + 4, "text-anchor": "middle",
+      fill: "currentColor", class: t === this.token ? "now" : "", onclick: () => this.chooseToken(t)}, token));
+    return element("svg", {class: "arcs", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
+      "aria-label": page["head-caption"].textContent}, ...curves, ...labels);
+  }
+}
