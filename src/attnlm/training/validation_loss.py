@@ -18,7 +18,7 @@ from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes, reporting_lost_processes
 from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
 from attnlm.data.batches import check_length
-from attnlm.data.dataset import Ids, ids_at
+from attnlm.data.dataset import Ids, evenly_spaced, ids_at
 from attnlm.data.examples import IGNORED, Examples
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops import Kernels, use_kernels
@@ -32,7 +32,7 @@ MOST_TOKENS = 2**22
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss in nats per token over `tokens` predicted tokens, of examples those of the answers.
+    """Loss in nats per token over `tokens` predicted tokens; of examples, only answers may count.
 
     `accuracy` is the share of examples whose answers are right when decoded greedily; None for a
     text.
@@ -72,12 +72,12 @@ def validation_loss(
 
     Windows of block_size follow each other without overlap; the last may be shorter. If the split
     consists of `examples`, windows hold whole examples instead, and if `only_answers` is true, only
-    the tokens of answers count. If `most` is
-    not None, only about `most` tokens are evaluated, in windows spread evenly over the split. If
-    `kernels` is None, PyTorch's kernels are used. Processes and threads divide the windows among
-    themselves. The numbers of processes and threads do not change the result. Raises AttnlmError if
-    the split is too short for one window or has ids that the model lacks, and Interrupted in all
-    processes if one receives a signal.
+    the tokens of answers count. If `most` is not None, only about `most` tokens are evaluated, in
+    evenly spaced windows. If `kernels` is None, PyTorch's kernels are used. Processes and threads
+    divide the windows among themselves, and their numbers do not change the result.
+
+    Raises AttnlmError if the split is too short for one window or has ids that the model lacks, and
+    Interrupted in all processes if one receives a signal.
     """
     stop = stop or StopSignal()
     kernels = kernels or Kernels()
@@ -150,8 +150,7 @@ def _groups(
         rest = ids[end:]  # the first id is only an input, since it was already a target
     else:
         possible = (len(tokens) - 1) // length
-        chosen = min(possible, max(1, most // length))
-        starts = np.arange(chosen) * possible // chosen * length
+        starts = evenly_spaced(possible, max(1, most // length)) * length
         places = starts[:, None] + np.arange(length + 1)
         windows = ids_at(tokens, places, model.vocab_size, "val.bin")
         inputs, targets, rest = windows[:, :-1], windows[:, 1:], windows[0, :0]
@@ -173,8 +172,8 @@ def _groups_of_examples(
     """Return inputs and targets of windows of whole examples, in groups of `at_once` windows."""
     length = model.block_size
     firsts = examples.packed(length)
-    chosen = min(len(firsts), MOST_TOKENS // length if most is None else max(1, most // length))
-    firsts = firsts[np.arange(chosen) * len(firsts) // chosen]
+    windows = MOST_TOKENS // length if most is None else max(1, most // length)
+    firsts = firsts[evenly_spaced(len(firsts), windows)]
 
     def read(places: NDArray[np.int64]) -> NDArray[Any]:
         return ids_at(tokens, places, model.vocab_size, "val.bin")
@@ -201,8 +200,7 @@ def right_answers(
     longer than the context counts as wrong. If `most` is not None, only that many examples, spread
     evenly over the split, are computed and returned.
     """
-    count = len(examples) if most is None else min(most, len(examples))
-    chosen = np.arange(count) * len(examples) // count
+    chosen = evenly_spaced(len(examples), len(examples) if most is None else most)
     begins, ends = examples.starts[chosen], examples.ends[chosen]
     lengths = ends - begins - 1  # of inputs
     is_right = lengths <= model.block_size
