@@ -108,11 +108,11 @@ def evaluate(
         for part in dataset.val_parts:
             place = slice(begin, begin + part.tokens)
             tokens = ids_at(dataset.val, place, model.vocab_size, "val.bin")
-            found = None
+            evaluation = None
             if len(tokens) > model.block_size:
                 most = None if share == 1 else int(share * part.tokens)
-                found = measured(tokens, part.bytes / part.tokens, most)
-            sources.append((part.source, found))
+                evaluation = measured(tokens, part.bytes / part.tokens, most)
+            sources.append((part.source, evaluation))
             begin += part.tokens
         return replace(whole, sources=tuple(sources))
 
@@ -135,13 +135,13 @@ def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
         measured = {}
         for checkpoint in checkpoints:
             device = run.config.training.device
-            found = evaluate(run, checkpoint=checkpoint.which, data=dataset, device=device)
+            evaluation = evaluate(run, checkpoint=checkpoint.which, data=dataset, device=device)
             measured[checkpoint.step] = Measured(
                 step=checkpoint.step,
-                val_loss=found.loss,
-                bits_per_byte=found.bits_per_byte,
-                evaluated_tokens=found.tokens,
-                accuracy=found.accuracy,
+                val_loss=evaluation.loss,
+                bits_per_byte=evaluation.bits_per_byte,
+                evaluated_tokens=evaluation.tokens,
+                accuracy=evaluation.accuracy,
             )
         run.save_whole(best=measured[best.step], last=measured[last.step])
 
