@@ -7,7 +7,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,24 +100,14 @@ def train(
     "64; 128 (gpt2)" means 128 for gpt2, and 64 for all others. "2 (gpt2)" means that the option
     applies to gpt2 only.
     """
-    given = {name: value for name, value in settings.items() if value is not None}
-    given |= {"set": named} if (named := options.arguments(set_)) else {}
+    settings = options.typed_settings(settings, set_)
     parent = None
     if start_from is not None and not is_launched():
         parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
     if print_config:
-        asked = resolve_new(given, recipe, parent)
-        if asked.choice is not None:
-            raise several_sizes(str(recipe), len(asked.choice.sizes))
-        console.result(to_toml(asked.config.settings()).rstrip())
+        _print_config(settings, recipe, parent)
         return
-
-    tools = None
-    if log is not None:
-        from attnlm.see.loggers import check_tools
-
-        tools = [] if log == "none" else [tool.strip() for tool in log.split(",")]
-        check_tools(tools)
+    tools = None if log is None else _log_tools(log)
     request: Request | None = None
     data: str | Path | None = dataset
     count = 1
@@ -126,9 +116,10 @@ def train(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         quiet = quiet or not is_main()
     elif resume is not None:
-        count = _to_resume(attnlm.open_run(resume, checkpoint_dir=checkpoint_dir), given)
+        resumed = attnlm.open_run(resume, checkpoint_dir=checkpoint_dir)
+        count = _processes_to_resume(resumed, settings)
     else:  # errors are reported before torch is loaded
-        request = resolve_new(given, recipe, parent)
+        request = resolve_new(settings, recipe, parent)
         data = find_folder(dataset, data_dir, kind="data set")
         count = request.config.training.processes
     if seeds is not None and (count > 1 or is_launched()):
@@ -161,7 +152,8 @@ def train(
         }
         try:
             if request is None:
-                run = attnlm.train(data, recipe=recipe, resume=resume, **of_run, **of_call, **given)
+                settings |= of_run | of_call
+                run = attnlm.train(data, recipe=recipe, resume=resume, **settings)
             else:
                 config, choice = request
                 of_run["choice"] = choice
@@ -172,36 +164,63 @@ def train(
                 seed_runs = add_seeds(run, data, seeds, {**of_run, **of_call})
         except KeyboardInterrupt:
             display.close()
-            if display.run is not None and display.run.last.exists():
-                step = display.run.checkpoint("last").step
-                console.say(
-                    f"stopped; the last complete step, {step:,}, is saved in {display.run.path}"
-                )
-                if not quiet:
-                    again = ["--log", ",".join(tools)] if tools else []
-                    console.say_next(command_for("attnlm train --resume", display.run.path, *again))
-            elif is_main():
-                console.say("stopped before the first step; nothing was saved")
+            _say_stopped(display.run, tools or (), quiet)
             raise
     if seed_runs is not None:
         _report_seeds(seed_runs, json)
     elif is_main():
         _report(run, json, quiet, display.memory)
-        model = run.config.spec.name
-        if model in RUNGS and not (recipe or resume or start_from or quiet):
-            words = ["attnlm", "train", *([] if dataset is None else [dataset])]
-            if higher := RUNGS[RUNGS.index(model) + 1 :]:
-                words += ["--model", higher[0]]
-                purpose = "the next rung of the ladder"
-            else:
-                words += ["--recipe", "best", "--budget", "2m"]
-                purpose = "the best transformer for this text in two minutes"
-            words += [*elsewhere(data_dir, "data set"), *elsewhere(checkpoint_dir)]
-            console.say_next(shlex.join(words), purpose)
+        if run.config.spec.name in RUNGS and not (recipe or resume or start_from or quiet):
+            folders = [*elsewhere(data_dir, "data set"), *elsewhere(checkpoint_dir)]
+            _say_next_rung(run.config.spec.name, dataset, folders)
 
 
-def _to_resume(run: attnlm.Run, given: Mapping[str, Any]) -> int:
-    changed = {"processes": given["processes"]} if "processes" in given else {}
+def _print_config(
+    settings: Mapping[str, Any], recipe: str | None, parent: attnlm.Run | None
+) -> None:
+    """Print the settings as a recipe."""
+    request = resolve_new(settings, recipe, parent)
+    if request.choice is not None:
+        raise several_sizes(str(recipe), len(request.choice.sizes))
+    console.result(to_toml(request.config.settings()).rstrip())
+
+
+def _log_tools(log: str) -> list[str]:
+    """Return the tools named by --log."""
+    from attnlm.see.loggers import check_tools
+
+    tools = [] if log == "none" else [tool.strip() for tool in log.split(",")]
+    check_tools(tools)
+    return tools
+
+
+def _say_stopped(run: attnlm.Run | None, tools: Sequence[str], quiet: bool) -> None:
+    """Say what an interrupted training saved, and how to resume it."""
+    if run is not None and run.last.exists():
+        step = run.checkpoint("last").step
+        console.say(f"stopped; the last complete step, {step:,}, is saved in {run.path}")
+        if not quiet:
+            again = ["--log", ",".join(tools)] if tools else []
+            console.say_next(command_for("attnlm train --resume", run.path, *again))
+    elif is_main():
+        console.say("stopped before the first step; nothing was saved")
+
+
+def _say_next_rung(model: str, dataset: str | None, folders: Sequence[str]) -> None:
+    """Print the command that trains the model after `model` in the ladder."""
+    words = ["attnlm", "train", *([] if dataset is None else [dataset])]
+    if higher := RUNGS[RUNGS.index(model) + 1 :]:
+        words += ["--model", higher[0]]
+        purpose = "the next rung of the ladder"
+    else:
+        words += ["--recipe", "best", "--budget", "2m"]
+        purpose = "the best transformer for this text in two minutes"
+    console.say_next(shlex.join([*words, *folders]), purpose)
+
+
+def _processes_to_resume(run: attnlm.Run, settings: Mapping[str, Any]) -> int:
+    """Return the number of processes with which a run is resumed. Raises UsageError."""
+    changed = {"processes": settings["processes"]} if "processes" in settings else {}
     count = resolve(changed, run.config.settings()).training.processes
     cores = os.cpu_count() or 1
     if not changed and count > _MOST_FOR_EACH_CORE * cores:
@@ -263,20 +282,20 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
     console.result_or_json(str(run.path), facts, json)
 
 
-def _report_seeds(found: attnlm.SeedRuns, json: bool) -> None:
+def _report_seeds(seed_runs: attnlm.SeedRuns, json: bool) -> None:
     from attnlm.see.ladder import interval_text, median
 
-    middle, (low, *_, high) = median(found.losses, key=float), sorted(found.losses)
+    middle, (low, *_, high) = median(seed_runs.losses, key=float), sorted(seed_runs.losses)
     words = {
-        "median": f"{middle:.4f} nats per token, of {len(found.runs)} seeds",
+        "median": f"{middle:.4f} nats per token, of {len(seed_runs.runs)} seeds",
         "range": f"{low:.4f} to {high:.4f}",
-        "mean": f"95% interval {interval_text(found.interval)} (Student's t)",
-        "baselines": baselines(found.runs[0].vocab_size, found.runs[0].dataset),
+        "mean": f"95% interval {interval_text(seed_runs.interval)} (Student's t)",
+        "baselines": baselines(seed_runs.runs[0].vocab_size, seed_runs.runs[0].dataset),
     }
     console.say_facts(words)
-    paths = [str(run.path) for run in found.runs]
-    facts = {"runs": paths, "val_losses": found.losses, "median": middle}
-    console.result_or_json("\n".join(paths), {**facts, "interval": found.interval}, json)
+    paths = [str(run.path) for run in seed_runs.runs]
+    facts = {"runs": paths, "val_losses": seed_runs.losses, "median": middle}
+    console.result_or_json("\n".join(paths), {**facts, "interval": seed_runs.interval}, json)
 
 
 def _in_words(measured: EvaluationRecord | Measured) -> str:
