@@ -27,8 +27,6 @@ from attnlm.model.spec import ModelSpec, Shapes, Use
 if TYPE_CHECKING:
     from attnlm.model.language_model import LanguageModel
 
-PARTS = ("attention", "mlp", "scores")
-"""The parts that own code may replace; `model` may name a whole model."""
 PREFIX = "set."
 """The prefix of the arguments of own code among the settings."""
 CODE = "code"
