@@ -515,6 +515,10 @@ def test_named_errors(project: Path) -> None:
         (["sample", "small", "--prompts", "odd.txt", "-i"], 2, "--prompts", "leave"),
         (["sample", "small", "--prompts", "odd.txt", "--prompt", "a"], 2, "--prompts", "leave"),
         (["sample", "small", "--prompts", "odd.txt", "--show-probs"], 2, "--prompts", "leave"),
+        (
+            *(["sample", "small", "--prompts", "odd.txt", "--tokens", str(2**26)], 2),
+            *("134,217,728 tokens do not fit into memory", "at most 67,108,864"),
+        ),
         (["sample", "small", "--prompt-file", "a\nb"], 1, "a\\nb", ""),
         (["train", "--resume", "smal"], 1, "smal", "small"),
         (["train", "--resume", "small", "--heads", "2"], 2, "--heads cannot be changed", "--steps"),

@@ -250,6 +250,8 @@ def test_invalid_options_are_refused() -> None:
     for name, value in ((name, value) for name, values in wrong.items() for value in values):
         with pytest.raises(UsageError, match=f"`{name}`"):
             SamplingConfig(**{name: value})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="2,000,000,000,000 tokens do not fit"):
+        SamplingConfig(num_samples=2, tokens=10**12).check_room(1)
 
 
 def test_a_signal_ends_the_threads_of_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,13 @@ from attnlm.base.settings import help_of
 from attnlm.cli import console, options
 from attnlm.cli.displays import Display
 from attnlm.cli.options import option, sampling_option, switch, typed, with_options
-from attnlm.generation.sampling_config import SAMPLING, SamplingConfig, drawn_seed
+from attnlm.generation.sampling_config import (
+    MOST_CHOICES_HELD,
+    MOST_HELD,
+    SAMPLING,
+    SamplingConfig,
+    drawn_seed,
+)
 from attnlm.text.record_files import record_texts
 from attnlm.text.text_files import kind_of
 
@@ -71,6 +77,8 @@ def sample(
         settings["seed"] = drawn_seed()
     config = SamplingConfig(**settings, stop=[typed(text, "--stop") for text in stop or ()])
     prompt_texts = [_prompt(prompt, prompt_file)] if prompts is None else _prompts(prompts)
+    if many or json:  # memory holds the texts to the end
+        config.check_room(len(prompt_texts), MOST_CHOICES_HELD if show_probs else MOST_HELD)
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     from attnlm.generation.questions import format_of

@@ -174,6 +174,7 @@ class Sampler:
         The first `config.num_samples` texts continue the first prompt. Each prompt gets the same
         texts as alone, up to rounding if a projection has 256 inputs or more, or without C.
         """
+        config.check_room(len(prompts))
         continuations = [Continuation(self.tokenizer, config) for _ in prompts * config.num_samples]
         pieces: list[list[str]] = [[] for _ in continuations]
 

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from attnlm.base.errors import UsageError
 from attnlm.base.settings import check_value, fields_of, quoted, setting
 
+MOST_HELD = 2**26
+"""The most tokens of all samples together if memory keeps them to the end, in about 2 GB."""
+MOST_CHOICES_HELD = 2**20
+"""The most tokens if memory also keeps, for each token, the likeliest others and probabilities."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
@@ -54,6 +59,15 @@ class SamplingConfig:
     def stop_texts(self) -> tuple[str, ...]:
         """Return the stop texts as a tuple, also if `stop` is a single text."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def check_room(self, prompts: int, most: int = MOST_HELD) -> None:
+        """Raise UsageError if the texts of all prompts have more than `most` tokens together."""
+        count = prompts * self.num_samples * self.tokens
+        if count > most:
+            raise UsageError(
+                f"{count:,} tokens do not fit into memory",
+                f"use fewer prompts, `num_samples` or `tokens`: at most {most:,} together",
+            )
 
 
 SAMPLING = {
