@@ -93,6 +93,11 @@ def test_lines_and_modules_are_short_and_declare_one_variable_at_a_time(name: st
     assert "Object.assign(this" not in SCRIPTS[name]
 
 
+def test_the_stylesheet_has_short_lines() -> None:
+    lines = (FOLDER / "page.css").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > MOST_CHARACTERS] == []
+
+
 @each_module
 def test_node_reads_each_module(name: str, tmp_path: Path) -> None:
     node = shutil.which("node")
