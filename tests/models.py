@@ -30,6 +30,7 @@ from attnlm.model.layers import Linear
 from attnlm.model.ops import Kernels
 from attnlm.model.ops.pointwise import rotary_angles
 from attnlm.model.spec import Use
+from attnlm.model.textbook import forward
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
 from attnlm.runs.journal import EvaluationRecord
@@ -193,6 +194,13 @@ def self_attention(model: LanguageModel, layer: int = 0) -> SelfAttention:
     return block.attention
 
 
+def by_the_book(model: Bigram | Transformer, ids_BT: Tensor) -> Tensor:
+    """Return the logits of the textbook pass in float64, (B, T) → (B, T, V)."""
+    weights = {name: weight.double() for name, weight in model.named_parameters()}
+    logits: Tensor = torch.vmap(lambda ids: forward(model.architecture, weights, ids))(ids_BT)
+    return logits
+
+
 def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     """Return the gradient of a loss for each parameter."""
     named = dict(model.named_parameters())
@@ -212,6 +220,13 @@ def timeless(run: Path) -> list[dict[str, Any]]:
     records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     timed = ("seconds", "tokens_per_second")
     return [{k: v for k, v in record.items() if k not in timed} for record in records]
+
+
+def assert_same_run(one: Run, other: Run) -> None:
+    """Assert that two runs have the same bytes, except for times."""
+    assert timeless(one.path) == timeless(other.path)
+    for name in ("ticker.jsonl", one.last.name, one.best.name):
+        assert (one.path / name).read_bytes() == (other.path / name).read_bytes(), name
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -146,13 +146,12 @@ VARIANTS = (
 @pytest.mark.parametrize("block_size", [BLOCK, 1])
 def test_fast_tokens_equal_uncached_ones_far_past_the_context(name: str, block_size: int) -> None:
     model = small_model(name, block_size=block_size)
-    for prompt_length in (1, BLOCK, 2 * BLOCK + 3):
+    for prompt_length, num_samples in ((1, 3), (BLOCK, 1), (2 * BLOCK + 3, 3)):
         prompt = [int(i) for i in torch.randint(V, (prompt_length,))]
-        for num_samples in (1, 3):
-            config = SamplingConfig(tokens=3 * BLOCK, num_samples=num_samples, seed=8)
-            fast = np.concatenate(list(fastest_decoding(model, CPU).generate(prompt, config)))
-            assert fast.tolist() == plain_tokens(model, prompt, config)
-            assert block_size == 1 or len(set(map(tuple, fast.T.tolist()))) == num_samples
+        config = SamplingConfig(tokens=3 * BLOCK, num_samples=num_samples, seed=8)
+        fast = np.concatenate(list(fastest_decoding(model, CPU).generate(prompt, config)))
+        assert fast.tolist() == plain_tokens(model, prompt, config)
+        assert block_size == 1 or len(set(map(tuple, fast.T.tolist()))) == num_samples
 
 
 @pytest.mark.parametrize("rung", ["multi-head", "transformer"])
@@ -207,15 +206,20 @@ def test_batched_prompts_equal_single_prompts(
     decoding = fastest_decoding(model.float() if native else model, CPU)
     lengths = (7, 1, 2 * BLOCK + 3, 2, BLOCK, 7, BLOCK + 1, 4)
     prompts = [[int(i) for i in torch.randint(V, (length,))] for length in lengths]
-    for settings in ({"num_samples": 3}, {"top_k": 4}, {"temperature": 0.0, "num_samples": 2}):
-        for tokens in (1, 6, 2 * BLOCK):
-            config = SamplingConfig(tokens=tokens, seed=8, **settings)
-            together = iter(texts_of(decoding, prompts, config))
-            for prompt in prompts:
-                alone = np.concatenate(list(decoding.generate(prompt, config)))
-                for ids in alone.T.tolist():
-                    text = next(together)
-                    assert text == ids[: len(text)] and len(text) >= tokens - 2
+    configs: list[dict[str, Any]] = [
+        {"tokens": 1, "num_samples": 3},
+        {"tokens": 6, "top_k": 4},
+        {"tokens": 6, "temperature": 0.0, "num_samples": 2},
+        {"tokens": 2 * BLOCK, "num_samples": 3},
+    ]
+    for settings in configs:
+        config = SamplingConfig(seed=8, **settings)
+        together = iter(texts_of(decoding, prompts, config))
+        for prompt in prompts:
+            alone = np.concatenate(list(decoding.generate(prompt, config)))
+            for ids in alone.T.tolist():
+                text = next(together)
+                assert text == ids[: len(text)] and len(text) >= config.tokens - 2
 
 
 def test_texts_wait_at_most_as_long_as_they_take() -> None:

@@ -108,6 +108,7 @@ def test_tokens_of_another_shape_or_beyond_the_context_are_refused() -> None:
             AttnlmError, match="has 14 tokens, more than the context of the model, 13"
         ):
             model(*arguments)
+    assert small_model("bigram")(some_ids(B, T + 1)).shape == (B, T + 1, V)  # which has no context
 
 
 def test_parameter_counts_equal_the_table() -> None:

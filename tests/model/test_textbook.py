@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnlm.model import textbook
 from attnlm.model.attention import LayerCache
-from attnlm.model.language_model import Bigram, LanguageModel, Transformer
+from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import Dropout, Linear, RMSNorm
 from attnlm.model.ops import use_kernels
 from attnlm.model.ops.loss import cross_entropy
@@ -20,6 +19,7 @@ from attnlm.model.recorder import record
 from tests.models import (
     COMPILED,
     VARIANTS,
+    by_the_book,
     gradients,
     needs_kernels,
     self_attention,
@@ -29,11 +29,6 @@ from tests.models import (
 from tests.tolerances import assert_near, assert_rounded
 
 variants = pytest.mark.parametrize("variant", VARIANTS)
-
-
-def by_the_book(model: Bigram | Transformer, ids_BT: Tensor) -> Tensor:
-    weights = dict(model.named_parameters())
-    return torch.stack([textbook.forward(model.architecture, weights, row) for row in ids_BT])
 
 
 def exact_gradients(model: LanguageModel, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
