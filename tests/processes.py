@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,19 +166,31 @@ def _as_rank(
     work(*arguments)
 
 
-def commands(project: Path, out: Path, code: int, *ranks: Sequence[str]) -> list[tuple[str, str]]:
-    """Run `attnlm` with these arguments for each rank; return what each wrote."""
-    together(len(ranks), _command, project, out, dict(enumerate(ranks)), code=code)
+def commands(
+    project: Path, out: Path, code: int, *ranks: Sequence[str], signum: int | None = None
+) -> list[tuple[str, str]]:
+    """Run `attnlm` with these arguments for each rank; return what each wrote.
+
+    The last rank gets the signal `signum`, if any, before its 71st step.
+    """
+    together(len(ranks), _command, project, out, ranks, signum, code=code)
     return [
         ((out / f"{rank}-1").read_text(), (out / f"{rank}-2").read_text())
         for rank in range(len(ranks))
     ]
 
 
-def _command(project: Path, out: Path, ranks: Mapping[int, Sequence[str]]) -> None:
-    rank = int(os.environ["RANK"])
+def _command(project: Path, out: Path, ranks: Sequence[Sequence[str]], signum: int | None) -> None:
+    rank, step = int(os.environ["RANK"]), Stepper.step
+
+    def stopped(stepper: Stepper) -> torch.Tensor:
+        if stepper.state.step == 70 and signum is not None and rank == len(ranks) - 1:
+            signal.raise_signal(signum)
+        return step(stepper)
+
+    Stepper.step = stopped  # type: ignore[method-assign, assignment]
     for stream in (1, 2):
-        os.dup2(os.open(out / f"{rank}-{stream}", os.O_WRONLY | os.O_CREAT), stream)
+        os.dup2(os.open(out / f"{rank}-{stream}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     os.chdir(project)
     sys.argv = ["attnlm", *ranks[rank]]
     main()

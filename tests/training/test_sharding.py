@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from attnlm.config.settings import resolve
 from attnlm.runs.checkpoint import ShardedCheckpoints, load_checkpoint, named_tensors
 from attnlm.runs.run import Run
 from tests.models import parts_of, timeless
-from tests.processes import Training, commands, ended, ranks, some_way_on
+from tests.processes import commands, ended, ranks, some_way_on
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
 TRAIN = (
@@ -99,23 +99,17 @@ def test_pytorch_loads_sharded_checkpoints(whole: Run) -> None:
     assert_equal(found, expected)
 
 
-@pytest.fixture
-def training(project: Path) -> Iterator[Training]:
-    with some_way_on(project, (*TRAIN, "--processes", "2")) as training:
-        yield training
-
-
 def test_a_stopped_run_resumes_with_any_number_of_processes(
-    training: Training, whole: Run, project: Path, tmp_path: Path
+    whole: Run, project: Path, tmp_path: Path
 ) -> None:
-    os.kill(ranks(training.process.pid)[1], signal.SIGTERM)
-    _, stderr = ended(training.process, 143)
-    assert stderr.count("stopped; the last complete step, ") == 1
-    path = training.path
+    words = [(*TRAIN, "--name", "stopped")] * 2
+    said = commands(project, tmp_path, 143, *words, signum=signal.SIGTERM)
+    assert "".join(one for _, one in said).count("stopped; the last complete step, ") == 1
+    path = whole.path.with_name("stopped")
     stopped = attnlm.open_run(path)
     assert 24 <= stopped.checkpoint("last").step < 96
-    other = shutil.copytree(path, path.with_name(f"{path.name}-copy"))
-    commands(project, tmp_path, 0, *[("train", "--resume", str(path))] * 2)
+    other = shutil.copytree(path, path.with_name("copy"))
+    commands(project, tmp_path, 0, *[("train", "--resume", "stopped")] * 2)
     assert_equal(tensors(stopped), tensors(whole))
     assert_equal(tensors(stopped, "best"), tensors(whole, "best"))
     assert timeless(path) == timeless(whole.path)
@@ -126,11 +120,11 @@ def test_a_stopped_run_resumes_with_any_number_of_processes(
 
 
 @pytest.mark.slow
-def test_the_last_checkpoint_survives_a_killed_process(training: Training, project: Path) -> None:
-    os.kill(ranks(training.process.pid)[0], signal.SIGKILL)
-    _, stderr = ended(training.process, 1)
+def test_the_last_checkpoint_survives_a_killed_process(project: Path) -> None:
+    with some_way_on(project, (*TRAIN, "--processes", "2")) as (process, path):
+        os.kill(ranks(process.pid)[0], signal.SIGKILL)
+        _, stderr = ended(process, 1)
     assert stderr.count("error: ") == 1
-    path = training.path
     run = attnlm.open_run(path)
     step = run.checkpoint("last").step
     assert step > 0 and tensors(run)
