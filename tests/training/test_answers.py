@@ -24,7 +24,7 @@ from attnlm.generation.questions import format_of
 from attnlm.generation.sampling import load_sampler
 from attnlm.model.language_model import Bigram
 from attnlm.model.ops import Kernels, use_kernels
-from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
+from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
@@ -35,6 +35,7 @@ from tests.command import fails
 from tests.models import COMPILED, needs_kernels, parts_of
 
 CPU = choose_device("cpu", "float32")
+SMALL: dict[str, Any] = {"model": "single-head", "block_size": 16, "batch_size": 8, "seed": 1}
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +50,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[attnlm.Run, Path]
     """A run that copies two letters, and the folder of its data set."""
     folder = tmp_path_factory.mktemp("learned")
     dataset = attnlm.prepare("copy", length=2, data_dir=folder / "data")
-    run = attnlm.train(
-        dataset,
-        model="single-head",
-        block_size=16,
-        batch_size=8,
-        steps=60,
-        seed=1,
-        checkpoint_dir=folder / "checkpoints",
-    )
+    run = attnlm.train(dataset, steps=60, checkpoint_dir=folder / "checkpoints", **SMALL)
     return run, folder
 
 
@@ -79,10 +72,7 @@ def _masked(shape: tuple[int, int], vocab_size: int) -> tuple[torch.Tensor, torc
 def test_ignored_targets_have_no_loss_and_no_gradient(
     compiled: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
-    monkeypatch.setitem(
-        __import__("attnlm.model.ops.loss", fromlist=[""]).LOGITS_AT_ONCE, "cpu", at_once
-    )
+    monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", at_once)
     _, targets_BT = _masked((5, 9), 37)
     x_BTC = torch.randn(5, 9, 6, generator=torch.Generator().manual_seed(2)).requires_grad_()
     head = nn.Linear(6, 37)
@@ -298,18 +288,9 @@ def test_commands_ask_and_show_what_is_wrong(learned: tuple[attnlm.Run, Path]) -
     done = command("eval", run.name, "--pairs", "pairs.jsonl", "--errors", cwd=folder)
     assert "50.0% of answers right: 1 of 2" in done.stdout and "model's answer" in done.stdout
     (folder / "none.jsonl").write_text("")
-    fails(
-        "eval",
-        run.name,
-        "--pairs",
-        "none.jsonl",
-        cwd=folder,
-        code=1,
-        says="no questions",
-        hints="give",
-    )
-    wrong = ("eval", run.name, "--pairs", "pairs.txt")
-    fails(*wrong, cwd=folder, code=1, says="not a file of records", hints="jsonl")
+    pairs = ("eval", run.name, "--pairs")
+    fails(*pairs, "none.jsonl", cwd=folder, code=1, says="no questions", hints="give")
+    fails(*pairs, "pairs.txt", cwd=folder, code=1, says="not a file of records", hints="jsonl")
 
 
 def test_a_run_of_texts_is_asked_in_the_format_of_the_questions(
@@ -321,16 +302,7 @@ def test_a_run_of_texts_is_asked_in_the_format_of_the_questions(
     text = attnlm.prepare(
         tmp_path / "text.txt", tokenizer=str(task.path), name="text", data_dir=folder / "data"
     )
-    attnlm.train(
-        text,
-        model="single-head",
-        block_size=16,
-        batch_size=8,
-        steps=60,
-        seed=1,
-        name="text",
-        checkpoint_dir=folder / "checkpoints",
-    )
+    attnlm.train(text, steps=60, name="text", checkpoint_dir=folder / "checkpoints", **SMALL)
     done = command("eval", "text", "--data", "copy-char", "--json", "--errors", cwd=folder)
     facts = json.loads(done.stdout)
     wrong = round((1 - facts["accuracy"]) * len(task.val_examples or ()))
@@ -368,12 +340,9 @@ def test_a_run_without_its_data_set_is_sampled_as_text(learned: tuple[attnlm.Run
 
 def test_a_ladder_shows_right_answers(learned: tuple[attnlm.Run, Path]) -> None:
     _, folder = learned
-    given = {"rungs": "bigram,single-head", "steps": 3, "seed": 1, "tokens": 5}
-    climbed = attnlm.ladder(
-        folder / "data" / "copy-char",
-        checkpoint_dir=folder / "ladders",
-        **given,  # type: ignore[arg-type]
-    )
+    given: dict[str, Any] = {"rungs": "bigram,single-head", "steps": 3, "seed": 1, "tokens": 5}
+    place: dict[str, Any] = {"checkpoint_dir": folder / "ladders", "data_dir": folder / "data"}
+    climbed = attnlm.ladder("copy-char", **place, **given)
     header, rows = climbed.table()
     assert header[2] == "right answers" and all(row[2].endswith("%") for row in rows)
 
