@@ -228,6 +228,13 @@ a model with changed classes is exported | test_trace.py
 if not is_as_built(model): => if False:
 a module with another attribute is as it was built | test_inspection.py
 return _described(model) == _as_described(model.spec, model.vocab_size) => return True
+a page draws initial weights of another size |
+test_train_page.py::test_initial_weights_have_the_distributions_of_pytorch
+return "normal", settings["std"] => return "normal", 2 * settings["std"]
+== see/pages/chart.js
+a script uses a name that it does not import |
+test_scripts.py::test_each_name_is_declared_imported_or_of_the_browser
+{element, fractionsAt, withCommas} => {element, fractionsAt}
 == model/recorder.py
 the wrong head is silenced | test_recorder.py
 head = self.silenced[1] => head = 0
