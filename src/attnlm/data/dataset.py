@@ -7,7 +7,7 @@ import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -203,21 +203,6 @@ class Dataset(Facts):
     def largest_block_size(self) -> int:
         """Return the longest context for which both splits have a window and its targets."""
         return min(self.train_tokens, self.val_tokens) - 1
-
-
-class RecordedHashes(Protocol):
-    """The hashes of a data set, which runs and ladders record."""
-
-    @property
-    def train_sha256(self) -> str: ...
-
-    @property
-    def val_sha256(self) -> str: ...
-
-
-def is_same(one: RecordedHashes, other: RecordedHashes) -> bool:
-    """Return True if two data sets have the same ids."""
-    return (one.train_sha256, one.val_sha256) == (other.train_sha256, other.val_sha256)
 
 
 def open_dataset(

@@ -11,6 +11,7 @@ from attnlm.base.json_records import MappingRecord, limited
 
 if TYPE_CHECKING:
     from attnlm.data.dataset import Dataset
+    from attnlm.runs.ladder_plan import LadderPlan
 
 NOT_COMPARABLE = "not comparable: the model sees later tokens"
 
@@ -101,6 +102,12 @@ class Whole:
 
     best: Measured
     last: Measured
+
+
+def is_same(dataset: Dataset, recorded: DatasetFacts | LadderPlan) -> bool:
+    """Return True if a data set has the ids that a run or a ladder has recorded."""
+    hashes = (recorded.train_sha256, recorded.val_sha256)
+    return (dataset.train_sha256, dataset.val_sha256) == hashes
 
 
 def reference_losses(vocab_size: int, dataset: DatasetFacts | Dataset) -> dict[str, float]:

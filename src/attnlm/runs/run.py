@@ -24,7 +24,7 @@ from attnlm.base.json_records import decoded, hint_on_version, read_record
 from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.settings import fields_of
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve, unknown_settings
-from attnlm.data.dataset import Dataset, is_same, open_dataset
+from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.own import CODE
 from attnlm.runs.journal import (
     EARLY_STEPS,
@@ -44,6 +44,7 @@ from attnlm.runs.records import (
     ParentRecord,
     StoredRun,
     Whole,
+    is_same,
     reference_losses,
 )
 from attnlm.tokens import tokenizer

@@ -25,12 +25,13 @@ from attnlm.base.settings import Settings, differing
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import named_codes
-from attnlm.data.dataset import Dataset, is_same, open_dataset
+from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.generation.questions import QuestionFormat, answers, format_of
 from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.model.own import CODE, completed
 from attnlm.runs.ladder_plan import RECORD, Adapted, LadderPlan, Trial, read_plan
+from attnlm.runs.records import is_same
 from attnlm.runs.run import Run, open_run
 from attnlm.see.ladder import Ladder, Rung, median
 from attnlm.training.eval_budget import affordable_tokens, step_cost

@@ -26,13 +26,13 @@ from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.resolve import Request, SizeChoice, resolve_new
 from attnlm.config.settings import RECORD_OF, Config, resolve
 from attnlm.config.training import TrainingConfig
-from attnlm.data.dataset import Dataset, is_same, open_dataset
+from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import parameters_of
 from attnlm.model.own import completed
 from attnlm.runs.create_run import check_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
 from attnlm.runs.manage import remove_run
-from attnlm.runs.records import ParentRecord
+from attnlm.runs.records import ParentRecord, is_same
 from attnlm.runs.run import Run, open_dataset_of, open_run, run_of
 from attnlm.see.curves import FEW_STEPS, CurveDrawer
 from attnlm.see.loggers import LogListener, check_tools
