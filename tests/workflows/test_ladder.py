@@ -143,7 +143,7 @@ def test_a_preset_that_is_in_no_other_table_makes_a_ladder(
     shutil.copytree(Path(attnlm.__file__).parent, tmp_path / "attnlm")
     path = tmp_path / "attnlm" / "model" / "architecture.py"
     text = path.read_text(encoding="utf-8")
-    text = text.replace('"llama", "qwen3"),', '"llama", "qwen3", "bare", "deep"),')
+    text = text.replace('"llama", "qwen3",\n', '"llama", "qwen3", "bare", "deep",\n')
     of_bare = 'Preset({**_ONE_LAYER, "heads": 2}, ("embed_dim", "block_size", "heads"))'
     of_deep = 'Preset({**_TRANSFORMER, "layers": 1}, _ALL_PARTS)'
     presets = f'PRESETS |= {{"bare": {of_bare}, "deep": {of_deep}}}\n\n\ndef architecture('

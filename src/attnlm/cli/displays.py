@@ -30,9 +30,9 @@ def baselines(vocab_size: int, dataset: DatasetFacts | Dataset) -> str:
 
 
 _SIZES = (
-    *("layers", "heads", "kv_heads", "embed_dim", "head_size", "mlp_width"),
-    *("block_size", "dropout"),
-)
+    "layers", "heads", "kv_heads", "embed_dim", "head_size", "mlp_width",
+    "block_size", "dropout",
+)  # fmt: skip
 
 
 def parts_in_words(model: ModelSpec) -> str:

@@ -122,9 +122,9 @@ _COLUMNS: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
     },
 }
 _TEXTS = (
-    *("run", "model", "data", "parent", "data set", "source", "tokenizer", "split"),
-    *("recipe", "purpose"),
-)
+    "run", "model", "data", "parent", "data set", "source", "tokenizer", "split",
+    "recipe", "purpose",
+)  # fmt: skip
 
 
 def _show(kind: str, entries: Sequence[Any]) -> None:

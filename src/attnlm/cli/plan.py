@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from attnlm.workflows.plan import Plan
 
 _TRAINING = (
-    *("batch_size", "micro_batch_size", "optimizer", "lora", "lora_on"),
-    *("recipe", "vocab_size", "start_from", "checkpoint_dir", "data_dir"),
-)
+    "batch_size", "micro_batch_size", "optimizer", "lora", "lora_on",
+    "recipe", "vocab_size", "start_from", "checkpoint_dir", "data_dir",
+)  # fmt: skip
 _WHERE = (
-    *("device", "dtype", "compile", "threads", "processes", "shard", "recompute"),
-    *("peak", "share"),
-)
+    "device", "dtype", "compile", "threads", "processes", "shard", "recompute",
+    "peak", "share",
+)  # fmt: skip
 GROUPS = {
     "Model": [*fields_of(Architecture), "set_"],
     "Training": _TRAINING,
@@ -40,10 +40,10 @@ GROUPS = {
     "Budget": ("tokens", "steps"),
 }
 COMMON = (
-    *("model", "embed_dim", "layers", "block_size", "heads", "batch_size", "optimizer", "lora"),
-    *("recipe", "vocab_size", "start_from", "device", "dtype", "processes", "peak", "share"),
-    *("tokens", "steps"),
-)
+    "model", "embed_dim", "layers", "block_size", "heads", "batch_size", "optimizer", "lora",
+    "recipe", "vocab_size", "start_from", "device", "dtype", "processes", "peak", "share",
+    "tokens", "steps",
+)  # fmt: skip
 
 
 @with_options(

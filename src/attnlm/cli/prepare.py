@@ -16,9 +16,9 @@ from attnlm.config.settings import resolve
 from attnlm.text.tasks import TASKS
 
 _FACTS = (
-    *("characters", "documents", "vocab_size", "train_tokens", "val_tokens"),
-    *("bigram_loss", "floor", "split", "split_seed"),
-)
+    "characters", "documents", "vocab_size", "train_tokens", "val_tokens",
+    "bigram_loss", "floor", "split", "split_seed",
+)  # fmt: skip
 _SHOWN = 60  # characters of an example
 
 

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 _MOST_FOR_EACH_CORE = 4  # processes; resuming a run of more needs --processes
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
-    *("recipe", "print_config", "name", "exist_ok", "checkpoint_dir", "resume", "start_from"),
-    *("force", "code", "seeds"),
-    *("checkpoint", "log", "device", "dtype", "compile", "threads", "processes"),
-)
+    "recipe", "print_config", "name", "exist_ok", "checkpoint_dir", "resume", "start_from",
+    "force", "code", "seeds",
+    "checkpoint", "log", "device", "dtype", "compile", "threads", "processes",
+)  # fmt: skip
 
 
 GROUPS = {
@@ -49,10 +49,10 @@ GROUPS = {
     "Run": _RUN,
 }
 COMMON = (
-    *("model", "embed_dim", "layers", "block_size", "heads", "dropout"),
-    *("batch_size", "steps", "budget", "learning_rate", "optimizer", "eval_every", "seed"),
-    *("device", "recipe", "print_config", "name", "resume", "start_from", "lora", "log"),
-)
+    "model", "embed_dim", "layers", "block_size", "heads", "dropout",
+    "batch_size", "steps", "budget", "learning_rate", "optimizer", "eval_every", "seed",
+    "device", "recipe", "print_config", "name", "resume", "start_from", "lora", "log",
+)  # fmt: skip
 
 
 @with_options(RECORD_OF)

@@ -340,9 +340,9 @@ def evenly_spaced(total: int, most: int) -> NDArray[np.int64]:
 # A folder with any of these files is a data set, perhaps a damaged one.
 _OF_A_DATASET = ("meta.json", "train.bin", "val.bin")
 _FACTS = (
-    *("source", "tokenizer", "vocab_size", "train_tokens", "val_tokens", "split"),
-    *("bigram_loss", "floor"),
-)
+    "source", "tokenizer", "vocab_size", "train_tokens", "val_tokens", "split",
+    "bigram_loss", "floor",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from attnlm.model.language_model import Bigram, Transformer
 
 MODELS = (
-    *("bigram", "average", "dot-product", "single-head", "multi-head", "wide-head", "transformer"),
-    *("gpt2", "llama", "qwen3"),
-)
+    "bigram", "average", "dot-product", "single-head", "multi-head", "wide-head", "transformer",
+    "gpt2", "llama", "qwen3",
+)  # fmt: skip
 RUNGS = MODELS[:7]
 """The rungs of the ladder: each adds one idea to the rung before. The other MODELS are small
 versions of models that others published."""

@@ -222,10 +222,10 @@ def format_for(a: Architecture, forms: Sequence[AnyFormat], run: str) -> AnyForm
 # --- What families of models can express ----------------------------------------------------------
 
 _ALL_VALUES = (
-    *("model", "embed_dim", "layers", "block_size", "heads", "kv_heads", "head_size", "wide_heads"),
-    *("qkv_bias", "rotary_base", "rotary_factor", "rotary_context", "norm_epsilon", "mlp_width"),
-    *("bias", "tie_embeddings", "dropout"),
-)
+    "model", "embed_dim", "layers", "block_size", "heads", "kv_heads", "head_size", "wide_heads",
+    "qkv_bias", "rotary_base", "rotary_factor", "rotary_context", "norm_epsilon", "mlp_width",
+    "bias", "tie_embeddings", "dropout",
+)  # fmt: skip
 _COMMON: Supported = {
     **dict.fromkeys(_ALL_VALUES),
     "attention": ("softmax",),

@@ -23,9 +23,9 @@ from attnlm.see.verdicts import Pair
 # Colours that are legible on white and on black. A model has the same colour in all pictures; a
 # variant, or a model beyond these colours, takes the colour of a model that the ladder lacks.
 _COLOURS = (
-    *("#a8607f", "#7c7fd0", "#4f8fd8", "#1f9bb5", "#2a9d6e", "#8a961c", "#d9730d"),
-    *("#c2554d", "#8c6bb1", "#5f7f4f"),
-)
+    "#a8607f", "#7c7fd0", "#4f8fd8", "#1f9bb5", "#2a9d6e", "#8a961c", "#d9730d",
+    "#c2554d", "#8c6bb1", "#5f7f4f",
+)  # fmt: skip
 _COLOUR_OF = dict(zip(MODELS, _COLOURS, strict=False))
 
 # For each rung: what it is, why it helps, and why it may not. A rung without an entry is named by

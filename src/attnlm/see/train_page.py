@@ -90,9 +90,9 @@ def _rung_data(config: Config) -> dict[str, Any]:
     settings = config.settings()
     a = architecture_of(config.spec, Use.PAGE_TRAINING)
     training = (
-        *("steps", "batch_size", "learning_rate", "min_learning_rate", "schedule", "cooldown"),
-        *("warmup", "beta1", "beta2", "weight_decay", "weight_decay_on", "gradient_clip"),
-    )
+        "steps", "batch_size", "learning_rate", "min_learning_rate", "schedule", "cooldown",
+        "warmup", "beta1", "beta2", "weight_decay", "weight_decay_on", "gradient_clip",
+    )  # fmt: skip
     return {
         "architecture": architecture_data(a),
         "parameters": parameters_data(a),

@@ -53,9 +53,9 @@ _VAL_TOKENS = 2**20
 _MADE_UP_WINDOWS = 64
 _LIMITS = {"vocab_size": (1, 2**32), "tokens": (1, 10**18), "peak": (1e6, 1e21), "share": (1e-6, 1)}
 _FIGURES = (
-    *("step_seconds", "tokens_per_second", "flops_per_second", "tokens", "steps", "seconds"),
-    *("flops", "pf_days", "device_hours"),
-)
+    "step_seconds", "tokens_per_second", "flops_per_second", "tokens", "steps", "seconds",
+    "flops", "pf_days", "device_hours",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

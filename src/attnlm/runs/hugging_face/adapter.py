@@ -43,18 +43,16 @@ _PREFIX = "base_model.model."
 _HINT = "save a plain LoRA adapter with peft: no biases, no other modules, weights not decomposed"
 _COPY = "copy the folder again from its source"
 _LARGEST_NUMBER = 1e9
+# Keys about training, or about how an adapter is loaded; those of the last line are used below.
+_ANY_VALUE = (
+    "task_type", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout",
+    "target_modules", "fan_in_fan_out", "auto_mapping", "peft_version", "megatron_core",
+    "loftq_config", "eva_config", "corda_config", "runtime_config", "qalora_group_size",
+    "layers_to_transform", "layers_pattern", "exclude_modules", "ensure_weight_tying",
+    "r", "lora_alpha", "rank_pattern", "alpha_pattern",
+)  # fmt: skip
 _ALLOWED: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(
-        (
-            # Keys about training, or about how an adapter is loaded.
-            *("task_type", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout"),
-            *("target_modules", "fan_in_fan_out", "auto_mapping", "peft_version", "megatron_core"),
-            *("loftq_config", "eva_config", "corda_config", "runtime_config", "qalora_group_size"),
-            *("layers_to_transform", "layers_pattern", "exclude_modules", "ensure_weight_tying"),
-            *("r", "lora_alpha", "rank_pattern", "alpha_pattern"),  # used below
-        ),
-        (),
-    ),
+    **dict.fromkeys(_ANY_VALUE, ()),
     "peft_type": ("LORA",),
     "bias": ("none",),
     "use_rslora": (True, False, None),

@@ -15,9 +15,9 @@ from attnlm.base.folders import is_folder
 from attnlm.text.record_files import first_line
 
 DESCRIPTION = (
-    *("config.json", "tokenizer.json", "vocab.json", "merges.txt"),
+    "config.json", "tokenizer.json", "vocab.json", "merges.txt",
     "model.safetensors.index.json",
-)
+)  # fmt: skip
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
 _NAME = r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?"  # NAME or OWNER/NAME
 

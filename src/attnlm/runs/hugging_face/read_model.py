@@ -37,19 +37,16 @@ _COPY = "copy the folder again from its source"
 _HINT = "import a GPT-2, Llama, SmolLM, Mistral, Qwen2 or Qwen3 model without such options"
 
 _ELSEWHERE: tuple[Any, ...] = ()
-_NO_EFFECT = dict.fromkeys(
-    (
-        *("architectures", "model_type", "torch_dtype", "dtype", "transformers_version"),
-        *("bos_token_id", "eos_token_id", "pad_token_id", "_name_or_path", "use_cache"),
-        *("initializer_range", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"),
-        *("summary_activation", "summary_first_dropout", "summary_proj_to_labels"),
-        *("summary_type", "summary_use_proj", "task_specific_params", "n_ctx", "pretraining_tp"),
-        *("reorder_and_upcast_attn", "max_window_layers", "_attn_implementation"),
-        *("output_attentions", "output_hidden_states", "return_dict", "gradient_checkpointing"),
-        *("is_llama_config", "transformers.js_config"),
-    ),
-    _ELSEWHERE,
-)
+_NO_EFFECT = (
+    "architectures", "model_type", "torch_dtype", "dtype", "transformers_version",
+    "bos_token_id", "eos_token_id", "pad_token_id", "_name_or_path", "use_cache",
+    "initializer_range", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop",
+    "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
+    "summary_type", "summary_use_proj", "task_specific_params", "n_ctx", "pretraining_tp",
+    "reorder_and_upcast_attn", "max_window_layers", "_attn_implementation",
+    "output_attentions", "output_hidden_states", "return_dict", "gradient_checkpointing",
+    "is_llama_config", "transformers.js_config",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -147,8 +144,8 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
             f"import one of {', '.join(_FAMILIES)}",
         )
     stock = next(stock for stock in STOCK_CLASSES if stock.model_type == family.stock)
-    sizes = dict.fromkeys((*stock.sizes, "vocab_size"), _ELSEWHERE)
-    check_options(path, content, {**_NO_EFFECT, **sizes, **family.allowed}, _HINT)
+    elsewhere = dict.fromkeys((*_NO_EFFECT, *stock.sizes, "vocab_size"), _ELSEWHERE)
+    check_options(path, content, {**elsewhere, **family.allowed}, _HINT)
     settings: dict[str, Any] = {}
     for key, attribute in stock.sizes.items():
         value, default = content.get(key), family.defaults.get(key)
