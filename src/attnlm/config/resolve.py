@@ -67,29 +67,29 @@ def with_own_code(settings: Mapping[str, Any]) -> dict[str, Any]:
     The arguments in `set`, a dictionary, become settings. Raises UsageError and AttnlmError as
     `named_code` and `passed_code` do.
     """
-    found = dict(settings)
-    for name, value in found.items():
+    with_code = dict(settings)
+    for name, value in settings.items():
         if name in CHOSEN_BY_NAME and is_code_name(value) and not isinstance(value, OwnCode):
-            found[name] = named_code(value)
+            with_code[name] = named_code(value)
         elif name in CHOSEN_BY_NAME and callable(value):
-            found[name] = passed_code(value)
-    given = found.pop("set", None) or {}
-    if not isinstance(given, Mapping):
+            with_code[name] = passed_code(value)
+    arguments = with_code.pop("set", None) or {}
+    if not isinstance(arguments, Mapping):
         raise UsageError("`set` must be a dictionary", "write set={'name': value}")
-    return found | {PREFIX + str(name): value for name, value in given.items()}
+    return with_code | {PREFIX + str(name): value for name, value in arguments.items()}
 
 
 def _size_choice(
     recipe: str, sizes: Sequence[Settings], settings: Settings, parent: object
 ) -> SizeChoice:
-    given: dict[str, object] = {**settings, "start_from": parent}
+    chosen: dict[str, object] = {**settings, "start_from": parent}
     for name in ("start_from", "model", "processes"):
-        if given.get(name, 1) not in (sizes[0].get(name), None, 1):
+        if chosen.get(name, 1) not in (sizes[0].get(name), None, 1):
             raise UsageError(
                 f"{recipe} chooses a model size, and cannot be combined with this `{name}`",
                 f"leave out `{name}` or the recipe",
             )
-    has_steps = "steps" in given
+    has_steps = "steps" in settings
     budgets = [] if has_steps else [resolve(settings, size).training.budget for size in sizes]
     if not budgets or budgets[0] is None:
         hint = "use `budget`" + (" instead of `steps`" if has_steps else "")

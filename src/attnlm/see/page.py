@@ -74,18 +74,18 @@ def _compact(name: str) -> str:
 
 def _with_imports(*names: str) -> list[str]:
     """Return JavaScript modules and those that they import, each after the ones that it imports."""
-    found = list[str]()
+    modules = list[str]()
 
     def add(name: str) -> None:
-        if name in found:
+        if name in modules:
             return
         for _, imported in re.findall(_IMPORT, _file(name)):
             add(imported)
-        found.append(name)
+        modules.append(name)
 
     for name in filter(None, names):
         add(name)
-    return found
+    return modules
 
 
 def _scoped(name: str) -> str:

@@ -91,11 +91,12 @@ def check_fits(config: Config, dataset: Dataset, device: Device) -> None:
         check_length(tokens[split], config.spec.block_size, split, hint)
     examples = {"training": dataset.train_examples, "validation": dataset.val_examples}
     length = config.spec.block_size
-    for split, found in examples.items():
-        if found and config.training.loss_on != "all" and not found.has_answers(length):
+    longest = max((part.longest for part in examples.values() if part), default=0)
+    for split, part in examples.items():
+        if part and config.training.loss_on != "all" and not part.has_answers(length):
             raise AttnlmError(
                 f"`block_size` {length} ends before every answer of the {split} split",
-                f"use `block_size` {max(one.longest for one in examples.values() if one) - 1}",
+                f"use `block_size` {longest - 1}",
             )
     parameters = parameters_of(config.spec, dataset.vocab_size)
     check_memory(config, dataset.vocab_size, parameters, dataset.val_tokens, device)
@@ -107,23 +108,23 @@ def _settled_compile(config: Config, device: Device, dataset: Dataset) -> str:
     Raises AttnlmError if the settings demand what is missing: a compiler, kernels in C, or
     operations of the model that exist in C.
     """
-    asked = config.training.compile
+    setting = config.training.compile
     on_cpu = device.name == "cpu"
-    if asked == "on" and on_cpu and not _has_compiler():
+    if setting == "on" and on_cpu and not _has_compiler():
         raise AttnlmError(
             "`compile` on needs a C++ compiler, but none was found",
             "install g++ or clang++, or use `compile` off",
         )
     whole = not config.training.shard and config.training.lora is None
-    if asked == "auto" and device.name == "cuda" and whole and _is_long(config, dataset):
-        asked = "on"
-    if asked == "on":
+    if setting == "auto" and device.name == "cuda" and whole and _is_long(config, dataset):
+        setting = "on"
+    if setting == "on":
         use_own_compiler_cache()
-    if asked in ("on", "off"):
-        return asked
+    if setting in ("on", "off"):
+        return setting
     has_ops = has_native_ops(config.spec, dataset.vocab_size, config.tokens_per_step)
     possible = on_cpu and device.dtype == "float32" and has_ops
-    if asked == "auto":
+    if setting == "auto":
         return "parts" if possible and native_library() is not None else "off"
     if not possible:
         raise UsageError(

@@ -34,8 +34,8 @@ def train_seeds(
 ) -> SeedRuns:
     """Train a model with several seeds, one after the other, and return the runs.
 
-        found = attnlm.train_seeds("tales-char", seeds=3, model="multi-head", steps=500)
-        print(found.losses, found.interval)
+        seed_runs = attnlm.train_seeds("tales-char", seeds=3, model="multi-head", steps=500)
+        print(seed_runs.losses, seed_runs.interval)
 
     `options` are arguments of `train`. The first run has the `seed` and `name`, and each later run
     the next seed K and the name `<name>-seed-K`. A `budget` is the time of the first run; each

@@ -147,15 +147,15 @@ def train(
     """
 
     def open_job(call: Call) -> contextlib.AbstractContextManager[Job]:
-        given = settings
+        chosen = settings
         if call.processes.count > 1:
-            given = {"processes": call.processes.count, **settings}
+            chosen = {"processes": call.processes.count, **settings}
         if resume is not None:
             of_new = None if checkpoint == "auto" else checkpoint
-            _check_with_resume(given, dataset, recipe, name, start_from, of_new)
-            return resumed_job(call, resume, given)
+            _check_with_resume(chosen, dataset, recipe, name, start_from, of_new)
+            return resumed_job(call, resume, chosen)
         parent = None if start_from is None else open_run(start_from, checkpoint_dir=call.folder)
-        config, choice = resolve_new(given, recipe, parent)
+        config, choice = resolve_new(chosen, recipe, parent)
         return new_job(
             call,
             config,
@@ -302,9 +302,9 @@ def new_job(
     if parent is not None and not exists:
         check_tokenizer(parent, opened)
     record = None if parent is None else parent_record(parent, checkpoint)
-    asked = Request(config, choice)
+    request = Request(config, choice)
     if name is not None and exists:
-        yield Job(_finished_run(call, call.folder / name, asked, opened, record), None)
+        yield Job(_finished_run(call, call.folder / name, request, opened, record), None)
         return
     leaks = check_causal(config.spec, opened.vocab_size)
     if leaks and not force:
@@ -312,7 +312,7 @@ def new_job(
             f"{config.spec.name} is not causal: {leaks.partition(';')[0]}",
             f"{leaks.partition('; ')[2]}; or use `force`",
         )
-    config, device = _complete(asked, opened, call.began, call.on_event)
+    config, device = _complete(request, opened, call.began, call.on_event)
     with explaining(call.folder, ", or name another `checkpoint_dir`"):
         run = create_run(
             config,
@@ -329,12 +329,12 @@ def new_job(
 
 
 def _complete(
-    asked: Request, dataset: Dataset, began: float, on_event: OnEvent
+    request: Request, dataset: Dataset, began: float, on_event: OnEvent
 ) -> tuple[Config, Device]:
     """Return the complete configuration of a new run, and the device to train on."""
-    config = asked.config
-    if asked.choice is not None:
-        config = affordable_size(asked.choice, dataset, began, on_event)
+    config = request.config
+    if request.choice is not None:
+        config = affordable_size(request.choice, dataset, began, on_event)
         config = replace(config, spec=completed(config.spec))
     model = config.spec.name
     for key in config.dropped:
@@ -346,11 +346,12 @@ def _complete(
     config = _with_examples(config, dataset)
     device = choose_training_device(config, dataset)
     config = autotune(config, device, dataset)
-    if (found := dataset.train_examples) and (cut := found.is_longer(config.spec.block_size).sum()):
+    examples = dataset.train_examples
+    if examples and (cut := examples.is_longer(config.spec.block_size).sum()):
         on_event(
             Note(
-                f"{cut:,} of {len(found):,} training examples are longer than the context and are "
-                f"cut: `block_size` {found.longest - 1} holds the longest"
+                f"{cut:,} of {len(examples):,} training examples are longer than the context and "
+                f"are cut: `block_size` {examples.longest - 1} holds the longest"
             )
         )
     if config.training.budget is None and config.training.eval_tokens is None:
@@ -393,15 +394,15 @@ def _removing_if_unused(run: Run, folder: Path) -> Iterator[None]:
 
 
 def _finished_run(
-    call: Call, path: Path, asked: Request, dataset: Dataset, parent: ParentRecord | None
+    call: Call, path: Path, request: Request, dataset: Dataset, parent: ParentRecord | None
 ) -> Run:
     """Return the run at `path`. Raises AttnlmError if it is unfinished or not as requested."""
     run = open_run(path)
-    configs = [asked.config]
-    if asked.choice is not None:
-        configs = [resolve(asked.choice.settings, size) for size in asked.choice.sizes]
+    configs = [request.config]
+    if request.choice is not None:
+        configs = [resolve(request.choice.settings, size) for size in request.choice.sizes]
     recorded = run.config.settings()
-    others = min((_differing(config, recorded, asked) for config in configs), key=len)
+    others = min((_differing(config, recorded, request) for config in configs), key=len)
     if not is_same(dataset, run.dataset):
         others.append("data set")
     if (run.parent and run.parent.sha256) != (parent and parent.sha256):
@@ -426,16 +427,16 @@ def _finished_run(
     return run
 
 
-def _differing(config: Config, recorded: Settings, asked: Request) -> list[str]:
+def _differing(config: Config, recorded: Settings, request: Request) -> list[str]:
     """Return the settings whose recorded values differ from `config`.
 
     Settings that a run chooses at its start, or with a budget in its course, do not count.
     """
     chosen = {"warmup"} if config.training.budget is not None else set()
-    if asked.choice is not None:
-        chosen |= {"dropout", "steps"} - asked.choice.settings.keys()
-    wanted = {k: v for k, v in config.settings().items() if v != "auto" and k not in chosen}
-    return differing(wanted, recorded)
+    if request.choice is not None:
+        chosen |= {"dropout", "steps"} - request.choice.settings.keys()
+    settings = {k: v for k, v in config.settings().items() if v != "auto" and k not in chosen}
+    return differing(settings, recorded)
 
 
 # --- A resumed run --------------------------------------------------------------------------------
