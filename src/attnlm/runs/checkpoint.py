@@ -39,7 +39,6 @@ from attnlm.runs.safetensors_file import (
     StoredTensor,
     TensorFile,
     explaining_reads,
-    read_header,
     write_tensors,
 )
 
@@ -156,9 +155,9 @@ def _read_file(
     path: Path, shapes: Mapping[str, Shape], numbers: bool
 ) -> tuple[CheckpointHeader, dict[str, Tensor]]:
     with path.open("rb") as opened:
-        file = TensorFile(opened, read_header(opened))
-        stored = file.header.tensors
-        metadata = file.header.metadata
+        file = TensorFile.of(opened)
+        stored = file.tensors
+        metadata = file.metadata
         _check_fits(path, shapes, stored)
         _check_complete(path, shapes, stored)
         facts = json.loads(metadata.get("facts", ""))
@@ -193,10 +192,10 @@ def _read_folder(
             if numbers and i % count == rank and files.file_hash(path / name) != digest:
                 raise ValueError("wrong hash")
             opened = opening.enter_context((path / name).open("rb"))
-            file = TensorFile(opened, read_header(opened))
-            _check_fits(path, shapes, file.header.tensors, all_rows=False)
-            places = json.loads(file.header.metadata.get("DCP_SHARDING_INFO", ""))
-            for tensor, stored in file.header.tensors.items():
+            file = TensorFile.of(opened)
+            _check_fits(path, shapes, file.tensors, all_rows=False)
+            places = json.loads(file.metadata.get("DCP_SHARDING_INFO", ""))
+            for tensor, stored in file.tensors.items():
                 first = _first_row(places, tensor)
                 parts[tensor].append((first, first + stored.shape[0], file))
         _check_complete(path, shapes, parts)

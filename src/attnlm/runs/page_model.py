@@ -44,7 +44,7 @@ def is_page_model(path: Path) -> bool:
     Raises AttnlmError if it is not a safetensors file.
     """
     with open_tensors(path) as file:
-        return _KEY in file.header.metadata
+        return _KEY in file.metadata
 
 
 def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> Run:
@@ -54,7 +54,7 @@ def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> 
     """
     with open_tensors(path) as file:
         try:
-            content = json.loads(file.header.metadata[_KEY])
+            content = json.loads(file.metadata[_KEY])
         except (ValueError, RecursionError):
             content = None
         about = decoded(PageModel, content, path, _HINT)
@@ -64,7 +64,7 @@ def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> 
             raise AttnlmError(f"{path} is damaged: a character occurs twice", _HINT)
         tokenizer = CharTokenizer(characters)
         shapes = config.spec.parameter_shapes(tokenizer.vocab_size)
-        found = {n: (t.shape, t.dtype) for n, t in file.header.tensors.items()}
+        found = {n: (t.shape, t.dtype) for n, t in file.tensors.items()}
         if found != {n: (shape, "F32") for n, shape in shapes.items()}:
             raise AttnlmError(f"{path} is damaged: its tensors are not those of its model", _HINT)
 

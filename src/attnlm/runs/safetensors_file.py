@@ -34,44 +34,38 @@ class StoredTensor(NamedTuple):
     end: int
 
 
-class Header(NamedTuple):
-    """The header of a safetensors file: descriptions of its tensors, and metadata."""
+class TensorFile(NamedTuple):
+    """An open safetensors file, with descriptions of its tensors and its metadata."""
 
+    file: IO[bytes]
     tensors: Mapping[str, StoredTensor]
     metadata: Mapping[str, str]
     begin: int
     """the byte where the first tensor begins"""
 
+    @classmethod
+    def of(cls, file: IO[bytes]) -> TensorFile:
+        """Read the header of an open file.
 
-def read_header(file: IO[bytes]) -> Header:
-    """Return the header of an open file.
-
-    Raises SafetensorError if it is not a safetensors file: if its header is invalid or exceeds 100
-    MB, if tensors overlap, or if bytes belong to no tensor.
-    """
-    length = int.from_bytes(file.read(8), "little")
-    with safe_open(file.name, "np"):  # checks all else, and reads no tensor
-        header = json.loads(file.read(length))
-    metadata = header.pop("__metadata__", None) or {}
-    tensors = {
-        name: StoredTensor(entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
-        for name, entry in header.items()
-    }
-    return Header(tensors, metadata, 8 + length)
-
-
-class TensorFile(NamedTuple):
-    """An open safetensors file and its header."""
-
-    file: IO[bytes]
-    header: Header
+        Raises SafetensorError if it is not a safetensors file: if its header is invalid or exceeds
+        100 MB, if tensors overlap, or if bytes belong to no tensor.
+        """
+        length = int.from_bytes(file.read(8), "little")
+        with safe_open(file.name, "np"):  # checks all else, and reads no tensor
+            header = json.loads(file.read(length))
+        metadata = header.pop("__metadata__", None) or {}
+        tensors = {
+            name: StoredTensor(entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
+            for name, entry in header.items()
+        }
+        return cls(file, tensors, metadata, 8 + length)
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
         """Return a tensor, or some of its rows, in new memory.
 
         Raises OSError if reading fails, ValueError if the file was truncated.
         """
-        stored = self.header.tensors[name]
+        stored = self.tensors[name]
         shape = stored.shape
         begin = stored.begin
         if rows is not None:
@@ -79,7 +73,7 @@ class TensorFile(NamedTuple):
             shape = (rows.stop - rows.start, *shape[1:])
         tensor = torch.empty(shape, dtype=FLOATS[stored.dtype])
         memory = tensor.flatten().view(torch.uint8).numpy().data
-        self.file.seek(self.header.begin + begin)
+        self.file.seek(self.begin + begin)
         if self.file.readinto(memory) != len(memory):  # type: ignore[attr-defined]
             raise ValueError("it became shorter")
         return tensor

@@ -196,7 +196,7 @@ def _read_adapter(
     config = files.json_object(path)
     check_options(path, config, _ALLOWED, _HINT, _OFF)
     with open_tensors(folder / _TENSORS) as file:
-        names = file.header.tensors.keys()
+        names = file.tensors.keys()
         modules = [module for module in _modules(stock, a) if not names.isdisjoint(module.tensors)]
         for name in sorted(names - {name for module in modules for name in module.tensors}):
             raise AttnlmError(f"the tensor {quoted(name)} is not an adapter of {stock.name}", _HINT)
@@ -226,9 +226,9 @@ def _read_adapter(
 def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, Tensor]:
     """Return a module's A (rank, inputs) and B (outputs, rank)."""
     for name in module.tensors:
-        if name not in file.header.tensors:
+        if name not in file.tensors:
             raise AttnlmError(f"{module.name} lacks {name}; an adapter needs both matrices", _COPY)
-        check_type(name, file.header.tensors[name].dtype, _HINT)
+        check_type(name, file.tensors[name].dtype, _HINT)
     down, up = (read_tensor(file, name).to(torch.float32) for name in module.tensors)
     shapes = [map_shapes(a)[map_name(path)] for path in module.maps]
     rank = len(down) if down.ndim else 0

@@ -29,7 +29,7 @@ from attnlm.model.architecture import Architecture, architecture_of
 from attnlm.model.inspection import check_finite
 from attnlm.model.spec import Use
 from attnlm.runs.external_formats import LLAMA3_TURNS, STOCK_CLASSES, TensorMapping
-from attnlm.runs.safetensors_file import FLOATS, Shape, TensorFile, explaining_reads, read_header
+from attnlm.runs.safetensors_file import FLOATS, Shape, TensorFile, explaining_reads
 
 Content = dict[str, Any]
 _MOST_IDS = 2**21
@@ -311,7 +311,7 @@ def opened_weights(
     with contextlib.ExitStack() as opening:
         for path in _files(folder) if file is None else [file]:
             opened = opening.enter_context(open_tensors(path))
-            for name in opened.header.tensors:
+            for name in opened.tensors:
                 if name in found:
                     raise AttnlmError(f"the tensor {name} is in two files", _COPY)
                 if not _COMPUTED.fullmatch(name):
@@ -372,7 +372,7 @@ def _check(
             "import a GPT-2, Llama, SmolLM, Mistral, Qwen2 or Qwen3 model that was not changed",
         )
     for name, shape in wanted.items():
-        tensor = found[name].header.tensors[name]
+        tensor = found[name].tensors[name]
         if tensor.shape != shape:
             raise AttnlmError(
                 f"the tensor {name} has shape {tensor.shape}, but config.json gives {shape}", _COPY
@@ -416,7 +416,7 @@ def open_tensors(path: Path) -> Iterator[TensorFile]:
     with contextlib.ExitStack() as opening:
         with explaining_reads(path, " or not a safetensors file", _COPY):
             file = opening.enter_context(path.open("rb"))
-            opened = TensorFile(file, read_header(file))
+            opened = TensorFile.of(file)
         yield opened
 
 
