@@ -433,6 +433,7 @@ except (ValueError, RecursionError) as error: => except RecursionError as error:
 == runs/manage.py
 a run that lies elsewhere is removed | test_manage.py::test_rm_removes_nothing_outside_of_the_folder
 or not is_in_parent: => or False:
+== base/folders.py
 what lies there and is no run stops the list |
 test_manage.py::test_other_files_do_not_stop_a_list
 -    except AttnlmError as error:

@@ -11,13 +11,14 @@ import os
 import re
 import shlex
 import stat
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note, OnEvent
 from attnlm.base.formatting import listed
 from attnlm.base.suggestions import suggestion
 
@@ -163,21 +164,62 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-_Entry = TypeVar("_Entry", bound=Any)
+@dataclass(frozen=True, kw_only=True)
+class FolderEntry:
+    """An entry in a list of folders."""
+
+    name: str
+    path: Path
+    bytes: int = 0
+    """the size of all files in the folder; 0 for a link"""
+    modified: float = 0.0
+    """when it was last written or trained, in seconds since 1970"""
+    link: str | None = None
+    """the target, if `path` is a link"""
+    is_latest: bool = False
+    """True if commands use it when none is named"""
+    problem: str | None = None
+    """why it can't be read; None if it can"""
+
+
+_Entry = TypeVar("_Entry", bound=FolderEntry)
+
+
+def entry_of(
+    entry: _Entry, dated_by: Sequence[str], read: Callable[[], Mapping[str, Any]]
+) -> _Entry:
+    """Return an entry with what `read` returns of its folder, or with the problem that it raises.
+
+    `dated_by` are the names of the files that tell when the folder was last written.
+    """
+    path = entry.path
+    link = str(path.readlink()) if path.is_symlink() else None
+    times = [0.0]
+    for name in dated_by:
+        with contextlib.suppress(OSError):
+            times.append((path / name).stat().st_mtime)
+    size = 0 if link is not None else folder_size(path)
+    entry = replace(entry, bytes=size, modified=max(times), link=link)
+    try:
+        return replace(entry, **read())
+    except AttnlmError as error:
+        return replace(entry, problem=error.message)
+    except OSError as error:
+        return replace(entry, problem=f"it cannot be read: {error.strerror}")
 
 
 def newest_first(
-    parent: Path, entry_of: Callable[[Path], _Entry | None], *, kind: str
-) -> tuple[list[_Entry], list[str]]:
-    """Return entries of folders in `parent`, newest first, and names of folders without an entry.
+    parent: Path, entry_at: Callable[[Path], _Entry | None], kind: str, on_event: OnEvent | None
+) -> list[_Entry]:
+    """Return entries of folders in `parent`, newest first. A Note names folders without an entry.
 
-    `entry_of` returns a dataclass with `name`, `modified` and `is_latest`, or None. Hidden folders,
-    left by a running or killed command, are skipped. Raises AttnlmError if it can't read `parent`.
+    Hidden folders, left by a running or killed command, are skipped. Raises AttnlmError if it can't
+    read `parent`.
     """
     try:
         paths = sorted(parent.iterdir())
     except FileNotFoundError:
-        return [], []
+        return []
     except OSError as error:
         raise AttnlmError(
             f"cannot read {parent}: {error.strerror}", "check that it is a folder that you may read"
@@ -187,16 +229,13 @@ def newest_first(
     usual = default_name(parent, kind)
     for path in paths:
         if not path.name.startswith(".") and (is_folder(path) or path.is_symlink()):
-            if (entry := entry_of(path)) is None:
+            if (entry := entry_at(path)) is None:
                 others.append(path.name)
             else:
                 entries.append(replace(entry, is_latest=path.name == usual))
-    return sorted(entries, key=lambda entry: (-entry.modified, entry.name)), others
-
-
-def link_target(path: Path) -> str | None:
-    """Return the target that a link names, or None when `path` is not a link."""
-    return str(path.readlink()) if path.is_symlink() else None
+    if others and on_event is not None:
+        on_event(Note(f"skipped (not a {kind}): {', '.join(others)}"))
+    return sorted(entries, key=lambda entry: (-entry.modified, entry.name))
 
 
 def folder_size(folder: Path) -> int:
@@ -208,12 +247,3 @@ def folder_size(folder: Path) -> int:
                 status = Path(root, name).lstat()
                 total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total
-
-
-def modified(*paths: Path) -> float:
-    """Return when any of the files was last written, in seconds since 1970; 0 if none exists."""
-    times = [0.0]
-    for path in paths:
-        with contextlib.suppress(OSError):
-            times.append(path.stat().st_mtime)
-    return max(times)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,16 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.events import Note, OnEvent
+from attnlm.base.events import OnEvent
 from attnlm.base.files import file_hash
-from attnlm.base.folders import (
-    find_folder,
-    folder_size,
-    how_to_make,
-    link_target,
-    modified,
-    newest_first,
-)
+from attnlm.base.folders import FolderEntry, entry_of, find_folder, how_to_make, newest_first
 from attnlm.base.json_records import limited, read_record
 from attnlm.data.examples import Examples, read_marks
 from attnlm.tokens.tokenizer import Tokenizer, load
@@ -346,11 +339,9 @@ _FACTS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetEntry:
+class DatasetEntry(FolderEntry):
     """An entry of `list_datasets`: a data set, perhaps damaged. None stands for unknown values."""
 
-    name: str
-    path: Path
     source: str | None = None
     tokenizer: str | None = None
     vocab_size: int | None = None
@@ -362,16 +353,6 @@ class DatasetEntry:
     """The loss of bigrams that were counted in the training split, in nats per token."""
     floor: float | None = None
     """The least possible loss, in nats per token."""
-    bytes: int = 0
-    """The size of all files in the folder; 0 for a link."""
-    modified: float = 0.0
-    """The time when the data set was prepared, in seconds since 1970."""
-    link: str | None = None
-    """The target of the link, if `path` is a link."""
-    is_latest: bool = False
-    """True if commands use this data set when no data set is named."""
-    problem: str | None = None
-    """The reason why the data set can't be read; None if it can."""
 
 
 def list_datasets(
@@ -384,30 +365,18 @@ def list_datasets(
     Hashes are not checked. Folders that are not data sets are left out; `on_event` receives a Note
     with their names. Raises AttnlmError if `data_dir` can't be read.
     """
-    entries, others = newest_first(Path(data_dir), _entry, kind="data set")
-    if others and on_event is not None:
-        on_event(Note(f"skipped (not a data set): {', '.join(others)}"))
-    return entries
+    return newest_first(Path(data_dir), _entry, "data set", on_event)
 
 
 def _entry(path: Path) -> DatasetEntry | None:
     """Return the data set in a folder, even if it is damaged; None for other folders."""
     if not any(os.path.lexists(path / name) for name in _OF_A_DATASET):
         return None
-    link = link_target(path)
-    found = DatasetEntry(
-        name=path.name,
-        path=path,
-        bytes=0 if link is not None else folder_size(path),
-        modified=modified(path / "meta.json"),
-        link=link,
-    )
-    try:
+
+    def read() -> dict[str, Any]:
         meta = read_meta(path)
         for split in ("train", "val"):
             open_bin(path, split, meta)
-    except AttnlmError as error:
-        return replace(found, problem=error.message)
-    except OSError as error:
-        return replace(found, problem=f"it cannot be read: {error.strerror}")
-    return replace(found, **{fact: getattr(meta, fact) for fact in _FACTS})
+        return {fact: getattr(meta, fact) for fact in _FACTS}
+
+    return entry_of(DatasetEntry(name=path.name, path=path), ["meta.json"], read)

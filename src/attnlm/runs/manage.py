@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from attnlm.base.atomic_folders import is_locked, trained_alone, workspace
 from attnlm.base.errors import AttnlmError
-from attnlm.base.events import Note, OnEvent
+from attnlm.base.events import OnEvent
 from attnlm.base.files import explaining
 from attnlm.base.folders import (
+    FolderEntry,
+    entry_of,
     find_folder,
-    folder_size,
     is_folder,
     is_safe_name,
-    link_target,
-    modified,
     newest_first,
 )
 from attnlm.runs.ladder_plan import RECORD, read_plan
@@ -30,12 +30,10 @@ _OF_A_RUN = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetenso
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunEntry:
+class RunEntry(FolderEntry):
     """An entry of `list_runs`: a run or a ladder, which may be damaged. Values that are unknown or
     absent are None."""
 
-    name: str
-    path: Path
     kind: str = "run"
     """run or ladder"""
     model: str | None = None
@@ -55,23 +53,13 @@ class RunEntry:
     """bits per byte in the same evaluation as `val_loss`"""
     seconds: float | None = None
     """duration of training"""
-    bytes: int = 0
-    """total size of the files in its folder; 0 for a link"""
-    modified: float = 0.0
-    """when it was last trained, in seconds since 1970"""
     parent: str | None = None
     """the name of the run whose weights it started from"""
     imported_from: str | None = None
     rungs: tuple[str, ...] = ()
     """the names of a ladder's runs"""
-    link: str | None = None
-    """the target, if `path` is a link"""
-    is_latest: bool = False
-    """whether commands use it by default"""
     is_training: bool = False
     """whether a process is training it"""
-    problem: str | None = None
-    """why it can't be read"""
 
 
 def list_runs(
@@ -84,15 +72,11 @@ def list_runs(
     `on_event` gets a Note that lists folders that are neither runs nor ladders. Raises AttnlmError
     if `checkpoint_dir` can't be read.
     """
-    entries, others = newest_first(Path(checkpoint_dir), run_entry, kind="run")
-    if others and on_event is not None:
-        on_event(Note(f"skipped (not a run): {', '.join(others)}"))
-    return entries
+    return newest_first(Path(checkpoint_dir), run_entry, "run", on_event)
 
 
 def run_entry(path: Path) -> RunEntry | None:
     """Return the entry of the run or ladder in `path`, or None for any other folder."""
-    link = link_target(path)
     is_ladder = os.path.lexists(path / RECORD)
     if not is_ladder and not any(os.path.lexists(path / name) for name in _OF_A_RUN):
         return None
@@ -100,35 +84,33 @@ def run_entry(path: Path) -> RunEntry | None:
         name=path.name,
         path=path,
         kind="ladder" if is_ladder else "run",
-        bytes=0 if link is not None else folder_size(path),
-        modified=modified(*(path / name for name in (RECORD, *_OF_A_RUN[:2]))),
-        link=link,
         is_training=is_locked(Path(os.path.realpath(path))),
     )
-    try:
-        if is_ladder:
-            made = read_plan(path)
-            names = tuple(run.name for run in made.runs(path).values())
-            return replace(found, dataset=made.dataset, steps=made.steps, rungs=names)
-        # Open the absolute path, since a bare name could be found in another folder.
-        run = open_run(path.absolute())
-        result = run.result()
-        return replace(
-            found,
-            model=run.config.spec.name,
-            dataset=None if run.imported_from else run.dataset.name,
-            parameters=run.parameters,
-            steps=None if run.imported_from else run.config.training.steps,
-            parent=None if run.parent is None else run.parent.name,
-            imported_from=run.imported_from or None,
-            leaks=run.leaks or None,
-            evaluated_part=None if result is None else result.part or None,
-            **({} if result is None else result.facts()),
-        )
-    except AttnlmError as error:
-        return replace(found, problem=error.message)
-    except OSError as error:
-        return replace(found, problem=f"it cannot be read: {error.strerror}")
+    read = functools.partial(_facts_of_ladder if is_ladder else _facts_of_run, path)
+    return entry_of(found, (RECORD, *_OF_A_RUN[:2]), read)
+
+
+def _facts_of_ladder(path: Path) -> dict[str, Any]:
+    plan = read_plan(path)
+    names = tuple(run.name for run in plan.runs(path).values())
+    return {"dataset": plan.dataset, "steps": plan.steps, "rungs": names}
+
+
+def _facts_of_run(path: Path) -> dict[str, Any]:
+    # Open the absolute path, since a bare name could be found in another folder.
+    run = open_run(path.absolute())
+    result = run.result()
+    return {
+        "model": run.config.spec.name,
+        "dataset": None if run.imported_from else run.dataset.name,
+        "parameters": run.parameters,
+        "steps": None if run.imported_from else run.config.training.steps,
+        "parent": None if run.parent is None else run.parent.name,
+        "imported_from": run.imported_from or None,
+        "leaks": run.leaks or None,
+        "evaluated_part": None if result is None else result.part or None,
+        **({} if result is None else result.facts()),
+    }
 
 
 # --- Removing -------------------------------------------------------------------------------------
