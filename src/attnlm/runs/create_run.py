@@ -52,8 +52,15 @@ def create_run(
         question_end=dataset.examples.question_end if dataset.examples else None,
         answer_end=dataset.examples.answer_end if dataset.examples else None,
     )
-    run = Run(checkpoint_dir, config, dataset.vocab_size, parameters, facts, parent=parent)
-    run = replace(run, leaks=leaks)
+    run = Run(
+        checkpoint_dir,
+        config,
+        vocab_size=dataset.vocab_size,
+        parameters=parameters,
+        dataset=facts,
+        parent=parent,
+        leaks=leaks,
+    )
     fill = None
     if parent is not None and config.training.adapters is not None:
         fill = functools.partial(keep_base, parent=parent)

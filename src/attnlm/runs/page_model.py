@@ -84,9 +84,9 @@ def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> 
         run = Run(
             Path(),
             config,
-            tokenizer.vocab_size,
-            parameters_of(config.spec, tokenizer.vocab_size),
-            DatasetFacts(name=about.text),
+            vocab_size=tokenizer.vocab_size,
+            parameters=parameters_of(config.spec, tokenizer.vocab_size),
+            dataset=DatasetFacts(name=about.text),
             imported_from=str(path.absolute()),
         )
         return put_new(run, tokenizer, name, checkpoint_dir, fill)

@@ -56,17 +56,28 @@ class ParentRecord(MappingRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredRun:
-    """The content of config.json."""
+class RunFacts:
+    """The facts about a run in config.json, in addition to its settings."""
 
-    config: Mapping[str, Any]
     vocab_size: int = limited(at_least=1, at_most=2**21)
     parameters: int = limited(at_least=1, below=2**48)
     dataset: DatasetFacts
+    """the data set's name, path, hashes, token counts and reference losses"""
     stopped_after: float = limited(default=0.0, at_least=0)
+    """seconds of training when the run was last stopped between two evaluations; 0 if never"""
     parent: ParentRecord | None = None
+    """the run whose weights it started from: name, path, checkpoint, step and hash"""
     imported_from: str = ""
+    """where its weights were imported from; "" if it was trained here"""
     leaks: str = ""
+    """how its logits depend on later tokens, so that its losses mean nothing; "" if they do not"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRun(RunFacts):
+    """The content of config.json."""
+
+    config: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,9 +39,8 @@ from attnlm.runs.journal import (
 from attnlm.runs.records import (
     NOT_COMPARABLE,
     CheckpointFacts,
-    DatasetFacts,
     Measured,
-    ParentRecord,
+    RunFacts,
     StoredRun,
     Whole,
     is_same,
@@ -132,24 +131,12 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(RunFacts):
     """A model and its training. The folder `path` has all that sampling needs; resuming also needs
     the data set."""
 
     path: Path
     config: Config
-    vocab_size: int
-    parameters: int
-    dataset: DatasetFacts
-    """the data set's name, path, hashes, token counts and reference losses"""
-    stopped_after: float = 0.0
-    """seconds of training when the run was last stopped between two evaluations; 0 if never"""
-    parent: ParentRecord | None = None
-    """the run whose weights it started from: name, path, checkpoint, step and hash"""
-    imported_from: str = ""
-    """where its weights were imported from; "" if it was trained here"""
-    leaks: str = ""
-    """how its logits depend on later tokens, so that its losses mean nothing; "" if they do not"""
 
     def __repr__(self) -> str:
         return f"<Run {self.name!r}: {self.config.spec.name}, {self.parameters:,} parameters>"

@@ -167,9 +167,9 @@ def import_adapter(
     run = Run(
         Path(),
         config,
-        parent.vocab_size,
-        parent.parameters,
-        DatasetFacts(name=folder.absolute().name),
+        vocab_size=parent.vocab_size,
+        parameters=parent.parameters,
+        dataset=DatasetFacts(name=folder.absolute().name),
         parent=record,
         imported_from=str(folder.absolute()),
     )

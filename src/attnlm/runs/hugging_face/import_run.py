@@ -110,9 +110,9 @@ def import_run(
             run = Run(
                 Path(),
                 described.config,
-                described.vocab_size,
-                described.parameters,
-                DatasetFacts(name=origin.rpartition("/")[2].partition("@")[0]),
+                vocab_size=described.vocab_size,
+                parameters=described.parameters,
+                dataset=DatasetFacts(name=origin.rpartition("/")[2].partition("@")[0]),
                 imported_from=origin,
             )
             return put_new(run, tokenizer, name, checkpoint_dir, fill)
