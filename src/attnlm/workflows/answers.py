@@ -110,16 +110,14 @@ def ask(sampler: Sampler, form: QuestionFormat | None, pairs: Sequence[Pair]) ->
     ]
 
 
-def read_pairs(
-    path: Path, prompt_column: str = "prompt", answer_column: str = "answer"
-) -> list[Pair]:
+def read_pairs(path: Path) -> list[Pair]:
     """Return the questions and answers in a .jsonl or .parquet file. Raises AttnlmError."""
     if not kind_of(path):
         raise AttnlmError(
             f"{path} is not a file of records",
             'use a .jsonl file of records such as {"prompt": "2+3", "answer": "5"}',
         )
-    columns = (record_texts(path, column, str(path)) for column in (prompt_column, answer_column))
+    columns = (record_texts(path, column, str(path)) for column in ("prompt", "answer"))
     return list(zip(*columns, strict=True))
 
 
