@@ -11,10 +11,7 @@ _COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def cache_folder() -> Path | None:
-    """Return the folder for downloads: $ATTNLM_CACHE_DIR or the user's cache folder.
-
-    Return None when the system does not know the user's home folder.
-    """
+    """Return $ATTNLM_CACHE_DIR or the user's cache folder; None if the user has no home folder."""
     import platformdirs
 
     try:

@@ -40,10 +40,7 @@ def choices(*words: str) -> Completer:
 
 
 def _folders(kind: str) -> Completer:
-    """Return a completer for runs, ladders or data sets (`kind`), newest first.
-
-    The completer looks in the folder that the command line sets, or else in the default folder.
-    """
+    """Return a completer for folders of a kind, newest first, in the folder that the user set."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         _, usual, option, _ = KINDS[kind]
@@ -86,10 +83,7 @@ def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
 
 
 def complete(root: Any, instruction: str) -> int:
-    """Answer a shell's completion request, and return the exit code that the shell expects.
-
-    Print nothing but the answer, even if the words typed so far are invalid.
-    """
+    """Print the answer to a shell's completion request, and nothing else; return the exit code."""
     # Make rich look uninstalled: Typer would render each line of help with it, and importing rich
     # takes longer than everything else.
     sys.modules["rich"] = None  # type: ignore[assignment]

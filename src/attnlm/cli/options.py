@@ -75,10 +75,7 @@ def sampling_option(name: str) -> Any:
 def with_options(
     records: Mapping[str, type], declare: Callable[[str], Any] = setting_option
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that replaces a command's `**settings` by an option for each setting.
-
-    `records` has the record of each setting.
-    """
+    """Return a decorator that replaces `**settings` by an option for each setting in `records`."""
 
     def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)

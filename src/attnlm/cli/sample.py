@@ -356,10 +356,7 @@ _COMMANDS = {
 
 
 def _changed(command: str, value: str, config: SamplingConfig) -> SamplingConfig:
-    """Return `config` as the user changes it by typing a command such as /seed 1.
-
-    If the command is wrong, print the error and return `config` unchanged.
-    """
+    """Return `config` as a typed command such as /seed 1 changes it; print errors."""
     kinds: dict[str, Callable[[str], Any]] = {"seed": int, "temperature": float}
     if command == "help":
         console.say_facts(_COMMANDS)

@@ -74,10 +74,7 @@ def several_sizes(name: str, count: int) -> UsageError:
 
 
 def load_sizes(name: str) -> list[Settings]:
-    """Return a recipe's settings for each of its `[[sizes]]`.
-
-    If the recipe has no sizes, the list has one item. Raises AttnlmError as `load_recipe` does.
-    """
+    """Return a recipe's settings for each of its `[[sizes]]`; one item if it has no sizes."""
     recipe = _loaded(name)
     if isinstance(recipe.get("about"), dict):  # `resolve` refuses anything but a table
         del recipe["about"]

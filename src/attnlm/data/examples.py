@@ -145,10 +145,7 @@ class EncodedExamples(NamedTuple):
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of a question or an answer, as `sample` encodes them.
-
-    Raises AttnlmError if it contains the text that ends answers.
-    """
+    """Return the ids of a question or an answer, as `sample` encodes them."""
     if tokenizer.end_text and tokenizer.end_text in text:
         raise AttnlmError(
             f"{text[:60]!r} contains {tokenizer.end_text}, which ends an answer", "leave it out"

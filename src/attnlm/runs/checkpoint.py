@@ -114,10 +114,7 @@ def load_checkpoint(
 def load_header(
     path: Path, spec: ModelSpec, vocab_size: int, lora: LoRA | None = None
 ) -> CheckpointHeader:
-    """Return a checkpoint's header without reading the tensors or checking the digest.
-
-    Raises AttnlmError if the file is missing or of another model, or if its header is damaged.
-    """
+    """Return a checkpoint's header without reading the tensors or checking the digest."""
     return _read(path, _shapes(spec, vocab_size, lora), numbers=False)[0]
 
 

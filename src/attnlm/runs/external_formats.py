@@ -204,9 +204,7 @@ def fitting_class(a: Architecture) -> StockClass | None:
 
 
 def format_for(a: Architecture, forms: Sequence[AnyFormat], run: str) -> AnyFormat:
-    """Return the first of `forms` that can express a model. Raises UsageError, with reasons, if
-    none can. `run` is the run's name in the error.
-    """
+    """Return the first of `forms` that can express the model of a run. Raises UsageError."""
     closest = min(forms, key=lambda form: len(form.reasons(a)))
     if reasons := closest.reasons(a):
         is_class = isinstance(closest, StockClass)

@@ -37,10 +37,7 @@ class Journal(Generic[_Record]):
     """what to do about a damaged file"""
 
     def records(self) -> list[_Record]:
-        """Return all records, oldest first. A last line that a crash truncated is left out.
-
-        Raises AttnlmError if the file is damaged or can't be read.
-        """
+        """Return all records, oldest first, without a last line that a crash truncated."""
         if not self.path.exists():
             return []
         *lines, _ = files.read_bytes(self.path).split(b"\n")

@@ -170,10 +170,7 @@ class _Stored:
 
 
 def read_plan(path: Path) -> LadderPlan:
-    """Return the plan in a ladder's folder.
-
-    Raises AttnlmError, which names the wrong value, if the plan is missing or invalid.
-    """
+    """Return the plan in a ladder's folder. Raises AttnlmError, which names a wrong value."""
     path = path / RECORD
     hint = "start a new ladder with another `name`"
     recorded = read_record(_Stored, path, format=_FORMAT, hint=hint).plan

@@ -173,8 +173,7 @@ def _check_unchanged(path: Path, run: Run, parent: ParentRecord) -> None:
 
 
 def _hash(checkpoint: Path) -> str:
-    """Return the hash of a checkpoint's file. If the checkpoint is a folder, return the hash of its
-    facts.json, which has the hashes of the other files."""
+    """Return the hash of a checkpoint's file or, for a folder, of its facts.json."""
     path = checkpoint if checkpoint.suffix else checkpoint / FACTS
     with explaining_reads(path, "", COPY_THE_RUN):
         return files.file_hash(path)

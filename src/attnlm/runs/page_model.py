@@ -39,19 +39,13 @@ class PageModel:
 
 
 def is_page_model(path: Path) -> bool:
-    """Return True for a safetensors file that a page wrote.
-
-    Raises AttnlmError if it is not a safetensors file.
-    """
+    """Return True for a safetensors file that a page wrote. Raises AttnlmError for other files."""
     with open_tensors(path) as file:
         return _KEY in file.metadata
 
 
 def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> Run:
-    """Create a run from a file that a page wrote.
-
-    Raises AttnlmError if the file is damaged or does not describe one of our models.
-    """
+    """Create a run from a file that a page wrote. Raises AttnlmError if it is damaged."""
     with open_tensors(path) as file:
         try:
             content = json.loads(file.metadata[_KEY])

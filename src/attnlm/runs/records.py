@@ -122,10 +122,7 @@ def is_same(dataset: Dataset, recorded: DatasetFacts | LadderPlan) -> bool:
 
 
 def reference_losses(vocab_size: int, dataset: DatasetFacts | Dataset) -> dict[str, float]:
-    """Return losses to compare with, in nats per token: uniform, bigram and floor, if known.
-
-    The floor is the least possible loss.
-    """
+    """Return known losses in nats per token: uniform, bigram and floor, the least possible."""
     known = {
         "uniform (ln V)": math.log(vocab_size),
         "counted bigram": dataset.bigram_loss,

@@ -368,10 +368,7 @@ class Run(RunFacts):
             self._ticker.append(snapshot_record(snapshot, self.config.spec, first))
 
     def keep_until(self, evaluated_step: int, step: int) -> None:
-        """Drop evaluations after `evaluated_step`, early snapshots from `step` on, and whole.json.
-
-        Raises as `evaluations_until` and `ticker` do.
-        """
+        """Drop evaluations after `evaluated_step`, snapshots from `step` on, and whole.json."""
         metrics = self.evaluations_until(evaluated_step)
         self.ticker()  # raises if it is damaged
         steps = {record.step for record in metrics} | {n for n in EARLY_STEPS if n < step}
@@ -517,10 +514,7 @@ def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Datase
 
 
 def run_facts(run: Run) -> dict[str, str]:
-    """Return facts about a run by label: its model, data and losses, but no times.
-
-    Raises AttnlmError if its metrics are damaged.
-    """
+    """Return facts about a run by label: its model, data and losses, but no times."""
     training = run.config.training
     dataset = run.dataset
     facts = {"model": f"{run.config.spec.name}, {run.parameters:,} parameters"}

@@ -228,8 +228,7 @@ def get_corpus(
 
 
 def safe_name(text: str) -> str:
-    """Return `text` as a name that every system accepts for files and folders. The name is never
-    empty, and never "latest"."""
+    """Return `text` as a file name for every system, which is never empty and never "latest"."""
     normal = unicodedata.normalize("NFC", text)
     kept = (c if c.isprintable() and c not in ' <>:"/\\|?*' else "-" for c in normal)
     # Most systems allow 255 bytes, of which the rest of a data set's name needs some.

@@ -53,20 +53,14 @@ def record_texts(path: Path, column: str, shown: str) -> Iterator[str]:
 
 
 def record_values(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
-    """Yield the JSON value in a column of each line of a .jsonl file, after the line's name.
-
-    Raises AttnlmError for any other file, and as `record_pieces`.
-    """
+    """Yield the JSON value in a column of each line of a .jsonl file, after the line's name."""
     if kind_of(path) != ".jsonl":
         raise AttnlmError(f"{shown} is not a .jsonl file", "write its records to one")
     return _lines(path, column, shown)
 
 
 def checked(value: object, shown: str, where: str) -> str:
-    """Return `value`. Raises AttnlmError unless it is a text.
-
-    `shown` is the value's name in messages.
-    """
+    """Return `value`, called `shown` in messages. Raises AttnlmError unless it is a text."""
     if not isinstance(value, str):
         what = "null" if value is None else f"not text: {type(value).__name__}"
         raise AttnlmError(

@@ -357,10 +357,7 @@ class _Description:
 
 
 def load(path: Path) -> Tokenizer:
-    """Return the tokenizer whose `to_json` was written to `path`.
-
-    Raises AttnlmError if the file is missing, damaged or not a tokenizer of attnlm.
-    """
+    """Return the tokenizer whose `to_json` was written to `path`. Raises AttnlmError."""
     found = read_record(_Description, path, format=_FORMAT, hint=_COPY_AGAIN, sealed=True)
     try:
         if found.name not in IMPORTED:

@@ -43,10 +43,7 @@ _CHARACTERS = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Is
 
 
 def library_tokenizer(tokenizer: Tokenizer) -> Any:
-    """Return the `tokenizers.Tokenizer` that encodes and decodes as `tokenizer` does.
-
-    Raises AttnlmError if `check_equal` finds a difference.
-    """
+    """Return the `tokenizers.Tokenizer` that encodes and decodes as `tokenizer` does."""
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as LibraryTokenizer
 
@@ -257,10 +254,7 @@ def _kind(part: object) -> object:
 
 
 def _beginning(processor: Any) -> int | None:
-    """Return the id, if any, that a post-processor adds before each text.
-
-    Raises AttnlmError if the post-processor adds anything else.
-    """
+    """Return the id, if any, that a post-processor adds before each text."""
     beginning: int | None = None
     for part in processor["processors"] if _kind(processor) == "Sequence" else [processor]:
         match part:
@@ -279,10 +273,7 @@ def _beginning(processor: Any) -> int | None:
 
 
 def _special(content: Mapping[str, Any]) -> dict[str, int]:
-    """Return special texts and their ids.
-
-    Raises AttnlmError if attnlm would match special texts differently from the library.
-    """
+    """Return special texts and their ids, if attnlm would match them as the library does."""
     special: dict[str, int] = {}
     for added in content.get("added_tokens") or []:
         widens = any(added.get(key) for key in ("lstrip", "rstrip", "single_word"))

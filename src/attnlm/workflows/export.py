@@ -391,10 +391,7 @@ def _type_of(name: str, shape: Shape, chosen: str) -> str:
 
 
 def converted(name: str, numbers: NDArray[np.float32], to: str) -> NDArray[Any]:
-    """Return the numbers converted to a GGUF type, as the file stores them.
-
-    Raises AttnlmError for numbers that the type can't hold.
-    """
+    """Return the numbers in a GGUF type. Raises AttnlmError for numbers that it can't hold."""
     from gguf import GGMLQuantizationType, quantize
 
     if to in _LARGEST and (largest := float(np.abs(numbers).max())) > _LARGEST[to]:

@@ -151,10 +151,7 @@ def is_adapter(source: Path) -> bool:
 def import_adapter(
     folder: Path, base: str | Path | Run, *, name: str | None, checkpoint_dir: Path
 ) -> Run:
-    """Create a run from the adapter in `folder`, which was trained for the weights of `base`.
-
-    Raises as `import_run` does, and UsageError if no stock class can express the model.
-    """
+    """Create a run from the adapter in `folder`, which was trained for the weights of `base`."""
     parent = open_run(base, checkpoint_dir=checkpoint_dir)
     a = architecture_of(parent.config.spec, Use.EXPORT)
     lora, tensors = _read_adapter(folder, a, format_for(a, STOCK_CLASSES, parent.name))

@@ -119,10 +119,7 @@ def import_run(
 
 
 def _described(folder: Path, block_size: int | None) -> Described:
-    """Return the model that the folder's config.json describes.
-
-    Raises AttnlmError as `read_config` does, or if the model does not fit into memory.
-    """
+    """Return the model in a config.json. Raises AttnlmError if it does not fit into memory."""
     described = read_config(folder / "config.json", block_size)
     memory = machine_memory()
     needed = int(_OPENED * 4 * described.parameters)
