@@ -73,11 +73,7 @@ class OwnCode(str):
             raise CodeNotAcceptedError(self)
 
     def load(self) -> Callable[..., Any]:
-        """Return the class or function, after running its file once in this process.
-
-        Raises CodeNotAcceptedError unless the file may run, AttnlmError if the file lacks the name
-        or needs a module that is not installed, and whatever the file raises.
-        """
+        """Return the class or function, after running its file once in this process."""
         if (self.sha256, self.name) in _PASSED:
             return _PASSED[self.sha256, self.name]
         content = self.content()

@@ -96,11 +96,7 @@ def _check_fonts(kind: str, tokens: Sequence[str]) -> None:
 
 
 def _check_output(output: Path, *kinds: str) -> str:
-    """Return the suffix of `output`, one of `kinds`, in lower case and without the dot.
-
-    Raises UsageError for another suffix, AttnlmError if the folder of `output` does not exist or
-    `output` is a folder.
-    """
+    """Return the suffix of `output`, one of `kinds`, in lower case and without the dot."""
     kind = output.suffix.lower().removeprefix(".")
     if kind not in kinds:
         ends = " or ".join(f".{name}" for name in kinds)

@@ -57,11 +57,7 @@ class _Split:
 def of_task(
     name: str, examples: int | None, sizes: Mapping[str, int | None], on_event: OnEvent
 ) -> NewDataset:
-    """Return the data set of a task to be made.
-
-    `sizes` are the settings length and digits. Raises UsageError for a size that the task does not
-    have, or a wrong one.
-    """
+    """Return the data set of a task to be made. Raises UsageError for `sizes` that it lacks."""
     setting = tasks.TASKS[name].setting
     for other, value in sizes.items():
         if value is not None and other != setting:

@@ -132,11 +132,7 @@ def _receive(
     sha256: str | None,
     on_event: OnEvent,
 ) -> None:
-    """Write the body of an answer to `file`.
-
-    Raises AttnlmError if the status is not 200, or if the body has another hash or is a web page
-    instead of a text file.
-    """
+    """Write the body of an answer to `file`, if it is the file that was asked for."""
     if response.status_code != 200:
         raise _failure(url, f"HTTP {response.status_code} {response.reason or ''}".rstrip())
     shown = without_password(url)
