@@ -610,11 +610,3 @@ def test_a_deleted_working_folder_is_named(tmp_path: Path) -> None:
         done = here(["list"])
     assert (done.code, done.fault()) == (1, None)
     assert "error: the current folder: No such file or directory" in done.stderr
-
-
-def test_an_export_into_the_runs_own_folder_is_refused(project: Path) -> None:
-    own = project / "checkpoints" / "small"
-    (project / "link").symlink_to(own)
-    for path in (own / "out", "checkpoints/../link/out"):
-        fails("export", "small", path, cwd=project, code=1, says="own folder", hints="outside")
-    assert not (own / "out").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,11 +88,6 @@ def export(
     if to != "html" and (len(runs) > 1 or force):
         what = "several runs" if len(runs) > 1 else "`force`"
         raise UsageError(f"`to` {to} cannot be combined with {what}", "use one run, or `to` html")
-    for run in runs:
-        if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run.path)):
-            raise AttnlmError(
-                f"{path} lies in the run's own folder", "name a folder or file outside of it"
-            )
     _check_page_options(to, train, title, text)
     if not runs and train in (True, False):
         raise UsageError("no run was given", "name a run, or a data set as `train`")
