@@ -30,7 +30,6 @@ class Task(NamedTuple):
     size, "" for a task without a size, which is between 1 and `largest`.
     """
 
-    about: str
     draw: Callable[[Below, int], tuple[str, str]]
     setting: str = "length"
     size: int = 8
@@ -114,16 +113,14 @@ def _shuffled(below: Below, items: Sequence[str]) -> list[str]:
 
 
 TASKS = {
-    "copy": Task("letters, and the same letters", _copy),
-    "reverse": Task("letters, and the same letters backwards", _reverse),
-    "sort": Task("letters, and the same letters in alphabetical order", _sort),
-    "addition": Task("the sum of two numbers", _addition, "digits", 3, 9),
-    "modular-addition": Task(f"the sum of two numbers modulo {_MODULUS}", _modular_addition, "", 0),
-    "parity": Task("0 or 1: the number of ones modulo 2", _parity, size=10),
-    "brackets": Task("yes if the brackets are balanced, else no", _brackets, size=12),
-    "recall": Task(
-        "the digits that followed these letters", _recall, size=4, largest=26, question_end=""
-    ),
+    "copy": Task(_copy),
+    "reverse": Task(_reverse),
+    "sort": Task(_sort),
+    "addition": Task(_addition, "digits", 3, 9),
+    "modular-addition": Task(_modular_addition, "", 0),
+    "parity": Task(_parity, size=10),
+    "brackets": Task(_brackets, size=12),
+    "recall": Task(_recall, size=4, largest=26, question_end=""),
 }
 
 
