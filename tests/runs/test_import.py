@@ -304,12 +304,6 @@ def change_header(edit: Callable[[dict[str, Any]], Any]) -> Change:
     return change
 
 
-def in_two_files(folder: Path) -> None:
-    for name in ("a", "b"):
-        shutil.copy(folder / "model.safetensors", folder / f"{name}.safetensors")
-    index("a.safetensors", "b.safetensors")(folder)
-
-
 def index(*names: object) -> Change:
     def change(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
@@ -369,13 +363,12 @@ HOSTILE: dict[str, tuple[Change, str]] = {
             "a negative place": lambda header: header[NORM].update(data_offsets=[-96, 0]),
         }.items()
     },
-    "a tensor in two files": (in_two_files, "is in two files"),
     "no safetensors": (write("model.safetensors", b"garbage, and more"), "is damaged"),
     "a path in the index": (index("../model.safetensors"), "'../model.safetensors'"),
     "an absolute path": (index("/etc/passwd"), "'/etc/passwd'"),
     "no name in the index": (index({}), "names '{}'"),
     "a shard that is missing": (index("model-2.safetensors"), "cannot read"),
-    "an empty index": (index(), "names no files"),
+    "an empty index": (index(), "is missing"),
     "a normaliser": (change_tokenizer(normalizer={"type": "NFKC"}), "normalizer"),
     "an added token": (
         change_tokenizer(added_tokens=[{"id": 1, "content": "<s>", "lstrip": True}]),

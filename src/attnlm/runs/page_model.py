@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from attnlm.base.errors import AttnlmError, NotFiniteError
+from attnlm.base.errors import AttnlmError
 from attnlm.base.json_records import decoded, limited
 from attnlm.config.settings import resolve
 from attnlm.model.inspection import check_finite, parameters_of
 from attnlm.runs.checkpoint import named_tensors, parameter_of, save_in_turn
 from attnlm.runs.create_run import put_new
-from attnlm.runs.hugging_face.read_model import open_tensors, read_tensor
+from attnlm.runs.hugging_face.read_model import open_tensors
 from attnlm.runs.records import CheckpointFacts, DatasetFacts
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import CharTokenizer
@@ -63,11 +63,8 @@ def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> 
             raise AttnlmError(f"{path} is damaged: its tensors are not those of its model", _HINT)
 
         def weight(stored: str) -> Tensor:
-            tensor = read_tensor(file, parameter_of(stored))
-            try:
-                check_finite(tensor)
-            except NotFiniteError:
-                raise AttnlmError(f"{path} has NaN or infinite numbers", _HINT) from None
+            tensor = file.read(parameter_of(stored))
+            check_finite(tensor)
             return tensor
 
         def fill(run: Run) -> Run:

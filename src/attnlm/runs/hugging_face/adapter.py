@@ -31,7 +31,6 @@ from attnlm.runs.hugging_face.read_model import (
     check_options,
     check_type,
     open_tensors,
-    read_tensor,
 )
 from attnlm.runs.load_model import keep_base, parent_record
 from attnlm.runs.records import CheckpointFacts, DatasetFacts
@@ -226,7 +225,7 @@ def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, T
         if name not in file.tensors:
             raise AttnlmError(f"{module.name} lacks {name}; an adapter needs both matrices", _COPY)
         check_type(name, file.tensors[name].dtype, _HINT)
-    down, up = (read_tensor(file, name).to(torch.float32) for name in module.tensors)
+    down, up = (file.read(name).to(torch.float32) for name in module.tensors)
     shapes = [map_shapes(a)[map_name(path)] for path in module.maps]
     rank = len(down) if down.ndim else 0
     outputs = sum(shape[0] for shape in shapes)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from attnlm.base import files
-from attnlm.base.errors import AttnlmError, NotFiniteError, UsageError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import check_value, quoted
 from attnlm.config.settings import Config, resolve
 from attnlm.model.architecture import Architecture, architecture_of
@@ -312,8 +312,6 @@ def opened_weights(
         for path in _files(folder) if file is None else [file]:
             opened = opening.enter_context(open_tensors(path))
             for name in opened.tensors:
-                if name in found:
-                    raise AttnlmError(f"the tensor {name} is in two files", _COPY)
                 if not _COMPUTED.fullmatch(name):
                     found[name] = opened
         # The published GPT-2 files lack the prefix, since they hold the model without its head.
@@ -332,15 +330,10 @@ def opened_weights(
             begin = sum(shapes[part][0] for part in stored.parts[:place])
             rows = slice(begin, begin + shapes[name][0])
             if stored.transposed:
-                part = read_tensor(found[stored.name], stored.name)[:, rows].T
+                part = found[stored.name].read(stored.name)[:, rows].T
             else:
-                part = read_tensor(found[stored.name], stored.name, rows)
-            try:
-                check_finite(part)
-            except NotFiniteError:
-                raise AttnlmError(
-                    f"the tensor {stored.name} has NaN or infinite numbers", _COPY
-                ) from None
+                part = found[stored.name].read(stored.name, rows)
+            check_finite(part)
             return part.to(torch.float32)
 
         yield weight
@@ -379,7 +372,7 @@ def _check(
             )
         check_type(name, tensor.dtype, "import a model that is not quantized")
     embedding = places["token_embedding.weight"][0].name
-    if is_tied and not torch.equal(*(read_tensor(found[name], name) for name in (head, embedding))):
+    if is_tied and not torch.equal(*(found[name].read(name) for name in (head, embedding))):
         raise AttnlmError(
             "config.json ties the LM head to the token embedding, but lm_head.weight differs",
             _COPY,
@@ -405,8 +398,6 @@ def _files(folder: Path) -> list[Path]:
                 f"{_INDEX} names {quoted(name)}, which is not a safetensors file in its folder",
                 _COPY,
             )
-    if not names:
-        raise AttnlmError(f"{folder / _INDEX} names no files", _COPY)
     return [folder / name for name in names]
 
 
@@ -426,11 +417,3 @@ def check_type(name: str, kind: str, hint: str) -> None:
         raise AttnlmError(
             f"the tensor {name} has the type {kind}, not one of {', '.join(FLOATS)}", hint
         )
-
-
-def read_tensor(file: TensorFile, name: str, rows: slice | None = None) -> Tensor:
-    """Return a tensor, or some of its rows. Raises AttnlmError if it can't be read."""
-    try:
-        return file.read(name, rows)
-    except (OSError, ValueError):
-        raise AttnlmError(f"cannot read the tensor {name}", _COPY) from None
