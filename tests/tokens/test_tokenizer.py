@@ -336,8 +336,8 @@ def damages() -> Iterator[object]:
     for key, values in wrong.items():
         yield from ({**whole, key: value} for value in values)
     yield {**whole, "vocab_size": 256, "ranks": " ".join(singles[:255])}
-    yield from ([], char, {**char, "name": "bpe:400"})
-    yield from ({**char, "characters": characters} for characters in ("", "aa", "a\ud800", 5))
+    yield from ([], {**char, "name": "bpe:400"})
+    yield from ({**char, "characters": characters} for characters in ("a\ud800", 5))
 
 
 @pytest.mark.parametrize("content", list(damages()))
