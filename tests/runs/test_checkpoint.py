@@ -127,7 +127,7 @@ def test_files_with_a_valid_digest_are_still_checked(tmp_path: Path) -> None:
         with pytest.raises(AttnlmError, match="does not contain the model") as caught:
             load_checkpoint(path, config, 5)
         assert str(caught.value.message).endswith(says)
-    for described in ("[1]", "[" * 10_000, "", "NaNs"):
+    for described in ("[" * 10_000, "", "NaNs"):
         sealed(path, whole, described)
         with pytest.raises(AttnlmError, match=r"last\.safetensors"):
             load_checkpoint(path, config, 5)

@@ -87,7 +87,7 @@ def explaining_reads(path: Path, damaged: str, hint: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise AttnlmError(f"cannot read {path}: {error.strerror or error}", hint) from None
-    except (ValueError, RecursionError, SafetensorError):
+    except (ValueError, LookupError, TypeError, RecursionError, SafetensorError):
         raise AttnlmError(f"{path} is damaged{damaged}", hint) from None
 
 
