@@ -358,7 +358,6 @@ def test_a_damaged_model_of_a_page_is_refused(tmp_path: Path) -> None:
 
     refused("its tensors are not those", {"table.weight": torch.zeros(2, 3)})
     refused("NaN", {"table.weight": torch.full((2, 2), torch.nan)})
-    refused("a character occurs twice", characters="aa")
     refused("'step' cannot be -1", step=-1)
     refused("in the recipe", settings={"model": "bigrm"})
     refused("in the recipe", settings={"model": "a.py:B"})

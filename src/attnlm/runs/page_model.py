@@ -22,6 +22,7 @@ from attnlm.runs.create_run import put_new
 from attnlm.runs.hugging_face.read_model import open_tensors
 from attnlm.runs.records import CheckpointFacts, DatasetFacts
 from attnlm.runs.run import Run
+from attnlm.runs.safetensors_file import explaining_reads
 from attnlm.tokens.tokenizer import CharTokenizer
 
 _KEY = "attnlm"
@@ -47,16 +48,11 @@ def is_page_model(path: Path) -> bool:
 def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> Run:
     """Create a run from a file that a page wrote. Raises AttnlmError if it is damaged."""
     with open_tensors(path) as file:
-        try:
+        with explaining_reads(path, "", _HINT):
             content = json.loads(file.metadata[_KEY])
-        except (ValueError, RecursionError):
-            content = None
         about = decoded(PageModel, content, path, _HINT)
         config = resolve({}, about.settings)
-        characters = about.characters
-        if len(set(characters)) < len(characters):
-            raise AttnlmError(f"{path} is damaged: a character occurs twice", _HINT)
-        tokenizer = CharTokenizer(characters)
+        tokenizer = CharTokenizer(about.characters)
         shapes = config.spec.parameter_shapes(tokenizer.vocab_size)
         found = {n: (t.shape, t.dtype) for n, t in file.tensors.items()}
         if found != {n: (shape, "F32") for n, shape in shapes.items()}:

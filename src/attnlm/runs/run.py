@@ -441,13 +441,7 @@ def open_run(
             f"{path} is not a run: it has no config.json", how_to_make("run", Path(checkpoint_dir))
         )
     stored = read_record(StoredRun, path / "config.json", format=FORMAT, hint=COPY_THE_RUN)
-    run = _run_of(path, stored)
-    is_trained = run.dataset.train_tokens and run.dataset.val_tokens and run.dataset.val_bytes
-    if not (is_trained or run.imported_from):
-        raise AttnlmError(
-            f"{path / 'config.json'} is not valid: its data set has no tokens", COPY_THE_RUN
-        )
-    return run
+    return _run_of(path, stored)
 
 
 def run_of(path: Path, content: Mapping[str, Any]) -> Run:
