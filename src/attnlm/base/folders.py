@@ -76,8 +76,7 @@ def default_name(parent: Path, kind: str) -> str | None:
 def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
     """Return the folder `name` in `parent` or the folder at the path `name`; for None, the latest.
 
-    Raises AttnlmError, whose hint lists existing names, if the folder does not exist, and
-    UsageError if `name` is empty or of another type.
+    Raises AttnlmError, whose hint lists existing names, if the folder does not exist.
     """
     if name is None:
         if (usual := default_name(parent, kind)) is None:
@@ -213,8 +212,7 @@ def newest_first(
 ) -> list[_Entry]:
     """Return entries of folders in `parent`, newest first. A Note names folders without an entry.
 
-    Hidden folders, left by a running or killed command, are skipped. Raises AttnlmError if it can't
-    read `parent`.
+    Hidden folders, left by a running or killed command, are skipped.
     """
     try:
         paths = sorted(parent.iterdir())

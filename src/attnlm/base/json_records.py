@@ -51,11 +51,7 @@ def read_record(
     hint: str = COPY_AGAIN,
     sealed: bool = False,
 ) -> _Record:
-    """Return the record in a JSON file, whose key "format" holds a version number.
-
-    Raises AttnlmError as `decoded` and `read_json` do (`read_sealed` if `sealed` is True), or if
-    the number is not the given `format`.
-    """
+    """Return the record in a JSON file of the version `format`, `sealed` by its own hash or not."""
     content = (read_sealed if sealed else read_json)(path)
     if content.pop("format", None) != format:
         raise AttnlmError(

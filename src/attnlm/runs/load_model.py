@@ -64,8 +64,7 @@ def load_weights(
 ) -> dict[str, Tensor]:
     """Return the weights of a run's model, with adapters merged.
 
-    If `count` is above 1, return only the rows that belong to process `rank` of `count`. Raises as
-    `load_checkpoint` does.
+    If `count` is above 1, return only the rows that belong to process `rank` of `count`.
     """
     path = checkpoint.path
     architecture = run.config.spec
@@ -132,10 +131,9 @@ def parent_record(parent: Run, checkpoint: str) -> ParentRecord:
 def parent_rows(
     run: Run, parent: ParentRecord, rank: int = 0, count: int = 1
 ) -> Mapping[str, Tensor]:
-    """Return the weights that a run starts from: its parent's, with adapters merged.
+    """Return the weights that a run starts from: its parent's, as `load_weights` returns them.
 
-    If `count` is above 1, return only the rows that belong to process `rank` of `count`. Raises as
-    `load_checkpoint` does, and AttnlmError if the parent was trained further after the run began.
+    Raises AttnlmError if the parent was trained further after the run began.
     """
     opened = open_run(Path(parent.path))
     weights = load_weights(opened, opened.checkpoint(parent.which), rank, count)
@@ -147,8 +145,7 @@ def keep_base(run: Run, parent: ParentRecord) -> Run:
     """Copy the parent's weights to the run's base.safetensors.
 
     Return the run with the digest of that file in `Run.parent`. Make a hard link instead of a copy
-    if the parent's file holds only these weights and the file system supports links. Raises
-    OSError, and whatever `parent_rows` raises.
+    if the parent's file holds only these weights and the file system supports links.
     """
     opened = open_run(Path(parent.path))
     start = opened.path / parent.checkpoint

@@ -482,10 +482,9 @@ def _with_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Dataset:
-    """Return the data set of a run.
+    """Return the data set of a run, at the path that it recorded or else by name in `data_dir`.
 
-    The data set is opened at the path that the run recorded or, if no folder is there, by name in
-    `data_dir`. Raises AttnlmError if it is missing or has changed, or if the run was imported.
+    Raises AttnlmError if the data set is missing or has changed, or if the run was imported.
     """
     if run.imported_from:
         raise AttnlmError(

@@ -42,8 +42,7 @@ def fetch(
     """Download `url` to the file `destination`, completely or not at all.
 
     If given, `sha256` is the hash that the content must have. The download fails if the server is
-    silent for `timeout` seconds. Reports Progress in bytes. Raises AttnlmError if the download
-    fails.
+    silent for `timeout` seconds. Reports Progress in bytes.
     """
     import requests
 
@@ -76,7 +75,6 @@ def cached(
     """Return the path of a pinned file in the user's cache; download the file if it is not there.
 
     If the cache can't be written, a Note says so, and the file is downloaded to the folder `spool`.
-    Raises AttnlmError as `fetch` does, and if the file is not cached and `offline` is set.
     """
     folder = cache_folder()
     shown = folder or "no home folder"

@@ -42,8 +42,7 @@ def read_examples(
     """Yield the examples in files of records.
 
     `prompt_column` has the questions and `answer_column` the answers, both texts. Without
-    `answer_column`, `prompt_column` has lists of messages, each with a role and a content. Raises
-    AttnlmError for a file or record that can't be read, and for an empty question or answer.
+    `answer_column`, `prompt_column` has lists of messages, each with a role and a content.
     """
     for path, shown, _, _ in files:
         if not kind_of(path):

@@ -21,8 +21,7 @@ def record_pieces(
     """Yield, in pieces, the texts in one column of a file of records. Empty texts are left out.
 
     Pieces have the end of each text. Unless `marks_ends` is set, each text ends with a newline.
-    `shown` is the file's name in messages. Raises AttnlmError for content that is not JSON or
-    parquet, and for a column that is missing, null or not text. The error names the line or row.
+    `shown` is the file's name in messages, which also name the line or row.
     """
     waiting: list[str] = []
     ends: list[int] = []

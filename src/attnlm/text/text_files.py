@@ -152,8 +152,7 @@ def files_in(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]
 def opened(path: Path, shown: str) -> Iterator[BinaryIO]:
     """Open a file for reading, decompressed if its name ends with .gz or .zst.
 
-    `shown` is the file's name in messages. Raises AttnlmError if the file can't be decompressed,
-    perhaps only during reading. Raises OSError if it can't be read.
+    Raises AttnlmError if the file can't be decompressed, perhaps only during reading.
     """
     raw: Any
     damages: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
@@ -198,8 +197,7 @@ def text_encoding(name: str) -> str:
 def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[Piece]:
     """Yield a file's text in pieces, without a byte order mark.
 
-    Raises NotTextError for bytes that can't be decoded; the error has the byte offset in the
-    decompressed file. `shown` is the file's name in messages.
+    Raises NotTextError, with the byte offset in the decompressed file, for bytes that are no text.
     """
     decoder: codecs.IncrementalDecoder | io.IncrementalNewlineDecoder
     decoder = codecs.getincrementaldecoder(encoding)()

@@ -83,8 +83,7 @@ def load_published(
 ) -> BpeTokenizer:
     """Return gpt2, cl100k_base or o200k_base from the cache of tiktoken or attnlm, or the network.
 
-    A download that can't be kept in attnlm's cache is left in the folder `spool`. Raises
-    AttnlmError if the vocabulary is not available.
+    A download that can't be kept in attnlm's cache is left in the folder `spool`.
     """
     url, sha256, end_of_text, vocab_size = _PUBLISHED[name]
     path = Path(os.environ.get("TIKTOKEN_CACHE_DIR", ""), hashlib.sha1(url.encode()).hexdigest())

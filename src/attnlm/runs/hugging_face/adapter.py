@@ -90,8 +90,7 @@ def _modules(stock: StockClass, a: Architecture) -> Iterator[_Module]:
 def write_adapter(run: Run, adapters: Mapping[str, Tensor]) -> None:
     """Write adapters, keyed by our names of their parameters, to the folder `run.adapter`.
 
-    Write nothing if the run has no adapters, or if no stock class can express its model. Raises
-    OSError.
+    Write nothing if the run has no adapters, or if no stock class can express its model.
     """
     lora = run.config.training.adapters
     a = run.config.spec
@@ -185,8 +184,7 @@ def _read_adapter(
     """Return the LoRA settings and the adapters, keyed by our names, of a folder of `peft`.
 
     Our settings have one rank and one alpha: matrices of lower rank are padded with zeros, and B is
-    rescaled if alpha / rank differs between modules. Raises AttnlmError for files that are missing
-    or damaged, and for adapters that our LoRA settings can't express.
+    rescaled if alpha / rank differs between modules.
     """
     path = folder / _CONFIG
     config = files.json_object(path)

@@ -37,11 +37,10 @@ def check_source(source: str | Path) -> None:
 
 
 def download(name: str, revision: str | None, patterns: Sequence[str], on_event: OnEvent) -> Path:
-    """Download the files of a model that match `patterns`. Return their folder: its name is the
-    commit.
+    """Download files of a model that match `patterns`. Return their folder, named by the commit.
 
     The Hub's client caches files, resumes an interrupted download, and uses the cached model if the
-    network is unavailable. Raises AttnlmError if the download fails.
+    network is unavailable.
     """
     hub = optional("huggingface_hub", f"downloading {name}")
     from tqdm import tqdm
