@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from attnlm.data.dataset import Dataset
     from attnlm.model.spec import ModelSpec
     from attnlm.runs.run import Run
-    from attnlm.training.events import Evaluated, Started
+    from attnlm.training.events import Started
 
 
 def baselines(vocab_size: int, dataset: DatasetFacts | Dataset) -> str:
@@ -44,9 +43,6 @@ def parts_in_words(model: ModelSpec) -> str:
     return ", ".join(f"{name} {in_words(settings[name])}" for name in (*sizes, *changed))
 
 
-_SECONDS_BETWEEN_SAMPLES = 0.25
-
-
 class Display(ProgressBar):
     """A listener for the library's events, which prints notes and the course of training runs.
 
@@ -60,7 +56,6 @@ class Display(ProgressBar):
         self.quiet, self.log = quiet, log
         self.run: Run | None = None  # once it has begun
         self.memory: int | None = None  # its estimate in bytes
-        self._next_sample = 0.0
 
     def __call__(self, event: object) -> None:
         """Print an event."""
@@ -78,19 +73,11 @@ class Display(ProgressBar):
         elif not self.quiet:
             if isinstance(event, Started):
                 say_facts(_header(event, self.log))
-            elif isinstance(event, Evaluated):
-                self._say_sample(event)
+            elif isinstance(event, Evaluated) and event.snapshot is not None:
+                self.clear()
+                text = event.snapshot.text.replace("\n", "⏎")
+                say_aside(f"step {event.step:>6}  {event.val_loss:.4f}  {text}")
             super().__call__(event)
-
-    def _say_sample(self, event: Evaluated) -> None:
-        """Print an evaluation's sample above the bar of a terminal, unless one was just printed."""
-        now = time.perf_counter()
-        if event.snapshot is None or (now < self._next_sample and not event.is_last):
-            return
-        self._next_sample = now + _SECONDS_BETWEEN_SAMPLES
-        self.clear()
-        text = event.snapshot.text.replace("\n", "⏎")
-        say_aside(f"step {event.step:>6}  {event.val_loss:.4f}  {text}")
 
 
 def _header(event: Started, log: Sequence[str]) -> dict[str, str]:
