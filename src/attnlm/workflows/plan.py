@@ -325,12 +325,6 @@ def _data(
     data_dir: str | Path,
 ) -> Dataset:
     if vocab_size is not None:
-        if parent is not None and vocab_size != parent.vocab_size:
-            raise UsageError(
-                f"`vocab_size` {vocab_size:,} differs from the vocabulary of {parent.name}, "
-                f"{parent.vocab_size:,} ids",
-                "leave `vocab_size` out",
-            )
         length = _MADE_UP_WINDOWS * config.spec.block_size + 1
         ids: Any = np.random.default_rng(0).integers(vocab_size, size=length)
         sizes = {"vocab_size": vocab_size, "val_tokens": _VAL_TOKENS}
