@@ -131,8 +131,11 @@ def test_weights_that_compute_something_else_are_refused(save: Any, dataset: Dat
         def forward(self, ids: torch.Tensor) -> torch.Tensor:
             return super().forward(ids) * 2
 
+    changed = Changed(dataset.vocab_size, 12)
+    changed.table.eval()  # frozen, as in the loop of a user
     with pytest.raises(AttnlmError, match="computes something else"):
-        save(Changed(dataset.vocab_size, 12), code=Written)
+        save(changed, code=Written)
+    assert changed.training and changed.head.training and not changed.table.training
     model = Written(dataset.vocab_size, 12)
     model.head.weight.data[0] = torch.nan
     with pytest.raises(AttnlmError, match="NaN or infinite"):

@@ -1,4 +1,4 @@
-"""Small layers (norms, dropout, linear maps), and recomputation of layers."""
+"""Small layers (norms, dropout, linear maps), recomputation of layers, and evaluation mode."""
 
 from __future__ import annotations
 
@@ -182,6 +182,19 @@ class Dropout(Hookable, nn.Dropout):
     def forward(self, x: Tensor) -> Tensor:
         """Apply dropout, (B, ...) → (B, ...)."""
         return dropout(x, self.p) if self.p and self.training else x
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode. On exit, restore the mode of each module."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(before[0][1])  # own code may do more in `train` than set the mode
+        for module, was_training in before:
+            module.training = was_training
 
 
 def recomputed(module: nn.Module, *arguments: Any) -> Tensor:

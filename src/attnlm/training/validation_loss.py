@@ -21,6 +21,7 @@ from attnlm.data.batches import check_length
 from attnlm.data.dataset import Ids, evenly_spaced, ids_at
 from attnlm.data.examples import IGNORED, Examples
 from attnlm.model.language_model import LanguageModel
+from attnlm.model.layers import evaluating
 from attnlm.model.ops import Kernels, use_kernels
 from attnlm.training.memory import windows_at_once
 from attnlm.training.one_layer import one_layer_form
@@ -116,13 +117,15 @@ def validation_loss(
                 if i < len(groups):
                     sums[i] = loss * (counts[i] if computing is model else targets_BT.numel())
 
-    was_training = model.training
-    model.eval()
     each = torch.get_num_threads() if is_sharded else 1
-    with reporting_lost_processes(), threads_of_torch(each), new_pool(threads) as pool:
+    with (
+        evaluating(model),
+        reporting_lost_processes(),
+        threads_of_torch(each),
+        new_pool(threads) as pool,
+    ):
         firsts = range(processes.rank, processes.rank + threads * count, count)
         compute_all([functools.partial(compute, first) for first in firsts], pool)
-    model.train(was_training)
     numbers = torch.tensor([*sums, stop.has_come], dtype=torch.float64)
     processes.all_reduce(numbers)
     if numbers[-1]:
@@ -206,9 +209,7 @@ def right_answers(
     is_right = lengths <= model.block_size
     order = [int(i) for i in np.argsort(lengths, kind="stable") if is_right[i]]
     at_once = windows_at_once(model.spec, model.vocab_size, device.name)
-    was_training = model.training
-    model.eval()
-    with device.autocast():
+    with evaluating(model), device.autocast():
         for first in range(0, len(order), at_once):
             batch = order[first : first + at_once]
             length = int(lengths[batch[-1]])
@@ -219,5 +220,4 @@ def right_answers(
             inputs_BT = torch.from_numpy(ids[:, :-1].astype(np.int64)).to(device.torch)
             likeliest = model(inputs_BT).argmax(-1).cpu().numpy()
             is_right[batch] = ((likeliest == ids[:, 1:]) | ~is_answer[:, 1:]).all(1)
-    model.train(was_training)
     return is_right

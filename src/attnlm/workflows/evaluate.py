@@ -19,6 +19,7 @@ from attnlm.data.examples import limit_per_window
 from attnlm.generation.sampling import Sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel
+from attnlm.model.layers import evaluating
 from attnlm.model.recorder import record
 from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import check_tokenizer, load_model
@@ -104,7 +105,8 @@ def evaluate(
         if len(dataset.val_parts) == 1:
             return replace(whole, sources=((dataset.val_parts[0].source, whole),))
         share = min(1.0, MOST_TOKENS / dataset.val_tokens)
-        begin, sources = 0, list[tuple[str, Evaluation | None]]()
+        begin = 0
+        sources: list[tuple[str, Evaluation | None]] = []
         for part in dataset.val_parts:
             place = slice(begin, begin + part.tokens)
             tokens = ids_at(dataset.val, place, model.vocab_size, "val.bin")
@@ -126,7 +128,8 @@ def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
     """
     if not run.evaluated_part or run.whole():
         return
-    best, last = run.checkpoint("best"), run.checkpoint("last")
+    best = run.checkpoint("best")
+    last = run.checkpoint("last")
     checkpoints = [last] if best.step == last.step else [best, last]
     if is_whole_affordable(run.config, dataset.val_tokens, last.step, len(checkpoints)):
         which = "whole" if dataset.val_tokens <= MOST_TOKENS else "beginning of the"
@@ -155,21 +158,19 @@ def take_snapshot(
     validation split, and scores of all heads. The text is "" if sampling fails. PyTorch's random
     state is not used.
     """
-    length, training = min(PASSAGE, model.block_size), model.training
+    length = min(PASSAGE, model.block_size)
     passage = ids_at(dataset.val, slice(length), model.vocab_size, "val.bin").tolist()
-    text, maps, scores = "", None, None
-    model.eval()
-    try:
-        # The training loop reports numbers that are not finite.
-        with np.errstate(all="ignore"):
-            with contextlib.suppress(AttnlmError):
-                sampler = Sampler(model, dataset.tokenizer, device)
-                config = SamplingConfig(tokens=tokens, seed=0, ignore_eos=True)
-                text = "".join(sampler.stream(sampler.prompt_ids(""), config))
-            recorded = record(model, torch.tensor([passage], device=device.torch))
-            with contextlib.suppress(AttnlmError):
-                maps = recorded.weights[:, 0].float().cpu().numpy()
-                scores = snapshot_scores(model, dataset.tokenizer, dataset.val, device.torch)
-    finally:
-        model.train(training)
+    text = ""
+    maps = None
+    scores = None
+    # The training loop reports numbers that are not finite.
+    with evaluating(model), np.errstate(all="ignore"):
+        with contextlib.suppress(AttnlmError):
+            sampler = Sampler(model, dataset.tokenizer, device)
+            config = SamplingConfig(tokens=tokens, seed=0, ignore_eos=True)
+            text = "".join(sampler.stream(sampler.prompt_ids(""), config))
+        recorded = record(model, torch.tensor([passage], device=device.torch))
+        with contextlib.suppress(AttnlmError):
+            maps = recorded.weights[:, 0].float().cpu().numpy()
+            scores = snapshot_scores(model, dataset.tokenizer, dataset.val, device.torch)
     return Snapshot(step, text, maps, scores), token_texts(dataset.tokenizer, passage)

@@ -16,6 +16,7 @@ from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import agree, check_finite, empty_model, stored_buffers
 from attnlm.model.language_model import LanguageModel
+from attnlm.model.layers import evaluating
 from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
@@ -104,14 +105,12 @@ def _rebuilt(model: nn.Module, config: Config, vocab_size: int) -> LanguageModel
         ) from None
     check_finite(*rebuilt.parameters())
     ids_BT = torch.arange(min(8, rebuilt.block_size))[None] % vocab_size
-    was_training = model.training
-    with torch.inference_mode():
-        logits_BTV = trained.eval()(ids_BT.to(next(model.parameters()).device)).cpu()
+    with evaluating(trained), torch.inference_mode():
+        logits_BTV = trained(ids_BT.to(next(model.parameters()).device)).cpu()
         if not agree(rebuilt(ids_BT), logits_BTV):
             raise AttnlmError(
                 "the model computes something else than its settings say", "pass its `code`"
             )
-    model.train(was_training)
     return rebuilt
 
 
