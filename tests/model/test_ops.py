@@ -122,6 +122,19 @@ def test_a_frozen_head_has_no_gradient_and_its_input_the_same(compiled: bool) ->
             assert_rounded((loss, x.grad), _loss_and_gradient, given, weight)
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_kernels)])
+def test_a_second_backward_pass_gives_the_same_gradients(compiled: bool) -> None:
+    x = torch.randn(B, T, D, requires_grad=True)
+    head = torch.randn(V, D, requires_grad=True)
+    with use_kernels(COMPILED if compiled else Kernels()):
+        loss = 3 * linear_cross_entropy(x, head, None, TARGETS)
+        first, second = (
+            [g.clone() for g in torch.autograd.grad(loss, (x, head), retain_graph=True)]
+            for _ in range(2)
+        )
+    assert all(map(torch.equal, first, second))
+
+
 def _loss_and_gradient(x: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
     """Return the reference loss in float64, from all logits together."""
     x = x.detach().double().requires_grad_()

@@ -75,9 +75,10 @@ class _LinearCrossEntropy(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = ctx.gradients
         if not grad.is_cpu or grad != 1:  # on other devices, reading `grad` would wait
-            ctx.gradients = [None if d is None else d.mul_(grad) for d in ctx.gradients]
-        return *ctx.gradients, None
+            gradients = [None if d is None else d * grad for d in gradients]
+        return *gradients, None
 
 
 _Gradients = tuple[Tensor, Tensor | None, Tensor | None] | None
