@@ -175,9 +175,10 @@ static void attend_group(const struct attention *task, int64_t window, int64_t k
                     exponentials(0, num_keys, scores, largest, sums, factors);
                 else
                     exponentials(1, num_keys, scores, largest, sums, factors);
-                for (int64_t i = 0; s && i < count; i++)
-                    for (int64_t d = 0; d < width; d++)
-                        mixed[i * width + d] *= factors[i / LANES][i % LANES];
+                if (s > 0)
+                    for (int64_t i = 0; i < count; i++)
+                        for (int64_t d = 0; d < width; d++)
+                            mixed[i * width + d] *= factors[i / LANES][i % LANES];
                 multiply(is_diagonal ? STEPS_TO_ROW : ALL, count, width, num_keys, scores, 1, BLOCK,
                          values + s * width, width, mixed, width, s > 0);
             }
@@ -271,7 +272,10 @@ void attend_groups(struct member self, const void *argument)
     float *scratch = task->scratch + self.number * attention_scratch(task->length, task->size);
     struct range groups = own_range(self, task->windows * heads);
     for (int64_t i = groups.begin; i < groups.end; i++)
-        (task->d_out ? attend_group_backward : attend_group)(task, i / heads, i % heads, scratch);
+        if (task->d_out)
+            attend_group_backward(task, i / heads, i % heads, scratch);
+        else
+            attend_group(task, i / heads, i % heads, scratch);
 }
 
 /* Compute `out` and `log_sums`. `scratch` has attention_scratch(length, size) floats per thread. */

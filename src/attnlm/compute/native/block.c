@@ -57,10 +57,16 @@ struct buffers {
     float *matmul;                 /* per member */
 };
 
-INLINE float *take(float **from, int64_t count)
+/* Memory that is divided among arrays. If `base` is NULL, it only counts how much they need. */
+struct arena {
+    float *base;
+    int64_t used;
+};
+
+INLINE float *take(struct arena *arena, int64_t count)
 {
-    float *here = *from;
-    *from += round_up(count);
+    float *here = arena->base ? arena->base + arena->used : NULL;
+    arena->used += round_up(count);
     return here;
 }
 
@@ -68,52 +74,65 @@ static int64_t num_rows(const struct pass *p) { return p->windows * p->length; }
 static int64_t packed_width(const struct pass *p) { return (p->heads + 2 * p->kv_heads) * p->size; }
 static int64_t rotated_width(const struct pass *p) { return (p->heads + p->kv_heads) * p->size; }
 static int64_t up_width(const struct pass *p) { return p->mlp == SWIGLU ? 2 * p->hidden : p->hidden; }
+static int64_t num_chunks(const struct pass *p) { return (num_rows(p) + CHUNK - 1) / CHUNK; }
 static int has_qk_norm_rope(const struct pass *p) { return p->weights.query_gain || p->cosines; }
 
-/* Assign consecutive memory to the arrays, and return its end. */
-static float *assign_saved(const struct pass *p, float *from, struct saved *k)
+static void assign_saved(const struct pass *p, struct arena *arena, struct saved *k)
 {
-    const int64_t rows = num_rows(p), width = p->width, inside = p->heads * p->size;
-    k->attention_mean = take(&from, rows), k->attention_inverse = take(&from, rows);
-    k->mlp_mean = take(&from, rows), k->mlp_inverse = take(&from, rows);
-    k->attention_input = take(&from, rows * width), k->mlp_input = take(&from, rows * width);
-    k->after_attention = take(&from, rows * width), k->mixed = take(&from, rows * inside);
-    k->packed = take(&from, rows * packed_width(p));
-    k->rotated = take(&from, has_qk_norm_rope(p) ? rows * rotated_width(p) : 0);
-    k->head_inverses = take(&from, has_qk_norm_rope(p) ? rows * (p->heads + p->kv_heads) : 0);
-    k->log_sums = take(&from, rows * p->heads);
-    k->up = take(&from, rows * up_width(p)), k->hidden = take(&from, rows * p->hidden);
-    return from;
+    const int64_t rows = num_rows(p), width = p->width;
+    k->attention_mean = take(arena, rows);
+    k->attention_inverse = take(arena, rows);
+    k->mlp_mean = take(arena, rows);
+    k->mlp_inverse = take(arena, rows);
+    k->attention_input = take(arena, rows * width);
+    k->mlp_input = take(arena, rows * width);
+    k->after_attention = take(arena, rows * width);
+    k->mixed = take(arena, rows * p->heads * p->size);
+    k->packed = take(arena, rows * packed_width(p));
+    if (has_qk_norm_rope(p)) {
+        k->rotated = take(arena, rows * rotated_width(p));
+        k->head_inverses = take(arena, rows * (p->heads + p->kv_heads));
+    }
+    k->log_sums = take(arena, rows * p->heads);
+    k->up = take(arena, rows * up_width(p));
+    k->hidden = take(arena, rows * p->hidden);
 }
 
-static float *assign_scratch(const struct pass *p, int64_t members, float *from, struct buffers *r)
+static void assign_scratch(const struct pass *p, int64_t members, struct arena *arena,
+                           struct buffers *r)
 {
-    const int64_t rows = num_rows(p), width = p->width, backward = p->d_out != NULL;
-    r->first = take(&from, rows * width);
-    r->second = take(&from, backward * rows * width), r->third = take(&from, backward * rows * width);
-    r->d_up = take(&from, backward * rows * up_width(p));
-    r->d_hidden = take(&from, backward * rows * p->hidden);
-    r->d_packed = take(&from, backward * rows * packed_width(p));
-    r->d_rotated = take(&from, backward * rows * rotated_width(p));
-    r->d_mixed = take(&from, backward * rows * p->heads * p->size);
-    r->d_gains = take(&from, backward * (rows + CHUNK - 1) / CHUNK * 2 * p->size);
-    r->attention = take(&from, members * attention_scratch(p->length, p->size));
-    r->matmul = take(&from, members * MATMUL_SCRATCH);
-    return from;
+    const int64_t rows = num_rows(p), width = p->width;
+    r->first = take(arena, rows * width);
+    if (p->d_out) {
+        r->second = take(arena, rows * width);
+        r->third = take(arena, rows * width);
+        r->d_up = take(arena, rows * up_width(p));
+        r->d_hidden = take(arena, rows * p->hidden);
+        r->d_packed = take(arena, rows * packed_width(p));
+        r->d_rotated = take(arena, rows * rotated_width(p));
+        r->d_mixed = take(arena, rows * p->heads * p->size);
+        r->d_gains = take(arena, num_chunks(p) * 2 * p->size);
+    }
+    r->attention = take(arena, members * attention_scratch(p->length, p->size));
+    r->matmul = take(arena, members * MATMUL_SCRATCH);
 }
 
 /* Return the number of floats of `saved`. */
 int64_t block_saved(const struct pass *p)
 {
+    struct arena arena = {0};
     struct saved k;
-    return assign_saved(p, (float *)0 + LANES, &k) - ((float *)0 + LANES);
+    assign_saved(p, &arena, &k);
+    return arena.used;
 }
 
 /* Return the number of floats of `scratch`. */
 int64_t block_scratch(int64_t members, const struct pass *p)
 {
+    struct arena arena = {0};
     struct buffers r;
-    return assign_scratch(p, members, (float *)0 + LANES, &r) - ((float *)0 + LANES);
+    assign_scratch(p, members, &arena, &r);
+    return arena.used;
 }
 
 /* --- Norms ------------------------------------------------------------------------------------- */
@@ -157,11 +176,12 @@ static void norm_row_backward(const struct pass *p, const float *x, const float 
 {
     const int64_t width = p->width;
     vector sum = {0}, dot = {0};
-    for (int64_t i = 0; p->norm != NO_NORM && i < width; i += LANES) {
-        const vector d = load_partial(grad + i, width - i) * load_partial(gain + i, width - i);
-        sum += d;
-        dot += d * (load_partial(x + i, width - i) - mean);
-    }
+    if (p->norm != NO_NORM)
+        for (int64_t i = 0; i < width; i += LANES) {
+            const vector d = load_partial(grad + i, width - i) * load_partial(gain + i, width - i);
+            sum += d;
+            dot += d * (load_partial(x + i, width - i) - mean);
+        }
     const float coefficient = sum_lanes(dot) / width * inverse * inverse;
     const float mean_grad = p->norm == LAYER_NORM ? sum_lanes(sum) / width : 0;
     for (int64_t i = 0; i < width; i += LANES) {
@@ -174,12 +194,14 @@ static void norm_row_backward(const struct pass *p, const float *x, const float 
     }
 }
 
-/* Add to the gradients of gains and shifts, for a member's range of columns. */
+/* Add to the gradients of gains and shifts, if any, for a member's range of columns. */
 static void gains_backward(struct member self, const struct pass *p, const float *x, const float *mean,
                            const float *inverse, const float *grad, float *d_gain, float *d_shift)
 {
+    if (!d_gain)
+        return;
     struct range own = own_range(self, round_up(p->width) / LANES);
-    for (int64_t i = own.begin * LANES; d_gain && i < own.end * LANES; i += LANES) {
+    for (int64_t i = own.begin * LANES; i < own.end * LANES; i += LANES) {
         const int64_t left = p->width - i;
         vector gain = load_partial(d_gain + i, left), shift = {0};
         for (int64_t r = 0; r < num_rows(p); r++) {
@@ -216,8 +238,10 @@ static void linear_backward(struct member self, const struct buffers *buffers, i
            (struct matrix){weight, inputs, 1}, d_x, inputs, NULL, add, scratch);
     matmul(self, outputs, inputs, rows, (struct matrix){d_y, 1, stride},
            (struct matrix){x, inputs, 1}, d_weight, inputs, NULL, 1, scratch);
+    if (!d_bias)
+        return;
     struct range own = own_range(self, round_up(outputs) / LANES);
-    for (int64_t i = own.begin * LANES; d_bias && i < own.end * LANES; i += LANES) {
+    for (int64_t i = own.begin * LANES; i < own.end * LANES; i += LANES) {
         vector sum = load_partial(d_bias + i, outputs - i);
         for (int64_t r = 0; r < rows; r++)
             sum += load_partial(d_y + r * stride + i, outputs - i);
@@ -249,7 +273,7 @@ static void norm_rotate_backward(struct member self, const struct pass *p, const
                                  const struct buffers *buffers)
 {
     const int64_t size = p->size, heads = p->heads, both = heads + p->kv_heads, rows = num_rows(p);
-    struct range own = own_range(self, (rows + CHUNK - 1) / CHUNK);
+    struct range own = own_range(self, num_chunks(p));
     for (int64_t chunk = own.begin; chunk < own.end; chunk++) {
         float *gains = buffers->d_gains + chunk * 2 * size;
         memset(gains, 0, 2 * size * sizeof(float));
@@ -266,6 +290,19 @@ static void norm_rotate_backward(struct member self, const struct pass *p, const
             qk_norm_rope_backward(1, 1, p->kv_heads, size, 0, inverse + heads, from + heads * size,
                                   p->weights.key_gain, cosines, sines, grad + heads * size,
                                   to + heads * size, gains + size);
+        }
+    }
+}
+
+/* Add the sums of all chunks to the gradients of query and key gains. */
+static void add_gains(const struct pass *p, const struct buffers *buffers)
+{
+    const struct weights *d = &p->gradients;
+    for (int64_t chunk = 0; chunk < num_chunks(p); chunk++) {
+        const float *gains = buffers->d_gains + chunk * 2 * p->size;
+        for (int64_t i = 0; i < p->size; i++) {
+            d->query_gain[i] += gains[i];
+            d->key_gain[i] += gains[p->size + i];
         }
     }
 }
@@ -290,14 +327,27 @@ static void attend_heads(struct member self, const struct pass *p, const struct 
     struct views views = {.query = head_view(p, from, stride), .key = head_view(p, from + heads, stride),
                           .value = head_view(p, k->packed + heads + kv, packed),
                           .out = head_view(p, k->mixed, heads)};
-    struct attention attention = {p->windows, p->heads, p->kv_heads, p->length, p->size,
-                                  1 / sqrtf((float)p->size), &views.query, &views.key, &views.value,
-                                  &views.out, k->log_sums, .scratch = buffers->attention};
+    struct attention attention = {
+        .windows = p->windows,
+        .heads = p->heads,
+        .kv_heads = p->kv_heads,
+        .length = p->length,
+        .size = p->size,
+        .scale = 1 / sqrtf((float)p->size),
+        .query = &views.query,
+        .key = &views.key,
+        .value = &views.value,
+        .out = &views.out,
+        .log_sums = k->log_sums,
+        .scratch = buffers->attention,
+    };
     if (p->d_out) {
-        views.d_query = head_view(p, d_from, stride), views.d_key = head_view(p, d_from + heads, stride);
+        views.d_query = head_view(p, d_from, stride);
+        views.d_key = head_view(p, d_from + heads, stride);
         views.d_value = head_view(p, buffers->d_packed + heads + kv, packed);
         views.d_out = head_view(p, buffers->d_mixed, heads);
-        attention.d_query = &views.d_query, attention.d_key = &views.d_key,
+        attention.d_query = &views.d_query;
+        attention.d_key = &views.d_key;
         attention.d_value = &views.d_value;
         attention.d_out = &views.d_out;
     }
@@ -326,7 +376,8 @@ static void activate(const struct pass *p, const struct saved *k, struct range r
     else
         for (int64_t i = 0; i < count * width; i++) {
             const float positive = up[i] > 0 ? up[i] : 0;
-            hidden[i] = positive * positive, up[i] = 2 * positive;
+            hidden[i] = positive * positive;
+            up[i] = 2 * positive;
         }
 }
 
@@ -401,12 +452,13 @@ static void forward(struct member self, const void *argument)
 static const float *before_dropout(struct member self, const struct pass *p, const float *factors,
                                    const float *d, float *to)
 {
+    if (!factors)
+        return d;
     struct range own = own_range(self, num_rows(p));
-    for (int64_t i = own.begin * p->width; factors && i < own.end * p->width; i++)
+    for (int64_t i = own.begin * p->width; i < own.end * p->width; i++)
         to[i] = factors[i] * d[i];
-    if (factors)
-        barrier(self);
-    return factors ? to : d;
+    barrier(self);
+    return to;
 }
 
 static void backward(struct member self, const void *argument)
@@ -452,12 +504,8 @@ static void backward(struct member self, const void *argument)
     if (has_qk_norm_rope(p)) {
         norm_rotate_backward(self, p, k, buffers);
         barrier(self);
-        const int64_t chunks = (rows + CHUNK - 1) / CHUNK;
-        for (int64_t c = 0; self.number == 0 && d->query_gain && c < chunks; c++)
-            for (int64_t i = 0; i < p->size; i++) {
-                d->query_gain[i] += buffers->d_gains[2 * c * p->size + i];
-                d->key_gain[i] += buffers->d_gains[(2 * c + 1) * p->size + i];
-            }
+        if (self.number == 0 && d->query_gain)
+            add_gains(p, buffers);
     }
     float *d_input = buffers->second;
     const float *input = k->attention_input;
@@ -480,8 +528,8 @@ static void backward(struct member self, const void *argument)
 void pass_through_block(int64_t members, const struct pass *p)
 {
     struct job job = {.pass = p};
-    assign_saved(p, p->saved, &job.saved);
-    assign_scratch(p, members, p->scratch, &job.buffers);
+    assign_saved(p, &(struct arena){p->saved}, &job.saved);
+    assign_scratch(p, members, &(struct arena){p->scratch}, &job.buffers);
     run_team(members, p->d_out ? backward : forward, &job);
 }
 

@@ -66,8 +66,10 @@ static struct token first_of(const struct tokens *t)
 
 static void advance(struct token *p, const struct tokens *t)
 {
-    if (++p->index == t->count)
-        p->index = 0, p->window++;
+    if (++p->index == t->count) {
+        p->index = 0;
+        p->window++;
+    }
 }
 
 /* Return the mean of x, or of x². */
@@ -96,7 +98,8 @@ static const float *norm(struct member self, const struct model *m, const struct
     struct range own = own_range(self, rows);
     for (int64_t r = own.begin; r < own.end; r++) {
         const float *x = to->x + r * to->stride;
-        float *y = to->normed + r * to->stride, average = m->norm == LAYER_NORM ? mean(size, x, 0) : 0;
+        float *y = to->normed + r * to->stride;
+        const float average = m->norm == LAYER_NORM ? mean(size, x, 0) : 0;
         for (int64_t i = 0; i < size; i++)
             y[i] = x[i] - average;
         float scale = 1 / sqrtf(mean(size, y, 1) + m->epsilon);
@@ -211,13 +214,15 @@ static void look_up_qkv(struct member self, const struct model *m, const struct 
                         const struct tokens *t)
 {
     const int64_t size = m->blocks->qkv.outputs;
-    float *packed = to->packed;
-    struct token p = first_of(t);
-    for (int64_t r = 0; self.number == 0 && r < t->rows; r++, packed += size, advance(&p, t)) {
-        const float *token = m->token_table + t->ids[t->begin + r] * size;
-        const float *added = m->position_table + (t->known + p.index) * size;
-        for (int64_t i = is_needed(m, 0, t, p) ? 0 : m->key_at; i < size; i += LANES)
-            *(vector *)(packed + i) = load(token + i) + load(added + i);
+    if (self.number == 0) {
+        float *packed = to->packed;
+        struct token p = first_of(t);
+        for (int64_t r = 0; r < t->rows; r++, packed += size, advance(&p, t)) {
+            const float *token = m->token_table + t->ids[t->begin + r] * size;
+            const float *added = m->position_table + (t->known + p.index) * size;
+            for (int64_t i = is_needed(m, 0, t, p) ? 0 : m->key_at; i < size; i += LANES)
+                *(vector *)(packed + i) = load(token + i) + load(added + i);
+        }
     }
     barrier(self);
 }
@@ -271,7 +276,8 @@ static void attend(struct member self, const struct model *m, const struct memor
             linear_forward(self, qkv, panel, t->rows, normed, to->stride, to->packed, stride, 0);
             barrier(self);
         } else {
-            packed = normed, stride = to->stride;
+            packed = normed;
+            stride = to->stride;
         }
     }
     struct range own = own_range(self, m->kv_heads);
@@ -349,15 +355,17 @@ static void add_mlp(struct member self, const struct model *m, const struct memo
 static void embed(struct member self, const struct model *m, const struct memory *to,
                   const struct tokens *t)
 {
-    struct token p = first_of(t);
-    for (int64_t r = 0; self.number == 0 && r < t->rows; r++, advance(&p, t)) {
-        const float *token = m->tokens + t->ids[t->begin + r] * m->width;
-        float *x = to->x + r * to->stride;
-        memcpy(x, token, m->width * sizeof(float));
-        if (m->positions) {
-            const float *position = m->positions + (t->known + p.index) * m->width;
-            for (int64_t i = 0; i < m->width; i++)
-                x[i] += position[i];
+    if (self.number == 0) {
+        struct token p = first_of(t);
+        for (int64_t r = 0; r < t->rows; r++, advance(&p, t)) {
+            const float *token = m->tokens + t->ids[t->begin + r] * m->width;
+            float *x = to->x + r * to->stride;
+            memcpy(x, token, m->width * sizeof(float));
+            if (m->positions) {
+                const float *position = m->positions + (t->known + p.index) * m->width;
+                for (int64_t i = 0; i < m->width; i++)
+                    x[i] += position[i];
+            }
         }
     }
     barrier(self);
@@ -378,9 +386,16 @@ static void compute_logits(struct member self, const void *argument)
     const struct memory *to = task->memory;
     const int64_t all = task->samples * task->count;
     float *logits = task->logits;
-    struct tokens t = {task->ids, task->samples, task->count, task->known, 0, 0};
+    struct tokens t = {
+        .ids = task->ids,
+        .samples = task->samples,
+        .count = task->count,
+        .known = task->known,
+    };
     for (; t.begin < all; t.begin += t.rows) {
-        int64_t left = all - t.begin, rows = t.rows = left < to->rows ? left : to->rows;
+        const int64_t left = all - t.begin;
+        int64_t rows = left < to->rows ? left : to->rows;
+        t.rows = rows;
         if (!m->token_table || m->residual)
             embed(self, m, to, &t);
         float *panel = to->panel + self.number * to->panel_size;
@@ -390,8 +405,10 @@ static void compute_logits(struct member self, const void *argument)
             const struct block *b = m->blocks + layer;
             if (m->heads)
                 attend(self, m, to, layer, &t, panel);
-            if (layer == m->layers - 1)
-                rows = keep_last(self, to, &t), panel = NULL;
+            if (layer == m->layers - 1) {
+                rows = keep_last(self, to, &t);
+                panel = NULL;
+            }
             if (m->heads)
                 add_attention(self, m, to, &b->projection, panel, rows);
             if (m->mlp != NO_MLP)
@@ -423,7 +440,15 @@ int next_logits(const struct model *m, const struct memory *to, int64_t members,
 {
     if (!are_in_vocabulary(m, samples, count, ids, count))
         return 0;
-    struct task task = {m, to, samples, count, known, ids, logits};
+    struct task task = {
+        .model = m,
+        .memory = to,
+        .samples = samples,
+        .count = count,
+        .known = known,
+        .ids = ids,
+        .logits = logits,
+    };
     run_team(members, compute_logits, &task);
     return 1;
 }
@@ -467,7 +492,8 @@ static int64_t draw(int64_t size, const float *logits, double temperature, doubl
     sum = 0;
     for (int64_t v = 0; v < size; v++)
         sums[v] = sum += exp(((double)logits[v] - logits[likeliest]) / temperature);
-    const double below = nextafter(sum, 0), limit = fraction * sum < below ? fraction * sum : below;
+    const double below = nextafter(sum, 0);
+    const double limit = fraction * sum < below ? fraction * sum : below;
     int64_t v = 0;
     while (sums[v] <= limit)
         v++;
@@ -479,8 +505,10 @@ static void before_token(struct stream *stream)
 {
     struct generation *g = stream->g;
     struct task *task = &stream->task;
-    if (g->length - g->start > g->block_size)
-        g->start = g->length - g->kept, g->known = 0;
+    if (g->length - g->start > g->block_size) {
+        g->start = g->length - g->kept;
+        g->known = 0;
+    }
     task->known = g->known;
     task->count = g->length - g->start - g->known;
     for (int64_t s = 0; s < task->samples; s++)
@@ -499,7 +527,8 @@ static void after_token(struct stream *stream)
         for (int64_t s = 0; s < task->samples; s++)
             memmove(g->ids + s * g->columns, g->ids + s * g->columns + g->start,
                     g->known * sizeof(int64_t));
-        g->start = 0, g->length = g->known;
+        g->start = 0;
+        g->length = g->known;
     }
     for (int64_t s = 0; s < task->samples; s++) {
         int64_t id = stream->out[index + s];
@@ -512,7 +541,8 @@ static void after_token(struct stream *stream)
         }
         stream->out[index + s] = g->ids[s * g->columns + g->length] = id;
     }
-    g->length++, stream->generated++;
+    g->length++;
+    stream->generated++;
 }
 
 static void continue_texts(struct member self, const void *argument)
@@ -537,7 +567,20 @@ int64_t generate(const struct model *m, const struct memory *to, int64_t members
 {
     if (!are_in_vocabulary(m, samples, g->length - g->start, g->ids + g->start, g->columns))
         return -1;
-    struct stream stream = {{m, to, samples, 0, 0, g->fresh, g->logits}, g, steps, 0, 1, uniforms, out};
+    struct stream stream = {
+        .task = {
+            .model = m,
+            .memory = to,
+            .samples = samples,
+            .ids = g->fresh,
+            .logits = g->logits,
+        },
+        .g = g,
+        .steps = steps,
+        .is_finite = 1,
+        .uniforms = uniforms,
+        .out = out,
+    };
     run_team(members, continue_texts, &stream);
     return stream.generated;
 }

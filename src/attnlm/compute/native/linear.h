@@ -77,8 +77,9 @@ static void multiply_panels(const struct linear *linear, const float *panels, st
         }
         for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
             PRODUCT(TILE_ROWS, 1);
-        for (; TILE_ROWS > 4 && r + 4 <= rows; r += 4)
-            PRODUCT(4, 1);
+        if (TILE_ROWS > 4)
+            for (; r + 4 <= rows; r += 4)
+                PRODUCT(4, 1);
         for (; r + 2 <= rows; r += 2)
             PRODUCT(2, 1);
         if (r < rows)
@@ -135,8 +136,9 @@ static void multiply_rows(const struct linear *linear, struct range outputs, int
         int64_t r = 0, end = first + block < outputs.end ? first + block : outputs.end;
         for (; r + ROW_TILE_ROWS <= rows; r += ROW_TILE_ROWS)
             PRODUCT(ROW_TILE_ROWS);
-        for (; ROW_TILE_ROWS > 2 && r + 2 <= rows; r += 2)
-            PRODUCT(2);
+        if (ROW_TILE_ROWS > 2)
+            for (; r + 2 <= rows; r += 2)
+                PRODUCT(2);
         for (; r < rows; r++)
             PRODUCT(1);
     }

@@ -55,6 +55,22 @@ INLINE void matmul_tile(const int rows, int64_t depth, struct matrix a, const fl
         }
 }
 
+/* Copy four columns (depth, 4) of a matrix, whose columns are contiguous, to a panel. */
+static void fill_four(const float *columns, int64_t stride, int64_t depth, float *panel)
+{
+    const float *second = columns + stride, *third = second + stride, *fourth = third + stride;
+    int64_t k = 0;
+    for (; k + 4 <= depth; k += 4) {
+        const vector4 a = *(vector4 *)(columns + k), b = *(vector4 *)(second + k);
+        const vector4 c = *(vector4 *)(third + k), d = *(vector4 *)(fourth + k);
+        for (int l = 0; l < 4; l++)
+            *(vector4 *)(panel + (k + l) * PANEL) = (vector4){a[l], b[l], c[l], d[l]};
+    }
+    for (; k < depth; k++)
+        for (int l = 0; l < 4; l++)
+            panel[k * PANEL + l] = columns[l * stride + k];
+}
+
 /* Copy (depth, width) of b to a panel, padded with zeros. */
 static void fill_panel(struct matrix b, int64_t depth, int64_t width, float *panel)
 {
@@ -65,20 +81,9 @@ static void fill_panel(struct matrix b, int64_t depth, int64_t width, float *pan
                 *(vector *)(panel + k * PANEL + p) = load(b.data + k * b.row + p);
         return;
     }
-    for (; b.row == 1 && j + 4 <= width; j += 4) {
-        const float *source = b.data + j * b.column;
-        int64_t k = 0;
-        for (; k + 4 <= depth; k += 4) {
-            const vector4 a = *(vector4 *)(source + k), c = *(vector4 *)(source + b.column + k);
-            const vector4 d = *(vector4 *)(source + 2 * b.column + k),
-                          e = *(vector4 *)(source + 3 * b.column + k);
-            for (int l = 0; l < 4; l++)
-                *(vector4 *)(panel + (k + l) * PANEL + j) = (vector4){a[l], c[l], d[l], e[l]};
-        }
-        for (; k < depth; k++)
-            for (int l = 0; l < 4; l++)
-                panel[k * PANEL + j + l] = source[l * b.column + k];
-    }
+    if (b.row == 1)
+        for (; j + 4 <= width; j += 4)
+            fill_four(b.data + j * b.column, b.column, depth, panel + j);
     for (; j < PANEL; j++)
         for (int64_t k = 0; k < depth; k++)
             panel[k * PANEL + j] = j < width ? b.data[k * b.row + j * b.column] : 0;
@@ -98,8 +103,9 @@ INLINE void multiply_panel(int64_t rows, int64_t depth, struct matrix a, const f
             matmul_tile(tile_rows, depth, a, panel, c, stride, bias, add); \
             continue; \
         } \
-        for (int r = 0; add && r < tile_rows; r++) \
-            memcpy(edge + r * PANEL, c + r * stride, width * sizeof(float)); \
+        if (add) \
+            for (int r = 0; r < tile_rows; r++) \
+                memcpy(edge + r * PANEL, c + r * stride, width * sizeof(float)); \
         matmul_tile(tile_rows, depth, a, panel, edge, PANEL, bias, add); \
         for (int r = 0; r < tile_rows; r++) \
             memcpy(c + r * stride, edge + r * PANEL, width * sizeof(float)); \

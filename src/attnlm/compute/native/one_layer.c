@@ -31,7 +31,8 @@ INLINE void transpose(const int row, const float *rows, int64_t stride, int64_t 
         memset(copy, 0, LANES * row * sizeof(float));
         for (int64_t t = 0; t < count; t++)
             memcpy(copy + t * row, rows + t * stride, row * sizeof(float));
-        rows = copy, stride = row;
+        rows = copy;
+        stride = row;
     }
     for (int t = 0; t < LANES; t += 4, rows += 4 * stride)
         for (int i = 0; i < row; i += 4) {
@@ -193,7 +194,9 @@ INLINE void attend_backward(const int row, int64_t length, float scale, const st
         const int64_t count = length - t < LANES ? length - t : LANES;
         struct queries q;
         vector outputs[WIDEST];
-        q.t = t, q.largest = load(h->kept + t), q.inverse = load(h->kept + width + t);
+        q.t = t;
+        q.largest = load(h->kept + t);
+        q.inverse = load(h->kept + width + t);
         transpose(row, h->q + t * h->stride, h->stride, count, scale, q.queries);
         transpose(row, h->mixed + t * h->mixed_stride, h->mixed_stride, count, 1, outputs);
         transpose(row, h->d_mixed + t * h->mixed_stride, h->mixed_stride, count, scale, q.grads);
@@ -256,7 +259,9 @@ static void compute(int64_t length, int64_t size, float scale, struct head h, fl
         return;
     }
     padded.d_mixed = d_mixed;
-    padded.d_q = d_rows, padded.d_k = d_rows + row, padded.d_v = d_rows + 2 * row;
+    padded.d_q = d_rows;
+    padded.d_k = d_rows + row;
+    padded.d_v = d_rows + 2 * row;
     copy_rows(length, h.mixed, h.mixed_stride, size, mixed, row, row);
     copy_rows(length, h.d_mixed, h.mixed_stride, size, d_mixed, row, row);
     instance(length, scale, &padded, scratch);
@@ -289,8 +294,12 @@ void one_layer_attend(int64_t batch, int64_t length, int64_t heads, int64_t size
             struct head h = {.q = q, .k = q + width, .v = q + 2 * width, .stride = 3 * width,
                              .mixed = mixed + at, .mixed_stride = width,
                              .kept = kept + (b * heads + i) * one_layer_kept(length)};
-            if (d_q)
-                h.d_mixed = d_mixed + at, h.d_q = d_q, h.d_k = d_q + width, h.d_v = d_q + 2 * width;
+            if (d_q) {
+                h.d_mixed = d_mixed + at;
+                h.d_q = d_q;
+                h.d_k = d_q + width;
+                h.d_v = d_q + 2 * width;
+            }
             compute(length, size, scale, h, scratch);
         }
 }

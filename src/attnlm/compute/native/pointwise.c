@@ -217,7 +217,7 @@ INLINE void cross_entropy_block(int64_t vocab_size, int64_t tokens, int64_t stri
     for (int64_t t = 0; t < tokens; t++) {
         const float maximum = largest[t / LANES][t % LANES], sum = sums[t / LANES][t % LANES];
         const int64_t target = targets[t];
-        if (target < 0) { // ignored: no loss, and a gradient of scale / infinity
+        if (target < 0) { /* ignored: no loss, and a gradient of scale / infinity */
             sums[t / LANES][t % LANES] = INFINITY;
             continue;
         }
