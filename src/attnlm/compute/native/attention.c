@@ -11,11 +11,11 @@
 
 #define BLOCK 64 /* number of queries, and of keys */
 #define BLOCK_VECTORS (BLOCK / LANES)
-#define TILE_VECTORS 2 /* vectors of a tile */
+#define ATTEND_TILE_VECTORS 2 /* vectors of a tile */
 #if LANES == 16
-#define TILE_ROWS 8 /* rows of a tile */
+#define ATTEND_TILE_ROWS 8 /* rows of a tile */
 #else
-#define TILE_ROWS 4
+#define ATTEND_TILE_ROWS 4
 #endif
 
 int64_t attention_lanes(void) { return LANES; }
@@ -34,7 +34,7 @@ INLINE void multiply_tile(const int rows, const int parts, int64_t steps, const 
                           int64_t a_row, int64_t a_step, const float *b, int64_t b_step, float *out,
                           int64_t out_row, int add)
 {
-    vector sums[TILE_ROWS * TILE_VECTORS] = {{0}};
+    vector sums[ATTEND_TILE_ROWS * ATTEND_TILE_VECTORS] = {{0}};
     for (int64_t i = 0; i < steps; i++)
         for (int p = 0; p < parts; p++) {
             vector right = load(b + i * b_step + p * LANES);
@@ -69,12 +69,12 @@ static void multiply(enum needed needed, int64_t rows, int64_t columns, int64_t 
                           a_step, b + c + from * b_step, b_step, out + r * out_row + c, out_row, add); \
     }
     for (int64_t c = 0, r = 0; c < columns; r = 0)
-        if (c + TILE_VECTORS * LANES <= columns) {
-            TILES(TILE_ROWS, TILE_VECTORS);
-            TILES(1, TILE_VECTORS);
-            c += TILE_VECTORS * LANES;
+        if (c + ATTEND_TILE_VECTORS * LANES <= columns) {
+            TILES(ATTEND_TILE_ROWS, ATTEND_TILE_VECTORS);
+            TILES(1, ATTEND_TILE_VECTORS);
+            c += ATTEND_TILE_VECTORS * LANES;
         } else {
-            TILES(TILE_ROWS, 1);
+            TILES(ATTEND_TILE_ROWS, 1);
             TILES(1, 1);
             c += LANES;
         }
@@ -158,7 +158,7 @@ static void attend_group(const struct attention *task, int64_t window, int64_t k
     pack_rows(values, row_at(v, window, kv_head, 0), v->token, length, size, 1);
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
         for (int64_t t = 0; t < length; t += BLOCK) {
-            const int64_t count = length - t < BLOCK ? length - t : BLOCK;
+            const int64_t count = smaller(length - t, BLOCK);
             float *log_sums = task->log_sums + (window * task->heads + head) * length + t;
             float *out = row_at(o, window, head, t);
             vector largest[BLOCK_VECTORS], sums[BLOCK_VECTORS] = {{0}}, factors[BLOCK_VECTORS];
@@ -228,7 +228,7 @@ static void attend_group_backward(const struct attention *task, int64_t window, 
     memset(d_keys, 0, 2 * kv_size * sizeof(float));
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
         for (int64_t t = 0; t < length; t += BLOCK) {
-            const int64_t count = length - t < BLOCK ? length - t : BLOCK;
+            const int64_t count = smaller(length - t, BLOCK);
             const float *out = row_at(o, window, head, t);
             float delta[BLOCK] = {0}, log_sums[BLOCK] = {0};
             memcpy(log_sums, task->log_sums + (window * task->heads + head) * length + t,

@@ -235,7 +235,7 @@ static void attend_head(struct member self, const struct model *m, const struct 
 {
     const struct block *b = m->blocks + layer;
     const int64_t size = m->size, group = m->heads / m->kv_heads;
-    float *rotated = to->query + self.number * (size + PANEL);
+    float *rotated = to->query + self.number * (size + LINEAR_PANEL);
     float *scores = to->scores + self.number * to->capacity, *mixed = to->mixed;
     /* With one token per window, prefetch the next window's keys and values. */
     const int prefetches = t->count == 1 && t->samples > 1;
@@ -338,9 +338,9 @@ static void add_mlp(struct member self, const struct model *m, const struct memo
     const int64_t stride = b->up.outputs, hidden = m->mlp == SWIGLU ? stride / 2 : stride;
     linear_forward(self, &b->up, panel, rows, normed, to->stride, to->hidden, stride, 0);
     barrier(self);
-    struct range own = own_range(self, hidden / PANEL);
+    struct range own = own_range(self, hidden / LINEAR_PANEL);
     for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = own.begin * PANEL; i < own.end * PANEL; i += LANES) {
+        for (int64_t i = own.begin * LINEAR_PANEL; i < own.end * LINEAR_PANEL; i += LANES) {
             float *x = to->hidden + r * stride + i;
             vector y = activation(m->mlp, load(x));
             if (m->mlp == SWIGLU)

@@ -1,22 +1,22 @@
 /* Linear layers: matmuls of any number of rows with a weight matrix. */
 
-#define PANEL 32
-#define PANEL_VECTORS (PANEL / LANES)
+#define LINEAR_PANEL 32
+#define PANEL_VECTORS (LINEAR_PANEL / LANES)
 #if LANES == 16
-#define TILE_ROWS 8 /* rows */
-#define TILE_PANELS 4 /* panels */
+#define LINEAR_TILE_ROWS 8 /* rows */
+#define LINEAR_TILE_PANELS 4 /* panels */
 #define ROW_TILE_ROWS 6 /* rows of x per tile with ROW_TILE_OUTPUTS rows of a matrix */
 #elif LANES == 8
-#define TILE_ROWS 3
-#define TILE_PANELS 2
+#define LINEAR_TILE_ROWS 3
+#define LINEAR_TILE_PANELS 2
 #define ROW_TILE_ROWS 2
 #else
-#define TILE_ROWS 2
-#define TILE_PANELS 1
+#define LINEAR_TILE_ROWS 2
+#define LINEAR_TILE_PANELS 1
 #define ROW_TILE_ROWS 2
 #endif
 #define ROW_TILE_OUTPUTS 4
-#define MOST_SUMS 16 /* vectors: TILE_ROWS rows and one panel, or one row and TILE_PANELS panels */
+#define LINEAR_SUMS 16 /* vectors: LINEAR_TILE_ROWS rows of a panel, or a row of LINEAR_TILE_PANELS panels */
 #define MOST_CACHED 65536 /* elements of a matrix that stay in the cache for all rows of x */
 
 /* A linear layer. Its matrix has one of two layouts. Panels: the weights of 32 outputs for the first
@@ -24,8 +24,8 @@
    row per output. `outputs` is padded with zeros to whole panels. */
 struct linear {
     int64_t inputs, outputs;
-    const float *panels, *const
-                             *rows; /* one is NULL; both are NULL if the model lacks this layer */
+    const float *panels;      /* or NULL; both are NULL if the model lacks this layer */
+    const float *const *rows; /* or NULL */
     const float *bias;
 };
 
@@ -41,7 +41,7 @@ INLINE void panel_tile(const int rows, const int panels, int64_t inputs, const f
                        int64_t y_stride, int add)
 {
     const int vectors = panels * PANEL_VECTORS;
-    vector sums[MOST_SUMS];
+    vector sums[LINEAR_SUMS];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < vectors; p++) {
             sums[r * vectors + p] = load(bias + p * LANES);
@@ -50,8 +50,8 @@ INLINE void panel_tile(const int rows, const int panels, int64_t inputs, const f
         }
     for (int64_t i = 0; i < inputs; i++)
         for (int p = 0; p < vectors; p++) {
-            vector weights =
-                load(matrix + (p / PANEL_VECTORS * inputs + i) * PANEL + p % PANEL_VECTORS * LANES);
+            const float *panel = matrix + p / PANEL_VECTORS * inputs * LINEAR_PANEL;
+            vector weights = load(panel + i * LINEAR_PANEL + p % PANEL_VECTORS * LANES);
             for (int r = 0; r < rows; r++)
                 sums[r * vectors + p] += x[r * x_stride + i] * weights;
         }
@@ -69,15 +69,16 @@ static void multiply_panels(const struct linear *linear, const float *panels, st
     panel_tile(tile_rows, tile_panels, linear->inputs, x + r * x_stride, x_stride, \
                panels + (o - outputs.begin) * linear->inputs, linear->bias + o, y + r * y_stride + o, \
                y_stride, add)
-    for (int64_t o = outputs.begin, r = 0; o < outputs.end; o += PANEL, r = 0) {
-        if (rows == 1 && o + TILE_PANELS * PANEL <= outputs.end) {
-            PRODUCT(1, TILE_PANELS); /* a single row has too few sums to keep the processor busy */
-            o += (TILE_PANELS - 1) * PANEL;
+    for (int64_t o = outputs.begin, r = 0; o < outputs.end; o += LINEAR_PANEL, r = 0) {
+        if (rows == 1 && o + LINEAR_TILE_PANELS * LINEAR_PANEL <= outputs.end) {
+            /* A panel of a single row has too few sums to keep the processor busy. */
+            PRODUCT(1, LINEAR_TILE_PANELS);
+            o += (LINEAR_TILE_PANELS - 1) * LINEAR_PANEL;
             continue;
         }
-        for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
-            PRODUCT(TILE_ROWS, 1);
-        if (TILE_ROWS > 4)
+        for (; r + LINEAR_TILE_ROWS <= rows; r += LINEAR_TILE_ROWS)
+            PRODUCT(LINEAR_TILE_ROWS, 1);
+        if (LINEAR_TILE_ROWS > 4)
             for (; r + 4 <= rows; r += 4)
                 PRODUCT(4, 1);
         for (; r + 2 <= rows; r += 2)
@@ -133,7 +134,8 @@ static void multiply_rows(const struct linear *linear, struct range outputs, int
     const int64_t cached = MOST_CACHED / linear->inputs / ROW_TILE_OUTPUTS * ROW_TILE_OUTPUTS;
     const int64_t block = cached > ROW_TILE_OUTPUTS ? cached : ROW_TILE_OUTPUTS;
     for (int64_t first = outputs.begin; first < outputs.end; first += block) {
-        int64_t r = 0, end = first + block < outputs.end ? first + block : outputs.end;
+        const int64_t end = smaller(first + block, outputs.end);
+        int64_t r = 0;
         for (; r + ROW_TILE_ROWS <= rows; r += ROW_TILE_ROWS)
             PRODUCT(ROW_TILE_ROWS);
         if (ROW_TILE_ROWS > 2)
@@ -150,11 +152,11 @@ static void pack_panel(const struct linear *linear, int64_t output, float *panel
 {
     const float *const *rows = linear->rows + output;
     for (int64_t i = 0; i < linear->inputs; i += 4)
-        for (int o = 0; o < PANEL; o += 4) {
+        for (int o = 0; o < LINEAR_PANEL; o += 4) {
             vector4 a = *(vector4 *)(rows[o] + i), b = *(vector4 *)(rows[o + 1] + i);
             vector4 c = *(vector4 *)(rows[o + 2] + i), d = *(vector4 *)(rows[o + 3] + i);
             for (int l = 0; l < 4; l++)
-                *(vector4 *)(panel + (i + l) * PANEL + o) = (vector4){a[l], b[l], c[l], d[l]};
+                *(vector4 *)(panel + (i + l) * LINEAR_PANEL + o) = (vector4){a[l], b[l], c[l], d[l]};
         }
 }
 
@@ -165,17 +167,17 @@ static void pack_panel(const struct linear *linear, int64_t output, float *panel
 static void linear_forward(struct member self, const struct linear *linear, float *panel, int64_t rows,
                            const float *x, int64_t x_stride, float *y, int64_t y_stride, int add)
 {
-    struct range panels = own_range(self, linear->outputs / PANEL);
-    struct range outputs = {panels.begin * PANEL, panels.end * PANEL};
+    struct range panels = own_range(self, linear->outputs / LINEAR_PANEL);
+    struct range outputs = {panels.begin * LINEAR_PANEL, panels.end * LINEAR_PANEL};
     if (!linear->rows)
         multiply_panels(linear, linear->panels + outputs.begin * linear->inputs, outputs, rows, x,
                         x_stride, y, y_stride, add);
     else if (!panel)
         multiply_rows(linear, outputs, rows, x, x_stride, y, y_stride, add);
     else
-        for (int64_t o = outputs.begin; o < outputs.end; o += PANEL) {
+        for (int64_t o = outputs.begin; o < outputs.end; o += LINEAR_PANEL) {
             pack_panel(linear, o, panel);
-            multiply_panels(linear, panel, (struct range){o, o + PANEL}, rows, x, x_stride, y, y_stride,
-                            add);
+            const struct range own_panel = {o, o + LINEAR_PANEL};
+            multiply_panels(linear, panel, own_panel, rows, x, x_stride, y, y_stride, add);
         }
 }

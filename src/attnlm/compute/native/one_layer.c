@@ -11,7 +11,7 @@
 #include "vectors.h"
 
 #define WIDEST 64
-#define MOST_SUMS (WIDEST / LANES > 8 ? WIDEST / LANES : 8) /* vectors */
+#define ONE_LAYER_SUMS (WIDEST / LANES > 8 ? WIDEST / LANES : 8) /* vectors */
 
 /* Return the number of vectors that hold a row. The last one may extend beyond the row. */
 INLINE int num_vectors(const int row) { return row > LANES ? row / LANES : 1; }
@@ -62,7 +62,7 @@ INLINE void sum_outputs(const int row, const int at_once, int64_t count, const f
                         float *out, int64_t out_stride)
 {
     const int vectors = num_vectors(row);
-    vector sums[MOST_SUMS] = {{0}};
+    vector sums[ONE_LAYER_SUMS] = {{0}};
     for (int64_t r = 0; r < count; r++)
         for (int p = 0; p < vectors; p++) {
             const vector features = load(rows + r * stride + p * LANES);
@@ -153,7 +153,7 @@ INLINE void attend(const int row, int64_t length, float scale, const struct head
 {
     const int64_t width = round_up(length);
     for (int64_t t = 0; t < length; t += LANES) {
-        const int64_t count = length - t < LANES ? length - t : LANES;
+        const int64_t count = smaller(length - t, LANES);
         struct queries q = {.t = t, .largest = (vector){0} - INFINITY};
         transpose(row, h->q + t * h->stride, h->stride, count, scale, q.queries);
         scores(row, 0, 0, t, h, &q, weights, width);
@@ -191,7 +191,7 @@ INLINE void attend_backward(const int row, int64_t length, float scale, const st
     const int64_t width = round_up(length);
     float *d_scores = weights + length * width;
     for (int64_t t = 0; t < length; t += LANES) {
-        const int64_t count = length - t < LANES ? length - t : LANES;
+        const int64_t count = smaller(length - t, LANES);
         struct queries q;
         vector outputs[WIDEST];
         q.t = t;

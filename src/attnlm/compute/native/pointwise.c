@@ -6,8 +6,8 @@
 #include "pointwise.h"
 
 /* GELU with tanh: x · σ(2 √(2/π) (x + 0.044715 x³)). Beyond ±16, σ is 0 or 1. */
-#define LINEAR 1.5957691216f
-#define CUBIC 0.0713548162726f
+#define GELU_LINEAR 1.5957691216f
+#define GELU_CUBIC 0.0713548162726f
 
 INLINE vector clamp(vector x)
 {
@@ -15,12 +15,12 @@ INLINE vector clamp(vector x)
     return blend(x < -16, (vector){0} - 16, x);
 }
 
-INLINE vector gelu_sigma(vector x) { return sigmoid(x * (LINEAR + CUBIC * x * x)); }
+INLINE vector gelu_sigma(vector x) { return sigmoid(x * (GELU_LINEAR + GELU_CUBIC * x * x)); }
 
 /* Return the derivative of GELU. `sigma` is gelu_sigma(x). */
 INLINE vector gelu_slope(vector x, vector sigma)
 {
-    return sigma * (1 + x * (1 - sigma) * (LINEAR + 3 * CUBIC * x * x));
+    return sigma * (1 + x * (1 - sigma) * (GELU_LINEAR + 3 * GELU_CUBIC * x * x));
 }
 
 void gelu(int64_t rows, int64_t width, const float *x, float *out)
@@ -193,15 +193,15 @@ void swiglu_and_slopes(int64_t rows, int64_t width, float *gate_up, float *out)
 
 /* Add the cross-entropy of logits (V, M), whose rows are `stride` apart, plus a bias (V) or NULL, to
    `loss`, in nats. If `scale` is not 0, overwrite the logits with their gradient times `scale`, and add
-   it to `d_bias` unless `d_bias` is NULL. Columns are tokens, computed in blocks of BLOCK. */
-#define BLOCK 64
+   it to `d_bias` unless `d_bias` is NULL. Columns are tokens, computed in blocks of LOSS_BLOCK. */
+#define LOSS_BLOCK 64
 
 INLINE void cross_entropy_block(int64_t vocab_size, int64_t tokens, int64_t stride, float scale,
                                 const float *bias, float *logits, const int64_t *targets, double *loss,
                                 float *d_bias)
 {
-    vector largest[BLOCK / LANES], sums[BLOCK / LANES];
-    for (int j = 0; j < BLOCK / LANES; j++) {
+    vector largest[LOSS_BLOCK / LANES], sums[LOSS_BLOCK / LANES];
+    for (int j = 0; j < LOSS_BLOCK / LANES; j++) {
         largest[j] = (vector){0} - INFINITY;
         sums[j] = (vector){0};
     }
@@ -225,7 +225,7 @@ INLINE void cross_entropy_block(int64_t vocab_size, int64_t tokens, int64_t stri
     }
     if (!scale)
         return;
-    for (int j = 0; j < BLOCK / LANES; j++)
+    for (int j = 0; j < LOSS_BLOCK / LANES; j++)
         sums[j] = scale / sums[j];
     for (int64_t v = 0; v < vocab_size; v++) {
         vector dot = {0};
@@ -253,7 +253,7 @@ void cross_entropy(int64_t vocab_size, int64_t tokens, int64_t stride, float sca
                    const float *bias, float *logits, const int64_t *targets, double *loss,
                    float *d_bias)
 {
-    for (int64_t t = 0; t < tokens; t += BLOCK)
-        cross_entropy_block(vocab_size, tokens - t < BLOCK ? tokens - t : BLOCK, stride, scale, bias,
+    for (int64_t t = 0; t < tokens; t += LOSS_BLOCK)
+        cross_entropy_block(vocab_size, smaller(tokens - t, LOSS_BLOCK), stride, scale, bias,
                             logits + t, targets + t, loss, d_bias);
 }

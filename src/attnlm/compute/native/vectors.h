@@ -56,6 +56,9 @@ INLINE float sum_lanes(vector x)
     return sum;
 }
 
+/* Return the smaller number. */
+INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 /* Return `size` rounded up to whole vectors. */
 INLINE int64_t round_up(int64_t size) { return (size + LANES - 1) / LANES * LANES; }
 
