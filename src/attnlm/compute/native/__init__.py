@@ -32,8 +32,7 @@ _REAL = ctypes.c_float
 _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "attention_lanes": ([], _NUMBER),
     "attention_scratch": ([_NUMBER] * 2, _NUMBER),
-    "attend": ([*[_NUMBER] * 6, _REAL, *[_POINTER] * 6], None),
-    "attend_backward": ([*[_NUMBER] * 6, _REAL, *[_POINTER] * 10], None),
+    "attend": ([_NUMBER, _POINTER], None),
     "block_saved": ([_POINTER], _NUMBER),
     "block_scratch": ([_NUMBER, _POINTER], _NUMBER),
     "pass_through_block": ([_NUMBER, _POINTER], None),
@@ -47,8 +46,8 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "rms_norm": ([*[_NUMBER] * 2, _REAL, *[_POINTER] * 4], None),
     "rms_norm_backward": ([*[_NUMBER] * 2, *[_POINTER] * 6], None),
     "cross_entropy": ([*[_NUMBER] * 3, _REAL, *[_POINTER] * 5], None),
-    "qk_norm_rope": ([*[_NUMBER] * 5, _REAL, *[_POINTER] * 6], None),
-    "qk_norm_rope_backward": ([*[_NUMBER] * 5, *[_POINTER] * 8], None),
+    "qk_norm_rope": ([_POINTER], None),
+    "qk_norm_rope_backward": ([_POINTER], None),
     "next_logits": (
         [*[_POINTER] * 2, *[_NUMBER] * 4, ctypes.c_char_p, _POINTER],
         ctypes.c_int,

@@ -150,7 +150,7 @@ static void attend_group(const struct attention *task, int64_t window, int64_t k
 {
     const int64_t length = task->length, size = task->size, width = round_up(size);
     const int64_t group = task->heads / task->kv_heads;
-    const struct heads *q = task->query, *k = task->key, *v = task->value, *o = task->out;
+    const struct heads *q = &task->query, *k = &task->key, *v = &task->value, *o = &task->out;
     float *keys = scratch, *values = keys + length * width, *queries = values + length * width;
     float *columns = queries + BLOCK * width, *mixed = columns + BLOCK * width;
     float *scores = mixed + BLOCK * width;
@@ -215,9 +215,9 @@ static void attend_group_backward(const struct attention *task, int64_t window, 
     const int64_t length = task->length, size = task->size, width = round_up(size);
     const int64_t group = task->heads / task->kv_heads, kv_size = length * width;
     const int64_t block_size = BLOCK * width;
-    const struct heads *q = task->query, *k = task->key, *v = task->value, *o = task->out;
-    const struct heads *d_q = task->d_query, *d_k = task->d_key, *d_v = task->d_value;
-    const struct heads *d_o = task->d_out;
+    const struct heads *q = &task->query, *k = &task->key, *v = &task->value, *o = &task->out;
+    const struct heads *d_q = &task->d_query, *d_k = &task->d_key, *d_v = &task->d_value;
+    const struct heads *d_o = &task->d_out;
     float *keys = scratch, *values = keys + kv_size;
     float *d_keys = values + kv_size, *d_values = d_keys + kv_size;
     float *queries = d_values + kv_size, *columns = queries + block_size, *grads = columns + block_size;
@@ -272,35 +272,26 @@ void attend_groups(struct member self, const void *argument)
     float *scratch = task->scratch + self.number * attention_scratch(task->length, task->size);
     struct range groups = own_range(self, task->windows * heads);
     for (int64_t i = groups.begin; i < groups.end; i++)
-        if (task->d_out)
+        if (task->d_out.data)
             attend_group_backward(task, i / heads, i % heads, scratch);
         else
             attend_group(task, i / heads, i % heads, scratch);
 }
 
-/* Compute `out` and `log_sums`. `scratch` has attention_scratch(length, size) floats per thread. */
-void attend(int64_t threads, int64_t windows, int64_t heads, int64_t kv_heads, int64_t length,
-            int64_t size, float scale, const struct heads *query, const struct heads *key,
-            const struct heads *value, const struct heads *out, float *log_sums, float *scratch)
+/* Compute `out` and `log_sums` or, if `d_out` has data, the other gradients, by `members` threads. */
+void attend(int64_t members, const struct attention *task)
 {
-    struct attention task = {windows, heads, kv_heads, length, size, scale, query, key, value, out,
-                             log_sums, .scratch = scratch};
-    run_team(threads, attend_groups, &task);
-}
-
-void attend_backward(int64_t threads, int64_t windows, int64_t heads, int64_t kv_heads,
-                     int64_t length, int64_t size, float scale, const struct heads *query,
-                     const struct heads *key, const struct heads *value, const struct heads *out,
-                     float *log_sums, const struct heads *d_out, const struct heads *d_query,
-                     const struct heads *d_key, const struct heads *d_value, float *scratch)
-{
-    struct attention task = {windows, heads, kv_heads, length, size, scale, query, key, value, out,
-                             log_sums, d_query, d_key, d_value, d_out, scratch};
-    run_team(threads, attend_groups, &task);
+    run_team(members, attend_groups, task);
 }
 
 const struct layout attention_layouts[] = {
     STRUCT(heads),
     FIELD(heads, data), FIELD(heads, window), FIELD(heads, head), FIELD(heads, token),
+    STRUCT(attention),
+    FIELD(attention, windows), FIELD(attention, heads), FIELD(attention, kv_heads),
+    FIELD(attention, length), FIELD(attention, size), FIELD(attention, scale), FIELD(attention, query),
+    FIELD(attention, key), FIELD(attention, value), FIELD(attention, out), FIELD(attention, log_sums),
+    FIELD(attention, d_query), FIELD(attention, d_key), FIELD(attention, d_value),
+    FIELD(attention, d_out), FIELD(attention, scratch),
     {NULL, 0, 0},
 };

@@ -46,6 +46,17 @@ struct saved {
     float *up, *hidden; /* (R, F or 2F), derivatives of the activation; (R, F) */
 };
 
+/* A linear layer: y (R, outputs) = x (R, inputs) Wᵀ + b. Absent matrices and biases are NULL. */
+struct map {
+    int64_t inputs, outputs;
+    const float *weight, *bias;
+    float *d_weight, *d_bias;
+};
+
+struct maps {
+    struct map query, key, value, projection, gate, up, down;
+};
+
 /* Scratch memory of a pass. */
 struct buffers {
     float *first, *second, *third; /* (R, C) */
@@ -55,6 +66,13 @@ struct buffers {
     float *d_gains;                /* (chunks, 2, D) */
     float *attention;              /* per member */
     float *matmul;                 /* per member */
+};
+
+struct job {
+    const struct pass *pass;
+    struct maps maps;
+    struct saved saved;
+    struct buffers buffers;
 };
 
 /* Memory that is divided among arrays. If `base` is NULL, it only counts how much they need. */
@@ -77,52 +95,52 @@ static int64_t up_width(const struct pass *p) { return p->mlp == SWIGLU ? 2 * p-
 static int64_t num_chunks(const struct pass *p) { return (num_rows(p) + CHUNK - 1) / CHUNK; }
 static int has_qk_norm_rope(const struct pass *p) { return p->weights.query_gain || p->cosines; }
 
-static void assign_saved(const struct pass *p, struct arena *arena, struct saved *k)
+static void assign_saved(const struct pass *p, struct arena *arena, struct saved *saved)
 {
     const int64_t rows = num_rows(p), width = p->width;
-    k->attention_mean = take(arena, rows);
-    k->attention_inverse = take(arena, rows);
-    k->mlp_mean = take(arena, rows);
-    k->mlp_inverse = take(arena, rows);
-    k->attention_input = take(arena, rows * width);
-    k->mlp_input = take(arena, rows * width);
-    k->after_attention = take(arena, rows * width);
-    k->mixed = take(arena, rows * p->heads * p->size);
-    k->packed = take(arena, rows * packed_width(p));
+    saved->attention_mean = take(arena, rows);
+    saved->attention_inverse = take(arena, rows);
+    saved->mlp_mean = take(arena, rows);
+    saved->mlp_inverse = take(arena, rows);
+    saved->attention_input = take(arena, rows * width);
+    saved->mlp_input = take(arena, rows * width);
+    saved->after_attention = take(arena, rows * width);
+    saved->mixed = take(arena, rows * p->heads * p->size);
+    saved->packed = take(arena, rows * packed_width(p));
     if (has_qk_norm_rope(p)) {
-        k->rotated = take(arena, rows * rotated_width(p));
-        k->head_inverses = take(arena, rows * (p->heads + p->kv_heads));
+        saved->rotated = take(arena, rows * rotated_width(p));
+        saved->head_inverses = take(arena, rows * (p->heads + p->kv_heads));
     }
-    k->log_sums = take(arena, rows * p->heads);
-    k->up = take(arena, rows * up_width(p));
-    k->hidden = take(arena, rows * p->hidden);
+    saved->log_sums = take(arena, rows * p->heads);
+    saved->up = take(arena, rows * up_width(p));
+    saved->hidden = take(arena, rows * p->hidden);
 }
 
 static void assign_scratch(const struct pass *p, int64_t members, struct arena *arena,
-                           struct buffers *r)
+                           struct buffers *buffers)
 {
     const int64_t rows = num_rows(p), width = p->width;
-    r->first = take(arena, rows * width);
+    buffers->first = take(arena, rows * width);
     if (p->d_out) {
-        r->second = take(arena, rows * width);
-        r->third = take(arena, rows * width);
-        r->d_up = take(arena, rows * up_width(p));
-        r->d_hidden = take(arena, rows * p->hidden);
-        r->d_packed = take(arena, rows * packed_width(p));
-        r->d_rotated = take(arena, rows * rotated_width(p));
-        r->d_mixed = take(arena, rows * p->heads * p->size);
-        r->d_gains = take(arena, num_chunks(p) * 2 * p->size);
+        buffers->second = take(arena, rows * width);
+        buffers->third = take(arena, rows * width);
+        buffers->d_up = take(arena, rows * up_width(p));
+        buffers->d_hidden = take(arena, rows * p->hidden);
+        buffers->d_packed = take(arena, rows * packed_width(p));
+        buffers->d_rotated = take(arena, rows * rotated_width(p));
+        buffers->d_mixed = take(arena, rows * p->heads * p->size);
+        buffers->d_gains = take(arena, num_chunks(p) * 2 * p->size);
     }
-    r->attention = take(arena, members * attention_scratch(p->length, p->size));
-    r->matmul = take(arena, members * MATMUL_SCRATCH);
+    buffers->attention = take(arena, members * attention_scratch(p->length, p->size));
+    buffers->matmul = take(arena, members * MATMUL_SCRATCH);
 }
 
 /* Return the number of floats of `saved`. */
 int64_t block_saved(const struct pass *p)
 {
     struct arena arena = {0};
-    struct saved k;
-    assign_saved(p, &arena, &k);
+    struct saved saved;
+    assign_saved(p, &arena, &saved);
     return arena.used;
 }
 
@@ -130,8 +148,8 @@ int64_t block_saved(const struct pass *p)
 int64_t block_scratch(int64_t members, const struct pass *p)
 {
     struct arena arena = {0};
-    struct buffers r;
-    assign_scratch(p, members, &arena, &r);
+    struct buffers buffers;
+    assign_scratch(p, members, &arena, &buffers);
     return arena.used;
 }
 
@@ -217,80 +235,90 @@ static void gains_backward(struct member self, const struct pass *p, const float
 
 /* --- Linear layers ------------------------------------------------------------------------------ */
 
-/* Compute y (R, outputs) = x (R, inputs) Wᵀ + b. Rows of y are `stride` apart. */
-static void linear(struct member self, const struct buffers *buffers, int64_t rows, int64_t inputs,
-                   int64_t outputs, const float *x, const float *weight, const float *bias, float *y,
-                   int64_t stride)
+/* Compute y = x Wᵀ + b. Rows of y are `stride` apart. */
+static void linear(struct member self, const struct job *job, const struct map *map, const float *x,
+                   float *y, int64_t stride)
 {
-    matmul(self, rows, outputs, inputs, (struct matrix){x, inputs, 1},
-           (struct matrix){weight, 1, inputs}, y, stride, bias, 0,
-           buffers->matmul + self.number * MATMUL_SCRATCH);
+    matmul(self, num_rows(job->pass), map->outputs, map->inputs, (struct matrix){x, map->inputs, 1},
+           (struct matrix){map->weight, 1, map->inputs}, y, stride, map->bias, 0,
+           job->buffers.matmul + self.number * MATMUL_SCRATCH);
 }
 
-/* Compute d_x = d_y W, or += with `add`. Add d_yᵀ x to d_weight, and the sums of d_y to d_bias. */
-static void linear_backward(struct member self, const struct buffers *buffers, int64_t rows,
-                            int64_t inputs, int64_t outputs, const float *x, const float *weight,
-                            const float *d_y, int64_t stride, float *d_x, int add, float *d_weight,
-                            float *d_bias)
+/* Compute d_x = d_y W, or += with `add`. Add to the gradients of weights and bias. Rows of d_y are
+   `stride` apart. */
+static void linear_backward(struct member self, const struct job *job, const struct map *map,
+                            const float *x, const float *d_y, int64_t stride, float *d_x, int add)
 {
-    float *scratch = buffers->matmul + self.number * MATMUL_SCRATCH;
+    const int64_t rows = num_rows(job->pass), inputs = map->inputs, outputs = map->outputs;
+    float *scratch = job->buffers.matmul + self.number * MATMUL_SCRATCH;
     matmul(self, rows, inputs, outputs, (struct matrix){d_y, stride, 1},
-           (struct matrix){weight, inputs, 1}, d_x, inputs, NULL, add, scratch);
+           (struct matrix){map->weight, inputs, 1}, d_x, inputs, NULL, add, scratch);
     matmul(self, outputs, inputs, rows, (struct matrix){d_y, 1, stride},
-           (struct matrix){x, inputs, 1}, d_weight, inputs, NULL, 1, scratch);
-    if (!d_bias)
+           (struct matrix){x, inputs, 1}, map->d_weight, inputs, NULL, 1, scratch);
+    if (!map->d_bias)
         return;
     struct range own = own_range(self, round_up(outputs) / LANES);
     for (int64_t i = own.begin * LANES; i < own.end * LANES; i += LANES) {
-        vector sum = load_partial(d_bias + i, outputs - i);
+        vector sum = load_partial(map->d_bias + i, outputs - i);
         for (int64_t r = 0; r < rows; r++)
             sum += load_partial(d_y + r * stride + i, outputs - i);
-        store_partial(d_bias + i, sum, outputs - i);
+        store_partial(map->d_bias + i, sum, outputs - i);
     }
 }
 
 /* --- Attention ---------------------------------------------------------------------------------- */
 
-/* Apply norm and rotation to the queries and keys of some rows. */
-static void norm_rotate(const struct pass *p, const struct saved *k, struct range rows)
+/* Return the queries of a row or, with `is_key`, its keys, to be normalised and rotated. */
+static struct qk row_heads(const struct job *job, int64_t row, int is_key)
 {
-    const int64_t size = p->size, heads = p->heads, both = heads + p->kv_heads;
-    for (int64_t r = rows.begin; r < rows.end; r++) {
-        const float *from = k->packed + r * packed_width(p);
-        float *to = k->rotated + r * rotated_width(p), *inverse = k->head_inverses + r * both;
-        const int64_t offset = r % p->length * size;
-        const float *cosines = p->cosines ? p->cosines + offset : NULL;
-        const float *sines = p->cosines ? p->sines + offset : NULL;
-        qk_norm_rope(1, 1, heads, size, 0, p->head_epsilon, from, p->weights.query_gain, cosines, sines,
-                     to, inverse);
-        qk_norm_rope(1, 1, p->kv_heads, size, 0, p->head_epsilon, from + heads * size,
-                     p->weights.key_gain, cosines, sines, to + heads * size, inverse + heads);
+    const struct pass *p = job->pass;
+    const struct saved *saved = &job->saved;
+    const struct buffers *buffers = &job->buffers;
+    const int64_t first = is_key ? p->heads : 0, offset = first * p->size;
+    const int64_t angles = row % p->length * p->size;
+    struct qk qk = {
+        .windows = 1,
+        .length = 1,
+        .heads = is_key ? p->kv_heads : p->heads,
+        .size = p->size,
+        .epsilon = p->head_epsilon,
+        .x = saved->packed + row * packed_width(p) + offset,
+        .gain = is_key ? p->weights.key_gain : p->weights.query_gain,
+        .cosines = p->cosines ? p->cosines + angles : NULL,
+        .sines = p->cosines ? p->sines + angles : NULL,
+        .inverse = saved->head_inverses + row * (p->heads + p->kv_heads) + first,
+        .out = saved->rotated + row * rotated_width(p) + offset,
+    };
+    if (p->d_out) {
+        qk.grad = buffers->d_rotated + row * rotated_width(p) + offset;
+        qk.d_x = buffers->d_packed + row * packed_width(p) + offset;
+        qk.d_gain = buffers->d_gains + (2 * (row / CHUNK) + is_key) * p->size;
     }
+    return qk;
+}
+
+static void norm_rotate(const struct job *job, struct range rows)
+{
+    for (int64_t r = rows.begin; r < rows.end; r++)
+        for (int is_key = 0; is_key < 2; is_key++) {
+            const struct qk qk = row_heads(job, r, is_key);
+            qk_norm_rope(&qk);
+        }
 }
 
 /* Write the gradients of queries and keys to d_packed, and the gradients of gains to d_gains. */
-static void norm_rotate_backward(struct member self, const struct pass *p, const struct saved *k,
-                                 const struct buffers *buffers)
+static void norm_rotate_backward(struct member self, const struct job *job)
 {
-    const int64_t size = p->size, heads = p->heads, both = heads + p->kv_heads, rows = num_rows(p);
+    const struct pass *p = job->pass;
     struct range own = own_range(self, num_chunks(p));
     for (int64_t chunk = own.begin; chunk < own.end; chunk++) {
-        float *gains = buffers->d_gains + chunk * 2 * size;
-        memset(gains, 0, 2 * size * sizeof(float));
-        for (int64_t r = chunk * CHUNK; r < rows && r < (chunk + 1) * CHUNK; r++) {
-            const float *from = k->packed + r * packed_width(p),
-                        *grad = buffers->d_rotated + r * rotated_width(p);
-            const float *inverse = k->head_inverses + r * both;
-            float *to = buffers->d_packed + r * packed_width(p);
-            const int64_t offset = r % p->length * size;
-            const float *cosines = p->cosines ? p->cosines + offset : NULL;
-            const float *sines = p->cosines ? p->sines + offset : NULL;
-            qk_norm_rope_backward(1, 1, heads, size, 0, inverse, from, p->weights.query_gain, cosines,
-                                  sines, grad, to, gains);
-            qk_norm_rope_backward(1, 1, p->kv_heads, size, 0, inverse + heads, from + heads * size,
-                                  p->weights.key_gain, cosines, sines, grad + heads * size,
-                                  to + heads * size, gains + size);
-        }
+        memset(job->buffers.d_gains + chunk * 2 * p->size, 0, 2 * p->size * sizeof(float));
+        const int64_t end = smaller(num_rows(p), (chunk + 1) * CHUNK);
+        for (int64_t r = chunk * CHUNK; r < end; r++)
+            for (int is_key = 0; is_key < 2; is_key++) {
+                const struct qk qk = row_heads(job, r, is_key);
+                qk_norm_rope_backward(&qk);
+            }
     }
 }
 
@@ -307,26 +335,21 @@ static void add_gains(const struct pass *p, const struct buffers *buffers)
     }
 }
 
-struct views {
-    struct heads query, key, value, out, d_query, d_key, d_value, d_out;
-};
-
 static struct heads head_view(const struct pass *p, float *data, int64_t token)
 {
     return (struct heads){data, p->length * token, p->size, token};
 }
 
-static void attend_heads(struct member self, const struct pass *p, const struct saved *k,
-                         const struct buffers *buffers)
+static void attend_heads(struct member self, const struct job *job)
 {
+    const struct pass *p = job->pass;
+    const struct saved *saved = &job->saved;
+    const struct buffers *buffers = &job->buffers;
     const int64_t heads = p->heads * p->size, kv = p->kv_heads * p->size;
     const int has_copy = has_qk_norm_rope(p);
     const int64_t packed = packed_width(p), stride = has_copy ? rotated_width(p) : packed;
-    float *from = has_copy ? k->rotated : k->packed;
+    float *from = has_copy ? saved->rotated : saved->packed;
     float *d_from = has_copy ? buffers->d_rotated : buffers->d_packed;
-    struct views views = {.query = head_view(p, from, stride), .key = head_view(p, from + heads, stride),
-                          .value = head_view(p, k->packed + heads + kv, packed),
-                          .out = head_view(p, k->mixed, heads)};
     struct attention attention = {
         .windows = p->windows,
         .heads = p->heads,
@@ -334,22 +357,18 @@ static void attend_heads(struct member self, const struct pass *p, const struct 
         .length = p->length,
         .size = p->size,
         .scale = 1 / sqrtf((float)p->size),
-        .query = &views.query,
-        .key = &views.key,
-        .value = &views.value,
-        .out = &views.out,
-        .log_sums = k->log_sums,
+        .query = head_view(p, from, stride),
+        .key = head_view(p, from + heads, stride),
+        .value = head_view(p, saved->packed + heads + kv, packed),
+        .out = head_view(p, saved->mixed, heads),
+        .log_sums = saved->log_sums,
         .scratch = buffers->attention,
     };
     if (p->d_out) {
-        views.d_query = head_view(p, d_from, stride);
-        views.d_key = head_view(p, d_from + heads, stride);
-        views.d_value = head_view(p, buffers->d_packed + heads + kv, packed);
-        views.d_out = head_view(p, buffers->d_mixed, heads);
-        attention.d_query = &views.d_query;
-        attention.d_key = &views.d_key;
-        attention.d_value = &views.d_value;
-        attention.d_out = &views.d_out;
+        attention.d_query = head_view(p, d_from, stride);
+        attention.d_key = head_view(p, d_from + heads, stride);
+        attention.d_value = head_view(p, buffers->d_packed + heads + kv, packed);
+        attention.d_out = head_view(p, buffers->d_mixed, heads);
     }
     attend_groups(self, &attention);
 }
@@ -365,10 +384,10 @@ static void add_rows(const struct pass *p, struct range rows, const float *x, co
 }
 
 /* Compute the hidden units of some rows. Overwrite `up` with derivatives of the activation. */
-static void activate(const struct pass *p, const struct saved *k, struct range rows)
+static void activate(const struct pass *p, const struct saved *saved, struct range rows)
 {
     const int64_t count = rows.end - rows.begin, width = p->hidden;
-    float *up = k->up + rows.begin * up_width(p), *hidden = k->hidden + rows.begin * width;
+    float *up = saved->up + rows.begin * up_width(p), *hidden = saved->hidden + rows.begin * width;
     if (p->mlp == SWIGLU)
         swiglu_and_slopes(count, width, up, hidden);
     else if (p->mlp == GELU)
@@ -381,7 +400,7 @@ static void activate(const struct pass *p, const struct saved *k, struct range r
         }
 }
 
-static void activate_backward(const struct pass *p, const struct saved *k, const struct buffers *buffers,
+static void activate_backward(const struct pass *p, const struct saved *saved, const struct buffers *buffers,
                               struct range rows)
 {
     const int64_t width = p->hidden, up = up_width(p);
@@ -389,61 +408,51 @@ static void activate_backward(const struct pass *p, const struct saved *k, const
         for (int64_t from = 0; from < up; from += width)
             for (int64_t i = 0; i < width; i++)
                 buffers->d_up[r * up + from + i] =
-                    k->up[r * up + from + i] * buffers->d_hidden[r * width + i];
+                    saved->up[r * up + from + i] * buffers->d_hidden[r * width + i];
 }
-
-struct job {
-    const struct pass *pass;
-    struct saved saved;
-    struct buffers buffers;
-};
 
 static void forward(struct member self, const void *argument)
 {
     const struct job *job = argument;
     const struct pass *p = job->pass;
-    const struct saved *k = &job->saved;
+    const struct saved *saved = &job->saved;
     const struct buffers *buffers = &job->buffers;
     const struct weights *w = &p->weights;
-    const int64_t rows = num_rows(p), width = p->width, packed = packed_width(p);
-    const int64_t heads = p->heads * p->size, kv = p->kv_heads * p->size;
-    struct range own = own_range(self, rows);
+    const struct maps *maps = &job->maps;
+    const int64_t width = p->width, packed = packed_width(p), up = up_width(p);
+    const int64_t heads = maps->query.outputs, kv = maps->key.outputs;
+    struct range own = own_range(self, num_rows(p));
     for (int64_t r = own.begin; r < own.end; r++)
-        norm_row(p, p->x + r * width, w->attention_gain, w->attention_shift, k->attention_mean + r,
-                 k->attention_inverse + r, k->attention_input + r * width);
+        norm_row(p, p->x + r * width, w->attention_gain, w->attention_shift, saved->attention_mean + r,
+                 saved->attention_inverse + r, saved->attention_input + r * width);
     barrier(self);
-    linear(self, buffers, rows, width, heads, k->attention_input, w->query, w->query_bias, k->packed,
-           packed);
-    linear(self, buffers, rows, width, kv, k->attention_input, w->key, w->key_bias, k->packed + heads,
-           packed);
-    linear(self, buffers, rows, width, kv, k->attention_input, w->value, w->value_bias,
-           k->packed + heads + kv, packed);
+    linear(self, job, &maps->query, saved->attention_input, saved->packed, packed);
+    linear(self, job, &maps->key, saved->attention_input, saved->packed + heads, packed);
+    linear(self, job, &maps->value, saved->attention_input, saved->packed + heads + kv, packed);
     barrier(self);
     if (has_qk_norm_rope(p)) {
-        norm_rotate(p, k, own);
+        norm_rotate(job, own);
         barrier(self);
     }
-    attend_heads(self, p, k, buffers);
+    attend_heads(self, job);
     barrier(self);
-    linear(self, buffers, rows, heads, width, k->mixed, w->projection, w->projection_bias,
-           buffers->first, width);
+    linear(self, job, &maps->projection, saved->mixed, buffers->first, width);
     barrier(self);
-    float *after_attention = p->mlp == NO_MLP ? p->out : k->after_attention;
+    float *after_attention = p->mlp == NO_MLP ? p->out : saved->after_attention;
     add_rows(p, own, p->x, p->attention_factors, buffers->first, after_attention);
     if (p->mlp == NO_MLP)
         return;
     for (int64_t r = own.begin; r < own.end; r++)
-        norm_row(p, after_attention + r * width, w->mlp_gain, w->mlp_shift, k->mlp_mean + r,
-                 k->mlp_inverse + r, k->mlp_input + r * width);
+        norm_row(p, after_attention + r * width, w->mlp_gain, w->mlp_shift, saved->mlp_mean + r,
+                 saved->mlp_inverse + r, saved->mlp_input + r * width);
     barrier(self);
-    const int64_t hidden = p->hidden, up = up_width(p);
     if (p->mlp == SWIGLU)
-        linear(self, buffers, rows, width, hidden, k->mlp_input, w->gate, w->gate_bias, k->up, up);
-    linear(self, buffers, rows, width, hidden, k->mlp_input, w->up, w->up_bias, k->up + up - hidden, up);
+        linear(self, job, &maps->gate, saved->mlp_input, saved->up, up);
+    linear(self, job, &maps->up, saved->mlp_input, saved->up + up - p->hidden, up);
     barrier(self);
-    activate(p, k, own);
+    activate(p, saved, own);
     barrier(self);
-    linear(self, buffers, rows, hidden, width, k->hidden, w->down, w->down_bias, buffers->first, width);
+    linear(self, job, &maps->down, saved->hidden, buffers->first, width);
     barrier(self);
     add_rows(p, own, after_attention, p->mlp_factors, buffers->first, p->out);
 }
@@ -465,69 +474,83 @@ static void backward(struct member self, const void *argument)
 {
     const struct job *job = argument;
     const struct pass *p = job->pass;
-    const struct saved *k = &job->saved;
+    const struct saved *saved = &job->saved;
     const struct buffers *buffers = &job->buffers;
     const struct weights *w = &p->weights, *d = &p->gradients;
-    const int64_t rows = num_rows(p), width = p->width, packed = packed_width(p), hidden = p->hidden;
-    const int64_t heads = p->heads * p->size, kv = p->kv_heads * p->size, up = up_width(p);
-    struct range own = own_range(self, rows);
+    const struct maps *maps = &job->maps;
+    const int64_t width = p->width, packed = packed_width(p), up = up_width(p);
+    const int64_t heads = maps->query.outputs, kv = maps->key.outputs;
+    struct range own = own_range(self, num_rows(p));
     const float *d_after_attention = p->d_out;
     if (p->mlp != NO_MLP) {
         const float *grad = before_dropout(self, p, p->mlp_factors, p->d_out, buffers->first);
-        linear_backward(self, buffers, rows, hidden, width, k->hidden, w->down, grad, width,
-                        buffers->d_hidden, 0, d->down, d->down_bias);
+        linear_backward(self, job, &maps->down, saved->hidden, grad, width, buffers->d_hidden, 0);
         barrier(self);
-        activate_backward(p, k, buffers, own);
+        activate_backward(p, saved, buffers, own);
         barrier(self);
         float *d_input = buffers->second;
         if (p->mlp == SWIGLU)
-            linear_backward(self, buffers, rows, width, hidden, k->mlp_input, w->gate, buffers->d_up, up,
-                            d_input, 0, d->gate, d->gate_bias);
-        linear_backward(self, buffers, rows, width, hidden, k->mlp_input, w->up,
-                        buffers->d_up + up - hidden, up, d_input, p->mlp == SWIGLU, d->up, d->up_bias);
+            linear_backward(self, job, &maps->gate, saved->mlp_input, buffers->d_up, up, d_input, 0);
+        linear_backward(self, job, &maps->up, saved->mlp_input, buffers->d_up + up - p->hidden, up, d_input,
+                        p->mlp == SWIGLU);
         barrier(self);
         for (int64_t r = own.begin; r < own.end; r++)
-            norm_row_backward(p, k->after_attention + r * width, w->mlp_gain, k->mlp_mean[r],
-                              k->mlp_inverse[r], d_input + r * width, p->d_out + r * width,
+            norm_row_backward(p, saved->after_attention + r * width, w->mlp_gain, saved->mlp_mean[r],
+                              saved->mlp_inverse[r], d_input + r * width, p->d_out + r * width,
                               buffers->third + r * width);
-        gains_backward(self, p, k->after_attention, k->mlp_mean, k->mlp_inverse, d_input, d->mlp_gain,
+        gains_backward(self, p, saved->after_attention, saved->mlp_mean, saved->mlp_inverse, d_input, d->mlp_gain,
                        d->mlp_shift);
         barrier(self);
         d_after_attention = buffers->third;
     }
     const float *grad = before_dropout(self, p, p->attention_factors, d_after_attention, buffers->first);
-    linear_backward(self, buffers, rows, heads, width, k->mixed, w->projection, grad, width,
-                    buffers->d_mixed, 0, d->projection, d->projection_bias);
+    linear_backward(self, job, &maps->projection, saved->mixed, grad, width, buffers->d_mixed, 0);
     barrier(self);
-    attend_heads(self, p, k, buffers);
+    attend_heads(self, job);
     barrier(self);
     if (has_qk_norm_rope(p)) {
-        norm_rotate_backward(self, p, k, buffers);
+        norm_rotate_backward(self, job);
         barrier(self);
         if (self.number == 0 && d->query_gain)
             add_gains(p, buffers);
     }
     float *d_input = buffers->second;
-    const float *input = k->attention_input;
-    linear_backward(self, buffers, rows, width, heads, input, w->query, buffers->d_packed, packed,
-                    d_input, 0, d->query, d->query_bias);
-    linear_backward(self, buffers, rows, width, kv, input, w->key, buffers->d_packed + heads, packed,
-                    d_input, 1, d->key, d->key_bias);
-    linear_backward(self, buffers, rows, width, kv, input, w->value, buffers->d_packed + heads + kv,
-                    packed, d_input, 1, d->value, d->value_bias);
+    const float *input = saved->attention_input;
+    const float *d_packed = buffers->d_packed;
+    linear_backward(self, job, &maps->query, input, d_packed, packed, d_input, 0);
+    linear_backward(self, job, &maps->key, input, d_packed + heads, packed, d_input, 1);
+    linear_backward(self, job, &maps->value, input, d_packed + heads + kv, packed, d_input, 1);
     barrier(self);
     for (int64_t r = own.begin; r < own.end; r++)
-        norm_row_backward(p, p->x + r * width, w->attention_gain, k->attention_mean[r],
-                          k->attention_inverse[r], d_input + r * width, d_after_attention + r * width,
+        norm_row_backward(p, p->x + r * width, w->attention_gain, saved->attention_mean[r],
+                          saved->attention_inverse[r], d_input + r * width, d_after_attention + r * width,
                           p->d_x + r * width);
-    gains_backward(self, p, p->x, k->attention_mean, k->attention_inverse, d_input, d->attention_gain,
+    gains_backward(self, p, p->x, saved->attention_mean, saved->attention_inverse, d_input, d->attention_gain,
                    d->attention_shift);
+}
+
+static struct maps maps_of(const struct pass *p)
+{
+    const struct weights *w = &p->weights, *d = &p->gradients;
+    const int64_t width = p->width, heads = p->heads * p->size, kv = p->kv_heads * p->size;
+#define MAP(name, inputs, outputs) \
+    .name = {inputs, outputs, w->name, w->name##_bias, d->name, d->name##_bias}
+    return (struct maps){
+        MAP(query, width, heads),
+        MAP(key, width, kv),
+        MAP(value, width, kv),
+        MAP(projection, heads, width),
+        MAP(gate, width, p->hidden),
+        MAP(up, width, p->hidden),
+        MAP(down, p->hidden, width),
+    };
+#undef MAP
 }
 
 /* Compute `out`, or the gradients if `d_out` is not NULL, by `members` threads. */
 void pass_through_block(int64_t members, const struct pass *p)
 {
-    struct job job = {.pass = p};
+    struct job job = {.pass = p, .maps = maps_of(p)};
     assign_saved(p, &(struct arena){p->saved}, &job.saved);
     assign_scratch(p, members, &(struct arena){p->scratch}, &job.buffers);
     run_team(members, p->d_out ? backward : forward, &job);

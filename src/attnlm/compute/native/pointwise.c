@@ -3,6 +3,7 @@
 
 #include "vectors.h"
 
+#include "layout.h"
 #include "pointwise.h"
 
 /* GELU with tanh: x · σ(2 √(2/π) (x + 0.044715 x³)). Beyond ±16, σ is 0 or 1. */
@@ -114,42 +115,41 @@ INLINE void rotate(int64_t size, const float *cosines, const float *sines, float
     }
 }
 
-/* Write queries or keys (B, T, H, D), from rows that are `stride` apart, to `out`: with an RMS norm if
-   `gain` is not NULL, and rotated by the angles of their positions, (T, D), if `cosines` is not NULL. */
-void qk_norm_rope(int64_t windows, int64_t length, int64_t heads, int64_t size, int64_t stride,
-                  float epsilon, const float *x, const float *gain, const float *cosines,
-                  const float *sines, float *out, float *inverse)
+void qk_norm_rope(const struct qk *qk)
 {
-    for (int64_t row = 0; row < windows * length; row++, x += stride) {
-        const int64_t at = row % length * size;
-        for (int64_t h = 0; h < heads; h++, out += size) {
+    const int64_t size = qk->size;
+    const float *x = qk->x;
+    float *out = qk->out, *inverse = qk->inverse;
+    for (int64_t row = 0; row < qk->windows * qk->length; row++, x += qk->stride) {
+        const int64_t angles = row % qk->length * size;
+        for (int64_t h = 0; h < qk->heads; h++, out += size) {
             const float *from = x + h * size;
-            if (gain) {
-                rms_norm(1, size, epsilon, from, gain, out, inverse++);
+            if (qk->gain) {
+                rms_norm(1, size, qk->epsilon, from, qk->gain, out, inverse++);
                 from = out;
             }
-            if (cosines)
-                rotate(size, cosines + at, sines + at, 1, from, out);
+            if (qk->cosines)
+                rotate(size, qk->cosines + angles, qk->sines + angles, 1, from, out);
         }
     }
 }
 
-void qk_norm_rope_backward(int64_t windows, int64_t length, int64_t heads, int64_t size,
-                           int64_t stride, const float *inverse, const float *x, const float *gain,
-                           const float *cosines, const float *sines, const float *grad, float *d_x,
-                           float *d_gain)
+void qk_norm_rope_backward(const struct qk *qk)
 {
-    for (int64_t row = 0; row < windows * length; row++, x += stride, d_x += stride) {
-        const int64_t at = row % length * size;
-        for (int64_t h = 0; h < heads; h++, grad += size) {
+    const int64_t size = qk->size;
+    const float *x = qk->x, *grad = qk->grad, *inverse = qk->inverse;
+    float *d_x = qk->d_x;
+    for (int64_t row = 0; row < qk->windows * qk->length; row++, x += qk->stride, d_x += qk->stride) {
+        const int64_t angles = row % qk->length * size;
+        for (int64_t h = 0; h < qk->heads; h++, grad += size) {
             float *to = d_x + h * size;
             const float *from = grad;
-            if (cosines) {
-                rotate(size, cosines + at, sines + at, -1, from, to);
+            if (qk->cosines) {
+                rotate(size, qk->cosines + angles, qk->sines + angles, -1, from, to);
                 from = to;
             }
-            if (gain)
-                rms_norm_row_backward(size, *inverse++, x + h * size, gain, from, to, d_gain);
+            if (qk->gain)
+                rms_norm_row_backward(size, *inverse++, x + h * size, qk->gain, from, to, qk->d_gain);
         }
     }
 }
@@ -257,3 +257,11 @@ void cross_entropy(int64_t vocab_size, int64_t tokens, int64_t stride, float sca
         cross_entropy_block(vocab_size, smaller(tokens - t, LOSS_BLOCK), stride, scale, bias,
                             logits + t, targets + t, loss, d_bias);
 }
+
+const struct layout pointwise_layouts[] = {
+    STRUCT(qk),
+    FIELD(qk, windows), FIELD(qk, length), FIELD(qk, heads), FIELD(qk, size), FIELD(qk, stride),
+    FIELD(qk, epsilon), FIELD(qk, x), FIELD(qk, gain), FIELD(qk, cosines), FIELD(qk, sines),
+    FIELD(qk, inverse), FIELD(qk, out), FIELD(qk, grad), FIELD(qk, d_x), FIELD(qk, d_gain),
+    {NULL, 0, 0},
+};

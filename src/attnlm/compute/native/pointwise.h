@@ -24,9 +24,18 @@ void swiglu_and_slopes(int64_t rows, int64_t width, float *gate_up, float *out);
 
 void rms_norm(int64_t rows, int64_t width, float epsilon, const float *x, const float *gain, float *out,
               float *inverse);
-void qk_norm_rope(int64_t windows, int64_t length, int64_t heads, int64_t size, int64_t stride,
-                  float epsilon, const float *x, const float *gain, const float *cosines,
-                  const float *sines, float *out, float *inverse);
-void qk_norm_rope_backward(int64_t windows, int64_t length, int64_t heads, int64_t size, int64_t stride,
-                           const float *inverse, const float *x, const float *gain, const float *cosines,
-                           const float *sines, const float *grad, float *d_x, float *d_gain);
+/* Queries or keys (B, T, H, D), in rows that are `stride` apart. They get an RMS norm if `gain` is not NULL,
+   and then the rotation of their positions if `cosines` is not NULL. */
+struct qk {
+    int64_t windows, length, heads, size, stride;
+    float epsilon;
+    const float *x, *gain;         /* (B, T, stride), (D) */
+    const float *cosines, *sines; /* (T, D) */
+    float *inverse;               /* 1 / √(mean x² + ε), (B, T, H) */
+    float *out;                   /* of the forward pass, (B, T, H, D) */
+    const float *grad;            /* of the backward pass: the gradient of `out` */
+    float *d_x, *d_gain;          /* (B, T, stride), (D): overwritten, and added to */
+};
+
+void qk_norm_rope(const struct qk *qk);
+void qk_norm_rope_backward(const struct qk *qk);

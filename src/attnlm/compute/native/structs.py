@@ -86,9 +86,33 @@ class Generation(Struct):
 
 
 class Heads(Struct):
-    """A tensor (B, H, T, D) with its strides in elements (attention.c)."""
+    """A tensor (B, H, T, D) with its strides in elements (attention.h)."""
 
     _fields_ = (("data", _POINTER), *_fields(_INTEGER, "window", "head", "token"))
+
+
+class Attention(Struct):
+    """Causal attention, forward or, if `d_out` has data, backward (attention.h)."""
+
+    _fields_ = (
+        *_fields(_INTEGER, "windows", "heads", "kv_heads", "length", "size"),
+        ("scale", ctypes.c_float),
+        *_fields(Heads, "query", "key", "value", "out"),
+        ("log_sums", _POINTER),
+        *_fields(Heads, "d_query", "d_key", "d_value", "d_out"),
+        ("scratch", _POINTER),
+    )
+
+
+class QK(Struct):
+    """Queries or keys, to be normalised and rotated (pointwise.h)."""
+
+    _fields_ = (
+        *_fields(_INTEGER, "windows", "length", "heads", "size", "stride"),
+        ("epsilon", ctypes.c_float),
+        *_fields(_POINTER, "x", "gain", "cosines", "sines", "inverse", "out"),
+        *_fields(_POINTER, "grad", "d_x", "d_gain"),
+    )
 
 
 class Weights(Struct):
@@ -132,8 +156,9 @@ class _Layout(ctypes.Structure):
 
 _STRUCTS: dict[str, tuple[type[Struct], ...]] = {
     "decoding_layouts": (Linear, Block, Model, Memory, Generation),
-    "attention_layouts": (Heads,),
+    "attention_layouts": (Heads, Attention),
     "block_layouts": (Weights, Pass),
+    "pointwise_layouts": (QK,),
     "words_layouts": (Words,),
 }
 

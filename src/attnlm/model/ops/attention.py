@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from ctypes import CDLL
 from typing import Any
 
 import torch
@@ -11,8 +12,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from attnlm.compute.native import native_library
-from attnlm.compute.native.structs import Heads
+from attnlm.compute.native.structs import Attention, Heads
 from attnlm.model.ops import data_pointer, kernels_in_use, native_ops_for
 
 _LEAST_SHARED_WORK = 2**22
@@ -33,11 +33,11 @@ def fused_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """
     new = query.size(-2)
     total = key.size(-2)
-    wanted = kernels_in_use().attention == "native" and native_ops_for(query) is not None
     is_plain = new == total and key.shape == value.shape
-    if wanted and is_plain and not torch.is_autocast_enabled("cpu"):
+    native = native_ops_for(query) if kernels_in_use().attention == "native" else None
+    if native is not None and is_plain and not torch.is_autocast_enabled("cpu"):
         scale = query.size(-1) ** -0.5
-        out: Tensor = NativeAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
+        out: Tensor = NativeAttention.apply(query, key, value, scale, native)  # type: ignore[no-untyped-call]
         return out
     mask = None
     if 1 < new < total:
@@ -67,22 +67,35 @@ class NativeAttention(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        query, key, value = map(_with_rows, given[:3])
-        ctx.scale = given[3]
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, native: CDLL
+    ) -> Tensor:
+        query = _with_rows(query)
+        key = _with_rows(key)
+        value = _with_rows(value)
         out = _like(query)
         log_sums = query.new_empty(query.shape[:3])
-        _call("attend", ctx.scale, (query, key, value, out), log_sums, ())
+        ctx.scale = scale
+        ctx.native = native
         ctx.save_for_backward(query, key, value, out, log_sums)
+        _attend(native, _arrays(query, key, value, out, log_sums, scale))
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
-        *heads, log_sums = ctx.saved_tensors
-        gradients = [_like(x) for x in heads[:3]]
-        _call("attend_backward", ctx.scale, heads, log_sums, [_with_rows(d_out), *gradients])
-        return *gradients, None
+        query, key, value, out, log_sums = ctx.saved_tensors
+        d_out = _with_rows(d_out)
+        d_query = _like(query)
+        d_key = _like(key)
+        d_value = _like(value)
+        arrays = _arrays(query, key, value, out, log_sums, ctx.scale)
+        arrays.d_out = _heads(d_out)
+        arrays.d_query = _heads(d_query)
+        arrays.d_key = _heads(d_key)
+        arrays.d_value = _heads(d_value)
+        _attend(ctx.native, arrays)
+        return d_query, d_key, d_value, None, None
 
 
 def _with_rows(x_BHTD: Tensor) -> Tensor:
@@ -96,23 +109,37 @@ def _like(x_BHTD: Tensor) -> Tensor:
     return x_BHTD.new_empty(windows, length, heads, size).transpose(1, 2)
 
 
-def _call(name: str, scale: float, heads: Any, log_sums: Tensor, gradients: Any) -> None:
-    (windows, count, length, size), pieces = heads[0].shape, heads[1].size(0) * heads[1].size(1)
-    work = windows * count * length * length * size
-    threads = min(torch.get_num_threads(), pieces) if work >= _LEAST_SHARED_WORK else 1
-    native = native_library()
-    assert native is not None
-    scratch = log_sums.new_empty(threads, native.attention_scratch(length, size))
-    getattr(native, name)(
-        *(threads, windows, count, heads[1].size(1), length, size, scale),
-        *(ctypes.byref(_where(x)) for x in heads),
-        data_pointer(log_sums),
-        *(ctypes.byref(_where(x)) for x in gradients),
-        data_pointer(scratch),
+def _arrays(
+    query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums: Tensor, scale: float
+) -> Attention:
+    """Return the arrays of the forward pass."""
+    windows, heads, length, size = query.shape
+    return Attention(
+        windows=windows,
+        heads=heads,
+        kv_heads=key.size(1),
+        length=length,
+        size=size,
+        scale=scale,
+        query=_heads(query),
+        key=_heads(key),
+        value=_heads(value),
+        out=_heads(out),
+        log_sums=data_pointer(log_sums),
     )
 
 
-def _where(x_BHTD: Tensor) -> Heads:
+def _heads(x_BHTD: Tensor) -> Heads:
     """Return the address of x, and its strides in elements along B, H and T."""
     window, head, token = x_BHTD.stride()[:3]
-    return Heads(data=x_BHTD.data_ptr(), window=window, head=head, token=token)
+    return Heads(data=data_pointer(x_BHTD), window=window, head=head, token=token)
+
+
+def _attend(native: CDLL, arrays: Attention) -> None:
+    """Compute the output or, if `arrays` has the output's gradient, the other gradients."""
+    pieces = arrays.windows * arrays.kv_heads
+    work = arrays.windows * arrays.heads * arrays.length**2 * arrays.size
+    threads = min(torch.get_num_threads(), pieces) if work >= _LEAST_SHARED_WORK else 1
+    scratch = torch.empty(threads, native.attention_scratch(arrays.length, arrays.size))
+    arrays.scratch = data_pointer(scratch)
+    native.attend(threads, ctypes.byref(arrays))

@@ -45,10 +45,10 @@ class NativeBlock:
 
 def native_block_kernels(x_BTC: Tensor) -> CDLL | None:
     """Return the kernels if blocks are to be computed by block.c for this input, else None."""
-    wanted = kernels_in_use().matmul == "native" and x_BTC.requires_grad
-    if not wanted or not torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+    if kernels_in_use().matmul != "native" or torch.is_autocast_enabled("cpu"):
         return None
-    return native_ops_for(x_BTC)
+    has_gradient = x_BTC.requires_grad and torch.is_grad_enabled()
+    return native_ops_for(x_BTC) if has_gradient else None
 
 
 def have_gradients(parameters: Iterable[nn.Parameter]) -> bool:
@@ -73,19 +73,28 @@ def block_pass(
     Dropout multiplies the outputs of attention and MLP by the factors, (B, T, C). The backward
     pass adds to the `grad` of each weight, instead of returning the gradients of weights.
     """
-    given = form, library, rotation, attention_factors, mlp_factors
-    out: Tensor = _BlockPass.apply(x_BTC, *given)  # type: ignore[no-untyped-call]
+    cosines_TD, sines_TD = rotation or (None, None)
+    out: Tensor = _BlockPass.apply(  # type: ignore[no-untyped-call]
+        x_BTC, form, library, cosines_TD, sines_TD, attention_factors, mlp_factors
+    )
     return out
 
 
 class _BlockPass(Function):
     @staticmethod
-    def forward(ctx: Any, x_BTC: Tensor, *given: Any) -> Tensor:
-        form, library, rotation, *factors = given
-        x_BTC, ctx.library = x_BTC.contiguous(), library
+    def forward(
+        ctx: Any,
+        x_BTC: Tensor,
+        form: NativeBlock,
+        library: CDLL,
+        cosines_TD: Tensor | None,
+        sines_TD: Tensor | None,
+        attention_factors: Tensor | None,
+        mlp_factors: Tensor | None,
+    ) -> Tensor:
+        x_BTC = x_BTC.contiguous()
         windows, length, width = x_BTC.shape
         out_BTC = torch.empty_like(x_BTC)
-        cosines, sines = rotation or (None, None)
         ctx.work = Pass(
             windows=windows,
             length=length,
@@ -99,13 +108,14 @@ class _BlockPass(Function):
             epsilon=form.epsilon,
             head_epsilon=form.head_epsilon,
             weights=Weights(**{name: p.data_ptr() for name, p in form.weights.items()}),
-            cosines=data_pointer(cosines),  # block_saved reads whether there are any
+            cosines=data_pointer(cosines_TD),  # block_saved reads whether there are any
             out=data_pointer(out_BTC),
         )
         activations = x_BTC.new_empty(library.block_saved(ctypes.byref(ctx.work)))
-        saved = x_BTC, activations, cosines, sines, *factors
+        saved = (x_BTC, activations, cosines_TD, sines_TD, attention_factors, mlp_factors)
         _call(library, ctx.work, saved)
         ctx.save_for_backward(*saved)
+        ctx.library = library
         ctx.form = form
         return out_BTC
 
@@ -118,19 +128,20 @@ class _BlockPass(Function):
         d_x_BTC = torch.empty_like(x_BTC)
         gradients = {name: data_pointer(p.grad) for name, p in ctx.form.weights.items()}
         ctx.work.gradients = Weights(**gradients)
-        ctx.work.d_out, ctx.work.d_x = data_pointer(d_out_BTC), data_pointer(d_x_BTC)
+        ctx.work.d_out = data_pointer(d_out_BTC)
+        ctx.work.d_x = data_pointer(d_x_BTC)
         _call(ctx.library, ctx.work, saved)
-        return d_x_BTC, *[None] * 5
+        return d_x_BTC, None, None, None, None, None, None
 
 
-_SAVED = "x", "saved", "cosines", "sines", "attention_factors", "mlp_factors"
+_SAVED = ("x", "saved", "cosines", "sines", "attention_factors", "mlp_factors")
+"""The fields of Pass that point to the tensors which the forward pass saves, in this order."""
 
 
 def _call(library: CDLL, work: Pass, saved: Sequence[Tensor | None]) -> None:
     for name, tensor in zip(_SAVED, saved, strict=True):
         setattr(work, name, data_pointer(tensor))
     threads = torch.get_num_threads()
-    about = ctypes.byref(work)
-    scratch = torch.empty(library.block_scratch(threads, about))
+    scratch = torch.empty(library.block_scratch(threads, ctypes.byref(work)))
     work.scratch = data_pointer(scratch)
-    library.pass_through_block(threads, about)
+    library.pass_through_block(threads, ctypes.byref(work))

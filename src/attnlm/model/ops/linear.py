@@ -69,7 +69,8 @@ class _Linear(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_NC = ctx.saved_tensors
-        grad_MN, (to_x, to_weight, to_bias) = grad.flatten(0, -2), ctx.needs_input_grad
+        grad_MN = grad.flatten(0, -2)
+        to_x, to_weight, to_bias = ctx.needs_input_grad
         return (
             matmul(grad_MN, weight_NC.T).view(ctx.shape) if to_x else None,
             matmul(grad_MN.T, x.flatten(0, -2).T) if to_weight else None,

@@ -52,11 +52,12 @@ def linear_cross_entropy(
     device = x_BTC.device.type
     if torch.is_autocast_enabled(device):
         x_BTC = x_BTC.to(torch.get_autocast_dtype(device))
-    tensors = x_BTC.flatten(0, -2), weight_VC, bias_V, targets_BT.flatten()
+    x_MC = x_BTC.flatten(0, -2)
+    targets_M = targets_BT.flatten()
     if torch.is_grad_enabled():
-        loss: Tensor = _LinearCrossEntropy.apply(*tensors)  # type: ignore[no-untyped-call]
+        loss: Tensor = _LinearCrossEntropy.apply(x_MC, weight_VC, bias_V, targets_M)  # type: ignore[no-untyped-call]
         return loss
-    return _in_pieces(*tensors, None)
+    return _in_pieces(x_MC, weight_VC, bias_V, targets_M, None)
 
 
 class _LinearCrossEntropy(Function):
@@ -88,17 +89,19 @@ content of its tensor. The gradients of weights and bias are added to the conten
 
 
 def _in_pieces(
-    x_MC: Tensor, weight_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor, wanted: _Gradients
+    x_MC: Tensor, weight_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor, into: _Gradients
 ) -> Tensor:
-    head = weight_VC.to(x_MC.dtype), None if bias_V is None else bias_V.to(x_MC.dtype)
+    head_VC = weight_VC.to(x_MC.dtype)
+    if bias_V is not None:
+        bias_V = bias_V.to(x_MC.dtype)
     with torch.autocast(x_MC.device.type, enabled=False):
         if (native := native_ops_for(x_MC)) is not None:
-            return _in_c(native, x_MC.contiguous(), *head, targets_M, wanted)
-        return _plain(x_MC, *head, targets_M, wanted)
+            return _in_c(native, x_MC.contiguous(), head_VC, bias_V, targets_M, into)
+        return _plain(x_MC, head_VC, bias_V, targets_M, into)
 
 
 def _plain(
-    x_MC: Tensor, head_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor, wanted: _Gradients
+    x_MC: Tensor, head_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor, into: _Gradients
 ) -> Tensor:
     precise = torch.promote_types(x_MC.dtype, torch.float32)
     total = torch.zeros((), dtype=precise, device=x_MC.device)
@@ -115,11 +118,11 @@ def _plain(
         # −log p of the likeliest token, plus its logit minus the target's: no p underflows.
         losses_m1 = top_m1 - at_target_m1 - p_mV.gather(-1, likeliest_m1).log()
         total += (losses_m1 * is_counted_m1).sum()
-        if wanted is None:
+        if into is None:
             continue
         d_logits_mV = p_mV.scatter_add_(-1, targets_m1, torch.full_like(top_m1, -1.0))
         d_logits_mV = d_logits_mV.mul_(is_counted_m1 / count).to(x_MC.dtype)
-        d_x_MC, d_head_VC, d_bias_V = wanted
+        d_x_MC, d_head_VC, d_bias_V = into
         torch.mm(d_logits_mV, head_VC, out=d_x_MC[part])
         if d_head_VC is not None:
             d_head_VC += d_logits_mV.T @ x_MC[part]
@@ -134,9 +137,9 @@ def _in_c(
     head_VC: Tensor,
     bias_V: Tensor | None,
     targets_M: Tensor,
-    wanted: _Gradients,
+    into: _Gradients,
 ) -> Tensor:
-    """Return the mean loss by the operations in C; unless `wanted` is None, write gradients to it.
+    """Return the mean loss by the operations in C; unless `into` is None, write gradients into it.
 
     Logits have the layout (V, m), with tokens adjacent, which is faster for few tokens m.
     """
@@ -145,15 +148,21 @@ def _in_c(
     count = int(counted(targets_M))
     at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), MOST_COMPILED)
     at_once = min(at_once, max(1, LOGITS_AT_ONCE["cpu"] // head_VC.size(0)))
-    d_x_MC, d_head_VC, d_bias_V = wanted or (None, None, None)
+    d_x_MC, d_head_VC, d_bias_V = into or (None, None, None)
     for part in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
         x_mC = x_MC[part]
         targets_m = targets_M[part]
-        shape = head_VC.size(0), len(targets_m)
         logits_Vm = matmul(head_VC, x_mC)
         native.cross_entropy(
-            *(*shape, shape[1], 0.0 if wanted is None else 1 / count),
-            *map(data_pointer, (bias_V, logits_Vm, targets_m, total, d_bias_V)),
+            head_VC.size(0),
+            len(targets_m),
+            len(targets_m),
+            0.0 if into is None else 1 / count,
+            data_pointer(bias_V),
+            data_pointer(logits_Vm),
+            data_pointer(targets_m),
+            data_pointer(total),
+            data_pointer(d_bias_V),
         )
         if d_x_MC is not None:
             d_x_MC[part] = matmul(logits_Vm.T, head_VC.T)

@@ -6,6 +6,7 @@ and backward.
 
 from __future__ import annotations
 
+import ctypes
 from ctypes import CDLL
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from attnlm.compute.native.structs import QK
 from attnlm.model.ops import data_pointer, native_ops_for
 
 Rotation = tuple[Tensor, Tensor]
@@ -49,11 +51,13 @@ class _Activation(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, native: CDLL, name: str, width: int) -> Tensor:
-        x, out = x.contiguous(), x.new_empty(*x.shape[:-1], width)
+        x = x.contiguous()
+        out = x.new_empty(*x.shape[:-1], width)
         ctx.save_for_backward(x)
-        ctx.sizes = out.numel() // width, width
+        ctx.rows = out.numel() // width
+        ctx.width = width
         ctx.backward_of = getattr(native, f"{name}_backward")
-        getattr(native, name)(*ctx.sizes, data_pointer(x), data_pointer(out))
+        getattr(native, name)(ctx.rows, width, data_pointer(x), data_pointer(out))
         return out
 
     @staticmethod
@@ -62,7 +66,8 @@ class _Activation(Function):
         (x,) = ctx.saved_tensors
         grad = grad.contiguous()
         d_x = torch.empty_like(x)
-        ctx.backward_of(*ctx.sizes, *map(data_pointer, (x, grad, d_x)))
+        pointers = map(data_pointer, (x, grad, d_x))
+        ctx.backward_of(ctx.rows, ctx.width, *pointers)
         return d_x, None, None, None
 
 
@@ -77,13 +82,13 @@ def rms_norm(x: Tensor, gain: Tensor, epsilon: float) -> Tensor:
 class _RMSNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, epsilon: float, native: CDLL) -> Tensor:
-        x, out = x.contiguous(), torch.empty(x.shape)
+        x = x.contiguous()
+        out = torch.empty(x.shape)
         inverse = torch.empty(x.numel() // gain.numel())
         ctx.save_for_backward(x, gain, inverse)
         ctx.native = native
-        native.rms_norm(
-            len(inverse), gain.numel(), epsilon, *map(data_pointer, (x, gain, out, inverse))
-        )
+        pointers = map(data_pointer, (x, gain, out, inverse))
+        native.rms_norm(len(inverse), gain.numel(), epsilon, *pointers)
         return out
 
     @staticmethod
@@ -92,8 +97,9 @@ class _RMSNorm(Function):
         x, gain, inverse = ctx.saved_tensors
         d_x = torch.empty_like(x)
         d_gain = torch.zeros_like(gain)
-        arrays = inverse, x, gain, grad.contiguous(), d_x, d_gain
-        ctx.native.rms_norm_backward(len(inverse), gain.numel(), *map(data_pointer, arrays))
+        grad = grad.contiguous()
+        pointers = map(data_pointer, (inverse, x, gain, grad, d_x, d_gain))
+        ctx.native.rms_norm_backward(len(inverse), gain.numel(), *pointers)
         return d_x, d_gain, None, None
 
 
@@ -107,16 +113,28 @@ def split_heads(
     """
     native = native_ops_for(packed_BTN)
     if native is not None and (gains is not None or rotation is not None):
-        given = *(gains or (None, None, 0.0)), *(rotation or (None, None)), native
-        out: Any = _SplitHeads.apply(packed_BTN, heads, kv_heads, *given)  # type: ignore[no-untyped-call]
-        query, key, value = out
-        return query, key, value
+        query_gain, key_gain, epsilon = gains or (None, None, 0.0)
+        cosines_TD, sines_TD = rotation or (None, None)
+        split: tuple[Tensor, Tensor, Tensor] = _SplitHeads.apply(  # type: ignore[no-untyped-call]
+            packed_BTN,
+            heads,
+            kv_heads,
+            query_gain,
+            key_gain,
+            epsilon,
+            cosines_TD,
+            sines_TD,
+            native,
+        )
+        return split
     query, key, value = _views(packed_BTN, heads, kv_heads)
     if gains is not None:
         query_gain, key_gain, epsilon = gains
-        query, key = rms_norm(query, query_gain, epsilon), rms_norm(key, key_gain, epsilon)
+        query = rms_norm(query, query_gain, epsilon)
+        key = rms_norm(key, key_gain, epsilon)
     if rotation is not None:
-        query, key = rotate(query, *rotation), rotate(key, *rotation)
+        query = rotate(query, *rotation)
+        key = rotate(key, *rotation)
     return query, key, value
 
 
@@ -166,44 +184,81 @@ def rotate(x: Tensor, cosines_TD: Tensor, sines_TD: Tensor) -> Tensor:
 class _SplitHeads(Function):
     @staticmethod
     def forward(
-        ctx: Any, packed_BTN: Tensor, heads: int, kv_heads: int, *given: Any
+        ctx: Any,
+        packed_BTN: Tensor,
+        heads: int,
+        kv_heads: int,
+        query_gain: Tensor | None,
+        key_gain: Tensor | None,
+        epsilon: float,
+        cosines_TD: Tensor | None,
+        sines_TD: Tensor | None,
+        native: CDLL,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        query_gain, key_gain, epsilon, cosines_TD, sines_TD, native = given
         packed_BTN = packed_BTN.contiguous()
-        ctx.heads, ctx.native = (heads, kv_heads), native
-        placed = []
-        inverses = []
+        ctx.heads = heads
+        ctx.kv_heads = kv_heads
+        ctx.native = native
+        stride = packed_BTN.size(-1)
         views = _views(packed_BTN, heads, kv_heads)
+        outs = []
+        inverses = []
         for x_BHTD, gain in zip(views, (query_gain, key_gain), strict=False):
             windows, count, length, size = x_BHTD.shape
             out_BTHD = torch.empty(windows, length, count, size)
             inverse = torch.empty(windows * length * count if gain is not None else 0)
-            native.qk_norm_rope(
-                *(windows, length, count, size, packed_BTN.size(-1), epsilon),
-                *map(data_pointer, (x_BHTD, gain, cosines_TD, sines_TD, out_BTHD, inverse)),
-            )
-            placed.append(out_BTHD.transpose(1, 2))
+            qk = _qk(x_BHTD, stride, gain, cosines_TD, sines_TD, inverse)
+            qk.epsilon = epsilon
+            qk.out = data_pointer(out_BTHD)
+            native.qk_norm_rope(ctypes.byref(qk))
+            outs.append(out_BTHD.transpose(1, 2))
             inverses.append(inverse)
         ctx.save_for_backward(packed_BTN, query_gain, key_gain, cosines_TD, sines_TD, *inverses)
-        return placed[0], placed[1], views[2].clone()
+        return outs[0], outs[1], views[2].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         packed_BTN, query_gain, key_gain, cosines_TD, sines_TD, *inverses = ctx.saved_tensors
         d_packed_BTN = torch.empty_like(packed_BTN)
-        views, d_views = (_views(x, *ctx.heads) for x in (packed_BTN, d_packed_BTN))
+        stride = packed_BTN.size(-1)
+        views = _views(packed_BTN, ctx.heads, ctx.kv_heads)
+        d_views = _views(d_packed_BTN, ctx.heads, ctx.kv_heads)
         d_gains = []
         for x_BHTD, d_x, grad, gain, inverse in zip(
             views, d_views, grads, (query_gain, key_gain), inverses, strict=False
         ):
-            windows, count, length, size = x_BHTD.shape
             grad_BTHD = grad.transpose(1, 2).contiguous()
-            d_gains.append(None if gain is None else torch.zeros_like(gain))
-            ctx.native.qk_norm_rope_backward(
-                *(windows, length, count, size, packed_BTN.size(-1)),
-                *map(data_pointer, (inverse, x_BHTD, gain, cosines_TD, sines_TD)),
-                *map(data_pointer, (grad_BTHD, d_x, d_gains[-1])),
-            )
+            d_gain = None if gain is None else torch.zeros_like(gain)
+            qk = _qk(x_BHTD, stride, gain, cosines_TD, sines_TD, inverse)
+            qk.grad = data_pointer(grad_BTHD)
+            qk.d_x = data_pointer(d_x)
+            qk.d_gain = data_pointer(d_gain)
+            ctx.native.qk_norm_rope_backward(ctypes.byref(qk))
+            d_gains.append(d_gain)
         d_views[2].copy_(grads[2])
         return d_packed_BTN, None, None, *d_gains, None, None, None, None
+
+
+def _qk(
+    x_BHTD: Tensor,
+    stride: int,
+    gain: Tensor | None,
+    cosines_TD: Tensor | None,
+    sines_TD: Tensor | None,
+    inverse: Tensor,
+) -> QK:
+    """Return the arrays that forward and backward pass have in common."""
+    windows, heads, length, size = x_BHTD.shape
+    return QK(
+        windows=windows,
+        length=length,
+        heads=heads,
+        size=size,
+        stride=stride,
+        x=data_pointer(x_BHTD),
+        gain=data_pointer(gain),
+        cosines=data_pointer(cosines_TD),
+        sines=data_pointer(sines_TD),
+        inverse=data_pointer(inverse),
+    )
