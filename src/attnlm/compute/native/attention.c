@@ -36,17 +36,17 @@ INLINE void multiply_tile(const int rows, const int parts, int64_t steps, const 
 {
     vector sums[ATTEND_TILE_ROWS * ATTEND_TILE_VECTORS] = {{0}};
     for (int64_t i = 0; i < steps; i++)
-        for (int p = 0; p < parts; p++) {
-            vector right = load(b + i * b_step + p * LANES);
+        for (int v = 0; v < parts; v++) {
+            vector right = load(b + i * b_step + v * LANES);
             for (int r = 0; r < rows; r++)
-                sums[r * parts + p] += a[r * a_row + i * a_step] * right;
+                sums[r * parts + v] += a[r * a_row + i * a_step] * right;
         }
     for (int r = 0; r < rows; r++)
-        for (int p = 0; p < parts; p++) {
-            vector *target = (vector *)(out + r * out_row + p * LANES);
+        for (int v = 0; v < parts; v++) {
+            vector *target = (vector *)(out + r * out_row + v * LANES);
             if (add)
-                sums[r * parts + p] += *target;
-            *target = sums[r * parts + p];
+                sums[r * parts + v] += *target;
+            *target = sums[r * parts + v];
         }
 }
 

@@ -54,9 +54,9 @@ struct token {
 };
 
 /* Return nonzero if the layer's output is needed for a token. */
-INLINE int is_needed(const struct model *m, int64_t layer, const struct tokens *t, struct token p)
+INLINE int is_needed(const struct model *m, int64_t layer, const struct tokens *t, struct token at)
 {
-    return layer < m->layers - 1 || p.index == t->count - 1;
+    return layer < m->layers - 1 || at.index == t->count - 1;
 }
 
 static struct token first_of(const struct tokens *t)
@@ -64,11 +64,11 @@ static struct token first_of(const struct tokens *t)
     return (struct token){t->begin / t->count, t->begin % t->count};
 }
 
-static void advance(struct token *p, const struct tokens *t)
+static void advance(struct token *at, const struct tokens *t)
 {
-    if (++p->index == t->count) {
-        p->index = 0;
-        p->window++;
+    if (++at->index == t->count) {
+        at->index = 0;
+        at->window++;
     }
 }
 
@@ -90,15 +90,15 @@ INLINE float mean(int64_t size, const float *x, const int squared)
 }
 
 /* Return the input of attention, MLP or LM head: the normalised stream, or the stream without a norm. */
-static const float *norm(struct member self, const struct model *m, const struct memory *to,
+static const float *norm(struct member self, const struct model *m, const struct memory *memory,
                          int64_t rows, int64_t size, const float *gains)
 {
     if (m->norm == NO_NORM)
-        return to->x;
+        return memory->x;
     struct range own = own_range(self, rows);
     for (int64_t r = own.begin; r < own.end; r++) {
-        const float *x = to->x + r * to->stride;
-        float *y = to->normed + r * to->stride;
+        const float *x = memory->x + r * memory->stride;
+        float *y = memory->normed + r * memory->stride;
         const float average = m->norm == LAYER_NORM ? mean(size, x, 0) : 0;
         for (int64_t i = 0; i < size; i++)
             y[i] = x[i] - average;
@@ -107,7 +107,7 @@ static const float *norm(struct member self, const struct model *m, const struct
             y[i] = y[i] * scale * gains[i] + gains[size + i];
     }
     barrier(self);
-    return to->normed;
+    return memory->normed;
 }
 
 /* Return a head's query or key with the norm and rotation of the model, if any. Element i of the first
@@ -146,10 +146,10 @@ INLINE void score(const int vectors, int64_t size, const float *query, const flo
 {
     vector sums[4] = {{0}};
     for (int64_t i = 0; i < size; i++)
-        for (int p = 0; p < vectors; p++)
-            sums[p] += query[i] * load_ahead(keys + p * size * LANES + i * LANES, ahead);
-    for (int p = 0; p < vectors; p++)
-        *(vector *)(scores + p * LANES) = sums[p];
+        for (int v = 0; v < vectors; v++)
+            sums[v] += query[i] * load_ahead(keys + v * size * LANES + i * LANES, ahead);
+    for (int v = 0; v < vectors; v++)
+        *(vector *)(scores + v * LANES) = sums[v];
 }
 
 /* Write `room` numbers of Σ exponential · value · inverse_sum over the visible tokens. */
@@ -160,19 +160,19 @@ INLINE void mix(const int vectors, int64_t size, int64_t visible, const float *e
     int64_t s = 0;
     for (; s + 4 <= visible; s += 4)
         for (int j = 0; j < 4; j++)
-            for (int p = 0; p < vectors; p++)
-                sums[j][p] +=
-                    exponentials[s + j] * load_ahead(values + (s + j) * size + p * LANES, ahead);
+            for (int v = 0; v < vectors; v++)
+                sums[j][v] +=
+                    exponentials[s + j] * load_ahead(values + (s + j) * size + v * LANES, ahead);
     for (; s < visible; s++)
-        for (int p = 0; p < vectors; p++)
-            sums[0][p] += exponentials[s] * load(values + s * size + p * LANES);
-    for (int p = 0; p < vectors; p++) {
-        vector sum = ((sums[0][p] + sums[1][p]) + (sums[2][p] + sums[3][p])) * inverse_sum;
-        if (room >= LANES * (p + 1))
-            *(vector *)(mixed + p * LANES) = sum;
+        for (int v = 0; v < vectors; v++)
+            sums[0][v] += exponentials[s] * load(values + s * size + v * LANES);
+    for (int v = 0; v < vectors; v++) {
+        vector sum = ((sums[0][v] + sums[1][v]) + (sums[2][v] + sums[3][v])) * inverse_sum;
+        if (room >= LANES * (v + 1))
+            *(vector *)(mixed + v * LANES) = sum;
         else
-            for (int64_t i = p * LANES; i < room; i++)
-                mixed[i] = sum[i - p * LANES];
+            for (int64_t i = v * LANES; i < room; i++)
+                mixed[i] = sum[i - v * LANES];
     }
 }
 
@@ -210,17 +210,17 @@ static void attend_query(int64_t size, int64_t visible, const float *query, cons
 }
 
 /* Add rows of the token and position tables: the first layer's queries, keys and values. */
-static void look_up_qkv(struct member self, const struct model *m, const struct memory *to,
+static void look_up_qkv(struct member self, const struct model *m, const struct memory *memory,
                         const struct tokens *t)
 {
     const int64_t size = m->blocks->qkv.outputs;
     if (self.number == 0) {
-        float *packed = to->packed;
-        struct token p = first_of(t);
-        for (int64_t r = 0; r < t->rows; r++, packed += size, advance(&p, t)) {
+        float *packed = memory->packed;
+        struct token at = first_of(t);
+        for (int64_t r = 0; r < t->rows; r++, packed += size, advance(&at, t)) {
             const float *token = m->token_table + t->ids[t->begin + r] * size;
-            const float *added = m->position_table + (t->known + p.index) * size;
-            for (int64_t i = is_needed(m, 0, t, p) ? 0 : m->key_at; i < size; i += LANES)
+            const float *added = m->position_table + (t->known + at.index) * size;
+            for (int64_t i = is_needed(m, 0, t, at) ? 0 : m->key_at; i < size; i += LANES)
                 *(vector *)(packed + i) = load(token + i) + load(added + i);
         }
     }
@@ -229,73 +229,77 @@ static void look_up_qkv(struct member self, const struct model *m, const struct 
 
 /* Compute `attend` for key/value head k and its query heads. Rows of `packed` have queries, keys and
    values. */
-static void attend_head(struct member self, const struct model *m, const struct memory *to,
+static void attend_head(struct member self, const struct model *m, const struct memory *memory,
                         int64_t layer, const struct tokens *t, const float *packed, int64_t stride,
                         int64_t k)
 {
     const struct block *b = m->blocks + layer;
     const int64_t size = m->size, group = m->heads / m->kv_heads;
-    float *rotated = to->query + self.number * (size + LINEAR_PANEL);
-    float *scores = to->scores + self.number * to->capacity, *mixed = to->mixed;
+    float *rotated = memory->query + self.number * (size + LINEAR_PANEL);
+    float *scores = memory->scores + self.number * memory->capacity, *mixed = memory->mixed;
     /* With one token per window, prefetch the next window's keys and values. */
     const int prefetches = t->count == 1 && t->samples > 1;
-    const int64_t ahead = prefetches ? m->kv_heads * to->capacity * size : 0;
-    struct token p = first_of(t);
-    for (int64_t r = 0; r < t->rows; r++, packed += stride, advance(&p, t)) {
-        int64_t position = t->known + p.index, lane = position % LANES;
-        int64_t cached = ((layer * t->samples + p.window) * m->kv_heads + k) * to->capacity * size;
-        float *keys = to->keys + cached, *values = to->values + cached;
+    const int64_t ahead = prefetches ? m->kv_heads * memory->capacity * size : 0;
+    struct token at = first_of(t);
+    for (int64_t r = 0; r < t->rows; r++, packed += stride, advance(&at, t)) {
+        int64_t position = t->known + at.index, lane = position % LANES;
+        const int64_t cached_heads = (layer * t->samples + at.window) * m->kv_heads + k;
+        const int64_t cached = cached_heads * memory->capacity * size;
+        float *keys = memory->keys + cached, *values = memory->values + cached;
         const float *key =
             norm_rotate(m, packed + m->key_at + k * size, b->key_gains, position, rotated);
         for (int64_t i = 0; i < size; i++)
             keys[(position - lane) * size + i * LANES + lane] = key[i];
         memcpy(values + position * size, packed + m->value_at + k * size, size * sizeof(float));
-        if (!is_needed(m, layer, t, p))
+        if (!is_needed(m, layer, t, at))
             continue;
         for (int64_t h = k * group; h < (k + 1) * group; h++)
             attend_query(size, position + 1,
                          norm_rotate(m, packed + h * size, b->query_gains, position, rotated), keys,
                          values, ahead, scores, mixed + h * size);
-        mixed += to->mixed_stride;
+        mixed += memory->mixed_stride;
     }
 }
 
 /* Append the keys and values of the tokens to the cache, and write the heads' outputs to `mixed`. In the
    last layer, only each window's last token has an output. */
-static void attend(struct member self, const struct model *m, const struct memory *to, int64_t layer,
-                   const struct tokens *t, float *panel)
+static void attend(struct member self, const struct model *m, const struct memory *memory,
+                   int64_t layer, const struct tokens *t, float *panel)
 {
-    const struct linear *qkv = &m->blocks[layer].qkv;
-    const float *packed = to->packed;
+    const struct block *b = m->blocks + layer;
+    const struct linear *qkv = &b->qkv;
+    const float *packed = memory->packed;
     int64_t stride = qkv->outputs;
     if (layer == 0 && m->token_table) {
-        look_up_qkv(self, m, to, t);
+        look_up_qkv(self, m, memory, t);
     } else {
-        const float *normed = norm(self, m, to, t->rows, m->width, m->blocks[layer].attention_norm);
+        const float *normed = norm(self, m, memory, t->rows, m->width, b->attention_norm);
         if (exists(qkv)) {
-            linear_forward(self, qkv, panel, t->rows, normed, to->stride, to->packed, stride, 0);
+            linear_forward(self, qkv, panel, t->rows, normed, memory->stride, memory->packed, stride,
+                           0);
             barrier(self);
         } else {
             packed = normed;
-            stride = to->stride;
+            stride = memory->stride;
         }
     }
     struct range own = own_range(self, m->kv_heads);
     for (int64_t k = own.begin; k < own.end; k++)
-        attend_head(self, m, to, layer, t, packed, stride, k);
+        attend_head(self, m, memory, layer, t, packed, stride, k);
     barrier(self);
 }
 
 /* Move the stream of each window's last token to the front. Return the number of rows left. */
-static int64_t keep_last(struct member self, const struct memory *to, const struct tokens *t)
+static int64_t keep_last(struct member self, const struct memory *memory, const struct tokens *t)
 {
+    const int64_t stride = memory->stride;
     int64_t kept = 0;
-    struct token p = first_of(t);
-    for (int64_t r = 0; r < t->rows; r++, advance(&p, t)) {
-        if (p.index < t->count - 1)
+    struct token at = first_of(t);
+    for (int64_t r = 0; r < t->rows; r++, advance(&at, t)) {
+        if (at.index < t->count - 1)
             continue;
         if (self.number == 0)
-            memmove(to->x + kept * to->stride, to->x + r * to->stride, to->stride * sizeof(float));
+            memmove(memory->x + kept * stride, memory->x + r * stride, stride * sizeof(float));
         kept++;
     }
     barrier(self);
@@ -303,19 +307,19 @@ static int64_t keep_last(struct member self, const struct memory *to, const stru
 }
 
 /* Add the heads' outputs, after the projection if any, to the stream; without `residual`, replace it. */
-static void add_attention(struct member self, const struct model *m, const struct memory *to,
+static void add_attention(struct member self, const struct model *m, const struct memory *memory,
                           const struct linear *projection, float *panel, int64_t rows)
 {
     if (exists(projection)) {
-        linear_forward(self, projection, panel, rows, to->mixed, to->mixed_stride, to->x, to->stride,
-                       m->residual);
+        linear_forward(self, projection, panel, rows, memory->mixed, memory->mixed_stride, memory->x,
+                       memory->stride, m->residual);
         barrier(self);
         return;
     }
     struct range own = own_range(self, rows);
     for (int64_t r = own.begin; r < own.end; r++) {
-        float *x = to->x + r * to->stride;
-        const float *mixed = to->mixed + r * to->mixed_stride;
+        float *x = memory->x + r * memory->stride;
+        const float *mixed = memory->mixed + r * memory->mixed_stride;
         for (int64_t i = 0; i < m->heads * m->size; i++)
             x[i] = m->residual ? x[i] + mixed[i] : mixed[i];
     }
@@ -331,38 +335,39 @@ INLINE vector activation(int64_t kind, vector x)
     return blend(x < 0, (vector){0}, x * x);
 }
 
-static void add_mlp(struct member self, const struct model *m, const struct memory *to,
+static void add_mlp(struct member self, const struct model *m, const struct memory *memory,
                     const struct block *b, float *panel, int64_t rows)
 {
-    const float *normed = norm(self, m, to, rows, m->width, b->mlp_norm);
+    const float *normed = norm(self, m, memory, rows, m->width, b->mlp_norm);
     const int64_t stride = b->up.outputs, hidden = m->mlp == SWIGLU ? stride / 2 : stride;
-    linear_forward(self, &b->up, panel, rows, normed, to->stride, to->hidden, stride, 0);
+    linear_forward(self, &b->up, panel, rows, normed, memory->stride, memory->hidden, stride, 0);
     barrier(self);
     struct range own = own_range(self, hidden / LINEAR_PANEL);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = own.begin * LINEAR_PANEL; i < own.end * LINEAR_PANEL; i += LANES) {
-            float *x = to->hidden + r * stride + i;
+            float *x = memory->hidden + r * stride + i;
             vector y = activation(m->mlp, load(x));
             if (m->mlp == SWIGLU)
                 y *= load(x + hidden);
             *(vector *)x = y;
         }
     barrier(self);
-    linear_forward(self, &b->down, panel, rows, to->hidden, stride, to->x, to->stride, m->residual);
+    linear_forward(self, &b->down, panel, rows, memory->hidden, stride, memory->x, memory->stride,
+                   m->residual);
     barrier(self);
 }
 
-static void embed(struct member self, const struct model *m, const struct memory *to,
+static void embed(struct member self, const struct model *m, const struct memory *memory,
                   const struct tokens *t)
 {
     if (self.number == 0) {
-        struct token p = first_of(t);
-        for (int64_t r = 0; r < t->rows; r++, advance(&p, t)) {
+        struct token at = first_of(t);
+        for (int64_t r = 0; r < t->rows; r++, advance(&at, t)) {
             const float *token = m->tokens + t->ids[t->begin + r] * m->width;
-            float *x = to->x + r * to->stride;
+            float *x = memory->x + r * memory->stride;
             memcpy(x, token, m->width * sizeof(float));
             if (m->positions) {
-                const float *position = m->positions + (t->known + p.index) * m->width;
+                const float *position = m->positions + (t->known + at.index) * m->width;
                 for (int64_t i = 0; i < m->width; i++)
                     x[i] += position[i];
             }
@@ -383,7 +388,7 @@ static void compute_logits(struct member self, const void *argument)
 {
     const struct task *task = argument;
     const struct model *m = task->model;
-    const struct memory *to = task->memory;
+    const struct memory *memory = task->memory;
     const int64_t all = task->samples * task->count;
     float *logits = task->logits;
     struct tokens t = {
@@ -394,28 +399,29 @@ static void compute_logits(struct member self, const void *argument)
     };
     for (; t.begin < all; t.begin += t.rows) {
         const int64_t left = all - t.begin;
-        int64_t rows = left < to->rows ? left : to->rows;
+        int64_t rows = left < memory->rows ? left : memory->rows;
         t.rows = rows;
         if (!m->token_table || m->residual)
-            embed(self, m, to, &t);
-        float *panel = to->panel + self.number * to->panel_size;
-        if (task->count < PACK_ROWS_FROM || !to->panel_size)
+            embed(self, m, memory, &t);
+        float *panel = memory->panel + self.number * memory->panel_size;
+        if (task->count < PACK_ROWS_FROM || !memory->panel_size)
             panel = NULL;
         for (int64_t layer = 0; layer < m->layers; layer++) {
             const struct block *b = m->blocks + layer;
             if (m->heads)
-                attend(self, m, to, layer, &t, panel);
+                attend(self, m, memory, layer, &t, panel);
             if (layer == m->layers - 1) {
-                rows = keep_last(self, to, &t);
+                rows = keep_last(self, memory, &t);
                 panel = NULL;
             }
             if (m->heads)
-                add_attention(self, m, to, &b->projection, panel, rows);
+                add_attention(self, m, memory, &b->projection, panel, rows);
             if (m->mlp != NO_MLP)
-                add_mlp(self, m, to, b, panel, rows);
+                add_mlp(self, m, memory, b, panel, rows);
         }
-        const float *normed = norm(self, m, to, rows, m->head.inputs, m->last_norm);
-        linear_forward(self, &m->head, NULL, rows, normed, to->stride, logits, m->head.outputs, 0);
+        const float *normed = norm(self, m, memory, rows, m->head.inputs, m->last_norm);
+        linear_forward(self, &m->head, NULL, rows, normed, memory->stride, logits, m->head.outputs,
+                       0);
         barrier(self);
         logits += rows * m->head.outputs;
     }
@@ -435,14 +441,14 @@ static int are_in_vocabulary(const struct model *m, int64_t samples, int64_t cou
 /* Compute the logits (B, V) after `count` new tokens, ids (B, count), in each of B windows with `known`
    tokens in the cache, by `members` threads. Return 0, and do nothing, if an id is not in the
    vocabulary. */
-int next_logits(const struct model *m, const struct memory *to, int64_t members, int64_t samples,
-                int64_t count, int64_t known, const int64_t *ids, float *logits)
+int next_logits(const struct model *m, const struct memory *memory, int64_t members,
+                int64_t samples, int64_t count, int64_t known, const int64_t *ids, float *logits)
 {
     if (!are_in_vocabulary(m, samples, count, ids, count))
         return 0;
     struct task task = {
         .model = m,
-        .memory = to,
+        .memory = memory,
         .samples = samples,
         .count = count,
         .known = known,
@@ -562,15 +568,16 @@ static void continue_texts(struct member self, const void *argument)
 /* Continue the texts by `steps` tokens. `out` holds given tokens; -1 stands for a token to draw with the
    uniform number in [0, 1) of the same index. Return the number of steps taken, which is smaller if
    logits are not finite, or -1 if an id is not in the vocabulary. */
-int64_t generate(const struct model *m, const struct memory *to, int64_t members, int64_t samples,
-                 struct generation *g, int64_t steps, const double *uniforms, int64_t *out)
+int64_t generate(const struct model *m, const struct memory *memory, int64_t members,
+                 int64_t samples, struct generation *g, int64_t steps, const double *uniforms,
+                 int64_t *out)
 {
     if (!are_in_vocabulary(m, samples, g->length - g->start, g->ids + g->start, g->columns))
         return -1;
     struct stream stream = {
         .task = {
             .model = m,
-            .memory = to,
+            .memory = memory,
             .samples = samples,
             .ids = g->fresh,
             .logits = g->logits,

@@ -43,21 +43,21 @@ INLINE void panel_tile(const int rows, const int panels, int64_t inputs, const f
     const int vectors = panels * PANEL_VECTORS;
     vector sums[LINEAR_SUMS];
     for (int r = 0; r < rows; r++)
-        for (int p = 0; p < vectors; p++) {
-            sums[r * vectors + p] = load(bias + p * LANES);
+        for (int v = 0; v < vectors; v++) {
+            sums[r * vectors + v] = load(bias + v * LANES);
             if (add)
-                sums[r * vectors + p] += load(y + r * y_stride + p * LANES);
+                sums[r * vectors + v] += load(y + r * y_stride + v * LANES);
         }
     for (int64_t i = 0; i < inputs; i++)
-        for (int p = 0; p < vectors; p++) {
-            const float *panel = matrix + p / PANEL_VECTORS * inputs * LINEAR_PANEL;
-            vector weights = load(panel + i * LINEAR_PANEL + p % PANEL_VECTORS * LANES);
+        for (int v = 0; v < vectors; v++) {
+            const float *panel = matrix + v / PANEL_VECTORS * inputs * LINEAR_PANEL;
+            vector weights = load(panel + i * LINEAR_PANEL + v % PANEL_VECTORS * LANES);
             for (int r = 0; r < rows; r++)
-                sums[r * vectors + p] += x[r * x_stride + i] * weights;
+                sums[r * vectors + v] += x[r * x_stride + i] * weights;
         }
     for (int r = 0; r < rows; r++)
-        for (int p = 0; p < vectors; p++)
-            *(vector *)(y + r * y_stride + p * LANES) = sums[r * vectors + p];
+        for (int v = 0; v < vectors; v++)
+            *(vector *)(y + r * y_stride + v * LANES) = sums[r * vectors + v];
 }
 
 /* Compute the outputs whose weights are in `panels`. */

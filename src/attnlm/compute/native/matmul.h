@@ -45,12 +45,12 @@ INLINE void matmul_tile(const int rows, int64_t depth, struct matrix a, const fl
     UNROLLED
     for (int r = 0; r < rows; r++)
         UNROLLED
-        for (int p = 0; p < MATMUL_TILE_VECTORS; p++) {
-            vector *target = (vector *)(c + r * stride + p * LANES), sum = sums[r][p];
+        for (int v = 0; v < MATMUL_TILE_VECTORS; v++) {
+            vector *target = (vector *)(c + r * stride + v * LANES), sum = sums[r][v];
             if (add)
                 sum += *target;
             else if (bias)
-                sum += load(bias + p * LANES);
+                sum += load(bias + v * LANES);
             *target = sum;
         }
 }
@@ -77,8 +77,8 @@ static void fill_panel(struct matrix b, int64_t depth, int64_t width, float *pan
     int64_t j = 0;
     if (b.column == 1 && width == MATMUL_PANEL) {
         for (int64_t k = 0; k < depth; k++)
-            for (int p = 0; p < MATMUL_PANEL; p += LANES)
-                *(vector *)(panel + k * MATMUL_PANEL + p) = load(b.data + k * b.row + p);
+            for (int v = 0; v < MATMUL_PANEL; v += LANES)
+                *(vector *)(panel + k * MATMUL_PANEL + v) = load(b.data + k * b.row + v);
         return;
     }
     if (b.row == 1)
@@ -140,10 +140,10 @@ static void matmul(struct member self, int64_t rows, int64_t columns, int64_t de
         for (int64_t k = 0; k < depth; k += block) {
             const int64_t end = smaller(j + MATMUL_COLUMNS, own.end);
             const int64_t steps = smaller(depth - k, block);
-            for (int64_t p = j; p < end; p += MATMUL_PANEL) {
-                struct matrix source = {b.data + k * b.row + p * b.column, b.row, b.column};
-                fill_panel(source, steps, smaller(end - p, MATMUL_PANEL),
-                           scratch + (p - j) * MATMUL_DEPTH);
+            for (int64_t column = j; column < end; column += MATMUL_PANEL) {
+                struct matrix source = {b.data + k * b.row + column * b.column, b.row, b.column};
+                fill_panel(source, steps, smaller(end - column, MATMUL_PANEL),
+                           scratch + (column - j) * MATMUL_DEPTH);
             }
             for (int64_t i = own_rows.begin; i < own_rows.end; i += MATMUL_ROWS) {
                 const int64_t left = smaller(own_rows.end - i, MATMUL_ROWS);
@@ -160,11 +160,11 @@ static void matmul(struct member self, int64_t rows, int64_t columns, int64_t de
                     }
                     source = (struct matrix){copy, 1, MATMUL_ROWS};
                 }
-                for (int64_t p = j; p < end; p += MATMUL_PANEL) {
-                    const int64_t width = smaller(end - p, MATMUL_PANEL);
-                    const float *panel = scratch + (p - j) * MATMUL_DEPTH;
-                    const float *panel_bias = bias ? bias + p : NULL;
-                    float *target = c + i * stride + p;
+                for (int64_t column = j; column < end; column += MATMUL_PANEL) {
+                    const int64_t width = smaller(end - column, MATMUL_PANEL);
+                    const float *panel = scratch + (column - j) * MATMUL_DEPTH;
+                    const float *panel_bias = bias ? bias + column : NULL;
+                    float *target = c + i * stride + column;
                     if (a.column == 1)
                         multiply_panel(left, steps, (struct matrix){source.data, a.row, 1}, panel,
                                        width, target, stride, panel_bias, add || k);

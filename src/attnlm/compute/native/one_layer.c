@@ -64,10 +64,10 @@ INLINE void sum_outputs(const int row, const int at_once, int64_t count, const f
     const int vectors = num_vectors(row);
     vector sums[ONE_LAYER_SUMS] = {{0}};
     for (int64_t r = 0; r < count; r++)
-        for (int p = 0; p < vectors; p++) {
-            const vector features = load(rows + r * stride + p * LANES);
+        for (int v = 0; v < vectors; v++) {
+            const vector features = load(rows + r * stride + v * LANES);
             for (int j = 0; j < at_once; j++)
-                sums[j * vectors + p] += features * weights[j * output_step + r * row_step];
+                sums[j * vectors + v] += features * weights[j * output_step + r * row_step];
         }
     for (int j = 0; j < at_once; j++)
         memcpy(out + j * out_stride, sums + j * vectors, row * sizeof(float));
