@@ -298,13 +298,14 @@ Muon's momentum is not Nesterov's | test_optimizer.py
 direction = self._gradient.lerp(self._mean, self._momentum) => direction = self._mean.clone()
 norms decay | test_optimizer.py
 decays = parameter.ndim > 1 or => decays = parameter.ndim > 0 or
+== training/batch_split.py
+more windows at once than asked for | test_replicas.py
+range(-(-rows // most), rows + 1) => range(max(1, rows // most), rows + 1)
 == training/step.py
 dropout in own code is drawn anew in a resumed run | test_training_own.py
 if self._draws_globally: => if False:
 dropout is not seeded | test_replicas.py
 generator.manual_seed(seed) => pass
-more windows at once than asked for | test_replicas.py
-range(-(-rows // most), rows + 1) => range(max(1, rows // most), rows + 1)
 gradients of threads are added, not averaged | test_replicas.py
 scale = 1 / (self._gradient_count * => scale = 1 / (
 questions count in the loss of a task | test_answers.py

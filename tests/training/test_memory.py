@@ -14,12 +14,12 @@ from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.model.inspection import parameters_of
 from attnlm.training import memory
+from attnlm.training.batch_split import windows_at_once
 from attnlm.training.memory import (
     FACTOR,
     affordable_micro_batch,
     check_memory,
     estimate_memory,
-    windows_at_once,
 )
 from attnlm.workflows import autotune as autotuning
 from tests.models import prepared

@@ -23,8 +23,9 @@ from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import variant
 from attnlm.data.batches import window_seeds
 from attnlm.data.dataset import Dataset
+from attnlm.training.batch_split import split_batch
 from attnlm.training.state import initial_state
-from attnlm.training.step import Stepper, split_batch
+from attnlm.training.step import Stepper
 from tests.models import prepared
 from tests.tolerances import assert_near
 

@@ -19,10 +19,9 @@ from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.model.costs import Costs
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, MOST_COMPILED
-from attnlm.model.spec import ModelSpec
+from attnlm.training.batch_split import MOST_REPLICAS, split_batch, windows_at_once
 from attnlm.training.kernels import has_native_ops
 from attnlm.training.one_layer import is_one_layer
-from attnlm.training.step import MOST_REPLICAS, split_batch
 
 FACTOR = 2.0
 """The estimate and the measured peak differ by less than this factor."""
@@ -37,10 +36,6 @@ _PROCESS = {"cpu": 75 * 10**6, "mps": 75 * 10**6, "cuda": 10**9}
 # Bytes per id for all else that grows with the vocabulary, such as the tokenizer. This number was
 # fitted to the peaks measured with 50,257 ids.
 _PER_ID = 1500
-# Tokens of an evaluation that are computed together: enough for matmuls at full speed and, on a
-# CPU, few enough for its caches. If a token takes more than _BYTES_PER_TOKEN, they are fewer.
-_TOKENS_AT_ONCE = {"cpu": 2**11, "mps": 2**13, "cuda": 2**15}
-_BYTES_PER_TOKEN = 2**16
 
 
 @dataclass(frozen=True)
@@ -167,14 +162,6 @@ def _evaluation_bytes(costs: Costs, vocab_size: int, tokens: int, device: str, a
     if costs.width and logits > LOGITS_AT_ONCE[device]:
         logits = at_once
     return _FLOAT * (tokens * costs.peak_activations + 2 * logits)
-
-
-def windows_at_once(spec: ModelSpec, vocab_size: int, device: str) -> int:
-    """Return how many windows of block_size an evaluation computes together, at least 1."""
-    costs = spec.costs(vocab_size)
-    numbers = costs.peak_activations if costs.width else 2 * vocab_size
-    per_token = max(_BYTES_PER_TOKEN, _FLOAT * numbers)
-    return max(1, _TOKENS_AT_ONCE[device] * _BYTES_PER_TOKEN // per_token // spec.block_size)
 
 
 def affordable_micro_batch(

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,42 +28,12 @@ from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel, with_shape
 from attnlm.model.layers import drawing_from
 from attnlm.model.ops import Kernels, use_kernels
+from attnlm.training.batch_split import split_batch
 from attnlm.training.kernels import kernels_of
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.schedule import Clock, expected_steps
 from attnlm.training.state import TrainingState
-
-MOST_REPLICAS = 8
-"""The most replicas of a model in a process. One thread sums the gradients of all replicas."""
-
-
-class BatchSplit(NamedTuple):
-    """The division of a process's rows of a batch."""
-
-    micro_batches: int
-    """the number of micro-batches, which are computed one after another"""
-    replicas: int
-    """the number of replicas, each in a thread, that divide a micro-batch"""
-    windows: int
-    """the number of windows that a replica computes at once"""
-
-
-def split_batch(training: TrainingConfig, threads: int) -> BatchSplit:
-    """Divide a batch into as few micro-batches as `micro_batch_size` allows, and among replicas.
-
-    If there are fewer replicas than threads, PyTorch uses several threads for each replica.
-    """
-    rows = training.batch_size // training.processes
-    most = training.micro_batch_size or rows
-    micro_batches = next(n for n in range(-(-rows // most), rows + 1) if rows % n == 0)
-    at_once = rows // micro_batches
-    possible = range(min(threads, at_once, MOST_REPLICAS), 0, -1)
-    replicas = next(n for n in possible if threads % n == 0 and at_once % n == 0)
-    if training.compile == "on" or training.is_sharded:
-        replicas = 1
-    return BatchSplit(micro_batches, replicas, at_once // replicas)
-
 
 class Replica:
     """The model of one thread. All threads use the same weights, but separate gradients."""

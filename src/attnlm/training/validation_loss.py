@@ -23,9 +23,8 @@ from attnlm.data.examples import IGNORED, Examples
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import evaluating
 from attnlm.model.ops import Kernels, use_kernels
-from attnlm.training.memory import windows_at_once
+from attnlm.training.batch_split import MOST_REPLICAS, windows_at_once
 from attnlm.training.one_layer import one_layer_form
-from attnlm.training.step import MOST_REPLICAS
 
 # Of a longer split, only the first MOST_TOKENS tokens are evaluated; commands say so.
 MOST_TOKENS = 2**22
