@@ -83,16 +83,17 @@ def _speed(ours: Ours, steps: int) -> float:
 def _counting(ours: Ours) -> Iterator[list[float]]:
     """Collect the share of subnormal numbers in the gradient of each step."""
     optimizer = ours.stepper.state.optimizer
-    update, shares = optimizer.step, []
+    update = optimizer.update
+    shares: list[float] = []
 
-    def step(*arguments: Any) -> None:
+    def counting(*arguments: Any, **options: Any) -> None:
         # A comparison would take subnormal numbers for zeros where they are flushed.
         bits = optimizer.gradient.view(torch.int32) & 0x7FFFFFFF
         shares.append(((bits > 0) & (bits < 0x00800000)).double().mean().item())
-        update(*arguments)
+        update(*arguments, **options)
 
-    optimizer.step = step  # type: ignore[method-assign, assignment]
+    optimizer.update = counting  # type: ignore[method-assign, assignment]
     try:
         yield shares
     finally:
-        optimizer.step = update  # type: ignore[method-assign]
+        optimizer.update = update  # type: ignore[method-assign]

@@ -160,7 +160,7 @@ def vocabulary(dataset: Dataset, text: Path) -> list[Row]:
             loss = cross_entropy(model(inputs), targets)
         if train:
             loss.backward()
-            optimizer.step(1)
+            optimizer.update(1)
         return windows * length / (time.perf_counter() - began)
 
     threads = os.cpu_count() or 1

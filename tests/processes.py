@@ -57,16 +57,18 @@ def numbers(
     is_sharded = config.training.is_sharded
     state = initial_state(config, dataset.vocab_size, device, processes)
     stepper, optimizer = Stepper(state, config, dataset, processes), state.optimizer
-    update, gradients, norms = optimizer.step, [], []
+    update = optimizer.update
+    gradients = []
+    norms = []
 
-    def step(*arguments: Any) -> None:
+    def recording(*arguments: Any, **options: Any) -> None:
         if not is_sharded:
             named = state.model.named_parameters()
             gradients.append({n: p.grad.clone() for n, p in named if p.grad is not None})
         norms.append(optimizer._norm().item())
-        update(*arguments)
+        update(*arguments, **options)
 
-    optimizer.step = step  # type: ignore[method-assign, assignment]
+    optimizer.update = recording  # type: ignore[method-assign, assignment]
     losses = [stepper.step().item() for _ in range(STEPS)]
     evaluation = validation_loss(
         state.model,
@@ -119,7 +121,7 @@ def stopped(dataset: Dataset, processes: Processes) -> list[int]:
     found = []
     for is_evaluation in (True, False):
         stepper = Stepper(state, config, dataset, processes)
-        stepper.stop.raises = False
+        stepper.stop.defer()
         if processes.rank == processes.count - 1:
             stepper.stop.signum = signal.SIGHUP
         try:

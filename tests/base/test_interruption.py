@@ -88,7 +88,7 @@ def kept():
 
 def twice():
     stop = StopSignal()
-    stop.raises = False
+    stop.defer()
     with stop.listening():
         try:
             signal.raise_signal(signal.SIGTERM)
@@ -130,7 +130,7 @@ def test_a_signal_always_ends_the_process_with_its_code(command: str) -> None:
 def test_a_hangup_is_never_a_second_signal(came: str, answered: str) -> None:
     """A closed terminal sends several, and the end of a session SIGTERM and SIGHUP together."""
     stop = StopSignal()
-    stop.raises = False
+    stop.defer()
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     try:
         with pytest.raises(Interrupted) as caught, stop.listening():

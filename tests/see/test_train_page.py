@@ -98,7 +98,7 @@ def test_twenty_updates_equal_our_optimizer(name: str, view: Any) -> None:
         optimizer.gradient.zero_()
         loss = model.loss(ids_BT[:, :-1], ids_BT[:, 1:])
         loss.backward()
-        optimizer.step(step)
+        optimizer.update(step)
         losses.append(loss.item())
     found = view.evaluate(
         """([architecture, weights, training, windows, batches]) => {

@@ -107,7 +107,7 @@ def _stepped(dataset: Any, **settings: Any) -> tuple[float, torch.Tensor, Steppe
         )
     stepper = Stepper(state, config, dataset)
     found: dict[str, torch.Tensor] = {}
-    state.optimizer.step = lambda *_, **__: found.update(g=state.optimizer.gradient.clone())  # type: ignore[method-assign]
+    state.optimizer.update = lambda *_, **__: found.update(g=state.optimizer.gradient.clone())  # type: ignore[method-assign]
     return float(stepper.step()), found["g"], stepper
 
 

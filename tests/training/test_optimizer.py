@@ -117,7 +117,7 @@ def test_updates_equal_pytorch(
     for step in range(5):
         give_gradients(ours, step)
         give_gradients(theirs, step)
-        updates.step(step)
+        updates.update(step)
         if clip is not None:
             nn.utils.clip_grad_norm_(theirs.parameters(), clip)
         for reference in references:
@@ -135,7 +135,7 @@ def test_updates_wait_for_no_device(optimizer: str) -> None:
     )
     updates = FlatOptimizer(model.to("meta"), config.training)
     for step in range(2):
-        updates.step(step)
+        updates.update(step)
     assert all(p.is_meta for p in model.parameters()) and updates.norm() is not None
 
 
@@ -153,7 +153,7 @@ def test_threads_share_an_update_and_change_nothing(
         with new_pool(threads) as pool:
             for step in range(3):
                 give_gradients(model, step)
-                updates.step(step, pool, threads)
+                updates.update(step, pool=pool, threads=threads)
         results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert len(updates._rules) > 10
     assert torch.equal(*results)
@@ -166,6 +166,6 @@ def test_the_reported_norm_is_the_gradients_before_clipping(clip: float | None) 
     updates = FlatOptimizer(model, config.training)
     give_gradients(model, 0)
     expected = torch.linalg.vector_norm(updates.gradient).item()
-    updates.step(0)
+    updates.update(0)
     norm = updates.norm()
     assert norm is not None and norm.item() == pytest.approx(expected)

@@ -50,11 +50,11 @@ def first_gradient(config: Config, dataset: Dataset) -> tuple[float, dict[str, T
             values.add_(torch.randn_like(values) * 0.1)
     found: dict[str, Tensor] = {}
 
-    def keep(*_: object) -> None:
+    def keep(*_: object, **__: object) -> None:
         named = state.model.named_parameters()
         found.update({name: p.grad.clone() for name, p in named if p.grad is not None})
 
-    state.optimizer.step = keep  # type: ignore[method-assign, assignment]
+    state.optimizer.update = keep  # type: ignore[method-assign, assignment]
     before = torch.get_num_threads()
     try:
         loss = Stepper(state, config, dataset).step().item()

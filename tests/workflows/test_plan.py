@@ -87,7 +87,7 @@ def test_flops_of_an_update_equal_the_count_of_pytorch(name: str) -> None:
     model = parts_of(config).build(65)
     optimizer = FlatOptimizer(model, config.training)
     with FlopCounterMode(display=False) as counter:
-        optimizer.step(0)
+        optimizer.update(0)
     of_settings = {**variant(name), **{k: v for k, v in SIZES.items() if k in config.settings()}}
     assert counter.get_total_flops() == stated(**of_settings, optimizer="muon").update_flops
     assert stated(**of_settings, optimizer="adamw").update_flops == 0

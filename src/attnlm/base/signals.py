@@ -42,34 +42,40 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 at_first_signal: Handler = _interrupt
 at_second_signal: Handler = signal.default_int_handler
-"""`at_first_signal` and `at_second_signal` are functions that a StopSignal calls: one at the first
-signal if `raises` is True, the other at a second signal. Each raises KeyboardInterrupt or ends the
-process. The command line replaces both by its own. Nothing is saved after the second signal."""
+"""The functions that a StopSignal calls at the first signal, if that is not deferred, and at a
+second one. Each raises KeyboardInterrupt or ends the process. The command line replaces both by
+its own. Nothing is saved after the second signal."""
 
 
 class StopSignal:
     """The signal that asks a training run to stop.
 
-    While `raises` is True, a signal raises Interrupted immediately: before the first step, which
-    may compile for minutes, nothing needs saving. Later, a signal is only noted. When no work is
-    half done, the run calls `check`, which raises Interrupted if a signal has come.
+    A signal raises Interrupted immediately: before the first step, which may compile for minutes,
+    nothing needs saving. After a call of `defer`, a signal is only noted. When no work is half
+    done, the run calls `check`, which raises Interrupted if a signal has come.
     """
 
     def __init__(self, *, alone: bool = True) -> None:
         self.signum: int | None = None
-        self.raises, self._is_agreed = True, alone
+        self._is_deferred = False
+        self._is_agreed = alone
 
     @property
     def has_come(self) -> bool:
         """Return True if this process knows of a signal to stop."""
         return self.signum is not None
 
+    def defer(self) -> None:
+        """Note signals from now on, instead of raising Interrupted immediately."""
+        self._is_deferred = True
+
     def agree(self) -> None:
         """Make `check` raise Interrupted from now on, even if this process has received no signal.
 
         All processes of a run call this together, once each knows that one has received a signal.
         """
-        self.signum, self._is_agreed = self.signum or signal.SIGTERM, True
+        self.signum = self.signum or signal.SIGTERM
+        self._is_agreed = True
 
     def check(self) -> None:
         """Raise Interrupted if a signal has come; with several processes, only after `agree`."""
@@ -98,5 +104,5 @@ class StopSignal:
         if self.signum is not None and HANGUP not in (signum, self.signum):
             at_second_signal(signum, frame)
         self.signum = signum if self.signum in (None, HANGUP) else self.signum
-        if self.raises:
+        if not self._is_deferred:
             at_first_signal(signum, frame)

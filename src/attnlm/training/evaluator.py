@@ -70,13 +70,12 @@ class Evaluator:
         accuracy = evaluation.accuracy if by_accuracy else None
         improved = state.record_evaluation(evaluation.loss, accuracy)
         self.stepper.reset_loss_sum()
-        state.seconds = self.watch.seconds()
         config = self.run.config
         steps = expected_steps(config.training, state.step, state.progress)
         record = EvaluationRecord(
             step=state.step,
             tokens=state.step * config.tokens_per_step,
-            seconds=round(state.seconds, 3),
+            seconds=round(self.watch.seconds(), 3),
             train_loss=loss_sum / new_steps if new_steps else None,
             val_loss=evaluation.loss,
             evaluated_tokens=evaluation.tokens,
@@ -124,7 +123,7 @@ class Evaluator:
         try:
             yield
         except Interrupted:
-            if not self.stepper.stop.raises:
+            if self.stepper.has_stepped:
                 self._save_stopped()
                 # A launcher stops all processes when the first one ends: wait for rank 0.
                 if not self.stepper.processes.is_main:
@@ -135,12 +134,12 @@ class Evaluator:
     def _save_stopped(self) -> None:
         if not self._saver.is_writer:
             return
-        self._state.seconds = self.watch.seconds()
-        self._state.loss_sum = self.stepper.read_loss_sum()
+        seconds = round(self.watch.seconds(), 3)
+        self._state.record_stop(self.stepper.read_loss_sum())
         self._saver.save()
         self._saver.finish()
         if self.stepper.processes.is_main:
-            replace(self.run, stopped_after=round(self._state.seconds, 3)).save_config()
+            replace(self.run, stopped_after=seconds).save_config()
 
 
 def tune_eval_tokens(run: Run, dataset: Dataset, stepper: Stepper) -> Run:
@@ -185,13 +184,12 @@ def _validation_loss(stepper: Stepper, dataset: Dataset, most: int | None) -> Ev
     )
     if dataset.val_examples is None:
         return evaluation
-    asked = _MOST_ANSWERS
+    answers = _MOST_ANSWERS
     if most is not None:  # all would take too long
-        asked = min(
-            asked, max(_FEWEST_ANSWERS, most * len(dataset.val_examples) // len(dataset.val))
-        )
+        affordable = most * len(dataset.val_examples) // len(dataset.val)
+        answers = min(answers, max(_FEWEST_ANSWERS, affordable))
     # All processes compute the same answers: a sharded model needs all of them for each.
     is_right = right_answers(
-        *(stepper.state.model, dataset.val, dataset.val_examples, stepper.state.device), asked
+        stepper.state.model, dataset.val, dataset.val_examples, stepper.state.device, most=answers
     )
     return replace(evaluation, accuracy=float(is_right.mean()))

@@ -44,6 +44,11 @@ class ParameterGroup(NamedTuple):
     """The shape of the matrices that Muon stacks; () for AdamW."""
     decays: bool
 
+    @property
+    def by_muon(self) -> bool:
+        """Return True if Muon updates the parameters, and False if AdamW does."""
+        return self.shape != ()
+
 
 class Span(NamedTuple):
     """A parameter and its slice, `part`, of each flat vector of the optimizer. If the model is
@@ -110,14 +115,14 @@ class AdamW:
             "maximize": False,
         }
         self.work = 100.0 * sum(v.numel() for v in self._columns[0])  # bound by memory
-        self._made = [torch.zeros((), device=tensors[0][0].device)] * len(tensors)
+        self._steps = [torch.zeros((), device=tensors[0][0].device)] * len(tensors)
 
-    def update(self, rate: float, step: int) -> None:
-        """Make the next update, after `step` earlier ones."""
-        self._made[0].fill_(step + 1)
+    def update(self, rate: float, made: int) -> None:
+        """Make the next update, after `made` earlier ones."""
+        self._steps[0].fill_(made + 1)
         # torch.optim.AdamW(fused=True) calls this: one pass over memory.
         update: Any = torch._fused_adamw_  # its types do not allow a dictionary of options
-        update(*self._columns, [], self._made, lr=rate, **self._options)
+        update(*self._columns, [], self._steps, lr=rate, **self._options)
 
 
 class Muon:
@@ -152,8 +157,8 @@ class Muon:
         half = config.dtype == "bfloat16" and gradient.is_cuda
         self._dtype = torch.bfloat16 if half else gradient.dtype
 
-    def update(self, rate: float, step: int) -> None:
-        """Make the next update, after `step` earlier ones."""
+    def update(self, rate: float, made: int) -> None:
+        """Make the next update, after `made` earlier ones."""
         self._mean.lerp_(self._gradient, 1 - self._momentum)
         # Nesterov: one step further along the momentum.
         direction = self._gradient.lerp(self._mean, self._momentum)
@@ -204,7 +209,7 @@ class Optimizer(ABC):
         self._kernels = kernels_of(config)
         new_zeros = spans[0].values.new_zeros
         count = spans[-1].part.stop
-        by_adamw = sum(span.values.numel() for span in spans if not span.group.shape)
+        by_adamw = sum(span.values.numel() for span in spans if not span.group.by_muon)
         self._with_room = new_zeros(count + _ROOM)
         self.gradient = self._with_room[:count]
         self._mean = new_zeros(count)
@@ -246,38 +251,43 @@ class Optimizer(ABC):
         is_kept = self._config.gradient_clip is not None or self._config.is_sharded
         return self._unclipped if is_kept else self._norm()
 
-    def step(
+    def update(
         self,
-        step: int,
+        made: int,
+        *,
+        total_steps: float | None = None,
         pool: ThreadPoolExecutor | None = None,
         threads: int = 1,
-        steps: float | None = None,
     ) -> None:
-        """Make the next update, after `step` earlier ones.
+        """Make the next update, after `made` earlier ones.
 
-        `threads` threads divide the work: the calling thread and others from `pool`. The result
-        does not depend on the number of threads. `steps` is the number of steps of the run. If
-        `steps` is None, the number in the configuration is used.
+        `total_steps` is the number of steps of the run; if it is None, the number in the
+        configuration is used. `threads` threads divide the work: the calling thread and others
+        from `pool`. The result does not depend on the number of threads.
         """
-        clip = self._config.gradient_clip
-        if clip is not None:
-            self._unclipped = self._norm()
-            self.gradient.mul_((clip / (self._unclipped + 1e-6)).clamp(max=1.0))
-        rate = learning_rate(step + 1, self._config, steps)
+        self._clip()
+        rate = learning_rate(made + 1, self._config, total_steps)
 
-        def update(rules: Sequence[AdamW | Muon]) -> None:
+        def apply(rules: Sequence[AdamW | Muon]) -> None:
             with use_kernels(self._kernels):
                 for rule in rules:
-                    rule.update(rate, step)
+                    rule.update(rate, made)
 
         if pool is None or threads == 1:
-            update(self._rules)
+            apply(self._rules)
         else:
             # Give each rule, most work first, to the thread that has the least work so far.
             jobs: list[list[AdamW | Muon]] = [[] for _ in range(threads)]
             for rule in sorted(self._rules, key=lambda rule: -rule.work):
                 min(jobs, key=lambda rules: sum(rule.work for rule in rules)).append(rule)
-            compute_all([functools.partial(update, rules) for rules in jobs if rules], pool)
+            compute_all([functools.partial(apply, rules) for rules in jobs if rules], pool)
+
+    def _clip(self) -> None:
+        """Scale the gradient down to the norm `gradient_clip`, if that is set."""
+        clip = self._config.gradient_clip
+        if clip is not None:
+            self._unclipped = self._norm()
+            self.gradient.mul_((clip / (self._unclipped + 1e-6)).clamp(max=1.0))
 
     def is_finite(self) -> bool:
         """Return True if weights and running means are finite numbers."""
@@ -294,7 +304,7 @@ class Optimizer(ABC):
         for span in self._spans:
             shape = span.values.shape
             views[f"{span.name}/mean"] = self._mean[span.part].view(shape)
-            if not span.group.shape:
+            if not span.group.by_muon:
                 views[f"{span.name}/square"] = self._square[span.part].view(shape)
         return views
 
@@ -323,18 +333,20 @@ class FlatOptimizer(Optimizer):
         self, group: ParameterGroup, spans: list[Span], decay: float
     ) -> Iterator[AdamW | Muon]:
         part = slice(spans[0].part.start, spans[-1].part.stop)
-        values, gradient, mean = (v[part] for v in (self._values, self.gradient, self._mean))
+        values = self._values[part]
+        gradient = self.gradient[part]
+        mean = self._mean[part]
         on_cpu = values.device.type == "cpu"
-        if not group.shape:
+        if not group.by_muon:
             size = _ADAMW_AT_ONCE if on_cpu else len(values)
-            vectors = values, gradient, mean, self._square[part]
+            vectors = (values, gradient, mean, self._square[part])
             for piece in zip(*(vector.split(size) for vector in vectors), strict=True):
                 yield AdamW([piece], decay, self._config)
             return
         size = max(1, _MUON_AT_ONCE // math.prod(group.shape)) if on_cpu else len(spans)
         stacks = (v.view(-1, *group.shape).split(size) for v in (values, gradient, mean))
-        for some, gradients, means in zip(*stacks, strict=True):
-            yield Muon(some.unbind(), gradients, means, decay, self._config, group.shape)
+        for matrices, gradients, means in zip(*stacks, strict=True):
+            yield Muon(matrices.unbind(), gradients, means, decay, self._config, group.shape)
 
     def _point_gradients(self, model: nn.Module, gradient: Tensor) -> None:
         for span in self._spans:

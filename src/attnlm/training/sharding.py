@@ -110,8 +110,8 @@ class ShardedOptimizer(Optimizer):
     def _rules_for(
         self, group: ParameterGroup, spans: list[Span], decay: float
     ) -> Iterator[AdamW | Muon]:
-        vectors = self.gradient, self._mean, self._square
-        if not group.shape:
+        if not group.by_muon:
+            vectors = (self.gradient, self._mean, self._square)
             pieces = [
                 (span.values.view(-1), *(vector[span.part] for vector in vectors))
                 for span in spans
@@ -121,8 +121,9 @@ class ShardedOptimizer(Optimizer):
                 yield AdamW(pieces, decay, self._config)
             return
         part = slice(spans[0].part.start, spans[-1].part.stop)
-        stack = spans[0].values.shape
-        gradient, mean = (v[part].view(len(spans), *stack) for v in vectors[:2])
+        shape = (len(spans), *spans[0].values.shape)
+        gradient = self.gradient[part].view(shape)
+        mean = self._mean[part].view(shape)
         orthogonalized = functools.partial(_orthogonalize_rows, group.shape[0], self._processes)
         values = [span.values for span in spans]
         yield Muon(values, gradient, mean, decay, self._config, group.shape, orthogonalized)

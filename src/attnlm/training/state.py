@@ -64,16 +64,21 @@ class SavedState:
 
 @dataclass(kw_only=True)
 class TrainingState(SavedState):
-    """The state that changes from step to step, and the device."""
+    """The state that changes from step to step, and the device. Its methods `record_…` change it."""
 
     model: LanguageModel
     optimizer: Optimizer
     device: Device
     seconds: float = 0.0
-    """Wall time of the run, including evaluations and saving, but without the time of listeners.
-    Checkpoints do not have this field."""
+    """Wall time of the run before this process, including evaluations and saving, but without the
+    time of listeners. Checkpoints do not have this field."""
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
+
+    def record_step(self, progress: float) -> None:
+        """Record a step, and the progress of the run after it."""
+        self.step += 1
+        self.progress = progress
 
     def record_evaluation(self, loss: float, accuracy: float | None = None) -> bool:
         """Record an evaluation of the current weights; return True if it is the best.
@@ -91,6 +96,14 @@ class TrainingState(SavedState):
         self.evaluated_step = self.step
         self.loss_sum = 0.0
         return improved
+
+    def record_stop(self, loss_sum: float) -> None:
+        """Record the sum of the training losses since the newest evaluation, before a stop."""
+        self.loss_sum = loss_sum
+
+    def record_checkpoint(self, step: int) -> None:
+        """Record that the last checkpoint on disk is the one of this step."""
+        self.saved_step = step
 
 
 @contextlib.contextmanager
@@ -143,41 +156,57 @@ def load_or_init_state(
     unless the model is sharded. Raises AttnlmError if a file is missing or damaged.
     """
     config = run.config
-    adapters = config.training.adapters
     is_sharded = config.training.is_sharded
-    part = (processes.rank, processes.count) if is_sharded else (0, 1)
     reads = processes.is_main or is_sharded
+    rank, count = (processes.rank, processes.count) if is_sharded else (0, 1)
     saved = None
     if reads and not fresh:
-        saved = load_checkpoint(run.last, config.spec, run.vocab_size, *part, adapters)
+        adapters = config.training.adapters
+        saved = load_checkpoint(run.last, config.spec, run.vocab_size, rank, count, adapters)
     state = initial_state(config, run.vocab_size, device, processes)
-    weights = state.optimizer.weights()
-    means = state.optimizer.state()
-    base = frozen(state.model)
-    if reads and adapters is not None:
-        _copy(base_weights(run), base)
+    if reads and config.training.adapters is not None:
+        _copy(base_weights(run), frozen(state.model))
     elif reads and fresh and run.parent is not None:
-        _copy(parent_rows(run, run.parent, *part), weights)
+        _copy(parent_rows(run, run.parent, rank, count), state.optimizer.weights())
     if saved is not None:
-        found, saved_weights, saved_means = saved
-        if means.keys() != saved_means.keys():
-            raise AttnlmError(
-                f"{run.last} does not contain the state that config.json describes", COPY_THE_RUN
-            )
-        _copy(saved_means, means)
-        _copy(saved_weights, weights)
-        facts = decoded(SavedState, found, run.last, COPY_THE_RUN)
-        records = run.evaluations_until(facts.evaluated_step)
-        state = replace(
-            state,
-            **vars(facts),
-            seconds=max([run.stopped_after, *(record.seconds for record in records)]),
-            saved_step=facts.step,
+        state = _restored(run, state, *saved)
+    return _broadcast(state, processes, with_tensors=not is_sharded)
+
+
+def _restored(
+    run: Run,
+    state: TrainingState,
+    facts: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    means: Mapping[str, Tensor],
+) -> TrainingState:
+    """Return the state with the content of the run's last checkpoint. Raises AttnlmError."""
+    if state.optimizer.state().keys() != means.keys():
+        raise AttnlmError(
+            f"{run.last} does not contain the state that config.json describes", COPY_THE_RUN
         )
-    if processes.count > 1:
-        state = replace(state, **processes.broadcast_object(state.content()))
-        for tensor in () if is_sharded else (*weights.values(), *means.values(), *base.values()):
-            processes.broadcast(tensor)
+    _copy(means, state.optimizer.state())
+    _copy(weights, state.optimizer.weights())
+    saved = decoded(SavedState, facts, run.last, COPY_THE_RUN)
+    evaluations = run.evaluations_until(saved.evaluated_step)
+    return replace(
+        state,
+        **vars(saved),
+        seconds=max([run.stopped_after, *(record.seconds for record in evaluations)]),
+        saved_step=saved.step,
+    )
+
+
+def _broadcast(state: TrainingState, processes: Processes, *, with_tensors: bool) -> TrainingState:
+    """Return the numbers of rank 0's state and, `with_tensors`, fill the tensors with its own."""
+    if processes.count == 1:
+        return state
+    state = replace(state, **processes.broadcast_object(state.content()))
+    if with_tensors:
+        optimizer = state.optimizer
+        for named in (optimizer.weights(), optimizer.state(), frozen(state.model)):
+            for tensor in named.values():
+                processes.broadcast(tensor)
     return state
 
 
@@ -220,7 +249,7 @@ class Saver:
                 save_checkpoint(run.best, weights, about_best)
                 write_adapter(run, weights)
             save_checkpoint(run.last, weights, state.content(), optimizer.state())
-            state.saved_step = state.step
+            state.record_checkpoint(state.step)
             return
         tensors = named_tensors(weights, optimizer.state())
         copies = {name: rows.detach().cpu().clone() for name, rows in tensors.items()}
@@ -231,8 +260,8 @@ class Saver:
         best = {name: copies[name] for name in named_tensors(weights, {})}
         checkpoints = {} if best_loss is None else {run.best.name: (best, about_best)}
         checkpoints[run.last.name] = (copies, state.content())
-        saved = functools.partial(setattr, state, "saved_step", state.step)
-        self._sharded.save(run.path, checkpoints, saved)
+        record_checkpoint = functools.partial(state.record_checkpoint, state.step)
+        self._sharded.save(run.path, checkpoints, record_checkpoint)
 
     def finish(self) -> None:
         """Wait until all files are written. Raises OSError."""

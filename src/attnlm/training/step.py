@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -183,6 +183,21 @@ class StepNotFiniteError(Exception):
         super().__init__(f"loss, gradient or weights are no longer finite numbers ({when})")
 
 
+class StepSums(NamedTuple):
+    """The numbers of a step of all processes."""
+
+    loss: Tensor
+    """the mean loss of all targets, (), where an ignored target has a loss of 0"""
+    counted: float
+    """the fraction of the targets that are not ignored"""
+    progress: float
+    """the progress of the run after the step, by the clock of rank 0"""
+    is_finite: bool
+    """False if the loss is NaN or infinite, and known to be so"""
+    is_stopping: bool
+    """True if a process has received a signal to stop"""
+
+
 class Stepper:
     """The training steps of a run.
 
@@ -205,6 +220,8 @@ class Stepper:
         self.processes = processes
         self.clock = clock
         self.stop = StopSignal(alone=processes.count == 1)
+        self.has_stepped = False
+        """True once this object has made a step, which a signal must not lose."""
         threads = 1
         if state.device.name == "cpu":
             threads = training.threads
@@ -244,47 +261,78 @@ class Stepper:
         self._finite_step = state.step
 
     def step(self) -> Tensor:
-        """Make the next step and return its loss, a tensor () on the device."""
+        """Make the next step and return its loss, a tensor () on the device.
+
+        Raises StepNotFiniteError, and LostProcessError if a process has ended.
+        """
         state = self.state
-        optimizer = state.optimizer
-        optimizer.gradient.zero_()
+        inputs, targets = self.batches(state.step)
+        loss = self._backward(inputs, targets)
+        sums = self._sums(loss, _counted_share(targets) if self._ignores else 1.0)
+        self._check(sums.is_finite, state.step + 1)
+        if sums.is_stopping:
+            self.stop.agree()
+        # Gradients are sums, and ignored targets counted with a loss of 0: divide by the number of
+        # sums and by the fraction of the other targets. Without any, the gradient is 0 anyway.
+        counted = sums.counted or 1.0
+        scale = 1 / (self._gradient_count * counted)
+        if scale != 1:
+            state.optimizer.gradient.mul_(scale)
+        loss = sums.loss if counted == 1 else sums.loss / counted
+        with reporting_lost_processes():
+            state.optimizer.update(
+                state.step,
+                total_steps=expected_steps(self.training, state.step + 1, sums.progress),
+                pool=self._pool,
+                threads=self._split.replicas,
+            )
+        self._loss_sum += loss
+        state.record_step(sums.progress)
+        self.has_stepped = True
+        self.stop.defer()  # from now on, there is something to save
+        return loss
+
+    def _backward(self, inputs: NDArray[np.int64], targets: NDArray[np.int64]) -> Tensor:
+        """Return the mean loss of this process's windows, (), and set the gradient to its sums.
+
+        Ignored targets count as targets with a loss of 0.
+        """
+        gradient = self.state.optimizer.gradient
+        gradient.zero_()
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
-        inputs, targets = self.batches(state.step)
         windows = self._split.windows
         losses: list[Tensor] = []
         with reporting_lost_processes():
             for first in range(0, len(inputs), windows * self._split.replicas):
                 begins = range(first, len(inputs), windows)
                 jobs = [
-                    functools.partial(replica.backward, state.step, begin, inputs, targets)
+                    functools.partial(replica.backward, self.state.step, begin, inputs, targets)
                     for begin, replica in zip(begins, self._replicas, strict=False)
                 ]
                 losses += compute_all(jobs, self._pool)
         for replica in self._replicas[1:]:
-            optimizer.gradient.add_(replica.gradient)
+            gradient.add_(replica.gradient)
             replica.gradient.zero_()
-        loss = torch.stack(losses).mean()
-        # Each loss has counted ignored targets as 0: divide by the share of the others.
-        share = _counted_share(targets) if self._ignores else 1.0
-        if self.processes.count > 1:
-            loss, share = self._all_reduce(loss, share)
-        else:
-            if state.device.name == "cpu":  # on a GPU, `check_loss` checks at each report
-                self._check(math.isfinite(loss), state.step + 1)
-            state.progress = self._progress()
-        scale = 1 / (self._gradient_count * (share or 1.0))
-        if scale != 1:
-            optimizer.gradient.mul_(scale)
-        if self._ignores:
-            loss = loss / (share or 1.0)
-        steps = expected_steps(self.training, state.step + 1, state.progress)
-        with reporting_lost_processes():
-            optimizer.step(state.step, self._pool, self._split.replicas, steps)
-        self._loss_sum += loss
-        state.step += 1
-        self.stop.raises = False  # a step was made that can be saved
-        return loss
+        return torch.stack(losses).mean()
+
+    def _sums(self, loss: Tensor, counted: float) -> StepSums:
+        """Sum the gradients of all processes, and combine the other numbers of the step.
+
+        One all-reduce sums both. Raises LostProcessError if a process has ended.
+        """
+        progress = self._progress() if self.processes.is_main else 0.0
+        count = self.processes.count
+        if count == 1:
+            # Reading the loss would wait for a GPU: `check_loss` checks it at each report.
+            is_finite = self.state.device.name != "cpu" or math.isfinite(loss)
+            return StepSums(loss, counted, progress, is_finite, is_stopping=False)
+        numbers = (loss, counted, progress, self.stop.has_come)
+        sums = self.state.optimizer.all_reduce(self.processes, numbers)
+        # NCCL's wait has a timeout, so it has already waited for the GPU: reading costs no more.
+        total, counted, progress, stopping = sums.tolist()
+        is_finite = math.isfinite(total)
+        return StepSums(sums[0] / count, counted / count, progress, is_finite, stopping > 0)
 
     def _progress(self) -> float:
         """Return the progress after this step: by the clock or by steps, whichever is larger."""
@@ -292,24 +340,6 @@ class Stepper:
             return self.state.progress
         by_steps = (self.state.step + 1) / self.training.max_steps  # 0 for a budget alone
         return max(self.clock.advance(self.state.progress), by_steps)
-
-    def _all_reduce(self, loss: Tensor, share: float) -> tuple[Tensor, float]:
-        """Sum the gradients of all processes; return the means of their losses and shares.
-
-        The same all-reduce tells all processes whether the loss is finite, whether a signal has
-        come, and what the progress of rank 0 is. Raises StepNotFiniteError, and
-        LostProcessError if a process has ended.
-        """
-        progress = self._progress() if self.processes.is_main else 0.0
-        numbers = (loss, self.stop.has_come, progress, share)
-        sums = self.state.optimizer.all_reduce(self.processes, numbers)
-        # NCCL's wait has a timeout, so it has already waited for the GPU: reading costs no more.
-        total, stopping, self.state.progress, shares = sums.tolist()
-        self._check(math.isfinite(total), self.state.step + 1)
-        self._finite_step = self.state.step
-        if stopping:
-            self.stop.agree()
-        return sums[0] / self.processes.count, shares / self.processes.count
 
     def _check(self, is_finite: bool, step: int) -> None:
         """Raise StepNotFiniteError unless the numbers are still finite at this step."""
