@@ -61,7 +61,8 @@ class LayerCache:
         """Append tensors of new tokens, (..., T, size); return tensors of all, (..., S, size)."""
         if not self._stored:
             self._stored = tuple(n.new_empty(*n.shape[:-2], self.capacity, n.size(-1)) for n in new)
-        start, self.length = self.length, self.length + new[0].size(-2)
+        start = self.length
+        self.length += new[0].size(-2)
         for stored, n in zip(self._stored, new, strict=True):
             stored[..., start : self.length, :] = n
         return tuple(stored[..., : self.length, :] for stored in self._stored)
@@ -83,7 +84,9 @@ class SelfAttention(Hookable):
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         self.scores = None
-        self.heads, self.kv_heads, self.head_size = a.heads, a.num_kv_heads, a.head_dim
+        self.heads = a.heads
+        self.kv_heads = a.num_kv_heads
+        self.head_size = a.head_dim
         # With a residual stream, dropout applies to the attention's output instead, so that
         # attention kernels without dropout can be used.
         self.dropout = 0.0 if a.residual else a.dropout
@@ -124,19 +127,19 @@ class SelfAttention(Hookable):
         self, packed_BTN: Tensor, rotation: Rotation | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Split into heads (B, H or K, T, D); normalise and rotate the queries and keys."""
-        sizes = (self.heads, self.kv_heads)
         query_norm = self.query_norm
         key_norm = self.key_norm
         if query_norm is None or key_norm is None:
-            return split_heads(packed_BTN, *sizes, None, rotation)
+            return split_heads(packed_BTN, self.heads, self.kv_heads, None, rotation)
         if is_plain(query_norm, RMSNorm) and is_plain(key_norm, RMSNorm):
-            gains = query_norm.gain, key_norm.gain, query_norm.epsilon
-            return split_heads(packed_BTN, *sizes, gains, rotation)
-        query, key, value = split_heads(packed_BTN, *sizes, None, None)
+            gains = (query_norm.gain, key_norm.gain, query_norm.epsilon)
+            return split_heads(packed_BTN, self.heads, self.kv_heads, gains, rotation)
+        query, key, value = split_heads(packed_BTN, self.heads, self.kv_heads, None, None)
         query = query_norm(query)
         key = key_norm(key)
         if rotation is not None:
-            query, key = rotate(query, *rotation), rotate(key, *rotation)
+            query = rotate(query, *rotation)
+            key = rotate(key, *rotation)
         return query, key, value
 
 

@@ -154,7 +154,8 @@ def drawing_from(generators: Sequence[torch.Generator]) -> Iterator[None]:
     The draws then do not depend on how a batch is divided among processes and threads.
     If `generators` is empty, dropout uses PyTorch's generator.
     """
-    before, _source.generators = _source.generators, generators
+    before = _source.generators
+    _source.generators = generators
     try:
         yield
     finally:

@@ -70,7 +70,8 @@ class EvalSchedule:
     @property
     def should_snapshot(self) -> bool:
         """Return True if a snapshot without an evaluation is due, in runs that evaluate step 0."""
-        every, step = self._training.eval_every, self.state.step
+        every = self._training.eval_every
+        step = self.state.step
         is_observed = every is None or every < self._training.max_steps
         return is_observed and step in EARLY_STEPS and step != self.state.evaluated_step
 

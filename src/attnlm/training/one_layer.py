@@ -77,18 +77,18 @@ class OneLayer:
     """
 
     def __init__(self, model: Transformer, batch_size: int, native: CDLL) -> None:
-        self._model, self._native = model, native
+        self._model = model
+        self._native = native
         self._parameters = _tensors(model, Tensor.detach)
         a = model.architecture
         vocab_size = model.vocab_size
         length = a.block_size
-        embed_dim = a.embed_dim or 0
         width = a.heads * a.head_dim
         rows = vocab_size + length
         tokens = batch_size * length
-        self._sizes = batch_size, length, a.heads, a.head_dim, a.head_dim**-0.5
-        self._qkv_NC = torch.empty(3 * width, embed_dim)
-        self._embeddings_RC = torch.empty(rows, embed_dim)
+        self._batch_size = batch_size
+        self._qkv_NC = torch.empty(3 * width, a.width)
+        self._embeddings_RC = torch.empty(rows, a.width)
         self._tables_RN = torch.empty(rows, 3 * width)
         self._d_tables_RN = torch.empty(rows, 3 * width)
         self._positions_TN = self._tables_RN[vocab_size:]
@@ -97,7 +97,8 @@ class OneLayer:
         self._d_packed_BTN = torch.empty(batch_size, length, 3 * width)
         self._packed_MN = self._packed_BTN.flatten(0, 1)
         self._d_packed_MN = self._d_packed_BTN.flatten(0, 1)
-        self._mixed_MC, self._d_mixed_MC = _with_room(tokens, width), _with_room(tokens, width)
+        self._mixed_MC = _with_room(tokens, width)
+        self._d_mixed_MC = _with_room(tokens, width)
         self._projected_MC = self._mixed_MC  # unless there is a projection
         self._logits_VM = torch.empty(vocab_size, tokens + _PADDING)[:, :tokens]
         self._kept = torch.empty(batch_size * a.heads * native.one_layer_kept(length))
@@ -120,7 +121,7 @@ class OneLayer:
         p = self._parameters
         logits_VM = self._logits_VM
         # Compute the tables, and look up queries, keys and values of the tokens.
-        embeddings = p["token_embedding.weight"], p["position_embedding.weight"]
+        embeddings = (p["token_embedding.weight"], p["position_embedding.weight"])
         torch.cat(embeddings, out=self._embeddings_RC)
         torch.cat([p[name] for name in _QKV], out=self._qkv_NC)
         torch.mm(self._embeddings_RC, self._qkv_NC.T, out=self._tables_RN)
@@ -142,15 +143,34 @@ class OneLayer:
         loss = torch.zeros((), dtype=torch.float64)
         tokens = targets_M.numel()
         self._native.cross_entropy(
-            *(*logits_VM.shape, logits_VM.stride(0), 1 / tokens),
-            *map(data_pointer, (None, logits_VM, targets_M, loss, None)),
+            len(logits_VM),
+            tokens,
+            logits_VM.stride(0),
+            1 / tokens,
+            None,
+            data_pointer(logits_VM),
+            data_pointer(targets_M),
+            data_pointer(loss),
+            None,
         )
         return loss.div_(tokens).float()
 
     def _attend(self, d_mixed_MC: Tensor | None, d_packed_MN: Tensor | None) -> None:
         """Compute the outputs of the heads or, from their gradient, the gradient of q, k and v."""
-        arrays = self._packed_MN, self._mixed_MC, self._kept, d_mixed_MC, d_packed_MN, self._scratch
-        self._native.one_layer_attend(*self._sizes, *map(data_pointer, arrays))
+        a = self._model.architecture
+        self._native.one_layer_attend(
+            self._batch_size,
+            a.block_size,
+            a.heads,
+            a.head_dim,
+            a.head_dim**-0.5,
+            data_pointer(self._packed_MN),
+            data_pointer(self._mixed_MC),
+            data_pointer(self._kept),
+            data_pointer(d_mixed_MC),
+            data_pointer(d_packed_MN),
+            data_pointer(self._scratch),
+        )
 
     @functools.cached_property
     def _gradients(self) -> dict[str, Tensor]:

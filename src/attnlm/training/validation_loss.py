@@ -155,7 +155,9 @@ def _groups(
         starts = evenly_spaced(possible, max(1, most // length)) * length
         places = starts[:, None] + np.arange(length + 1)
         windows = ids_at(tokens, places, model.vocab_size, "val.bin")
-        inputs, targets, rest = windows[:, :-1], windows[:, 1:], windows[0, :0]
+        inputs = windows[:, :-1]
+        targets = windows[:, 1:]
+        rest = windows[0, :0]
     firsts = range(0, len(inputs), at_once)
     groups = [(inputs[i : i + at_once], targets[i : i + at_once]) for i in firsts]
     if len(rest) > 1:
@@ -203,7 +205,8 @@ def right_answers(
     evenly over the split, are computed and returned.
     """
     chosen = evenly_spaced(len(examples), len(examples) if most is None else most)
-    begins, ends = examples.starts[chosen], examples.ends[chosen]
+    begins = examples.starts[chosen]
+    ends = examples.ends[chosen]
     lengths = ends - begins - 1  # of inputs
     is_right = lengths <= model.block_size
     order = [int(i) for i in np.argsort(lengths, kind="stable") if is_right[i]]
