@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
-from attnlm.model import attention, language_model, layers
+from attnlm.model import attention, language_model, layers, mlp
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.spec import ModelSpec
@@ -54,7 +54,7 @@ def is_as_built(model: LanguageModel) -> bool:
 
 def _definitions() -> Iterator[object]:
     """Yield the functions and classes that models use, and the methods of the classes."""
-    for module in (attention, language_model, layers):
+    for module in (attention, language_model, layers, mlp):
         for value in vars(module).values():
             yield value
             if isinstance(value, type) and value.__module__ == module.__name__:

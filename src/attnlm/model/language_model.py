@@ -1,7 +1,7 @@
 """The models: tokens (B, T) in, logits (B, T, V) out.
 
 An Architecture says which parts a model has. This file puts the parts together and can be read
-from top to bottom. Axes are as in attention.py; V is the vocabulary size, F the width of an MLP.
+from top to bottom. Axes are as in attention.py; V is the vocabulary size.
 """
 
 from __future__ import annotations
@@ -10,27 +10,17 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.own_code import OwnCode
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import LayerCache, ParameterFreeAttention, SelfAttention
-from attnlm.model.layers import (
-    Dropout,
-    Hookable,
-    LayerNorm,
-    Linear,
-    RMSNorm,
-    dropout_factors,
-    is_plain,
-    joined_linear,
-    norm_of,
-    recomputed,
-)
-from attnlm.model.ops.block import NativeBlock, block_pass, have_gradients, native_block_kernels
+from attnlm.model.layers import Dropout, dropout_factors, norm_of, recomputed
+from attnlm.model.mlp import MLP
+from attnlm.model.native_form import native_form
+from attnlm.model.ops.block import block_pass, have_gradients, native_block_kernels
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
-from attnlm.model.ops.pointwise import Rotation, gelu, rotary_angles, swiglu
+from attnlm.model.ops.pointwise import Rotation, rotary_angles
 from attnlm.model.own import OwnParts
 from attnlm.model.spec import ModelSpec
 
@@ -283,86 +273,3 @@ def with_shape(code: OwnCode, output: object, shape: tuple[int, ...]) -> Tensor:
     raise AttnlmError(
         f"{code} returns {actual}, and the model needs {shape}", "change what it returns"
     )
-
-
-class MLP(Hookable):
-    """An MLP, down(f(up(x))), where f is GELU, as in GPT-2, or ReLU² (So et al., 2021).
-
-    With SwiGLU (Shazeer, 2020), the MLP is down(silu(gate(x)) · up(x)).
-    """
-
-    joins_weights = True
-
-    def __init__(self, a: Architecture) -> None:
-        super().__init__()
-        self.kind = a.mlp
-        std = a.width**-0.5
-        down = Linear(a.mlp_dim, a.width, bias=a.bias)
-        self.gate = Linear(a.width, a.mlp_dim, bias=a.bias, std=std) if a.mlp == "swiglu" else None
-        self.up = Linear(a.width, a.mlp_dim, bias=a.bias, std=std)
-        self.down = down
-        if a.residual:
-            for parameter in self.down.parameters():
-                nn.init.zeros_(parameter)
-
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        """Map (B, T, C) → (B, T, C)."""
-        if self.gate is not None:
-            maps = self.gate, self.up
-            hidden_BTF = swiglu(joined_linear(x_BTC, maps, joins_weights=self.joins_weights))
-        elif self.kind == "gelu":
-            hidden_BTF = gelu(self.up(x_BTC))
-        else:
-            hidden_BTF = F.relu(self.up(x_BTC)).square()
-        down: Tensor = self.down(hidden_BTF)
-        return down
-
-
-def native_form(block: Block) -> NativeBlock | None:
-    """Return the form of a block that block.c can compute, else None."""
-    attention = block.attention
-    mlp = block.mlp
-    norms = {"attention": block.attention_norm} | ({} if mlp is None else {"mlp": block.mlp_norm})
-    kinds = {None if norm is None else type(norm) for norm in norms.values()}
-    if not (block.residual and len(kinds) == 1 and _are_plain(attention, block.dropout)):
-        return None
-    if not isinstance(attention, SelfAttention) or attention.projection is None:
-        return None
-    if attention.scores is not None:
-        return None
-    head_norms = {"query": attention.query_norm, "key": attention.key_norm}
-    maps = {name: getattr(attention, name) for name in ("query", "key", "value", "projection")}
-    if isinstance(mlp, MLP):
-        maps |= {"gate": mlp.gate, "up": mlp.up, "down": mlp.down}
-    parts = [mlp, *norms.values(), *head_norms.values(), *maps.values()]
-    if not attention.joins_weights or not _are_plain(*(p for p in parts if p is not None)):
-        return None
-    weights: dict[str, nn.Parameter | None] = {}
-    for name, part in maps.items():
-        if part is not None and part.lora_down is not None:
-            return None
-        if part is not None:
-            weights |= {name: part.weight, f"{name}_bias": part.bias}
-    for name, norm in (norms | head_norms).items():
-        if norm is not None:
-            assert isinstance(norm, RMSNorm | LayerNorm)
-            shift = norm.bias if isinstance(norm, LayerNorm) else None
-            weights |= {f"{name}_gain": norm.gain, f"{name}_shift": shift}
-    norm = block.attention_norm
-    query_norm = attention.query_norm
-    return NativeBlock(
-        heads=attention.heads,
-        kv_heads=attention.kv_heads,
-        size=attention.head_size,
-        hidden=mlp.up.out_features if isinstance(mlp, MLP) else 0,
-        norm={RMSNorm: "rms", LayerNorm: "layer"}.get(type(norm), "none"),
-        mlp=mlp.kind if isinstance(mlp, MLP) else "none",
-        epsilon=norm.epsilon if isinstance(norm, RMSNorm | LayerNorm) else 0.0,
-        head_epsilon=0.0 if query_norm is None else query_norm.epsilon,
-        weights={name: p for name, p in weights.items() if p is not None},
-    )
-
-
-def _are_plain(*modules: nn.Module | None) -> bool:
-    """Return True if calls of all modules do nothing but compute what their classes do."""
-    return all(isinstance(m, Hookable) and is_plain(m, type(m)) for m in modules)

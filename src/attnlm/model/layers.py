@@ -133,7 +133,7 @@ class LayerNorm(Hookable):
         return F.layer_norm(x, self.gain.shape, self.gain, self.bias, self.epsilon)
 
 
-def norm_of(a: Architecture, size: int) -> nn.Module | None:
+def norm_of(a: Architecture, size: int) -> RMSNorm | LayerNorm | None:
     """Return the architecture's norm over `size` features, if it has a norm, else None."""
     if a.norm == "rms":
         return RMSNorm(size, a.norm_epsilon)

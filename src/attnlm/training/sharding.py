@@ -21,7 +21,8 @@ from attnlm.compute.processes import Processes, reporting_lost_processes
 from attnlm.config.training import TrainingConfig
 from attnlm.model.attention import SelfAttention
 from attnlm.model.inspection import empty_model
-from attnlm.model.language_model import MLP, LanguageModel
+from attnlm.model.language_model import LanguageModel
+from attnlm.model.mlp import MLP
 from attnlm.model.spec import ModelSpec
 from attnlm.training.optimizer import (
     AdamW,
