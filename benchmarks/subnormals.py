@@ -92,7 +92,7 @@ def _counting(ours: Ours) -> Iterator[list[float]]:
         shares.append(((bits > 0) & (bits < 0x00800000)).double().mean().item())
         update(*arguments, **options)
 
-    optimizer.update = counting  # type: ignore[method-assign, assignment]
+    optimizer.update = counting  # type: ignore[method-assign]
     try:
         yield shares
     finally:

@@ -268,7 +268,7 @@ norm_rotate(m, packed + m->key_at + k * size, => norm_rotate(m, packed + m->key_
 == compute/native/linear.h
 a team of threads leaves out the last panel of a product | test_native_decoder.py
 -outputs = {panels.begin * LINEAR_PANEL, panels.end * LINEAR_PANEL};
-+outputs = {panels.begin * LINEAR_PANEL, panels.end * LINEAR_PANEL - LINEAR_PANEL * (self.number > 1)};
++outputs = {panels.begin * LINEAR_PANEL, (panels.end - (self.number > 1)) * LINEAR_PANEL};
 matrices that become panels are packed from their first rows | test_native_decoder.py
 linear->rows + output; => linear->rows;
 == compute/native/structs.py

@@ -68,7 +68,7 @@ def numbers(
         norms.append(optimizer._norm().item())
         update(*arguments, **options)
 
-    optimizer.update = recording  # type: ignore[method-assign, assignment]
+    optimizer.update = recording  # type: ignore[method-assign]
     losses = [stepper.step().item() for _ in range(STEPS)]
     evaluation = validation_loss(
         state.model,

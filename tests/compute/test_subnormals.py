@@ -215,13 +215,14 @@ def test_threads_in_c_flush() -> None:
 
 @needs_kernels
 def test_threads_of_attention_in_c_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    native = native_library()
     monkeypatch.setattr(attention, "_LEAST_SHARED_WORK", 0)
     zeros = torch.zeros(3, 4, 70, 8)
     values = torch.full_like(zeros, SUBNORMAL)
 
     def mixed() -> Tensor:
-        found: Tensor = attention.NativeAttention.apply(zeros, zeros, values, 1.0)  # type: ignore[no-untyped-call]
-        return found
+        out: Tensor = attention.NativeAttention.apply(zeros, zeros, values, 1.0, native)  # type: ignore[no-untyped-call]
+        return out
 
     with threads_of_torch(3):
         assert (mixed() != 0).all()

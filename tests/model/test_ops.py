@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from attnlm.compute.native import native_library
 from attnlm.compute.threads import threads_of_torch
 from attnlm.model.layers import Linear, joined_linear
 from attnlm.model.ops import Kernels, attention, loss, use_kernels
@@ -289,7 +290,7 @@ def test_attention_in_c_is_attention(
             leaves = [part.detach().requires_grad_() for part in layout]
             with threads_of_torch(threads), pytest.MonkeyPatch.context() as patch:
                 patch.setattr(attention, "_LEAST_SHARED_WORK", 0)
-                out = attention.NativeAttention.apply(*leaves, scale)  # type: ignore[no-untyped-call]
+                out = attention.NativeAttention.apply(*leaves, scale, native_library())  # type: ignore[no-untyped-call]
                 runs.append([out, *torch.autograd.grad(out, leaves, d_out)])
         assert all(map(torch.equal, *runs))
         assert_rounded(runs[0], expected)
@@ -317,7 +318,7 @@ def test_nan_propagates_to_later_tokens_only() -> None:
     key = torch.randn(1, 1, 130, 4)
     query, value = key.clone().requires_grad_(), key.clone()
     key[0, 0, 66, 1] = torch.nan
-    out = attention.NativeAttention.apply(query, key, value, 1.0)  # type: ignore[no-untyped-call]
+    out = attention.NativeAttention.apply(query, key, value, 1.0, native_library())  # type: ignore[no-untyped-call]
     (gradient,) = torch.autograd.grad(out.sum(), query)
     for found in (out, gradient):
         assert found[0, 0, :64].isfinite().all() and found[0, 0, 66:].isnan().all()

@@ -54,7 +54,7 @@ def first_gradient(config: Config, dataset: Dataset) -> tuple[float, dict[str, T
         named = state.model.named_parameters()
         found.update({name: p.grad.clone() for name, p in named if p.grad is not None})
 
-    state.optimizer.update = keep  # type: ignore[method-assign, assignment]
+    state.optimizer.update = keep  # type: ignore[method-assign]
     before = torch.get_num_threads()
     try:
         loss = Stepper(state, config, dataset).step().item()

@@ -206,14 +206,14 @@ def test_auto_selects_last_until_a_trained_checkpoint_is_evaluated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The best of a training that was stopped early may be of step 0, or not be there."""
-    original = FlatOptimizer.step
+    original = FlatOptimizer.update
 
-    def step(self: FlatOptimizer, number: int, *threads: Any) -> None:
-        original(self, number, *threads)
+    def update(self: FlatOptimizer, number: int, **options: Any) -> None:
+        original(self, number, **options)
         if number == stop - 1:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(FlatOptimizer, "step", step)
+    monkeypatch.setattr(FlatOptimizer, "update", update)
     with pytest.raises(Interrupted):
         trained(model="bigram", name="stopped", **settings)
     run = attnlm.open_run(tmp_path / "checkpoints" / "stopped")
@@ -231,16 +231,16 @@ def test_a_second_signal_within_a_step_saves_nothing(
     trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = trained()
-    original = FlatOptimizer.step
+    original = FlatOptimizer.update
 
-    def step(self: FlatOptimizer, number: int, *threads: Any) -> None:
+    def update(self: FlatOptimizer, number: int, **options: Any) -> None:
         if number == 7:
             signal.raise_signal(signal.SIGINT)
-        original(self, number, *threads)
+        original(self, number, **options)
         if number == 7:  # the weights are new, and the step is not counted yet
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(FlatOptimizer, "step", step)
+    monkeypatch.setattr(FlatOptimizer, "update", update)
     with pytest.raises(KeyboardInterrupt) as caught:
         trained(name="stopped")
     monkeypatch.undo()

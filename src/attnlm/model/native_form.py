@@ -1,8 +1,8 @@
-"""The form in which block.c computes a block: its sizes, the kinds of its parts, and its weights."""
+"""The form in which block.c computes a block: its sizes, the kinds of its parts, its weights."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -59,7 +59,7 @@ def native_form(block: Block) -> NativeBlock | None:
 
 
 def _only_computes(part: nn.Module | None) -> bool:
-    """Return True if a part is absent, or a call of it computes what its class does, and no more."""
+    """Return True if a part is absent, or a call of it does no more than its class."""
     return part is None or (isinstance(part, Hookable) and is_plain(part, type(part)))
 
 
@@ -67,12 +67,12 @@ def _weights(
     maps: dict[str, Linear], norms: dict[str, RMSNorm | LayerNorm | None]
 ) -> dict[str, nn.Parameter]:
     """Return weights and biases by their names in the struct `weights` of block.c."""
-    weights: dict[str, nn.Parameter | None] = {}
+    weights: list[tuple[str, Any]] = []
     for name, linear in maps.items():
-        weights[name] = linear.weight
-        weights[f"{name}_bias"] = linear.bias
+        weights += [(name, linear.weight), (f"{name}_bias", linear.bias)]
     for name, norm in norms.items():
         if norm is not None:
-            weights[f"{name}_gain"] = norm.gain
-            weights[f"{name}_shift"] = norm.bias if isinstance(norm, LayerNorm) else None
-    return {name: parameter for name, parameter in weights.items() if parameter is not None}
+            weights.append((f"{name}_gain", norm.gain))
+        if isinstance(norm, LayerNorm):
+            weights.append((f"{name}_shift", norm.bias))
+    return {name: parameter for name, parameter in weights if parameter is not None}

@@ -64,7 +64,7 @@ class SavedState:
 
 @dataclass(kw_only=True)
 class TrainingState(SavedState):
-    """The state that changes from step to step, and the device. Its methods `record_…` change it."""
+    """The state that changes from step to step, and the device. Only its methods change it."""
 
     model: LanguageModel
     optimizer: Optimizer

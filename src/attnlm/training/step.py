@@ -20,7 +20,6 @@ from attnlm.compute.device import Device, keep_freed_memory
 from attnlm.compute.processes import ALONE, Processes, reporting_lost_processes
 from attnlm.compute.threads import compute_all, new_pool
 from attnlm.config.settings import Config
-from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import Batches, window_seeds
 from attnlm.data.dataset import Dataset
 from attnlm.data.examples import limit_per_window
@@ -34,6 +33,7 @@ from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.schedule import Clock, expected_steps
 from attnlm.training.state import TrainingState
+
 
 class Replica:
     """The model of one thread. All threads use the same weights, but separate gradients."""
@@ -266,55 +266,53 @@ class Stepper:
         Raises StepNotFiniteError, and LostProcessError if a process has ended.
         """
         state = self.state
-        inputs, targets = self.batches(state.step)
-        loss = self._backward(inputs, targets)
-        sums = self._sums(loss, _counted_share(targets) if self._ignores else 1.0)
-        self._check(sums.is_finite, state.step + 1)
-        if sums.is_stopping:
-            self.stop.agree()
-        # Gradients are sums, and ignored targets counted with a loss of 0: divide by the number of
-        # sums and by the fraction of the other targets. Without any, the gradient is 0 anyway.
-        counted = sums.counted or 1.0
-        scale = 1 / (self._gradient_count * counted)
-        if scale != 1:
-            state.optimizer.gradient.mul_(scale)
-        loss = sums.loss if counted == 1 else sums.loss / counted
-        with reporting_lost_processes():
-            state.optimizer.update(
-                state.step,
-                total_steps=expected_steps(self.training, state.step + 1, sums.progress),
-                pool=self._pool,
-                threads=self._split.replicas,
-            )
-        self._loss_sum += loss
-        state.record_step(sums.progress)
-        self.has_stepped = True
-        self.stop.defer()  # from now on, there is something to save
-        return loss
-
-    def _backward(self, inputs: NDArray[np.int64], targets: NDArray[np.int64]) -> Tensor:
-        """Return the mean loss of this process's windows, (), and set the gradient to its sums.
-
-        Ignored targets count as targets with a loss of 0.
-        """
-        gradient = self.state.optimizer.gradient
+        gradient = state.optimizer.gradient
         gradient.zero_()
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
+        inputs, targets = self.batches(state.step)
         windows = self._split.windows
         losses: list[Tensor] = []
         with reporting_lost_processes():
             for first in range(0, len(inputs), windows * self._split.replicas):
                 begins = range(first, len(inputs), windows)
                 jobs = [
-                    functools.partial(replica.backward, self.state.step, begin, inputs, targets)
+                    functools.partial(replica.backward, state.step, begin, inputs, targets)
                     for begin, replica in zip(begins, self._replicas, strict=False)
                 ]
                 losses += compute_all(jobs, self._pool)
         for replica in self._replicas[1:]:
             gradient.add_(replica.gradient)
             replica.gradient.zero_()
-        return torch.stack(losses).mean()
+        counted = _counted_share(targets) if self._ignores else 1.0
+        sums = self._sums(torch.stack(losses).mean(), counted)
+        self._check(sums.is_finite, state.step + 1)
+        if sums.is_stopping:
+            self.stop.agree()
+        loss = self._update(sums)
+        self._loss_sum += loss
+        state.record_step(sums.progress)
+        self.has_stepped = True
+        self.stop.defer()  # from now on, there is something to save
+        return loss
+
+    def _update(self, sums: StepSums) -> Tensor:
+        """Update the weights by the summed gradients; return the loss per counted target, ()."""
+        # Ignored targets have counted with a loss of 0: divide by the fraction of the others.
+        # Without any, the gradient is 0 anyway.
+        counted = sums.counted or 1.0
+        scale = 1 / (self._gradient_count * counted)
+        if scale != 1:
+            self.state.optimizer.gradient.mul_(scale)
+        made = self.state.step
+        with reporting_lost_processes():
+            self.state.optimizer.update(
+                made,
+                total_steps=expected_steps(self.training, made + 1, sums.progress),
+                pool=self._pool,
+                threads=self._split.replicas,
+            )
+        return sums.loss if counted == 1 else sums.loss / counted
 
     def _sums(self, loss: Tensor, counted: float) -> StepSums:
         """Sum the gradients of all processes, and combine the other numbers of the step.

@@ -551,8 +551,8 @@ static struct maps maps_of(const struct pass *p)
 void pass_through_block(int64_t members, const struct pass *p)
 {
     struct job job = {.pass = p, .maps = maps_of(p)};
-    assign_saved(p, &(struct arena){p->saved}, &job.saved);
-    assign_scratch(p, members, &(struct arena){p->scratch}, &job.buffers);
+    assign_saved(p, &(struct arena){.base = p->saved}, &job.saved);
+    assign_scratch(p, members, &(struct arena){.base = p->scratch}, &job.buffers);
     run_team(members, p->d_out ? backward : forward, &job);
 }
 
