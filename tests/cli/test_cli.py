@@ -26,6 +26,7 @@ from attnlm.config.settings import seconds
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.run import open_run
 from attnlm.training.step import Stepper
+from tests import own
 from tests.command import Done, alone, attnlm, changed, fails, here, on_a_terminal
 
 TEXT = "the quick brown fox jumps over the lazy dog.\nso the dog naps; the fox jumps on.\n" * 40
@@ -108,6 +109,8 @@ for code, commands in {WITHOUT_TORCH!r}.items():
         run(words, code)
 assert "torch" not in sys.modules
 
+from attnlm.config.resolve import resolve_new
+resolve_new({{"attention": "parts.py:Head", "embed_dim": 8}}, None).config.spec.costs(30)
 environment = dict(os.environ)
 for model in ("multi-head", "transformer"):
     trained = attnlm.train(model=model, steps=2, seed=1, embed_dim=8, heads=2)
@@ -123,6 +126,7 @@ def another(project: Path) -> Done:
     """PROGRAM in a process of its own, with another hash seed and in a locale of ASCII."""
     small = project / "checkpoints" / "small"
     shutil.copytree(small, small.with_name("gone"))
+    own.written(project)
     env = {"PYTHONHASHSEED": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     env |= {"PYTHONIOENCODING": "latin-1"}
     return alone([], project, env=env, through=[sys.executable, "-c", PROGRAM])
@@ -130,6 +134,7 @@ def another(project: Path) -> Done:
 
 def test_commands_load_no_torch_that_need_none_and_no_compiler(another: Done) -> None:
     """PyTorch's compiler, and sympy for it, take longer to import than a small model to train.
+    Training and the measured costs of own code go without it.
 
     Threads that wait sleep soon, unless the user said otherwise before torch was loaded.
     """
@@ -448,14 +453,6 @@ def test_names_of_folders_need_not_be_unicode(trained: Path, tmp_path: Path) -> 
     assert not run.exists()
 
 
-def test_bytes_are_printed_on_whole_characters(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("äöü € 🙂 " * 100, encoding="utf-8")
-    attnlm("prepare", "text.txt", "--tokenizer", "byte", cwd=tmp_path)
-    attnlm("train", *changed(QUICK, "--steps", "1"), cwd=tmp_path)
-    done = attnlm("sample", "--tokens", "200", "--seed", "1", cwd=tmp_path)
-    assert "\ufffd" in done.stdout  # an untrained model's bytes make no characters
-
-
 def test_named_errors(project: Path) -> None:
     (project / "bad.toml").write_text("embed_dmi = 3\n")
     (project / "a.jsonl").write_text('{"a": "x", "b": "y", "c": "z"}\n')
@@ -540,14 +537,6 @@ def test_commands_without_data_or_runs_fail_with_a_hint(tmp_path: Path) -> None:
     fails("train", cwd=tmp_path, code=1, says="no data set", hints="attnlm prepare")
     fails("sample", cwd=tmp_path, code=1, says="no run", hints="attnlm train")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_table_that_cannot_fit_is_refused_before_it_is_built(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("".join(map(chr, range(0x4E00, 0x9F00))) * 3)
-    attnlm("prepare", "text.txt", "--val-fraction", "0.34", cwd=tmp_path)
-    (tmp_path / "wide.txt").write_text("".join(map(chr, range(0x10000, 0x38000))))
-    attnlm("prepare", "wide.txt", cwd=tmp_path)
-    fails("train", "--model", "bigram", cwd=tmp_path, code=1, says="GB", hints="bpe:")
 
 
 def test_damage_is_refused_by_name(project: Path, tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +23,10 @@ from attnlm.model.language_model import LanguageModel, OwnPart, Transformer
 from attnlm.model.own import OwnParts
 from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.model.recorder import NotRecordedError, record
-from tests import own
 
 V = 11
 SIZES: dict[str, Any] = {"embed_dim": 12, "heads": 2, "block_size": 9}
 IDS_BT = torch.arange(18).view(2, 9) % V
-
-
-@pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return own.written(tmp_path_factory.mktemp("code"))
 
 
 def config(code: Path, **settings: Any) -> Config:
@@ -354,15 +346,3 @@ def test_the_measured_costs_are_those_that_pytorch_counts(code: Path, name: str)
     assert spec.costs(V).training_flops() == pytest.approx(counter.get_total_flops() / 9, abs=3)
     on_meta = own_modules._costs_on("meta", spec, V)
     assert on_meta == own_modules._costs_on("cpu", spec, V)
-
-
-def test_measuring_does_not_load_the_compiler(code: Path) -> None:
-    """Importing the compiler takes longer than a short training."""
-    lines = (
-        "import sys",
-        "from attnlm.config.resolve import resolve_new",
-        f"given = {{'attention': '{code}/parts.py:Head', 'embed_dim': 8}}",
-        "resolve_new(given, None).config.spec.costs(30)",
-        "sys.exit('torch._dynamo' in sys.modules)",
-    )
-    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, timeout=60)

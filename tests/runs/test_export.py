@@ -29,11 +29,6 @@ from tests.texts import TOKENIZERS, texts
 from tests.tolerances import assert_near
 
 
-@pytest.fixture(scope="module")
-def transformers() -> Any:
-    return pytest.importorskip("transformers", reason="transformers is not installed")
-
-
 @pytest.mark.parametrize("name", TRANSFORMERS_CLASSES)
 def test_a_stock_class_computes_the_same(
     name: str, dataset: Dataset, tmp_path: Path, transformers: Any

@@ -79,11 +79,6 @@ AGAIN = {"Mistral": "Llama", "Qwen2": "Llama"}
 
 
 @pytest.fixture(scope="module")
-def transformers() -> Any:
-    return pytest.importorskip("transformers", reason="transformers is not installed")
-
-
-@pytest.fixture(scope="module")
 def tokenizer_json() -> str:
     return str(library_tokenizer(TOKENIZERS[2]).to_str())
 

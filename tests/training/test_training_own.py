@@ -18,15 +18,10 @@ from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from tests import own
 from tests.command import attnlm as command
-from tests.models import timeless
+from tests.models import assert_same_run, timeless
 from tests.processes import commands
 
 PART = {"embed_dim": 8, "heads": 2}
-
-
-@pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return own.written(tmp_path_factory.mktemp("code"))
 
 
 @pytest.fixture
@@ -50,12 +45,6 @@ def stop_after(step: int) -> Any:
             raise KeyboardInterrupt
 
     return on_step
-
-
-def assert_same(one: Run, other: Run) -> None:
-    assert timeless(one.path) == timeless(other.path)
-    for name in ("ticker.jsonl", one.last.name, one.best.name):
-        assert (one.path / name).read_bytes() == (other.path / name).read_bytes(), name
 
 
 @pytest.mark.parametrize(
@@ -86,7 +75,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     own.become_a_new_process(monkeypatch)
     torch.manual_seed(7)  # a new process may have drawn other numbers
     resumed = attnlm.train(resume=tmp_path / "checkpoints/stopped")
-    assert_same(whole, resumed)
+    assert_same_run(whole, resumed)
     (text,) = attnlm.samples(resumed, num_samples=1, tokens=20, seed=1)
     assert text == attnlm.samples(whole, num_samples=1, tokens=20, seed=1)[0] and len(text) == 20
     assert attnlm.evaluate(whole, checkpoint="last").loss == whole.metrics()[-1]["val_loss"]
@@ -150,7 +139,7 @@ def test_buffers_are_resumed(trained: Any, kept: str, tmp_path: Path) -> None:
     whole = trained(attention=kept, **PART, name="whole", threads=2)
     with pytest.raises(KeyboardInterrupt):
         trained(attention=kept, **PART, name="stopped", threads=2, on_step=stop_after(3))
-    assert_same(whole, attnlm.train(resume=tmp_path / "checkpoints/stopped"))
+    assert_same_run(whole, attnlm.train(resume=tmp_path / "checkpoints/stopped"))
 
 
 def test_tied_weights_stay_tied(trained: Any) -> None:
@@ -195,7 +184,7 @@ def test_a_loss_of_ones_own_trains_and_cross_entropy_validates(
     with pytest.raises(KeyboardInterrupt):
         trained(model="bigram", loss="parts:soft", name="stopped", on_step=stop_after(3))
     own.become_a_new_process(monkeypatch)
-    assert_same(soft, attnlm.train(resume=tmp_path / "checkpoints/stopped"))
+    assert_same_run(soft, attnlm.train(resume=tmp_path / "checkpoints/stopped"))
 
 
 def smoothed(logits: Tensor, ids: Tensor, targets: Tensor) -> Tensor:

@@ -241,8 +241,7 @@ def test_the_model_of_a_run_is_planned(dataset: Dataset, tmp_path: Path) -> None
         plan(other, start_from=run, peak=1e9)
 
 
-def test_ten_steps_are_measured(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnlm.workflows.plan._SHORTEST", 0.0)
+def test_ten_steps_are_measured(dataset: Dataset) -> None:
     settings: dict[str, Any] = {"block_size": 8, "batch_size": 4, "threads": 1, "device": "cpu"}
     notes: list[object] = []
     measured = plan(dataset, **settings, on_event=notes.append)

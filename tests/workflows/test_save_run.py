@@ -20,11 +20,6 @@ from tests import own
 from tests.command import attnlm as command
 
 
-@pytest.fixture(scope="module")
-def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return own.written(tmp_path_factory.mktemp("code"))
-
-
 @pytest.fixture
 def save(dataset: Dataset, tmp_path: Path) -> Any:
     def saved(model: nn.Module, **about: Any) -> Run:
