@@ -7,7 +7,6 @@ import inspect
 import pydoc
 import re
 import shutil
-import signal
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ import attnlm
 from attnlm.base.settings import described, help_of
 from attnlm.config.settings import RECORD_OF
 from attnlm.generation.sampling_config import SAMPLING
-from attnlm.model.architecture import RUNGS
 from attnlm.workflows import speed_check
 from tests.command import attnlm as command
 
@@ -208,21 +206,6 @@ def test_runs_of_a_wrong_type_are_refused(trained: Path) -> None:
         assert "pass a name, a path or an open" in raised.value.hint
 
 
-@pytest.mark.parametrize("name", RUNGS)
-def test_a_model_takes_what_the_tokenizer_gives(
-    name: str, trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sequences may have any length for a bigram, else at most the context."""
-    monkeypatch.chdir(trained)
-    run = attnlm.open_run(name)
-    model, device = attnlm.load_model(name)
-    assert not model.training and device.name in ("cpu", "cuda", "mps")
-    assert run.config.spec.block_size == 16
-    for text in ("the ", "the quick brown ", *["the quick brown fox"] * (name == "bigram")):
-        ids = torch.tensor([run.tokenizer.encode(text)], device=device.torch)
-        assert model(ids).shape == (1, len(text), run.vocab_size)
-
-
 # --- Texts ----------------------------------------------------------------------------------------
 
 
@@ -302,19 +285,6 @@ def test_heads_traces_and_reports_are_what_the_commands_show(
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_ladder_is_trained_and_compared(trained: Path, tmp_path: Path, capsys: Any) -> None:
-    events: list[object] = []
-    settings: dict[str, Any] = {"steps": 2, "seed": 1, "tokens": 5, "on_event": events.append}
-    dataset = trained / "data" / "foxes"
-    compared = attnlm.ladder(dataset, rungs="bigram, average", checkpoint_dir=tmp_path, **settings)
-    assert isinstance(compared, attnlm.Ladder)
-    assert repr(compared).startswith("<Ladder 'ladder-001': bigram ")
-    assert [rung.model for rung in compared.rungs] == ["bigram", "average"]
-    assert any(isinstance(event, attnlm.LadderStarted) for event in events)
-    assert compared.write_page() == tmp_path / "ladder-001" / "index.html"
-    assert capsys.readouterr() == ("", "")
-
-
 # --- What is shown --------------------------------------------------------------------------------
 
 
@@ -331,26 +301,3 @@ def test_runs_data_sets_and_events_are_shown_in_a_line(trained: Path, tmp_path: 
     for event in events:
         assert type(event) is getattr(attnlm, type(event).__name__)
         assert "\n" not in repr(event) and len(repr(event)) < 300
-
-
-def test_a_listener_reads_fields_and_stops_a_training_that_is_saved(
-    dataset: attnlm.Dataset, tmp_path: Path
-) -> None:
-    found: list[attnlm.Evaluated] = []
-
-    def listen(event: object) -> None:
-        if isinstance(event, attnlm.Evaluated):
-            found.append(event)
-            if event.step == 4:
-                signal.raise_signal(signal.SIGINT)
-
-    about: dict[str, Any] = {"model": "bigram", "block_size": 8, "threads": 1}
-    with pytest.raises(KeyboardInterrupt):
-        attnlm.train(
-            dataset, name="stopped", steps=8, eval_every=2, on_event=listen,
-            checkpoint_dir=tmp_path, **about,
-        )  # fmt: skip
-    run = attnlm.open_run("stopped", checkpoint_dir=tmp_path)
-    assert run.checkpoint("last").step == 4
-    for event, record in zip(found, run.metrics(), strict=True):
-        assert {name: getattr(event, name) for name in record} == record == event.record

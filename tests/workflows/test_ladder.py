@@ -40,7 +40,7 @@ from tests import own
 from tests.browser import PHONE, asks_for_nothing, check_fits, elements, opened, until
 from tests.clock import Clock
 from tests.command import ATTNLM, terminal
-from tests.models import FRUITS, Tempered, prepared
+from tests.models import FRUITS, Tempered, prepared, timeless
 
 SMALL: dict[str, Any] = {"rungs": ("bigram", "single-head"), "steps": 6, "eval_every": 2}
 SMALL |= {"seed": 1, "prompt": "1 ", "tokens": 20}
@@ -52,15 +52,12 @@ def climbed(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Ladde
 
 
 def facts(ladder: Ladder) -> list[Any]:
-    timed = ("seconds", "tokens_per_second")
-    return [
-        (rung.text, [{k: v for k, v in r.items() if k not in timed} for r in rung.result.records])
-        for rung in ladder.rungs
-    ]
+    return [(rung.text, timeless(rung.run.path)) for rung in ladder.rungs]
 
 
 def test_rungs_are_ordinary_runs_trained_alike(climbed: Ladder, dataset: Dataset) -> None:
     assert climbed.path.name == "ladder-001"
+    assert repr(climbed).startswith("<Ladder 'ladder-001': bigram ")
     assert [rung.model for rung in climbed.rungs] == ["bigram", "single-head"]
     for rung in climbed.rungs:
         run = open_run(climbed.path.with_name(f"ladder-001-{rung.model}"))
@@ -106,7 +103,7 @@ def test_gains_are_over_the_best_so_far(climbed: Ladder) -> None:
 def test_losses_are_of_the_whole_split_where_all_rungs_were_measured_on_it(
     dataset: Dataset, tmp_path: Path
 ) -> None:
-    given: dict[str, Any] = {"steps": 300, "eval_every": 150, "eval_tokens": 64, "seed": 1}
+    given: dict[str, Any] = {"steps": 20, "eval_every": 10, "eval_tokens": 64, "seed": 1}
     climbed = train_ladder(dataset, rungs=("bigram", "average"), checkpoint_dir=tmp_path, **given)
     for rung in climbed.rungs:
         found = attnlm.evaluate(rung.run, device="cpu", data=dataset)
@@ -344,13 +341,16 @@ def test_small_data_get_a_context_that_fits(tmp_path: Path) -> None:
     assert {rung.run.config.spec.block_size for rung in climbed.rungs} == {2}
 
 
-def test_unrelated_runs_are_not_used(dataset: Dataset, tmp_path: Path) -> None:
+def test_unrelated_runs_are_not_used(
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine-bigram").mkdir()
     with pytest.raises(AttnlmError, match="mine-bigram exists"):
         train_ladder(dataset.path, name="mine", checkpoint_dir=tmp_path, **SMALL)
     (tmp_path / "ladder-001-single-head").mkdir()
     ladder = train_ladder(dataset.path, checkpoint_dir=tmp_path, **{**SMALL, "steps": 1})
     assert ladder.path.name == "ladder-002"
+    assert capsys.readouterr() == ("", "")  # a library prints nothing
 
 
 def test_a_budget_becomes_one_number_of_steps_even_if_the_ladder_is_resumed(
@@ -686,20 +686,15 @@ def test_the_page_in_a_real_browser(browser: Any, climbed: Ladder, tmp_path: Pat
 @pytest.mark.parametrize(
     ("key", "value", "says"),
     [
-        ("rungs", 1, "is not valid: its 'rungs' cannot be 1"),
         ("rungs", [["bigram"]], "is not valid: its 'rungs' cannot be ['bigram']"),
         ("rungs", ["bigram", "bigram"], "is not valid: `rungs` is empty or contains a rung twice"),
         ("rungs", ["transformer:slope=2"], "is not valid: 'slope' is not a setting of transformer"),
-        ("steps", "6", "is not valid: its 'steps' cannot be '6'"),
         ("steps", -1, "is not valid: invalid value for `steps`: -1"),
         ("block_size", 0, "is not valid: invalid value for `block_size`: 0"),
         ("tokens", -1, "is not valid: its 'tokens' cannot be -1"),
         ("seed", 2**70, "is not valid: invalid value for `seed`: 1180591620717411303424"),
-        ("prompt", None, "is not valid: its 'prompt' cannot be None"),
-        ("budget", "2m", "is not valid: its 'budget' cannot be '2m'"),
         ("speed", "rate", "has a setting that attnlm 1.0.0 does not have: 'speed'"),
         ("tune", "rate", "is not valid: `tune` cannot be 'rate'"),
-        ("tune", 1, "is not valid: its 'tune' cannot be 1"),
         ("equal", "x", "is not valid: its 'equal' cannot be 'x'"),
         ("adapted", [{"rung": "bigram"}], "is not valid: its 'adapted.setting' is missing"),
         (
