@@ -28,6 +28,7 @@ from attnlm.data.dataset import Dataset, id_dtype, open_dataset
 from attnlm.data.prepare import prepare
 from attnlm.text import names, text_files
 from attnlm.text.corpus import Corpus, TextFile, get_corpus
+from tests.models import contents
 from tests.web_server import WebServer, body
 
 TEXT = "The cat sat.\nThe naïve cat's hat: 猫!\n" * 40
@@ -47,10 +48,6 @@ def data(tmp_path: Path) -> Path:
 
 def entries(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 # --- What is in it --------------------------------------------------------------------------------
@@ -204,7 +201,7 @@ def test_chunks_of_any_size_make_the_same_data_set(
     monkeypatch.setattr(text_files, "PIECE", size)
     monkeypatch.setattr(bin_files, "PIECE", size)
     prepare(tmp_path / "t.txt", tokenizer=spec, encoding=encoding, data_dir=data / "chunks")
-    assert content(data / "chunks" / whole.name) == content(whole)
+    assert contents(data / "chunks" / whole.name) == contents(whole)
 
 
 def test_pieces_encoded_in_parallel_have_the_ids_of_the_whole(
@@ -353,7 +350,7 @@ def test_a_full_disk_is_one_line_and_the_old_data_stay(
     source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = prepare(source, data_dir=data).path
-    before = content(folder)
+    before = contents(folder)
 
     def full(path: Path, sealed: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -361,7 +358,7 @@ def test_a_full_disk_is_one_line_and_the_old_data_stay(
     monkeypatch.setattr(new_dataset, "write_json", full)
     with pytest.raises(AttnlmError, match=rf"^cannot write {data}: No space left on device\nhint"):
         prepare(source, val_fraction=0.5, force=True, data_dir=data)
-    assert content(folder) == before
+    assert contents(folder) == before
     assert entries(data) == {"cats-char", "latest"}
     with pytest.raises(AttnlmError, match=r"cannot write .*cats\.txt"):
         prepare(source, data_dir=source)
@@ -387,14 +384,14 @@ def test_the_same_content_is_left_as_it_is(source: Path, data: Path) -> None:
 
 def test_other_or_damaged_content_needs_force(source: Path, data: Path) -> None:
     folder = prepare(source, data_dir=data).path
-    before = content(folder)
+    before = contents(folder)
     byte: dict[str, Any] = {"tokenizer": "byte", "name": "cats-char"}
     for options in ({"val_fraction": 0.5}, byte):
         with pytest.raises(AttnlmError, match="other content") as caught:
             prepare(source, data_dir=data, **options)
         assert "`force`" in (caught.value.hint or "")
         assert "`name`" in (caught.value.hint or "")
-    assert content(folder) == before
+    assert contents(folder) == before
     (folder / "val.bin").write_bytes(b"damage")
     with pytest.raises(AttnlmError, match=r"val\.bin is damaged"):
         prepare(source, data_dir=data)
@@ -445,7 +442,7 @@ def test_the_old_data_set_returns_when_the_new_one_cannot_take_its_place(
     source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = prepare(source, data_dir=data).path
-    before = content(folder)
+    before = contents(folder)
     rename = Path.rename
 
     def interrupted(path: Path, target: Path) -> Path:
@@ -457,7 +454,7 @@ def test_the_old_data_set_returns_when_the_new_one_cannot_take_its_place(
     monkeypatch.setattr(atomic_folders, "_exchange_at_once", lambda *_: False)
     with pytest.raises(KeyboardInterrupt):
         prepare(source, val_fraction=0.5, force=True, data_dir=data)
-    assert content(folder) == before
+    assert contents(folder) == before
 
 
 STOPPED = """
@@ -478,18 +475,20 @@ main()
 def test_a_stopped_command_leaves_nothing_of_its_own(
     signum: signal.Signals, source: Path, data: Path
 ) -> None:
-    before = content(prepare(source, val_fraction=0.5, data_dir=data).path)
+    before = contents(prepare(source, val_fraction=0.5, data_dir=data).path)
     words = [*("prepare", str(source), "--data-dir", str(data), "--force"), str(int(signum))]
     done = subprocess.run([sys.executable, "-c", STOPPED, *words], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (128 + signum, "", "")
     assert entries(data) == {"cats-char", "latest"}
-    assert content(data / "cats-char") == before
+    assert contents(data / "cats-char") == before
 
 
 # --- What it needs --------------------------------------------------------------------------------
 
 IMPORTED = """
 import sys, attnlm
+from attnlm.compute.native import baseline_library
+baseline_library()  # for byte pairs
 dir(attnlm); attnlm.AttnlmError, attnlm.Note, attnlm.Dataset
 attnlm.prepare(sys.argv[1], data_dir=sys.argv[2])
 late = {"torch", "tokenizers", "tiktoken", "requests", "rich", "tqdm"}
@@ -498,7 +497,7 @@ sys.exit(", ".join(late & sys.modules.keys()))
 """
 
 
-def test_characters_need_nothing_that_is_slow_to_import(source: Path, data: Path) -> None:
+def test_preparation_imports_nothing_slow(source: Path, data: Path) -> None:
     command = [sys.executable, "-c", IMPORTED, str(source), str(data)]
     assert subprocess.run(command, stderr=subprocess.PIPE, text=True).stderr.strip() == ""
 

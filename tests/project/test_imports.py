@@ -92,14 +92,17 @@ def test_imports_of_the_packages_root_are_seen() -> None:
     assert set(imported(tree)) == found
 
 
-def below_the_command_line() -> Iterator[tuple[str, ast.AST]]:
-    """Yield each node of the modules outside cli, without docstrings, after its module's name."""
+@functools.cache
+def below_the_command_line() -> list[tuple[str, ast.AST]]:
+    """Return each node of the modules outside cli, without docstrings, after its module's name."""
+    found: list[tuple[str, ast.AST]] = []
     for path in modules():
         name = str(path.relative_to(SOURCE))
         if not name.startswith(("cli/", "__main__")):
             tree = tree_of(path)
             docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-            yield from ((name, node) for node in ast.walk(tree) if id(node) not in docstrings)
+            found += ((name, node) for node in ast.walk(tree) if id(node) not in docstrings)
+    return found
 
 
 def modules_with(pattern: re.Pattern[str]) -> set[str]:

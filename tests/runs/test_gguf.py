@@ -118,14 +118,13 @@ def test_every_tensor_equals_the_run(
 
 
 @pytest.mark.parametrize(
-    ("name", "architecture"),
+    ("name", "architecture", "kind"),
     [
-        ("qwen3:kv_heads=2:mlp=none", "qwen3"),
-        ("llama:mlp=none:projection=false", "llama"),
-        ("gpt2:mlp=none:projection=false:positions=none", "gpt2"),
+        ("qwen3:kv_heads=2:mlp=none", "qwen3", "q8_0"),
+        ("llama:mlp=none:projection=false", "llama", "f16"),
+        ("gpt2:mlp=none:projection=false:positions=none", "gpt2", "f32"),
     ],
 )
-@pytest.mark.parametrize("kind", TYPES)
 def test_missing_parts_are_written_as_identities(
     name: str, architecture: str, kind: str, dataset: Dataset, tmp_path: Path
 ) -> None:
