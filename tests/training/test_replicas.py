@@ -127,7 +127,7 @@ def test_dropout_differs_by_window_and_step(dataset: Dataset) -> None:
 @pytest.mark.parametrize(
     ("settings", "says", "hints"),
     [
-        ({"processes": 3}, "`batch_size` 8 is not divisible by `processes` 3", "9, or"),
+        ({"processes": 3}, "`batch_size` 8 is not divisible by `processes` 3", "9 or 6"),
         ({"processes": 9}, "divisible by `processes` 9", "use `batch_size` 9"),
         ({"micro_batch_size": 0}, "`micro_batch_size`", "at least 1"),
     ],

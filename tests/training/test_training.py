@@ -376,6 +376,9 @@ def test_exist_ok_accepts_a_finished_run(trained: Any, dataset: Dataset, tmp_pat
     command("train", dataset.path, *options, *names, cwd=tmp_path, code=1)
     done = command("train", dataset.path, *options, *names, "--exist-ok", cwd=tmp_path)
     assert done.stdout.strip() == str(run.path)
+    (run.path / "metrics.jsonl").unlink()
+    done = command("train", dataset.path, *options, *names, "--exist-ok", cwd=tmp_path, code=1)
+    assert "metrics.jsonl has no evaluations" in done.stderr and "attnlm eval" in done.stderr
 
 
 def test_resume_takes_only_what_the_design_says(trained: Any, dataset: Dataset) -> None:

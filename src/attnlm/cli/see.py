@@ -256,6 +256,8 @@ def patch(
     elif several != 2 or clean is None or corrupted is None:
         message = "patch takes two texts, or --pairs, or --examples"
         raise UsageError(message, "give CLEAN and CORRUPTED, or --pairs FILE, or --examples N")
+    if examples is not None and examples < 1:
+        raise UsageError(f"invalid value for --examples: {examples}", "it must be at least 1")
     text_pairs: Path | list[tuple[str, ...]] = pairs or []
     if clean is not None and corrupted is not None:
         texts = typed(clean, "the clean text"), typed(corrupted, "the corrupted text")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import attnlm
 from attnlm.base import clock
-from attnlm.base.errors import UsageError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for, elsewhere, find_folder
 from attnlm.base.formatting import duration
 from attnlm.base.settings import fields_of
@@ -236,7 +236,11 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
     from attnlm.see.curves import plain_curve, verdict
 
     result = run.result()
-    assert result is not None
+    if result is None:  # as when `--exist-ok` finds a run without its metrics.jsonl
+        raise AttnlmError(
+            f"{run.path / 'metrics.jsonl'} has no evaluations",
+            f"measure its checkpoints again: {command_for('attnlm eval', run.path)}",
+        )
     if sys.stderr.isatty() and not quiet:
         for line in plain_curve(result.records, run.references()).splitlines():
             console.say(line)

@@ -13,7 +13,7 @@ from attnlm.base.formatting import listed
 from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted
 from attnlm.base.suggestions import suggestion
-from attnlm.config.training import TrainingConfig
+from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import OWN, PRESETS, Architecture, architecture, unused
 from attnlm.model.own import CODE, PREFIX, check_argument, own_model, own_parts
 from attnlm.model.spec import ModelSpec, Use
@@ -287,12 +287,15 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
             raise UsageError(
                 f"{model.name} does not support `{name}`: {reason}", f"leave `{name}` out"
             )
-    if training.batch_size % training.processes:
-        more = math.ceil(training.batch_size / training.processes) * training.processes
+    processes = training.processes
+    windows = training.batch_size
+    if windows % processes:
+        fewer = windows // processes * processes
+        sizes = [n for n in (fewer + processes, fewer) if 0 < n <= LARGEST_BATCH]
+        possible = max(n for n in range(1, min(processes, windows) + 1) if windows % n == 0)
         raise UsageError(
-            f"`batch_size` {training.batch_size} is not divisible by `processes` "
-            f"{training.processes}",
-            f"use `batch_size` {more}, or other `processes`",
+            f"`batch_size` {windows} is not divisible by `processes` {processes}",
+            f"use `batch_size` {' or '.join(map(str, sizes))}, or `processes` {possible}",
         )
     if training.min_learning_rate > training.learning_rate:
         raise UsageError(
