@@ -318,6 +318,7 @@ def test_invalid_times_are_refused(text: str) -> None:
 def test_the_next_command_after_a_small_text_works(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT[:200])
     done = attnlm("prepare", "text.txt", cwd=tmp_path)
+    assert "text-char is too small for the default context of 64 tokens" in done.stderr
     (command,) = re.findall("^next  attnlm (.*)$", done.stderr, flags=re.MULTILINE)
     assert command == "train --block-size 19"
     attnlm(*command.split(), "--steps", "1", cwd=tmp_path)

@@ -297,6 +297,19 @@ def test_several_sources_are_one_text_however_long_their_names(
     assert len(prepare([url, *[long / "a"] * 300], data_dir=data).sources) == 301
 
 
+def test_a_text_too_small_for_the_defaults_is_reported(tmp_path: Path, data: Path) -> None:
+    for size, fits in ((650, True), (640, False)):  # a context of 64 needs 65 tokens to validate
+        path = tmp_path / f"{size}.txt"
+        path.write_text("abcdefghij" * (size // 10))
+        for _ in range(2):  # also where it is prepared already
+            events: list[object] = []
+            dataset = prepare(path, data_dir=data, on_event=events.append)
+            told = [note for note in notes_of(events) if "too small" in note]
+            assert len(told) == (not fits)
+    assert "`block_size` 63 or less" in told[0]
+    assert dataset.largest_block_size == 63
+
+
 # --- What is refused ------------------------------------------------------------------------------
 
 

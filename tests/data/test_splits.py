@@ -244,6 +244,16 @@ def test_byte_pairs_are_trained_on_the_documents_for_training(here: Path) -> Non
     assert not any("x" in token for token in learned)
 
 
+def test_documents_of_very_different_lengths_are_reported(here: Path) -> None:
+    texts = [text * (100 if i in chosen(200) else 1) for i, text in enumerate(CATS)]
+    (here / "cats.jsonl").write_bytes(json_lines(texts))
+    events: list[object] = []
+    prepare("cats.jsonl", on_event=events.append)
+    (note,) = [event.text for event in events if isinstance(event, Note) and "of the" in event.text]
+    assert "the documents for validation have 9" in note and "`split_seed`" in note
+    assert "`split` tail" in note
+
+
 # --- Messages -------------------------------------------------------------------------------------
 
 
@@ -275,7 +285,7 @@ def test_indivisible_texts_are_refused(here: Path) -> None:
     by_documents = ("--split", "documents")
     for arguments, code, says, hints in (
         (("a.txt", *by_documents), 1, "a.txt is a single document", "--split tail"),
-        (("a.txt", "b.txt", *by_documents), 1, "validation split", "--val-fraction"),
+        (("a.txt", "b.txt", *by_documents), 1, "0.1 of 2 documents", "--val-fraction 0.5 or"),
         (("a.txt", "--split-seed", "1"), 2, "--split-seed needs --split documents", "leave out"),
         (("a.txt", "--val-file", "b.txt", *by_documents), 2, "combined with --split", "only one"),
         (("a.txt", "--val-file", "b.txt", "--split-seed", "1"), 2, "--split-seed", "only one"),

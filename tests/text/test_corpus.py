@@ -367,6 +367,16 @@ def test_each_source_has_its_encoding_and_its_name_in_errors(
             list(get_corpus(sources, spool=spool).pieces())
 
 
+def test_an_empty_one_of_several_is_named(here: Path, spool: Path) -> None:
+    write_all(here, {"a": PLAY, "b": b"", "c": codecs.BOM_UTF8})
+    events: list[object] = []
+    found = get_corpus(
+        ["a", "b", "c", "-"], spool=spool, stdin=io.BytesIO(), on_event=events.append
+    )
+    assert "".join(texts(found)) == PLAY.decode()
+    assert events == [Note("b is empty"), Note("c is empty"), Note("stdin is empty")]
+
+
 def test_no_source_is_refused(spool: Path) -> None:
     with pytest.raises(UsageError, match="no source"):
         get_corpus([], spool=spool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -14,6 +15,7 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining
 from attnlm.base.folders import check_name, write_latest
 from attnlm.base.settings import check_value
+from attnlm.config.settings import resolve
 from attnlm.data.bin_files import write_bins
 from attnlm.data.dataset import Dataset, Facts, open_folder
 from attnlm.data.new_dataset import (
@@ -180,7 +182,17 @@ def prepare(
             write_dataset(work / "new", name, new, chosen, origin)
             install(work / "new", target, is_there)
         write_latest(data_dir, name)
-        return open_folder(target, trusted=True)
+        dataset = open_folder(target, trusted=True)
+    most = dataset.largest_block_size
+    usual = resolve({}).spec.block_size
+    if most < usual:
+        on_event(
+            Note(
+                f"{name} is too small for the default context of {usual} tokens: "
+                f"train with `block_size` {most} or less, or prepare a longer text"
+            )
+        )
+    return dataset
 
 
 # --- The arguments --------------------------------------------------------------------------------
@@ -240,7 +252,7 @@ def _of_text(
         on_event(Note(f"the losses of more than {MOST_PARTS} sources are not measured separately"))
     if val_corpus is None:
         by_documents = split == "documents" or (split is None and text.has_many_documents)
-        _check_documents(text, by_documents, split_seed)
+        _check_documents(text, by_documents, split_seed, on_event)
         both = Split(text, by_documents=by_documents)
     else:
         both = Split(text, survey_text(val_corpus, choice, on_event))
@@ -255,14 +267,36 @@ def _of_text(
     )
 
 
-def _check_documents(text: Text, by_documents: bool, seed: int | None) -> None:
-    """Raise AttnlmError for a single document, UsageError for a seed that has no effect."""
-    if not by_documents and seed is not None:
-        raise UsageError("`split_seed` needs `split` documents", "use it, or leave out the seed")
-    if by_documents and text.documents < 2:
+def _check_documents(text: Text, by_documents: bool, seed: int | None, on_event: OnEvent) -> None:
+    """Raise AttnlmError if the documents are too few to choose from; note an unusual fraction.
+
+    If the validation split is the tail, raise UsageError for a seed, which has no effect.
+    """
+    if not by_documents:
+        if seed is not None:
+            hint = "use it, or leave out the seed"
+            raise UsageError("`split_seed` needs `split` documents", hint)
+        return
+    fraction = float(text.choice.fraction)
+    if text.documents < 2:
         raise AttnlmError(
             f"{text.corpus.shown} is a single document, which `split` documents cannot divide",
             "use `split` tail, or name several files, or a file of records (.jsonl, .parquet)",
+        )
+    share = sum(part.chosen for part in text.parts) / text.characters
+    if share == 0:
+        least = math.ceil(100 / text.documents) / 100
+        raise AttnlmError(
+            f"a `val_fraction` of {fraction:g} of {text.documents} documents chooses none",
+            f"use `val_fraction` {least:g} or more, or `split` tail",
+        )
+    if not fraction / 2 <= share <= 2 * fraction:
+        on_event(
+            Note(
+                f"the documents for validation have {share:.2%} of the text, not {fraction:.2%}: "
+                "documents differ in length; another `split_seed` chooses others, and `split` tail "
+                "divides the text between any two characters"
+            )
         )
 
 

@@ -140,8 +140,7 @@ class Corpus:
                 raise _unreadable(shown, error) from error
             except NotTextError as error:
                 if len(self.files) > 1:
-                    hint = "convert it, or leave it out: `encoding` holds for all files"
-                    raise AttnlmError(error.message, hint) from error
+                    raise _one_of_several(error) from error
                 raise
 
 
@@ -209,6 +208,12 @@ def get_corpus(
     if len(parts) == 1:
         return parts[0]
     sources = tuple(part.source for part in parts)
+    for part in parts:
+        try:
+            if not any(part.pieces()):
+                on_event(Note(f"{part.shown} is empty"))
+        except NotTextError as error:
+            raise _one_of_several(error) from error
     files = tuple(file._replace(source=i) for i, part in enumerate(parts) for file in part.files)
     return replace(
         parts[0],
@@ -342,6 +347,11 @@ def _spooled(stream: BinaryIO, spool: Path, suffix: str) -> Path:
 
 def _shown(source: str) -> str:
     return "stdin" if source == _STDIN else source
+
+
+def _one_of_several(error: NotTextError) -> AttnlmError:
+    """Return the error for one of several files. Another encoding would garble the others."""
+    return AttnlmError(error.message, "convert it, or leave it out: `encoding` holds for all files")
 
 
 def _unreadable(shown: object, error: OSError) -> AttnlmError:
