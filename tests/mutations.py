@@ -83,6 +83,9 @@ if place < end: => if False:
 == data/splits.py
 documents are hashed without their ends | test_documents.py
 if not piece.ends or not marks_ends: => if True:
+a text that changed is not noticed |
+test_preparation.py::test_a_text_that_changes_during_preparation_is_refused
+if digest.hexdigest() != self.sha256: => if not digest:
 the split is one character late | test_preparation.py::test_the_split_is_exact_to_the_character
 -return math.floor(self.text.characters * (1 - self.text.choice.fraction))
 +return math.floor(self.text.characters * (1 - self.text.choice.fraction)) + 1

@@ -359,6 +359,25 @@ def test_a_validation_file_too_short_is_named(source: Path, tmp_path: Path, data
     assert "val_fraction" not in caught.value.hint
 
 
+@pytest.mark.parametrize("name", ["cats.txt", "val.txt"])
+@pytest.mark.parametrize("changed", ["tac", "Ωat"])
+def test_a_text_that_changes_during_preparation_is_refused(
+    changed: str, name: str, source: Path, data: Path, tmp_path: Path
+) -> None:
+    """The changed text may even have characters that the vocabulary lacks."""
+    (tmp_path / "val.txt").write_text("the cat's hat")
+    path = tmp_path / name
+    text = path.read_text(encoding="utf-8")
+
+    def change(event: object) -> None:
+        if isinstance(event, Progress) and (event.task, event.done) == ("read", len(text)):
+            path.write_text(text.replace("cat", changed), encoding="utf-8")
+
+    with pytest.raises(AttnlmError, match=rf"{name} changed while it was read"):
+        prepare(source, val_file=tmp_path / "val.txt", data_dir=data, on_event=change)
+    assert entries(data) == set()
+
+
 def test_a_full_disk_is_one_line_and_the_old_data_stay(
     source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,13 @@ from attnlm.compute.threads import cores, map_ahead
 from attnlm.data.dataset import Ids, SourcePart, SplitFacts, id_dtype, sampled_hash
 from attnlm.data.splits import SPLITS, Split
 from attnlm.text.text_files import Piece
-from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, Tokenizer, safe_pieces_of_texts
+from attnlm.tokens.tokenizer import (
+    PIECE,
+    BpeTokenizer,
+    Tokenizer,
+    UnknownCharactersError,
+    safe_pieces_of_texts,
+)
 from attnlm.tokens.word_table import PieceEncoder, piece_encoder
 
 MOST_BIGRAM_IDS = 1024
@@ -97,13 +103,17 @@ class _Encoded(NamedTuple):
 def _encode(
     encode_piece: PieceEncoder, tokenizer: Tokenizer, split: Split, item: tuple[str, Piece]
 ) -> _Encoded:
-    """Return a piece of a split encoded."""
+    """Return a piece of a split encoded. Raises AttnlmError if the text has changed."""
     key, piece = item
     vocab_size = tokenizer.vocab_size
-    if split.text_of(key).corpus.marks_ends:
-        ids = encode_documents(encode_piece, tokenizer, piece)
-    else:
-        ids = encode_piece(piece.text)
+    text = split.text_of(key)
+    try:
+        if text.corpus.marks_ends:
+            ids = encode_documents(encode_piece, tokenizer, piece)
+        else:
+            ids = encode_piece(piece.text)
+    except UnknownCharactersError:  # the vocabulary was made from the whole text
+        raise text.changed() from None
     counts_VV: NDArray[np.int64] | None = None
     if vocab_size <= MOST_BIGRAM_IDS:
         dtype = np.min_scalar_type(vocab_size**2 - 1)  # narrow is fast

@@ -107,6 +107,22 @@ class Text:
         share = self.choice.fraction
         return self.documents * min(share, 1 - share) >= _ENOUGH
 
+    def pieces(self) -> Iterator[Piece]:
+        """Read the text again and yield it. Raises AttnlmError at the end if it has changed."""
+        digest = hashlib.sha256()
+        for piece in self.corpus.pieces():
+            digest.update(_marked(piece, encoded(piece.text, "utf-8"), self.corpus.marks_ends))
+            yield piece
+        if digest.hexdigest() != self.sha256:
+            raise self.changed()
+
+    def changed(self) -> AttnlmError:
+        """Return the error for a text that has changed since it was read."""
+        return AttnlmError(
+            f"{self.corpus.shown} changed while it was read",
+            "try again when no other program writes to it",
+        )
+
 
 @dataclass(frozen=True)
 class Split:
@@ -168,19 +184,19 @@ class Split:
     def _parts(self) -> Iterator[tuple[str, Piece]]:
         if self.by_documents:
             divider = Divider(self.text.choice)
-            for piece in self.text.corpus.pieces():
+            for piece in self.text.pieces():
                 parts = divider.divide(piece)
                 for key in SPLITS:
                     yield key, join_pieces([part for split, part in parts if split == key])
             return
         left = self.train_characters
-        for piece in self.text.corpus.pieces():
+        for piece in self.text.pieces():
             before, after = piece.cut(left)
             yield "train", before
             yield "val", after
             left -= len(before.text)
         if self.val_text:
-            for piece in self.val_text.corpus.pieces():
+            for piece in self.val_text.pieces():
                 yield "val", piece
 
     def train_sample(self) -> list[str]:

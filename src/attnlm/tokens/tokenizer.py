@@ -36,6 +36,10 @@ _NO_BYTE = 255  # in `_id_of_ascii`: the character has no id, or an id above 254
 _CUT = re.compile(r"(?s).+(?:(?<=\S)(?= )|(?<=\S\n)(?=[^\s/]))")
 
 
+class UnknownCharactersError(AttnlmError):
+    """Error for a text with characters that the vocabulary lacks."""
+
+
 class Tokenizer(abc.ABC):
     """A vocabulary, with the conversion of text to ids and back.
 
@@ -177,7 +181,7 @@ class CharTokenizer(_UnitTokenizer):
             unknown = (text[i] for i in np.flatnonzero(ids == self.vocab_size))
             lacking = list(map(repr, dict.fromkeys(unknown)))
             of = f" of {self.dataset}" if self.dataset else ""
-            raise AttnlmError(
+            raise UnknownCharactersError(
                 f"the vocabulary{of} lacks {listed(lacking)}",
                 "leave them out, or prepare the text with `tokenizer` byte, which encodes any text",
             )
