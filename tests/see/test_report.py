@@ -32,7 +32,7 @@ from attnlm.see.report_page import lens_data, report_page
 from attnlm.see.reproduce import prepare_command
 from tests.browser import asks_for_nothing, check_fits, darkness, elements, opened, until
 from tests.command import Done, fails, here
-from tests.models import attention_like
+from tests.models import attention_like, timeless
 
 TEXT = "the quick fox"
 
@@ -194,12 +194,7 @@ def test_the_commands_of_a_report_reproduce_the_run(
     assert again.name != original.name
     assert again.config.settings() == original.config.settings()
     assert {**again.dataset, "path": ""} == {**original.dataset, "path": ""}
-    timed = ("seconds", "tokens_per_second")
-    ours, theirs = (
-        [{k: v for k, v in record.items() if k not in timed} for record in run.metrics()]
-        for run in (again, original)
-    )
-    assert ours == theirs
+    assert timeless(again.path) == timeless(original.path)
 
 
 def test_the_prepare_command_reproduces_the_data_set(
@@ -355,8 +350,10 @@ def test_the_command_writes_the_report(
     assert facts["commands"][1].startswith("attnlm train foxes --model bigram")
 
 
-@pytest.mark.parametrize("characters", ["a", "ab"])
-@pytest.mark.parametrize("model", ["bigram", "single-head", "transformer"])
+@pytest.mark.parametrize(
+    ("model", "characters"),
+    [("bigram", "a"), ("single-head", "ab"), ("transformer", "a")],
+)
 def test_the_smallest_runs_have_reports(
     model: str, characters: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,10 +37,15 @@ B, T = 3, 13
 SETTINGS: Settings = {"weight_decay": 0.1, "gradient_clip": 0.5, "warmup": 5, "schedule": "cosine"}
 
 
+@pytest.fixture(name="page", scope="module")
+def a_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("training") / "page.html"
+    path.write_bytes(train_page(TEXT))
+    return path
+
+
 @pytest.fixture(scope="module")
-def view(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    page = tmp_path_factory.mktemp("training") / "page.html"
-    page.write_bytes(train_page(TEXT))
+def view(browser: Any, page: Path) -> Iterator[Any]:
     with opened(browser, page, viewport={"width": 1300, "height": 900}) as opened_view:
         opened_view.evaluate(
             """() => { window.newModel = (architecture, weights, windows) => {
@@ -213,9 +218,7 @@ def test_the_counted_bigram_is_the_one_of_the_data_set(browser: Any, tmp_path: P
         assert characters == dataset.tokenizer.to_json()["characters"]
 
 
-def test_training_shows_loss_sample_and_maps(browser: Any, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    page.write_bytes(train_page(TEXT))
+def test_training_shows_loss_sample_and_maps(browser: Any, page: Path) -> None:
     with opened(browser, page, viewport={"width": 1300, "height": 900}) as view:
         view.locator(".thumbnails .off, .inside canvas").first.wait_for()
         view.click("#train")
@@ -252,9 +255,7 @@ def test_training_shows_loss_sample_and_maps(browser: Any, tmp_path: Path) -> No
         assert view.is_disabled("#train")
 
 
-def test_two_panes_train_on_the_same_batches(browser: Any, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    page.write_bytes(train_page(TEXT))
+def test_two_panes_train_on_the_same_batches(browser: Any, page: Path) -> None:
     with opened(browser, page, viewport={"width": 1300, "height": 900}) as view:
         view.click("#compare")
         until(view, "attnlm.trainers.length === 2")
@@ -276,9 +277,7 @@ def test_two_panes_train_on_the_same_batches(browser: Any, tmp_path: Path) -> No
         assert view.locator(".pane").count() == 1
 
 
-def test_an_own_text_brings_its_vocabulary(browser: Any, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    page.write_bytes(train_page(TEXT))
+def test_an_own_text_brings_its_vocabulary(browser: Any, page: Path) -> None:
     with opened(browser, page) as view:
         view.click("summary:has-text('own text')")
         for text, says in (
@@ -308,10 +307,8 @@ def words(count: int) -> str:
 
 
 def test_a_saved_model_becomes_a_run_and_a_saved_page_holds_it(
-    browser: Any, tmp_path: Path
+    browser: Any, page: Path, tmp_path: Path
 ) -> None:
-    page = tmp_path / "page.html"
-    page.write_bytes(train_page(TEXT))
     ids = [1, 2, 3, 4]
     for rung in ("bigram", "multi-head", "transformer"):
         with opened(browser, page) as view:
@@ -406,9 +403,7 @@ def test_a_long_text_is_cut_and_a_model_with_unknown_parts_is_refused(tmp_path: 
         train_page(TEXT, [], spec)
 
 
-def test_the_page_fits_screens_and_paper(browser: Any, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    page.write_bytes(train_page(TEXT))
+def test_the_page_fits_screens_and_paper(browser: Any, page: Path) -> None:
     check_fits(browser, page, "train")
     with opened(browser, page, viewport={"width": 1300, "height": 900}) as view:
         for rung in RUNGS:
