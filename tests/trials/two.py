@@ -1,11 +1,10 @@
-"""Two processes: trainers of one run, runs of one name, readers beside a writer."""
+"""Two processes: trainers of one run, readers beside a writer."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
 import random
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,19 +12,18 @@ from typing import Any
 
 import attnlm
 from attnlm.training.events import Evaluated
-from tests.models import contents
 from tests.trials.children import Child, in_child
 from tests.trials.small import prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial, place
 
 
-@Trial("two", short=5, full=90, forks=True)
+@Trial("two", short=4, full=60, forks=True)
 def _two(tally: Tally, folder: Path) -> None:
-    """Check that two processes on one run or name give one error, and no mixed files."""
+    """Check that two processes on one run give one error, and no mixed files."""
     data = prepared(folder / "given")
     whole = folder / "whole"
     in_child(_train, data, whole)
-    kinds = (_two_trainers, _readers, _folder_taken)
+    kinds = (_two_trainers, _readers)
     for case, generator in tally.drawn(tally.wanted):
         kind = kinds[case % len(kinds)]
         with place(folder) as here:
@@ -77,24 +75,6 @@ def _two_trainers(data: Path, whole: Path, here: Path, generator: random.Random)
     if not is_killed and outcome.error:
         return f"the first: {outcome}"
     return _resumed(here / "run", whole)
-
-
-def _folder_taken(data: Path, whole: Path, here: Path, generator: random.Random) -> str | None:
-    """A run's folder is moved or removed while it trains, and another run takes its name."""
-    is_moved = generator.random() < 0.5
-    with _paused(data, here, generator.choice((0, 4, 8))) as first:
-        (here / "run").rename(here / "moved")
-        if not is_moved:
-            shutil.rmtree(here / "moved")
-        if failure := in_child(lambda: _train(data, here, seed=2)).failure:
-            return f"the second: {failure}"
-        before = contents(here / "run")
-    told = str(first.wait().error)
-    if not told.endswith("run was moved, removed or replaced during training"):
-        return f"the first: {told}"
-    if contents(here / "run") != before:
-        return "the first has written to the second"
-    return _resumed(here / "moved", whole) if is_moved else None
 
 
 def _readers(data: Path, whole: Path, here: Path, generator: random.Random) -> str | None:
