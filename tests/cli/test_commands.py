@@ -1,8 +1,8 @@
 """The commands in the documents run as written.
 
-Further options cut training to one step of small batches, and budgets to a second. `tales` ends
-soon. test_learn.py and test_troubleshooting.py run the commands of their pages, test_readme.py
-those within sentences.
+Further options cut training to one step of small batches, and budgets to a tenth of a second.
+`tales` ends soon. test_learn.py and test_troubleshooting.py run the commands of their pages,
+test_readme.py those within sentences.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def shortened(command: Iterable[str]) -> list[str]:
         words[0], []
     )
     if words[0] in ("train", "ladder") and "--resume" not in words:
-        options += ["--budget", "1s"] if "--budget" in words else ["--steps", "1"]
+        options += ["--budget", "0.1s"] if "--budget" in words else ["--steps", "1"]
     if "--seeds" in words:
         options += ["--seeds", "2"]
     if "--tune" in words:  # five trainings for each rung
