@@ -89,7 +89,7 @@ def test_faults_of_a_broken_machine_are_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "cache").write_text("a file in place of the cache")
-    monkeypatch.setattr("attnlm.compute.native.kernels", lambda: None)
+    monkeypatch.setattr("attnlm.compute.native.native_library", lambda: None)
     monkeypatch.setattr("locale.getpreferredencoding", lambda _: "ANSI_X3.4-1968")
     monkeypatch.setattr("attnlm.compute.device._problem", lambda name: "a small trial failed (no)")
 
@@ -147,10 +147,10 @@ def test_a_setting_that_is_faster_than_the_rules_is_named(
     monkeypatch.setattr(speed_check, "faster_matmul", lambda: "blas")
     monkeypatch.setattr(speed_check, "native_library", lambda: None)
 
-    def product(*_: object) -> None:
+    def matmul(*_: object) -> None:
         clock.advance(0.004 if kernels_in_use().matmul == slow else 0.001)
 
-    monkeypatch.setattr(speed_check, "product", product)
+    monkeypatch.setattr(speed_check, "matmul", matmul)
     ((name, text, found),) = COMPARE()
     assert name == "matmul" and text.startswith("blas (blas ")
     assert found.startswith(remedy) and bool(found) == bool(remedy)
