@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 import attnlm
 from attnlm.cli import completion, console
-from attnlm.cli.help import Command, with_shared_options
+from attnlm.cli.help import Command
 from attnlm.cli.options import option, with_our_values
 
 _COMMANDS = {
@@ -67,13 +67,11 @@ class _Root(TyperGroup):
         if cmd_name in _PLACES and cmd_name not in self.commands:
             module, function = _PLACES[cmd_name].split(":")
             home: Any = importlib.import_module(f"attnlm.cli.{module}")
-            common = getattr(home, "COMMON", ())
-            run = with_our_values(getattr(home, function))
             app = typer.Typer(**_HABITS)
-            app.command(cmd_name, cls=Command)(with_shared_options(run, cmd_name, bool(common)))
+            app.command(cmd_name, cls=Command)(with_our_values(getattr(home, function)))
             command: Any = typer.main.get_command(app)
-            command.groups, command.common = getattr(home, "GROUPS", {}), common
             self.commands[cmd_name] = command
+            command.arrange(getattr(home, "GROUPS", {}), getattr(home, "COMMON", ()))
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

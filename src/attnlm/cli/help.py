@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -26,30 +25,49 @@ _TYPERS_DEFAULT = re.compile(r"  \[default: (.*)\]$")
 
 
 class Command(TyperCommand):
-    """A command whose help groups its options, and which refuses repeated options."""
+    """A command whose help groups its options, and which refuses repeated options.
 
-    groups: Mapping[str, Iterable[str]] = {}
-    """The options in each section of the help; all other options come last."""
-    common: Iterable[str] = ()
-    """The options in `groups` that --help shows. If this is empty, --help shows all."""
+    If it has an argument RUN, the hidden option --run sets the argument too.
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.groups: Mapping[str, Iterable[str]] = {}
+        """The options in each section of the help; all other options come last."""
+        self.common: Iterable[str] = ()
+        """The options in `groups` that --help shows. If this is empty, --help shows all."""
+        if any(parameter.name == "run" for parameter in self.params):
+            self.params += _made_by_typer(_run_option)
+        if self.name in _MAY_RUN_CODE:
+            self.params += _made_by_typer(_code_option)
+
+    def arrange(self, groups: Mapping[str, Iterable[str]], common: Iterable[str]) -> None:
+        """Set `groups` and `common`. If `common` is not empty, add the option --help-all."""
+        self.groups, self.common = groups, common
+        if common:
+            self.params += _made_by_typer(_help_all_option)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments."""
+        """Parse the arguments; the value of --run takes the place of RUN."""
         typed = list(args)
         rest = super().parse_args(ctx, args)
+        ctx.params.pop("help_all", None)
+        if self.name in _MAY_RUN_CODE:
+            for path in ctx.params.pop("code", None) or ():
+                accept_code(path)
         if not ctx.resilient_parsing:
             _refuse_repeated(self.make_parser(ctx).parse_args(typed)[2])
+        if "run" in ctx.params and (named := ctx.params.pop("run_option")) is not None:
+            if ctx.params["run"] is not None:
+                raise UsageError("RUN and --run cannot be combined", "use only one of them")
+            ctx.params["run"] = named
         return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the pieces of the usage line: `[OPTIONS]`, `TEXT`, `[RUN]`."""
         parameters: list[Any] = self.get_params(ctx)
-        pieces = ["[OPTIONS]"]
-        for one in parameters:
-            if one.param_type_name == "argument":
-                is_bare = one.required or one.metavar.startswith("[")
-                pieces.append(one.metavar if is_bare else f"[{one.metavar}]")
-        return pieces
+        arguments = [p for p in parameters if p.param_type_name == "argument"]
+        return ["[OPTIONS]", *(_in_usage(p.metavar, p.required) for p in arguments)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of the help."""
@@ -73,6 +91,11 @@ class Command(TyperCommand):
                 formatter.write_dl(rows[group])
 
 
+def _in_usage(metavar: str, is_required: bool) -> str:
+    """Return an argument as the usage line shows it, in brackets if it may be left out."""
+    return metavar if is_required or metavar.startswith("[") else f"[{metavar}]"
+
+
 def _refuse_repeated(typed: Iterable[Any]) -> None:
     """Raise UsageError if an option occurs twice, unless it takes several values."""
     for parameter, count in Counter(typed).items():
@@ -81,48 +104,22 @@ def _refuse_repeated(typed: Iterable[Any]) -> None:
             raise UsageError(f"{' or '.join(names)} was given {count} times", "use it only once")
 
 
+def _run_option(run_option: str | None = typer.Option(None, "--run", hidden=True)) -> None:
+    """Declare the hidden option --run."""
+
+
 # Commands that load the model of a run, and so may run its own code.
 _MAY_RUN_CODE = (
     "train", "sample", "eval", "ladder", "attend", "trace", "heads", "patch", "report",
     "plan", "export",
 )  # fmt: skip
 _CODE = "accept the code of its own that a run has: code/FILE.py in its folder, once you read it"
-_HELP_ALL = "Show all options and exit; --help shows the common ones."
 
 
-def with_shared_options(
-    command: Callable[..., None], name: str, has_common: bool
-) -> Callable[..., None]:
-    """Return a command with the options --run, if it has an argument RUN, --code and --help-all."""
-    signature = inspect.signature(command, eval_str=True)
-    shared: dict[str, tuple[Any, Any]] = {}
-    if "run" in signature.parameters:
-        shared["run_option"] = str | None, typer.Option(None, "--run", hidden=True)
-    if name in _MAY_RUN_CODE:
-        code = typer.Option(None, "--code", help=_CODE, metavar="<path>")
-        shared["code"] = list[str] | None, code
-    if has_common:
-        shows = typer.Option(False, "--help-all", help=_HELP_ALL, callback=_show_all, is_eager=True)
-        shared["help_all"] = bool, shows
-
-    @functools.wraps(command)
-    def run_command(**given: Any) -> None:
-        values = {one: given.pop(one) for one in shared}
-        for path in values.get("code") or ():
-            accept_code(path)
-        if (named := values.get("run_option")) is not None:
-            if given["run"] is not None:
-                raise UsageError("RUN and --run cannot be combined", "use only one of them")
-            given["run"] = named
-        command(**given)
-
-    added = [
-        inspect.Parameter(one, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for one, (kind, default) in shared.items()
-    ]
-    every = [*signature.parameters.values(), *added]
-    run_command.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]
-    return run_command
+def _code_option(
+    code: list[str] | None = typer.Option(None, "--code", help=_CODE, metavar="<path>"),
+) -> None:
+    """Declare the option --code."""
 
 
 def _show_all(ctx: typer.Context, is_set: bool) -> None:
@@ -130,6 +127,26 @@ def _show_all(ctx: typer.Context, is_set: bool) -> None:
         ctx.meta[SHOWS_ALL] = True
         result(ctx.get_help())
         raise typer.Exit
+
+
+_HELP_ALL = "Show all options and exit; --help shows the common ones."
+
+
+def _help_all_option(
+    help_all: bool = typer.Option(
+        False, "--help-all", help=_HELP_ALL, callback=_show_all, is_eager=True
+    ),
+) -> None:
+    """Declare the option --help-all."""
+
+
+@functools.cache
+def _made_by_typer(declaration: Callable[..., None]) -> list[Any]:
+    """Return the options that Typer makes of a function's parameters."""
+    app = typer.Typer(add_completion=False)
+    app.command()(declaration)
+    made: Any = typer.main.get_command(app)
+    return list(made.params)
 
 
 def help_with_default(name: str) -> str:
