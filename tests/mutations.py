@@ -373,7 +373,7 @@ a model that sees later tokens is trained like others | test_check_own_code.py
 if leaks and not force: => if False:
 a resumed run starts its budget anew |
 test_budget.py::test_a_run_that_is_resumed_continues_the_clock
-Clock.of((1 - state.progress) * budget, call.began) => Clock.of(budget, call.began)
+BudgetClock.of((1 - state.progress) * budget, call.began) => BudgetClock.of(budget, call.began)
 == training/state.py
 what was evaluated is noted too late | test_training.py
 self.evaluated_step = self.step => pass

@@ -109,7 +109,7 @@ for code, commands in {WITHOUT_TORCH!r}.items():
         run(words, code)
 assert "torch" not in sys.modules
 
-from attnlm.config.resolve import resolve_new
+from attnlm.config.new_run import resolve_new
 resolve_new({{"attention": "parts.py:Head", "embed_dim": 8}}, None).config.spec.costs(30)
 environment = dict(os.environ)
 for model in ("multi-head", "transformer"):

@@ -22,7 +22,7 @@ from attnlm.model.language_model import Block, Transformer
 from attnlm.model.layers import drawing_from
 from attnlm.model.linear_maps import LoRA
 from attnlm.model.lora import adapt
-from attnlm.model.native_form import native_form
+from attnlm.model.native_block import native_form
 from attnlm.model.ops import Kernels, use_kernels
 from attnlm.model.ops import block as native_block
 from attnlm.training.state import initial_state

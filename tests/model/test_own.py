@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.config.resolve import resolve_new
+from attnlm.config.new_run import resolve_new
 from attnlm.config.settings import Config
 from attnlm.model import own_modules
 from attnlm.model.inspection import parameters_of

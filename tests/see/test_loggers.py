@@ -19,7 +19,7 @@ from attnlm.cli.displays import Display
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from attnlm.see import curves, loggers, pictures
-from attnlm.training import reports
+from attnlm.training import reporter
 from attnlm.training.schedule import learning_rate
 from tests.command import fails, here
 
@@ -39,8 +39,8 @@ DRAW, DRAWN = curves.draw_run, list[bytes]()  # before conftest.py takes it away
 @pytest.fixture(autouse=True)
 def _reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Train with reports at every step and with curves, of which only the first is drawn."""
-    monkeypatch.setattr(reports, "_SECONDS_BETWEEN_REPORTS", 0.0)
-    monkeypatch.setattr(reports, "_REPORT_FRACTION", math.inf)
+    monkeypatch.setattr(reporter, "_SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(reporter, "_REPORT_FRACTION", math.inf)
 
     def draw(run: Run, path: Path) -> None:
         if not DRAWN:

@@ -21,7 +21,7 @@ from attnlm.see.report_page import report_page
 from attnlm.see.reproduce import train_command
 from attnlm.training import evaluator
 from attnlm.training.events import Evaluated, Stepped
-from attnlm.training.schedule import Clock as Budget
+from attnlm.training.schedule import BudgetClock as Budget
 from attnlm.training.schedule import learning_rate
 from attnlm.training.step import Stepper
 from attnlm.training.validation_loss import validation_loss

@@ -33,7 +33,7 @@ from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset, sampled_hash
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
-from attnlm.training import reports
+from attnlm.training import reporter
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.one_layer import OneLayer
 from attnlm.training.optimizer import FlatOptimizer
@@ -61,8 +61,8 @@ def trained(dataset: Dataset, tmp_path: Path) -> Any:
 def test_a_run_records_and_reports_what_the_design_states(
     trained: Any, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reports, "_SECONDS_BETWEEN_REPORTS", 0.0)
-    monkeypatch.setattr(reports, "_REPORT_FRACTION", math.inf)
+    monkeypatch.setattr(reporter, "_SECONDS_BETWEEN_REPORTS", 0.0)
+    monkeypatch.setattr(reporter, "_REPORT_FRACTION", math.inf)
     losses: dict[int, float] = {}
     events: list[object] = []
     run = trained(
@@ -346,7 +346,7 @@ def test_few_functions_stand_between_the_command_and_a_gradient(
         return resolve(*settings)
 
     monkeypatch.setattr(OneLayer, "_backward", spy)
-    monkeypatch.setattr("attnlm.config.resolve.resolve", counted)
+    monkeypatch.setattr("attnlm.config.new_run.resolve", counted)
     arguments = ["train", dataset.path, "--heads", "4", "--threads", "1", "--device", "cpu"]
     command(*arguments, "--steps", "1", "--block-size", "8", cwd=tmp_path)
     step = stacks[-1]  # the call before compares the form with the modules

@@ -15,8 +15,8 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, ignore
 from attnlm.compute.threads import threads_of_torch
+from attnlm.config.new_run import SizeChoice, resolve_new
 from attnlm.config.recipes import load_recipe, load_sizes
-from attnlm.config.resolve import SizeChoice, resolve_new
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.training.eval_budget import step_cost

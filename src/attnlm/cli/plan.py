@@ -17,8 +17,8 @@ from attnlm.cli import console, options
 from attnlm.cli.displays import Display, adapters_in_words, division_in_words, parts_in_words
 from attnlm.cli.options import option, with_options
 from attnlm.compute.processes import is_launched, is_main
+from attnlm.config.new_run import resolve_typed
 from attnlm.config.recipes import load_recipe
-from attnlm.config.resolve import resolve_typed
 from attnlm.config.settings import RECORD_OF
 from attnlm.model.architecture import Architecture
 

@@ -22,8 +22,8 @@ from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, baselines
 from attnlm.cli.options import option, switch, with_options
 from attnlm.compute.processes import is_launched, is_main
+from attnlm.config.new_run import Request, resolve_new
 from attnlm.config.recipes import several_sizes, to_toml
-from attnlm.config.resolve import Request, resolve_new
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import RUNGS, Architecture

@@ -17,7 +17,7 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.attention import LayerCache, ParameterFreeAttention, SelfAttention
 from attnlm.model.layers import Dropout, dropout_factors, norm_of, recomputed
 from attnlm.model.mlp import MLP
-from attnlm.model.native_form import native_form
+from attnlm.model.native_block import native_form
 from attnlm.model.ops.block import block_pass, have_gradients, native_block_kernels
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.pointwise import Rotation, rotary_angles

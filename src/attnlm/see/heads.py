@@ -251,7 +251,7 @@ def _windows_of_text(
     first_W = examples.packed(length)
     inputs_NT, targets_NT = examples.windows(
         read=lambda places: ids_at(tokens, places, run.vocab_size, origin),
-        first_W=first_W[_evenly_spaced(len(first_W), most)],
+        first_W=first_W[_evenly_spaced_with_last(len(first_W), most)],
         length=length,
         only_answers=run.config.training.loss_on != "all",
     )
@@ -279,12 +279,12 @@ def _evenly_spaced_windows(
     tokens: NDArray[Any], length: int, most: int, vocab_size: int, origin: str
 ) -> NDArray[np.int64]:
     """Return at most `most` windows of `length` tokens and the last one's target, (N, T + 1)."""
-    starts_N = length * _evenly_spaced((len(tokens) - 1) // length, most)
+    starts_N = length * _evenly_spaced_with_last((len(tokens) - 1) // length, most)
     places_NT = starts_N[:, None] + np.arange(length + 1)
     return ids_at(tokens, places_NT, vocab_size, origin).astype(np.int64)
 
 
-def _evenly_spaced(total: int, most: int) -> NDArray[np.int64]:
+def _evenly_spaced_with_last(total: int, most: int) -> NDArray[np.int64]:
     """Return at most `most` of the numbers below `total`, evenly spaced, with the last one."""
     return np.unique(np.linspace(0, total - 1, min(most, total)).astype(np.int64))
 

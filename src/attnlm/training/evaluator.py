@@ -18,10 +18,10 @@ from attnlm.model.lora import merged_lora
 from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.run import Run
 from attnlm.training.eval_budget import affordable_tokens_of_budget
-from attnlm.training.eval_schedule import EvalSchedule
 from attnlm.training.events import Evaluated
 from attnlm.training.kernels import kernels_of
-from attnlm.training.reports import Stopwatch
+from attnlm.training.reporter import Stopwatch
+from attnlm.training.run_schedule import RunSchedule
 from attnlm.training.schedule import expected_steps, learning_rate
 from attnlm.training.sharding import whole_model
 from attnlm.training.state import Saver
@@ -42,7 +42,7 @@ class Evaluator:
     run: Run
     dataset: Dataset
     stepper: Stepper
-    eval_schedule: EvalSchedule
+    run_schedule: RunSchedule
     watch: Stopwatch
     take_snapshot: TakeSnapshot
 
@@ -90,9 +90,9 @@ class Evaluator:
             self.run.append_evaluation(record, snapshot, passage)
         if self._saver.is_writer:
             self._saver.save(evaluation.loss if improved else None)
-        self.eval_schedule.record_evaluation(time.perf_counter() - began, validation_seconds)
+        self.run_schedule.record_evaluation(time.perf_counter() - began, validation_seconds)
         return Evaluated(
-            **record, improved=improved, snapshot=snapshot, is_last=self.eval_schedule.should_stop
+            **record, improved=improved, snapshot=snapshot, is_last=self.run_schedule.should_stop
         )
 
     def add_snapshot(self) -> None:

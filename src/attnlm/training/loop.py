@@ -15,7 +15,6 @@ from attnlm.base.folders import resume_command
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
-from attnlm.training.eval_schedule import EvalSchedule
 from attnlm.training.evaluator import (
     Evaluator,
     TakeSnapshot,
@@ -24,8 +23,9 @@ from attnlm.training.evaluator import (
 )
 from attnlm.training.events import Finished, Started
 from attnlm.training.memory import estimate_memory
-from attnlm.training.reports import Reporter, Stopwatch
-from attnlm.training.schedule import Clock
+from attnlm.training.reporter import Reporter, Stopwatch
+from attnlm.training.run_schedule import RunSchedule
+from attnlm.training.schedule import BudgetClock
 from attnlm.training.state import TrainingState, keeping_random_state
 from attnlm.training.step import StepNotFiniteError, Stepper
 
@@ -39,7 +39,7 @@ def fit(
     state: TrainingState,
     on_event: OnEvent,
     take_snapshot: TakeSnapshot,
-    clock: Clock | None = None,
+    clock: BudgetClock | None = None,
     processes: Processes = ALONE,
     on_step: OnStep | None = None,
 ) -> Run:
@@ -58,9 +58,9 @@ def fit(
             watch = Stopwatch(state, run.config.tokens_per_step)
             run = tune_eval_tokens(run, dataset, stepper)
             training = run.config.training
-            eval_schedule = EvalSchedule(run.config, state, dataset.val_tokens, clock, processes)
-            evaluator = Evaluator(run, dataset, stepper, eval_schedule, watch, take_snapshot)
-            reporter = Reporter(training, stepper, eval_schedule, watch, on_event)
+            run_schedule = RunSchedule(run.config, state, dataset.val_tokens, clock, processes)
+            evaluator = Evaluator(run, dataset, stepper, run_schedule, watch, take_snapshot)
+            reporter = Reporter(training, stepper, run_schedule, watch, on_event)
 
             memory = estimate_memory(
                 run.config, run.vocab_size, run.parameters, dataset.val_tokens, state.device.name
@@ -71,26 +71,26 @@ def fit(
             with evaluator.saving_when_stopped():
                 while True:
                     stepper.stop.check()
-                    if eval_schedule.should_evaluate:
+                    if run_schedule.should_evaluate:
                         reporter.tell(evaluator.evaluate())
                         watch.restart()
                         stepper.stop.check()
-                    elif eval_schedule.should_snapshot:
+                    elif run_schedule.should_snapshot:
                         evaluator.add_snapshot()
                         watch.restart()
-                    if eval_schedule.should_stop:
+                    if run_schedule.should_stop:
                         break
                     began = time.perf_counter()
                     loss = stepper.step()
-                    eval_schedule.stepped(time.perf_counter() - began)
+                    run_schedule.stepped(time.perf_counter() - began)
                     reporter.stepped(loss)
                     if on_step is not None:
                         on_step(state.step, loss)
                 evaluator.finish()
-            if training.budget is not None and eval_schedule.is_over:
+            if training.budget is not None and run_schedule.is_over:
                 warmup = min(training.warmup, state.step // 4)
                 run = record_settings(run, processes, steps=state.step, warmup=warmup)
-            reporter.tell(Finished(run, state.step, eval_schedule.is_out_of_patience))
+            reporter.tell(Finished(run, state.step, run_schedule.is_out_of_patience))
     return run
 
 

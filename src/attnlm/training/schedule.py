@@ -16,7 +16,7 @@ _LEAST_PROGRESS = 1e-9
 
 
 @dataclass
-class Clock:
+class BudgetClock:
     """The clock of a run with a budget. The run ends when `time.perf_counter` reaches `ends`."""
 
     ends: float
@@ -25,7 +25,7 @@ class Clock:
     _read: float | None = None
 
     @classmethod
-    def of(cls, seconds: float, began: float) -> Clock:
+    def of(cls, seconds: float, began: float) -> BudgetClock:
         """Return the clock of a command or call that began at `began` and may take `seconds`."""
         return cls(max(began + seconds, time.perf_counter() + min(seconds, _AT_LEAST)))
 

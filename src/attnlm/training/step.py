@@ -31,7 +31,7 @@ from attnlm.training.batch_split import split_batch
 from attnlm.training.kernels import kernels_of
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import FlatOptimizer
-from attnlm.training.schedule import Clock, expected_steps
+from attnlm.training.schedule import BudgetClock, expected_steps
 from attnlm.training.state import TrainingState
 
 
@@ -211,7 +211,7 @@ class Stepper:
         config: Config,
         dataset: Dataset,
         processes: Processes = ALONE,
-        clock: Clock | None = None,
+        clock: BudgetClock | None = None,
     ) -> None:
         training = config.training.complete()
         block_size = config.spec.block_size

@@ -22,7 +22,7 @@ from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.native import native_library
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.compute.threads import torch_settings_restored
-from attnlm.config.resolve import SizeChoice
+from attnlm.config.new_run import SizeChoice
 from attnlm.config.settings import Config, resolve
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
@@ -31,7 +31,7 @@ from attnlm.model.spec import Use
 from attnlm.training.eval_budget import step_cost
 from attnlm.training.kernels import chosen_matmul, faster_attention, has_native_ops
 from attnlm.training.memory import affordable_micro_batch, check_memory
-from attnlm.training.schedule import Clock
+from attnlm.training.schedule import BudgetClock
 from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper
 
@@ -236,7 +236,7 @@ def affordable_size(
     """
     on_event(Note("measuring how large a model fits into the budget"))
     sizes, settings, budget = choice
-    ends = Clock.of(budget, began).ends
+    ends = BudgetClock.of(budget, began).ends
     each = _TRIAL_SHARE * budget / len(sizes)
     most = _MOST_PASSES * dataset.train_tokens
     chosen = 0

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.formatting import listed, quantity
 from attnlm.base.own_code import OwnCode, named_code
-from attnlm.config.resolve import resolve_new, with_own_code
+from attnlm.config.new_run import resolve_new, with_own_code
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
 from attnlm.model.inspection import parameters_of
 from attnlm.model.language_model import LanguageModel

@@ -20,8 +20,8 @@ from attnlm.base.settings import quoted
 from attnlm.compute.device import choose_device, use_precision
 from attnlm.compute.processes import Processes, joined
 from attnlm.compute.threads import torch_settings_restored
+from attnlm.config.new_run import resolve_typed
 from attnlm.config.recipes import load_recipe
-from attnlm.config.resolve import resolve_typed
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset

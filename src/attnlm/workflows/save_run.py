@@ -11,7 +11,7 @@ from torch import nn
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.compute.device import choose_device
-from attnlm.config.resolve import resolve_new
+from attnlm.config.new_run import resolve_new
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import agree, check_finite, empty_model, stored_buffers

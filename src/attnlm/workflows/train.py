@@ -23,7 +23,7 @@ from attnlm.base.settings import Setting, Settings, described, differing
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, joined, restarts
 from attnlm.compute.threads import torch_settings_restored
-from attnlm.config.resolve import Request, SizeChoice, resolve_new
+from attnlm.config.new_run import Request, SizeChoice, resolve_new
 from attnlm.config.settings import RECORD_OF, Config, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, open_dataset
@@ -38,7 +38,7 @@ from attnlm.see.curves import FEW_STEPS, CurveDrawer
 from attnlm.see.loggers import LogListener, check_tools
 from attnlm.training.eval_budget import affordable_sample, affordable_tokens
 from attnlm.training.loop import OnStep, fit
-from attnlm.training.schedule import Clock
+from attnlm.training.schedule import BudgetClock
 from attnlm.training.state import SavedState, load_or_init_state, saved_facts
 from attnlm.workflows.autotune import affordable_size, autotune, choose_training_device
 from attnlm.workflows.check_own_code import check_causal
@@ -252,7 +252,7 @@ def run_job(
             state,
             listener,
             functools.partial(take_snapshot, job.start.dataset, tokens),
-            None if budget is None else Clock.of((1 - state.progress) * budget, call.began),
+            None if budget is None else BudgetClock.of((1 - state.progress) * budget, call.began),
             processes,
             on_step if processes.is_main else None,
         )

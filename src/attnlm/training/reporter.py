@@ -12,8 +12,8 @@ from torch import Tensor
 
 from attnlm.base.events import OnEvent
 from attnlm.config.training import TrainingConfig
-from attnlm.training.eval_schedule import EvalSchedule
 from attnlm.training.events import Stepped
+from attnlm.training.run_schedule import RunSchedule
 from attnlm.training.schedule import expected_steps, learning_rate
 from attnlm.training.state import TrainingState
 from attnlm.training.step import Stepper
@@ -62,7 +62,7 @@ class Reporter:
 
     training: TrainingConfig
     stepper: Stepper
-    eval_schedule: EvalSchedule
+    run_schedule: RunSchedule
     watch: Stopwatch
     on_event: OnEvent
 
@@ -89,7 +89,7 @@ class Reporter:
             step=state.step,
             loss=loss.item(),
             tokens_per_second=speed,
-            seconds_left=self.eval_schedule.seconds_left(speed),
+            seconds_left=self.run_schedule.seconds_left(speed),
             gradient_norm=None if norm is None else norm.item(),
             learning_rate=learning_rate(state.step, self.training, steps),
             steps=round(steps),

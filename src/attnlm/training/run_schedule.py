@@ -10,7 +10,7 @@ from attnlm.compute.processes import Processes
 from attnlm.config.settings import Config
 from attnlm.runs.journal import EARLY_STEPS
 from attnlm.training.eval_budget import is_whole_affordable
-from attnlm.training.schedule import Clock, expected_steps
+from attnlm.training.schedule import BudgetClock, expected_steps
 from attnlm.training.state import TrainingState
 from attnlm.training.validation_loss import MOST_TOKENS
 
@@ -22,13 +22,13 @@ _CLOSING = 1.0
 
 
 @dataclass
-class EvalSchedule:
+class RunSchedule:
     """Decides when a run evaluates and when it ends, by steps or by the clock of its budget."""
 
     config: Config
     state: TrainingState
     val_tokens: int
-    clock: Clock | None
+    clock: BudgetClock | None
     processes: Processes
     _evaluation_seconds: float = 0.0
     _validation_seconds: float = 0.0
