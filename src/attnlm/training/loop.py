@@ -85,7 +85,8 @@ def fit(
                     run_schedule.stepped(time.perf_counter() - began)
                     reporter.stepped(loss)
                     if on_step is not None:
-                        on_step(state.step, loss)
+                        with watch.paused():
+                            on_step(state.step, loss)
                 evaluator.finish()
             if training.budget is not None and run_schedule.is_over:
                 warmup = min(training.warmup, state.step // 4)

@@ -54,7 +54,7 @@ _CHANGEABLE_ON_RESUME = ("steps", "eval_every", "patience", *_ROUNDING)
 class Call:
     """What every job of a call needs: arguments of `train`, and what the call has set up."""
 
-    folder: Path
+    checkpoint_dir: Path
     data_dir: Path
     verify: bool
     began: float
@@ -154,7 +154,9 @@ def train(
             of_new = None if checkpoint == "auto" else checkpoint
             _check_with_resume(chosen, dataset, recipe, name, start_from, of_new)
             return resumed_job(call, resume, chosen)
-        parent = None if start_from is None else open_run(start_from, checkpoint_dir=call.folder)
+        parent = (
+            None if start_from is None else open_run(start_from, checkpoint_dir=call.checkpoint_dir)
+        )
         config, choice = resolve_new(chosen, recipe, parent)
         return new_job(
             call,
@@ -237,24 +239,33 @@ def run_job(
             logs = LogListener(CurveDrawer(on_event or ignore), tools)
             listener = stack.enter_context(contextlib.closing(logs))
         stack.enter_context(torch_settings_restored())
-        folders = Path(checkpoint_dir), Path(data_dir)
-        call = Call(*folders, verify, began, processes, listener)
+        call = Call(
+            checkpoint_dir=Path(checkpoint_dir),
+            data_dir=Path(data_dir),
+            verify=verify,
+            began=began,
+            processes=processes,
+            on_event=listener,
+        )
         job = stack.enter_context(open_job(call) if processes.is_main else _joined_job(call))
         run = job.run
         if job.start is None:
             return run
         state = load_or_init_state(run, job.start.device, job.start.is_fresh, processes)
         budget = run.config.training.budget
-        tokens = affordable_sample(run.config, run.vocab_size)
+        clock = None
+        if budget is not None:
+            clock = BudgetClock.of((1 - state.progress) * budget, call.began)
+        sample_tokens = affordable_sample(run.config, run.vocab_size)
         run = fit(
             run,
             job.start.dataset,
             state,
-            listener,
-            functools.partial(take_snapshot, job.start.dataset, tokens),
-            None if budget is None else BudgetClock.of((1 - state.progress) * budget, call.began),
-            processes,
-            on_step if processes.is_main else None,
+            on_event=listener,
+            take_snapshot=functools.partial(take_snapshot, job.start.dataset, sample_tokens),
+            clock=clock,
+            processes=processes,
+            on_step=on_step if processes.is_main else None,
         )
         if processes.is_main:
             if budget is not None and state.step < FEW_STEPS:
@@ -283,10 +294,10 @@ def new_job(
     force: bool = False,
 ) -> Iterator[Job]:
     """Create a run with this configuration, and yield its job. The arguments are as in `train`."""
-    exists = name is not None and (call.folder / name).exists()
+    exists = name is not None and (call.checkpoint_dir / name).exists()
     if name is not None and exists and restarts():
         # The launcher has restarted the processes after a process failed.
-        with resumed_job(call, call.folder / name, {}) as job:
+        with resumed_job(call, call.checkpoint_dir / name, {}) as job:
             yield job
         return
     if checkpoint != "auto" and start_from is None:
@@ -296,15 +307,17 @@ def new_job(
         )
     check_launched(config.training, call.processes)
     if name is not None and not (exists and exist_ok):
-        check_free(name, call.folder)
+        check_free(name, call.checkpoint_dir)
     opened = open_dataset(dataset, data_dir=call.data_dir, verify=call.verify)
-    parent = None if start_from is None else open_run(start_from, checkpoint_dir=call.folder)
+    parent = (
+        None if start_from is None else open_run(start_from, checkpoint_dir=call.checkpoint_dir)
+    )
     if parent is not None and not exists:
         check_tokenizer(parent, opened)
     record = None if parent is None else parent_record(parent, checkpoint)
     request = Request(config, choice)
     if name is not None and exists:
-        yield Job(_finished_run(call, call.folder / name, request, opened, record), None)
+        yield Job(_finished_run(call, call.checkpoint_dir / name, request, opened, record), None)
         return
     leaks = check_causal(config.spec, opened.vocab_size)
     if leaks and not force:
@@ -313,17 +326,17 @@ def new_job(
             f"{leaks.partition('; ')[2]}; or use `force`",
         )
     config, device = _complete(request, opened, call.began, call.on_event)
-    with explaining(call.folder, ", or name another `checkpoint_dir`"):
+    with explaining(call.checkpoint_dir, ", or name another `checkpoint_dir`"):
         run = create_run(
             config,
             opened,
             parameters_of(config.spec, opened.vocab_size),
             name=name,
-            checkpoint_dir=call.folder,
+            checkpoint_dir=call.checkpoint_dir,
             parent=record,
             leaks=leaks,
         )
-    with _removing_if_unused(run, call.folder), run.training_lock():
+    with _removing_if_unused(run, call.checkpoint_dir), run.training_lock():
         _send(call.processes, run, is_fresh=True)
         yield Job(run, _Start(opened, device, is_fresh=True))
 
@@ -463,7 +476,7 @@ def resumed_job(
     """Open a run as it was last saved, record the settings that changed, and yield its job."""
     # The run may have been trained further since it was opened.
     where = resume.path.absolute() if isinstance(resume, Run) else resume
-    run = open_run(where, checkpoint_dir=call.folder)
+    run = open_run(where, checkpoint_dir=call.checkpoint_dir)
     if run.imported_from:
         raise AttnlmError(
             f"{run.name} was imported: there is no training to resume",

@@ -36,7 +36,7 @@ static int64_t next_boundary(const struct words *w, const uint8_t *text, int64_t
     return at;
 }
 
-/* Return a word's hash. The seed is random, so that no text can make all words collide. */
+/* Return a word's hash. The seed is random, so that no text can make many words collide. */
 static uint64_t hash(const uint8_t *word, int64_t size, uint64_t seed)
 {
     uint64_t value = seed ^ (uint64_t)size, eight = 0;

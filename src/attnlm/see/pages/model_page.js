@@ -140,11 +140,14 @@ export class ModelPage {
     this.isStale = true;
     if (this.isBusy || this.generation) return;
     this.isBusy = true;
-    while (this.isStale && !this.generation) {
-      this.isStale = false;
-      await this.computeAndShow(() => this.isStale || this.generation !== null);
+    try {
+      while (this.isStale && !this.generation) {
+        this.isStale = false;
+        await this.computeAndShow(() => this.isStale || this.generation !== null);
+      }
+    } finally {
+      this.isBusy = false; // also after an error in a view, or nothing would be shown again
     }
-    this.isBusy = false;
   }
 
   async computeAndShow(isStopped) {
