@@ -266,7 +266,7 @@ def test_the_ladder_from_outside(project: Path) -> None:
     for one, other in zip(again["rungs"], facts["rungs"], strict=True):
         assert (one["val_loss"], one["text"]) == (other["val_loss"], other["text"])
 
-    wrong = {"says": "--steps and --budget cannot be combined", "hints": "one of them"}
+    wrong = {"says": "--steps and --budget cannot be combined", "hints": "only one"}
     fails("ladder", "--steps", "4", "--budget", "5s", cwd=project, code=2, **wrong)
     fails("ladder", "--rungs", "bigrm", cwd=project, code=2, says="bigrm", hints="bigram")
 
@@ -488,7 +488,7 @@ def test_named_errors(project: Path) -> None:
         (["prepare", "-", "--val-file", "-"], 2, "stdin is named more than once", "name - once"),
         (["ladder", "--tokens", str(2**27)], 2, "value for --tokens", "at most 67108864"),
         (["sample", "."], 1, ". is not a run: it has no config.json", "attnlm train"),
-        (["attend", "a", "small", "--run", "small"], 2, "RUN and --run cannot be", "one of them"),
+        (["attend", "a", "small", "--run", "small"], 2, "RUN and --run cannot be", "only one"),
         (["trace"], 2, "missing argument 'TEXT'", "see attnlm trace --help"),
         (["eval", "--checkpoint"], 2, "requires an argument", "see attnlm eval --help"),
         (["train", "--steps", "1", "--steps=2"], 2, "--steps was given 2 times", "only once"),

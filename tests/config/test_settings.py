@@ -34,7 +34,7 @@ def test_flags_override_recipes_and_recipes_override_defaults() -> None:
         ({"heads": 0}, "invalid value for `heads`: 0", "at least 1"),
         ({"dropout": 1.0}, "invalid value for `dropout`: 1.0", "below 1"),
         ({"learning_rate": float("nan")}, "invalid value for `learning_rate`: nan", "a number"),
-        ({"steps": 10, "budget": 5.0}, "cannot be combined", "one of them"),
+        ({"steps": 10, "budget": 5.0}, "cannot be combined", "only one"),
         ({"min_learning_rate": 0.2}, "0.2 is above `learning_rate` 0.03", "0.03 or less"),
         ({"schedule": "constant", "min_learning_rate": 0.01}, "be combined", "leave one"),
         ({"sampling": "random", "stride": 4}, "`stride` cannot be combined", "leave"),

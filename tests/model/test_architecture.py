@@ -83,7 +83,7 @@ def followed(settings: Settings, error: UsageError) -> Settings:
         return {**settings, found[1]: value}
     if hint == "add a `projection`":
         return {**settings, "projection": True}
-    assert hint in (f"leave `{name}` out", "leave one of them out", "use only one of them"), hint
+    assert hint in (f"leave `{name}` out", "leave one out", "use only one"), hint
     return {k: v for k, v in settings.items() if k != name}
 
 

@@ -59,7 +59,7 @@ WRONG_SETTINGS: dict[str, tuple[dict[str, Any], str, str]] = {
     "two that cannot be combined": (
         {"sampling": "random", "stride": 3},
         "is not valid: `stride` cannot be combined with `sampling` random",
-        "leave one of them out; or ",
+        "leave one out; or ",
     ),
 }
 

@@ -298,7 +298,7 @@ def test_the_output_of_plan(dataset: Dataset, tmp_path: Path) -> None:
         ("--vocab-size 9 --processes 3 --peak 1", 2, "not divisible by --processes 3", "--batch"),
         ("--vocab-size 9 --device cuda", 1, "--device cuda cannot be used", "cpu"),
         ("--vocab-size 9 --learning-rate 1", 2, "no such option", "attnlm train"),
-        ("fruits-char --vocab-size 9", 2, "--vocab-size cannot be combined", "one of them"),
+        ("fruits-char --vocab-size 9", 2, "--vocab-size cannot be combined", "only one"),
     ],
 )
 def test_bad_input_is_one_line_and_a_hint(

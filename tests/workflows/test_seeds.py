@@ -61,7 +61,7 @@ def test_the_command_prints_median_range_and_interval(dataset: Dataset, tmp_path
     assert low < facts["median"] < high
     for other in (("--resume", "mine"), ("--processes", "2")):
         refused = ("train", str(dataset.path), *other, "--seeds", "2")
-        fails(*refused, cwd=tmp_path, code=2, says="--seeds", hints="only one of them")
+        fails(*refused, cwd=tmp_path, code=2, says="--seeds", hints="only one")
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def numbered(folder: Path, prefix: str) -> Iterator[Path]:
 def move_to_free(new: Path, places: Iterable[Path]) -> Path:
     """Move the folder `new` to the first of `places` where nothing exists, and return this place.
 
-    Raises FileExistsError if something exists at all of them.
+    Raises FileExistsError if something exists at each place.
     """
     for path in places:
         # A rename would replace an empty folder, which may belong to somebody.

@@ -172,7 +172,7 @@ def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
         name = str(error.name).partition(".")[0]
         if (path.parent / f"{name}.py").exists() or (path.parent / name).is_dir():
             raise AttnlmError(
-                f"{path.name} imports {name}, which lies beside it: a run keeps one file",
+                f"{path.name} imports {name}, a file next to it: a run keeps one file",
                 f"move what it needs from {name} into {path.name}",
             ) from None
         raise AttnlmError(

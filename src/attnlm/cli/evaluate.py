@@ -48,7 +48,7 @@ def evaluate(
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
     if pairs is not None:
         if data is not None:
-            raise UsageError("--pairs cannot be combined with --data", "use only one of them")
+            raise UsageError("--pairs cannot be combined with --data", "use only one")
         _evaluate_pairs(opened, pairs, checkpoint, device, errors, json)
         return
     other = None if data is None else attnlm.open_dataset(data, data_dir=data_dir, verify=verify)

@@ -59,7 +59,7 @@ class Command(TyperCommand):
             _refuse_repeated(self.make_parser(ctx).parse_args(typed)[2])
         if "run" in ctx.params and (named := ctx.params.pop("run_option")) is not None:
             if ctx.params["run"] is not None:
-                raise UsageError("RUN and --run cannot be combined", "use only one of them")
+                raise UsageError("RUN and --run cannot be combined", "use only one")
             ctx.params["run"] = named
         return rest
 

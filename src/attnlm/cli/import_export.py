@@ -66,7 +66,7 @@ def export(
         *names, data = names
     *runs, path = names
     if runs and run_option is not None:
-        raise UsageError("RUN and --run cannot be combined", "use only one of them")
+        raise UsageError("RUN and --run cannot be combined", "use only one")
     if not runs and run_option is None and (checkpoint_dir / path / "config.json").exists():
         usage = usage.replace("[RUN]", path)
         raise UsageError(f"{path} is a run, and no folder or file to write was given", usage)

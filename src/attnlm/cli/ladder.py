@@ -66,7 +66,7 @@ def ladder(
 ) -> None:
     """Train several models on the same batches and compare them."""
     if steps is not None and budget is not None:
-        raise UsageError("--steps and --budget cannot be combined", "use only one of them")
+        raise UsageError("--steps and --budget cannot be combined", "use only one")
     named = None if rungs is None else [rung.strip() for rung in rungs.split(",")]
     if named is not None:
         check_rungs(named)

@@ -140,11 +140,11 @@ def _check_combinations(
         raise UsageError(
             "--interactive cannot be combined with --json, --show-probs, --num-samples, --prompts "
             "or a prompt from stdin",
-            "leave one of them out",
+            "leave one out",
         )
     if show_probs and many:
         message = "--show-probs cannot be combined with --num-samples or --prompts"
-        raise UsageError(message, "leave one of them out")
+        raise UsageError(message, "leave one out")
     if sources > 1:
         message = "only one of --prompt, --prompt-file and --prompts can be used"
         raise UsageError(message, "leave the others out")

@@ -123,7 +123,7 @@ def train(
         data = find_folder(dataset, data_dir, kind="data set")
         count = request.config.training.processes
     if seeds is not None and (count > 1 or is_launched()):
-        raise UsageError("`seeds` and `processes` cannot be combined", "use only one of them")
+        raise UsageError("`seeds` and `processes` cannot be combined", "use only one")
     if count > 1:
         from attnlm.compute.processes import run_processes
 

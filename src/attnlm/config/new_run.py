@@ -27,7 +27,7 @@ class SizeChoice(NamedTuple):
 
 
 class Request(NamedTuple):
-    """The configuration that a new run was asked to have."""
+    """The configuration requested for a new run."""
 
     config: Config
     """made with the first of the sizes, if there are several"""

@@ -80,9 +80,7 @@ def load_sizes(name: str) -> list[Settings]:
         del recipe["about"]
     sizes = recipe.pop("sizes", [{}])
     if not (isinstance(sizes, list) and sizes and all(isinstance(size, dict) for size in sizes)):
-        raise AttnlmError(
-            "in the recipe: sizes must be tables", "start each of them with [[sizes]]"
-        )
+        raise AttnlmError("in the recipe: sizes must be tables", "start each with [[sizes]]")
     return [{**recipe, **size} for size in sizes]
 
 

@@ -154,7 +154,7 @@ def _resolved(settings: Settings, recipe: Settings, parent: ParentRun | None) ->
             )
         check_setting(name, value)
     if "steps" in settings and "budget" in settings:
-        raise UsageError("`steps` and `budget` cannot be combined", "use only one of them")
+        raise UsageError("`steps` and `budget` cannot be combined", "use only one")
     if parent is not None:
         settings = {**_inherited(parent, {**recipe, **settings}), **settings}
     combined = {**recipe, **settings}
@@ -173,7 +173,7 @@ def _resolved(settings: Settings, recipe: Settings, parent: ParentRun | None) ->
 def _model(parts: Settings, settings: Settings) -> tuple[ModelSpec, tuple[str, ...]]:
     """Return the model with these parts, and the recipe's parts that have no effect in it.
 
-    `settings` are those that the user gave beside a recipe.
+    `settings` are the user's, without the recipe's.
     """
     codes = {name: code for name, code in parts.items() if isinstance(code, OwnCode)}
     check_files(codes.values())
@@ -198,7 +198,7 @@ def check_files(codes: Iterable[OwnCode]) -> None:
     hashes: dict[str, str] = {}
     for code in codes:
         if hashes.setdefault(code.file, code.sha256) != code.sha256:
-            raise UsageError(f"two files are called {code.file}", "rename one of them")
+            raise UsageError(f"two files are called {code.file}", "rename one")
 
 
 def _without_alternatives(recipe: Settings, settings: Settings) -> Settings:
@@ -280,7 +280,7 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
         ("`optimizer` muon", "`lora`"): training.optimizer == "muon" and training.lora,
     }.items():
         if are_both_set:
-            raise UsageError(f"{first} cannot be combined with {second}", "leave one of them out")
+            raise UsageError(f"{first} cannot be combined with {second}", "leave one out")
     uses = {"recompute": Use.RECOMPUTE, "lora": Use.LORA, "shard": Use.SHARDING}
     for name, use in uses.items():
         if getattr(training, name) and (reason := model.supports(use)) is not None:

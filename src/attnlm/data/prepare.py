@@ -214,7 +214,7 @@ def _check_arguments(task: str | None, given: Mapping[str, object]) -> None:
     for name in ("val_fraction", "split", "split_seed"):
         if given[name] is not None and given["val_file"] is not None:
             message = f"`val_file` cannot be combined with `{name}`"
-            raise UsageError(message, "use only one of them")
+            raise UsageError(message, "use only one")
 
 
 def _check_effect(given: Mapping[str, object], shown: str, files: Sequence[TextFile]) -> None:

@@ -284,7 +284,7 @@ class Architecture:
         return costs_of(self, vocab_size)
 
     def buffer_shapes(self, vocab_size: int) -> Shapes:
-        """Return {}: a checkpoint holds nothing beside the parameters."""
+        """Return {}: a checkpoint holds only the parameters."""
         return {}
 
     def parameter_shapes(self, vocab_size: int) -> Shapes:

@@ -1,4 +1,4 @@
-"""The linear maps of a block: their names, shapes and places, and adapters of them."""
+"""The linear maps of a block: their names, shapes and places, and their adapters."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class OwnParts(_OwnSpec):
 
     @property
     def name(self) -> str:
-        """Return the preset's name and those of the parts, such as multi-head-Temperature."""
+        """Return the names of the preset and of the parts, such as multi-head-Temperature."""
         return "-".join([self.architecture.name, *(code.name for code in self.codes.values())])
 
     @property
@@ -200,7 +200,7 @@ def own_parts(
 ) -> OwnParts:
     """Return a preset in which own code replaces some parts.
 
-    `settings` are those of the preset, and arguments of the code with PREFIX. Raises UsageError if
+    `settings` are the preset's, and arguments of the code with PREFIX. Raises UsageError if
     the preset lacks a part or a setting, or if a setting has no effect.
     """
     preset = PRESETS[model]
@@ -215,7 +215,7 @@ def own_parts(
     if {"attention", "scores"} <= parts.keys():
         raise UsageError(
             "`attention` and `scores` cannot both be your own: the attention has the scores",
-            "leave one of them out",
+            "leave one out",
         )
     arguments = _without_prefix(settings)
     chosen = {k: v for k, v in settings.items() if not k.startswith(PREFIX)}

@@ -84,4 +84,4 @@ class ModelSpec(Protocol):
         """Return the shape of each parameter by its name, without its numbers."""
 
     def buffer_shapes(self, vocab_size: int) -> Shapes:
-        """Return the shapes of what a checkpoint holds beside the parameters."""
+        """Return the shapes of what a checkpoint holds in addition to the parameters."""

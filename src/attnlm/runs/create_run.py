@@ -37,7 +37,7 @@ def create_run(
     new run trains adapters, its folder also gets these weights. Raises AttnlmError if the name
     exists, UsageError if it can't be a folder's name.
     """
-    # The data set's losses of reference are those of the answers.
+    # The data set's reference losses count the answers only.
     is_usual = dataset.examples is None or config.training.loss_on == "answers"
     facts = DatasetFacts(
         name=dataset.name,

@@ -434,7 +434,7 @@ def open_run(
     if (path / "generation_config.json").exists() and not (path / "metrics.jsonl").exists():
         raise AttnlmError(
             f"{path} is a folder in Hugging Face's format, not a run",
-            f"make a run of it: attnlm import {path}",
+            f"make it a run: attnlm import {path}",
         )
     if not (path / "config.json").exists():
         raise AttnlmError(

@@ -129,7 +129,7 @@ def _receive(
     sha256: str | None,
     on_event: OnEvent,
 ) -> None:
-    """Write the body of an answer to `file`, if it is the file that was asked for."""
+    """Write the body of an answer to `file`, if it is the requested file."""
     if response.status_code != 200:
         raise _failure(url, f"HTTP {response.status_code} {response.reason or ''}".rstrip())
     shown = without_password(url)

@@ -28,7 +28,7 @@ _ROWS_PER_EVENT = 1000
 
 
 class HubName(NamedTuple):
-    """A data set: OWNER/NAME or a local folder, and what to read of it.
+    """A data set: OWNER/NAME or a local folder, and what to read from it.
 
     `revision` is a branch, tag or commit; None is the newest.
     """

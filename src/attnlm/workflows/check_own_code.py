@@ -189,7 +189,7 @@ def find_leak(model: LanguageModel, most: int = _MOST_CHANGED) -> Leak | None:
 
     def logits_of(ids_1T: Tensor) -> Tensor:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # noise is no leak
+            torch.manual_seed(0)  # noise is not a leak
             logits: Tensor = model(ids_1T)[0]
             return logits
 

@@ -141,7 +141,7 @@ def ladder(
     }
     given = {key: value for key, value in asked.items() if value is not None}
     if resume is not None and name is not None:
-        raise UsageError("`resume` and `name` cannot be combined", "use only one of them")
+        raise UsageError("`resume` and `name` cannot be combined", "use only one")
     if name is not None:
         check_name(name)
         if (folder / name / RECORD).exists():

@@ -73,7 +73,7 @@ def _sizes(settings: Settings, parameters: int, vocab_size: int) -> dict[str, in
     others = sorted(range(1, 2 * count + 1), key=lambda n: abs(n - count))[1:] if is_free else []
 
     def excess(sizes: dict[str, int]) -> float:
-        """Return the parameters beyond `parameters`, as a fraction of them."""
+        """Return the parameters beyond `parameters`, as a fraction of `parameters`."""
         return parameters_of(_spec({**settings, **sizes}), vocab_size) / parameters - 1
 
     best: dict[str, int] = {}

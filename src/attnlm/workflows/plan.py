@@ -255,9 +255,9 @@ def plan(
     Raises AttnlmError for the same reasons as `train`.
     """
     if dataset is not None and vocab_size is not None:
-        raise UsageError("a data set and `vocab_size` cannot be combined", "use only one of them")
+        raise UsageError("a data set and `vocab_size` cannot be combined", "use only one")
     if tokens is not None and "steps" in settings:
-        raise UsageError("`tokens` and `steps` cannot be combined", "use only one of them")
+        raise UsageError("`tokens` and `steps` cannot be combined", "use only one")
     if share is not None and peak is None:
         raise UsageError("`share` needs a `peak`", "set `peak` in FLOP/s, such as 989e12")
     limited = {"vocab_size": vocab_size, "tokens": tokens, "peak": peak, "share": share}

@@ -53,7 +53,7 @@ def check_seeds(seeds: int, resume: object, processes: object) -> None:
         raise UsageError(f"invalid value for `seeds`: {seeds}", "use 2 or more")
     for name, value in {"resume": resume, "processes": processes}.items():
         if value not in (None, 1):
-            raise UsageError(f"`seeds` and `{name}` cannot be combined", "use only one of them")
+            raise UsageError(f"`seeds` and `{name}` cannot be combined", "use only one")
 
 
 def add_seeds(

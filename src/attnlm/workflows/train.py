@@ -203,7 +203,7 @@ def train_config(
 ) -> Run:
     """Train a new run with a resolved configuration, whose budget begins now.
 
-    `options` are those of `new_job`.
+    `options` are passed to `new_job`.
     """
     return run_job(
         functools.partial(new_job, config=config, dataset=dataset, **options),

@@ -42,7 +42,7 @@ _PREFIX = "base_model.model."
 _HINT = "save a plain LoRA adapter with peft: no biases, no other modules, weights not decomposed"
 _COPY = "copy the folder again from its source"
 _LARGEST_NUMBER = 1e9
-# Keys about training, or about how an adapter is loaded; those of the last line are used below.
+# Keys about training, or about how an adapter is loaded; only the last line's are used below.
 _ANY_VALUE = (
     "task_type", "base_model_name_or_path", "revision", "inference_mode", "lora_dropout",
     "target_modules", "fan_in_fan_out", "auto_mapping", "peft_version", "megatron_core",

@@ -40,7 +40,7 @@ export class BatchModel extends ModelStructure {
     while (this.tape.length) this.tape.pop()();
   }
 
-  /* Return zeros. Each step needs the same arrays in the same order, so it uses those of the step before again. */
+  /* Return zeros. Each step needs the same arrays in the same order, so it uses the arrays of the step before again. */
   floats(size) {
     const number = this.used++;
     if (this.memory[number]?.length !== size) {
