@@ -152,8 +152,8 @@ def test_a_file_in_a_list_that_lacks_the_last_newline_is_remembered(
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("import beside\n", "imports beside, which lies beside it: a run keeps one file"),
-        ("from inside import x\n", "imports inside, which lies beside it"),
+        ("import beside\n", "imports beside, a file next to it: a run keeps one file"),
+        ("from inside import x\n", "imports inside, a file next to it"),
         (
             "import no_such_package.part\n",
             "needs the module no_such_package, which is not installed",
