@@ -10,6 +10,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -207,6 +208,7 @@ def test_damaged_cache_entries_are_downloaded_again(
         (cache / "play.txt").write_bytes(CONTENT[:-1])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="home folders are found differently elsewhere")
 def test_the_file_stays_in_the_spool_without_a_cache(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,3 +219,11 @@ def test_the_file_stays_in_the_spool_without_a_cache(
     assert path == tmp_path / "play.txt"
     assert path.read_bytes() == CONTENT
     assert "play.txt is not kept" in getattr(events[0], "text", "")
+    for name in ("ATTNLM_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a user unknown to the system
+    (spool := tmp_path / "spool").mkdir()
+    monkeypatch.chdir(spool)
+    path = from_cache(f"{web.url}/a", spool, events)
+    assert [path] == list(spool.iterdir())  # no folder is made in the current one
+    assert "the cache (no home folder)" in "".join(getattr(event, "text", "") for event in events)

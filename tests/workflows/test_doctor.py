@@ -105,6 +105,8 @@ def test_faults_of_a_broken_machine_are_reported(
     assert found["speed"].text == "check failed: RuntimeError: two"
     done = command("doctor", "--offline", cwd=tmp_path, TERM="dumb", HOME="/nonexistent")
     assert "→ " in done.stdout and "attnlm still works" in done.stderr
+    monkeypatch.setattr(examination, "cache_folder", lambda: None)
+    assert findings()["cache"].text == "no home folder"
 
 
 def test_doctor_reports_a_missing_pytorch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,12 +10,15 @@ from pathlib import Path
 _COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
-def cache_folder() -> Path:
-    """Return the folder for downloads: $ATTNLM_CACHE_DIR or the user's cache folder."""
+def cache_folder() -> Path | None:
+    """Return $ATTNLM_CACHE_DIR or the user's cache folder; None if the user has no home folder."""
     import platformdirs
 
-    named = os.environ.get("ATTNLM_CACHE_DIR") or platformdirs.user_cache_dir("attnlm")
-    return Path(named).expanduser()
+    try:
+        named = os.environ.get("ATTNLM_CACHE_DIR") or platformdirs.user_cache_dir("attnlm")
+        return Path(named).expanduser()
+    except RuntimeError:
+        return None
 
 
 def use_own_compiler_cache() -> None:
@@ -35,6 +38,7 @@ def writable_cache() -> Path | None:
     """Return `cache_folder`, created if it does not exist, or None if it can't be written."""
     folder = cache_folder()
     with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder if os.access(folder, os.W_OK) else None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder if os.access(folder, os.W_OK) else None
     return None

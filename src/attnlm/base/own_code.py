@@ -187,17 +187,20 @@ def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
 # --- The list of accepted files -------------------------------------------------------------------
 
 
-def _list() -> Path:
+def _list() -> Path | None:
     import platformdirs
 
-    folder = os.environ.get("ATTNLM_CONFIG_DIR") or platformdirs.user_config_dir("attnlm")
-    return Path(folder).expanduser() / "accepted-code.txt"
+    try:
+        folder = os.environ.get("ATTNLM_CONFIG_DIR") or platformdirs.user_config_dir("attnlm")
+        return Path(folder).expanduser() / "accepted-code.txt"
+    except RuntimeError:  # the system does not know the user's home
+        return None
 
 
 def _accepted() -> str:
     """Return the list: a line for each file, which begins with its SHA-256."""
     with contextlib.suppress(OSError):
-        return _list().read_text("utf-8", "replace")
+        return "" if (path := _list()) is None else path.read_text("utf-8", "replace")
     return ""
 
 
@@ -208,7 +211,7 @@ def _is_accepted(sha256: str) -> bool:
 def _remember(sha256: str, name: str) -> None:
     """Add a line to the list. Where it can't be written, the file is accepted in this process."""
     path = _list()
-    if _is_accepted(sha256):
+    if path is None or _is_accepted(sha256):
         return
     with contextlib.suppress(OSError):
         path.parent.mkdir(0o700, parents=True, exist_ok=True)

@@ -77,17 +77,18 @@ def cached(
     If the cache can't be written, a Note says so, and the file is downloaded to the folder `spool`.
     """
     folder = cache_folder()
+    shown = folder or "no home folder"
     with contextlib.suppress(OSError):
-        if file_hash(folder / file.name) == file.sha256:
+        if folder and file_hash(folder / file.name) == file.sha256:
             return folder / file.name
     if offline:
         raise AttnlmError(
-            f"{file.name} is not in the cache ({folder}), and `offline` is set",
+            f"{file.name} is not in the cache ({shown}), and `offline` is set",
             "use a file, or `attnlm prepare tales`, which needs no network",
         )
     place = writable_cache()
     if place is None:
-        on_event(Note(f"{file.name} is not kept: the cache ({folder}) cannot be written"))
+        on_event(Note(f"{file.name} is not kept: the cache ({shown}) cannot be written"))
         place = spool
     path = place / file.name
     fetch(file.url, path, sha256=file.sha256, timeout=timeout, on_event=on_event)

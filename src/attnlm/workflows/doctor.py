@@ -156,6 +156,9 @@ def _kernels() -> Iterator[Finding]:
 
 def _caches() -> Iterator[Finding]:
     folder = cache_folder()
+    if folder is None:
+        yield Finding("cache", "no home folder", "set ATTNLM_CACHE_DIR to a folder of yours")
+        return
     parts = [
         f"{path.name} {quantity(folder_size(path) if path.is_dir() else path.stat().st_size, 'B')}"
         for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
