@@ -28,7 +28,7 @@ from attnlm.model.inspection import parameters_of
 from attnlm.model.language_model import Bigram, Block, LanguageModel, Transformer
 from attnlm.model.layers import Linear
 from attnlm.model.ops import Kernels
-from attnlm.model.ops.pointwise import rotary_angles
+from attnlm.model.ops.heads import rotary_angles
 from attnlm.model.spec import Use
 from attnlm.model.textbook import forward
 from attnlm.runs.checkpoint import save_checkpoint

@@ -198,7 +198,7 @@ query @ key.mT * query.size(-1) ** -0.5 => query @ key.mT * query.size(-1) ** -1
 a cache lies one token too early | test_textbook.py
 -stored[..., start : self.length, :] = n
 +stored[..., max(0, start - 1) : self.length - (start > 0), :] = n
-== model/ops/pointwise.py
+== model/ops/heads.py
 rotary positions turn the wrong way | test_ops.py test_textbook.py
 torch.cat((-second, first), dim=-1) => torch.cat((second, -first), dim=-1)
 == compute/native/pointwise.c

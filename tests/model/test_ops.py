@@ -15,16 +15,10 @@ from attnlm.model.layers import Linear, joined_linear
 from attnlm.model.ops import Kernels, attention, loss, use_kernels
 from attnlm.model.ops import linear as linear_ops
 from attnlm.model.ops.attention import shared_heads
+from attnlm.model.ops.heads import rotary_angles, rotate, split_heads
 from attnlm.model.ops.linear import linear, onednn_linear
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
-from attnlm.model.ops.pointwise import (
-    gelu,
-    rms_norm,
-    rotary_angles,
-    rotate,
-    split_heads,
-    swiglu,
-)
+from attnlm.model.ops.pointwise import gelu, rms_norm, swiglu
 from tests.models import COMPILED, needs_kernels
 from tests.tolerances import assert_rounded
 

@@ -15,7 +15,7 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.layers import Hookable, Linear, RMSNorm, is_plain, joined_linear
 from attnlm.model.layers import dropout as dropped
 from attnlm.model.ops.attention import fused_attention, shared_heads
-from attnlm.model.ops.pointwise import Rotation, rotate, split_heads
+from attnlm.model.ops.heads import Rotation, rotate, split_heads
 
 
 def attention(

@@ -19,8 +19,8 @@ from attnlm.model.layers import Dropout, dropout_factors, norm_of, recomputed
 from attnlm.model.mlp import MLP
 from attnlm.model.native_block import native_form
 from attnlm.model.ops.block import block_pass, have_gradients, native_block_kernels
+from attnlm.model.ops.heads import Rotation, rotary_angles
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
-from attnlm.model.ops.pointwise import Rotation, rotary_angles
 from attnlm.model.own import OwnParts
 from attnlm.model.spec import ModelSpec
 

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from attnlm.compute.native.structs import Pass, Weights
 from attnlm.model.ops import data_pointer, kernels_in_use, native_ops_for
-from attnlm.model.ops.pointwise import Rotation
+from attnlm.model.ops.heads import Rotation
 
 # The numbers of norms and MLPs in layout.h.
 NORMS = ("none", "rms", "layer")
