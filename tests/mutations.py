@@ -87,8 +87,8 @@ a text that changed is not noticed |
 test_preparation.py::test_a_text_that_changes_during_preparation_is_refused
 if digest.hexdigest() != self.sha256: => if not digest:
 the split is one character late | test_preparation.py::test_the_split_is_exact_to_the_character
--return math.floor(self.text.characters * (1 - self.text.choice.fraction))
-+return math.floor(self.text.characters * (1 - self.text.choice.fraction)) + 1
+-return math.floor(self.text.characters * (1 - self.text.held_out.fraction))
++return math.floor(self.text.characters * (1 - self.text.held_out.fraction)) + 1
 the seed chooses no documents | test_splits.py
 f"{self.seed} {row}".encode() => f"{row}".encode()
 a document that spans pieces is divided | test_splits.py
@@ -289,9 +289,9 @@ if problem is None: => if problem != "not there":
 targets are the inputs | test_batches.py
 return inputs[rows], targets[rows] => return inputs[rows], inputs[rows]
 an epoch's order ignores the seed | test_batches.py
-key = _hash(seed + turn, epoch) => key = _hash(turn, epoch)
+key = _random_bits(seed + turn, epoch) => key = _random_bits(turn, epoch)
 an epoch's order is the last one's | test_batches.py
-key = _hash(seed + turn, epoch) => key = _hash(seed + turn, 0 * epoch)
+key = _random_bits(seed + turn, epoch) => key = _random_bits(seed + turn, 0 * epoch)
 dropout is not seeded by step | test_replicas.py
 (np.uint64(step) << np.uint64(24)) + windows => windows
 == training/optimizer.py
@@ -395,7 +395,7 @@ every word in backticks is printed as an option | test_console.py
 _option(setting[1]) or setting[0] => flag(setting[1])
 == data/prepare.py
 options without effect are accepted | test_cli.py::test_named_errors
-_check_effect(given, corpus.shown, (*corpus.files, *val_files)) => pass
+request.check_effect(corpus.shown, (*corpus.files, *val_files)) => pass
 == generation/batch.py
 texts wait for others as long as it takes | test_sampling.py
  or lengths[index] - lengths[group[0]] > tokens: => :

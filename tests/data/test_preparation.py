@@ -492,11 +492,11 @@ def test_the_old_data_set_returns_when_the_new_one_cannot_take_its_place(
 STOPPED = """
 import os, sys
 from attnlm.data import bin_files
-encode, signum = bin_files._encode, int(sys.argv.pop())
+encode, signum = bin_files._encode_piece, int(sys.argv.pop())
 def stop(*given):
     os.kill(os.getpid(), signum)
     return encode(*given)
-bin_files._encode = stop
+bin_files._encode_piece = stop
 from attnlm.__main__ import main
 main()
 """

@@ -387,7 +387,7 @@ def test_more_sources_than_can_be_listed_are_one(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(corpus, "MOST_PARTS", 3)
-    monkeypatch.setattr("attnlm.data.prepare.MOST_PARTS", 3)
+    monkeypatch.setattr("attnlm.data.prepare_text.MOST_PARTS", 3)
     (here / "many").mkdir()
     for name in "abcd":
         (here / "many" / name).write_text(name * 300)

@@ -125,15 +125,15 @@ class Batches:
         The first window of step s has the number s · batch_size.
         """
         if self.stride is None:
-            return (_hash(self.seed, windows) % np.uint64(self._possible)).astype(np.int64)
+            return (_random_bits(self.seed, windows) % np.uint64(self._possible)).astype(np.int64)
         phases = min(self.stride, self._possible)
         per_epoch = (self._possible - phases) // self.stride + 1
         if self._examples is not None:  # the first example follows the last
             phases = self._possible
             per_epoch = -(-self._possible // self.stride)
         epoch, place = np.divmod(windows, np.uint64(per_epoch))
-        phase = _hash(self.seed, epoch) % np.uint64(phases)
-        order = _shuffled(self.seed, epoch, place, per_epoch)
+        phase = _random_bits(self.seed, epoch) % np.uint64(phases)
+        order = _shuffled_place(self.seed, epoch, place, per_epoch)
         places = phase + order * np.uint64(self.stride)
         return (places % np.uint64(self._possible)).astype(np.int64)
 
@@ -153,11 +153,11 @@ def check_length(
 def window_seeds(seed: int, step: int, first: int, count: int) -> list[int]:
     """Return the dropout seeds of `count` windows of a step, beginning with window `first`."""
     windows = np.arange(first, first + count, dtype=np.uint64)
-    hashed = _hash(seed, (np.uint64(step) << np.uint64(24)) + windows)
+    hashed = _random_bits(seed, (np.uint64(step) << np.uint64(24)) + windows)
     return [int(h) for h in hashed >> np.uint64(1)]
 
 
-def _shuffled(
+def _shuffled_place(
     seed: int, epoch: NDArray[np.uint64], place: NDArray[np.uint64], count: int
 ) -> NDArray[np.uint64]:
     """Return, for each pair of `epoch` and `place`, the number at this place of the epoch's order.
@@ -173,8 +173,8 @@ def _shuffled(
         left = value >> half_bits
         right = value & low
         for turn in range(1, 5):
-            key = _hash(seed + turn, epoch)
-            left, right = right, left ^ (_mix(right ^ key) & low)
+            key = _random_bits(seed + turn, epoch)
+            left, right = right, left ^ (_mix_bits(right ^ key) & low)
         return left << half_bits | right
 
     result = permute(place, epoch)
@@ -183,12 +183,14 @@ def _shuffled(
     return result
 
 
-def _hash(seed: int, counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _random_bits(seed: int, counter: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return 64 random bits for each (seed, counter)."""
-    return _mix(_mix(counter + _GOLDEN) ^ _mix(np.array([seed], np.uint64) + _GOLDEN))
+    return _mix_bits(
+        _mix_bits(counter + _GOLDEN) ^ _mix_bits(np.array([seed], np.uint64) + _GOLDEN)
+    )
 
 
-def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix_bits(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Apply the finaliser of SplitMix64 (Steele, Lea and Flood, 2014), which mixes all bits."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -53,22 +53,22 @@ def write_bins(folder: Path, split: Split, tokenizer: Tokenizer, on_event: OnEve
     # Characters take one worker: this thread, which reads, hashes and writes, has as much to do.
     workers = min(cores(), _MOST_WORKERS) if is_bpe else 1
     pieces = split.pieces()
-    encode = functools.partial(_encode, piece_encoder(tokenizer), tokenizer, split)
-    parts = _Parts(split.val_parts, encode)
-    done = 0
+    encode = functools.partial(_encode_piece, piece_encoder(tokenizer), tokenizer, split)
+    parts = _PartCounter(split.val_parts, encode)
+    characters = 0
     if is_bpe or tokenizer.special:
         pieces = safe_pieces_of_texts(pieces, PIECE)
     ahead = map_ahead(encode, pieces, workers)
     paths = {key: folder / f"{key}.bin" for key in SPLITS}
     with contextlib.ExitStack() as opening:
-        bins = {key: _Bin(opening.enter_context(replacing(paths[key]))) for key in SPLITS}
+        bins = {key: _BinWriter(opening.enter_context(replacing(paths[key]))) for key in SPLITS}
         for encoded in opening.enter_context(contextlib.closing(ahead)):
             bins[encoded.key].add(encoded)
             if encoded.key == "val":
                 parts.add(encoded)
-            done += len(encoded.piece.text)
-            on_event(Progress("encode", done, split.characters, "chars"))
-    facts = {}
+            characters += len(encoded.piece.text)
+            on_event(Progress("encode", characters, split.characters, "chars"))
+    split_facts = {}
     for (key, bin_file), title in zip(bins.items(), ("training", "validation"), strict=True):
         if bin_file.tokens < 2:
             raise AttnlmError(
@@ -76,17 +76,17 @@ def write_bins(folder: Path, split: Split, tokenizer: Tokenizer, on_event: OnEve
                 "use a longer text" + ("" if split.val_text else ", or another `val_fraction`"),
             )
         sha256 = bin_file.digest.hexdigest()
-        facts[key] = SplitFacts(bin_file.tokens, sha256, sampled_hash(paths[key]))
+        split_facts[key] = SplitFacts(bin_file.tokens, sha256, sampled_hash(paths[key]))
     return WrittenBins(
-        facts["train"],
-        facts["val"],
+        split_facts["train"],
+        split_facts["val"],
         bins["val"].utf8_bytes,
         bigram_loss(bins["train"].pairs_VV, bins["val"].pairs_VV),
         tuple(parts.parts),
     )
 
 
-class _Encoded(NamedTuple):
+class _EncodedPiece(NamedTuple):
     """A piece of the split `key`, encoded.
 
     `pair_counts`, of shape (V, V), says how often each id (row) is followed by each id (column). It
@@ -100,9 +100,9 @@ class _Encoded(NamedTuple):
     pair_counts: NDArray[np.int64] | None
 
 
-def _encode(
+def _encode_piece(
     encode_piece: PieceEncoder, tokenizer: Tokenizer, split: Split, item: tuple[str, Piece]
-) -> _Encoded:
+) -> _EncodedPiece:
     """Return a piece of a split encoded. Raises AttnlmError if the text has changed."""
     key, piece = item
     vocab_size = tokenizer.vocab_size
@@ -122,10 +122,10 @@ def _encode(
         counts_VV = np.bincount(pairs, minlength=vocab_size**2).reshape(vocab_size, vocab_size)
     stored = ids.astype(id_dtype(vocab_size), copy=False)
     utf8_bytes = len(piece.text) if piece.text.isascii() else len(piece.text.encode())
-    return _Encoded(key, piece, stored, utf8_bytes, counts_VV)
+    return _EncodedPiece(key, piece, stored, utf8_bytes, counts_VV)
 
 
-class _Bin:
+class _BinWriter:
     """A file of ids that is being written, with the counts of pairs of adjacent ids."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -134,7 +134,7 @@ class _Bin:
         self.tokens = self.utf8_bytes = self._last = 0
         self.pairs_VV: NDArray[np.int64] | None = None
 
-    def add(self, piece: _Encoded) -> None:
+    def add(self, piece: _EncodedPiece) -> None:
         """Write the ids of the next piece."""
         ids = piece.ids
         counts_VV = piece.pair_counts
@@ -150,7 +150,7 @@ class _Bin:
         self.utf8_bytes += piece.utf8_bytes
 
 
-class _Parts:
+class _PartCounter:
     """The parts of the validation split: their tokens and bytes are counted piece by piece.
 
     `sizes` are the names and characters of the parts. A token across the end of a part counts for
@@ -158,7 +158,7 @@ class _Parts:
     """
 
     def __init__(
-        self, sizes: Sequence[tuple[str, int]], encode: Callable[[tuple[str, Piece]], _Encoded]
+        self, sizes: Sequence[tuple[str, int]], encode: Callable[[tuple[str, Piece]], _EncodedPiece]
     ) -> None:
         ends = itertools.accumulate(characters for _, characters in sizes)
         self._ends = deque(zip((name for name, _ in sizes), ends, strict=True))
@@ -166,7 +166,7 @@ class _Parts:
         self._characters = self._tokens = self._bytes = 0  # of the pieces so far
         self.parts: list[SourcePart] = []
 
-    def add(self, piece: _Encoded) -> None:
+    def add(self, piece: _EncodedPiece) -> None:
         """Add the next piece of the validation split, and the parts that end in it."""
         end = self._characters + len(piece.piece.text)
         while self._ends and self._ends[0][1] <= end:

@@ -75,7 +75,7 @@ class ExampleFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class DatasetProperties:
     """The properties of a data set that meta.json records. `Dataset` explains them."""
 
     name: str
@@ -113,7 +113,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meta(Facts):
+class Meta(DatasetProperties):
     """The content of meta.json: the properties of a data set, and the tokenizer's name."""
 
     tokenizer: str
@@ -139,7 +139,7 @@ class Meta(Facts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(Facts):
+class Dataset(DatasetProperties):
     """A text that `prepare` encoded: its ids, its tokenizer and its properties.
 
         dataset = attnlm.open_dataset("tales-char")
@@ -230,8 +230,8 @@ def open_folder(path: Path, *, verify: bool = False, trusted: bool = False) -> D
     meta = read_meta(path)
     try:
         tokenizer = load(path / "tokenizer.json")
-        facts = file_hash(path / "tokenizer.json"), tokenizer.name, tokenizer.vocab_size
-        if facts != (meta.tokenizer_sha256, meta.tokenizer, meta.vocab_size):
+        actual = file_hash(path / "tokenizer.json"), tokenizer.name, tokenizer.vocab_size
+        if actual != (meta.tokenizer_sha256, meta.tokenizer, meta.vocab_size):
             raise AttnlmError(
                 f"{path / 'tokenizer.json'} is not the tokenizer of this data set", _DAMAGED
             )
@@ -240,28 +240,28 @@ def open_folder(path: Path, *, verify: bool = False, trusted: bool = False) -> D
         for split, ids in () if trusted else bins.items():
             file = path / f"{split}.bin"
             is_whole = verify or ids.nbytes <= _LARGE
-            of_split = meta.splits[split]
-            expected = of_split.sha256 if is_whole else of_split.sampled_sha256
+            split_facts = meta.splits[split]
+            expected = split_facts.sha256 if is_whole else split_facts.sampled_sha256
             if (file_hash if is_whole else sampled_hash)(file) != expected:
                 raise AttnlmError(f"{file} is damaged: it does not match its hash", _DAMAGED)
             if is_whole:
                 ids_at(ids, slice(None), meta.vocab_size, str(file))
-        marks = {f"{split}_examples": _examples_of(path, split, meta) for split in bins}
+        marks = {f"{split}_examples": _read_examples(path, split, meta) for split in bins}
     except OSError as error:
         unread = error.filename or path
         raise AttnlmError(f"cannot read {unread}: {error.strerror}", _DAMAGED) from None
     return Dataset(**{**vars(meta), "path": path, "tokenizer": tokenizer, **bins, **marks})
 
 
-def _examples_of(folder: Path, split: str, meta: Meta) -> Examples | None:
+def _read_examples(folder: Path, split: str, meta: Meta) -> Examples | None:
     """Return the places of the examples in a split, or None for a text. Raises AttnlmError."""
     if meta.examples is None:
         return None
-    facts = meta.splits[split]
+    split_facts = meta.splits[split]
     path = folder / f"{split}.marks"
-    if file_hash(path) != facts.marks_sha256:
+    if file_hash(path) != split_facts.marks_sha256:
         raise AttnlmError(f"{path} is damaged: it does not match its hash", _DAMAGED)
-    return read_marks(path, facts.tokens)
+    return read_marks(path, split_facts.tokens)
 
 
 def read_meta(folder: Path) -> Meta:
@@ -331,8 +331,8 @@ def evenly_spaced(total: int, most: int) -> NDArray[np.int64]:
 # --- The list of data sets -----------------------------------------------------------------------
 
 # A folder with any of these files is a data set, perhaps a damaged one.
-_OF_A_DATASET = ("meta.json", "train.bin", "val.bin")
-_FACTS = (
+_DATASET_FILES = ("meta.json", "train.bin", "val.bin")
+_LISTED = (
     "source", "tokenizer", "vocab_size", "train_tokens", "val_tokens", "split",
     "bigram_loss", "floor",
 )  # fmt: skip
@@ -365,18 +365,18 @@ def list_datasets(
     Hashes are not checked. Folders that are not data sets are left out; `on_event` receives a Note
     with their names. Raises AttnlmError if `data_dir` can't be read.
     """
-    return newest_first(Path(data_dir), _entry, "data set", on_event)
+    return newest_first(Path(data_dir), _dataset_entry, "data set", on_event)
 
 
-def _entry(path: Path) -> DatasetEntry | None:
+def _dataset_entry(path: Path) -> DatasetEntry | None:
     """Return the data set in a folder, even if it is damaged; None for other folders."""
-    if not any(os.path.lexists(path / name) for name in _OF_A_DATASET):
+    if not any(os.path.lexists(path / name) for name in _DATASET_FILES):
         return None
 
-    def read() -> dict[str, Any]:
+    def read_values() -> dict[str, Any]:
         meta = read_meta(path)
         for split in ("train", "val"):
             open_bin(path, split, meta)
-        return {fact: getattr(meta, fact) for fact in _FACTS}
+        return {name: getattr(meta, name) for name in _LISTED}
 
-    return entry_of(DatasetEntry(name=path.name, path=path), ["meta.json"], read)
+    return entry_of(DatasetEntry(name=path.name, path=path), ["meta.json"], read_values)

@@ -75,9 +75,9 @@ class Examples:
         example longer than a window is cut at the window's end.
         """
         most_W = np.minimum(self.starts[first_W] + length + 1, len(self.is_answer))
-        return np.minimum(self.ends[self._following(first_W, length) - 1], most_W)
+        return np.minimum(self.ends[self._first_behind(first_W, length) - 1], most_W)
 
-    def _following(self, first_W: NDArray[np.int64], length: int) -> NDArray[np.int64]:
+    def _first_behind(self, first_W: NDArray[np.int64], length: int) -> NDArray[np.int64]:
         """Return the index of the first example behind windows that begin with `first_W`."""
         fitting_W = np.searchsorted(self.ends, self.starts[first_W] + length + 1, "right")
         if self.most is not None:
@@ -121,7 +121,7 @@ class Examples:
 
         Each window has as many whole examples as fit into `length` tokens and their targets.
         """
-        following = self._following(np.arange(len(self)), length)
+        following = self._first_behind(np.arange(len(self)), length)
         first = [0]
         while (after := int(following[first[-1]])) < len(self):
             first.append(after)
@@ -144,7 +144,7 @@ class EncodedExamples(NamedTuple):
     examples: Examples
 
 
-def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
+def _encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
     """Return the ids of a question or an answer, as `sample` encodes them."""
     if tokenizer.end_text and tokenizer.end_text in text:
         raise AttnlmError(
@@ -168,8 +168,8 @@ def encode_examples(
         starts.append(len(ids))
         first = [] if tokenizer.beginning is None else [tokenizer.beginning]
         for question, answer, ends in example:
-            question_ids = [*first, *_encode(question, tokenizer)]
-            answer_ids = [*_encode(answer, tokenizer), *(end if ends else [])]
+            question_ids = [*first, *_encode_text(question, tokenizer)]
+            answer_ids = [*_encode_text(answer, tokenizer), *(end if ends else [])]
             ids += question_ids + answer_ids
             lengths += [len(question_ids), len(answer_ids)]
             first = []

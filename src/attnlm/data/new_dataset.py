@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,52 +15,10 @@ from attnlm.base.files import file_hash, write_json
 from attnlm.base.folders import KINDS, is_safe_name
 from attnlm.data.bin_files import WrittenBins
 from attnlm.data.dataset import FORMAT, ExampleFacts, Meta, id_dtype, open_dataset
-from attnlm.text.corpus import Corpus
+from attnlm.text.corpus import Corpus, safe_name
 from attnlm.tokens import byte_pairs as bpe
-from attnlm.tokens.specs import bpe_size, canonical_spec
+from attnlm.tokens.specs import PUBLISHED, bpe_size, canonical_spec
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load
-
-
-def origin_of(tokenizer: str | Path, data_dir: Path) -> Path | None:
-    """Return the folder of the run or data set that `tokenizer` names, or None for a spec."""
-    try:
-        bpe_size(canonical_spec(str(tokenizer)))
-    except UsageError:
-        places = [Path(tokenizer)]
-        if is_safe_name(str(tokenizer)):
-            places += [Path(KINDS["run"][1]) / tokenizer, data_dir / tokenizer]
-        for place in places:
-            if (place / "tokenizer.json").is_file():
-                return place.absolute()
-        raise
-    return None
-
-
-def taken_tokenizer(origin: Path | None) -> Tokenizer | None:
-    """Return the tokenizer of the run or data set in the folder `origin`, if any."""
-    if origin is None:
-        return None
-    taken = load(origin / "tokenizer.json")
-    taken.dataset = origin.name
-    return taken
-
-
-def new_tokenizer(
-    spec: str,
-    new: NewDataset,
-    spool: Path,
-    offline: bool,
-    on_event: OnEvent,
-) -> Tokenizer:
-    """Return the tokenizer of a spec, for a new data set."""
-    size = bpe_size(spec)
-    if size is not None:
-        return bpe.train(spec, size, new.sample(), on_event, has_end=new.has_ends)
-    if spec == "char":
-        return CharTokenizer("".join(sorted(set().union(*new.distinct))), has_end=new.has_ends)
-    if spec == "byte":
-        return ByteTokenizer(has_end=new.has_ends)
-    return bpe.load_published(spec, spool=spool, offline=offline, on_event=on_event)
 
 
 class Content(NamedTuple):
@@ -75,7 +33,7 @@ class Content(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoded:
+class EncodedDataset:
     """The properties of a data set that are known when its ids are written; see `Facts`."""
 
     bins: WrittenBins
@@ -89,40 +47,109 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class NewDataset:
-    """What a data set is made of, before its tokenizer is known."""
+class UnencodedDataset:
+    """A new data set before its tokenizer is known."""
 
     corpus: Corpus
     val_corpus: Corpus | None
     """the source of the validation split, if it has one of its own"""
     content: Content
-    distinct: Sequence[str]
-    """texts that together have every character"""
+    alphabet: str
+    """the distinct characters of both splits, sorted"""
     sample: Callable[[], list[str]]
     """returns texts of the training split, to train a tokenizer on"""
     has_ends: bool
     """set if the tokenizer needs an end-of-text id, which follows records and answers"""
-    build: Callable[[Path, Tokenizer], Encoded]
+    encode: Callable[[Path, Tokenizer], EncodedDataset]
     """writes the files of ids to a folder"""
 
 
+@dataclass(frozen=True)
+class TokenizerOrigin:
+    """Where the tokenizer of a new data set comes from: a spec, or a run or another data set."""
+
+    spec: str
+    folder: Path | None = None
+    """the folder of the run or data set; None for a spec"""
+    existing: Tokenizer | None = None
+    """the tokenizer of the run or data set"""
+
+    @property
+    def label(self) -> str:
+        """Return the last part of the data set's default name."""
+        return self.spec.replace(":", "") if self.folder is None else safe_name(self.folder.name)
+
+    @property
+    def marks_ends(self) -> bool | None:
+        """Return whether an end-of-text id will follow each document; None: only each record."""
+        if self.existing is not None:
+            return self.existing.end_of_text is not None
+        return True if self.spec in PUBLISHED else None
+
+    def tokenizer_for(
+        self, unencoded: UnencodedDataset, spool: Path, offline: bool, on_event: OnEvent
+    ) -> Tokenizer:
+        """Return the tokenizer, trained or downloaded if needed. It has every character."""
+        if self.existing is not None:
+            self.existing.check(unencoded.alphabet)
+            return self.existing
+        size = bpe_size(self.spec)
+        has_end = unencoded.has_ends
+        if size is not None:
+            return bpe.train(self.spec, size, unencoded.sample(), on_event, has_end=has_end)
+        if self.spec == "char":
+            return CharTokenizer(unencoded.alphabet, has_end=has_end)
+        if self.spec == "byte":
+            return ByteTokenizer(has_end=has_end)
+        return bpe.load_published(self.spec, spool=spool, offline=offline, on_event=on_event)
+
+    def matches(self, tokenizer: Tokenizer) -> bool:
+        """Return True if `tokenizer`, of a data set with the same content, comes from here."""
+        if self.existing is None:
+            return tokenizer.name == self.spec
+        return tokenizer.to_json() == self.existing.to_json()
+
+
+def find_tokenizer(tokenizer: str | Path, data_dir: Path) -> TokenizerOrigin:
+    """Return the origin that `tokenizer` names: a spec, a run or a data set. Raises UsageError."""
+    spec = canonical_spec(str(tokenizer))
+    try:
+        bpe_size(spec)
+    except UsageError:
+        folders = [Path(tokenizer)]
+        if is_safe_name(str(tokenizer)):
+            folders += [Path(KINDS["run"][1]) / tokenizer, data_dir / tokenizer]
+        for folder in folders:
+            if (folder / "tokenizer.json").is_file():
+                existing = load(folder / "tokenizer.json")
+                existing.dataset = folder.absolute().name
+                return TokenizerOrigin(spec, folder.absolute(), existing)
+        raise
+    return TokenizerOrigin(spec)
+
+
 def write_dataset(
-    folder: Path, name: str, new: NewDataset, tokenizer: Tokenizer, origin: Path | None
+    folder: Path,
+    name: str,
+    unencoded: UnencodedDataset,
+    tokenizer: Tokenizer,
+    tokenizer_folder: Path | None,
 ) -> None:
-    """Write all files of a data set to `folder`; meta.json is the last one."""
-    encoded = new.build(folder, tokenizer)
+    """Write all files of a data set to the new folder `folder`; meta.json is the last one."""
+    folder.mkdir()
+    encoded = unencoded.encode(folder, tokenizer)
     bins = encoded.bins
     write_json(folder / "tokenizer.json", tokenizer.to_json())
     meta = Meta(
         name=name,
-        source=new.corpus.source,
-        sources=new.corpus.sources,
-        val_source=new.val_corpus.source if new.val_corpus else None,
-        encoding=new.corpus.encoding,
-        newlines=new.corpus.newlines,
-        column=new.corpus.column,
+        source=unencoded.corpus.source,
+        sources=unencoded.corpus.sources,
+        val_source=unencoded.val_corpus.source if unencoded.val_corpus else None,
+        encoding=unencoded.corpus.encoding,
+        newlines=unencoded.corpus.newlines,
+        column=unencoded.corpus.column,
         tokenizer=tokenizer.name,
-        tokenizer_from=None if origin is None else str(origin),
+        tokenizer_from=None if tokenizer_folder is None else str(tokenizer_folder),
         tokenizer_sha256=file_hash(folder / "tokenizer.json"),
         vocab_size=tokenizer.vocab_size,
         dtype=id_dtype(tokenizer.vocab_size).name,
@@ -142,12 +169,12 @@ def write_dataset(
         val_characters=encoded.val_characters,
         records_on_stdin=encoded.records_on_stdin,
         examples=encoded.examples,
-        **new.content._asdict(),
+        **unencoded.content._asdict(),
     )
     write_json(folder / "meta.json", {"format": FORMAT, **asdict(meta)})
 
 
-def is_prepared(target: Path, tokenizer: str | Tokenizer, content: Content, force: bool) -> bool:
+def is_prepared(target: Path, origin: TokenizerOrigin, content: Content, force: bool) -> bool:
     """Return True if `target` has this content and tokenizer, False if it is to be written.
 
     Raises AttnlmError if `target` exists but is not a data set. If `force` is false, raises it also
@@ -164,17 +191,13 @@ def is_prepared(target: Path, tokenizer: str | Tokenizer, content: Content, forc
         existing = open_dataset(target)
     except AttnlmError as error:
         raise AttnlmError(f"{target} exists, and {error}", hint) from None
-    if isinstance(tokenizer, str):
-        has_tokenizer = existing.tokenizer.name == tokenizer
-    else:
-        has_tokenizer = existing.tokenizer.to_json() == tokenizer.to_json()
     existing_content = Content(*(getattr(existing, name) for name in Content._fields))
-    if not has_tokenizer or existing_content != content:
+    if not origin.matches(existing.tokenizer) or existing_content != content:
         raise AttnlmError(f"{target} exists with other content", hint)
     return True
 
 
-def install(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
+def install_dataset(new: Path, target: Path, is_prepared: Callable[[], bool]) -> None:
     """Move the folder `new` to `target`, unless another process has put the same data there."""
     if not os.path.lexists(target):
         new.rename(target)

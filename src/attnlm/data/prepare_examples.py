@@ -6,7 +6,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from attnlm.base.settings import check_value
 from attnlm.data.bin_files import MOST_BIGRAM_IDS, WrittenBins, bigram_loss
 from attnlm.data.dataset import ExampleFacts, SplitFacts, id_dtype, sampled_hash
 from attnlm.data.examples import EncodedExamples, encode_examples, write_marks
-from attnlm.data.new_dataset import Content, Encoded, NewDataset
+from attnlm.data.new_dataset import Content, EncodedDataset, UnencodedDataset
 from attnlm.data.splits import SAMPLE_BYTES, HeldOut
 from attnlm.text import tasks
 from attnlm.text.corpus import Corpus
@@ -31,7 +31,7 @@ LONGER = "longer.jsonl"
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class _TaskSizes:
     """The sizes of a task. None stands for the task's default."""
 
     examples: int = limited(default=20_000, at_least=1, at_most=1_000_000)
@@ -40,12 +40,12 @@ class _Sizes:
 
 
 @dataclass(frozen=True)
-class _Split:
+class _SplitExamples:
     """The examples of both splits."""
 
     train: Sequence[Example]
     val: Sequence[Example]
-    choice: HeldOut | None
+    held_out: HeldOut | None
     """the choice of the validation examples, if they were chosen"""
     question_end: str
     answer_end: str | None
@@ -54,21 +54,21 @@ class _Split:
     floor: float | None = None
 
 
-def of_task(
+def dataset_from_task(
     name: str, examples: int | None, sizes: Mapping[str, int | None], on_event: OnEvent
-) -> NewDataset:
+) -> UnencodedDataset:
     """Return the data set of a task to be made. Raises UsageError for `sizes` that it lacks."""
     setting = tasks.TASKS[name].setting
-    for other, value in sizes.items():
-        if value is not None and other != setting:
+    for size_name, value in sizes.items():
+        if value is not None and size_name != setting:
             raise UsageError(
-                f"`{other}` does not apply to the task {name}",
-                f"use `{setting}`" if setting else f"leave `{other}` out",
+                f"`{size_name}` does not apply to the task {name}",
+                f"use `{setting}`" if setting else f"leave `{size_name}` out",
             )
     for size_name, value in {**sizes, "examples": examples}.items():
         if value is not None:
-            check_value(_Sizes, size_name, value)
-    count = _Sizes.examples if examples is None else examples
+            check_value(_TaskSizes, size_name, value)
+    count = _TaskSizes.examples if examples is None else examples
     (train, val, longer), size = tasks.generate(name, examples=count, size=sizes.get(setting))
     if len(train) < count:
         on_event(
@@ -79,63 +79,65 @@ def of_task(
             )
         )
     corpus = Corpus(name, (name,), ())
-    split = _Split(
+    split = _SplitExamples(
         train,
         val,
-        choice=None,
+        held_out=None,
         question_end=tasks.TASKS[name].question_end,
         answer_end=tasks.ANSWER_END,
         longer=longer,
         floor=0.0,
     )
-    return _new(split, corpus, corpus)
+    return _unencoded_dataset(split, corpus, corpus)
 
 
-def of_records(
+def dataset_from_records(
     corpus: Corpus,
     val_corpus: Corpus | None,
-    choice: HeldOut,
+    held_out: HeldOut,
     prompt_column: str,
     answer_column: str | None,
-) -> NewDataset:
+) -> UnencodedDataset:
     """Return the data set of records to be made. Raises AttnlmError as `read_examples`."""
     examples = list(read_examples(corpus.files, prompt_column, answer_column))
     if val_corpus is None:
-        chosen = set(itertools.takewhile(lambda i: i < len(examples), choice.indices()))
+        chosen = set(itertools.takewhile(lambda i: i < len(examples), held_out.indices()))
         val = [example for i, example in enumerate(examples) if i in chosen]
         train = [example for i, example in enumerate(examples) if i not in chosen]
     else:
         train = examples
         val = list(read_examples(val_corpus.files, prompt_column, answer_column))
-    by_choice = choice if val_corpus is None else None
-    for split, name, source in (
+    split = _SplitExamples(train, val, None if val_corpus else held_out, QUESTION_END, None)
+    for examples, name, source in (
         (train, "training", corpus),
         (val, "validation", val_corpus or corpus),
     ):
-        if not split:
+        if not examples:
             raise AttnlmError(
                 f"{source.shown} has too few examples: the {name} split has none",
-                "add examples, or use another `val_fraction`" if by_choice else "add examples",
+                "add examples, or use another `val_fraction`" if split.held_out else "add examples",
             )
-    return _new(_Split(train, val, by_choice, QUESTION_END, answer_end=None), corpus, val_corpus)
+    return _unencoded_dataset(split, corpus, val_corpus)
 
 
-def _new(split: _Split, corpus: Corpus, val_corpus: Corpus | None) -> NewDataset:
-    every = itertools.chain(split.train, split.val, split.longer)
-    return NewDataset(
+def _unencoded_dataset(
+    split: _SplitExamples, corpus: Corpus, val_corpus: Corpus | None
+) -> UnencodedDataset:
+    all_examples = itertools.chain(split.train, split.val, split.longer)
+    return UnencodedDataset(
         corpus,
         val_corpus,
         Content(
-            _hash(split.train),
-            _hash(split.val),
-            _characters(split.train),
-            split="documents" if split.choice else None,
-            split_seed=split.choice.seed if split.choice else None,
+            _hash_examples(split.train),
+            _hash_examples(split.val),
+            _count_characters(split.train),
+            split="documents" if split.held_out else None,
+            split_seed=split.held_out.seed if split.held_out else None,
         ),
-        distinct=["".join(sorted(set(split.answer_end or "").union(*map(text_of, every))))],
-        sample=functools.partial(_sample, split.train),
+        alphabet="".join(sorted(set(split.answer_end or "").union(*map(text_of, all_examples)))),
+        sample=functools.partial(_training_sample, split.train),
         has_ends=split.answer_end is None,
-        build=functools.partial(_build, split),
+        encode=functools.partial(_encode_splits, split),
     )
 
 
@@ -144,52 +146,44 @@ def text_of(example: Example) -> str:
     return "".join(turn.question + turn.answer for turn in example)
 
 
-def _hash(examples: Sequence[Example]) -> str:
+def _hash_examples(examples: Sequence[Example]) -> str:
     digest = hashlib.sha256()
     for example in examples:
         digest.update(json.dumps(example).encode() + b"\n")
     return digest.hexdigest()
 
 
-def _characters(examples: Sequence[Example]) -> int:
+def _count_characters(examples: Sequence[Example]) -> int:
     """Return the number of characters of questions and answers, without the ends of answers."""
     return sum(len(text_of(example)) for example in examples)
 
 
-def _sample(examples: Sequence[Example]) -> list[str]:
+def _training_sample(examples: Sequence[Example]) -> list[str]:
     """Return texts of examples, of 4 MiB at most, to train a tokenizer on."""
     texts = list(map(text_of, examples))
     sizes = itertools.accumulate(map(len, texts))
     return [text for text, size in zip(texts, sizes, strict=True) if size <= SAMPLE_BYTES]
 
 
-def _build(split: _Split, folder: Path, tokenizer: Tokenizer) -> Encoded:
+def _encode_splits(split: _SplitExamples, folder: Path, tokenizer: Tokenizer) -> EncodedDataset:
     """Write the ids of the examples, and their places, to `folder`."""
-    if split.answer_end is None and tokenizer.end_of_text is not None:
-        end, end_ids = "", [tokenizer.end_of_text]
-    else:
-        end = END_OF_TEXT if split.answer_end is None else split.answer_end
-        end_ids = tokenizer.encode(end)
+    end, end_ids = _answer_end(split, tokenizer)
     encoded_train = encode_examples(split.train, tokenizer, end_ids)
     encoded_val = encode_examples(split.val, tokenizer, end_ids)
     train = _write_split(folder, "train", encoded_train, tokenizer.vocab_size)
     val = _write_split(folder, "val", encoded_val, tokenizer.vocab_size)
-    longer_sha256 = ""
-    if split.longer:
-        write_bytes(folder / LONGER, "".join(_lines(split)).encode())
-        longer_sha256 = file_hash(folder / LONGER)
     end_bytes = len(end.encode())
-    val_characters = _characters(split.val)
+    val_characters = _count_characters(split.val)
     turns = [turn for example in split.val for turn in example]
     val_bytes = sum(len((turn.question + turn.answer).encode()) for turn in turns)
     val_bytes += sum(end_bytes for turn in turns if turn.ends)
-    bigrams = _bigram_loss(encoded_train, encoded_val, tokenizer.vocab_size)
-    return Encoded(
+    bigrams = _answer_bigram_loss(encoded_train, encoded_val, tokenizer.vocab_size)
+    return EncodedDataset(
         bins=WrittenBins(train, val, val_bytes, bigrams),
         floor=split.floor,
         documents=len(split.train) + len(split.val),
-        val_fraction=float(split.choice.fraction) if split.choice else None,
-        characters=_characters(split.train) + val_characters,
+        val_fraction=float(split.held_out.fraction) if split.held_out else None,
+        characters=_count_characters(split.train) + val_characters,
         val_characters=val_characters,
         examples=ExampleFacts(
             train=len(split.train),
@@ -204,9 +198,17 @@ def _build(split: _Split, folder: Path, tokenizer: Tokenizer) -> Encoded:
             ),
             train_marks_sha256=train.marks_sha256,
             val_marks_sha256=val.marks_sha256,
-            longer_sha256=longer_sha256,
+            longer_sha256=_write_longer(folder, split) if split.longer else "",
         ),
     )
+
+
+def _answer_end(split: _SplitExamples, tokenizer: Tokenizer) -> tuple[str, list[int]]:
+    """Return the text that ends an answer, "" for the tokenizer's end-of-text id, and its ids."""
+    if split.answer_end is None and tokenizer.end_of_text is not None:
+        return "", [tokenizer.end_of_text]
+    end = END_OF_TEXT if split.answer_end is None else split.answer_end
+    return end, tokenizer.encode(end)
 
 
 def _write_split(folder: Path, key: str, encoded: EncodedExamples, vocab_size: int) -> SplitFacts:
@@ -219,18 +221,23 @@ def _write_split(folder: Path, key: str, encoded: EncodedExamples, vocab_size: i
     return SplitFacts(len(encoded.ids), file_hash(path), sampled_hash(path), file_hash(marks))
 
 
-def _lines(split: _Split) -> Iterator[str]:
-    """Yield the longer examples as records."""
+def _write_longer(folder: Path, split: _SplitExamples) -> str:
+    """Write the longer examples as records, and return the hash of their file."""
+    lines = []
     for example in split.longer:
         prompt = text_of(example).removesuffix(example[-1].answer)
         record = {
             "prompt": prompt.removesuffix(split.question_end),
             "answer": example[-1].answer,
         }
-        yield json.dumps(record) + "\n"
+        lines.append(json.dumps(record) + "\n")
+    write_bytes(folder / LONGER, "".join(lines).encode())
+    return file_hash(folder / LONGER)
 
 
-def _bigram_loss(train: EncodedExamples, val: EncodedExamples, vocab_size: int) -> float | None:
+def _answer_bigram_loss(
+    train: EncodedExamples, val: EncodedExamples, vocab_size: int
+) -> float | None:
     """Return the loss of the validation answers with counted bigrams of the training answers."""
     if vocab_size > MOST_BIGRAM_IDS:
         return None

@@ -51,8 +51,8 @@ class HeldOut:
 class Divider:
     """Divides a text, piece by piece, into the documents of the two splits."""
 
-    def __init__(self, choice: HeldOut) -> None:
-        self._chosen = choice.indices()
+    def __init__(self, held_out: HeldOut) -> None:
+        self._chosen = held_out.indices()
         self._next = next(self._chosen)  # the next document that is chosen
         self._document = 0  # the document in which the next piece begins
 
@@ -76,7 +76,7 @@ class Divider:
         return parts
 
 
-class Part(NamedTuple):
+class TextPart(NamedTuple):
     """A part of a text: its name, its characters, and the characters of its chosen documents."""
 
     name: str
@@ -85,33 +85,35 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Text:
+class SurveyedText:
     """A corpus, and its size, hash and characters, found in a first reading.
 
     `sha256` covers the text in UTF-8 and the ends of its documents, if the corpus marks them.
-    `distinct` has the distinct characters of the text, sorted. `parts` are named by the corpus.
+    `alphabet` has the distinct characters of the text, sorted. `parts` are named by the corpus.
     """
 
     corpus: Corpus
-    choice: HeldOut
+    held_out: HeldOut
     characters: int
     utf8_bytes: int
     sha256: str
-    distinct: str
+    alphabet: str
     documents: int
-    parts: tuple[Part, ...]
+    parts: tuple[TextPart, ...]
 
     @property
     def has_many_documents(self) -> bool:
         """Return True if documents are split by default: each split then has at least 10."""
-        share = self.choice.fraction
+        share = self.held_out.fraction
         return self.documents * min(share, 1 - share) >= _ENOUGH
 
     def pieces(self) -> Iterator[Piece]:
         """Read the text again and yield it. Raises AttnlmError at the end if it has changed."""
         digest = hashlib.sha256()
         for piece in self.corpus.pieces():
-            digest.update(_marked(piece, encoded(piece.text, "utf-8"), self.corpus.marks_ends))
+            digest.update(
+                _with_end_marks(piece, encoded(piece.text, "utf-8"), self.corpus.marks_ends)
+            )
             yield piece
         if digest.hexdigest() != self.sha256:
             raise self.changed()
@@ -131,8 +133,8 @@ class Split:
     The validation split of one text is its end or, if `by_documents`, its chosen documents.
     """
 
-    text: Text
-    val_text: Text | None = None
+    text: SurveyedText
+    val_text: SurveyedText | None = None
     by_documents: bool = False
 
     @property
@@ -141,7 +143,7 @@ class Split:
             return self.text.characters
         if self.by_documents:
             return self.text.characters - sum(part.chosen for part in self.text.parts)
-        return math.floor(self.text.characters * (1 - self.text.choice.fraction))
+        return math.floor(self.text.characters * (1 - self.text.held_out.fraction))
 
     @property
     def val_parts(self) -> list[tuple[str, int]]:
@@ -165,10 +167,10 @@ class Split:
         return sum(text.characters for text in self.texts)
 
     @property
-    def texts(self) -> list[Text]:
+    def texts(self) -> list[SurveyedText]:
         return [self.text, *([self.val_text] if self.val_text else [])]
 
-    def text_of(self, key: str) -> Text:
+    def text_of(self, key: str) -> SurveyedText:
         """Return the text that contains the split `key`, "train" or "val"."""
         return self.val_text if key == "val" and self.val_text else self.text
 
@@ -177,24 +179,24 @@ class Split:
 
         Only the pieces of a corpus that marks the ends of documents have these ends.
         """
-        for key, piece in self._parts():
+        for key, piece in self._all_pieces():
             if piece.text:
                 yield key, piece if self.text_of(key).corpus.marks_ends else Piece(piece.text)
 
-    def _parts(self) -> Iterator[tuple[str, Piece]]:
+    def _all_pieces(self) -> Iterator[tuple[str, Piece]]:
         if self.by_documents:
-            divider = Divider(self.text.choice)
+            divider = Divider(self.text.held_out)
             for piece in self.text.pieces():
                 parts = divider.divide(piece)
                 for key in SPLITS:
                     yield key, join_pieces([part for split, part in parts if split == key])
             return
-        left = self.train_characters
+        remaining = self.train_characters
         for piece in self.text.pieces():
-            before, after = piece.cut(left)
+            before, after = piece.cut(remaining)
             yield "train", before
             yield "val", after
-            left -= len(before.text)
+            remaining -= len(before.text)
         if self.val_text:
             for piece in self.val_text.pieces():
                 yield "val", piece
@@ -215,58 +217,58 @@ class Split:
         return blocks
 
 
-def survey_text(corpus: Corpus, choice: HeldOut, on_event: OnEvent) -> Text:
+def survey_text(corpus: Corpus, held_out: HeldOut, on_event: OnEvent) -> SurveyedText:
     """Read a corpus once to count and hash it. Raises AttnlmError if it is empty."""
     characters = utf8_bytes = documents = 0
     digest = hashlib.sha256()
-    divider = Divider(choice)
+    divider = Divider(held_out)
     names = corpus.parts
-    parts: list[Part] = []
-    is_there = np.zeros(0x110000, np.bool_)
+    parts: list[TextPart] = []
+    has_occurred = np.zeros(0x110000, np.bool_)
 
-    def survey(
+    def survey_piece(
         item: tuple[int, Piece],
     ) -> tuple[int, Piece, bytes, NDArray[np.unsignedinteger[Any]]]:
-        """Return the item, the piece in UTF-8, and its code points that `is_there` lacks."""
+        """Return the item, the piece in UTF-8, and its code points that `has_occurred` lacks."""
         text = item[1].text
         utf8 = encoded(text, "utf-8")
         if text.isascii():
-            known = np.flatnonzero(is_there[:128]).astype(np.uint8).tobytes()
-            return *item, utf8, np.frombuffer(utf8.translate(None, known), np.uint8)
+            known_bytes = np.flatnonzero(has_occurred[:128]).astype(np.uint8).tobytes()
+            return *item, utf8, np.frombuffer(utf8.translate(None, known_bytes), np.uint8)
         points = code_points(text)
-        return *item, utf8, points[~is_there.take(points)]
+        return *item, utf8, points[~has_occurred.take(points)]
 
-    with contextlib.closing(map_ahead(survey, corpus.pieces_of_files())) as surveys:
-        for file, piece, utf8, newcomers in surveys:
-            digest.update(_marked(piece, utf8, corpus.marks_ends))
-            is_there[newcomers] = True
+    with contextlib.closing(map_ahead(survey_piece, corpus.pieces_of_files())) as surveyed_pieces:
+        for file, piece, utf8, new_points in surveyed_pieces:
+            digest.update(_with_end_marks(piece, utf8, corpus.marks_ends))
+            has_occurred[new_points] = True
             characters += len(piece.text)
             chosen = sum(len(part.text) for key, part in divider.divide(piece) if key == "val")
             if parts and parts[-1].name == names[file]:
                 _, before, chosen_before = parts.pop()
             else:
                 before = chosen_before = 0
-            parts.append(Part(names[file], before + len(piece.text), chosen_before + chosen))
+            parts.append(TextPart(names[file], before + len(piece.text), chosen_before + chosen))
             utf8_bytes += len(utf8)
             documents += len(piece.ends)
             on_event(Progress("read", characters, None, "chars"))
     if characters == 0:
         raise AttnlmError(f"{corpus.shown} is empty", "use a text that is not empty")
-    distinct = "".join(map(chr, np.flatnonzero(is_there)))
-    if "\r" in distinct:
+    alphabet = "".join(map(chr, np.flatnonzero(has_occurred)))
+    if "\r" in alphabet:
         on_event(
             Note(
                 f"{corpus.shown} has carriage returns (Windows line ends, CR LF), which are kept; "
                 "use `newlines` unix to convert them to LF"
             )
         )
-    return Text(
+    return SurveyedText(
         corpus,
-        choice,
+        held_out,
         characters,
         utf8_bytes,
         digest.hexdigest(),
-        distinct,
+        alphabet,
         documents,
         tuple(parts),
     )
@@ -279,7 +281,7 @@ def join_pieces(pieces: Sequence[Piece]) -> Piece:
     return Piece("".join(piece.text for piece in pieces), tuple(ends))
 
 
-def _marked(piece: Piece, utf8: bytes, marks_ends: bool) -> bytes:
+def _with_end_marks(piece: Piece, utf8: bytes, marks_ends: bool) -> bytes:
     """Return a piece in UTF-8; if `marks_ends`, with the byte `_END` wherever a document ends."""
     if not piece.ends or not marks_ends:
         return utf8
