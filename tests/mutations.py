@@ -304,11 +304,12 @@ decays = parameter.ndim > 1 or => decays = parameter.ndim > 0 or
 == training/batch_split.py
 more windows at once than asked for | test_replicas.py
 range(-(-rows // most), rows + 1) => range(max(1, rows // most), rows + 1)
-== training/step.py
+== training/dropout.py
 dropout in own code is drawn anew in a resumed run | test_training_own.py
-if self._draws_globally: => if False:
+if self._seeds_torch: => if False:
 dropout is not seeded | test_replicas.py
 generator.manual_seed(seed) => pass
+== training/step.py
 gradients of threads are added, not averaged | test_replicas.py
 scale = 1 / (self._gradient_count * => scale = 1 / (
 questions count in the loss of a task | test_answers.py

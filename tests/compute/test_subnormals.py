@@ -33,7 +33,7 @@ from attnlm.model.architecture import architecture
 from attnlm.model.language_model import Bigram, Transformer
 from attnlm.model.ops import attention
 from attnlm.model.recorder import record
-from attnlm.training import step as steps
+from attnlm.training import batch_loss
 from attnlm.training.step import Replica
 from attnlm.training.validation_loss import validation_loss
 from attnlm.workflows import evaluate as evaluation
@@ -155,9 +155,9 @@ def test_training_flushes_in_all_threads(
     def watched(*given: Any) -> Any:
         return Watched.apply(loss_of(*given))  # type: ignore[no-untyped-call]
 
-    backward, loss_of, computed = Modes(), steps._loss, Replica.backward
+    backward, loss_of, computed = Modes(), batch_loss._model_loss, Replica.backward
     both = threading.Barrier(2)
-    monkeypatch.setattr(steps, "_loss", watched)
+    monkeypatch.setattr(batch_loss, "_model_loss", watched)
     monkeypatch.setattr(Replica, "backward", together)
     attnlm.train(dataset, model=model, compile=compile, checkpoint_dir=tmp_path, **SETTINGS)
     assert modes.found == {"MainThread": True, "attnlm_0": True}

@@ -5,29 +5,29 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from attnlm.base.caches import use_own_compiler_cache
-from attnlm.base.own_code import OwnCode
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import Device, keep_freed_memory
 from attnlm.compute.processes import ALONE, Processes, reporting_lost_processes
 from attnlm.compute.threads import compute_all, new_pool
 from attnlm.config.settings import Config
-from attnlm.data.batches import Batches, window_seeds
+from attnlm.config.training import TrainingConfig
+from attnlm.data.batches import Batches
 from attnlm.data.dataset import Dataset
 from attnlm.data.examples import limit_per_window
 from attnlm.model.inspection import is_as_built
-from attnlm.model.language_model import LanguageModel, with_shape
+from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import drawing_from
 from attnlm.model.ops import Kernels, use_kernels
-from attnlm.training.batch_split import split_batch
+from attnlm.training.batch_loss import loss_of
+from attnlm.training.batch_split import BatchSplit, split_batch
+from attnlm.training.dropout import DropoutDraws, changes_itself
 from attnlm.training.kernels import kernels_of
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import FlatOptimizer
@@ -59,20 +59,12 @@ class Replica:
         self._kernels = kernels
         self._windows = windows
         self._first_window = first_window
-        self._form = None
+        self._loss = loss_of(training)
+        self._has_own_loss = training.loss is not None
+        self._dropout_draws = DropoutDraws(config, device, windows)
+        self._one_layer_form = None
         if not training.is_sharded and training.lora is None and training.loss is None:
-            self._form = one_layer_form(model, windows, device, kernels)
-        is_torch_compiled = training.compile == "on"
-        self._is_own_loss = isinstance(training.loss, OwnCode)
-        loss = own_loss(training.loss) if isinstance(training.loss, OwnCode) else _loss
-        self._loss = _torch_compiled(loss) if is_torch_compiled else loss
-        self._seed = training.seed
-        has_dropout = bool(config.spec.settings().get("dropout"))
-        # Own code, a GPU and compiled code draw from PyTorch's own generator.
-        self._draws_globally = bool(config.codes) or device.name != "cpu" or is_torch_compiled
-        self._draws = has_dropout or bool(config.codes)
-        has_generators = has_dropout and device.name == "cpu" and not is_torch_compiled
-        self._generators = [torch.Generator() for _ in range(windows)] if has_generators else []
+            self._one_layer_form = one_layer_form(model, windows, device, kernels)
 
     def backward(
         self, step: int, begin: int, inputs: NDArray[np.int64], targets: NDArray[np.int64]
@@ -82,32 +74,23 @@ class Replica:
         The windows are those from row `begin` of the process's inputs and targets on. Ignored
         targets count as targets with a loss of 0.
         """
-        if self._draws:
-            self._seed_dropout(step, self._first_window + begin)
+        self._dropout_draws.seed(step, self._first_window + begin)
         rows = slice(begin, begin + self._windows)
         inputs_BT = self._on_device(inputs[rows])
         targets_BT = self._on_device(targets[rows])
-        if self._form is not None:
-            return self._form(inputs_BT, targets_BT)
+        if self._one_layer_form is not None:
+            return self._one_layer_form(inputs_BT, targets_BT)
         share = _counted_share(targets[rows])
-        if not share and self._is_own_loss:
+        if not share and self._has_own_loss:
             return torch.zeros((), device=self._device.torch)  # its mean would be 0 / 0
         # The context includes the backward pass, which may compute a block again.
-        with use_kernels(self._kernels), drawing_from(self._generators):
+        with use_kernels(self._kernels), drawing_from(self._dropout_draws.generators):
             with self._device.autocast():
                 loss = self._loss(self._model, inputs_BT, targets_BT)
             if share < 1:
                 loss = loss * share
             loss.backward()
         return loss.detach()
-
-    def _seed_dropout(self, step: int, first: int) -> None:
-        """Make dropout depend only on the seed, the step and each window's index in the batch."""
-        seeds = window_seeds(self._seed, step, first, self._windows)
-        if self._draws_globally:
-            torch.manual_seed(seeds[0])
-        for generator, seed in zip(self._generators, seeds, strict=False):
-            generator.manual_seed(seed)
 
     def _on_device(self, ids: NDArray[np.int64]) -> Tensor:
         if self._device.name != "cuda":
@@ -122,57 +105,43 @@ def _counted_share(targets: NDArray[np.int64]) -> float:
     return float(np.count_nonzero(targets >= 0)) / targets.size
 
 
-def _loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-    return model.loss(inputs_BT, targets_BT)
+def rows_of_process(training: TrainingConfig, processes: Processes) -> slice:
+    """Return the rows of each batch that this process computes."""
+    rows = training.batch_size // training.processes
+    return slice(processes.rank * rows, (processes.rank + 1) * rows)
 
 
-_Loss = Callable[[LanguageModel, Tensor, Tensor], Tensor]
+def new_batches(config: Config, dataset: Dataset, rows: slice) -> Batches:
+    """Return these rows of the training batches of a run."""
+    training = config.training.complete()
+    block_size = config.spec.block_size
+    return Batches(
+        dataset.train,
+        block_size=block_size,
+        batch_size=training.batch_size,
+        stride=None if training.sampling == "random" else training.stride or block_size,
+        seed=training.seed,
+        vocab_size=dataset.vocab_size,
+        rows=rows,
+        examples=limit_per_window(dataset.train_examples, training.examples_per_window),
+        only_answers=training.loss_on == "answers",
+    )
 
 
-def own_loss(code: OwnCode) -> _Loss:
-    """Return the user's own loss as a function of model, inputs and targets."""
-    own = code.load()
-
-    def loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        found = own(model(inputs_BT), inputs_BT, targets_BT)
-        return with_shape(code, found, ())
-
-    return loss
-
-
-def _torch_compiled(loss: _Loss) -> _Loss:
-    """Return a loss compiled by torch.compile."""
-    use_own_compiler_cache()
-    # PyTorch compiles the same function for a few models at most, and runs it uncompiled for
-    # further models: discard the code of earlier training runs of this process.
-    torch._dynamo.reset()
-    return torch.compile(loss, options=_compiler_options())
-
-
-def _compiler_options() -> dict[str, Any]:
-    """Return options that keep the compiler from using a folder that another user may have made.
-
-    PyTorch keeps precompiled headers in the system's temporary folder, not in the compiler's cache.
-    """
-    headers = "cpp_cache_precompile_headers"  # older versions of PyTorch have no such option
-    return {headers: False} if headers in torch._inductor.list_options() else {}
-
-
-@torch.no_grad()
-def _changes_itself(model: LanguageModel) -> bool:
-    """Return True if own code draws random numbers or changes buffers in training.
-
-    The replicas' threads would draw from one generator, and change different buffers.
-    """
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.random.fork_rng(devices=[]), drawing_from([torch.Generator()]):
-        state = torch.get_rng_state()
-        model.train()(torch.zeros(1, model.block_size, dtype=torch.long))
-        is_changed = not state.equal(torch.get_rng_state())
-    for name, buffer in model.named_buffers():
-        is_changed |= not buffer.equal(buffers[name])
-        buffer.copy_(buffers[name])
-    return is_changed
+def new_replicas(
+    state: TrainingState, config: Config, split: BatchSplit, first_window: int
+) -> list[Replica]:
+    """Return the replicas of the model, of which the first is the model itself."""
+    kernels = kernels_of(config.training)
+    if kernels.matmul == "native" and not is_as_built(state.model):
+        kernels = dataclasses.replace(kernels, matmul="blas")
+    models = [(state.model, state.optimizer.gradient)]
+    if isinstance(state.optimizer, FlatOptimizer):  # a sharded model has only one replica
+        models += [state.optimizer.replica(state.model) for _ in range(1, split.replicas)]
+    return [
+        Replica(model, gradient, config, state.device, kernels, split.windows, first_window)
+        for model, gradient in models
+    ]
 
 
 class StepNotFiniteError(Exception):
@@ -214,7 +183,11 @@ class Stepper:
         clock: BudgetClock | None = None,
     ) -> None:
         training = config.training.complete()
-        block_size = config.spec.block_size
+        threads = 1
+        if state.device.name == "cpu":
+            threads = training.threads
+            keep_freed_memory()
+        can_replicate = threads == 1 or not config.codes or not changes_itself(state.model)
         self.state = state
         self.training = training
         self.processes = processes
@@ -222,41 +195,16 @@ class Stepper:
         self.stop = StopSignal(alone=processes.count == 1)
         self.has_stepped = False
         """True once this object has made a step, which a signal must not lose."""
-        threads = 1
-        if state.device.name == "cpu":
-            threads = training.threads
-            keep_freed_memory()
-        rows = training.batch_size // training.processes
-        first_row = processes.rank * rows
-        self.batches = Batches(
-            dataset.train,
-            block_size=block_size,
-            batch_size=training.batch_size,
-            stride=None if training.sampling == "random" else training.stride or block_size,
-            seed=training.seed,
-            vocab_size=dataset.vocab_size,
-            rows=slice(first_row, first_row + rows),
-            examples=limit_per_window(dataset.train_examples, training.examples_per_window),
-            only_answers=training.loss_on == "answers",
-        )
-        uses_one_thread = threads > 1 and config.codes and _changes_itself(state.model)
-        self._split = split_batch(training, 1 if uses_one_thread else threads)
+        rows = rows_of_process(training, processes)
+        self.batches = new_batches(config, dataset, rows)
+        self._split = split_batch(training, threads if can_replicate else 1)
         self._threads = threads // self._split.replicas
         self._pool = new_pool(self._split.replicas, self._threads)
-        kernels = kernels_of(training)
-        if kernels.matmul == "native" and not is_as_built(state.model):
-            kernels = dataclasses.replace(kernels, matmul="blas")
-        models = [(state.model, state.optimizer.gradient)]
-        if isinstance(state.optimizer, FlatOptimizer):  # a sharded model has only one replica
-            models += [state.optimizer.replica(state.model) for _ in range(1, self._split.replicas)]
-        self._replicas = [
-            Replica(model, gradient, config, state.device, kernels, self._split.windows, first_row)
-            for model, gradient in models
-        ]
+        self._replicas = new_replicas(state, config, self._split, rows.start)
         # FSDP has already averaged the gradients over processes.
         summed = 1 if training.is_sharded else processes.count
         self._gradient_count = summed * self._split.micro_batches * self._split.replicas
-        self._ignores = dataset.train_examples is not None
+        self._ignores_targets = dataset.train_examples is not None
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._finite_step = state.step
 
@@ -284,7 +232,7 @@ class Stepper:
         for replica in self._replicas[1:]:
             gradient.add_(replica.gradient)
             replica.gradient.zero_()
-        counted = _counted_share(targets) if self._ignores else 1.0
+        counted = _counted_share(targets) if self._ignores_targets else 1.0
         sums = self._sums(torch.stack(losses).mean(), counted)
         self._check(sums.is_finite, state.step + 1)
         if sums.is_stopping:

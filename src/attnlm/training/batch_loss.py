@@ -1,0 +1,56 @@
+"""The loss of a batch as a function: the model's or the user's own, compiled or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlm.base.caches import use_own_compiler_cache
+from attnlm.base.own_code import OwnCode
+from attnlm.config.training import TrainingConfig
+from attnlm.model.language_model import LanguageModel, with_shape
+
+BatchLoss = Callable[[LanguageModel, Tensor, Tensor], Tensor]
+"""Returns the mean loss, (), of a model, inputs (B, T) and targets (B, T)."""
+
+
+def loss_of(training: TrainingConfig) -> BatchLoss:
+    """Return the loss that a configuration selects."""
+    loss = _own_loss(training.loss) if isinstance(training.loss, OwnCode) else _model_loss
+    return _torch_compiled(loss) if training.compile == "on" else loss
+
+
+def _model_loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    return model.loss(inputs_BT, targets_BT)
+
+
+def _own_loss(code: OwnCode) -> BatchLoss:
+    """Return the user's own loss as a function of model, inputs and targets."""
+    own = code.load()
+
+    def own_loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        loss = own(model(inputs_BT), inputs_BT, targets_BT)
+        return with_shape(code, loss, ())
+
+    return own_loss
+
+
+def _torch_compiled(loss: BatchLoss) -> BatchLoss:
+    """Return a loss compiled by torch.compile."""
+    use_own_compiler_cache()
+    # PyTorch compiles the same function for a few models at most, and runs it uncompiled for
+    # further models: discard the code of earlier training runs of this process.
+    torch._dynamo.reset()
+    return torch.compile(loss, options=_compiler_options())
+
+
+def _compiler_options() -> dict[str, Any]:
+    """Return options that keep the compiler from using a folder that another user may have made.
+
+    PyTorch keeps precompiled headers in the system's temporary folder, not in the compiler's cache.
+    """
+    headers = "cpp_cache_precompile_headers"  # older versions of PyTorch have no such option
+    return {headers: False} if headers in torch._inductor.list_options() else {}
