@@ -5,6 +5,7 @@
 
 #include "vectors.h"
 
+#include "arena.h"
 #include "layout.h"
 #include "team.h"
 #include "attention.h"
@@ -20,33 +21,60 @@
 
 int64_t attention_lanes(void) { return LANES; }
 
-/* Return the number of scratch floats for each thread: all keys and values and their gradients; a block
-   of queries and of output gradients, each by rows and by columns, and its query gradients; two blocks
-   of scores. */
-int64_t attention_scratch(int64_t length, int64_t size)
+/* A thread's scratch memory. Rows are padded to whole vectors. */
+struct buffers {
+    float *keys, *values, *d_keys, *d_values; /* (T, D), of a key/value head */
+    float *queries, *grads;                   /* (BLOCK, D), of a block of queries and outputs */
+    float *columns, *grad_columns;            /* (D, BLOCK), the transposes of both */
+    float *mixed, *d_queries;                 /* (BLOCK, D) */
+    float *scores, *d_scores;                 /* (BLOCK, BLOCK) */
+};
+
+static void assign_buffers(int64_t length, int64_t size, struct arena *arena, struct buffers *b)
 {
-    return round_up(size) * (4 * length + 5 * BLOCK) + 2 * BLOCK * BLOCK;
+    const int64_t width = round_up(size);
+    b->keys = take(arena, length * width);
+    b->values = take(arena, length * width);
+    b->d_keys = take(arena, length * width);
+    b->d_values = take(arena, length * width);
+    b->queries = take(arena, BLOCK * width);
+    b->grads = take(arena, BLOCK * width);
+    b->columns = take(arena, BLOCK * width);
+    b->grad_columns = take(arena, BLOCK * width);
+    b->mixed = take(arena, BLOCK * width);
+    b->d_queries = take(arena, BLOCK * width);
+    b->scores = take(arena, BLOCK * BLOCK);
+    b->d_scores = take(arena, BLOCK * BLOCK);
 }
 
-/* Compute out (rows, parts · LANES) = a (rows, steps) · b (steps, parts · LANES), or += with `add`.
-   `rows` and `parts` are constants at each call, so that sums stay in registers. */
-INLINE void multiply_tile(const int rows, const int parts, int64_t steps, const float *a,
+/* Return the number of scratch floats for each thread. */
+int64_t attention_scratch(int64_t length, int64_t size)
+{
+    struct arena arena = {0};
+    struct buffers buffers;
+    assign_buffers(length, size, &arena, &buffers);
+    return arena.used;
+}
+
+/* Compute out (rows, vectors · LANES) = a (rows, steps) · b (steps, vectors · LANES), or += with `add`.
+   `rows` and `vectors` are constants at each call, so that sums stay in registers. */
+INLINE void multiply_tile(const int rows, const int vectors, int64_t steps, const float *a,
                           int64_t a_row, int64_t a_step, const float *b, int64_t b_step, float *out,
                           int64_t out_row, int add)
 {
     vector sums[ATTEND_TILE_ROWS * ATTEND_TILE_VECTORS] = {{0}};
     for (int64_t i = 0; i < steps; i++)
-        for (int v = 0; v < parts; v++) {
+        for (int v = 0; v < vectors; v++) {
             vector right = load(b + i * b_step + v * LANES);
             for (int r = 0; r < rows; r++)
-                sums[r * parts + v] += a[r * a_row + i * a_step] * right;
+                sums[r * vectors + v] += a[r * a_row + i * a_step] * right;
         }
     for (int r = 0; r < rows; r++)
-        for (int v = 0; v < parts; v++) {
+        for (int v = 0; v < vectors; v++) {
             vector *target = (vector *)(out + r * out_row + v * LANES);
             if (add)
-                sums[r * parts + v] += *target;
-            *target = sums[r * parts + v];
+                sums[r * vectors + v] += *target;
+            *target = sums[r * vectors + v];
         }
 }
 
@@ -146,14 +174,13 @@ INLINE void exponentials(const int masked, int64_t keys, float *scores, vector *
 }
 
 static void attend_group(const struct attention *task, int64_t window, int64_t kv_head,
-                         float *scratch)
+                         const struct buffers *b)
 {
     const int64_t length = task->length, size = task->size, width = round_up(size);
     const int64_t group = task->heads / task->kv_heads;
     const struct heads *q = &task->query, *k = &task->key, *v = &task->value, *o = &task->out;
-    float *keys = scratch, *values = keys + length * width, *queries = values + length * width;
-    float *columns = queries + BLOCK * width, *mixed = columns + BLOCK * width;
-    float *scores = mixed + BLOCK * width;
+    float *keys = b->keys, *values = b->values, *queries = b->queries, *columns = b->columns;
+    float *mixed = b->mixed, *scores = b->scores;
     pack_rows(keys, row_at(k, window, kv_head, 0), k->token, length, size, 1);
     pack_rows(values, row_at(v, window, kv_head, 0), v->token, length, size, 1);
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
@@ -190,42 +217,41 @@ static void attend_group(const struct attention *task, int64_t window, int64_t k
         }
 }
 
-/* Replace scores (keys, BLOCK) by attention weights, and gradients of weights by gradients of scores:
-   weight · (d_weight − delta), where delta is Σ weight · d_weight over all keys of the query. */
-INLINE void weights_backward(const int masked, int64_t keys, float *scores, float *d_weights,
+/* Replace scores (keys, BLOCK) by probabilities, and gradients of probabilities by gradients of
+   scores: p · (d_p − delta), where delta is Σ p · d_p over all keys of the query. */
+INLINE void softmax_backward(const int masked, int64_t keys, float *scores, float *d_probabilities,
                              const float *log_sums, const float *delta)
 {
     for (int64_t s = 0; s < keys; s++)
         for (int64_t t = 0; t < BLOCK; t += LANES) {
-            float *entry = scores + s * BLOCK + t, *d_entry = d_weights + s * BLOCK + t;
-            vector weight = vector_exp(load(entry) - load(log_sums + t));
+            float *entry = scores + s * BLOCK + t, *d_entry = d_probabilities + s * BLOCK + t;
+            vector probability = vector_exp(load(entry) - load(log_sums + t));
             if (masked)
-                weight = blend(mask_before(t, s), (vector){0}, weight);
-            vector d_score = weight * (load(d_entry) - load(delta + t));
+                probability = blend(mask_before(t, s), (vector){0}, probability);
+            vector d_score = probability * (load(d_entry) - load(delta + t));
             if (masked)
                 d_score = blend(mask_before(t, s), (vector){0}, d_score);
-            *(vector *)entry = weight;
+            *(vector *)entry = probability;
             *(vector *)d_entry = d_score;
         }
 }
 
 static void attend_group_backward(const struct attention *task, int64_t window, int64_t kv_head,
-                                  float *scratch)
+                                  const struct buffers *b)
 {
     const int64_t length = task->length, size = task->size, width = round_up(size);
-    const int64_t group = task->heads / task->kv_heads, kv_size = length * width;
-    const int64_t block_size = BLOCK * width;
+    const int64_t group = task->heads / task->kv_heads;
     const struct heads *q = &task->query, *k = &task->key, *v = &task->value, *o = &task->out;
     const struct heads *d_q = &task->d_query, *d_k = &task->d_key, *d_v = &task->d_value;
     const struct heads *d_o = &task->d_out;
-    float *keys = scratch, *values = keys + kv_size;
-    float *d_keys = values + kv_size, *d_values = d_keys + kv_size;
-    float *queries = d_values + kv_size, *columns = queries + block_size, *grads = columns + block_size;
-    float *grad_columns = grads + block_size, *d_queries = grad_columns + block_size;
-    float *scores = d_queries + block_size, *d_scores = scores + BLOCK * BLOCK;
+    float *keys = b->keys, *values = b->values, *d_keys = b->d_keys, *d_values = b->d_values;
+    float *queries = b->queries, *columns = b->columns, *d_queries = b->d_queries;
+    float *grads = b->grads, *grad_columns = b->grad_columns;
+    float *scores = b->scores, *d_scores = b->d_scores;
     pack_rows(keys, row_at(k, window, kv_head, 0), k->token, length, size, 1);
     pack_rows(values, row_at(v, window, kv_head, 0), v->token, length, size, 1);
-    memset(d_keys, 0, 2 * kv_size * sizeof(float));
+    memset(d_keys, 0, length * width * sizeof(float));
+    memset(d_values, 0, length * width * sizeof(float));
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
         for (int64_t t = 0; t < length; t += BLOCK) {
             const int64_t count = smaller(length - t, BLOCK);
@@ -248,9 +274,9 @@ static void attend_group_backward(const struct attention *task, int64_t window, 
                 multiply(is_diagonal ? LATER_COLUMNS : ALL, num_keys, BLOCK, size, values + s * width,
                          width, 1, grad_columns, BLOCK, d_scores, BLOCK, 0);
                 if (!is_diagonal)
-                    weights_backward(0, num_keys, scores, d_scores, log_sums, delta);
+                    softmax_backward(0, num_keys, scores, d_scores, log_sums, delta);
                 else
-                    weights_backward(1, num_keys, scores, d_scores, log_sums, delta);
+                    softmax_backward(1, num_keys, scores, d_scores, log_sums, delta);
                 multiply(is_diagonal ? STEPS_FROM_ROW : ALL, num_keys, width, count, scores, BLOCK, 1,
                          grads, width, d_values + s * width, width, 1);
                 multiply(is_diagonal ? STEPS_FROM_ROW : ALL, num_keys, width, count, d_scores, BLOCK, 1,
@@ -269,13 +295,16 @@ void attend_groups(struct member self, const void *argument)
 {
     const struct attention *task = argument;
     const int64_t heads = task->kv_heads;
-    float *scratch = task->scratch + self.number * attention_scratch(task->length, task->size);
+    const int64_t used = self.number * attention_scratch(task->length, task->size);
+    struct arena arena = {.base = task->scratch, .used = used};
+    struct buffers buffers;
+    assign_buffers(task->length, task->size, &arena, &buffers);
     struct range groups = own_range(self, task->windows * heads);
     for (int64_t i = groups.begin; i < groups.end; i++)
         if (task->d_out.data)
-            attend_group_backward(task, i / heads, i % heads, scratch);
+            attend_group_backward(task, i / heads, i % heads, &buffers);
         else
-            attend_group(task, i / heads, i % heads, scratch);
+            attend_group(task, i / heads, i % heads, &buffers);
 }
 
 /* Compute `out` and `log_sums` or, if `d_out` has data, the other gradients, by `members` threads. */

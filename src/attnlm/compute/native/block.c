@@ -8,6 +8,7 @@
 
 #include "vectors.h"
 
+#include "arena.h"
 #include "layout.h"
 #include "team.h"
 #include "attention.h"
@@ -74,19 +75,6 @@ struct job {
     struct saved saved;
     struct buffers buffers;
 };
-
-/* Memory that is divided among arrays. If `base` is NULL, it only counts how much they need. */
-struct arena {
-    float *base;
-    int64_t used;
-};
-
-INLINE float *take(struct arena *arena, int64_t count)
-{
-    float *here = arena->base ? arena->base + arena->used : NULL;
-    arena->used += round_up(count);
-    return here;
-}
 
 static int64_t num_rows(const struct pass *p) { return p->windows * p->length; }
 static int64_t packed_width(const struct pass *p) { return (p->heads + 2 * p->kv_heads) * p->size; }

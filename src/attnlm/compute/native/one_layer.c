@@ -2,13 +2,15 @@
 
    packed (B, T, 3·H·D) has queries, keys and values; mixed (B, T, H·D) has the heads' outputs; kept
    (B, H, 2, T) has the largest score and the inverse sum of each query's softmax, for the backward
-   pass, which computes the weights again: this is faster than reading them (Dao et al., 2022). A vector
+   pass, which computes the softmax again: this is faster than reading it (Dao et al., 2022). A vector
    holds scores of LANES queries, or D features of a sum of rows, so no sum is within a vector.
 
    `row` is the number of features in a row: 8, 16, 32 or 64. It is a constant of each instance of the
    functions, so that sums stay in registers. Rows of other sizes are copied and padded with zeros. */
 
 #include "vectors.h"
+
+#include "arena.h"
 
 #define WIDEST 64
 #define ONE_LAYER_SUMS (WIDEST / LANES > 8 ? WIDEST / LANES : 8) /* vectors */
@@ -56,8 +58,9 @@ INLINE vector dot_columns(const int row, const float *features, const vector *co
     return even + odd;
 }
 
-/* Write Σ weights[j · output_step + r · row_step] · row r over `count` rows, for outputs j < `at_once`. */
-INLINE void sum_outputs(const int row, const int at_once, int64_t count, const float *weights,
+/* Write Σ factors[j · output_step + r · row_step] · row r over `count` rows, for outputs
+   j < `at_once`. */
+INLINE void sum_outputs(const int row, const int at_once, int64_t count, const float *factors,
                         int64_t output_step, int64_t row_step, const float *rows, int64_t stride,
                         float *out, int64_t out_stride)
 {
@@ -67,37 +70,37 @@ INLINE void sum_outputs(const int row, const int at_once, int64_t count, const f
         for (int v = 0; v < vectors; v++) {
             const vector features = load(rows + r * stride + v * LANES);
             for (int j = 0; j < at_once; j++)
-                sums[j * vectors + v] += features * weights[j * output_step + r * row_step];
+                sums[j * vectors + v] += features * factors[j * output_step + r * row_step];
         }
     for (int j = 0; j < at_once; j++)
         memcpy(out + j * out_stride, sums + j * vectors, row * sizeof(float));
 }
 
-/* Write Σ weights (s, t) · row s over the keys s ≤ t, for each query t. */
-INLINE void sum_keys(const int row, int64_t length, const float *weights, const float *rows,
+/* Write Σ factors (s, t) · row s over the keys s ≤ t, for each query t. */
+INLINE void sum_keys(const int row, int64_t length, const float *factors, const float *rows,
                      int64_t stride, float *out, int64_t out_stride)
 {
     const int64_t width = round_up(length), at_once = rows_at_once(row);
     int64_t t = 0;
-    for (; t + at_once <= length; t += at_once) /* weights of later keys are 0 */
-        sum_outputs(row, rows_at_once(row), t + at_once, weights + t, 1, width, rows, stride,
+    for (; t + at_once <= length; t += at_once) /* factors of later keys are 0 */
+        sum_outputs(row, rows_at_once(row), t + at_once, factors + t, 1, width, rows, stride,
                     out + t * out_stride, out_stride);
     for (; t < length; t++)
-        sum_outputs(row, 1, t + 1, weights + t, 1, width, rows, stride, out + t * out_stride,
+        sum_outputs(row, 1, t + 1, factors + t, 1, width, rows, stride, out + t * out_stride,
                     out_stride);
 }
 
-/* Write Σ weights (s, t) · row t over the queries t ≥ s, for each key s. */
-INLINE void sum_queries(const int row, int64_t length, const float *weights, const float *rows,
+/* Write Σ factors (s, t) · row t over the queries t ≥ s, for each key s. */
+INLINE void sum_queries(const int row, int64_t length, const float *factors, const float *rows,
                         int64_t stride, float *out, int64_t out_stride)
 {
     const int64_t width = round_up(length), at_once = rows_at_once(row);
     int64_t s = 0;
     for (; s + at_once <= length; s += at_once)
-        sum_outputs(row, rows_at_once(row), length - s, weights + s * width + s, width, 1,
+        sum_outputs(row, rows_at_once(row), length - s, factors + s * width + s, width, 1,
                     rows + s * stride, stride, out + s * out_stride, out_stride);
     for (; s < length; s++)
-        sum_outputs(row, 1, length - s, weights + s * width + s, width, 1, rows + s * stride, stride,
+        sum_outputs(row, 1, length - s, factors + s * width + s, width, 1, rows + s * stride, stride,
                     out + s * out_stride, out_stride);
 }
 
@@ -112,7 +115,7 @@ struct head {
     float *d_q, *d_k, *d_v, *kept;
 };
 
-/* The queries t to t + LANES − 1. `delta` is Σ weight · d_weight over the keys. */
+/* The queries t to t + LANES − 1. `delta` is Σ p · d_p over the keys, p their probabilities. */
 struct queries {
     int64_t t;
     vector queries[WIDEST], grads[WIDEST];
@@ -149,47 +152,47 @@ INLINE vector exponentials(const int masked, int64_t begin, int64_t count, const
     return sum;
 }
 
-INLINE void attend(const int row, int64_t length, float scale, const struct head *h, float *weights)
+INLINE void attend(const int row, int64_t length, float scale, const struct head *h,
+                   float *probabilities)
 {
     const int64_t width = round_up(length);
     for (int64_t t = 0; t < length; t += LANES) {
         const int64_t count = smaller(length - t, LANES);
         struct queries q = {.t = t, .largest = (vector){0} - INFINITY};
         transpose(row, h->q + t * h->stride, h->stride, count, scale, q.queries);
-        scores(row, 0, 0, t, h, &q, weights, width);
-        scores(row, 1, t, count, h, &q, weights, width);
-        const vector sum = exponentials(0, 0, t, &q, (vector){0}, weights, width);
-        const vector inverse = 1 / exponentials(1, t, count, &q, sum, weights, width);
+        scores(row, 0, 0, t, h, &q, probabilities, width);
+        scores(row, 1, t, count, h, &q, probabilities, width);
+        const vector sum = exponentials(0, 0, t, &q, (vector){0}, probabilities, width);
+        const vector inverse = 1 / exponentials(1, t, count, &q, sum, probabilities, width);
         for (int64_t s = 0; s < t + count; s++)
-            *(vector *)(weights + s * width + t) = load(weights + s * width + t) * inverse;
+            *(vector *)(probabilities + s * width + t) = load(probabilities + s * width + t) * inverse;
         *(vector *)(h->kept + t) = q.largest;
         *(vector *)(h->kept + width + t) = inverse;
     }
-    sum_keys(row, length, weights, h->v, h->stride, h->mixed, h->mixed_stride);
+    sum_keys(row, length, probabilities, h->v, h->stride, h->mixed, h->mixed_stride);
 }
 
-/* Write the attention weights of some keys, and the gradients of their scores. */
-INLINE void weights_backward(const int row, const int masked, int64_t begin, int64_t count,
-                             const struct head *h, const struct queries *q, float *weights,
+/* Write the probabilities of some keys, and the gradients of their scores. */
+INLINE void softmax_backward(const int row, const int masked, int64_t begin, int64_t count,
+                             const struct head *h, const struct queries *q, float *probabilities,
                              float *d_scores, int64_t width)
 {
     const vector largest = q->largest, inverse = q->inverse, delta = q->delta;
     for (int64_t i = 0, s = begin; i < count; i++, s++) {
         vector score = dot_columns(row, h->k + s * h->stride, q->queries);
-        vector weight = vector_exp(score - largest) * inverse;
+        vector probability = vector_exp(score - largest) * inverse;
         if (masked)
-            weight = blend(mask_before(q->t, s), (vector){0}, weight);
-        *(vector *)(weights + s * width + q->t) = weight;
+            probability = blend(mask_before(q->t, s), (vector){0}, probability);
+        *(vector *)(probabilities + s * width + q->t) = probability;
         *(vector *)(d_scores + s * width + q->t)
-            = weight * (dot_columns(row, h->v + s * h->stride, q->grads) - delta);
+            = probability * (dot_columns(row, h->v + s * h->stride, q->grads) - delta);
     }
 }
 
 INLINE void attend_backward(const int row, int64_t length, float scale, const struct head *h,
-                            float *weights)
+                            float *probabilities, float *d_scores)
 {
     const int64_t width = round_up(length);
-    float *d_scores = weights + length * width;
     for (int64_t t = 0; t < length; t += LANES) {
         const int64_t count = smaller(length - t, LANES);
         struct queries q;
@@ -201,24 +204,46 @@ INLINE void attend_backward(const int row, int64_t length, float scale, const st
         transpose(row, h->mixed + t * h->mixed_stride, h->mixed_stride, count, 1, outputs);
         transpose(row, h->d_mixed + t * h->mixed_stride, h->mixed_stride, count, scale, q.grads);
         vector delta = {0};
-        for (int i = 0; i < row; i++) /* Σ weight · d_weight */
+        for (int i = 0; i < row; i++) /* Σ p · d_p */
             delta += outputs[i] * q.grads[i];
         q.delta = delta;
-        weights_backward(row, 0, 0, t, h, &q, weights, d_scores, width);
-        weights_backward(row, 1, t, count, h, &q, weights, d_scores, width);
+        softmax_backward(row, 0, 0, t, h, &q, probabilities, d_scores, width);
+        softmax_backward(row, 1, t, count, h, &q, probabilities, d_scores, width);
     }
     sum_keys(row, length, d_scores, h->k, h->stride, h->d_q, h->stride);
     sum_queries(row, length, d_scores, h->q, h->stride, h->d_k, h->stride);
-    sum_queries(row, length, weights, h->d_mixed, h->mixed_stride, h->d_v, h->stride);
+    sum_queries(row, length, probabilities, h->d_mixed, h->mixed_stride, h->d_v, h->stride);
+}
+
+/* Scratch memory for a head. */
+struct buffers {
+    float *probabilities, *d_scores;    /* (keys, queries), rows of whole vectors */
+    float *packed_rows, *d_packed_rows; /* (T, 3, row): padded copies */
+    float *mixed_rows, *d_mixed_rows;   /* (T, row) */
+};
+
+static int64_t row_of(int64_t size) { return size <= 8 ? 8 : size <= 16 ? 16 : size <= 32 ? 32 : 64; }
+
+static void assign_buffers(int64_t length, int64_t size, struct arena *arena, struct buffers *b)
+{
+    const int64_t all = length * row_of(size);
+    b->probabilities = take(arena, length * round_up(length));
+    b->d_scores = take(arena, length * round_up(length));
+    b->packed_rows = take(arena, 3 * all);
+    b->d_packed_rows = take(arena, 3 * all);
+    b->mixed_rows = take(arena, all);
+    b->d_mixed_rows = take(arena, all);
+    take(arena, LANES); /* the last vector of a row may extend beyond it */
 }
 
 #define INSTANCE(row) \
-    static void compute_##row(int64_t length, float scale, const struct head *h, float *scratch) \
+    static void compute_##row(int64_t length, float scale, const struct head *h, \
+                              const struct buffers *b) \
     { \
         if (h->d_q) \
-            attend_backward(row, length, scale, h, scratch); \
+            attend_backward(row, length, scale, h, b->probabilities, b->d_scores); \
         else \
-            attend(row, length, scale, h, scratch); \
+            attend(row, length, scale, h, b->probabilities); \
     }
 INSTANCE(8)
 INSTANCE(16)
@@ -234,27 +259,25 @@ static void copy_rows(int64_t length, const float *from, int64_t stride, int64_t
             to[i] = i < size ? from[i] : 0;
 }
 
-static int64_t row_of(int64_t size) { return size <= 8 ? 8 : size <= 16 ? 16 : size <= 32 ? 32 : 64; }
-
 /* Compute a head by the instance for its size, with padded copies of its rows if necessary. */
-static void compute(int64_t length, int64_t size, float scale, struct head h, float *scratch)
+static void compute(int64_t length, int64_t size, float scale, struct head h, const struct buffers *b)
 {
-    const int64_t row = row_of(size), stride = 3 * row, all = length * row;
-    void (*const instance)(int64_t, float, const struct head *, float *)
+    const int64_t row = row_of(size), stride = 3 * row;
+    void (*const instance)(int64_t, float, const struct head *, const struct buffers *)
         = row == 8 ? compute_8 : row == 16 ? compute_16 : row == 32 ? compute_32 : compute_64;
     if (size == row) {
-        instance(length, scale, &h, scratch);
+        instance(length, scale, &h, b);
         return;
     }
-    float *rows = scratch + 2 * length * round_up(length), *mixed = rows + 3 * all;
-    float *d_mixed = mixed + all, *d_rows = d_mixed + all;
+    float *rows = b->packed_rows, *d_rows = b->d_packed_rows;
+    float *mixed = b->mixed_rows, *d_mixed = b->d_mixed_rows;
     struct head padded = {.q = rows, .k = rows + row, .v = rows + 2 * row, .stride = stride,
                           .mixed = mixed, .mixed_stride = row, .kept = h.kept};
     copy_rows(length, h.q, h.stride, size, rows, stride, row);
     copy_rows(length, h.k, h.stride, size, rows + row, stride, row);
     copy_rows(length, h.v, h.stride, size, rows + 2 * row, stride, row);
     if (!h.d_q) {
-        instance(length, scale, &padded, scratch);
+        instance(length, scale, &padded, b);
         copy_rows(length, mixed, row, row, h.mixed, h.mixed_stride, size);
         return;
     }
@@ -264,7 +287,7 @@ static void compute(int64_t length, int64_t size, float scale, struct head h, fl
     padded.d_v = d_rows + 2 * row;
     copy_rows(length, h.mixed, h.mixed_stride, size, mixed, row, row);
     copy_rows(length, h.d_mixed, h.mixed_stride, size, d_mixed, row, row);
-    instance(length, scale, &padded, scratch);
+    instance(length, scale, &padded, b);
     copy_rows(length, d_rows, stride, row, h.d_q, h.stride, size);
     copy_rows(length, d_rows + row, stride, row, h.d_k, h.stride, size);
     copy_rows(length, d_rows + 2 * row, stride, row, h.d_v, h.stride, size);
@@ -273,10 +296,13 @@ static void compute(int64_t length, int64_t size, float scale, struct head h, fl
 /* Return the number of floats that the forward pass saves per head. */
 int64_t one_layer_kept(int64_t length) { return 2 * round_up(length); }
 
-/* Return the number of scratch floats. The last vector of a row may extend LANES beyond it. */
+/* Return the number of scratch floats. */
 int64_t one_layer_scratch(int64_t length, int64_t size)
 {
-    return 2 * length * round_up(length) + 8 * length * row_of(size) + LANES;
+    struct arena arena = {0};
+    struct buffers buffers;
+    assign_buffers(length, size, &arena, &buffers);
+    return arena.used;
 }
 
 /* Compute all heads, of at most WIDEST features: forward, or backward if `d_packed` is not NULL.
@@ -286,6 +312,8 @@ void one_layer_attend(int64_t batch, int64_t length, int64_t heads, int64_t size
                       float *d_packed, float *scratch)
 {
     const int64_t width = heads * size;
+    struct buffers buffers;
+    assign_buffers(length, size, &(struct arena){.base = scratch}, &buffers);
     for (int64_t b = 0; b < batch; b++)
         for (int64_t i = 0; i < heads; i++) {
             const int64_t at = b * length * width + i * size;
@@ -300,6 +328,6 @@ void one_layer_attend(int64_t batch, int64_t length, int64_t heads, int64_t size
                 h.d_k = d_q + width;
                 h.d_v = d_q + 2 * width;
             }
-            compute(length, size, scale, h, scratch);
+            compute(length, size, scale, h, &buffers);
         }
 }
