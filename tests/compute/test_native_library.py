@@ -113,7 +113,7 @@ def test_missing_and_damaged_kernels_are_none(
     assert native.load("odd") is None
 
 
-FIELDS: list[Any] = list(structs.Heads._fields_)
+FIELDS: list[Any] = list(structs.CHeads._fields_)
 
 
 @needs_kernels
@@ -130,7 +130,7 @@ FIELDS: list[Any] = list(structs.Heads._fields_)
 def test_a_struct_that_differs_in_c_is_an_error(
     fields: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed = type("Heads", (structs.Struct,), {"_fields_": fields})
+    changed = type("CHeads", (structs.Struct,), {"_fields_": fields})
     monkeypatch.setitem(structs._STRUCTS, "attention_layouts", (changed,))
     with pytest.raises(AttnlmError, match="the kernels in C belong to another version of attnlm"):
         native.load(native.instruction_sets()[0])

@@ -134,7 +134,7 @@ def test_large_models_are_computed_by_threads_from_the_weights_where_they_lie(
     ):
         model = a_model(name, 99, embed_dim=64, block_size=80)
         native = NativeModel(model, library(width))
-        assert native.layout.head.rows and not native.layout.head.panels
+        assert native.layout.lm_head.rows and not native.layout.lm_head.panels
         for num_samples in (1, 3):
             assert_textbook(model, num_samples, LONG, library(width), members)
     monkeypatch.setattr(native_decoder, "_MOST_ROWS", 41)

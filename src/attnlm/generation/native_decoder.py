@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnlm.base.errors import NotFiniteError
-from attnlm.compute.native.structs import Block, Generation, Linear, Memory, Model
+from attnlm.compute.native.structs import CBlock, CGeneration, CLinear, CMemory, CModel
 from attnlm.compute.threads import FlushSubnormals
 from attnlm.generation.batch import Batch
 from attnlm.model.architecture import Architecture
@@ -65,10 +65,10 @@ class NativeModel:
             "none": (0, 0, 0),
         }.get(a.attention, (1, 1, a.width))
         blocks = [_block(a, size, part(weights, f"blocks.{layer}.")) for layer in range(a.layers)]
-        row = (Block * a.layers)(*blocks)
+        row = (CBlock * a.layers)(*blocks)
         self.first_block = blocks[0]
         self._kept_alive = (blocks, row)
-        layers = [head := _linear(weights, "head")]
+        layers = [lm_head := _linear(weights, "head")]
         for block in blocks:
             layers += block.qkv, block.projection, block.up, block.down
         self.numbers = sum(layer.inputs * layer.outputs for layer in layers)
@@ -81,7 +81,7 @@ class NativeModel:
             angles = {"cosines": model.cosines, "sines": model.sines}
             positions = {name: _array(table[:, : size // 2]) for name, table in angles.items()}
         key_at = _whole(heads * size) if a.attention == "softmax" else 0
-        self.layout = Model(
+        self.layout = CModel(
             layers=a.layers,
             width=a.width,
             vocab_size=model.vocab_size,
@@ -98,7 +98,7 @@ class NativeModel:
             tokens=_array(weights["token_embedding.weight"]),
             blocks=ctypes.addressof(row),
             last_norm=_norm(part(weights, "norm."), a.head_input_dim),
-            head=head,
+            lm_head=lm_head,
             **positions,
             **_tables(a, weights, model.vocab_size),
         )
@@ -122,7 +122,7 @@ class NativeDecoder:
         self._samples = num_samples
         self._block_size = a.block_size
         self._model = model  # kept alive: the calls read its memory
-        self._memory = Memory(
+        self._memory = CMemory(
             rows=rows,
             capacity=capacity,
             stride=stride,
@@ -174,7 +174,7 @@ class NativeDecoder:
         ids_BS = np.zeros((samples, 2 * a.block_size), np.int64)
         length = batch.start.shape[1]
         ids_BS[:, :length] = batch.start
-        state = Generation(
+        state = CGeneration(
             block_size=a.block_size,
             kept=kept_of_full_window(a),
             columns=ids_BS.shape[1],
@@ -222,7 +222,7 @@ def kept_of_full_window(spec: ModelSpec) -> int:
 _QKV = tuple(f"attention.{name}" for name in ("query", "key", "value"))
 
 
-def _block(a: Architecture, size: int, weights: Mapping[str, Tensor]) -> Block:
+def _block(a: Architecture, size: int, weights: Mapping[str, Tensor]) -> CBlock:
     """Return a block with the given weights; `size` is the width of a head."""
     # A scale of 0 makes all scores 0 and all weights equal.
     scale = 0 if a.attention == "uniform" else max(1, size) ** -0.5
@@ -230,7 +230,7 @@ def _block(a: Architecture, size: int, weights: Mapping[str, Tensor]) -> Block:
     key_gains = weights.get("attention.key_norm.gain", ones)
     as_they_are = not a.query_key_norm and a.positions != "rotary"
     gate = ["mlp.gate"] if a.mlp == "swiglu" else []
-    return Block(
+    return CBlock(
         attention_norm=_norm(part(weights, "attention_norm."), a.width),
         mlp_norm=_norm(part(weights, "mlp_norm."), a.width),
         query_gains=_array(weights.get("attention.query_norm.gain", ones) * scale),
@@ -292,21 +292,21 @@ def _norm(weights: Mapping[str, Tensor], size: int) -> _Floats:
     return _array(torch.stack((gain, bias)))
 
 
-def _linear(weights: Mapping[str, Tensor], *names: str) -> Linear:
+def _linear(weights: Mapping[str, Tensor], *names: str) -> CLinear:
     """Return linear layers of the same input as one layer, or an empty one if the model lacks them.
 
     If the number of inputs is a multiple of 32 and at least `_LONG`, the C code reads the rows of
     the matrices where the model stores them. Other rows are copied to panels, (N/32, C, 32).
     """
     if f"{names[0]}.weight" not in weights:
-        return Linear()
+        return CLinear()
     matrices = [weights[f"{name}.weight"] for name in names]
     inputs = matrices[0].size(1)
     bias_N = _array(_side_by_side(weights, "bias", *names))
     size = {"inputs": inputs, "outputs": len(bias_N), "bias": bias_N}
     if inputs < _LONG or inputs % _PANEL:
         panels = _side_by_side(weights, "weight", *names).view(-1, _PANEL, inputs).transpose(1, 2)
-        return Linear(**size, panels=_array(panels))
+        return CLinear(**size, panels=_array(panels))
     # The addresses of the rows. A row of zeros fills up the last panel of each matrix.
     zeros = np.zeros(inputs, np.float32)
     places = list[int]()
@@ -315,7 +315,7 @@ def _linear(weights: Mapping[str, Tensor], *names: str) -> Linear:
         begin = array.ctypes.data
         places += range(begin, begin + array.nbytes, array.strides[0])
         places += [zeros.ctypes.data] * (_whole(len(array)) - len(array))
-    return Linear(**size, rows=np.array(places, np.uintp), arrays=[zeros, *arrays])
+    return CLinear(**size, rows=np.array(places, np.uintp), arrays=[zeros, *arrays])
 
 
 def _side_by_side(weights: Mapping[str, Tensor], kind: str, *names: str) -> Tensor:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.compute.native import baseline_library
-from attnlm.compute.native.structs import Words
+from attnlm.compute.native.structs import CWords
 from attnlm.tokens.specs import takes_line_ends
 from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, Tokenizer, encoded
 
@@ -85,7 +85,7 @@ class WordTable:
         self._span = np.zeros(2, np.int64)
         self._out = (self._numbers.ctypes.data, self._span.ctypes.data)
         pointed = ("words", "word_at", "ids_at", "slot", "hashes", "ends", "bytes", "ids")
-        self._struct = Words(
+        self._struct = CWords(
             most_words=most_words,
             most_bytes=most_bytes,
             slots=_SLOTS,

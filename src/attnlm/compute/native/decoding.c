@@ -28,7 +28,7 @@ struct model {
     const float *cosines, *sines;              /* (S, D/2), or NULL */
     const struct block *blocks;
     const float *last_norm;
-    struct linear head;
+    struct linear lm_head;
 };
 
 /* The memory of a decoder: the key/value cache, and scratch for `rows` tokens that are computed
@@ -419,11 +419,11 @@ static void compute_logits(struct member self, const void *argument)
             if (m->mlp != NO_MLP)
                 add_mlp(self, m, memory, b, panel, rows);
         }
-        const float *normed = norm(self, m, memory, rows, m->head.inputs, m->last_norm);
-        linear_forward(self, &m->head, NULL, rows, normed, memory->stride, logits, m->head.outputs,
+        const float *normed = norm(self, m, memory, rows, m->lm_head.inputs, m->last_norm);
+        linear_forward(self, &m->lm_head, NULL, rows, normed, memory->stride, logits, m->lm_head.outputs,
                        0);
         barrier(self);
-        logits += rows * m->head.outputs;
+        logits += rows * m->lm_head.outputs;
     }
 }
 
@@ -539,7 +539,7 @@ static void after_token(struct stream *stream)
     for (int64_t s = 0; s < task->samples; s++) {
         int64_t id = stream->out[index + s];
         if (id < 0)
-            id = draw(size, g->logits + s * task->model->head.outputs, g->temperature,
+            id = draw(size, g->logits + s * task->model->lm_head.outputs, g->temperature,
                       stream->uniforms[index + s], g->sums);
         if (id < 0) {
             stream->is_finite = 0;
@@ -606,7 +606,7 @@ const struct layout decoding_layouts[] = {
     FIELD(model, norm), FIELD(model, normed_heads), FIELD(model, residual), FIELD(model, mlp),
     FIELD(model, epsilon), FIELD(model, tokens), FIELD(model, positions), FIELD(model, token_table),
     FIELD(model, position_table), FIELD(model, cosines), FIELD(model, sines), FIELD(model, blocks),
-    FIELD(model, last_norm), FIELD(model, head),
+    FIELD(model, last_norm), FIELD(model, lm_head),
     STRUCT(memory),
     FIELD(memory, rows), FIELD(memory, capacity), FIELD(memory, stride),
     FIELD(memory, mixed_stride), FIELD(memory, keys), FIELD(memory, values), FIELD(memory, x),

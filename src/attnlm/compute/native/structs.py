@@ -1,4 +1,4 @@
-"""The structs that the C files share with Python.
+"""The structs that the C files share with Python: CLinear is `struct linear`.
 
 `check_layouts` compares each struct with the C compiler's layout, so that a difference is an error
 instead of corrupted memory.
@@ -33,7 +33,7 @@ def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names]
 
 
-class Linear(Struct):
+class CLinear(Struct):
     """A linear layer (linear.h)."""
 
     _fields_ = (
@@ -42,16 +42,16 @@ class Linear(Struct):
     )
 
 
-class Block(Struct):
+class CBlock(Struct):
     """The weights of a block (decoding.c)."""
 
     _fields_ = (
         *_fields(_POINTER, "attention_norm", "mlp_norm", "query_gains", "key_gains"),
-        *_fields(Linear, "qkv", "projection", "up", "down"),
+        *_fields(CLinear, "qkv", "projection", "up", "down"),
     )
 
 
-class Model(Struct):
+class CModel(Struct):
     """The settings and the weights of a model (decoding.c)."""
 
     _fields_ = (
@@ -60,11 +60,11 @@ class Model(Struct):
         ("epsilon", ctypes.c_float),
         *_fields(_POINTER, "tokens", "positions", "token_table", "position_table"),
         *_fields(_POINTER, "cosines", "sines", "blocks", "last_norm"),
-        ("head", Linear),
+        ("lm_head", CLinear),
     )
 
 
-class Memory(Struct):
+class CMemory(Struct):
     """The memory of a decoder (decoding.c)."""
 
     _fields_ = (
@@ -75,7 +75,7 @@ class Memory(Struct):
     )
 
 
-class Generation(Struct):
+class CGeneration(Struct):
     """The texts so far, and the position of their window (decoding.c)."""
 
     _fields_ = (
@@ -85,26 +85,26 @@ class Generation(Struct):
     )
 
 
-class Heads(Struct):
+class CHeads(Struct):
     """A tensor (B, H, T, D) with its strides in elements (attention.h)."""
 
     _fields_ = (("data", _POINTER), *_fields(_INTEGER, "window", "head", "token"))
 
 
-class Attention(Struct):
+class CAttention(Struct):
     """Causal attention, forward or, if `d_out` has data, backward (attention.h)."""
 
     _fields_ = (
         *_fields(_INTEGER, "windows", "heads", "kv_heads", "length", "size"),
         ("scale", ctypes.c_float),
-        *_fields(Heads, "query", "key", "value", "out"),
+        *_fields(CHeads, "query", "key", "value", "out"),
         ("log_sums", _POINTER),
-        *_fields(Heads, "d_query", "d_key", "d_value", "d_out"),
+        *_fields(CHeads, "d_query", "d_key", "d_value", "d_out"),
         ("scratch", _POINTER),
     )
 
 
-class QK(Struct):
+class CQK(Struct):
     """Queries or keys, to be normalised and rotated (pointwise.h)."""
 
     _fields_ = (
@@ -115,7 +115,7 @@ class QK(Struct):
     )
 
 
-class Weights(Struct):
+class CWeights(Struct):
     """The weights of a block, or their gradients (block.c)."""
 
     _fields_ = (
@@ -127,20 +127,20 @@ class Weights(Struct):
     )
 
 
-class Pass(Struct):
+class CPass(Struct):
     """A pass through a block (block.c)."""
 
     _fields_ = (
         *_fields(_INTEGER, "windows", "length", "width", "heads", "kv_heads", "size", "hidden"),
         *_fields(_INTEGER, "norm", "mlp"),
         *_fields(ctypes.c_float, "epsilon", "head_epsilon"),
-        *_fields(Weights, "weights", "gradients"),
+        *_fields(CWeights, "weights", "gradients"),
         *_fields(_POINTER, "cosines", "sines", "attention_factors", "mlp_factors", "x", "out"),
         *_fields(_POINTER, "saved", "scratch", "d_out", "d_x"),
     )
 
 
-class Words(Struct):
+class CWords(Struct):
     """A table of words (words.c)."""
 
     _fields_ = (
@@ -155,11 +155,11 @@ class _Layout(ctypes.Structure):
 
 
 _STRUCTS: dict[str, tuple[type[Struct], ...]] = {
-    "decoding_layouts": (Linear, Block, Model, Memory, Generation),
-    "attention_layouts": (Heads, Attention),
-    "block_layouts": (Weights, Pass),
-    "pointwise_layouts": (QK,),
-    "words_layouts": (Words,),
+    "decoding_layouts": (CLinear, CBlock, CModel, CMemory, CGeneration),
+    "attention_layouts": (CHeads, CAttention),
+    "block_layouts": (CWeights, CPass),
+    "pointwise_layouts": (CQK,),
+    "words_layouts": (CWords,),
 }
 
 
@@ -180,7 +180,7 @@ def check_layouts(library: ctypes.CDLL) -> None:
 
 def _layout(struct: type[Struct]) -> dict[str, tuple[int, int]]:
     """Return the size of a struct, and the offset and size of each field, in bytes, by name."""
-    name = struct.__name__.lower()
+    name = struct.__name__.removeprefix("C").lower()
     fields = [(field, getattr(struct, field)) for field, *_ in struct._fields_]
     return {name: (0, ctypes.sizeof(struct))} | {
         f"{name}.{field}": (layout.offset, layout.size) for field, layout in fields

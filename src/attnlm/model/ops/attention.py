@@ -12,7 +12,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from attnlm.compute.native.structs import Attention, Heads
+from attnlm.compute.native.structs import CAttention, CHeads
 from attnlm.model.ops import data_pointer, kernels_in_use, native_ops_for
 
 _LEAST_SHARED_WORK = 2**22
@@ -111,10 +111,10 @@ def _like(x_BHTD: Tensor) -> Tensor:
 
 def _arrays(
     query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums: Tensor, scale: float
-) -> Attention:
+) -> CAttention:
     """Return the arrays of the forward pass."""
     windows, heads, length, size = query.shape
-    return Attention(
+    return CAttention(
         windows=windows,
         heads=heads,
         kv_heads=key.size(1),
@@ -129,13 +129,13 @@ def _arrays(
     )
 
 
-def _heads(x_BHTD: Tensor) -> Heads:
+def _heads(x_BHTD: Tensor) -> CHeads:
     """Return the address of x, and its strides in elements along B, H and T."""
     window, head, token = x_BHTD.stride()[:3]
-    return Heads(data=data_pointer(x_BHTD), window=window, head=head, token=token)
+    return CHeads(data=data_pointer(x_BHTD), window=window, head=head, token=token)
 
 
-def _attend(native: CDLL, arrays: Attention) -> None:
+def _attend(native: CDLL, arrays: CAttention) -> None:
     """Compute the output or, if `arrays` has the output's gradient, the other gradients."""
     pieces = arrays.windows * arrays.kv_heads
     work = arrays.windows * arrays.heads * arrays.length**2 * arrays.size

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from attnlm.compute.native.structs import Pass, Weights
+from attnlm.compute.native.structs import CPass, CWeights
 from attnlm.model.ops import data_pointer, kernels_in_use, native_ops_for
 from attnlm.model.ops.heads import Rotation
 
@@ -95,7 +95,7 @@ class _BlockPass(Function):
         x_BTC = x_BTC.contiguous()
         windows, length, width = x_BTC.shape
         out_BTC = torch.empty_like(x_BTC)
-        ctx.work = Pass(
+        ctx.work = CPass(
             windows=windows,
             length=length,
             width=width,
@@ -107,7 +107,7 @@ class _BlockPass(Function):
             mlp=MLPS.index(form.mlp),
             epsilon=form.epsilon,
             head_epsilon=form.head_epsilon,
-            weights=Weights(**{name: p.data_ptr() for name, p in form.weights.items()}),
+            weights=CWeights(**{name: p.data_ptr() for name, p in form.weights.items()}),
             cosines=data_pointer(cosines_TD),  # block_saved reads whether there are any
             out=data_pointer(out_BTC),
         )
@@ -127,7 +127,7 @@ class _BlockPass(Function):
         d_out_BTC = d_out_BTC.contiguous()
         d_x_BTC = torch.empty_like(x_BTC)
         gradients = {name: data_pointer(p.grad) for name, p in ctx.form.weights.items()}
-        ctx.work.gradients = Weights(**gradients)
+        ctx.work.gradients = CWeights(**gradients)
         ctx.work.d_out = data_pointer(d_out_BTC)
         ctx.work.d_x = data_pointer(d_x_BTC)
         _call(ctx.library, ctx.work, saved)
@@ -135,10 +135,10 @@ class _BlockPass(Function):
 
 
 _SAVED = ("x", "saved", "cosines", "sines", "attention_factors", "mlp_factors")
-"""The fields of Pass that point to the tensors which the forward pass saves, in this order."""
+"""The fields of CPass that point to the tensors which the forward pass saves, in this order."""
 
 
-def _call(library: CDLL, work: Pass, saved: Sequence[Tensor | None]) -> None:
+def _call(library: CDLL, work: CPass, saved: Sequence[Tensor | None]) -> None:
     for name, tensor in zip(_SAVED, saved, strict=True):
         setattr(work, name, data_pointer(tensor))
     threads = torch.get_num_threads()

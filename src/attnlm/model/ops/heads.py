@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from attnlm.compute.native.structs import QK
+from attnlm.compute.native.structs import CQK
 from attnlm.model.ops import data_pointer, native_ops_for
 from attnlm.model.ops.pointwise import rms_norm
 
@@ -169,10 +169,10 @@ def _qk(
     cosines_TD: Tensor | None,
     sines_TD: Tensor | None,
     inverse: Tensor,
-) -> QK:
+) -> CQK:
     """Return the arrays that forward and backward pass have in common."""
     windows, heads, length, size = x_BHTD.shape
-    return QK(
+    return CQK(
         windows=windows,
         length=length,
         heads=heads,
