@@ -255,6 +255,8 @@ words in C end anywhere before whitespace | test_word_table.py
 (after == ' ' || ends == BEFORE_ANY_WHITESPACE) => 1
 new words in C stand beside each other without a filler | test_word_table.py
 n > known && !is_boundary => 0 && !is_boundary
+words in C with a common start collide | test_word_table.py
+(uint64_t)product ^ (uint64_t)(product >> 64) => (uint64_t)product
 == tokens/word_table.py
 a token that reaches over two words is not noticed | test_word_table.py
 np.array_equal(tokens_at[places], starts - starts[0]) => True

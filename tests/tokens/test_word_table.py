@@ -76,6 +76,16 @@ def test_known_words_are_not_encoded_again(
     assert encoded == ["", "It's", "\n"]  # no new words, the beginning, the end
 
 
+@pytest.mark.parametrize("start", ["aaaaa", "aaaaaaaaaaaaa"])
+def test_crafted_words_spread_over_the_table(start: str, native: ctypes.CDLL) -> None:
+    """Words that share all but the last bits would have one hash in a table without random keys."""
+    table = WordTable(TRAINED, native)
+    crafted = [start + a + b for a in "0@P`p" for b in map(chr, range(ord("!"), ord("~")))]
+    table.encode_piece(f"a {' '.join(crafted)} b")
+    hashes = table._hashes[: table._words[0]]
+    assert len(np.unique(hashes & np.uint64(words._SLOTS - 1))) > 0.9 * len(crafted)
+
+
 def test_the_longest_pieces_have_room(native: ctypes.CDLL) -> None:
     table = WordTable(TRAINED, native)
     for text in ("a " * (PIECE // 2), "\U0001f600" * PIECE, "a b! " * (PIECE // 5), "\n" * PIECE):

@@ -89,7 +89,7 @@ class WordTable:
             most_words=most_words,
             most_bytes=most_bytes,
             slots=_SLOTS,
-            seed=secrets.randbits(64),
+            keys=(secrets.randbits(64), secrets.randbits(64) | 1),
             **{name: getattr(self, f"_{name}") for name in pointed},
         )
         self._address = ctypes.addressof(self._struct)

@@ -145,7 +145,7 @@ class CWords(Struct):
 
     _fields_ = (
         *_fields(_INTEGER, "most_words", "most_bytes", "slots"),
-        ("seed", ctypes.c_uint64),
+        ("keys", ctypes.c_uint64 * 2),
         *_fields(_POINTER, "words", "word_at", "ids_at", "slot", "hashes", "ends", "bytes", "ids"),
     )
 

@@ -7,7 +7,7 @@
 
 struct words {
     int64_t most_words, most_bytes, slots; /* slots: a power of two above twice most_words */
-    uint64_t seed;
+    uint64_t keys[2]; /* of the hash; the second is odd */
     int64_t *words;      /* number of words */
     int64_t *word_at;    /* offset of each word in `bytes`, and the last word's end */
     int64_t *ids_at;     /* offset of each word in `ids`, and the last word's end */
@@ -36,14 +36,15 @@ static int64_t next_boundary(const struct words *w, const uint8_t *text, int64_t
     return at;
 }
 
-/* Return a word's hash. The seed is random, so that no text can make many words collide. */
-static uint64_t hash(const uint8_t *word, int64_t size, uint64_t seed)
+/* Return a word's hash. Both keys are random, so that no text can make many words collide. The halves of
+   each product are folded, as in wyhash: the low bits of a product do not depend on a word's end. */
+static uint64_t hash(const uint8_t *word, int64_t size, const uint64_t *keys)
 {
-    uint64_t value = seed ^ (uint64_t)size, eight = 0;
+    uint64_t value = keys[0] ^ (uint64_t)size, eight = 0;
     for (; size > 0; word += 8, size -= 8, eight = 0) {
         memcpy(&eight, word, size < 8 ? (size_t)size : 8);
-        value = (value ^ eight) * 0x9E3779B97F4A7C15u;
-        value ^= value >> 32;
+        const unsigned __int128 product = (unsigned __int128)(value ^ eight) * keys[1];
+        value = (uint64_t)product ^ (uint64_t)(product >> 64);
     }
     return value;
 }
@@ -64,7 +65,7 @@ static int append(struct words *w, const uint8_t *word, int64_t size, uint64_t v
    with a filler between two words that would otherwise merge. */
 static int64_t number_of(struct words *w, int64_t known, const uint8_t *word, int64_t size)
 {
-    uint64_t value = hash(word, size, w->seed), mask = (uint64_t)w->slots - 1;
+    uint64_t value = hash(word, size, w->keys), mask = (uint64_t)w->slots - 1;
     uint64_t s = value & mask;
     for (; w->slot[s]; s = (s + 1) & mask) {
         int64_t n = w->slot[s] - 1;
@@ -110,7 +111,7 @@ int64_t gather_ids(const struct words *w, int64_t count, const int32_t *numbers,
 
 const struct layout words_layouts[] = {
     STRUCT(words),
-    FIELD(words, most_words), FIELD(words, most_bytes), FIELD(words, slots), FIELD(words, seed),
+    FIELD(words, most_words), FIELD(words, most_bytes), FIELD(words, slots), FIELD(words, keys),
     FIELD(words, words), FIELD(words, word_at), FIELD(words, ids_at), FIELD(words, slot),
     FIELD(words, hashes), FIELD(words, ends), FIELD(words, bytes), FIELD(words, ids),
     {NULL, 0, 0},
