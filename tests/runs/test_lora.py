@@ -30,7 +30,7 @@ from attnlm.model.textbook import forward
 from attnlm.runs.load_model import load_weights
 from attnlm.runs.run import Run
 from attnlm.see.reproduce import train_command
-from attnlm.training import evaluator
+from attnlm.training import run_writer
 from attnlm.training.state import initial_state
 from tests.command import ATTNLM
 from tests.command import attnlm as command
@@ -272,7 +272,7 @@ def test_a_signal_while_adapters_are_put_back_loses_nothing(
         next(m for m in model.modules() if isinstance(m, Linear)).lora_down = None
         raise Interrupted(signal.SIGINT)
 
-    monkeypatch.setattr(evaluator, "merged_lora", interrupted)
+    monkeypatch.setattr(run_writer, "merged_lora", interrupted)
     with pytest.raises(Interrupted):
         child(folder, name="disturbed", eval_every=6)
     monkeypatch.undo()

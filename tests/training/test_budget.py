@@ -19,7 +19,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.see.report import report
 from attnlm.see.report_page import report_page
 from attnlm.see.reproduce import train_command
-from attnlm.training import evaluator
+from attnlm.training import run_writer
 from attnlm.training.events import Evaluated, Stepped
 from attnlm.training.schedule import BudgetClock as Budget
 from attnlm.training.schedule import learning_rate
@@ -141,7 +141,7 @@ def test_evaluations_that_take_long_are_fewer(
         clock.advance(6.0)
         return validation_loss(*about, **more)
 
-    monkeypatch.setattr(evaluator, "validation_loss", slow)
+    monkeypatch.setattr(run_writer, "validation_loss", slow)
     began, run = clock.now, trained()
     assert 94 < clock.now - began < 103
     assert 3 <= len(run.metrics()) <= 5
@@ -157,7 +157,7 @@ def test_evaluations_use_the_affordable_part_of_the_split(
         clock.advance(found.tokens / 100)  # tokens a second
         return found
 
-    monkeypatch.setattr(evaluator, "validation_loss", slow)
+    monkeypatch.setattr(run_writer, "validation_loss", slow)
     monkeypatch.setattr("attnlm.training.eval_budget._FEWEST_TOKENS", 16)
     run = trained()
     assert run.config.training.eval_tokens == 96  # a hundredth of the time, in whole windows

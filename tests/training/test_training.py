@@ -263,6 +263,15 @@ def test_a_full_disk_is_reported_with_the_file_and_the_last_step(
     assert f"{path / 'last.safetensors'} has step 5" in caught.value.hint
 
 
+@pytest.mark.parametrize("listener", ["on_event", "on_step"])
+def test_an_error_of_a_listener_is_not_reported_as_ours(listener: str, trained: Any) -> None:
+    def fail(*arguments: object) -> None:
+        raise ConnectionResetError(errno.ECONNRESET, "the server has gone")
+
+    with pytest.raises(ConnectionResetError, match="the server has gone"):
+        trained(**{listener: fail})
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows moves no folder with open files")
 @pytest.mark.parametrize("shard", [False, True])
 @pytest.mark.parametrize("then", ["moved", "removed", "replaced"])

@@ -10,21 +10,20 @@ from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
-from attnlm.base.files import remedy
-from attnlm.base.folders import resume_command
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
-from attnlm.training.evaluator import (
-    Evaluator,
-    TakeSnapshot,
-    record_settings,
-    tune_eval_tokens,
-)
 from attnlm.training.events import Finished, Started
 from attnlm.training.memory import estimate_memory
 from attnlm.training.reporter import Reporter, Stopwatch
 from attnlm.training.run_schedule import RunSchedule
+from attnlm.training.run_writer import (
+    RunWriter,
+    TakeSnapshot,
+    record_settings,
+    saved_in_words,
+    tune_eval_tokens,
+)
 from attnlm.training.schedule import BudgetClock
 from attnlm.training.state import TrainingState, keeping_random_state
 from attnlm.training.step import StepNotFiniteError, Stepper
@@ -54,12 +53,12 @@ def fit(
     """
     with keeping_random_state(state.device):
         stepper = Stepper(state, run.config, dataset, processes, clock)
-        with stepper.stop.listening(), _explaining(run, state):
+        with stepper.stop.listening(), _explaining_not_finite(run, state):
             watch = Stopwatch(state, run.config.tokens_per_step)
             run = tune_eval_tokens(run, dataset, stepper)
             training = run.config.training
             run_schedule = RunSchedule(run.config, state, dataset.val_tokens, clock, processes)
-            evaluator = Evaluator(run, dataset, stepper, run_schedule, watch, take_snapshot)
+            writer = RunWriter(run, dataset, stepper, run_schedule, watch, take_snapshot)
             reporter = Reporter(training, stepper, run_schedule, watch, on_event)
 
             memory = estimate_memory(
@@ -68,15 +67,15 @@ def fit(
             reporter.tell(Started(run, state.device, state.step, memory.total))
             watch.restart()
             state.model.train()
-            with evaluator.saving_when_stopped():
+            with writer.saving_when_stopped():
                 while True:
                     stepper.stop.check()
                     if run_schedule.should_evaluate:
-                        reporter.tell(evaluator.evaluate())
+                        reporter.tell(writer.add_evaluation())
                         watch.restart()
                         stepper.stop.check()
                     elif run_schedule.should_snapshot:
-                        evaluator.add_snapshot()
+                        writer.add_snapshot()
                         watch.restart()
                     if run_schedule.should_stop:
                         break
@@ -87,36 +86,22 @@ def fit(
                     if on_step is not None:
                         with watch.paused():
                             on_step(state.step, loss)
-                evaluator.finish()
+                writer.finish()
             if training.budget is not None and run_schedule.is_over:
                 warmup = min(training.warmup, state.step // 4)
-                run = record_settings(run, processes, steps=state.step, warmup=warmup)
+                run = record_settings(run, stepper, steps=state.step, warmup=warmup)
             reporter.tell(Finished(run, state.step, run_schedule.is_out_of_patience))
     return run
 
 
 @contextlib.contextmanager
-def _explaining(run: Run, state: TrainingState) -> Iterator[None]:
-    """Convert StepNotFiniteError, and OSError from writing, to AttnlmError.
-
-    The hint of the AttnlmError says which step of the run is saved.
-    """
+def _explaining_not_finite(run: Run, state: TrainingState) -> Iterator[None]:
+    """Convert StepNotFiniteError to AttnlmError, which says what is saved."""
     try:
         yield
-    except BrokenPipeError:
-        raise  # from a listener that writes to a closed pipe
-    except (StepNotFiniteError, OSError) as error:
-        if isinstance(error, OSError):
-            message = f"cannot write {error.filename or run.path}: {error.strerror}"
-            again = "train it again" if state.saved_step is None else resume_command(run.path)
-            hint = f"{remedy(error)}, then: {again}"
-        else:
-            training = run.config.training
-            message = f"the {error}"
-            hint = f"lower `learning_rate` {training.learning_rate:g}"
-            if training.gradient_clip is None:
-                hint += " or add `gradient_clip` 1"
-        saved = f"{run.last} has step {state.saved_step}"
-        if state.saved_step is None:
-            saved = "the run has no checkpoint yet"
-        raise AttnlmError(message, f"{hint}; {saved}") from error
+    except StepNotFiniteError as error:
+        training = run.config.training
+        hint = f"lower `learning_rate` {training.learning_rate:g}"
+        if training.gradient_clip is None:
+            hint += " or add `gradient_clip` 1"
+        raise AttnlmError(f"the {error}", f"{hint}; {saved_in_words(run, state)}") from error

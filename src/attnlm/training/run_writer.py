@@ -1,4 +1,4 @@
-"""Evaluations of the training loop: loss, snapshot, and the files that record them."""
+"""What the training loop writes to a run: evaluations, snapshots, checkpoints and settings."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from attnlm.base.errors import AttnlmError
+from attnlm.base.files import remedy
+from attnlm.base.folders import resume_command
 from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
-from attnlm.compute.processes import LostProcessError, Processes
+from attnlm.compute.processes import LostProcessError
 from attnlm.data.dataset import Dataset
 from attnlm.data.examples import limit_per_window
 from attnlm.model.language_model import LanguageModel
@@ -24,7 +27,7 @@ from attnlm.training.reporter import Stopwatch
 from attnlm.training.run_schedule import RunSchedule
 from attnlm.training.schedule import expected_steps, learning_rate
 from attnlm.training.sharding import whole_model
-from attnlm.training.state import Saver
+from attnlm.training.state import Saver, TrainingState
 from attnlm.training.step import StepNotFiniteError, Stepper
 from attnlm.training.validation_loss import Evaluation, right_answers, validation_loss
 
@@ -36,7 +39,7 @@ TakeSnapshot = Callable[[int, LanguageModel, Device], tuple[Snapshot, list[str]]
 
 
 @dataclass
-class Evaluator:
+class RunWriter:
     """Evaluates the model of a run, and writes metrics, snapshots and checkpoints."""
 
     run: Run
@@ -50,33 +53,49 @@ class Evaluator:
         self._state = self.stepper.state
         self._saver = Saver(self.run, self._state, self.stepper.processes)
 
-    def evaluate(self) -> Evaluated:
+    def add_evaluation(self) -> Evaluated:
         """Evaluate, then write the metrics, the snapshot and the checkpoints."""
         began = time.perf_counter()
         state = self._state
+        training = self.run.config.training
         loss_sum = self.stepper.read_loss_sum()  # waits for a GPU, before the clock is read
         tokens_per_second = self.watch.tokens_per_second()
         with merged_lora(state.model):
             validation_began = time.perf_counter()
-            evaluation = _validation_loss(
-                self.stepper, self.dataset, self.run.config.training.eval_tokens
-            )
+            evaluation = _evaluate(self.stepper, self.dataset, training.eval_tokens)
             validation_seconds = time.perf_counter() - validation_began
             if not math.isfinite(evaluation.loss):
                 raise StepNotFiniteError(state.step, state.step)
-            taken = self._snapshot()
+            snapshot_and_passage = self._snapshot()
         new_steps = state.step - max(0, state.evaluated_step)
-        by_accuracy = self.run.config.training.best_by == "accuracy"
-        accuracy = evaluation.accuracy if by_accuracy else None
+        train_loss = loss_sum / new_steps if new_steps else None
+        accuracy = evaluation.accuracy if training.best_by == "accuracy" else None
         improved = state.record_evaluation(evaluation.loss, accuracy)
         self.stepper.reset_loss_sum()
+        record = self._record(evaluation, train_loss, tokens_per_second)
+        snapshot = None
+        with explaining_writes(self.run, state):
+            if snapshot_and_passage is not None:
+                snapshot, passage = snapshot_and_passage
+                self.run.append_evaluation(record, snapshot, passage)
+            if self._saver.is_writer:
+                self._saver.save(evaluation.loss if improved else None)
+        self.run_schedule.record_evaluation(time.perf_counter() - began, validation_seconds)
+        return Evaluated(
+            **record, improved=improved, snapshot=snapshot, is_last=self.run_schedule.should_stop
+        )
+
+    def _record(
+        self, evaluation: Evaluation, train_loss: float | None, tokens_per_second: float
+    ) -> EvaluationRecord:
+        state = self._state
         config = self.run.config
         steps = expected_steps(config.training, state.step, state.progress)
-        record = EvaluationRecord(
+        return EvaluationRecord(
             step=state.step,
             tokens=state.step * config.tokens_per_step,
             seconds=round(self.watch.seconds(), 3),
-            train_loss=loss_sum / new_steps if new_steps else None,
+            train_loss=train_loss,
             val_loss=evaluation.loss,
             evaluated_tokens=evaluation.tokens,
             accuracy=evaluation.accuracy,
@@ -84,23 +103,14 @@ class Evaluator:
             learning_rate=learning_rate(state.step, config.training, steps),
             tokens_per_second=round(tokens_per_second),
         )
-        snapshot = None
-        if taken is not None:
-            snapshot, passage = taken
-            self.run.append_evaluation(record, snapshot, passage)
-        if self._saver.is_writer:
-            self._saver.save(evaluation.loss if improved else None)
-        self.run_schedule.record_evaluation(time.perf_counter() - began, validation_seconds)
-        return Evaluated(
-            **record, improved=improved, snapshot=snapshot, is_last=self.run_schedule.should_stop
-        )
 
     def add_snapshot(self) -> None:
         """Add a snapshot to the run, without an evaluation."""
         with merged_lora(self._state.model):
-            taken = self._snapshot()
-        if taken is not None:
-            self.run.append_snapshot(*taken)
+            snapshot_and_passage = self._snapshot()
+        if snapshot_and_passage is not None:
+            with explaining_writes(self.run, self._state):
+                self.run.append_snapshot(*snapshot_and_passage)
 
     def _snapshot(self) -> tuple[Snapshot, list[str]] | None:
         """Take a snapshot in rank 0. For a sharded model, all processes must call this."""
@@ -114,8 +124,9 @@ class Evaluator:
         return self.take_snapshot(self._state.step, model, device)
 
     def finish(self) -> None:
-        """Wait until all files are written. Raises OSError."""
-        self._saver.finish()
+        """Wait until all files are written."""
+        with explaining_writes(self.run, self._state):
+            self._saver.finish()
 
     @contextlib.contextmanager
     def saving_when_stopped(self) -> Iterator[None]:
@@ -136,10 +147,31 @@ class Evaluator:
             return
         seconds = round(self.watch.seconds(), 3)
         self._state.record_stop(self.stepper.read_loss_sum())
-        self._saver.save()
-        self._saver.finish()
-        if self.stepper.processes.is_main:
-            replace(self.run, stopped_after=seconds).save_config()
+        with explaining_writes(self.run, self._state):
+            self._saver.save()
+            self._saver.finish()
+            if self.stepper.processes.is_main:
+                replace(self.run, stopped_after=seconds).save_config()
+
+
+@contextlib.contextmanager
+def explaining_writes(run: Run, state: TrainingState) -> Iterator[None]:
+    """Convert an OSError from writing the run to AttnlmError, which says what is saved."""
+    try:
+        yield
+    except OSError as error:
+        again = "train it again" if state.saved_step is None else resume_command(run.path)
+        raise AttnlmError(
+            f"cannot write {error.filename or run.path}: {error.strerror}",
+            f"{remedy(error)}, then: {again}; {saved_in_words(run, state)}",
+        ) from error
+
+
+def saved_in_words(run: Run, state: TrainingState) -> str:
+    """Return a clause that says which step of the run is saved."""
+    if state.saved_step is None:
+        return "the run has no checkpoint yet"
+    return f"{run.last} has step {state.saved_step}"
 
 
 def tune_eval_tokens(run: Run, dataset: Dataset, stepper: Stepper) -> Run:
@@ -151,22 +183,23 @@ def tune_eval_tokens(run: Run, dataset: Dataset, stepper: Stepper) -> Run:
     in_budget = 0.0
     for _ in range(2):  # the first evaluation is slower than others
         began = time.perf_counter()
-        evaluation = _validation_loss(stepper, dataset, tokens)
+        evaluation = _evaluate(stepper, dataset, tokens)
         in_budget = training.budget * evaluation.tokens / (time.perf_counter() - began)
     tokens = affordable_tokens_of_budget(run.config, in_budget, dataset.val_tokens)
     tokens = stepper.processes.broadcast_object(tokens)
-    return record_settings(run, stepper.processes, eval_tokens=tokens)
+    return record_settings(run, stepper, eval_tokens=tokens)
 
 
-def record_settings(run: Run, processes: Processes, **settings: int) -> Run:
+def record_settings(run: Run, stepper: Stepper, **settings: int) -> Run:
     """Return the run with settings that were chosen during the training; rank 0 saves them."""
     run = replace(run, config=run.config.with_training(**settings))
-    if processes.is_main:
-        run.save_config()
+    if stepper.processes.is_main:
+        with explaining_writes(run, stepper.state):
+            run.save_config()
     return run
 
 
-def _validation_loss(stepper: Stepper, dataset: Dataset, most: int | None) -> Evaluation:
+def _evaluate(stepper: Stepper, dataset: Dataset, most: int | None) -> Evaluation:
     only_answers = stepper.training.loss_on == "answers"
     evaluation = validation_loss(
         stepper.state.model,
