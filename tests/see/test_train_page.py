@@ -243,6 +243,20 @@ def test_training_shows_loss_sample_and_maps(browser: Any, page: Path) -> None:
         assert view.evaluate("attnlm.trainer.cost") >= 0
         assert view.evaluate("attnlm.trainer.model.isSilenced(0, 1)")
         assert view.locator("[data-part=next] .before").count() > 0
+        # A loss that arrives late is compared with that of its own snapshot.
+        late, cost = view.evaluate(
+            """async () => {
+                 const {trainPage, trainer} = attnlm;
+                 const {cost} = trainer;
+                 const costs = [];
+                 trainer.worker.addEventListener("message", () => costs.push(trainer.cost));
+                 trainer.showHeads();
+                 trainPage.chooseStep(0);
+                 while (costs.length < 2) await new Promise((resolve) => setTimeout(resolve, 9));
+                 return [costs[0], cost];
+               }"""
+        )
+        assert late == cost
         view.select_option("[data-part=rung]", "bigram")
         view.locator(".tables figure").nth(1).wait_for()
         assert "not seen" not in view.inner_text(".tables")
@@ -273,7 +287,15 @@ def test_two_panes_train_on_the_same_batches(browser: Any, page: Path) -> None:
         until(view, "attnlm.trainers.every(({state}) => state.step === 1)")
         first, second = view.evaluate("attnlm.trainers.map(({state}) => state.validationLoss)")
         assert first < second < np.log(V)
-        view.click("#compare")
+        is_settled = view.evaluate(
+            """() => {
+                 const answered = attnlm.trainers[1].step().then(() => true);
+                 attnlm.trainPage.compare();
+                 const late = new Promise((resolve) => setTimeout(() => resolve(false), 2000));
+                 return Promise.race([answered, late]);
+               }"""
+        )
+        assert is_settled
         assert view.locator(".pane").count() == 1
 
 

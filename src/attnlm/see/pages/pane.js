@@ -87,9 +87,21 @@ export class Pane {
 
   // --- The worker -----------------------------------------------------------------------------------------------
 
+  post(command, options) { this.worker.postMessage({command, run: this.run.number, ...options}); }
+
+  /* Send a command that the worker answers with a snapshot; return a promise of the state then. */
   send(command, options) {
-    this.worker.postMessage({command, run: this.run.number, ...options});
+    this.post(command, options);
     return new Promise((resolve) => { this.waiting.push(resolve); });
+  }
+
+  /* Resolve the promises of all commands so far. */
+  settle() { for (const resolve of this.waiting.splice(0)) resolve(this.state); }
+
+  close() {
+    this.worker.terminate();
+    this.settle();
+    this.node.remove();
   }
 
   start() { return this.send("start"); }
@@ -136,7 +148,7 @@ export class Pane {
     run.trainLoss = snapshot.trainLoss;
     run.validationLoss = validationLoss;
     run.isRunning = isRunning;
-    for (const resolve of this.waiting.splice(0)) resolve(this.state);
+    this.settle();
     trainPage.showControls();
     if (trainPage.chosenStep === Infinity) this.show();
     else this.showChart();
@@ -153,9 +165,12 @@ export class Pane {
     this.trainPage.showControls();
   }
 
-  takeEvaluation({loss, silenced}) {
-    const {validationLoss} = this.shown;
-    const names = headNames(this.model, silenced);
+  /* Show the loss without some heads and, of the same snapshot, with all heads. */
+  takeEvaluation({step, loss, silenced}) {
+    const {model, run} = this;
+    if (String(silenced) !== String(model.silencedHeads)) return; // switched in the meantime
+    const {validationLoss} = run.snapshots.find((snapshot) => snapshot.step === step);
+    const names = headNames(model, silenced);
     this.cost = loss - validationLoss;
     this.parts.cost.textContent = `Validation loss without ${names}: ${loss.toFixed(2)}, `
       + `not ${validationLoss.toFixed(2)}`;
@@ -242,7 +257,7 @@ export class Pane {
     parts.switch.setAttribute("aria-pressed", String(isOff));
     const silenced = model.silencedHeads;
     if (silenced.length === 0) parts.cost.textContent = "";
-    else this.send("evaluate", {weights: this.shown.weights, silenced});
+    else this.post("evaluate", {step: this.shown.step, weights: this.shown.weights, silenced});
   }
 
   /* Show the likeliest next tokens: with the heads that are off, and with all heads on if these are not all. */

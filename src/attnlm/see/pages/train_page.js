@@ -120,8 +120,7 @@ class TrainPage {
     if (this.panes.length === 1) this.addPane(this.panes[0].run.rung);
     else {
       const [pane] = this.panes.splice(1);
-      pane.worker.terminate();
-      pane.node.remove();
+      pane.close();
     }
     this.panes[0].reset();
     page.compare.setAttribute("aria-pressed", String(this.panes.length === 2));

@@ -1,10 +1,10 @@
 /* The worker of a page that trains: it makes the steps, so that the page stays responsive.
 
    The page sends {command, run, ...}. A reset, with {architecture, parameters, training, vocabSize, train, validation},
-   begins the run of this number; the others are start, pause, step, and evaluate, with {weights, silenced}. The worker
-   sends {kind, run, ...}: a snapshot, with {step, trainLoss, validationLoss, weights, isRunning}; progress, with {step,
-   trainLoss, tokensPerSecond, isRunning}; or an evaluation, with {loss, silenced}. `silenced` are pairs of a layer and
-   a head. */
+   begins the run of this number; the others are start, pause, step, and evaluate, with {step, weights, silenced}. The
+   worker sends {kind, run, ...}: a snapshot, with {step, trainLoss, validationLoss, weights, isRunning}; progress, with
+   {step, trainLoss, tokensPerSecond, isRunning}; or an evaluation, with {step, loss, silenced}. `silenced` are pairs of
+   a layer and a head. */
 
 import {BatchModel} from "./batch_model.js";
 import {Batches, windowsAt} from "./batches.js";
@@ -137,8 +137,8 @@ class Server {
       if (!this.trainer.isDone) this.trainer.makeStep();
       this.commands.pause();
     },
-    evaluate: ({weights, silenced}) => {
-      this.send("evaluation", {loss: this.trainer.lossOf(weights, silenced), silenced});
+    evaluate: ({step, weights, silenced}) => {
+      this.send("evaluation", {step, loss: this.trainer.lossOf(weights, silenced), silenced});
     },
   };
 }
