@@ -148,8 +148,8 @@ class WithoutMaps(WithoutCache):
     """Attention that is not normalised by a softmax: it has no maps."""
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        weights: Tensor = (query @ key.mT * self.head_size**-0.5).exp().tril()
-        return weights @ value
+        exponentials: Tensor = (query @ key.mT * self.head_size**-0.5).exp().tril()
+        return exponentials @ value
 
 
 CHANGES: dict[str, tuple[str, Any]] = {
@@ -237,16 +237,16 @@ def contents(folder: Path) -> dict[str, bytes]:
 def attention_like(layers: int, heads: int, length: int, vocabulary: int) -> Attention:
     """Return made-up attention in which each head is sharper than the one before."""
     random = np.random.default_rng(1)
-    weights = np.zeros((layers, heads, length, length), np.float32)
-    for number, weights_TT in enumerate(weights.reshape(-1, length, length)):
+    maps = np.zeros((layers, heads, length, length), np.float32)
+    for number, map_TT in enumerate(maps.reshape(-1, length, length)):
         scores = random.standard_normal((length, length), np.float32) * (number % 9)
-        weights_TT[:] = np.tril(np.exp(scores - scores.max(-1, keepdims=True)))
-        weights_TT /= weights_TT.sum(-1, keepdims=True).clip(1e-9)
+        map_TT[:] = np.tril(np.exp(scores - scores.max(-1, keepdims=True)))
+        map_TT /= map_TT.sum(-1, keepdims=True).clip(1e-9)
     logits = random.standard_normal((length, vocabulary), np.float32)
     probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     words = [f" word{i}" for i in range(vocabulary)]
     tokens = [words[i % vocabulary] for i in range(length)]
-    return Attention("run", "gpt2", tokens, words, weights, probabilities)
+    return Attention("run", "gpt2", tokens, words, maps, probabilities)
 
 
 # Sizes that differ from each other, and a context with room for 200 tokens.

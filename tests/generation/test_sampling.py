@@ -26,8 +26,8 @@ from attnlm.generation.next_token import (
     Probabilities,
     Uniforms,
     draw,
-    next_token_weights,
     normalised,
+    unnormalised_probabilities,
 )
 from attnlm.generation.sampling import Continuation, Sampler
 from attnlm.generation.sampling_config import SamplingConfig
@@ -44,7 +44,7 @@ BLOCK = 13
 def next_token_probabilities(logits_BV: Array, **settings: Any) -> Probabilities:
     settings = {"temperature": 1.0, "top_k": None, "top_p": None, **settings}
     with np.errstate(all="ignore"):
-        return normalised(next_token_weights(logits_BV, **settings))
+        return normalised(unnormalised_probabilities(logits_BV, **settings))
 
 
 FOUR = (0.1, 0.4, 0.2, 0.3)
@@ -81,7 +81,7 @@ def test_top_p_of_a_large_vocabulary_is_exact_without_a_full_sort() -> None:
         # Few different values: equals are kept in the order of their ids.
         weights_BV = np.exp(np.round(random.normal(size=(3, 20_000)) * spread, 1))
         weights_BV[1] = weights_BV[1, ::-1] ** 2
-        got_BV = next_token_weights(np.log(weights_BV), 1.0, None, top_p)
+        got_BV = unnormalised_probabilities(np.log(weights_BV), 1.0, None, top_p)
         for got_V, weights_V in zip(got_BV, normalised(weights_BV), strict=True):
             places = np.argsort(-weights_V, kind="stable")
             count = 1 + int((np.cumsum(weights_V[places]) < top_p).sum())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnlm.generation.next_token import next_token_weights, normalised
+from attnlm.generation.next_token import normalised, unnormalised_probabilities
 from attnlm.generation.sampling import Sampler, load_sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.runs.run import open_run
@@ -40,7 +40,7 @@ def test_probabilities_are_of_what_was_drawn_from(
         with torch.inference_mode():
             logits = sampler.model(torch.tensor([ids]))[:, -1].numpy()
         how: dict[str, Any] = {"temperature": 1.0, "top_k": None, "top_p": None, **cut}
-        wanted = normalised(next_token_weights(logits, **how))[0]
+        wanted = normalised(unnormalised_probabilities(logits, **how))[0]
         (drawn,) = sampler.tokenizer.encode(choice.token)
         assert choice.probability == pytest.approx(wanted[drawn], abs=1e-5) and wanted[drawn] > 0
         others = np.sort(np.delete(wanted, drawn))[::-1]

@@ -146,7 +146,7 @@ def test_scaled_products_as_scores_compute_the_standard_model(
     theirs.load_state_dict(ours.state_dict())
     assert ours(IDS_BT).std() > 0.01
     assert (theirs(IDS_BT) - ours(IDS_BT)).abs().max() < 1e-5
-    maps = [record(m, IDS_BT).weights for m in (ours, theirs)]
+    maps = [record(m, IDS_BT).maps for m in (ours, theirs)]
     assert (maps[0] - maps[1]).abs().max() < 1e-6
 
 
@@ -320,9 +320,9 @@ def test_maps_are_seen_and_heads_silenced(
     draw_head(model)
     recorded = record(model, IDS_BT)
     assert (recorded.logits - model(IDS_BT)).abs().max() < 1e-6
-    assert recorded.weights.shape == shape
-    assert torch.allclose(recorded.weights.sum(-1), torch.ones(()), atol=1e-5)
-    assert not recorded.weights.triu(1).any()
+    assert recorded.maps.shape == shape
+    assert torch.allclose(recorded.maps.sum(-1), torch.ones(()), atol=1e-5)
+    assert not recorded.maps.triu(1).any()
     for layer, head in itertools.product(range(shape[0]), range(shape[2])):
         silent = record(model, IDS_BT, silenced=(layer, head))
         assert (silent.logits - recorded.logits).abs().max() > 1e-4
@@ -331,7 +331,7 @@ def test_maps_are_seen_and_heads_silenced(
 def test_a_part_without_maps_has_none(code: Path) -> None:
     model = build(code, attention="parts:Convolution", embed_dim=12, block_size=9)
     with pytest.raises(NotRecordedError):
-        _ = record(model, IDS_BT).weights
+        _ = record(model, IDS_BT).maps
 
 
 # --- Costs ----------------------------------------------------------------------------------------

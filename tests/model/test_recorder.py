@@ -34,10 +34,10 @@ def test_recorded_activations_are_consistent(variant: str) -> None:
     assert isinstance(model, Transformer)
     a = model.architecture
     recorder = record(model, some_ids(B, T))
-    weights = recorder.weights
-    assert weights.shape == (a.layers, B, a.maps_per_layer, T, T)
-    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
-    assert not weights.triu(1).any() and (weights >= 0).all()
+    maps = recorder.maps
+    assert maps.shape == (a.layers, B, a.maps_per_layer, T, T)
+    torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]))
+    assert not maps.triu(1).any() and (maps >= 0).all()
     stream = recorder.embedded
     assert stream is not None
     for number, layer in enumerate(recorder.layers):
@@ -45,7 +45,7 @@ def test_recorded_activations_are_consistent(variant: str) -> None:
         assert heads is not None and attended is not None and layer.stream is not None
         scale = heads.query.size(-1) ** -0.5
         torch.testing.assert_close(heads.scores, heads.query @ heads.key.mT * scale)
-        torch.testing.assert_close(heads.mixed, layer.weights @ heads.value)
+        torch.testing.assert_close(heads.mixed, layer.maps @ heads.value)
         mixed = heads.mixed.transpose(1, 2).flatten(2)
         if a.projection and (projection := self_attention(model, number).projection) is not None:
             mixed = projection(mixed)
@@ -60,13 +60,13 @@ def test_recorded_activations_are_consistent(variant: str) -> None:
     torch.testing.assert_close(model.read_out(stream), recorder.logits)
     if a.attention == "uniform":
         expected = torch.ones(T, T).tril() / torch.arange(1, T + 1)[:, None]
-        torch.testing.assert_close(weights, expected.double().expand_as(weights))
+        torch.testing.assert_close(maps, expected.double().expand_as(maps))
 
 
 @pytest.mark.parametrize("variant", WITHOUT)
 def test_models_without_attention_have_no_weights(variant: str) -> None:
     with pytest.raises(AttnlmError, match="no attention"):
-        _ = record(small_model(variant), some_ids(B, T)).weights
+        _ = record(small_model(variant), some_ids(B, T)).maps
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_class_from_outside_is_observed(
     expected_logits = record(small_model("gpt2"), some_ids(B, T), silenced).logits
     monkeypatch.setattr("attnlm.model.language_model.SelfAttention", kind)
     model = small_model("gpt2")
-    torch.testing.assert_close(record(model, some_ids(B, T)).weights, expected.weights)
+    torch.testing.assert_close(record(model, some_ids(B, T)).maps, expected.maps)
     torch.testing.assert_close(record(model, some_ids(B, T), silenced).logits, expected_logits)
 
 
@@ -137,7 +137,7 @@ class Fused(Lecture):
 def test_each_map_of_a_model_without_blocks_is_a_layer(kind: type[Lecture]) -> None:
     model, ids = kind(), some_ids(B, T)
     recorder = record(model, ids)
-    assert recorder.weights.shape == (3, B, 1, T, T)
+    assert recorder.maps.shape == (3, B, 1, T, T)
     torch.testing.assert_close(recorder.logits, model(ids))
     without = record(model, ids, silenced=(2, 0)).logits
     assert not without.isclose(model(ids)).all()
@@ -221,8 +221,8 @@ class DistantAttention(nn.Module):
 def test_heads_that_read_the_same_tensor_are_a_layer(kind: type[Folded]) -> None:
     model, ids = kind(), some_ids(B, T)
     recorder = record(model, ids)
-    assert recorder.weights.shape == (2, B, 4, T, T)
-    torch.testing.assert_close(recorder.weights.sum(-1), torch.ones(2, B, 4, T))
+    assert recorder.maps.shape == (2, B, 4, T, T)
+    torch.testing.assert_close(recorder.maps.sum(-1), torch.ones(2, B, 4, T))
     torch.testing.assert_close(recorder.logits, model(ids))
     without = record(model, ids, silenced=(1, 3)).logits
     assert not without.isclose(model(ids)).all()

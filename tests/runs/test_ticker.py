@@ -69,9 +69,9 @@ def test_every_evaluation_records_a_sample_and_attention(
         assert last.maps is None
         return
     model, _ = attnlm.load_model(run, checkpoint="last", device="cpu")
-    weights = record(model, torch.tensor([passage])).weights[:, 0].numpy()
-    assert last.maps is not None and last.maps.shape == weights.shape
-    assert last.maps == pytest.approx(weights, abs=0.5 / 255 + 1e-6)
+    maps = record(model, torch.tensor([passage])).maps[:, 0].numpy()
+    assert last.maps is not None and last.maps.shape == maps.shape
+    assert last.maps == pytest.approx(maps, abs=0.5 / 255 + 1e-6)
     assert not np.triu(last.maps, 1).any()
     # In the file, each weight on or below the diagonal is a byte, and the first token's is 255.
     records = [json.loads(line) for line in (run.path / "ticker.jsonl").read_text().splitlines()]
@@ -81,7 +81,7 @@ def test_every_evaluation_records_a_sample_and_attention(
     assert (packed[:, 0] == 255).all()
     assert last.maps.reshape(-1, 8, 8)[:, 1, :2] == pytest.approx(packed[:, 1:3] / 255)
     found = study_heads(run, windows=256 // 8, checkpoint="last", device="cpu", data_dir=data)
-    assert last.scores is not None and last.scores.shape == (len(PATTERNS), *weights.shape[:2])
+    assert last.scores is not None and last.scores.shape == (len(PATTERNS), *maps.shape[:2])
     for head in found.heads:
         kept = last.scores[:, head.layer, head.head]
         assert kept == pytest.approx([*head.scores.values()], abs=0.0006)

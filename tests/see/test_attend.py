@@ -34,8 +34,8 @@ def test_attend_equals_the_model(trained: Path) -> None:
     run = open_run("transformer", checkpoint_dir=trained / "checkpoints")
     model, _ = load_model(run, checkpoint="best", device="cpu")
     ids = torch.tensor(run.tokenizer.encode(TEXT))
-    weights = record(model, ids[None]).weights[:, 0]
-    np.testing.assert_allclose(facts["weights"], weights.numpy(), atol=1e-5)
+    maps = record(model, ids[None]).maps[:, 0]
+    np.testing.assert_allclose(facts["weights"], maps.numpy(), atol=1e-5)
     assert np.shape(facts["weights"]) == (2, 2, len(TEXT), len(TEXT))
     assert "".join(facts["tokens"]) == TEXT
     with torch.inference_mode():
@@ -65,8 +65,8 @@ def test_a_square_per_head_and_one_line_where_that_is_too_wide(trained: Path) ->
     assert [square.plain.splitlines() for square in squares] == [
         [f"layer 1 head {head}", "t  t ", "h  t h ", "e  t h e "] for head in (1, 2)
     ]
-    for square, weights_TT in zip(squares, attention.weights[0], strict=True):
-        wanted = [tint(weight) for t in range(3) for weight in weights_TT[t, : t + 1].tolist()]
+    for square, map_TT in zip(squares, attention.weights[0], strict=True):
+        wanted = [tint(weight) for t in range(3) for weight in map_TT[t, : t + 1].tolist()]
         assert [span.style for span in square.spans] == wanted
     shown = io.StringIO()
     Console(file=shown, width=32).print(layer)

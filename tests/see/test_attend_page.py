@@ -174,13 +174,13 @@ def test_a_head_is_chosen_in_the_grid(view: Any, attention: Attention) -> None:
     past = np.tril_indices(len(TEXT))
 
     def shows(layer: int, head: int) -> None:
-        weights_TT = attention.weights[layer, head]
+        map_TT = attention.weights[layer, head]
         number = 2 * layer + head
         for canvas in ("#large canvas", f"#thumbnails button >> nth={number} >> canvas"):
             found = darkness(view, canvas)
             assert np.isnan(found[np.triu_indices(len(TEXT), 1)]).all()
-            assert np.corrcoef(found[past], np.sqrt(weights_TT[past]))[0, 1] > 0.98
-        np.testing.assert_allclose(shares(view), weights_TT[-1], atol=0.003)
+            assert np.corrcoef(found[past], np.sqrt(map_TT[past]))[0, 1] > 0.98
+        np.testing.assert_allclose(shares(view), map_TT[-1], atol=0.003)
         name = f"Layer {layer + 1}, head {head + 1}: “⏎” attends to"
         assert view.inner_text("#head-caption").startswith(name)
         pressed = view.locator("#thumbnails [aria-pressed=true]")

@@ -313,8 +313,8 @@ def test_heads_with_partial_attention_to_a_target_are_named(share: float) -> Non
     uniform /= uniform.sum(-1, keepdim=True)
     exact = [torch.nn.functional.one_hot(target, length).float() for target in targets.values()]
     mixtures = [share * one + (1 - share) * uniform for one in exact]
-    weights_NHTT = torch.stack([*mixtures, uniform]).expand(count, -1, -1, -1)
-    sums_PH, counts_P = see.pattern_sums(weights_NHTT, ids_NT, torch.zeros(count, length) > 0)
+    maps_NHTT = torch.stack([*mixtures, uniform]).expand(count, -1, -1, -1)
+    sums_PH, counts_P = see.pattern_sums(maps_NHTT, ids_NT, torch.zeros(count, length) > 0)
     scores_HP = (sums_PH / counts_P.clamp(min=1)[:, None]).T
     chance = dict(zip(PATTERNS, scores_HP[-1].tolist(), strict=True))
     for number, wanted in enumerate((*targets, "uniform")):

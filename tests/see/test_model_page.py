@@ -92,7 +92,7 @@ def test_attention_of_every_variant_equals_the_model(all_variants: Any) -> None:
     for number, name in enumerate(PLAYED):
         ids = some_ids(9)
         seen = record(small_model(name), ids[None])
-        expected = [layer.weights[0] for layer in seen.layers if layer.maps]
+        expected = [layer.maps[0] for layer in seen.layers if layer.softmaxes]
         found = all_variants.evaluate(
             "([n, ids]) => attnlm.models[n].attention(ids).map((l) => l.map((m) => [...m]))",
             [number, ids.tolist()],
@@ -199,7 +199,7 @@ def test_typing_shows_the_next_token_and_what_the_last_one_attends_to(
     probabilities_V = model(ids_BT)[0, -1].detach().softmax(-1)
     likeliest = LETTERS.decode([int(probabilities_V.argmax())])
     seen = record(model, ids_BT)
-    weight = float(seen.weights[0, 0, 1, 4].max())
+    weight = float(seen.maps[0, 0, 1, 4].max())
     with opened(browser, page_of(tmp_path, shown("multi-head", model))) as view:
         view.fill("#prompt", "abcab")
         first = view.locator("#models li").first
@@ -382,7 +382,7 @@ def test_steps_lead_through_a_head_with_their_arithmetic_nearby(
                 powers = [float(x) for x in column.locator("td:nth-child(3)").all_inner_texts()]
                 assert float(total.rpartition(" ")[2]) == pytest.approx(sum(powers), abs=0.05)
                 shares = [float(x) for x in column.locator("td:nth-child(4)").all_inner_texts()]
-                assert shares == pytest.approx(seen.weights[0, 0, 0, 4].tolist(), abs=0.006)
+                assert shares == pytest.approx(seen.maps[0, 0, 0, 4].tolist(), abs=0.006)
             chosen, arithmetic = (
                 view.locator(part).bounding_box()
                 for part in (".outcome .highlight", "#explanation")

@@ -29,7 +29,7 @@ from attnlm.generation.next_token import (
     Ids,
     Probabilities,
     draw,
-    next_token_weights,
+    unnormalised_probabilities,
 )
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.attention import LayerCache
@@ -85,7 +85,7 @@ class Decoding:
 
     def drawn(self, batch: Batch) -> Iterator[tuple[Ids, Probabilities]]:
         """Draw the next token of each text of a batch, in each of its steps. Each time, yield the
-        ids (B,) and the weights from which they were drawn, (B, V)."""
+        ids (B,) and the unnormalised probabilities from which they were drawn, (B, V)."""
         config = batch.config
         decoder = self.new_decoder(len(batch.start))
         window_BS = batch.start
@@ -99,14 +99,14 @@ class Decoding:
             with np.errstate(all="ignore"), FlushSubnormals():
                 logits_BV = decoder.logits(window_BS, known)
                 logits_BV[~is_drawn_B] = 0  # they may be infinite
-                weights_BV = next_token_weights(
+                p_BV = unnormalised_probabilities(
                     logits_BV, config.temperature, config.top_k, config.top_p
                 )
-                drawn_B = draw(weights_BV, uniforms_1B[0])
+                drawn_B = draw(p_BV, uniforms_1B[0])
                 next_B = np.where(is_drawn_B, drawn_B, prompt_ids_1B[0])
             known = window_BS.shape[1]
             window_BS = np.concatenate([window_BS, next_B[:, None]], axis=1)
-            yield next_B, weights_BV
+            yield next_B, p_BV
 
     def generate_all(
         self,

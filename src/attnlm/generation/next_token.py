@@ -16,14 +16,14 @@ Ids = NDArray[np.int64]
 Probabilities = NDArray[np.float64]
 
 
-def next_token_weights(
+def unnormalised_probabilities(
     logits_BV: Array, temperature: float, top_k: int | None, top_p: float | None
 ) -> Probabilities:
-    """Return weights proportional to softmax(logits / temperature), (B, V), in float64.
+    """Return softmax(logits / temperature) times any factor, (B, V), in float64.
 
-    First, tokens outside the `top_k` likeliest get weight 0. Then, tokens outside the nucleus get
-    weight 0. The nucleus is the smallest set of the likeliest tokens whose probabilities sum to at
-    least `top_p` (Holtzman et al., 2020). With temperature 0, the likeliest token gets all weight.
+    First, tokens outside the `top_k` likeliest get 0. Then, tokens outside the nucleus get 0.
+    The nucleus is the smallest set of the likeliest tokens whose probabilities sum to at least
+    `top_p` (Holtzman et al., 2020). With temperature 0, only the likeliest token is not 0.
     Raises NotFiniteError for logits that are NaN or infinite.
     """
     logits_BV = logits_BV.astype(np.float64)
@@ -41,33 +41,33 @@ def next_token_weights(
     if top_k is not None and top_k < logits_BV.shape[-1]:
         dropped = np.argpartition(logits_BV, -top_k, axis=-1)[:, :-top_k]
         np.put_along_axis(logits_BV, dropped, -np.inf, axis=-1)
-    weights_BV = np.exp(logits_BV, logits_BV)
+    p_BV = np.exp(logits_BV, logits_BV)
     if top_p is not None and top_p < 1:
-        weights_BV = normalised(weights_BV)
-        ordered_BV = np.sort(weights_BV, -1)[:, ::-1]
+        p_BV = normalised(p_BV)
+        ordered_BV = np.sort(p_BV, -1)[:, ::-1]
         count_B1 = (ordered_BV.cumsum(-1) - ordered_BV < top_p).sum(-1, keepdims=True)
         least_B1 = np.take_along_axis(ordered_BV, count_B1 - 1, -1)
-        larger_BV = weights_BV > least_B1
-        equal_BV = weights_BV == least_B1
+        larger_BV = p_BV > least_B1
+        equal_BV = p_BV == least_B1
         # Of equally likely tokens, the nucleus takes the lower ids first.
         room_B1 = count_B1 - larger_BV.sum(-1, keepdims=True)
         kept_BV = larger_BV | (equal_BV & (equal_BV.cumsum(-1) <= room_B1))
-        weights_BV = np.where(kept_BV, weights_BV, 0)
-    return weights_BV
+        p_BV = np.where(kept_BV, p_BV, 0)
+    return p_BV
 
 
-def normalised(weights_BV: Probabilities) -> Probabilities:
-    """Return weights divided by their sum, (B, V)."""
-    return weights_BV / np.add.reduce(weights_BV, -1, keepdims=True)
+def normalised(p_BV: Probabilities) -> Probabilities:
+    """Return the probabilities of each row, (B, V), which sum to 1."""
+    return p_BV / np.add.reduce(p_BV, -1, keepdims=True)
 
 
-def draw(weights_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
-    """Draw a token for each sample, (B,), in proportion to the weights.
+def draw(p_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
+    """Draw a token for each sample, (B,), in proportion to p.
 
     A sample has a number u in `uniforms_B`, with 0 ≤ u < 1. Its token is the first at which the
-    running sum of weights exceeds u times their total. A token of weight 0 is never drawn.
+    running sum of p exceeds u times the total. A token with p = 0 is never drawn.
     """
-    sums_BV = np.add.accumulate(weights_BV, -1)
+    sums_BV = np.add.accumulate(p_BV, -1)
     totals_B = sums_BV[:, -1]
     # Rounding must not make the product equal to the total.
     thresholds_B = np.minimum(uniforms_B * totals_B, np.nextafter(totals_B, 0))

@@ -156,11 +156,11 @@ class Sampler:
         continuation = Continuation(self.tokenizer, config)
         decode = self.tokenizer.decode
         batch = self.decoding.batch([ids], [0], config)
-        for next_B, weights_BV in self.decoding.drawn(batch):
+        for next_B, p_BV in self.decoding.drawn(batch):
             ids.append(token := int(next_B[0]))
             text = continuation.add([token])
             text += continuation.close() if continuation.tokens == config.tokens else ""
-            p_V = normalised(weights_BV)[0]
+            p_V = normalised(p_BV)[0]
             likeliest = np.argsort(-p_V, kind="stable")[: _RUNNERS_UP + 1].tolist()
             others = [i for i in likeliest if i != token and p_V[i] > 0][:_RUNNERS_UP]
             runners_up = [(decode([i]), float(p_V[i])) for i in others]

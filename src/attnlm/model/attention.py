@@ -45,8 +45,8 @@ def attention(
         scores_BHTS = scores(query, key)
     later = torch.ones_like(scores_BHTS[0, 0], dtype=torch.bool)
     later = later.triu(key.size(-2) - query.size(-2) + 1)
-    weights = torch.softmax(scores_BHTS.masked_fill(later, -torch.inf), -1)
-    return (dropped(weights, dropout) if dropout else weights) @ value
+    p_BHTS = torch.softmax(scores_BHTS.masked_fill(later, -torch.inf), -1)
+    return (dropped(p_BHTS, dropout) if dropout else p_BHTS) @ value
 
 
 class LayerCache:

@@ -89,10 +89,10 @@ def costs_of(a: Architecture, vocab_size: int) -> Costs:
     """Return the costs of an architecture."""
     is_softmax = a.attention == "softmax"
     mixed = a.heads * a.head_dim if is_softmax else a.maps_per_layer * a.head_input_dim
-    mixing = 4 * a.block_size * mixed  # q kᵀ, and the weights' product with v
+    mixing = 4 * a.block_size * mixed  # q kᵀ, and softmax(q kᵀ) v
     # The scores of uniform attention are constant, so that only its values need a gradient.
     gradient = 2 * a.block_size * mixed if a.attention == "uniform" else 2 * mixing
-    weights = a.maps_per_layer * a.block_size if a.materializes_attention else 0
+    maps = a.maps_per_layer * a.block_size if a.materializes_attention else 0
     return Costs(
         vocab_size=vocab_size,
         layers=a.layers,
@@ -103,6 +103,6 @@ def costs_of(a: Architecture, vocab_size: int) -> Costs:
         mixing_gradient_flops=gradient,
         cached=2 * max(a.width, a.num_kv_heads * a.head_dim) if a.maps_per_layer else 0,
         kept_features=(5 if a.residual else 1) * a.width,
-        kept_inputs=(6 if is_softmax else 2) * mixed + 3 * a.mlp_dim + 3 * weights,
-        peak_activations=2 * a.width + max(3 * a.mlp_dim, 4 * mixed + 2 * weights),
+        kept_inputs=(6 if is_softmax else 2) * mixed + 3 * a.mlp_dim + 3 * maps,
+        peak_activations=2 * a.width + max(3 * a.mlp_dim, 4 * mixed + 2 * maps),
     )

@@ -48,7 +48,7 @@ class Heads:
     scores: Tensor
     """before the mask, (B, H, T, S)"""
     mixed: Tensor
-    """weights · v, (B, H, T, E)"""
+    """maps · v, (B, H, T, E)"""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Layer:
 
     read: Tensor | None = None
     """the input of the attention, after the norm"""
-    maps: list[Tensor] = field(default_factory=list)
+    softmaxes: list[Tensor] = field(default_factory=list)
     """attention weights, (B, H, T, S), one tensor for each call of softmax or of fused attention"""
     heads: Heads | None = None
     """None if the block computes its attention otherwise than by `scaled_dot_product_attention`"""
@@ -70,9 +70,9 @@ class Layer:
     head_count: int = 0
 
     @property
-    def weights(self) -> Tensor:
+    def maps(self) -> Tensor:
         """Return the attention weights of all heads, (B, H, T, S)."""
-        return self.maps[0] if len(self.maps) == 1 else torch.cat(self.maps, 1)
+        return self.softmaxes[0] if len(self.softmaxes) == 1 else torch.cat(self.softmaxes, 1)
 
 
 @dataclass
@@ -81,7 +81,7 @@ class Recorder:
 
     If `watch` is set, maps and heads are not recorded. Instead, `watch` receives each layer's
     attention weights, (B, H, T, S), in the order of the layers. For many heads and a long text, a
-    record of all weights and scores takes gigabytes.
+    record of all maps and scores takes gigabytes.
     """
 
     silenced: Head | None = None
@@ -133,35 +133,35 @@ class Recorder:
             masked = scores.masked_fill(~attn_mask, -torch.inf)
         elif attn_mask is not None:
             masked = scores + attn_mask
-        layer, place, weights = self._add(torch.softmax(masked, -1))
-        mixed = self.edited(place, weights @ value)
+        layer, place, map_BHTS = self._add(torch.softmax(masked, -1))
+        mixed = self.edited(place, map_BHTS @ value)
         if self.watch is None:
             layer.heads = Heads(query, key, value, scores, mixed)
         return mixed
 
-    def softmaxed(self, weights: Tensor) -> Tensor:
+    def softmaxed(self, softmax: Tensor) -> Tensor:
         """Record the result of a softmax if it is an attention map.
 
         A map is (B, H, T, T), (B, T, T) of a single head, (B·H, T, T), or, if it does not depend on
         the text, (H, T, T).
         """
-        is_square = weights.dim() in (3, 4) and weights.size(-1) == weights.size(-2)
-        if not is_square or weights.triu(1).any():
-            return weights
-        weights_BHTT = weights
-        if weights.dim() == 3 and weights.size(0) % self.texts == 0:
-            weights_BHTT = weights.unflatten(0, (self.texts, -1))
-        elif weights.dim() == 3:
-            weights_BHTT = weights.expand(self.texts, *weights.shape)
-        _, place, weights_BHTT = self._add(weights_BHTT)
-        is_shared = weights_BHTT.numel() != weights.numel()
-        result = weights_BHTT[0] if is_shared else weights_BHTT.view_as(weights)
-        self._softmax = result, place, weights_BHTT.shape[:3]
+        is_square = softmax.dim() in (3, 4) and softmax.size(-1) == softmax.size(-2)
+        if not is_square or softmax.triu(1).any():
+            return softmax
+        map_BHTT = softmax
+        if softmax.dim() == 3 and softmax.size(0) % self.texts == 0:
+            map_BHTT = softmax.unflatten(0, (self.texts, -1))
+        elif softmax.dim() == 3:
+            map_BHTT = softmax.expand(self.texts, *softmax.shape)
+        _, place, map_BHTT = self._add(map_BHTT)
+        is_shared = map_BHTT.numel() != softmax.numel()
+        result = map_BHTT[0] if is_shared else map_BHTT.view_as(softmax)
+        self._softmax = result, place, map_BHTT.shape[:3]
         return result
 
-    def multiplied(self, weights: object, mixed: Tensor) -> Tensor:
-        """Edit a product with `weights` on the left, if these are the last map of a softmax."""
-        if self._softmax is None or weights is not self._softmax[0]:
+    def multiplied(self, left: object, mixed: Tensor) -> Tensor:
+        """Edit a product of `left` and values, if `left` is the last map of a softmax."""
+        if self._softmax is None or left is not self._softmax[0]:
             return mixed
         _, place, shape = self._softmax
         shape = mixed.shape[:3] if mixed.dim() == 4 else shape
@@ -171,25 +171,25 @@ class Recorder:
         """Return what the model uses as the activation of a place."""
         return values if self.edit is None else self.edit(place, values)
 
-    def _add(self, weights_BHTT: Tensor) -> tuple[Layer, Site, Tensor]:
-        """Record a map; return its layer, its heads' Site, and the weights that the model uses."""
+    def _add(self, map_BHTT: Tensor) -> tuple[Layer, Site, Tensor]:
+        """Record a map; return its layer, its heads' Site, and the map that the model uses."""
         read = self.reading[-1] if self.reading else None
         if not self.has_blocks and not (self.layers and self.layers[-1].read is read is not None):
             self.layers.append(Layer(read=read))
         layer = self.layers[-1]
         first = layer.head_count
-        layer.head_count += weights_BHTT.size(1)
+        layer.head_count += map_BHTT.size(1)
         if self.watch is None:
-            layer.maps.append(weights_BHTT)
+            layer.softmaxes.append(map_BHTT)
         else:
-            self.watch(weights_BHTT)
+            self.watch(map_BHTT)
         number = len(self.layers) - 1
         if self.silenced is not None and self.silenced[0] == number:
             head = self.silenced[1]
             if first <= head < layer.head_count:
-                weights_BHTT = weights_BHTT.clone()
-                weights_BHTT[:, head - first] = 0
-        return layer, Site("mixed", number, first), weights_BHTT
+                map_BHTT = map_BHTT.clone()
+                map_BHTT[:, head - first] = 0
+        return layer, Site("mixed", number, first), map_BHTT
 
     @property
     def has_equal_layers(self) -> bool:
@@ -198,14 +198,14 @@ class Recorder:
         return len(counts) == 1 and 0 not in counts
 
     @property
-    def weights(self) -> Tensor:
+    def maps(self) -> Tensor:
         """Return every head's attention weights, (L, B, H, T, S).
 
         Raises NotRecordedError if no maps were observed, or not in every layer.
         """
         if not self.has_equal_layers:
             raise NotRecordedError
-        return torch.stack([layer.weights for layer in self.layers])
+        return torch.stack([layer.maps for layer in self.layers])
 
 
 class NotRecordedError(AttnlmError):

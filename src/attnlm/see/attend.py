@@ -160,15 +160,15 @@ def attention_of(run: Run, model: LanguageModel, ids: list[int]) -> tuple[Attent
         model, torch.tensor([ids]), watch=lambda maps_BHTT: maps.append(maps_BHTT[0].numpy())
     )
     check_finite(recorder.logits)
-    weights_LHTT = np.empty((0, 0, len(ids), len(ids)), np.float32)
+    maps_LHTT = np.empty((0, 0, len(ids), len(ids)), np.float32)
     if maps and recorder.has_equal_layers:
-        weights_LHTT = np.concatenate(maps).reshape(len(recorder.layers), -1, len(ids), len(ids))
+        maps_LHTT = np.concatenate(maps).reshape(len(recorder.layers), -1, len(ids), len(ids))
     attention = Attention(
         run=run.name,
         model=run.config.spec.name,
         tokens=token_texts(run.tokenizer, ids),
         vocabulary=token_texts(run.tokenizer, list(range(run.vocab_size))),
-        weights=weights_LHTT,
+        weights=maps_LHTT,
         probabilities=torch.softmax(recorder.logits[0], -1).numpy(),
     )
     return attention, recorder
@@ -186,14 +186,14 @@ def in_colour(attention: Attention, width: int) -> Iterator[Columns]:
 
     cells = [set_cell_size(visible(token), 2) for token in attention.tokens]
     is_whole = 2 * len(cells) + 3 <= width
-    for layer, weights_HTT in enumerate(attention.weights, 1):
+    for layer, maps_HTT in enumerate(attention.weights, 1):
         squares = []
-        for head, weights_TT in enumerate(weights_HTT, 1):
+        for head, map_TT in enumerate(maps_HTT, 1):
             name = f"layer {layer} head {head}"
             square = Text(name if is_whole else f"{name}, the last token")
             for t in range(0 if is_whole else len(cells) - 1, len(cells)):
                 square.append(f"\n{cells[t]} ")
-                for cell, weight in zip(cells, weights_TT[t, : t + 1].tolist(), strict=False):
+                for cell, weight in zip(cells, map_TT[t, : t + 1].tolist(), strict=False):
                     square.append(cell, tint(weight))
             squares.append(square.append("\n"))
         yield Columns(squares, padding=(0, 1))
@@ -205,9 +205,9 @@ def in_words(attention: Attention) -> Iterator[str]:
     widest = max(map(len, shown))
     for layer, head in np.ndindex(*attention.weights.shape[:2]):
         yield f"layer {layer + 1} head {head + 1}"
-        for t, weights_T in enumerate(attention.weights[layer, head]):
-            places = likeliest(weights_T[: t + 1], _MOST_LISTED)
-            weights = "  ".join(f"{shown[s]}@{s} {weights_T[s]:.2f}" for s in places)
+        for t, row_T in enumerate(attention.weights[layer, head]):
+            places = likeliest(row_T[: t + 1], _MOST_LISTED)
+            weights = "  ".join(f"{shown[s]}@{s} {row_T[s]:.2f}" for s in places)
             yield f"  {t:>3} {shown[t]:<{widest}}  {weights}"
 
 

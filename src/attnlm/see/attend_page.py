@@ -37,7 +37,7 @@ def attention_parts(attention: Attention) -> tuple[dict[str, Any], dict[str, Any
     return data, content | {"least_weight": least_weight}
 
 
-def packed_maps(weights_LHTT: Numbers) -> dict[str, Any]:
+def packed_maps(maps_LHTT: Numbers) -> dict[str, Any]:
     """Return all heads' maps in a few MB, for attend.js.
 
     An attention weight is rounded to steps of 1/255, in one byte. Weights of fewer than `least`
@@ -50,11 +50,11 @@ def packed_maps(weights_LHTT: Numbers) -> dict[str, Any]:
     the column and the steps of each stored weight. All are base64: `steps` of 8-bit numbers, the
     others of 16-bit numbers.
     """
-    length = weights_LHTT.shape[-1]
-    steps_MTT = np.empty((weights_LHTT[..., 0, 0].size, length, length), np.uint8)
+    length = maps_LHTT.shape[-1]
+    steps_MTT = np.empty((maps_LHTT[..., 0, 0].size, length, length), np.uint8)
     how_many = np.zeros(256, np.int64)
-    for steps_TT, weights_TT in zip(steps_MTT, weights_LHTT.reshape(steps_MTT.shape), strict=True):
-        steps_TT[:] = np.rint(weights_TT * 255)
+    for steps_TT, map_TT in zip(steps_MTT, maps_LHTT.reshape(steps_MTT.shape), strict=True):
+        steps_TT[:] = np.rint(map_TT * 255)
         how_many += np.bincount(steps_TT.ravel(), minlength=256)
     at_least = how_many[::-1].cumsum()[::-1]
     least = 1 + int(np.count_nonzero(at_least[1:] > _MOST_WEIGHTS))

@@ -356,8 +356,8 @@ def _scores_on(
         nonlocal layers
         layer_sums: list[Tensor] = []  # (P, H) each
 
-        def add_sums(weights_NHTT: Tensor) -> None:
-            layer_sums.append(pattern_sums(weights_NHTT, ids_NT, starts_NT)[0])
+        def add_sums(maps_NHTT: Tensor) -> None:
+            layer_sums.append(pattern_sums(maps_NHTT, ids_NT, starts_NT)[0])
 
         recorded = record(model, ids_NT, watch=add_sums)
         check_finite(recorded.logits)
@@ -396,7 +396,7 @@ def snapshot_scores(
     return scores_LHP.movedim(-1, 0).numpy()
 
 
-def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
+def pattern_sums(maps_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
     """Return each pattern's sum of scores over queries, (P, H), and number of queries, (P,).
 
     `starts_NT` marks the starts of words.
@@ -414,13 +414,13 @@ def pattern_sums(weights_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tup
     every_NT = (torch.arange(length, device=device) >= 1).expand(len(ids_NT), -1)
 
     def attention_on(targets: Tensor) -> Tensor:
-        return (weights_NHTT * targets.expand(len(ids_NT), length, -1)[:, None]).sum(-1)
+        return (maps_NHTT * targets.expand(len(ids_NT), length, -1)[:, None]).sum(-1)
 
     attention_and_counted = {
         "previous-token": (attention_on(eye_TT.roll(1, 0).tril(-1)), every_NT),
         "same-token": (attention_on(same_NTT), earlier_NTT.any(-1)),
         "first-token": (attention_on(eye_TT[:1]), every_NT),
-        "uniform": (weights_NHTT.minimum(uniform_TT).sum(-1), every_NT),
+        "uniform": (maps_NHTT.minimum(uniform_TT).sum(-1), every_NT),
         "start-of-word": (attention_on(starts_NTT), starts_NTT.any(-1) & every_NT),
         "induction": (attention_on(follows_NTT), follows_NTT.any(-1)),
     }

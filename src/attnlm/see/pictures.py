@@ -67,8 +67,8 @@ def picture(attention: Attention, format: str) -> bytes:
         figure = Figure(figsize=size, layout="constrained", dpi=120)
         grid = figure.subplots(layers, heads, squeeze=False)
         for (layer, head), axes in np.ndenumerate(grid):
-            weights_TT = attention.weights[layer, head]
-            image = axes.imshow(weights_TT, cmap=scale, vmin=0, vmax=1, interpolation="nearest")
+            map_TT = attention.weights[layer, head]
+            image = axes.imshow(map_TT, cmap=scale, vmin=0, vmax=1, interpolation="nearest")
             axes.set_title(f"layer {layer + 1} head {head + 1}", fontsize=8)
             axes.tick_params(labelsize=6)
             if length <= _MOST_LABELS:

@@ -57,9 +57,9 @@ def visible(text: str) -> str:
     )
 
 
-def tint(weight: float) -> str:
+def tint(value: float) -> str:
     """Return a terminal style: white text on dark for 0, bright blue for 1, bright red for −1."""
     dark, blue = _BACKGROUNDS
-    ends = zip(dark, blue if weight >= 0 else _NEGATIVE, strict=True)
-    mixed = (round(low + (high - low) * abs(weight)) for low, high in ends)
+    ends = zip(dark, blue if value >= 0 else _NEGATIVE, strict=True)
+    mixed = (round(low + (high - low) * abs(value)) for low, high in ends)
     return "#ffffff on #" + "".join(f"{part:02x}" for part in mixed)

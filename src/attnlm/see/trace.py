@@ -197,7 +197,7 @@ def _layer_steps(a: Architecture, layer: Layer) -> Iterator[tuple[str, str, str,
         later = torch.ones_like(heads.scores, dtype=torch.bool).triu(1)
         masked = heads.scores.masked_fill(later, -torch.inf)
         yield "mask", "−∞ where the key comes after the query", "H T T", masked
-        yield "softmax", "eˢ / Σ eˢ along each row: the attention weights", "H T T", layer.weights
+        yield "softmax", "eˢ / Σ eˢ along each row: the attention weights", "H T T", layer.maps
         yield "mix", f"weights · {'v' if is_softmax else 'x'}", "H T D", heads.mixed
         joined = "the heads side by side" + (", then the projection" if a.projection else "")
         yield "attended", joined, "T C", layer.attended

@@ -171,6 +171,6 @@ def take_snapshot(
             text = "".join(sampler.stream(sampler.prompt_ids(""), config))
         recorded = record(model, torch.tensor([passage], device=device.torch))
         with contextlib.suppress(AttnlmError):
-            maps = recorded.weights[:, 0].float().cpu().numpy()
+            maps = recorded.maps[:, 0].float().cpu().numpy()
             scores = snapshot_scores(model, dataset.tokenizer, dataset.val, device.torch)
     return Snapshot(step, text, maps, scores), token_texts(dataset.tokenizer, passage)
