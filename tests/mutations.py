@@ -95,7 +95,7 @@ a document that spans pieces is divided | test_splits.py
 if is_chosen and is_complete: => if is_chosen:
 == runs/checkpoint.py
 a checkpoint's digest is not compared | test_trials.py::test_a_short_trial_finds_no_failure[damage]
-header.digest != _digest(metadata["facts"], tensors) => False
+header.digest != _content_digest(metadata["facts"], tensors) => False
 a tensor's type is not looked at | test_checkpoint.py
 elif tensor.dtype != "F32": => elif False:
 weights that are NaN are taken | test_checkpoint.py
@@ -119,9 +119,9 @@ if stock.tokenizer in (None, tokenizer) => if True
 a text added before each text is ignored for characters | test_imported_tokenizers.py
 _expect("post_processor", content.get("post_processor"), beginning is None) => pass
 a tokenizer is exported without being compared | test_export.py
--    check_equal(tokenizer, made)
--    return made
-+    return made
+-    check_equal(tokenizer, library)
+-    return library
++    return library
 == workflows/export.py
 GPT-2's matrices are not transposed | test_export.py
 joined.T if mapping.transposed => joined if mapping.transposed
@@ -159,7 +159,7 @@ rungs are ranked while their losses fall | test_ladder.py
 if fall > max(NOTICEABLE, abs(gain.nats)): => if False:
 == tokens/tokenizer.py
 any pattern is taken | test_tokenizer.py::test_a_file_that_makes_no_tokenizer_is_refused
-!= pattern_of(found.name) => == ""
+!= pattern_of(stored.name) => == ""
 text is cut anywhere | test_tokenizer.py
 [cut.end()] if cut else [] => []
 == base/folders.py

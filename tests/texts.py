@@ -118,7 +118,7 @@ def added(token: int, text: str) -> dict[str, Any]:
 
 def tokenizer_json(first_id: int, special: dict[str, int], **parts: Any) -> dict[str, Any]:
     """Byte pairs with the ids from `first_id` on, in the layout of the published files."""
-    tokens = [byte_characters.written(token) for token in RANKS]
+    tokens = [byte_characters.to_text(token) for token in RANKS]
     return {
         "version": "1.0",
         "truncation": None,

@@ -535,6 +535,6 @@ def test_gpt2s_own_files_are_our_gpt2(tmp_path: Path) -> None:
         for path in Path(os.environ["TIKTOKEN_CACHE_DIR"]).iterdir()
         if path.read_bytes()[:8] == b"#version"
     ]
-    vocabulary = {byte_characters.written(token): i for i, token in enumerate(ours.ranks)}
+    vocabulary = {byte_characters.to_text(token): i for i, token in enumerate(ours.ranks)}
     vocabulary["<|endoftext|>"] = 50256
     assert read_vocab_and_merges(vocabulary, merges, 50257).to_json() == ours.to_json()

@@ -140,8 +140,8 @@ def merged_anywhere(number: int) -> list[bytes]:
     trainer = trainers.BpeTrainer(vocab_size=number, initial_alphabet=alphabet, show_progress=False)
     trained.train_from_iterator(texts_of_words(2000), trainer)
     id_of = trained.get_vocab()
-    merged = [byte_characters.read(token) for token in sorted(id_of, key=id_of.__getitem__)[256:]]
-    return list(dict.fromkeys([bytes([byte]) for byte in range(256)] + merged))
+    merged = map(byte_characters.to_bytes, sorted(id_of, key=id_of.__getitem__)[256:])
+    return list(dict.fromkeys([bytes([byte]) for byte in range(256)] + [*merged]))
 
 
 # llama.cpp's tables of Unicode are of 15.1: these are the letters and numbers that 16.0 added.

@@ -13,7 +13,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.files import write_json
 from attnlm.data.bin_files import encode_documents
 from attnlm.text.text_files import Piece
-from attnlm.tokens.tokenizer import BYTES, BpeTokenizer, CharTokenizer, Tokenizer, load
+from attnlm.tokens.tokenizer import BYTES, BpeTokenizer, CharTokenizer, Tokenizer, load_tokenizer
 from attnlm.tokens.tokenizer_json import library_tokenizer, listed_pairs, read_tokenizer
 from attnlm.tokens.word_table import piece_encoder
 from tests.texts import BEGIN, BOS, PUBLISHED, TOKENIZERS, added, split, texts_with_special
@@ -27,7 +27,7 @@ def test_ids_equal_the_published_file(name: str, tmp_path: Path) -> None:
     theirs = LibraryTokenizer.from_str(json.dumps(content))
     read = read_tokenizer(content, 612)
     write_json(tmp_path / "tokenizer.json", read.to_json())
-    ours = load(tmp_path / "tokenizer.json")
+    ours = load_tokenizer(tmp_path / "tokenizer.json")
     assert isinstance(ours, BpeTokenizer) and ours.to_json() == read.to_json()
     assert (ours.name, ours.end_of_text, ours.beginning) == (name, *marks)
     exported, fast = library_tokenizer(ours), piece_encoder(ours)

@@ -34,7 +34,7 @@ from attnlm.tokens.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     Tokenizer,
-    load,
+    load_tokenizer,
     safe_pieces,
 )
 from tests.texts import PATTERNS, TALE, TRAINED, TRICKY, published_like
@@ -235,7 +235,7 @@ def test_trained_merges_equal_tokenizers(text: str, other: str) -> None:
     assert ours.vocab_size == theirs.get_vocab_size()
     for words in (text, other):
         assert theirs.encode(words).tokens == [
-            byte_characters.written(ours.decode_bytes([i])) for i in ours.encode(words)
+            byte_characters.to_text(ours.decode_bytes([i])) for i in ours.encode(words)
         ]
 
 
@@ -301,7 +301,7 @@ def test_gpt2_ids_equal_tiktoken(gpt2: BpeTokenizer, tmp_path: Path) -> None:
     assert gpt2.vocab_size == theirs.n_vocab == 50257
     assert (gpt2.newline, gpt2.end_of_text) == (198, 50256)
     write_json(tmp_path / "tokenizer.json", gpt2.to_json())
-    assert load(tmp_path / "tokenizer.json").encode(text) == expected
+    assert load_tokenizer(tmp_path / "tokenizer.json").encode(text) == expected
 
 
 # --- Files ----------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_gpt2_ids_equal_tiktoken(gpt2: BpeTokenizer, tmp_path: Path) -> None:
 )
 def test_a_saved_tokenizer_is_the_same_when_loaded(made: Tokenizer, tmp_path: Path) -> None:
     write_json(tmp_path / "tokenizer.json", made.to_json())
-    loaded = load(tmp_path / "tokenizer.json")
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
     assert type(loaded) is type(made)
     assert loaded.to_json() == made.to_json()
     for attribute in ("name", "vocab_size", "newline", "end_of_text"):
@@ -347,14 +347,14 @@ def test_a_file_that_makes_no_tokenizer_is_refused(content: object, tmp_path: Pa
         content = {**content, "sha256": files._json_hash(content)}
     path.write_text(json.dumps(content))
     with pytest.raises(AttnlmError, match=r"tokenizer\.json"):
-        load(path)
+        load_tokenizer(path)
 
 
 def test_a_changed_or_missing_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     with pytest.raises(AttnlmError, match=r"tokenizer\.json"):
-        load(path)
+        load_tokenizer(path)
     write_json(path, CharTokenizer("abc").to_json())
     path.write_text(path.read_text().replace("abc", "abd"))
     with pytest.raises(AttnlmError, match="does not match its own hash"):
-        load(path)
+        load_tokenizer(path)

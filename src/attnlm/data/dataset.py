@@ -18,7 +18,7 @@ from attnlm.base.files import file_hash
 from attnlm.base.folders import FolderEntry, entry_of, find_folder, how_to_make, newest_first
 from attnlm.base.json_records import limited, read_record
 from attnlm.data.examples import Examples, read_marks
-from attnlm.tokens.tokenizer import Tokenizer, load
+from attnlm.tokens.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 1  # of meta.json, and of the files that it describes
 _LARGE = 2**30  # bytes from which a bin is hashed by samples
@@ -229,7 +229,7 @@ def open_folder(path: Path, *, verify: bool = False, trusted: bool = False) -> D
     """
     meta = read_meta(path)
     try:
-        tokenizer = load(path / "tokenizer.json")
+        tokenizer = load_tokenizer(path / "tokenizer.json")
         actual = file_hash(path / "tokenizer.json"), tokenizer.name, tokenizer.vocab_size
         if actual != (meta.tokenizer_sha256, meta.tokenizer, meta.vocab_size):
             raise AttnlmError(

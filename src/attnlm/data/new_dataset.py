@@ -18,7 +18,7 @@ from attnlm.data.dataset import FORMAT, ExampleFacts, Meta, id_dtype, open_datas
 from attnlm.text.corpus import Corpus, safe_name
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens.specs import PUBLISHED, bpe_size, canonical_spec
-from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load
+from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load_tokenizer
 
 
 class Content(NamedTuple):
@@ -121,7 +121,7 @@ def find_tokenizer(tokenizer: str | Path, data_dir: Path) -> TokenizerOrigin:
             folders += [Path(KINDS["run"][1]) / tokenizer, data_dir / tokenizer]
         for folder in folders:
             if (folder / "tokenizer.json").is_file():
-                existing = load(folder / "tokenizer.json")
+                existing = load_tokenizer(folder / "tokenizer.json")
                 existing.dataset = folder.absolute().name
                 return TokenizerOrigin(spec, folder.absolute(), existing)
         raise

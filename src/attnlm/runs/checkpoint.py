@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.storage import StorageWriter
 
 _Value = TypeVar("_Value")
-_Part = tuple[int, int, TensorFile]  # consecutive rows of a tensor in one file: first, end
+_StoredRows = tuple[int, int, TensorFile]  # consecutive rows of a tensor in one file: first, end
 
 FACTS = "facts.json"
 _MODEL = "model."
@@ -99,7 +99,7 @@ def load_checkpoint(
     Raises AttnlmError if the file is missing, damaged or of another model. Raises NotFiniteError if
     weights are NaN or infinite; training never saves such weights.
     """
-    header, tensors = _read(path, _shapes(spec, vocab_size, lora), rank, count)
+    header, tensors = _read_checkpoint(path, _stored_shapes(spec, vocab_size, lora), rank, count)
     if path.suffix and count > 1:  # a file is always read and checked whole
         tensors = {n: t[rows_of(len(t), rank, count)].clone() for n, t in tensors.items()}
     weights, state = (
@@ -115,26 +115,28 @@ def load_header(
     path: Path, spec: ModelSpec, vocab_size: int, lora: LoRA | None = None
 ) -> CheckpointHeader:
     """Return a checkpoint's header without reading the tensors or checking the digest."""
-    return _read(path, _shapes(spec, vocab_size, lora), numbers=False)[0]
+    return _read_checkpoint(path, _stored_shapes(spec, vocab_size, lora), with_tensors=False)[0]
 
 
-def _shapes(spec: ModelSpec, vocab_size: int, lora: LoRA | None) -> Mapping[str, Shape]:
+def _stored_shapes(spec: ModelSpec, vocab_size: int, lora: LoRA | None) -> Mapping[str, Shape]:
     """Return the shapes of the parameters and buffers in a checkpoint."""
     if lora is not None:
         return spec.costs(vocab_size).adapter_shapes(lora)
     return {**spec.parameter_shapes(vocab_size), **spec.buffer_shapes(vocab_size)}
 
 
-def _read(
+def _read_checkpoint(
     path: Path,
     shapes: Mapping[str, Shape],
     rank: int = 0,
     count: int = 1,
     *,
-    numbers: bool = True,
+    with_tensors: bool = True,
 ) -> tuple[CheckpointHeader, dict[str, Tensor]]:
-    """Return a checkpoint's header and tensors. If `numbers` is False, check no digest and no hash,
-    and return no tensors."""
+    """Return a checkpoint's header and tensors.
+
+    If `with_tensors` is False, return no tensors, and check no digest and no hash.
+    """
     if not path.exists():
         raise AttnlmError(
             f"checkpoint not found: {path}",
@@ -144,12 +146,12 @@ def _read(
     hint = "try the run's other checkpoint: `checkpoint` last or best"
     with explaining_reads(path, ": it does not match its own digest", hint):
         if path.suffix:
-            return _read_file(path, shapes, numbers)
-        return _read_folder(path, shapes, rank, count, numbers)
+            return _read_file(path, shapes, with_tensors)
+        return _read_folder(path, shapes, rank, count, with_tensors)
 
 
 def _read_file(
-    path: Path, shapes: Mapping[str, Shape], numbers: bool
+    path: Path, shapes: Mapping[str, Shape], with_tensors: bool
 ) -> tuple[CheckpointHeader, dict[str, Tensor]]:
     with path.open("rb") as opened:
         file = TensorFile.of(opened)
@@ -159,16 +161,16 @@ def _read_file(
         _check_complete(path, shapes, stored)
         facts = json.loads(metadata.get("facts", ""))
         header = CheckpointHeader(facts, metadata.get("digest", ""))
-        if not numbers:
+        if not with_tensors:
             return header, {}
         tensors = {name: file.read(name) for name in stored}
-    if header.digest != _digest(metadata["facts"], tensors):
+    if header.digest != _content_digest(metadata["facts"], tensors):
         raise ValueError("another digest")
     return header, tensors
 
 
 def _read_folder(
-    path: Path, shapes: Mapping[str, Shape], rank: int, count: int, numbers: bool
+    path: Path, shapes: Mapping[str, Shape], rank: int, count: int, with_tensors: bool
 ) -> tuple[CheckpointHeader, dict[str, Tensor]]:
     """Return the facts, and each tensor's rows that belong to process `rank` of `count`.
 
@@ -178,10 +180,10 @@ def _read_folder(
     hashes = content["files"]
     if any(name != Path(name).name for name in hashes):
         raise ValueError("a file of another folder")
-    parts: dict[str, list[_Part]] = defaultdict(list)
+    parts: dict[str, list[_StoredRows]] = defaultdict(list)
     with contextlib.ExitStack() as opening:
         for i, (name, digest) in enumerate(hashes.items()):
-            if numbers and i % count == rank and files.file_hash(path / name) != digest:
+            if with_tensors and i % count == rank and files.file_hash(path / name) != digest:
                 raise ValueError("wrong hash")
             opened = opening.enter_context((path / name).open("rb"))
             file = TensorFile.of(opened)
@@ -192,15 +194,15 @@ def _read_folder(
                 parts[tensor].append((first, first + stored.shape[0], file))
         _check_complete(path, shapes, parts)
         tensors = {}
-        for tensor, stored_parts in parts.items() if numbers else ():
+        for tensor, stored_parts in parts.items() if with_tensors else ():
             whole = shapes[parameter_of(tensor)]
             rows = rows_of(whole[0], rank, count)
             in_order = sorted(stored_parts, key=lambda part: part[:2])
-            tensors[tensor] = _joined(tensor, whole, in_order, rows)
+            tensors[tensor] = _join_rows(tensor, whole, in_order, rows)
     return CheckpointHeader(content["facts"]), tensors
 
 
-def _joined(name: str, whole: Shape, parts: list[_Part], rows: slice) -> Tensor:
+def _join_rows(name: str, whole: Shape, parts: list[_StoredRows], rows: slice) -> Tensor:
     """Return the rows `rows` of a tensor. Raises ValueError if any row is missing or duplicated."""
     if [first for first, *_ in parts] + [whole[0]] != [0] + [end for _, end, _ in parts]:
         raise ValueError(f"rows of {name} are missing")
@@ -239,15 +241,15 @@ def _check_fits(
             differing.append(f"{shown} has the shape {whole}, not {expected}")
         elif tensor.dtype != "F32":
             differing.append(f"{shown} has the type {tensor.dtype}, not F32")
-    _check_none(path, differing)
+    _refuse(path, differing)
 
 
 def _check_complete(path: Path, shapes: Mapping[str, Shape], stored: Collection[str]) -> None:
     """Raise AttnlmError, which names tensors, unless every parameter of the model is stored."""
-    _check_none(path, [f"{name} is missing" for name in shapes if _MODEL + name not in stored])
+    _refuse(path, [f"{name} is missing" for name in shapes if _MODEL + name not in stored])
 
 
-def _check_none(path: Path, differing: Sequence[str]) -> None:
+def _refuse(path: Path, differing: Sequence[str]) -> None:
     if differing:
         raise AttnlmError(
             f"{path} does not contain the model that config.json describes: {listed(differing, 3)}",
@@ -255,14 +257,14 @@ def _check_none(path: Path, differing: Sequence[str]) -> None:
         )
 
 
-def _digest(described: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(described.encode())
+def _content_digest(facts_json: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(facts_json.encode())
     for name in sorted(tensors):
-        _add_to(digest, name, tensors[name])
+        _add_tensor(digest, name, tensors[name])
     return digest.hexdigest()
 
 
-def _add_to(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+def _add_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
     digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
     digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
 
@@ -297,16 +299,16 @@ def save_in_turn(
     `tensor(name)` returns a tensor in float32 with the shape `shapes[name]`. The names are those of
     `named_tensors`.
     """
-    described = json.dumps(facts, sort_keys=True)
-    digest = hashlib.sha256(described.encode())
+    facts_json = json.dumps(facts, sort_keys=True)
+    digest = hashlib.sha256(facts_json.encode())
 
-    def digested(name: str) -> Tensor:
+    def read_and_digest(name: str) -> Tensor:
         values = tensor(name)
-        _add_to(digest, name, values)
+        _add_tensor(digest, name, values)
         return values
 
     write_tensors(
-        path, shapes, digested, lambda: {"facts": described, "digest": digest.hexdigest()}
+        path, shapes, read_and_digest, lambda: {"facts": facts_json, "digest": digest.hexdigest()}
     )
 
 
@@ -340,13 +342,13 @@ class ShardedCheckpoints:
         with contextlib.ExitStack() as stack:
             work = str(stack.enter_context(workspace(folder))) if self._processes.is_main else ""
             work = self._processes.broadcast_object(work)
-            lasting = stack.pop_all()
+            open_workspace = stack.pop_all()
 
         def write() -> None:
             group: Any = {"process_group": self._group, "no_dist": self._group is None}
-            with lasting:
+            with open_workspace:
                 for name, (tensors, facts) in checkpoints.items():
-                    writer = _writer(Path(work, name), folder / name, tensors, facts)
+                    writer = _dcp_writer(Path(work, name), folder / name, tensors, facts)
                     save(dict(tensors), storage_writer=writer, **group)
             when_saved()
 
@@ -368,19 +370,19 @@ class ShardedCheckpoints:
                 raise next((c for c in causes if isinstance(c, OSError)), causes[0]) from None
 
 
-def _writer(
+def _dcp_writer(
     new: Path, path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]
 ) -> StorageWriter:
     """Return a DCP writer to the folder `new`, which replaces `path` when every process is done."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-    from torch.futures import Future as Written
+    from torch.futures import Future as TorchFuture
 
     class Writer(HuggingFaceStorageWriter):
         def write_data(self, plan: Any, planner: Any) -> Any:
             results = super().write_data(plan, planner).wait()
             names = {result.storage_data.relative_path for result in results}
             hashes = {name: files.file_hash(new / name) for name in names}
-            hashed: Written[Any] = Written()
+            hashed: TorchFuture[Any] = TorchFuture()
             hashed.set_result([dataclasses.replace(r, storage_data=hashes) for r in results])
             return hashed
 
@@ -396,5 +398,5 @@ def _writer(
             else:
                 new.rename(path)
 
-    file_of = {name: 1 if name.startswith("model.") else 2 for name in tensors}
+    file_of = {name: 1 if name.startswith(_MODEL) else 2 for name in tensors}
     return Writer(str(new), file_of, save_distributed=True)

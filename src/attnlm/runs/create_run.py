@@ -38,8 +38,8 @@ def create_run(
     exists, UsageError if it can't be a folder's name.
     """
     # The data set's reference losses count the answers only.
-    is_usual = dataset.examples is None or config.training.loss_on == "answers"
-    facts = DatasetFacts(
+    is_comparable = dataset.examples is None or config.training.loss_on == "answers"
+    dataset_facts = DatasetFacts(
         name=dataset.name,
         path=str(dataset.path),
         train_sha256=dataset.train_sha256,
@@ -47,8 +47,8 @@ def create_run(
         train_tokens=dataset.train_tokens,
         val_tokens=dataset.val_tokens,
         val_bytes=dataset.val_bytes,
-        bigram_loss=dataset.bigram_loss if is_usual else None,
-        floor=dataset.floor if is_usual else None,
+        bigram_loss=dataset.bigram_loss if is_comparable else None,
+        floor=dataset.floor if is_comparable else None,
         question_end=dataset.examples.question_end if dataset.examples else None,
         answer_end=dataset.examples.answer_end if dataset.examples else None,
     )
@@ -57,14 +57,14 @@ def create_run(
         config,
         vocab_size=dataset.vocab_size,
         parameters=parameters,
-        dataset=facts,
+        dataset=dataset_facts,
         parent=parent,
         leaks=leaks,
     )
     fill = None
     if parent is not None and config.training.adapters is not None:
         fill = functools.partial(keep_base, parent=parent)
-    return put_new(run, dataset.tokenizer, name, checkpoint_dir, fill)
+    return create_run_folder(run, dataset.tokenizer, name, checkpoint_dir, fill)
 
 
 def check_free(name: str, checkpoint_dir: Path, *, is_trained: bool = True) -> None:
@@ -79,7 +79,7 @@ def check_free(name: str, checkpoint_dir: Path, *, is_trained: bool = True) -> N
         )
 
 
-def put_new(
+def create_run_folder(
     run: Run,
     tokenizer: Tokenizer,
     name: str | None,

@@ -181,12 +181,12 @@ class Exported:
 
 def check_format(to: str, type: str | None) -> None:
     """Raise UsageError if `to` is not a format, or if that format lacks the number type `type`."""
-    for name, value, words in (("to", to, tuple(FORMATS)), ("type", type, FORMATS.get(to, ()))):
-        if value is not None and name == "type" and not words:
+    for name, value, choices in (("to", to, tuple(FORMATS)), ("type", type, FORMATS.get(to, ()))):
+        if value is not None and name == "type" and not choices:
             hint = f"leave `type` out: {to} always has float32"
             raise UsageError("`type` applies only to `to` gguf and html", hint)
-        if value is not None and value not in words:
-            hint = suggestion(value, words, f"choose from {', '.join(words)}")
+        if value is not None and value not in choices:
+            hint = suggestion(value, choices, f"choose from {', '.join(choices)}")
             raise UsageError(f"invalid value for `{name}`: {value!r}", hint)
 
 
@@ -250,20 +250,20 @@ _LINEAR: Supported = {"rotary_context": (None,)}
 # --- Which modules have a bias --------------------------------------------------------------------
 
 
-def _own_biases(a: Architecture, kind: str) -> bool:
+def _has_own_bias(a: Architecture, kind: str) -> bool:
     """Return True if modules named `kind` have a bias in our models with RMS norm."""
     return a.qkv_bias if kind in ("query", "key", "value") else a.bias and kind in MAP_NAMES
 
 
-def _llama_biases(a: Architecture, kind: str) -> bool:
+def _has_llama_bias(a: Architecture, kind: str) -> bool:
     """Return True if modules named `kind` have a bias in transformers' classes for Llama and Qwen3.
     There, query, key, value and projection all have a bias if one of them has a bias in attnlm."""
     if kind in ("query", "key", "value", "projection"):
         return a.qkv_bias or a.bias
-    return _own_biases(a, kind)
+    return _has_own_bias(a, kind)
 
 
-def _gpt2_biases(a: Architecture, kind: str) -> bool:
+def _has_gpt2_bias(a: Architecture, kind: str) -> bool:
     return kind in MAP_NAMES or kind.endswith("norm")
 
 
@@ -339,20 +339,20 @@ _GGUF_LLAMA_SIZES = {
 }
 
 
-def _names(modules: Mapping[str, tuple[str, str]], tool: int) -> dict[str, str]:
+def _module_names(modules: Mapping[str, tuple[str, str]], tool: int) -> dict[str, str]:
     return {our_name: names[tool] for our_name, names in modules.items()}
 
 
-_HF_LLAMA = (_LLAMA_SIZES, _names(_LLAMA_MODULES, 0))
-_HF_GPT2 = (_GPT2_SIZES, _names(_GPT2_MODULES, 0))
-_GGUF_LLAMA = (_GGUF_LLAMA_SIZES, _names(_LLAMA_MODULES, 1), _own_biases)
-_GGUF_GPT2 = (_GGUF_GPT2_SIZES, _names(_GPT2_MODULES, 1), _gpt2_biases)
+_HF_LLAMA = (_LLAMA_SIZES, _module_names(_LLAMA_MODULES, 0))
+_HF_GPT2 = (_GPT2_SIZES, _module_names(_GPT2_MODULES, 0))
+_GGUF_LLAMA = (_GGUF_LLAMA_SIZES, _module_names(_LLAMA_MODULES, 1), _has_own_bias)
+_GGUF_GPT2 = (_GGUF_GPT2_SIZES, _module_names(_GPT2_MODULES, 1), _has_gpt2_bias)
 
 STOCK_CLASSES = (
-    StockClass("Qwen3ForCausalLM", _QWEN3, *_HF_LLAMA, _llama_biases, "qwen3"),
-    StockClass("Qwen2ForCausalLM", _QWEN2, *_HF_LLAMA, _own_biases, "qwen2", tokenizer="qwen2"),
-    StockClass("LlamaForCausalLM", _LLAMA, *_HF_LLAMA, _llama_biases, "llama"),
-    StockClass("GPT2LMHeadModel", _GPT2, *_HF_GPT2, _gpt2_biases, "gpt2", transposes=True),
+    StockClass("Qwen3ForCausalLM", _QWEN3, *_HF_LLAMA, _has_llama_bias, "qwen3"),
+    StockClass("Qwen2ForCausalLM", _QWEN2, *_HF_LLAMA, _has_own_bias, "qwen2", tokenizer="qwen2"),
+    StockClass("LlamaForCausalLM", _LLAMA, *_HF_LLAMA, _has_llama_bias, "llama"),
+    StockClass("GPT2LMHeadModel", _GPT2, *_HF_GPT2, _has_gpt2_bias, "gpt2", transposes=True),
 )
 GGUF_FORMATS = (
     ExternalFormat("qwen3", {**_QWEN3, **_LINEAR}, *_GGUF_LLAMA),

@@ -47,7 +47,7 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     """
     if isinstance(tokenizer, BpeTokenizer):
         adds = tokenizer.beginning is not None
-        return {**_pairs(tokenizer), "add_bos_token": adds, "add_eos_token": False}
+        return {**_byte_pair_metadata(tokenizer), "add_bos_token": adds, "add_eos_token": False}
     if tokenizer.special:
         raise _refused(
             f"llama.cpp has no vocabulary like {tokenizer.name} with an end-of-text id, which "
@@ -56,9 +56,9 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
         )
     if isinstance(tokenizer, CharTokenizer) and not tokenizer.characters.isascii():
         # It hangs on an unknown character that begins with the same bytes as a known one.
-        known = next(c for c in tokenizer.characters if not c.isascii())
+        char = next(c for c in tokenizer.characters if not c.isascii())
         raise _refused(
-            f"llama.cpp cannot tokenize single characters outside of ASCII, such as {known!r}: it "
+            f"llama.cpp cannot tokenize single characters outside of ASCII, such as {char!r}: it "
             "hangs at such a character that is not in the vocabulary"
         )
     plain = bytes(set(range(32, 127)) - {ord("\\")})  # it reads other bytes in hexadecimal
@@ -69,15 +69,15 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, Any]:
     return {"model": "rwkv", "tokens": tokens, "token_type": [_NORMAL] * len(tokens)}
 
 
-def _pairs(tokenizer: BpeTokenizer) -> dict[str, Any]:
+def _byte_pair_metadata(tokenizer: BpeTokenizer) -> dict[str, Any]:
     splitter = _SPLITTERS.get(tokenizer.pattern)
     if splitter is None:
         raise _refused(f"llama.cpp has no pre-tokenizer that is equal to that of {tokenizer.name}")
     if tokenizer.nfc:
         raise _refused(f"{tokenizer.name} normalises texts to NFC, which llama.cpp does not do")
-    tokens = [byte_characters.written(token) for token in tokenizer.tokens]
+    tokens = [byte_characters.to_text(token) for token in tokenizer.tokens]
     types = [_NORMAL] * len(tokens)
-    if marks := set(_MARKS.split()).intersection(map(byte_characters.written, tokenizer.ranks)):
+    if marks := set(_MARKS.split()).intersection(map(byte_characters.to_text, tokenizer.ranks)):
         raise _refused(
             f"{min(marks)!r} is an ordinary token of the vocabulary, but special in llama.cpp"
         )

@@ -49,7 +49,7 @@ class Journal(Generic[_Record]):
 
     def append(self, record: _Record) -> None:
         """Append a record and flush it to disk."""
-        files.append_bytes(self.path, _line(record))
+        files.append_bytes(self.path, _to_line(record))
 
     def size(self) -> int:
         """Return the file's size in bytes, or 0 if the file does not exist."""
@@ -57,14 +57,14 @@ class Journal(Generic[_Record]):
 
     def replace(self, records: Iterable[_Record]) -> None:
         """Replace all records with `records`."""
-        files.write_bytes(self.path, b"".join(map(_line, records)))
+        files.write_bytes(self.path, b"".join(map(_to_line, records)))
 
     def damaged(self) -> AttnlmError:
         """Return the error for a damaged file."""
         return AttnlmError(f"{self.path} is damaged, or was not written by attnlm", self.hint)
 
 
-def _line(record: Any) -> bytes:
+def _to_line(record: Any) -> bytes:
     """Return the line of a record, without the fields that have their default."""
     described = fields(record)
     values = {field.name: getattr(record, field.name) for field in described}
@@ -93,7 +93,7 @@ class EvaluationRecord(MappingRecord):
     tokens_per_second: int
 
 
-def rank(loss: float, accuracy: float | None) -> tuple[float, float]:
+def ranking_key(loss: float, accuracy: float | None) -> tuple[float, float]:
     """Return a sort key of evaluations, best first: by accuracy, if it counts, then by loss."""
     return (0.0 if accuracy is None else -accuracy, loss)
 

@@ -100,8 +100,8 @@ class LadderPlan:
     def adaptation(self) -> str:
         """The adapted settings in words: `average: embed_dim 24; multi-head: embed_dim 20`."""
         in_order = (a for rung in self.rungs for a in self.adapted if a.rung == rung)
-        words = (f"{a.rung}: {a.setting.removeprefix(PREFIX)} {a.value:,}" for a in in_order)
-        return "; ".join(words)
+        adapted = (f"{a.rung}: {a.setting.removeprefix(PREFIX)} {a.value:,}" for a in in_order)
+        return "; ".join(adapted)
 
     def grid(self, rung: str) -> list[float]:
         """Return the values of `tune` to try for a rung: none if the rung's name has a value.
@@ -111,15 +111,15 @@ class LadderPlan:
         if self.tune is None or self.tune in variant(rung):
             return []
         settings = replace(self, trials=()).settings(rung, 0)
-        usual = getattr(resolve({}, settings).training, self.tune)
-        if not usual or isinstance(usual, bool | str):
+        default = getattr(resolve({}, settings).training, self.tune)
+        if not default or isinstance(default, bool | str):
             raise UsageError(
                 f"`tune` {quoted(self.tune)} has no default above 0 in {rung}",
                 "choose another, such as learning_rate, or compare rungs with values of their own",
             )
-        kind = type(usual)
+        kind = type(default)
         least = 1 if kind is int else 0
-        return sorted({kind(max(usual * factor, least)) for factor in FACTORS})
+        return sorted({kind(max(default * factor, least)) for factor in FACTORS})
 
     def runs(self, path: Path) -> dict[tuple[str, int], Path]:
         """Return the runs' folders, keyed by (rung, seed). They are next to the ladder's `path`."""
@@ -136,8 +136,8 @@ class LadderPlan:
         """Raise UsageError for a rung that does not exist or is named twice, and for numbers out of
         range."""
         check_files(self.codes.values())
-        meant = {tuple(sorted(variant(rung, self.codes).items())) for rung in self.rungs}
-        if not self.rungs or len(meant) < len(self.rungs):
+        variants = {tuple(sorted(variant(rung, self.codes).items())) for rung in self.rungs}
+        if not self.rungs or len(variants) < len(self.rungs):
             raise UsageError(
                 "`rungs` is empty or contains a rung twice", "name each rung once: bigram,average"
             )
@@ -165,7 +165,7 @@ class LadderPlan:
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _StoredPlan:
     plan: Mapping[str, Any]
 
 
@@ -173,13 +173,13 @@ def read_plan(path: Path) -> LadderPlan:
     """Return the plan in a ladder's folder. Raises AttnlmError, which names a wrong value."""
     path = path / RECORD
     hint = "start a new ladder with another `name`"
-    recorded = read_record(_Stored, path, format=_FORMAT, hint=hint).plan
+    recorded = read_record(_StoredPlan, path, format=_FORMAT, hint=hint).plan
     if unknown := [quoted(key) for key in recorded if key not in fields_of(LadderPlan)]:
         reason = f"has a setting that attnlm {attnlm.__version__} does not have: {unknown[0]}"
         raise AttnlmError(f"{path} {reason}", hint_on_version(path, attnlm.__version__, hint))
     plan = decoded(LadderPlan, recorded, path, hint)
     try:
-        plan = replace(plan, codes=dict(_kept_codes(plan.codes, path.parent / CODE)))
+        plan = replace(plan, codes=dict(_stored_codes(plan.codes, path.parent / CODE)))
         plan.check()
     except UsageError as error:
         hint = hint_on_version(path, attnlm.__version__, hint)
@@ -187,7 +187,7 @@ def read_plan(path: Path) -> LadderPlan:
     return plan
 
 
-def _kept_codes(hashes: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, OwnCode]]:
+def _stored_codes(hashes: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, OwnCode]]:
     """Yield the names of own code in rungs, and the code that the ladder keeps in a folder."""
     for name, sha256 in hashes.items():
         file = PurePath(name.rpartition(":")[0]).name

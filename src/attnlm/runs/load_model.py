@@ -124,7 +124,7 @@ def parent_record(parent: Run, checkpoint: str) -> ParentRecord:
         path=str(parent.path.absolute()),
         checkpoint=start.path.name,
         step=start.step,
-        sha256=_hash(start.path),
+        sha256=_checkpoint_hash(start.path),
     )
 
 
@@ -137,7 +137,7 @@ def parent_rows(
     """
     opened = open_run(Path(parent.path))
     weights = load_weights(opened, opened.checkpoint(parent.which), rank, count)
-    _check_unchanged(opened.path / parent.checkpoint, run, parent)
+    _check_parent_unchanged(opened.path / parent.checkpoint, run, parent)
     return weights
 
 
@@ -153,7 +153,7 @@ def keep_base(run: Run, parent: ParentRecord) -> Run:
         if start == opened.best and start.suffix and opened.config.training.adapters is None:
             os.link(start.resolve(), run.base)
     if run.base.exists():
-        _check_unchanged(run.base, run, parent)
+        _check_parent_unchanged(run.base, run, parent)
     else:
         facts = CheckpointFacts(step=parent.step).content()
         save_checkpoint(run.base, parent_rows(run, parent), facts)
@@ -161,15 +161,15 @@ def keep_base(run: Run, parent: ParentRecord) -> Run:
     return replace(run, parent=replace(parent, base=base.digest))
 
 
-def _check_unchanged(path: Path, run: Run, parent: ParentRecord) -> None:
-    if _hash(path) != parent.sha256:
+def _check_parent_unchanged(path: Path, run: Run, parent: ParentRecord) -> None:
+    if _checkpoint_hash(path) != parent.sha256:
         raise AttnlmError(
             f"{parent.name} has changed since {run.name} was created from it",
             "wait until its training has ended, then start again",
         )
 
 
-def _hash(checkpoint: Path) -> str:
+def _checkpoint_hash(checkpoint: Path) -> str:
     """Return the hash of a checkpoint's file or, for a folder, of its facts.json."""
     path = checkpoint if checkpoint.suffix else checkpoint / FACTS
     with explaining_reads(path, "", COPY_THE_RUN):

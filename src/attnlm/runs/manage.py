@@ -26,7 +26,7 @@ from attnlm.runs.records import NOT_COMPARABLE
 from attnlm.runs.run import Run, open_run
 
 # A folder with such a file counts as a run, even if other files are missing.
-_OF_A_RUN = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetensors", "last", "best")
+_FILES = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetensors", "last", "best")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,25 +78,25 @@ def list_runs(
 def run_entry(path: Path) -> RunEntry | None:
     """Return the entry of the run or ladder in `path`, or None for any other folder."""
     is_ladder = os.path.lexists(path / RECORD)
-    if not is_ladder and not any(os.path.lexists(path / name) for name in _OF_A_RUN):
+    if not is_ladder and not any(os.path.lexists(path / name) for name in _FILES):
         return None
-    found = RunEntry(
+    entry = RunEntry(
         name=path.name,
         path=path,
         kind="ladder" if is_ladder else "run",
         is_training=is_locked(Path(os.path.realpath(path))),
     )
-    read = functools.partial(_facts_of_ladder if is_ladder else _facts_of_run, path)
-    return entry_of(found, (RECORD, *_OF_A_RUN[:2]), read)
+    read_values = functools.partial(_ladder_values if is_ladder else _run_values, path)
+    return entry_of(entry, (RECORD, *_FILES[:2]), read_values)
 
 
-def _facts_of_ladder(path: Path) -> dict[str, Any]:
+def _ladder_values(path: Path) -> dict[str, Any]:
     plan = read_plan(path)
     names = tuple(run.name for run in plan.runs(path).values())
     return {"dataset": plan.dataset, "steps": plan.steps, "rungs": names}
 
 
-def _facts_of_run(path: Path) -> dict[str, Any]:
+def _run_values(path: Path) -> dict[str, Any]:
     # Open the absolute path, since a bare name could be found in another folder.
     run = open_run(path.absolute())
     result = run.result()
@@ -172,8 +172,8 @@ def removal_warnings(entry: RunEntry, others: list[RunEntry]) -> list[str]:
         warnings.append(
             f"{name} belongs to {', '.join(ladders)}, which would train it again if resumed"
         )
-    if left := [other.name for other in others if other.name in entry.rungs]:
-        warnings.append(f"its runs stay: {', '.join(left)}")
+    if remaining := [other.name for other in others if other.name in entry.rungs]:
+        warnings.append(f"its runs stay: {', '.join(remaining)}")
     return warnings
 
 
@@ -208,7 +208,7 @@ def diff_runs(
     """
     first, second = (open_run(run, checkpoint_dir=checkpoint_dir) for run in (a, b))
     results = first.result(), second.result()
-    facts = [{} if result is None else result.facts() for result in results]
+    values = [{} if result is None else result.facts() for result in results]
     warnings = []
     if None not in results:
         if first.tokenizer.to_json() != second.tokenizer.to_json():
@@ -226,14 +226,14 @@ def diff_runs(
     return RunDiff(
         first,
         second,
-        settings=_differing(first.config.settings(), second.config.settings()),
-        data=_differing(_data(first), _data(second)),
-        result={"parameters": (first.parameters, second.parameters), **_pairs(*facts)},
+        settings=_differing_pairs(first.config.settings(), second.config.settings()),
+        data=_differing_pairs(_data_values(first), _data_values(second)),
+        result={"parameters": (first.parameters, second.parameters), **_value_pairs(*values)},
         warnings=tuple(warnings),
     )
 
 
-def _data(run: Run) -> dict[str, Any]:
+def _data_values(run: Run) -> dict[str, Any]:
     dataset = run.dataset
     return {
         "dataset": None if run.imported_from else dataset.name,
@@ -249,9 +249,9 @@ def _data(run: Run) -> dict[str, Any]:
     }
 
 
-def _pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _value_pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     return {name: (a.get(name), b.get(name)) for name in {**a, **b}}
 
 
-def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {name: pair for name, pair in _pairs(a, b).items() if pair[0] != pair[1]}
+def _differing_pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {name: pair for name, pair in _value_pairs(a, b).items() if pair[0] != pair[1]}

@@ -18,7 +18,7 @@ from attnlm.base.json_records import decoded, limited
 from attnlm.config.settings import resolve
 from attnlm.model.inspection import check_finite, parameters_of
 from attnlm.runs.checkpoint import named_tensors, parameter_of, save_in_turn
-from attnlm.runs.create_run import put_new
+from attnlm.runs.create_run import create_run_folder
 from attnlm.runs.hugging_face.read_model import open_tensors
 from attnlm.runs.records import CheckpointFacts, DatasetFacts
 from attnlm.runs.run import Run
@@ -50,22 +50,22 @@ def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> 
     with open_tensors(path) as file:
         with explaining_reads(path, "", _HINT):
             content = json.loads(file.metadata[_KEY])
-        about = decoded(PageModel, content, path, _HINT)
-        config = resolve({}, about.settings)
-        tokenizer = CharTokenizer(about.characters)
+        metadata = decoded(PageModel, content, path, _HINT)
+        config = resolve({}, metadata.settings)
+        tokenizer = CharTokenizer(metadata.characters)
         shapes = config.spec.parameter_shapes(tokenizer.vocab_size)
-        found = {n: (t.shape, t.dtype) for n, t in file.tensors.items()}
-        if found != {n: (shape, "F32") for n, shape in shapes.items()}:
+        stored_tensors = {n: (t.shape, t.dtype) for n, t in file.tensors.items()}
+        if stored_tensors != {n: (shape, "F32") for n, shape in shapes.items()}:
             raise AttnlmError(f"{path} is damaged: its tensors are not those of its model", _HINT)
 
-        def weight(stored: str) -> Tensor:
-            tensor = file.read(parameter_of(stored))
+        def read_weight(name: str) -> Tensor:
+            tensor = file.read(parameter_of(name))
             check_finite(tensor)
             return tensor
 
-        def fill(run: Run) -> Run:
-            facts = CheckpointFacts(step=about.step).content()
-            save_in_turn(run.best, named_tensors(shapes, {}), weight, facts)
+        def add_checkpoint(run: Run) -> Run:
+            facts = CheckpointFacts(step=metadata.step).content()
+            save_in_turn(run.best, named_tensors(shapes, {}), read_weight, facts)
             return run
 
         run = Run(
@@ -73,7 +73,7 @@ def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> 
             config,
             vocab_size=tokenizer.vocab_size,
             parameters=parameters_of(config.spec, tokenizer.vocab_size),
-            dataset=DatasetFacts(name=about.text),
+            dataset=DatasetFacts(name=metadata.text),
             imported_from=str(path.absolute()),
         )
-        return put_new(run, tokenizer, name, checkpoint_dir, fill)
+        return create_run_folder(run, tokenizer, name, checkpoint_dir, add_checkpoint)

@@ -115,7 +115,7 @@ class Whole:
     last: Measured
 
 
-def is_same(dataset: Dataset, recorded: DatasetFacts | LadderPlan) -> bool:
+def has_same_ids(dataset: Dataset, recorded: DatasetFacts | LadderPlan) -> bool:
     """Return True if a data set has the ids that a run or a ladder has recorded."""
     hashes = (recorded.train_sha256, recorded.val_sha256)
     return (dataset.train_sha256, dataset.val_sha256) == hashes
@@ -123,9 +123,9 @@ def is_same(dataset: Dataset, recorded: DatasetFacts | LadderPlan) -> bool:
 
 def reference_losses(vocab_size: int, dataset: DatasetFacts | Dataset) -> dict[str, float]:
     """Return known losses in nats per token: uniform, bigram and floor, the least possible."""
-    known = {
+    losses = {
         "uniform (ln V)": math.log(vocab_size),
         "counted bigram": dataset.bigram_loss,
         "floor": dataset.floor,
     }
-    return {name: loss for name, loss in known.items() if loss is not None}
+    return {name: loss for name, loss in losses.items() if loss is not None}

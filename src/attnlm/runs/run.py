@@ -32,7 +32,7 @@ from attnlm.runs.journal import (
     Journal,
     Snapshot,
     SnapshotRecord,
-    rank,
+    ranking_key,
     snapshot_of,
     snapshot_record,
 )
@@ -43,7 +43,7 @@ from attnlm.runs.records import (
     RunFacts,
     StoredRun,
     Whole,
-    is_same,
+    has_same_ids,
     reference_losses,
 )
 from attnlm.tokens import tokenizer
@@ -82,7 +82,7 @@ class Result:
         accuracy."""
 
         def key(record: EvaluationRecord) -> tuple[float, float]:
-            return rank(record.val_loss, record.accuracy if self._by_accuracy else None)
+            return ranking_key(record.val_loss, record.accuracy if self._by_accuracy else None)
 
         return min(self.records, key=key)
 
@@ -149,7 +149,7 @@ class Run(RunFacts):
         picture = ""
         path = self.path / "curve.png"
         try:
-            facts = {"run": self.name, "folder": str(self.path), **run_facts(self)}
+            summary = {"run": self.name, "folder": str(self.path), **run_summary(self)}
             if path.is_file():
                 source = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
                 picture = f'<img alt="loss by step" width="560" src="{source}"/>'
@@ -158,7 +158,7 @@ class Run(RunFacts):
         rows = "".join(
             f'<tr><th style="text-align:left">{escape(label)}</th>'
             f'<td style="text-align:left">{escape(value)}</td></tr>'
-            for label, value in facts.items()
+            for label, value in summary.items()
         )
         return f"<div><table>{rows}</table>{picture}</div>"
 
@@ -168,13 +168,13 @@ class Run(RunFacts):
 
     @property
     def best(self) -> Path:
-        return self._path_of("best")
+        return self._checkpoint_path("best")
 
     @property
     def last(self) -> Path:
-        return self._path_of("last")
+        return self._checkpoint_path("last")
 
-    def _path_of(self, which: str) -> Path:
+    def _checkpoint_path(self, which: str) -> Path:
         """Return the path of a checkpoint: a file, or for a sharded run a folder."""
         return self.path / (which if self.config.training.shard else f"{which}.safetensors")
 
@@ -218,28 +218,28 @@ class Run(RunFacts):
             )
         is_auto = which == "auto" and self.last.exists()
         if which == "last" or (is_auto and not self.best.exists()):
-            return self._checkpoint("last", self._facts_of(self.last))
-        best = self._facts_of(self.best)
+            return self._describe_checkpoint("last", self._read_facts(self.last))
+        best = self._read_facts(self.best)
         if is_auto and best.step == 0:
-            last = self._facts_of(self.last)
+            last = self._read_facts(self.last)
             if last.evaluated_step == 0 < last.step:
-                return self._checkpoint("last", last)
-        return self._checkpoint("best", best)
+                return self._describe_checkpoint("last", last)
+        return self._describe_checkpoint("best", best)
 
-    def _facts_of(self, path: Path) -> CheckpointFacts:
+    def _read_facts(self, path: Path) -> CheckpointFacts:
         from attnlm.runs.checkpoint import load_header  # loads torch
 
         lora = self.config.training.adapters
         header = load_header(path, self.config.spec, self.vocab_size, lora)
         return decoded(CheckpointFacts, header.facts, path, COPY_THE_RUN)
 
-    def _checkpoint(self, which: str, facts: CheckpointFacts) -> Checkpoint:
+    def _describe_checkpoint(self, which: str, facts: CheckpointFacts) -> Checkpoint:
         loss = facts.val_loss
         if loss is None:
             with contextlib.suppress(AttnlmError):  # the checkpoint is usable without metrics
                 losses = {record.step: record.val_loss for record in self.evaluations()}
                 loss = losses.get(facts.step)
-        path = self._path_of(which)
+        path = self._checkpoint_path(which)
         return Checkpoint(which, path, facts.step, loss, self.evaluated_part, bool(self.leaks))
 
     def model(self, *, checkpoint: str = "auto", device: str = "cpu") -> LanguageModel:
@@ -270,7 +270,7 @@ class Run(RunFacts):
     def tokenizer(self) -> tokenizer.Tokenizer:
         """The tokenizer of the run's data, loaded from the run's folder."""
         path = self.path / "tokenizer.json"
-        loaded = tokenizer.load(path)
+        loaded = tokenizer.load_tokenizer(path)
         if loaded.vocab_size != self.vocab_size:
             raise AttnlmError(
                 f"{path} has {loaded.vocab_size:,} ids, but config.json has {self.vocab_size:,}",
@@ -298,11 +298,11 @@ class Run(RunFacts):
 
         Raises AttnlmError if the record of `evaluated_step` is missing, or if steps do not rise.
         """
-        kept = [record for record in self.evaluations() if record.step <= evaluated_step]
-        steps = [-1, *(record.step for record in kept)]
+        records = [record for record in self.evaluations() if record.step <= evaluated_step]
+        steps = [-1, *(record.step for record in records)]
         if steps[-1] != evaluated_step or steps != sorted(set(steps)):
             raise self._metrics.damaged()
-        return kept
+        return records
 
     def ticker(self) -> list[Snapshot]:
         """Return the snapshots of the model, oldest first; [] for old runs.
@@ -402,7 +402,7 @@ class Run(RunFacts):
             yield
 
     def content(self) -> dict[str, Any]:
-        """Return the content of config.json, from which `run_of` makes the run again."""
+        """Return the content of config.json, from which `run_from_content` makes the run again."""
         values = {name: getattr(self, name) for name in fields_of(StoredRun)}
         stored = StoredRun(**{**values, "config": self.config.settings()})
         return {"format": FORMAT, "attnlm": attnlm.__version__, **asdict(stored)}
@@ -441,27 +441,27 @@ def open_run(
             f"{path} is not a run: it has no config.json", how_to_make("run", Path(checkpoint_dir))
         )
     stored = read_record(StoredRun, path / "config.json", format=FORMAT, hint=COPY_THE_RUN)
-    return _run_of(path, stored)
+    return _run_from_record(path, stored)
 
 
-def run_of(path: Path, content: Mapping[str, Any]) -> Run:
+def run_from_content(path: Path, content: Mapping[str, Any]) -> Run:
     """Return the run in the folder `path`, which may be on another machine, from `Run.content`."""
-    return _run_of(path, decoded(StoredRun, content, path))
+    return _run_from_record(path, decoded(StoredRun, content, path))
 
 
-def _run_of(path: Path, stored: StoredRun) -> Run:
-    config = _config_in(stored, path / "config.json")
+def _run_from_record(path: Path, stored: StoredRun) -> Run:
+    config = _stored_config(stored, path / "config.json")
     return Run(path, **{**vars(stored), "config": config})
 
 
-def _config_in(stored: StoredRun, path: Path) -> Config:
+def _stored_config(stored: StoredRun, path: Path) -> Config:
     """Return the configuration in config.json. Raises AttnlmError, which names the wrong value."""
     advice = ""
     if unknown := unknown_settings(stored.config):
         reason = f"has settings that attnlm {attnlm.__version__} does not have: {unknown}"
     else:
         try:
-            return resolve({}, _with_code(stored.config, path.parent / CODE))
+            return resolve({}, _with_own_code(stored.config, path.parent / CODE))
         except AttnlmError as error:
             reason = f"is not valid: {error.message.removeprefix('in the recipe: ')}"
             advice = f"{error.hint}; or "
@@ -469,7 +469,7 @@ def _config_in(stored: StoredRun, path: Path) -> Config:
     raise AttnlmError(f"{path} {reason}", advice + hint)
 
 
-def _with_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _with_own_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the settings in config.json with the own code that the run keeps in a folder."""
     hashes = dict(re.findall(r"(.+?):([0-9a-f]{64})(?: |$)", str(config.get(CODE, ""))))
     settings = dict(config)
@@ -498,7 +498,7 @@ def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Datase
         data_dir=data_dir,
         verify=verify,
     )
-    if not is_same(dataset, recorded) or dataset.vocab_size != run.vocab_size:
+    if not has_same_ids(dataset, recorded) or dataset.vocab_size != run.vocab_size:
         raise AttnlmError(
             f"{dataset.path} is not the data set that {run.name} was trained on",
             f"prepare the original data set again, or move it to {path}",
@@ -506,34 +506,34 @@ def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Datase
     return dataset
 
 
-def run_facts(run: Run) -> dict[str, str]:
+def run_summary(run: Run) -> dict[str, str]:
     """Return facts about a run by label: its model, data and losses, but no times."""
     training = run.config.training
     dataset = run.dataset
-    facts = {"model": f"{run.config.spec.name}, {run.parameters:,} parameters"}
+    summary = {"model": f"{run.config.spec.name}, {run.parameters:,} parameters"}
     if run.imported_from:
         vocabulary = f"{run.vocab_size:,} ids ({run.tokenizer.name})"
-        return {**facts, "vocabulary": vocabulary, "imported from": run.imported_from}
-    facts["data"] = (
+        return {**summary, "vocabulary": vocabulary, "imported from": run.imported_from}
+    summary["data"] = (
         f"{dataset.name}: {run.vocab_size:,} ids, {dataset.train_tokens:,} tokens for training, "
         f"{dataset.val_tokens:,} for validation"
     )
     if run.started_from:
-        facts["started from"] = run.started_from
+        summary["started from"] = run.started_from
     result = run.result()
     step = 0 if result is None else result.last.step
     batch = f"{training.batch_size} × {run.config.spec.block_size} tokens"
-    facts["steps"] = f"{step:,} of {training.length}, each {batch}, seed {training.seed}"
+    summary["steps"] = f"{step:,} of {training.length}, each {batch}, seed {training.seed}"
     if result is not None:
         best = f"best loss, {run.evaluated_part or 'whole split'}"
-        measured: dict[str, EvaluationRecord | Measured] = {best: result.best}
-        measured |= {f"{which} loss, whole split": result.whole[which] for which in result.whole}
-        for label, record in measured.items():
-            facts[label] = (
+        losses: dict[str, EvaluationRecord | Measured] = {best: result.best}
+        losses |= {f"{which} loss, whole split": result.whole[which] for which in result.whole}
+        for label, record in losses.items():
+            summary[label] = (
                 f"{record.val_loss:.4f} nats per token, {record.bits_per_byte:.3f} bits per "
                 f"byte, at step {record.step:,}"
             )
     if run.leaks:
-        facts["not comparable"] = run.leaks
+        summary["not comparable"] = run.leaks
     baselines = (f"{name} {loss:z.4f}" for name, loss in run.references().items())
-    return {**facts, "baselines": ", ".join(baselines)}
+    return {**summary, "baselines": ", ".join(baselines)}

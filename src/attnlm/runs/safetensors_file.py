@@ -111,16 +111,16 @@ def write_tensors(
         header[name] = {"data_offsets": [begin, end], "dtype": "F32", "shape": shapes[name]}
         begin = end
     with files.replacing(path) as file:
-        file.write(_header_bytes({**header, "__metadata__": metadata()}))
+        file.write(_encode_header({**header, "__metadata__": metadata()}))
         for name in names:
             values = tensor(name).contiguous()
             assert values.dtype == torch.float32 and values.shape == shapes[name], name
             file.write(values.flatten().view(torch.uint8).numpy().data)
         file.seek(0)
-        file.write(_header_bytes({**header, "__metadata__": metadata()}))
+        file.write(_encode_header({**header, "__metadata__": metadata()}))
 
 
-def _header_bytes(header: Mapping[str, Any]) -> bytes:
+def _encode_header(header: Mapping[str, Any]) -> bytes:
     """Return a header preceded by its length, padded so that the tensors are aligned."""
     content = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     content += b" " * (-len(content) % 8)

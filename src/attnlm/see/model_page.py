@@ -20,7 +20,7 @@ from attnlm.model.architecture import Architecture, architecture_of
 from attnlm.model.spec import Use
 from attnlm.runs.external_formats import Exported
 from attnlm.runs.load_model import described_weights
-from attnlm.runs.run import Checkpoint, Run, open_dataset_of, run_facts
+from attnlm.runs.run import Checkpoint, Run, open_dataset_of, run_summary
 from attnlm.see.page import base64_of, render
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
 
@@ -98,7 +98,7 @@ def run_data(
 
     Raises as `described_weights` does.
     """
-    facts = run_facts(run)
+    facts = run_summary(run)
     origin = f"trained on {run.dataset.name}"
     if run.imported_from:
         origin = f"imported from {run.imported_from}"

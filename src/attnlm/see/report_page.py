@@ -11,7 +11,7 @@ import numpy as np
 import attnlm
 from attnlm.base.formatting import duration
 from attnlm.runs.journal import EARLY_STEPS, Snapshot
-from attnlm.runs.run import run_facts
+from attnlm.runs.run import run_summary
 from attnlm.see.attend_page import attention_parts
 from attnlm.see.curves import panel_svg, run_lines
 from attnlm.see.heads import PATTERNS
@@ -41,7 +41,7 @@ def report_page(report: Report) -> bytes:
     data["lens"] = lens_data(report.lens, report.attention.vocabulary)
     last_scores = [film["scores"][-1] for film in data["films"]]
     lines = run_lines(records)
-    facts = run_facts(run)
+    facts = run_summary(run)
     if records:
         last = records[-1]
         device = run.config.training.device

@@ -9,11 +9,11 @@ BYTE_OF = {chr(byte): byte for byte in _VISIBLE} | {chr(256 + i): b for i, b in 
 _CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 
 
-def written(token: bytes) -> str:
+def to_text(token: bytes) -> str:
     """Return the bytes of a token as visible characters."""
     return "".join(_CHARACTER_OF[byte] for byte in token)
 
 
-def read(token: str) -> bytes:
+def to_bytes(token: str) -> bytes:
     """Return the bytes that `token` denotes. Raises KeyError for a character that denotes none."""
     return bytes(BYTE_OF[character] for character in token)

@@ -70,7 +70,7 @@ def train(
     id_of: dict[str, int] = trained.get_vocab()
     # Two merges of the trainer may make the same bytes. Both have the id of the first merge, since
     # ranks have one id for each token.
-    merged = [byte_characters.read(token) for token in sorted(id_of, key=id_of.__getitem__)[256:]]
+    merged = map(byte_characters.to_bytes, sorted(id_of, key=id_of.__getitem__)[256:])
     ranks = [*BYTES, *merged]
     if len(ranks) < size:
         on_event(Note(f"the text is too short for {size:,} ids; {len(ranks):,} were made"))
@@ -99,7 +99,7 @@ def load_published(
             ) from error
     lines = path.read_text(encoding="utf-8").splitlines()
     if name == "gpt2":  # a line with the version, then a merge in each line
-        merges = [byte_characters.read(merge.replace(" ", "")) for merge in lines[1:]]
+        merges = [byte_characters.to_bytes(merge.replace(" ", "")) for merge in lines[1:]]
         ranks = [*(bytes([byte]) for byte in byte_characters.BYTE_OF.values()), *merges]
     else:  # in each line a token in base64, and its rank
         ranks = [base64.b64decode(line.split()[0]) for line in lines]

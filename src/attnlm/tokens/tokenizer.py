@@ -179,10 +179,10 @@ class CharTokenizer(_UnitTokenizer):
         ids: NDArray[np.unsignedinteger[Any]] = self._id_of.take(code_points(text))
         if ids.max() == self.vocab_size:
             unknown = (text[i] for i in np.flatnonzero(ids == self.vocab_size))
-            lacking = list(map(repr, dict.fromkeys(unknown)))
+            missing = list(map(repr, dict.fromkeys(unknown)))
             of = f" of {self.dataset}" if self.dataset else ""
             raise UnknownCharactersError(
-                f"the vocabulary{of} lacks {listed(lacking)}",
+                f"the vocabulary{of} lacks {listed(missing)}",
                 "leave them out, or prepare the text with `tokenizer` byte, which encodes any text",
             )
         return ids
@@ -236,7 +236,7 @@ class BpeTokenizer(Tokenizer):
             tokens[token] = text.encode()
         if len(tokens) > vocab_size:
             raise ValueError("its ids are not below its vocab_size")
-        if not are_apart(special) or beginning not in (None, *special.values()):
+        if not are_unambiguous(special) or beginning not in (None, *special.values()):
             raise ValueError("its special texts are ambiguous")
         super().__init__(name, tokens, special, end_of_text)
         self.pattern = pattern_of(name)
@@ -248,35 +248,35 @@ class BpeTokenizer(Tokenizer):
         )
 
     def to_json(self) -> dict[str, Any]:
-        more = {"special": self.special, "beginning": self.beginning, "nfc": self.nfc}
+        optional_fields = {"special": self.special, "beginning": self.beginning, "nfc": self.nfc}
         return {
             **super().to_json(),
             "pattern": self.pattern,
             "vocab_size": self.vocab_size,
             "end_of_text": self.end_of_text,
             "ranks": " ".join(base64.b64encode(token).decode() for token in self.ranks),
-            **(more if self.special.keys() - {END_OF_TEXT} or self.nfc else {}),
+            **(optional_fields if self.special.keys() - {END_OF_TEXT} or self.nfc else {}),
         }
 
     def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        return self._encode(self.normalised(text), set(self.special))
+        return self._encode_text(self.normalised(text), set(self.special))
 
     def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        return self._encode(_nfc(text) if self.nfc else text, set())
+        return self._encode_text(_to_nfc(text) if self.nfc else text, set())
 
     def normalised(self, text: str) -> str:
         """Return `text`, normalised to NFC (except special texts) if `nfc` is set."""
         if not self.nfc or text.isascii():
             return text
         parts = self._special.split(text)  # odd parts are special and stay unchanged
-        return "".join(part if i % 2 else _nfc(part) for i, part in enumerate(parts))
+        return "".join(part if i % 2 else _to_nfc(part) for i, part in enumerate(parts))
 
-    def _encode(self, text: str, special: set[str]) -> NDArray[np.unsignedinteger[Any]]:
+    def _encode_text(self, text: str, special: set[str]) -> NDArray[np.unsignedinteger[Any]]:
         encoded(text, "utf-8")  # for its error: tiktoken replaces what is not Unicode
         return self._encoding.encode_to_numpy(text, allowed_special=special, disallowed_special=())
 
 
-def are_apart(special: Iterable[str]) -> bool:
+def are_unambiguous(special: Iterable[str]) -> bool:
     """Return True if no special text has whitespace or is the beginning of another."""
     texts = sorted(special)
     return all(re.fullmatch(r"\S+", text) for text in texts) and not any(
@@ -284,7 +284,7 @@ def are_apart(special: Iterable[str]) -> bool:
     )
 
 
-def _nfc(text: str) -> str:
+def _to_nfc(text: str) -> str:
     from tokenizers.normalizers import NFC  # models were trained with its Unicode tables
 
     encoded(text, "utf-8")  # for its error
@@ -308,9 +308,9 @@ def safe_pieces_of_texts(
 
     Each piece, given and yielded, is preceded by the name of its text.
     """
-    rests: dict[str, Piece] = {}
+    rest_of: dict[str, Piece] = {}
     for key, piece in pieces:
-        rest = rests.get(key, Piece(""))
+        rest = rest_of.get(key, Piece(""))
         ends = (len(rest.text) + end for end in piece.ends)
         rest = Piece(rest.text + piece.text, (*rest.ends, *ends))
         while len(rest.text) > limit:
@@ -319,8 +319,8 @@ def safe_pieces_of_texts(
             places = [*([cut.end()] if cut else []), *within[-1:]]
             safe, rest = rest.cut(max(places, default=limit))
             yield key, safe
-        rests[key] = rest
-    yield from ((key, rest) for key, rest in rests.items() if rest.text)
+        rest_of[key] = rest
+    yield from ((key, rest) for key, rest in rest_of.items() if rest.text)
 
 
 def code_points(text: str) -> NDArray[np.uint32]:
@@ -356,28 +356,28 @@ class _Description:
     nfc: bool = False
 
 
-def load(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path) -> Tokenizer:
     """Return the tokenizer whose `to_json` was written to `path`. Raises AttnlmError."""
-    found = read_record(_Description, path, format=_FORMAT, hint=_COPY_AGAIN, sealed=True)
+    stored = read_record(_Description, path, format=_FORMAT, hint=_COPY_AGAIN, sealed=True)
     try:
-        if found.name not in IMPORTED:
-            bpe_size(found.name)
-        has_end = found.end_of_text is not None
-        if found.name == "char":
-            return CharTokenizer(found.characters, has_end=has_end)
-        if found.name == "byte":
+        if stored.name not in IMPORTED:
+            bpe_size(stored.name)
+        has_end = stored.end_of_text is not None
+        if stored.name == "char":
+            return CharTokenizer(stored.characters, has_end=has_end)
+        if stored.name == "byte":
             return ByteTokenizer(has_end=has_end)
         # An unknown pattern may run forever, or stop the process.
-        if found.pattern != pattern_of(found.name):
-            raise ValueError(f"its pattern is not that of {found.name}")
+        if stored.pattern != pattern_of(stored.name):
+            raise ValueError(f"its pattern is not that of {stored.name}")
         return BpeTokenizer(
-            found.name,
-            [base64.b64decode(token, validate=True) for token in found.ranks.split(" ")],
-            vocab_size=found.vocab_size,
-            end_of_text=found.end_of_text,
-            special=found.special,
-            beginning=found.beginning,
-            nfc=found.nfc,
+            stored.name,
+            [base64.b64decode(token, validate=True) for token in stored.ranks.split(" ")],
+            vocab_size=stored.vocab_size,
+            end_of_text=stored.end_of_text,
+            special=stored.special,
+            beginning=stored.beginning,
+            nfc=stored.nfc,
         )
     except (AttnlmError, TypeError, ValueError) as error:
         raise AttnlmError(f"{path} is damaged: {error}", _COPY_AGAIN) from None

@@ -28,7 +28,7 @@ from attnlm.tokens.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     Tokenizer,
-    are_apart,
+    are_unambiguous,
 )
 
 _CHECKED = 200
@@ -48,25 +48,25 @@ def library_tokenizer(tokenizer: Tokenizer) -> Any:
     from tokenizers import Tokenizer as LibraryTokenizer
 
     if isinstance(tokenizer, BpeTokenizer):
-        made = pairs_tokenizer(tokenizer, listed_pairs(tokenizer))
+        library = pairs_tokenizer(tokenizer, listed_pairs(tokenizer))
     elif isinstance(tokenizer, CharTokenizer):
         # WordLevel rejects unknown characters, as attnlm does. Byte pairs would leave them out.
         characters = {character: i for i, character in enumerate(tokenizer.characters)}
-        made = LibraryTokenizer(models.WordLevel(characters))
-        made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-        made.decoder = decoders.Fuse()
-        made.add_special_tokens(_added(tokenizer))
+        library = LibraryTokenizer(models.WordLevel(characters))
+        library.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        library.decoder = decoders.Fuse()
+        library.add_special_tokens(_added_tokens(tokenizer))
     else:
-        id_of = {byte_characters.written(byte): i for i, byte in enumerate(BYTES)}
-        made = LibraryTokenizer(models.BPE(id_of, []))
-        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        made.decoder = decoders.ByteLevel()
-        made.add_special_tokens(_added(tokenizer))
-    check_equal(tokenizer, made)
-    return made
+        id_of = {byte_characters.to_text(byte): i for i, byte in enumerate(BYTES)}
+        library = LibraryTokenizer(models.BPE(id_of, []))
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        library.decoder = decoders.ByteLevel()
+        library.add_special_tokens(_added_tokens(tokenizer))
+    check_equal(tokenizer, library)
+    return library
 
 
-def _added(tokenizer: Tokenizer) -> list[Any]:
+def _added_tokens(tokenizer: Tokenizer) -> list[Any]:
     from tokenizers import AddedToken
 
     return [AddedToken(text, special=True, normalized=False) for text in tokenizer.special]
@@ -77,14 +77,14 @@ def check_equal(tokenizer: Tokenizer, library: Any) -> None:
 
     The texts are always the same for a given tokenizer. Raises AttnlmError for a difference.
     """
-    drawn = random.Random(0)
+    random_source = random.Random(0)
     is_char = isinstance(tokenizer, CharTokenizer)
     for _ in range(_CHECKED):
-        tokens = drawn.choices(range(tokenizer.vocab_size), k=_LENGTH)
-        words = [tokenizer.tokens[i].decode(errors="ignore") for i in tokens]
-        words += drawn.choices(_AWKWARD, k=0 if is_char else _LENGTH // 4)
-        drawn.shuffle(words)
-        text = "".join(words)
+        tokens = random_source.choices(range(tokenizer.vocab_size), k=_LENGTH)
+        parts = [tokenizer.tokens[i].decode(errors="ignore") for i in tokens]
+        parts += random_source.choices(_AWKWARD, k=0 if is_char else _LENGTH // 4)
+        random_source.shuffle(parts)
+        text = "".join(parts)
         ids = tokenizer.encode(text)
         library_ids = library.encode(text, add_special_tokens=False).ids
         decoded = library.decode(ids, skip_special_tokens=False)
@@ -109,21 +109,23 @@ def pairs_tokenizer(
     from tokenizers.processors import TemplateProcessing
 
     ranks = enumerate(tokenizer.ranks)
-    id_of = {byte_characters.written(token): rank for rank, token in ranks if token}
-    made = LibraryTokenizer(models.BPE({**id_of, **tokenizer.special}, pairs, ignore_merges=whole))
+    id_of = {byte_characters.to_text(token): rank for rank, token in ranks if token}
+    library = LibraryTokenizer(
+        models.BPE({**id_of, **tokenizer.special}, pairs, ignore_merges=whole)
+    )
     if tokenizer.nfc:
-        made.normalizer = normalizers.NFC()
+        library.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(library_pattern(tokenizer.pattern)), "isolated")
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens(_added(tokenizer))
+    library.pre_tokenizer = pre_tokenizers.Sequence([split, as_bytes])
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens(_added_tokens(tokenizer))
     for text, token in tokenizer.special.items():
         if token == tokenizer.beginning:
-            made.post_processor = TemplateProcessing(
+            library.post_processor = TemplateProcessing(
                 single=f"{text} $A", pair=f"{text} $A {text}:1 $B:1", special_tokens=[(text, token)]
             )
-    return made
+    return library
 
 
 def library_pattern(pattern: str) -> str:
@@ -137,9 +139,9 @@ def library_pattern(pattern: str) -> str:
 
 def listed_pairs(tokenizer: BpeTokenizer) -> list[tuple[str, str]]:
     """Return every pair of tokens that makes a token, ordered by the id of this token."""
-    known = dict.fromkeys(byte_characters.written(token) for token in tokenizer.ranks if token)
-    splits = ((token[:i], token[i:]) for token in known for i in range(1, len(token)))
-    return [(left, right) for left, right in splits if left in known and right in known]
+    tokens = dict.fromkeys(byte_characters.to_text(token) for token in tokenizer.ranks if token)
+    splits = ((token[:i], token[i:]) for token in tokens for i in range(1, len(token)))
+    return [(left, right) for left, right in splits if left in tokens and right in tokens]
 
 
 # --- Reading --------------------------------------------------------------------------------------
@@ -153,24 +155,24 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
     # `transformers` stores the truncation and padding of the last call, and sets them at each call.
     content = {**content, "truncation": None, "padding": None}
     try:
-        decoder = _kind(content.get("decoder"))
+        decoder = _type_of(content.get("decoder"))
         normaliser = content.get("normalizer")
         _expect("decoder", decoder, decoder in ("ByteLevel", "Fuse"))
         _expect("normalizer", normaliser, normaliser in (None, {"type": "NFC"}))
-        beginning = _beginning(content.get("post_processor"))
-        special = _special(content)
+        beginning = _beginning_id(content.get("post_processor"))
+        special = _special_ids(content)
         model = content["model"]
         splits = content["pre_tokenizer"]
         kind = model["type"]
-        tokens = _tokens(model["vocab"], special, vocab_size)
-        is_char = kind == "WordLevel" and _has(splits, _CHARACTERS)
-        if is_char or _has(splits, {**_BYTES, "use_regex": False}):
+        tokens = _tokens_by_id(model["vocab"], special, vocab_size)
+        is_char = kind == "WordLevel" and _has_entries(splits, _CHARACTERS)
+        if is_char or _has_entries(splits, {**_BYTES, "use_regex": False}):
             has_end = bool(special)
             plain: Tokenizer = ByteTokenizer(has_end=has_end)
             if is_char:
                 plain = CharTokenizer("".join(tokens), has_end=has_end)
             # Only attnlm writes such tokenizers.
-            library = _loaded({**content, "post_processor": None})
+            library = _library_from_json({**content, "post_processor": None})
             _expect("the tokenizer", kind, library_tokenizer(plain).to_str() == library.to_str())
             _expect("post_processor", content.get("post_processor"), beginning is None)
             if plain.vocab_size != vocab_size:
@@ -186,7 +188,7 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
         merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
         merged_ids = [model["vocab"][left + right] for left, right in merges]
         _expect("merges", "in another order than its ids", merged_ids == sorted(merged_ids))
-        ranks = list(map(byte_characters.read, tokens))
+        ranks = list(map(byte_characters.to_bytes, tokens))
         pattern = _pattern_name(splits)
         end = next((special[text] for text in _ENDS if text in special), None)
         # The name stands for the pattern. The vocabulary need not be the one of this name: it is
@@ -204,7 +206,7 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
             nfc=normaliser is not None,
         )
         # If the vocabulary lacks an added token, the library chooses the token's id.
-        library = _loaded({**content, "post_processor": None})
+        library = _library_from_json({**content, "post_processor": None})
         added_ids = {text: library.token_to_id(text) for text in special}
         _expect("ids of its added tokens", added_ids, added_ids == special)
         check_equal(tokenizer, library)
@@ -227,7 +229,7 @@ def read_vocab_and_merges(vocabulary: Mapping[str, Any], merges: str, vocab_size
     return read_tokenizer(content, vocab_size)
 
 
-def _loaded(content: Mapping[str, Any]) -> Any:
+def _library_from_json(content: Mapping[str, Any]) -> Any:
     """Return the library's tokenizer. Raises ValueError if the library rejects the content."""
     from tokenizers import Tokenizer as LibraryTokenizer
 
@@ -245,18 +247,18 @@ def _expect(what: str, value: object, holds: bool) -> None:
         )
 
 
-def _has(part: object, expected: Mapping[str, object]) -> bool:
+def _has_entries(part: object, expected: Mapping[str, object]) -> bool:
     return isinstance(part, dict) and expected.items() <= part.items()
 
 
-def _kind(part: object) -> object:
+def _type_of(part: object) -> object:
     return part.get("type") if isinstance(part, dict) else part
 
 
-def _beginning(processor: Any) -> int | None:
+def _beginning_id(processor: Any) -> int | None:
     """Return the id, if any, that a post-processor adds before each text."""
     beginning: int | None = None
-    for part in processor["processors"] if _kind(processor) == "Sequence" else [processor]:
+    for part in processor["processors"] if _type_of(processor) == "Sequence" else [processor]:
         match part:
             case None | {"type": "ByteLevel"}:
                 pass
@@ -272,7 +274,7 @@ def _beginning(processor: Any) -> int | None:
     return beginning
 
 
-def _special(content: Mapping[str, Any]) -> dict[str, int]:
+def _special_ids(content: Mapping[str, Any]) -> dict[str, int]:
     """Return special texts and their ids, if attnlm would match them as the library does."""
     special: dict[str, int] = {}
     for added in content.get("added_tokens") or []:
@@ -283,21 +285,21 @@ def _special(content: Mapping[str, Any]) -> dict[str, int]:
         if type(text) is not str or type(token) is not int or text in special:
             raise ValueError("no text, or twice the same")
         special[text] = token
-        _expect("the added token", text, not widens and not changes and are_apart([text]))
-    _expect("added tokens", list(special), are_apart(special))
+        _expect("the added token", text, not widens and not changes and are_unambiguous([text]))
+    _expect("added tokens", list(special), are_unambiguous(special))
     return special
 
 
 def _pattern_name(splits: Any) -> str:
     """Return the name of attnlm's pattern that splits text as the pre_tokenizer `splits` does."""
-    *before, last = splits["pretokenizers"] if _kind(splits) == "Sequence" else [splits]
-    by_gpt2 = _has(last, _BYTES) and last.get("use_regex", True)
+    *before, last = splits["pretokenizers"] if _type_of(splits) == "Sequence" else [splits]
+    by_gpt2 = _has_entries(last, _BYTES) and last.get("use_regex", True)
     if by_gpt2 and not before:
         return "gpt2"
-    if by_gpt2 and len(before) == 1 and _has(before[0], _DIGITS):
+    if by_gpt2 and len(before) == 1 and _has_entries(before[0], _DIGITS):
         return "smollm"
-    is_plain = _has(last, {**_BYTES, "use_regex": False}) and len(before) == 1
-    _expect("the pre_tokenizer", _kind(splits), is_plain and _kind(before[0]) == "Split")
+    is_plain = _has_entries(last, {**_BYTES, "use_regex": False}) and len(before) == 1
+    _expect("the pre_tokenizer", _type_of(splits), is_plain and _type_of(before[0]) == "Split")
     regex = before[0]["pattern"].get("Regex")
     name_of = {library_pattern(pattern_of(name)): name for name in _NAMES}
     is_alike = before[0]["behavior"] == "Isolated" and not before[0].get("invert")
@@ -305,7 +307,7 @@ def _pattern_name(splits: Any) -> str:
     return name_of[regex]
 
 
-def _tokens(
+def _tokens_by_id(
     vocabulary: Mapping[str, Any], special: Mapping[str, int], vocab_size: int
 ) -> list[str]:
     """Return the token of each id, "" if it has none. Raises ValueError for invalid ids."""

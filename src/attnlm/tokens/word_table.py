@@ -102,9 +102,9 @@ class WordTable:
         if len(utf8) > 2 * self._numbers.size:  # C does not check this bound
             return plain(text)
         for _ in range(2):
-            known = self._words[0]
+            old_words = self._words[0]
             words = self._find(self._address, utf8, len(utf8), *self._out)
-            if words >= 0 and self._learn(known):
+            if words >= 0 and self._store_new_words(old_words):
                 break
             self._words[0] = 0  # it is full: forget all words
             self._slot[:] = 0
@@ -117,14 +117,14 @@ class WordTable:
         tail = utf8[end:].decode()
         return np.concatenate((plain(head), ids[:tokens], plain(tail)))
 
-    def _learn(self, known: int) -> bool:
-        """Store the ids of all but the first `known` words. Return False if a token spans two."""
-        starts = self._word_at[known : self._words[0] + 1]
+    def _store_new_words(self, old_words: int) -> bool:
+        """Store ids of all words but the first `old_words`. Return False if a token spans two."""
+        starts = self._word_at[old_words : self._words[0] + 1]
         text = self._bytes[starts[0] : starts[-1]].tobytes().decode()
         ids = self._tokenizer.encode_piece(text)
         tokens_at = np.concatenate(([0], np.cumsum(self._length_of[ids])))
         places = np.searchsorted(tokens_at, starts - starts[0])
-        first = self._ids_at[known]
-        self._ids_at[known : self._words[0] + 1] = first + places
+        first = self._ids_at[old_words]
+        self._ids_at[old_words : self._words[0] + 1] = first + places
         self._ids[first : first + len(ids)] = ids
         return np.array_equal(tokens_at[places], starts - starts[0])

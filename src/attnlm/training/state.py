@@ -28,7 +28,7 @@ from attnlm.runs.checkpoint import (
     save_checkpoint,
 )
 from attnlm.runs.hugging_face.adapter import write_adapter
-from attnlm.runs.journal import rank
+from attnlm.runs.journal import ranking_key
 from attnlm.runs.load_model import base_weights, parent_rows
 from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import COPY_THE_RUN, Run
@@ -85,7 +85,7 @@ class TrainingState(SavedState):
 
         If `accuracy` is given, a higher accuracy is better, and of equal ones the lower loss.
         """
-        improved = rank(loss, accuracy) < rank(self.best_loss, self.best_accuracy)
+        improved = ranking_key(loss, accuracy) < ranking_key(self.best_loss, self.best_accuracy)
         if improved:
             self.best_loss = loss
             self.best_accuracy = accuracy

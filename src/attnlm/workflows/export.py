@@ -32,7 +32,7 @@ from attnlm.runs.external_formats import (
 )
 from attnlm.runs.gguf_vocabulary import vocabulary
 from attnlm.runs.load_model import described_weights
-from attnlm.runs.run import Checkpoint, Run, open_dataset_of, open_run, run_facts
+from attnlm.runs.run import Checkpoint, Run, open_dataset_of, open_run, run_summary
 from attnlm.runs.safetensors_file import Shape, write_tensors
 from attnlm.see.model_page import PageOf, export_to_html, play_page
 from attnlm.see.train_page import train_page, training_text
@@ -281,7 +281,7 @@ def _description(run: Run) -> str:
 
 def _facts(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
     """Return labels and values that describe a checkpoint and how it was trained."""
-    facts = {**run_facts(run), "checkpoint": str(checkpoint)}
+    facts = {**run_summary(run), "checkpoint": str(checkpoint)}
     if not run.imported_from:
         facts["SHA-256 of the training tokens"] = run.dataset.train_sha256
     return facts

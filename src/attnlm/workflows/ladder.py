@@ -31,7 +31,7 @@ from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.model.own import CODE, completed
 from attnlm.runs.ladder_plan import RECORD, Adapted, LadderPlan, Trial, read_plan
-from attnlm.runs.records import is_same
+from attnlm.runs.records import has_same_ids
 from attnlm.runs.run import Run, open_run
 from attnlm.see.ladder import Ladder, Rung, median
 from attnlm.training.eval_budget import affordable_tokens, step_cost
@@ -276,7 +276,7 @@ def _recorded(
     recorded = Path(plan.dataset_path)
     known = recorded if recorded.is_dir() else plan.dataset
     dataset = open_dataset(named or known, data_dir=data_dir)
-    if not is_same(dataset, plan):
+    if not has_same_ids(dataset, plan):
         raise AttnlmError(
             f"{dataset.path} is not the data set that the ladder was started with",
             f"prepare the original data set again, or move it to {recorded}",

@@ -32,8 +32,8 @@ from attnlm.model.own import completed
 from attnlm.runs.create_run import check_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
 from attnlm.runs.manage import remove_run
-from attnlm.runs.records import ParentRecord, is_same
-from attnlm.runs.run import Run, open_dataset_of, open_run, run_of
+from attnlm.runs.records import ParentRecord, has_same_ids
+from attnlm.runs.run import Run, open_dataset_of, open_run, run_from_content
 from attnlm.see.curves import FEW_STEPS, CurveDrawer
 from attnlm.see.loggers import LogListener, check_tools
 from attnlm.training.eval_budget import affordable_sample, affordable_tokens
@@ -416,7 +416,7 @@ def _finished_run(
         configs = [resolve(request.choice.settings, size) for size in request.choice.sizes]
     recorded = run.config.settings()
     others = min((_differing(config, recorded, request) for config in configs), key=len)
-    if not is_same(dataset, run.dataset):
+    if not has_same_ids(dataset, run.dataset):
         others.append("data set")
     if (run.parent and run.parent.sha256) != (parent and parent.sha256):
         others.append("start_from")
@@ -565,7 +565,7 @@ def _joined_job(call: Call) -> Iterator[Job]:
     message = _Message(**call.processes.broadcast_object(None))
     for content in message.code:
         take_content(content.encode())
-    run = run_of(Path(message.path), message.run)
+    run = run_from_content(Path(message.path), message.run)
     if message.is_finished:
         yield Job(run, None)
         return

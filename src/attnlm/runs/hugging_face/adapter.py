@@ -25,7 +25,7 @@ from attnlm.model.architecture import Architecture, architecture_of
 from attnlm.model.linear_maps import LoRA, map_name, map_shapes
 from attnlm.model.spec import Use
 from attnlm.runs.checkpoint import save_checkpoint
-from attnlm.runs.create_run import put_new
+from attnlm.runs.create_run import create_run_folder
 from attnlm.runs.external_formats import STOCK_CLASSES, StockClass, fitting_class, format_for
 from attnlm.runs.hugging_face.read_model import (
     check_options,
@@ -115,7 +115,7 @@ def write_adapter(run: Run, adapters: Mapping[str, Tensor]) -> None:
             )
             kind = re.sub(r".*\.\d+\.", "", module.name)  # without the block: self_attn.q_proj
             ranks[kind] = len(adapted) * lora.rank
-    others = {kind: rank for kind, rank in ranks.items() if rank != lora.rank}
+    other_ranks = {kind: rank for kind, rank in ranks.items() if rank != lora.rank}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -124,8 +124,8 @@ def write_adapter(run: Run, adapters: Mapping[str, Tensor]) -> None:
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "target_modules": sorted(ranks),
-        "rank_pattern": others,
-        "alpha_pattern": {kind: lora.scale * rank for kind, rank in others.items()},
+        "rank_pattern": other_ranks,
+        "alpha_pattern": {kind: lora.scale * rank for kind, rank in other_ranks.items()},
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": stock.transposes,
@@ -169,13 +169,13 @@ def import_adapter(
         imported_from=str(folder.absolute()),
     )
 
-    def fill(run: Run) -> Run:
+    def add_weights(run: Run) -> Run:
         run = keep_base(run, record)
         save_checkpoint(run.best, tensors, CheckpointFacts(step=0).content())
         write_adapter(run, tensors)
         return run
 
-    return put_new(run, parent.tokenizer, name, checkpoint_dir, fill)
+    return create_run_folder(run, parent.tokenizer, name, checkpoint_dir, add_weights)
 
 
 def _read_adapter(
@@ -196,9 +196,9 @@ def _read_adapter(
             raise AttnlmError(f"the tensor {quoted(name)} is not an adapter of {stock.name}", _HINT)
         if not modules:
             raise AttnlmError(f"{folder / _TENSORS} has no adapters of {stock.name}", _COPY)
-        pairs = {module: _pair(file, module, a) for module in modules}
+        pairs = {module: _read_pair(file, module, a) for module in modules}
     scales = {
-        module: _scale(config, module, len(down), path) for module, (down, _) in pairs.items()
+        module: _lora_scale(config, module, len(down), path) for module, (down, _) in pairs.items()
     }
     on = {map_name(linear_map) for module in modules for linear_map in module.maps}
     shapes = map_shapes(a)
@@ -217,7 +217,7 @@ def _read_adapter(
     return lora, tensors
 
 
-def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, Tensor]:
+def _read_pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, Tensor]:
     """Return a module's A (rank, inputs) and B (outputs, rank)."""
     for name in module.tensors:
         if name not in file.tensors:
@@ -239,18 +239,18 @@ def _pair(file: TensorFile, module: _Module, a: Architecture) -> tuple[Tensor, T
     return down, up
 
 
-def _scale(config: Mapping[str, Any], module: _Module, rank: int, path: Path) -> float:
+def _lora_scale(config: Mapping[str, Any], module: _Module, rank: int, path: Path) -> float:
     """Return the factor by which a module's product B A is scaled."""
-    alpha = _of_module(config, "alpha_pattern", module, "lora_alpha", path)
-    stated = _of_module(config, "rank_pattern", module, "r", path)
+    alpha = _pattern_value(config, "alpha_pattern", module, "lora_alpha", path)
+    declared_rank = _pattern_value(config, "rank_pattern", module, "r", path)
     targets = config.get("target_modules")
-    is_target = not isinstance(targets, list) or any(_is_end(end, module) for end in targets)
-    if stated != rank or not alpha > 0 or not is_target:
+    is_target = not isinstance(targets, list) or any(_is_suffix(end, module) for end in targets)
+    if declared_rank != rank or not alpha > 0 or not is_target:
         raise AttnlmError(f"{path} does not fit the adapters of {module.name}", _COPY)
     return float(alpha / rank**0.5 if config.get("use_rslora") else alpha / rank)
 
 
-def _of_module(
+def _pattern_value(
     config: Mapping[str, Any], patterns: str, module: _Module, key: str, path: Path
 ) -> float:
     """Return a module's rank or alpha in adapter_config.json, by the rules of peft.
@@ -263,7 +263,7 @@ def _of_module(
         raise AttnlmError(
             f"{path} has {quoted(patterns)} {quoted(table)}, not a table of modules", _HINT
         )
-    values = [value for end, value in table.items() if _is_end(end, module)]
+    values = [value for end, value in table.items() if _is_suffix(end, module)]
     value = [*values, config.get(key, 8)][0]
     if type(value) not in (int, float) or not abs(value) < _LARGEST_NUMBER:
         key = patterns if values else key
@@ -271,5 +271,5 @@ def _of_module(
     return float(value)
 
 
-def _is_end(end: object, module: _Module) -> bool:
+def _is_suffix(end: object, module: _Module) -> bool:
     return f".{module.name}".endswith(f".{end}")

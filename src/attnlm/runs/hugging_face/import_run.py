@@ -12,11 +12,11 @@ from attnlm.base.folders import check_name, is_folder
 from attnlm.base.formatting import byte_size
 from attnlm.compute.device import machine_memory
 from attnlm.runs.checkpoint import named_tensors, parameter_of, save_in_turn
-from attnlm.runs.create_run import put_new
+from attnlm.runs.create_run import create_run_folder
 from attnlm.runs.hugging_face.adapter import import_adapter, is_adapter
 from attnlm.runs.hugging_face.hub import DESCRIPTION, WEIGHTS, check_source, download
 from attnlm.runs.hugging_face.read_model import (
-    Described,
+    DescribedModel,
     opened_weights,
     read_config,
     without_empty_mlp,
@@ -76,8 +76,8 @@ def import_run(
                 )
             return import_adapter(path, base, name=name, checkpoint_dir=checkpoint_dir)
         check_source(source)
-        is_here = os.path.lexists(source)
-        if is_here:
+        is_local = os.path.lexists(source)
+        if is_local:
             if revision is not None:
                 raise UsageError(
                     "`revision` applies only to models of the Hub",
@@ -94,17 +94,17 @@ def import_run(
         else:
             folder = download(str(source), revision, DESCRIPTION, on_event or ignore)
             origin = f"{source}@{folder.name}"
-        described = _described(folder, block_size)
-        if not is_here:
+        described = _read_fitting_config(folder, block_size)
+        if not is_local:
             download(str(source), folder.name, WEIGHTS, on_event or ignore)
-        with opened_weights(folder, described, file) as weight:
-            described = without_empty_mlp(described, weight)
-            tokenizer = _tokenizer(folder, described.vocab_size)
+        with opened_weights(folder, described, file) as read_weight:
+            described = without_empty_mlp(described, read_weight)
+            tokenizer = _read_tokenizer_files(folder, described.vocab_size)
 
-            def fill(run: Run) -> Run:
+            def add_checkpoint(run: Run) -> Run:
                 shapes = named_tensors(described.shapes, {})
                 facts = CheckpointFacts(step=0).content()
-                save_in_turn(run.best, shapes, lambda n: weight(parameter_of(n)), facts)
+                save_in_turn(run.best, shapes, lambda n: read_weight(parameter_of(n)), facts)
                 return run
 
             run = Run(
@@ -115,10 +115,10 @@ def import_run(
                 dataset=DatasetFacts(name=origin.rpartition("/")[2].partition("@")[0]),
                 imported_from=origin,
             )
-            return put_new(run, tokenizer, name, checkpoint_dir, fill)
+            return create_run_folder(run, tokenizer, name, checkpoint_dir, add_checkpoint)
 
 
-def _described(folder: Path, block_size: int | None) -> Described:
+def _read_fitting_config(folder: Path, block_size: int | None) -> DescribedModel:
     """Return the model in a config.json. Raises AttnlmError if it does not fit into memory."""
     described = read_config(folder / "config.json", block_size)
     memory = machine_memory()
@@ -132,7 +132,7 @@ def _described(folder: Path, block_size: int | None) -> Described:
     return described
 
 
-def _tokenizer(folder: Path, vocab_size: int) -> Tokenizer:
+def _read_tokenizer_files(folder: Path, vocab_size: int) -> Tokenizer:
     if (folder / "tokenizer.json").exists():
         content = files.json_object(folder / "tokenizer.json")
         return read_tokenizer(content, vocab_size)

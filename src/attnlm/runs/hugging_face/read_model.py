@@ -107,7 +107,7 @@ _ROTARY = {
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedModel:
     """The model that a config.json describes."""
 
     config: Config
@@ -125,7 +125,7 @@ class Described:
         return sum(map(math.prod, self.shapes.values()))
 
 
-def read_config(path: Path, block_size: int | None = None) -> Described:
+def read_config(path: Path, block_size: int | None = None) -> DescribedModel:
     """Return the model that a config.json describes.
 
     `block_size` shortens the context to this number of tokens. Raises AttnlmError if our models
@@ -152,7 +152,7 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
         if value is None and key in family.defaults:
             value = default
         elif not isinstance(default, bool | float):  # `resolve` checks booleans and floats
-            value = _whole(path, content, key)
+            value = _size(path, content, key)
         if value is not None:
             settings[_SETTINGS.get(attribute, attribute)] = value
     if kind == "gpt2":
@@ -163,11 +163,11 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
             ".self_attn.": kind == "qwen2" or bool(content.get("attention_bias")),
             ".mlp.": bool(content.get("mlp_bias")),
         }
-        without_bias = [part for part, has in has_bias.items() if not has]
-        settings |= _rotary(path, content)
+        without_bias = [part for part, biased in has_bias.items() if not biased]
+        settings |= _rotary_settings(path, content)
         settings["qkv_bias"] = has_bias[".self_attn."]
         settings["bias"] = kind != "qwen2" and any(has_bias.values())
-    size = _whole(path, content, "vocab_size", at_most=_MOST_IDS)
+    size = _size(path, content, "vocab_size", at_most=_MOST_IDS)
     positions = settings["block_size"]
     if block_size is not None:
         check_value(Architecture, "block_size", block_size)
@@ -189,10 +189,10 @@ def read_config(path: Path, block_size: int | None = None) -> Described:
         if not (tensor.name.endswith(".bias") and any(p in tensor.name for p in without_bias))
     )
     shapes = config.spec.parameter_shapes(size)
-    return Described(config, size, positions, tuple(stored), shapes)
+    return DescribedModel(config, size, positions, tuple(stored), shapes)
 
 
-def without_empty_mlp(described: Described, weight: Callable[[str], Tensor]) -> Described:
+def without_empty_mlp(described: DescribedModel, weight: Callable[[str], Tensor]) -> DescribedModel:
     """Return a description of the same model without its MLP, if the MLP never adds anything.
 
     attnlm exports a model without MLP with such an MLP: one hidden unit, and zeros as its outgoing
@@ -226,7 +226,7 @@ def check_options(
             )
 
 
-def _whole(path: Path, content: Content, key: str, at_most: int = 2**31) -> int:
+def _size(path: Path, content: Content, key: str, at_most: int = 2**31) -> int:
     """Return the value of `key`. Raises AttnlmError unless it is an integer from 1 to `at_most`."""
     value = content.get(key)
     if type(value) is not int or not 0 < value <= at_most:
@@ -239,7 +239,7 @@ def _whole(path: Path, content: Content, key: str, at_most: int = 2**31) -> int:
     return value
 
 
-def _rotary(path: Path, content: Content) -> dict[str, Any]:
+def _rotary_settings(path: Path, content: Content) -> dict[str, Any]:
     """Return our settings of rotary positions. Raises AttnlmError for unsupported scaling."""
     theta = content.get("rope_theta")
     settings = {"rotary_base": 10_000.0 if theta is None else theta}
@@ -254,15 +254,15 @@ def _rotary(path: Path, content: Content) -> dict[str, Any]:
         if "rope_theta" in parts:
             settings["rotary_base"] = parts.pop("rope_theta")
         turns = {k: parts.pop(k) for k in LLAMA3_TURNS if k in parts and kinds[-1] == "llama3"}
-        known = _ROTARY.get(kinds[-1] if isinstance(kinds[-1], str) else "")
-        if known is None or parts.keys() != known.keys() or turns not in ({}, LLAMA3_TURNS):
+        names = _ROTARY.get(kinds[-1] if isinstance(kinds[-1], str) else "")
+        if names is None or parts.keys() != names.keys() or turns not in ({}, LLAMA3_TURNS):
             others = "".join(f", {quoted(k)}" for k in sorted({**parts, **turns})[:3])
             raise AttnlmError(
                 f"{path} has a rotary scaling ({key} {quoted(kinds[-1])}{others}) that "
                 "attnlm does not support",
                 _HINT,
             )
-        settings |= {known[k]: value for k, value in parts.items()}
+        settings |= {names[k]: value for k, value in parts.items()}
     return settings
 
 
@@ -279,7 +279,7 @@ def _check_window(path: Path, content: Content, settings: Mapping[str, Any]) -> 
         raise AttnlmError(
             f"{path} has 'layer_types' {quoted(types)}, which attnlm does not support", _HINT
         )
-    if slides and (window := _whole(path, content, "sliding_window")) < settings["block_size"]:
+    if slides and (window := _size(path, content, "sliding_window")) < settings["block_size"]:
         raise AttnlmError(
             f"{path} has a sliding window of {window:,} tokens, shorter than the context of "
             f"{settings['block_size']:,}; attnlm has no sliding windows",
@@ -299,7 +299,7 @@ _COMPUTED = re.compile(
 
 @contextlib.contextmanager
 def opened_weights(
-    folder: Path, described: Described, file: Path | None = None
+    folder: Path, described: DescribedModel, file: Path | None = None
 ) -> Iterator[Callable[[str], Tensor]]:
     """Yield a function that returns a parameter in float32, given our name for the parameter.
 
@@ -307,79 +307,79 @@ def opened_weights(
     read if files or tensors are missing or unexpected, or if a shape or type differs from
     `described`. The function raises AttnlmError for NaN and infinity.
     """
-    found: dict[str, TensorFile] = {}
+    file_of: dict[str, TensorFile] = {}
     with contextlib.ExitStack() as opening:
-        for path in _files(folder) if file is None else [file]:
+        for path in _weight_files(folder) if file is None else [file]:
             opened = opening.enter_context(open_tensors(path))
             for name in opened.tensors:
                 if not _COMPUTED.fullmatch(name):
-                    found[name] = opened
+                    file_of[name] = opened
         # The published GPT-2 files lack the prefix, since they hold the model without its head.
-        prefix = "" if any(name.startswith("transformer.") for name in found) else "transformer."
+        prefix = "" if any(name.startswith("transformer.") for name in file_of) else "transformer."
         places: dict[str, tuple[TensorMapping, int]] = {}  # by parameter: tensor, index of part
         for stored in described.stored:
             stored = stored._replace(name=stored.name.removeprefix(prefix))
             places |= {part: (stored, i) for i, part in enumerate(stored.parts)}
-        _check(found, places, described)
+        _check_tensors(file_of, places, described)
         shapes = described.shapes
 
-        def weight(name: str) -> Tensor:
+        def read_weight(name: str) -> Tensor:
             if name not in places:
                 return torch.zeros(shapes[name])
             stored, place = places[name]
             begin = sum(shapes[part][0] for part in stored.parts[:place])
             rows = slice(begin, begin + shapes[name][0])
             if stored.transposed:
-                part = found[stored.name].read(stored.name)[:, rows].T
+                part = file_of[stored.name].read(stored.name)[:, rows].T
             else:
-                part = found[stored.name].read(stored.name, rows)
+                part = file_of[stored.name].read(stored.name, rows)
             check_finite(part)
             return part.to(torch.float32)
 
-        yield weight
+        yield read_weight
 
 
-def _check(
-    found: Mapping[str, TensorFile],
+def _check_tensors(
+    file_of: Mapping[str, TensorFile],
     places: Mapping[str, tuple[TensorMapping, int]],
-    described: Described,
+    described: DescribedModel,
 ) -> None:
     """Raise AttnlmError if the tensors in the files do not match the model."""
     # A position embedding is stored for the model's whole context, though the run's may be shorter.
     a = architecture_of(described.config.spec, Use.EXPORT)
     positions = (described.positions, a.width)
     shapes = {**described.shapes, "position_embedding.weight": positions}
-    wanted: dict[str, Shape] = {}
+    expected: dict[str, Shape] = {}
     for stored, _ in places.values():
         rows, columns = sum(shapes[part][0] for part in stored.parts), shapes[stored.parts[0]][1:]
-        wanted[stored.name] = (*columns, rows) if stored.transposed else (rows, *columns)
+        expected[stored.name] = (*columns, rows) if stored.transposed else (rows, *columns)
     head = "lm_head.weight"  # may be stored although it is tied
-    is_tied = head not in wanted and head in found
+    is_tied = head not in expected and head in file_of
     if is_tied and a.tie_embeddings:
-        wanted[head] = described.shapes["token_embedding.weight"]
-    for name in sorted(wanted.keys() - found.keys()):
+        expected[head] = described.shapes["token_embedding.weight"]
+    for name in sorted(expected.keys() - file_of.keys()):
         raise AttnlmError(f"the tensor {name} is missing", _COPY)
-    for name in sorted(found.keys() - wanted.keys()):
+    for name in sorted(file_of.keys() - expected.keys()):
         raise AttnlmError(
             f"the tensor {quoted(name)} does not belong to the model in config.json",
             "import a GPT-2, Llama, SmolLM, Mistral, Qwen2 or Qwen3 model that was not changed",
         )
-    for name, shape in wanted.items():
-        tensor = found[name].tensors[name]
+    for name, shape in expected.items():
+        tensor = file_of[name].tensors[name]
         if tensor.shape != shape:
             raise AttnlmError(
                 f"the tensor {name} has shape {tensor.shape}, but config.json gives {shape}", _COPY
             )
         check_type(name, tensor.dtype, "import a model that is not quantized")
     embedding = places["token_embedding.weight"][0].name
-    if is_tied and not torch.equal(*(found[name].read(name) for name in (head, embedding))):
+    if is_tied and not torch.equal(*(file_of[name].read(name) for name in (head, embedding))):
         raise AttnlmError(
             "config.json ties the LM head to the token embedding, but lm_head.weight differs",
             _COPY,
         )
 
 
-def _files(folder: Path) -> list[Path]:
+def _weight_files(folder: Path) -> list[Path]:
     if (folder / _WHOLE).exists():
         return [folder / _WHOLE]
     if not (folder / _INDEX).exists():
