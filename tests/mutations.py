@@ -145,7 +145,7 @@ a tokenizer's hash is not compared | test_dataset.py
 file_hash(path / "tokenizer.json"), tokenizer.name => meta.tokenizer_sha256, tokenizer.name
 ids are not compared with the vocabulary | test_dataset.py
 ids_at(ids, slice(None), meta.vocab_size, str(file)) => pass
-== see/heads.py
+== see/head_scores.py
 heads are named without regard to the others | test_heads.py
 beyond_others = min(MAJORITY, TIMES_OTHERS * others.get(pattern, 0.0)) => beyond_others = 0.0
 heads are named by a fixed share of the attention | test_heads.py

@@ -89,10 +89,10 @@ if TYPE_CHECKING:
     from attnlm.runs.run import open_run as open_run
     from attnlm.see.attend import Attention as Attention
     from attnlm.see.attend import attend as attend
-    from attnlm.see.heads import HeadsOverTraining as HeadsOverTraining
     from attnlm.see.heads import HeadsReport as HeadsReport
     from attnlm.see.heads import heads as heads
-    from attnlm.see.heads import heads_over_training as heads_over_training
+    from attnlm.see.heads_over_training import HeadsOverTraining as HeadsOverTraining
+    from attnlm.see.heads_over_training import heads_over_training as heads_over_training
     from attnlm.see.ladder import Ladder as Ladder
     from attnlm.see.patch import Patching as Patching
     from attnlm.see.patch import patch as patch
@@ -146,7 +146,8 @@ _NAMES = {
     "runs.manage": "RunDiff RunEntry diff_runs list_runs remove_run",
     "runs.run": "Run open_run",
     "see.attend": "Attention attend",
-    "see.heads": "HeadsOverTraining HeadsReport heads heads_over_training",
+    "see.heads": "HeadsReport heads",
+    "see.heads_over_training": "HeadsOverTraining heads_over_training",
     "see.ladder": "Ladder",
     "see.patch": "Patching patch",
     "see.progress_bar": "ProgressBar",

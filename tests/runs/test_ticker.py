@@ -20,7 +20,7 @@ from attnlm.model.architecture import RUNGS
 from attnlm.model.recorder import record
 from attnlm.runs.journal import EARLY_STEPS, PASSAGE, Snapshot
 from attnlm.runs.run import Run
-from attnlm.see.heads import PATTERNS
+from attnlm.see.head_scores import PATTERNS
 from attnlm.see.heads import heads as study_heads
 from attnlm.see.report import report
 from attnlm.see.report_page import report_page

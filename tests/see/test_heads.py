@@ -21,9 +21,11 @@ from attnlm.data.dataset import Dataset
 from attnlm.model.attention import SelfAttention
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_dataset_of, open_run
-from attnlm.see import heads as see
-from attnlm.see.heads import PATTERNS, heads_over_training, repeated_random_tokens, word_starts
+from attnlm.see import head_scores as see
+from attnlm.see.head_scores import PATTERNS, repeated_random_tokens, word_starts
 from attnlm.see.heads import heads as study_heads
+from attnlm.see.heads import heads_table
+from attnlm.see.heads_over_training import HeadsOverTraining, heads_over_training
 from attnlm.see.pictures import heat_picture
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from attnlm.training.validation_loss import validation_loss
@@ -167,7 +169,7 @@ def test_the_table_of_heads_fits_80_columns(ablate: bool, trained: Path) -> None
         replace(report.heads[0], layer=99, head=head, name=name, loss_change=change)
         for head, name in enumerate((*PATTERNS, "mixed"), 98)
     ]
-    lines = list(see.heads_table(replace(report, heads=named)))
+    lines = list(heads_table(replace(report, heads=named)))
     assert len(lines) == 3 + len(named) + 1 and max(map(len, lines)) <= 80
     assert len({len(line) for line in lines[3:-1]}) == 1
     assert lines[-2].split()[:3] == ["100", "105", "mixed"]
@@ -244,7 +246,7 @@ def test_scores_over_training_are_shown_as_heat_maps(trained: Path) -> None:
 
 def test_a_table_shows_at_most_eleven_snapshots() -> None:
     scores = {"induction": (np.arange(40) / 40).astype(np.float32).reshape(40, 1, 1)}
-    found = see.HeadsOverTraining("run", [10 * n for n in range(40)], scores)
+    found = HeadsOverTraining("run", [10 * n for n in range(40)], scores)
     (grid,) = found.maps.grids
     assert len(grid.columns) == 11 and (grid.columns[0], grid.columns[-1]) == ("0", "390")
     assert grid.values[0] == pytest.approx([int(step) / 400 for step in grid.columns])

@@ -25,7 +25,7 @@ from attnlm.model.recorder import record
 from attnlm.runs.journal import Snapshot
 from attnlm.runs.run import open_run
 from attnlm.see.attend import CAUTION, attend
-from attnlm.see.heads import PATTERNS
+from attnlm.see.head_scores import PATTERNS
 from attnlm.see.heads import heads as study_heads
 from attnlm.see.report import LensRow, Report, logit_lens, report
 from attnlm.see.report_page import lens_data, report_page

@@ -32,13 +32,9 @@ from attnlm.runs.run import Result, Run, open_dataset_of, open_run
 from attnlm.see.attend import Attention, attention_of
 from attnlm.see.attribution import attribution
 from attnlm.see.curves import verdict
-from attnlm.see.heads import (
-    HeadsOverTraining,
-    HeadsReport,
-    TooShortError,
-    heads,
-    heads_over_training,
-)
+from attnlm.see.head_scores import TooShortError
+from attnlm.see.heads import HeadsReport, heads
+from attnlm.see.heads_over_training import HeadsOverTraining, heads_over_training
 from attnlm.see.reproduce import import_command, prepare_command, sample_command, train_command
 from attnlm.see.text import check_windows, ids_within_context
 from attnlm.training.schedule import learning_rate

@@ -14,7 +14,7 @@ from attnlm.runs.journal import EARLY_STEPS, Snapshot
 from attnlm.runs.run import run_summary
 from attnlm.see.attend_page import attention_parts
 from attnlm.see.curves import panel_svg, run_lines
-from attnlm.see.heads import PATTERNS
+from attnlm.see.head_scores import PATTERNS
 from attnlm.see.page import base64_of, render
 from attnlm.see.report import LensRow, Report
 from attnlm.see.reproduce import report_command
@@ -101,7 +101,7 @@ def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]
     length = len(report.passage)
     if len(maps) < len(snapshots) or len(shapes) != 1 or length != maps[0].shape[-1] or length < 2:
         return []
-    # The previous-token scores of heads.py: the mean weight of the previous token.
+    # The previous-token scores of head_scores.py: the mean weight of the previous token.
     maps_SLHTT = np.stack(maps)
     scores_SLH = np.diagonal(maps_SLHTT, -1, -2, -1).mean(-1).astype(float).round(3)
     films = []

@@ -25,7 +25,7 @@ from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import check_tokenizer, load_model
 from attnlm.runs.records import Measured
 from attnlm.runs.run import Run, open_dataset_of, open_run
-from attnlm.see.heads import snapshot_scores
+from attnlm.see.head_scores import snapshot_scores
 from attnlm.see.text import token_texts
 from attnlm.training.eval_budget import is_whole_affordable
 from attnlm.training.kernels import kernels_of

@@ -1,0 +1,240 @@
+"""Score what attention heads attend to, and name heads by their scores.
+
+docs/insight.md defines the scores: each is the mean share of attention that a head gives to certain
+tokens, such as the previous one. A head is named by how far its scores lie above their chance
+levels, the scores of uniform attention, and above the scores of the other heads.
+
+Axes: N windows, T tokens, L layers, H heads, P patterns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from attnlm.base.errors import AttnlmError
+from attnlm.data.dataset import ids_at
+from attnlm.model.inspection import check_finite
+from attnlm.model.language_model import LanguageModel
+from attnlm.model.recorder import NotRecordedError, record
+from attnlm.see.attend import Numbers
+from attnlm.tokens.tokenizer import Tokenizer
+
+PATTERNS = ("previous-token", "same-token", "first-token", "uniform", "start-of-word", "induction")
+LEAST_EXCESS = 0.2
+"""The lowest excess of a score with which a head can get a pattern's name: the attention above the
+chance level, as a fraction of the attention that uniform attention gives elsewhere."""
+
+TIMES_CHANCE, TIMES_OTHERS = 2, 1.25
+"""The score must also be at least these multiples of its chance level, and of the median of the
+other heads' scores."""
+
+MAJORITY = 0.5
+"""A score of at least this much need not lie above the other heads' scores."""
+
+LEAST_UNIFORM = 0.8
+"""The lowest score for the name `uniform`, to which nothing else applies: any head overlaps with
+uniform attention a lot."""
+
+REPEATED = 50
+"""The number of random tokens that a window for induction repeats; fewer if they do not fit."""
+
+BATCH_TOKENS = 2**11
+_SNAPSHOT_TOKENS = 2**8
+_INDUCTION = PATTERNS.index("induction")
+
+
+class TooShortError(AttnlmError):
+    """Raised when windows have too few tokens to measure heads."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__(
+            f"windows of {max(0, tokens)} tokens are too short to measure heads",
+            "use a longer text, or a run with a larger context",
+        )
+
+
+def evenly_spaced_windows(
+    tokens: NDArray[Any], length: int, most: int, vocab_size: int, origin: str
+) -> NDArray[np.int64]:
+    """Return at most `most` windows of `length` tokens and the last one's target, (N, T + 1)."""
+    starts_N = length * evenly_spaced_with_last((len(tokens) - 1) // length, most)
+    places_NT = starts_N[:, None] + np.arange(length + 1)
+    return ids_at(tokens, places_NT, vocab_size, origin).astype(np.int64)
+
+
+def evenly_spaced_with_last(total: int, most: int) -> NDArray[np.int64]:
+    """Return at most `most` of the numbers below `total`, evenly spaced, with the last one."""
+    return np.unique(np.linspace(0, total - 1, min(most, total)).astype(np.int64))
+
+
+def repeated_random_tokens(vocab_size: int, block_size: int, windows: int) -> NDArray[np.int64]:
+    """Return windows (N, 2 L) of L distinct random tokens, repeated once; always the same windows.
+
+    L is REPEATED, or less if the vocabulary or the context is smaller. Each query t of the second
+    half then has exactly one induction target, t − (L − 1), whatever the model has learned.
+    """
+    length = min(REPEATED, vocab_size, block_size // 2)
+    random = np.random.default_rng(1)
+    once_NL = [random.choice(vocab_size, length, replace=False) for _ in range(windows)]
+    return np.tile(np.array(once_NL, np.int64), 2)
+
+
+def word_starts(tokenizer: Tokenizer, ids_NT: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return True for each token that starts a word.
+
+    A token starts a word if it begins with a letter or digit and the token before it ends with
+    neither. It also starts a word if it begins with another character and has a letter or digit
+    after that, such as " the". Bytes above 127 count as letters. A window's first token gives
+    False, since the token before it is unknown.
+    """
+    begins = np.zeros(tokenizer.vocab_size, bool)
+    ends = begins.copy()
+    within = begins.copy()
+    for token in np.unique(ids_NT).tolist():
+        letters = [bytes([b]).isalnum() or b > 127 for b in tokenizer.decode_bytes([token])]
+        if letters:
+            begins[token] = letters[0]
+            ends[token] = letters[-1]
+            within[token] = any(letters) and not letters[0]
+    starts = within[ids_NT] | begins[ids_NT]
+    starts[:, 1:] &= within[ids_NT[:, 1:]] | ~ends[ids_NT[:, :-1]]
+    starts[:, 0] = False
+    return starts
+
+
+def mean_scores(
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    inputs_NT: NDArray[np.int64],
+    random_NT: NDArray[np.int64],
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Return the scores of `_scores_on`: induction on `random_NT`, all others on `inputs_NT`."""
+    scores_LHP, chance_P = _scores_on(model, tokenizer, inputs_NT, device)
+    if random_NT is not inputs_NT:
+        random_scores_LHP, random_chance_P = _scores_on(model, tokenizer, random_NT, device)
+        scores_LHP[..., _INDUCTION] = random_scores_LHP[..., _INDUCTION]
+        chance_P[_INDUCTION] = random_chance_P[_INDUCTION]
+    return scores_LHP, chance_P
+
+
+def _scores_on(
+    model: LanguageModel, tokenizer: Tokenizer, ids_NT: NDArray[np.int64], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the scores on P patterns of all heads, (L, H, P), and of uniform attention, (P,).
+
+    Raises NotRecordedError if not every layer has the same number of attention maps.
+    """
+    length = ids_NT.shape[1]
+    layers = 0
+    uniform_TT = torch.ones(length, length, device=device).tril()
+    uniform_TT /= uniform_TT.sum(-1, keepdim=True)
+
+    def sums_over(ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal layers
+        layer_sums: list[Tensor] = []  # (P, H) each
+
+        def add_sums(maps_NHTT: Tensor) -> None:
+            layer_sums.append(pattern_sums(maps_NHTT, ids_NT, starts_NT)[0])
+
+        recorded = record(model, ids_NT, watch=add_sums)
+        check_finite(recorded.logits)
+        if not recorded.has_equal_layers:
+            raise NotRecordedError
+        layers = len(recorded.layers)
+        uniform_N1TT = uniform_TT.expand(len(ids_NT), 1, -1, -1)
+        uniform_sums_P1, counts_P = pattern_sums(uniform_N1TT, ids_NT, starts_NT)
+        return torch.cat([*layer_sums, uniform_sums_P1], 1), counts_P
+
+    batch_size = max(1, BATCH_TOKENS // length)
+    ids_batches = torch.from_numpy(ids_NT).to(device).split(batch_size)
+    starts_batches = torch.from_numpy(word_starts(tokenizer, ids_NT)).to(device).split(batch_size)
+    batches = map(sums_over, ids_batches, starts_batches)
+    sums_PH, counts_P = (sum(batch_sums) for batch_sums in zip(*batches, strict=True))
+    scores_HP = (sums_PH / counts_P.clamp(min=1)[:, None]).T.cpu()
+    return scores_HP[:-1].unflatten(0, (layers, -1)), scores_HP[-1]
+
+
+def snapshot_scores(
+    model: LanguageModel, tokenizer: Tokenizer, text: NDArray[Any], device: torch.device
+) -> Numbers:
+    """Return the scores of all heads during training, (P, L, H), in the order of PATTERNS.
+
+    They are measured as by `heads`, but over fewer windows. Raises NotRecordedError if not every
+    layer has the same number of attention maps, TooShortError for a short text or context, and
+    NotFiniteError for NaN and infinity.
+    """
+    length = min(model.block_size, len(text) - 1, _SNAPSHOT_TOKENS)
+    if length < 2:
+        raise TooShortError(length)
+    windows = _SNAPSHOT_TOKENS // length
+    inputs_NT = evenly_spaced_windows(text, length, windows, model.vocab_size, "val.bin")[:, :-1]
+    random_NT = repeated_random_tokens(model.vocab_size, model.block_size, windows)
+    scores_LHP, _ = mean_scores(model, tokenizer, inputs_NT, random_NT, device)
+    return scores_LHP.movedim(-1, 0).numpy()
+
+
+def pattern_sums(maps_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return each pattern's sum of scores over queries, (P, H), and number of queries, (P,).
+
+    `starts_NT` marks the starts of words.
+    """
+    length = ids_NT.size(1)
+    device = ids_NT.device
+    past_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    uniform_TT = past_TT / past_TT.sum(-1, keepdim=True)
+    eye_TT = torch.eye(length, device=device)
+    same_NTT = (ids_NT[:, :, None] == ids_NT[:, None, :]) & past_TT
+    earlier_NTT = same_NTT.tril(-1)
+    follows_NTT = (earlier_NTT.roll(1, -1)).tril(-1)
+    follows_NTT[:, :, 0] = False
+    starts_NTT = starts_NT[:, None, :] & past_TT
+    every_NT = (torch.arange(length, device=device) >= 1).expand(len(ids_NT), -1)
+
+    def attention_on(targets: Tensor) -> Tensor:
+        return (maps_NHTT * targets.expand(len(ids_NT), length, -1)[:, None]).sum(-1)
+
+    attention_and_counted = {
+        "previous-token": (attention_on(eye_TT.roll(1, 0).tril(-1)), every_NT),
+        "same-token": (attention_on(same_NTT), earlier_NTT.any(-1)),
+        "first-token": (attention_on(eye_TT[:1]), every_NT),
+        "uniform": (maps_NHTT.minimum(uniform_TT).sum(-1), every_NT),
+        "start-of-word": (attention_on(starts_NTT), starts_NTT.any(-1) & every_NT),
+        "induction": (attention_on(follows_NTT), follows_NTT.any(-1)),
+    }
+    sums_P = [
+        (attention_NHT * counted_NT[:, None]).sum((0, 2), dtype=torch.float32)
+        for attention_NHT, counted_NT in attention_and_counted.values()
+    ]
+    counts_P = [counted_NT.sum() for _, counted_NT in attention_and_counted.values()]
+    return torch.stack(sums_P), torch.stack(counts_P)
+
+
+def name_of(
+    scores: Mapping[str, float], chance: Mapping[str, float], others: Mapping[str, float]
+) -> str:
+    """Return the pattern with the largest excess among those that are clear, or "mixed".
+
+    `others` has the medians of the other heads' scores; it is empty if there are no other heads.
+    """
+    clear = {}
+    if scores["uniform"] >= LEAST_UNIFORM:
+        clear["uniform"] = scores["uniform"]
+    for pattern in (pattern for pattern in PATTERNS if pattern != "uniform"):
+        score = scores[pattern]
+        level = chance[pattern]
+        excess = (score - level) / (1 - level) if level < 1 else 0.0
+        beyond_others = min(MAJORITY, TIMES_OTHERS * others.get(pattern, 0.0))
+        if excess >= LEAST_EXCESS and score >= max(TIMES_CHANCE * level, beyond_others):
+            clear[pattern] = excess
+    return max(clear, key=lambda pattern: clear[pattern], default="mixed")
+
+
+def by_pattern(scores_P: NDArray[Any]) -> dict[str, float]:
+    return dict(zip(PATTERNS, scores_P.tolist(), strict=True))
