@@ -10,7 +10,7 @@ import pytest
 
 from attnlm.base.settings import fields_of
 from attnlm.cli.app import root_command
-from attnlm.cli.help import help_with_default, in_words
+from attnlm.cli.help import help_with_default, setting_text
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.model.architecture import MODELS, Architecture
 from attnlm.workflows.ladder import DEFAULT_BUDGET, DEFAULT_RUNGS
@@ -62,10 +62,10 @@ def test_help_states_the_defaults_of_every_model(model: str) -> None:
         if name in ("eval_every", "model"):  # told in words; the default model alone
             continue
         usual, _, changed = default.partition("; but with adamw: ")
-        assert _told(usual, model) == in_words(value), name
+        assert _told(usual, model) == setting_text(value), name
         if name != "optimizer":
-            told = _told(changed, model) if model in changed else in_words(value)
-            assert told == in_words(by_adamw[name]), name
+            told = _told(changed, model) if model in changed else setting_text(value)
+            assert told == setting_text(by_adamw[name]), name
 
 
 def _told(default: str, model: str) -> str:

@@ -17,7 +17,7 @@ from attnlm.model.architecture import RUNGS
 from attnlm.model.inspection import ChangedModelError
 from attnlm.see.script import as_script, specialised
 from attnlm.see.text import visible
-from attnlm.see.trace import in_words, trace
+from attnlm.see.trace import trace, trace_lines
 from tests.command import attnlm, fails
 from tests.models import CHANGES, VARIANTS, small_model, some_ids
 from tests.tolerances import assert_near
@@ -57,7 +57,7 @@ def test_steps_and_script_give_the_models_logits(name: str, trained: Path, capsy
         masked = steps[softmax.name.replace("softmax", "mask")].values
         torch.testing.assert_close(torch.softmax(masked, -1), softmax.values)
     assert sum(p for _, p in traced.next) <= 1 + 1e-6
-    words = "\n".join(in_words(traced))
+    words = "\n".join(trace_lines(traced))
     assert all(f". {step.name}  (" in words for step in traced.steps)
 
 
@@ -110,7 +110,7 @@ def test_trace_prints_steps_a_script_or_json(trained: Path) -> None:
 def test_zero_after_rounding_has_no_sign(trained: Path) -> None:
     traced = trace(open_run(trained / "checkpoints" / "average"), "the")
     tiny = [replace(step, values=torch.full_like(step.values, -1e-6)) for step in traced.steps]
-    words = "\n".join(in_words(replace(traced, steps=tiny)))
+    words = "\n".join(trace_lines(replace(traced, steps=tiny)))
     assert " 0.000" in words and "-0.000" not in words
 
 
@@ -148,7 +148,7 @@ def test_a_head_is_shown_with_the_keys_that_it_shares(trained: Path, tmp_path: P
     traced = trace(run, TEXT)
     shapes = {step.name.split()[-1]: step.values for step in traced.steps}
     assert len(shapes["q"]) == 4
-    words = list(in_words(traced, head=3))
+    words = list(trace_lines(traced, head=3))
     keys = shapes["k"][2 * len(shapes["k"]) // 4, -1, 0].item()
     after = words[next(i for i, line in enumerate(words) if " k  " in line) + 2]
     assert after.startswith(f"   head 3 of 4, ⏎: {keys:z7.3f}")

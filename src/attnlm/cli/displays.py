@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from attnlm.base.events import Note
 from attnlm.base.formatting import byte_size, duration
 from attnlm.cli.console import say, say_aside, say_facts, with_flags
-from attnlm.cli.help import in_words
+from attnlm.cli.help import setting_text
 from attnlm.config.settings import Config, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.runs.records import DatasetFacts, reference_losses
@@ -40,7 +40,7 @@ def parts_in_words(model: ModelSpec) -> str:
     usual = resolve({"model": model.preset}).spec.settings() if model.preset else {}
     sizes = [name for name in _SIZES if settings.get(name)]
     changed = [n for n in settings if n not in _SIZES and settings[n] != usual.get(n)]
-    return ", ".join(f"{name} {in_words(settings[name])}" for name in (*sizes, *changed))
+    return ", ".join(f"{name} {setting_text(settings[name])}" for name in (*sizes, *changed))
 
 
 class Display(ProgressBar):

@@ -173,7 +173,7 @@ def _of_models(name: str, defaults: Mapping[str, Settings]) -> str:
     models: dict[str, list[str]] = {}
     for model, settings in defaults.items():
         if name in settings:
-            models.setdefault(in_words(settings[name]), []).append(model)
+            models.setdefault(setting_text(settings[name]), []).append(model)
     named = (
         value if _USUAL_MODEL in having else f"{value} ({', '.join(having)})"
         for value, having in models.items()
@@ -187,7 +187,7 @@ def _defaults(**settings: Setting) -> Mapping[str, Settings]:
     return {model: resolve({"model": model, **settings}).settings() for model in MODELS}
 
 
-def in_words(value: Setting) -> str:
+def setting_text(value: Setting) -> str:
     """Return a setting's value for a reader: `yes`, `0.03`, `1000000`."""
     if isinstance(value, bool):
         return "yes" if value else "no"

@@ -20,7 +20,7 @@ from attnlm.base.folders import how_to_make
 from attnlm.base.formatting import age, duration, quantity
 from attnlm.base.suggestions import suggestion
 from attnlm.cli import completion, console, options
-from attnlm.cli.help import in_words
+from attnlm.cli.help import setting_text
 from attnlm.cli.options import REQUIRED, argument, switch
 from attnlm.model.own import CODE
 from attnlm.runs.records import NOT_COMPARABLE
@@ -208,7 +208,7 @@ def _shown(name: str, value: Any) -> str:
         return " ".join(f"{file}:{sha256[:_SHOWN_OF_A_HASH]}…" for file, _, sha256 in hashes)
     if type(value) is int and name != "seed":
         return f"{value:,}"
-    return in_words(value)
+    return setting_text(value)
 
 
 # --- rm -------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def rm(
     going = {entry.name for entry in entries}
     others = [entry for entry in attnlm.list_runs(checkpoint_dir) if entry.name not in going]
     for entry in entries:
-        console.say(f"{entry.path}: {_in_words(entry)}")
+        console.say(f"{entry.path}: {_entry_summary(entry)}")
         for warning in removal_warnings(entry, others):
             console.say(f"  {warning}")
     if not yes:
@@ -248,10 +248,10 @@ def rm(
         console.result_json({"removed": [entry.path for entry in entries]})
 
 
-def _in_words(entry: attnlm.RunEntry) -> str:
+def _entry_summary(entry: attnlm.RunEntry) -> str:
     """Return a run's description: `multi-head, 1,000 steps, loss 2.0713, 612 kB`."""
     part = f" on {entry.evaluated_part}" if entry.evaluated_part else ""
-    facts = [
+    parts = [
         entry.kind if entry.model is None else entry.model,
         f"{entry.step:,} steps" if entry.step is not None else "",
         f"loss {entry.val_loss:.4f}{part}" if entry.val_loss is not None else "",
@@ -259,7 +259,7 @@ def _in_words(entry: attnlm.RunEntry) -> str:
         quantity(entry.bytes, "B") if entry.bytes else "",
         "unreadable" if entry.problem is not None else "",
     ]
-    return ", ".join(filter(None, facts))
+    return ", ".join(filter(None, parts))
 
 
 # --- doctor ---------------------------------------------------------------------------------------

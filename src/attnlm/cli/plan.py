@@ -112,14 +112,14 @@ def plan(
     if json:
         console.result_json(planned.facts())
         return
-    for line in _in_words(planned):
+    for line in _plan_lines(planned):
         console.result(line)
 
 
-def _in_words(planned: Plan) -> Iterator[str]:
-    facts = {label: value for label, value in _facts(planned).items() if value}
-    width = max(map(len, facts))
-    yield from (f"{label:<{width}}  {value}" for label, value in facts.items())
+def _plan_lines(planned: Plan) -> Iterator[str]:
+    summary = {label: value for label, value in _cost_summary(planned).items() if value}
+    width = max(map(len, summary))
+    yield from (f"{label:<{width}}  {value}" for label, value in summary.items())
     yield ""
     memory = planned.memory
     parts = [(name, byte_size(size)) for name, size in asdict(memory).items() if size]
@@ -139,7 +139,7 @@ def _in_words(planned: Plan) -> Iterator[str]:
     yield from console.table_lines(header, grown, ("growth",))
 
 
-def _facts(planned: Plan) -> dict[str, str]:
+def _cost_summary(planned: Plan) -> dict[str, str]:
     model = planned.config.spec
     training = planned.config.training
     # With adapters, tokens per trained parameter would say little: most parameters are frozen.

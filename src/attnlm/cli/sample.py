@@ -213,7 +213,7 @@ def _generate(
         _print_tinted(prompt, sampler.choices(ids, config))
     else:
         for choice in sampler.choices(ids, config):
-            console.result(_in_words(choice))
+            console.result(_choice_line(choice))
     return ["".join(pieces)], len(ids) - length, facts
 
 
@@ -236,10 +236,10 @@ def _print_tinted(prompt: str, choices: Iterable[Choice]) -> None:
         least = sorted([*least, choice], key=lambda c: c.probability)[:_MOST_LISTED]
     console.write("\n\nthe least likely tokens, each with its likeliest alternatives\n")
     for choice in least:
-        console.result(_in_words(choice))
+        console.result(_choice_line(choice))
 
 
-def _in_words(choice: Choice) -> str:
+def _choice_line(choice: Choice) -> str:
     """Return one line with a token, its probability, and the likeliest alternatives."""
     from attnlm.see.text import visible
 

@@ -77,8 +77,8 @@ def attend(
             for layer in see.in_colour(attention, terminal.width):
                 terminal.print(layer)
         else:
-            console.result("\n".join(see.in_words(attention)))
-        console.result("\n".join(see.next_in_words(attention.next_tokens())))
+            console.result("\n".join(see.attention_lines(attention)))
+        console.result("\n".join(see.next_token_lines(attention.next_tokens())))
     console.say(see.CAUTION)
 
 
@@ -126,7 +126,7 @@ def trace(
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     from attnlm.see.script import as_script
-    from attnlm.see.trace import in_words
+    from attnlm.see.trace import trace_lines
 
     chosen = opened.checkpoint(checkpoint)
     console.say(f"{opened.name}, {chosen}: {opened.config.spec.name}")
@@ -137,7 +137,7 @@ def trace(
     if json:
         console.result_json(traced.facts())
     else:
-        console.result("\n".join(in_words(traced, 1 if head is None else head)))
+        console.result("\n".join(trace_lines(traced, 1 if head is None else head)))
 
 
 def heads(

@@ -248,9 +248,9 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
     last = result.last
     console.say_facts(
         {
-            "validation": _in_words(result.best) + (f", on {part}" if part else ""),
+            "validation": _loss_summary(result.best) + (f", on {part}" if part else ""),
             **{
-                f"{which}, on the whole split": _in_words(record)
+                f"{which}, on the whole split": _loss_summary(record)
                 for which, record in result.whole.items()
             },
             "baselines": baselines(run.vocab_size, run.dataset),
@@ -298,7 +298,7 @@ def _report_seeds(seed_runs: attnlm.SeedRuns, json: bool) -> None:
     console.result_or_json("\n".join(paths), {**facts, "interval": seed_runs.interval}, json)
 
 
-def _in_words(measured: EvaluationRecord | Measured) -> str:
+def _loss_summary(measured: EvaluationRecord | Measured) -> str:
     right = "" if measured.accuracy is None else f"{measured.accuracy:.1%} of answers right, "
     return (
         f"{right}{measured.val_loss:.4f} nats per token at step {measured.step}, "

@@ -444,10 +444,10 @@ def unused(name: str, settings: Mapping[str, Any]) -> str | None:
 
     if not needs or any(is_met(other, value) for other, value in needs):
         return None
-    return " or ".join(_in_words(other, value) for other, value in needs if value != OWN)
+    return " or ".join(_needed_setting(other, value) for other, value in needs if value != OWN)
 
 
-def _in_words(name: str, value: Any) -> str:
+def _needed_setting(name: str, value: Any) -> str:
     if value is _ANY:
         return f"{'an' if name == 'mlp' else 'a'} `{name}`"
     return f"`{name}`" if value is True else f"`{name}` {value}"

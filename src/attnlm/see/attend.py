@@ -199,7 +199,7 @@ def in_colour(attention: Attention, width: int) -> Iterator[Columns]:
         yield Columns(squares, padding=(0, 1))
 
 
-def in_words(attention: Attention) -> Iterator[str]:
+def attention_lines(attention: Attention) -> Iterator[str]:
     """Yield a line for each head and token, with its largest attention weights."""
     shown = [visible(token) for token in attention.tokens]
     widest = max(map(len, shown))
@@ -211,7 +211,7 @@ def in_words(attention: Attention) -> Iterator[str]:
             yield f"  {t:>3} {shown[t]:<{widest}}  {weights}"
 
 
-def next_in_words(likeliest: Iterable[tuple[str, float]]) -> Iterator[str]:
+def next_token_lines(likeliest: Iterable[tuple[str, float]]) -> Iterator[str]:
     """Yield a line for each candidate for the next token."""
     yield "next token"
     for token, probability in likeliest:

@@ -18,7 +18,7 @@ from attnlm.model.recorder import Layer, NotRecordedError, Recorder, record
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
-from attnlm.see.attend import check_fits_json, likeliest, next_in_words
+from attnlm.see.attend import check_fits_json, likeliest, next_token_lines
 from attnlm.see.attribution import attribution
 from attnlm.see.script import as_script
 from attnlm.see.text import ids_within_context, token_texts, visible
@@ -64,7 +64,7 @@ class Trace:
 
     def __str__(self) -> str:
         """Return lines of text: each step's shape, and its numbers for the last token."""
-        return "\n".join(in_words(self))
+        return "\n".join(trace_lines(self))
 
     def as_code(self) -> str:
         """Return a PyTorch script of at most 80 lines that computes the same logits.
@@ -211,7 +211,7 @@ def _layer_steps(a: Architecture, layer: Layer) -> Iterator[tuple[str, str, str,
         yield "stream", " + ".join(["x", *added]), "T C", layer.stream
 
 
-def in_words(trace: Trace, head: int = 1) -> Iterator[str]:
+def trace_lines(trace: Trace, head: int = 1) -> Iterator[str]:
     """Yield lines of text: each step's shape, and the numbers of the last token in one head.
 
     If the text has few tokens, attention maps are shown with all rows. Heads count from 1. Raises
@@ -242,7 +242,7 @@ def in_words(trace: Trace, head: int = 1) -> Iterator[str]:
         logit = math.fsum(added for _, added in trace.added)
         yield f"logit of {visible(trace.next[0][0])} = {logit:z.3f}, the sum of"
         yield from (f"  {added:z8.3f}  {part}" for part, added in trace.added)
-    yield from next_in_words(trace.next)
+    yield from next_token_lines(trace.next)
 
 
 def _numbers(row: Tensor) -> str:

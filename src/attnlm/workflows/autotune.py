@@ -268,7 +268,7 @@ def affordable_size(
     config = resolve(settings, sizes[chosen])
     if "dropout" in config.spec.settings():  # a recipe's own dropout overrides this rule
         config = resolve(settings, {"dropout": dropout, **sizes[chosen]})
-    on_event(Note(_in_words(config, passes)))
+    on_event(Note(_size_summary(config, passes)))
     useful = math.ceil(most / config.tokens_per_step)
     fitting = (ends - time.perf_counter()) / pace / config.tokens_per_step
     if useful < 2 * fitting:
@@ -290,7 +290,7 @@ def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
         return (now - since) / (stepper.state.step - 1) / config.tokens_per_step
 
 
-def _in_words(config: Config, passes: float) -> str:
+def _size_summary(config: Config, passes: float) -> str:
     costs = config.spec.costs(vocab_size=0)
     dropout = config.spec.settings().get("dropout", 0.0)
     layers = int(config.spec.settings().get("layers", costs.layers))

@@ -260,7 +260,8 @@ def _model_card(run: Run, checkpoint: Checkpoint, stock: StockClass) -> Iterator
     yield 'ids = tokenizer("The ", return_tensors="pt").input_ids'
     yield f"out = model.generate(ids, max_new_tokens={max(1, min(200, a.block_size // 2))})"
     yield from ("print(tokenizer.decode(out[0]))", "```", "", "## Training", "")
-    yield from (f"- {label}: {_plain(value)}" for label, value in _facts(run, checkpoint).items())
+    for label, value in _card_rows(run, checkpoint).items():
+        yield f"- {label}: {_plain(value)}"
     if not run.imported_from:
         yield from ("", "## Settings", "", "As a recipe of attnlm:", "", "```toml")
         for name, setting in run.config.settings().items():
@@ -279,12 +280,12 @@ def _description(run: Run) -> str:
     return f"{model}, {made} attnlm {attnlm.__version__}"
 
 
-def _facts(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
+def _card_rows(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
     """Return labels and values that describe a checkpoint and how it was trained."""
-    facts = {**run_summary(run), "checkpoint": str(checkpoint)}
+    rows = {**run_summary(run), "checkpoint": str(checkpoint)}
     if not run.imported_from:
-        facts["SHA-256 of the training tokens"] = run.dataset.train_sha256
-    return facts
+        rows["SHA-256 of the training tokens"] = run.dataset.train_sha256
+    return rows
 
 
 # --- GGUF files for llama.cpp ---------------------------------------------------------------------
@@ -324,12 +325,12 @@ def _check_file_free(path: Path) -> None:
 
 def _metadata(form: ExternalFormat, run: Run, checkpoint: Checkpoint, type: str) -> dict[str, Any]:
     a = form.completed(architecture_of(run.config.spec, Use.EXPORT))
-    facts = "; ".join(f"{label}: {value}" for label, value in _facts(run, checkpoint).items())
+    summary = "; ".join(f"{label}: {value}" for label, value in _card_rows(run, checkpoint).items())
     keys_of: dict[str, dict[str, Any]] = {
         "general": {
             "type": "model",
             "name": run.name,
-            "description": f"{_description(run)}. {facts}",
+            "description": f"{_description(run)}. {summary}",
             "file_type": _FILE_TYPES[type],
             "quantization_version": 2,
         },
