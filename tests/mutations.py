@@ -101,7 +101,7 @@ elif tensor.dtype != "F32": => elif False:
 weights that are NaN are taken | test_checkpoint.py
 check_finite(*(weights[name] for name in parameters)) => pass
 rows of a sharded checkpoint may be missing | test_sharding.py
-if [first for first, *_ in parts] + [whole[0]] != [0] + [end for _, end, _ in parts]: => if False:
+if [first for first, *_ in pieces] + [whole[0]] != [0] + [end for _, end, _ in pieces]: => if False:
 the hashes of a sharded checkpoint's files are not compared | test_sharding.py
 files.file_hash(path / name) != digest => False
 == runs/safetensors_file.py
@@ -215,9 +215,9 @@ the gradient of keys in C is wrong by one percent | test_ops.py::test_attention_
 +unpack_rows(d_keys, row_at(d_k, window, kv_head, 0), d_k->token, length, size, 1.01f);
 == model/textbook.py
 the residual stream is left out of the textbook | test_textbook.py
--y = mlp(a, part(block, "mlp."), y)
+-y = mlp(a, with_prefix(block, "mlp."), y)
 -            x = x + y if a.residual else y
-+y = mlp(a, part(block, "mlp."), y)
++y = mlp(a, with_prefix(block, "mlp."), y)
 +            x = y
 == model/inspection.py
 a model with changed classes is exported | test_trace.py
@@ -365,7 +365,7 @@ test_processes.py::test_processes_compute_what_one_does
 with FlushSubnormals(): => with contextlib.nullcontext():
 == model/ops/loss.py
 a loss in pieces keeps the gradient of the last one alone | test_ops.py
-d_head_VC += d_logits_mV.T @ x_MC[part] => d_head_VC.copy_(d_logits_mV.T @ x_MC[part])
+d_head_VC += d_logits_mV.T @ x_MC[rows] => d_head_VC.copy_(d_logits_mV.T @ x_MC[rows])
 == training/schedule.py
 a linear schedule is a cosine | test_optimizer.py
 height = left if config.schedule == "linear" else => height = left if config.schedule == "" else

@@ -238,8 +238,8 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
         path = Path(str(_MODULES[sha256].__file__))
         return OwnCode(f"{path.name}:{name}", path, sha256)
     try:
-        parts = list(dict.fromkeys(_parts_of(thing, set())))
-        content = "\n\n".join(["from __future__ import annotations", *parts]).encode() + b"\n"
+        sources = list(dict.fromkeys(_sources_for(thing, set())))
+        content = "\n\n".join(["from __future__ import annotations", *sources]).encode() + b"\n"
         compile(content, name, "exec")
     except (OSError, SyntaxError, LookupError) as error:
         raise UsageError(
@@ -251,7 +251,7 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
     return OwnCode(f"{name.lower()}.py:{name}", Path(f"{name.lower()}.py"), sha256)
 
 
-def _parts_of(thing: Any, seen: set[str]) -> Iterator[str]:
+def _sources_for(thing: Any, seen: set[str]) -> Iterator[str]:
     """Yield the sources that a class or function needs, and at last its own."""
     source, scope = _source_of(thing)
     seen.add(thing.__name__)
@@ -267,7 +267,7 @@ def _parts_of(thing: Any, seen: set[str]) -> Iterator[str]:
         elif isinstance(value, bool | int | float | str | tuple | None):
             yield f"{name} = {value!r}"
         elif isinstance(value, type | FunctionType) and origin == thing.__module__:
-            yield from _parts_of(value, seen)
+            yield from _sources_for(value, seen)
         elif origin and getattr(sys.modules.get(origin), real, None) is value:
             yield f"from {origin} import {real} as {name}"
         else:

@@ -53,14 +53,14 @@ class Decoding:
     threads: int = 1
     """The most threads among which samples are divided. Each thread has a decoder of its own."""
 
-    def parts(self, num_samples: int) -> list[range]:
+    def divided(self, num_samples: int) -> list[range]:
         """Divide the samples among the fastest number of threads; return the samples of each.
 
         For each token, some code runs in Python, in only one thread at a time. N threads therefore
         need at least 4 N² samples to save time: two threads need 16 samples, four threads 64.
         """
-        parts = max(1, min(self.threads, math.isqrt(num_samples) // 2))
-        borders = [num_samples * part // parts for part in range(parts + 1)]
+        threads = max(1, min(self.threads, math.isqrt(num_samples) // 2))
+        borders = [num_samples * i // threads for i in range(threads + 1)]
         return list(map(range, borders, borders[1:]))
 
     def batch(
@@ -137,8 +137,8 @@ class Decoding:
         """Continue some texts in threads, each of which has a batch of its own."""
         stopped = threading.Event()
 
-        def run(part: range) -> None:
-            mine = texts[part.start : part.stop]
+        def run(own: range) -> None:
+            mine = texts[own.start : own.stop]
             samples = [text % config.num_samples for text in mine]
             batch = self.batch([prompts[text] for text in mine], samples, config)
             going = set(range(len(mine)))
@@ -154,10 +154,10 @@ class Decoding:
                 if stopped.is_set() or not going:
                     return
 
-        first, *others = self.parts(len(texts))
+        first, *others = self.divided(len(texts))
         with ThreadPoolExecutor(max(1, len(others))) as pool:
             try:
-                futures = [pool.submit(run, part) for part in others]
+                futures = [pool.submit(run, samples) for samples in others]
                 run(first)
                 for future in futures:
                     future.result()

@@ -24,7 +24,7 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import Transformer
 from attnlm.model.ops.block import MLPS, NORMS
 from attnlm.model.spec import ModelSpec, Use
-from attnlm.model.textbook import part
+from attnlm.model.textbook import with_prefix
 
 _Floats = NDArray[np.float32]
 
@@ -64,7 +64,9 @@ class NativeModel:
             "softmax": (a.heads, a.num_kv_heads, a.head_dim),
             "none": (0, 0, 0),
         }.get(a.attention, (1, 1, a.width))
-        blocks = [_block(a, size, part(weights, f"blocks.{layer}.")) for layer in range(a.layers)]
+        blocks = [
+            _block(a, size, with_prefix(weights, f"blocks.{layer}.")) for layer in range(a.layers)
+        ]
         row = (CBlock * a.layers)(*blocks)
         self.first_block = blocks[0]
         self._kept_alive = (blocks, row)
@@ -97,7 +99,7 @@ class NativeModel:
             epsilon=a.norm_epsilon,
             tokens=_array(weights["token_embedding.weight"]),
             blocks=ctypes.addressof(row),
-            last_norm=_norm(part(weights, "norm."), a.head_input_dim),
+            last_norm=_norm(with_prefix(weights, "norm."), a.head_input_dim),
             lm_head=lm_head,
             **positions,
             **_tables(a, weights, model.vocab_size),
@@ -231,8 +233,8 @@ def _block(a: Architecture, size: int, weights: Mapping[str, Tensor]) -> CBlock:
     as_they_are = not a.query_key_norm and a.positions != "rotary"
     gate = ["mlp.gate"] if a.mlp == "swiglu" else []
     return CBlock(
-        attention_norm=_norm(part(weights, "attention_norm."), a.width),
-        mlp_norm=_norm(part(weights, "mlp_norm."), a.width),
+        attention_norm=_norm(with_prefix(weights, "attention_norm."), a.width),
+        mlp_norm=_norm(with_prefix(weights, "mlp_norm."), a.width),
         query_gains=_array(weights.get("attention.query_norm.gain", ones) * scale),
         key_gains=None if as_they_are else _array(key_gains),
         qkv=_linear(weights, *_QKV),
@@ -253,11 +255,11 @@ def _tables(a: Architecture, weights: Mapping[str, Tensor], vocab_size: int) -> 
     slides = a.supports(Use.SLIDING_WINDOW) is None
     if not slides or a.norm != "none" or a.attention != "softmax":
         return {}
-    maps = part(weights, "blocks.0.")
-    bias_N = _side_by_side(maps, "bias", *_QKV)
+    maps = with_prefix(weights, "blocks.0.")
+    bias_N = _concatenated(maps, "bias", *_QKV)
     if (vocab_size + a.block_size) * len(bias_N) > _LARGEST_TABLES:
         return {}
-    weight_NC = _side_by_side(maps, "weight", *_QKV)
+    weight_NC = _concatenated(maps, "weight", *_QKV)
     tokens_VN = weights["token_embedding.weight"] @ weight_NC.T + bias_N
     positions_SN = torch.zeros(a.block_size, len(bias_N))
     if a.positions == "learned":
@@ -302,10 +304,10 @@ def _linear(weights: Mapping[str, Tensor], *names: str) -> CLinear:
         return CLinear()
     matrices = [weights[f"{name}.weight"] for name in names]
     inputs = matrices[0].size(1)
-    bias_N = _array(_side_by_side(weights, "bias", *names))
+    bias_N = _array(_concatenated(weights, "bias", *names))
     size = {"inputs": inputs, "outputs": len(bias_N), "bias": bias_N}
     if inputs < _LONG or inputs % _PANEL:
-        panels = _side_by_side(weights, "weight", *names).view(-1, _PANEL, inputs).transpose(1, 2)
+        panels = _concatenated(weights, "weight", *names).view(-1, _PANEL, inputs).transpose(1, 2)
         return CLinear(**size, panels=_array(panels))
     # The addresses of the rows. A row of zeros fills up the last panel of each matrix.
     zeros = np.zeros(inputs, np.float32)
@@ -318,14 +320,14 @@ def _linear(weights: Mapping[str, Tensor], *names: str) -> CLinear:
     return CLinear(**size, rows=np.array(places, np.uintp), arrays=[zeros, *arrays])
 
 
-def _side_by_side(weights: Mapping[str, Tensor], kind: str, *names: str) -> Tensor:
+def _concatenated(weights: Mapping[str, Tensor], kind: str, *names: str) -> Tensor:
     """Concatenate the matrices (N, C) or the biases (N) of linear layers along N.
 
     Zeros fill up the last panel (32 rows) of each layer, and replace a bias that a layer lacks.
     """
-    parts = []
+    padded = []
     for name in names:
         outputs = len(weights[f"{name}.weight"])
         rows = weights.get(f"{name}.{kind}", torch.zeros(outputs))
-        parts += [rows, torch.zeros(_whole(outputs) - outputs, *rows.shape[1:])]
-    return torch.cat(parts)
+        padded += [rows, torch.zeros(_whole(outputs) - outputs, *rows.shape[1:])]
+    return torch.cat(padded)

@@ -46,8 +46,8 @@ def is_as_built(model: LanguageModel) -> bool:
     Otherwise, a class, function, module or attribute was changed from outside. Code that computes a
     model without calling its modules must not be used then.
     """
-    parts = (*_definitions(), *map(type, model.modules()))
-    if not isinstance(model.spec, Architecture) or not all(map(_is_ours, parts)):
+    definitions = (*_definitions(), *map(type, model.modules()))
+    if not isinstance(model.spec, Architecture) or not all(map(_is_ours, definitions)):
         return False
     return _described(model) == _as_described(model.spec, model.vocab_size)
 

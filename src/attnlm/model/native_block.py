@@ -1,4 +1,4 @@
-"""The form in which block.c computes a block: its sizes, the kinds of its parts, its weights."""
+"""The form in which block.c computes a block: its sizes, the kinds of its modules, its weights."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def native_form(block: Block) -> NativeBlock | None:
     if type(norm) not in _NORMS or {type(other) for other in norms.values()} != {type(norm)}:
         return None
     norms |= {"query": attention.query_norm, "key": attention.key_norm}
-    parts = (attention, mlp, block.dropout, *norms.values(), *maps.values())
-    if not attention.joins_weights or not all(map(_only_computes, parts)):
+    modules = (attention, mlp, block.dropout, *norms.values(), *maps.values())
+    if not attention.joins_weights or not all(map(_only_computes, modules)):
         return None
     if any(linear.lora_down is not None for linear in maps.values()):
         return None
@@ -58,9 +58,9 @@ def native_form(block: Block) -> NativeBlock | None:
     )
 
 
-def _only_computes(part: nn.Module | None) -> bool:
-    """Return True if a part is absent, or a call of it does no more than its class."""
-    return part is None or (isinstance(part, Hookable) and is_plain(part, type(part)))
+def _only_computes(module: nn.Module | None) -> bool:
+    """Return True if a module is absent, or a call of it does no more than its class."""
+    return module is None or (isinstance(module, Hookable) and is_plain(module, type(module)))
 
 
 def _weights(

@@ -26,23 +26,23 @@ def forward(a: Architecture, weights: Weights, ids: Tensor) -> Tensor:
     if a.positions == "learned":
         x = x + weights["position_embedding.weight"][: len(ids)]
     for layer in range(a.layers):
-        block = part(weights, f"blocks.{layer}.")
+        block = with_prefix(weights, f"blocks.{layer}.")
         if a.attention != "none":
-            y = norm(a, part(block, "attention_norm."), x) if a.norm != "none" else x
-            y = attend(a, part(block, "attention."), y)
+            y = norm(a, with_prefix(block, "attention_norm."), x) if a.norm != "none" else x
+            y = attend(a, with_prefix(block, "attention."), y)
             x = x + y if a.residual else y
         if a.mlp != "none":
-            y = norm(a, part(block, "mlp_norm."), x) if a.norm != "none" else x
-            y = mlp(a, part(block, "mlp."), y)
+            y = norm(a, with_prefix(block, "mlp_norm."), x) if a.norm != "none" else x
+            y = mlp(a, with_prefix(block, "mlp."), y)
             x = x + y if a.residual else y
     if a.norm != "none":
-        x = norm(a, part(weights, "norm."), x)
+        x = norm(a, with_prefix(weights, "norm."), x)
     head = "token_embedding." if a.tie_embeddings else "head."
     logits = x @ weights[head + "weight"].T
     return logits + weights["head.bias"] if a.head_bias else logits
 
 
-def part(weights: Weights, prefix: str) -> dict[str, Tensor]:
+def with_prefix(weights: Weights, prefix: str) -> dict[str, Tensor]:
     """Return the weights whose names begin with `prefix`, by their names without the prefix."""
     return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
 

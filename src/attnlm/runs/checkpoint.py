@@ -180,7 +180,7 @@ def _read_folder(
     hashes = content["files"]
     if any(name != Path(name).name for name in hashes):
         raise ValueError("a file of another folder")
-    parts: dict[str, list[_StoredRows]] = defaultdict(list)
+    pieces: dict[str, list[_StoredRows]] = defaultdict(list)
     with contextlib.ExitStack() as opening:
         for i, (name, digest) in enumerate(hashes.items()):
             if with_tensors and i % count == rank and files.file_hash(path / name) != digest:
@@ -191,23 +191,23 @@ def _read_folder(
             places = json.loads(file.metadata.get("DCP_SHARDING_INFO", ""))
             for tensor, stored in file.tensors.items():
                 first = places[tensor]["saved_offsets"][0]
-                parts[tensor].append((first, first + stored.shape[0], file))
-        _check_complete(path, shapes, parts)
+                pieces[tensor].append((first, first + stored.shape[0], file))
+        _check_complete(path, shapes, pieces)
         tensors = {}
-        for tensor, stored_parts in parts.items() if with_tensors else ():
+        for tensor, stored_rows in pieces.items() if with_tensors else ():
             whole = shapes[parameter_of(tensor)]
             rows = rows_of(whole[0], rank, count)
-            in_order = sorted(stored_parts, key=lambda part: part[:2])
+            in_order = sorted(stored_rows, key=lambda stored: stored[:2])
             tensors[tensor] = _join_rows(tensor, whole, in_order, rows)
     return CheckpointHeader(content["facts"]), tensors
 
 
-def _join_rows(name: str, whole: Shape, parts: list[_StoredRows], rows: slice) -> Tensor:
+def _join_rows(name: str, whole: Shape, pieces: list[_StoredRows], rows: slice) -> Tensor:
     """Return the rows `rows` of a tensor. Raises ValueError if any row is missing or duplicated."""
-    if [first for first, *_ in parts] + [whole[0]] != [0] + [end for _, end, _ in parts]:
+    if [first for first, *_ in pieces] + [whole[0]] != [0] + [end for _, end, _ in pieces]:
         raise ValueError(f"rows of {name} are missing")
     tensor = torch.empty(rows.stop - rows.start, *whole[1:])
-    for first, last, file in parts:
+    for first, last, file in pieces:
         begin = max(first, rows.start)
         end = min(last, rows.stop)
         if begin < end:

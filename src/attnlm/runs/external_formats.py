@@ -28,7 +28,7 @@ For a field that is not a key, the form can express only the field's default."""
 class TensorMapping(NamedTuple):
     """A tensor in another tool's file, which holds one or more parameters of a model of attnlm.
 
-    `parts` are attnlm's names of these parameters. Several parameters are concatenated along their
+    `parameters` are attnlm's names of these. Several parameters are concatenated along their
     outputs. If `transposed`, the tensor is the transpose of attnlm's matrix.
 
     If `interleaved` is not 0, it is the number of heads, and the outputs of each head (of size D)
@@ -36,7 +36,7 @@ class TensorMapping(NamedTuple):
     """
 
     name: str
-    parts: tuple[str, ...]
+    parameters: tuple[str, ...]
     transposed: bool = False
     interleaved: int = 0
 
@@ -119,14 +119,14 @@ class ExternalFormat:
                 name = external_name.format(layer)
                 kind = map_name(our_names)
                 block = f"blocks.{layer}." if layer >= 0 else ""
-                parts = [block + part for part in our_names.split()]
+                modules = [block + name for name in our_names.split()]
                 weight = "gain" if kind.endswith("norm") else "weight"
-                weights = tuple(f"{part}.{weight}" for part in parts)
+                weights = tuple(f"{module}.{weight}" for module in modules)
                 transposed = self.transposes and kind in MAP_NAMES
                 heads = head_counts.get(kind, 0)
                 yield TensorMapping(f"{name}.weight", weights, transposed, heads)
                 if self.has_bias(a, kind):
-                    biases = tuple(f"{part}.bias" for part in parts)
+                    biases = tuple(f"{module}.bias" for module in modules)
                     yield TensorMapping(f"{name}.bias", biases, interleaved=heads)
 
 

@@ -17,11 +17,11 @@ _MOST_WEIGHTS = 700_000  # attention weights in a page, four characters each
 
 def attention_page(attention: Attention) -> bytes:
     """Return the page, in UTF-8."""
-    data, content = attention_parts(attention)
+    data, content = attention_content(attention)
     return render("attend.html", script="attend_page.js", data=data, **content)
 
 
-def attention_parts(attention: Attention) -> tuple[dict[str, Any], dict[str, Any]]:
+def attention_content(attention: Attention) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the JSON values that attend.js reads, and the values that the page template shows."""
     layers, heads = attention.weights.shape[:2]
     maps = packed_maps(attention.weights) if layers else None

@@ -153,8 +153,8 @@ def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -
         figure = _figure({x_label: lines}, known)
         axes = figure.axes[0]
         figure.patch.set_visible(False)
-        for part in figure.axes:
-            part.patch.set_visible(False)
+        for axes in figure.axes:
+            axes.patch.set_visible(False)
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(file, format="svg", metadata=nothing)
     left, right = axes.get_position().intervalx

@@ -92,8 +92,8 @@ class HeadsReport:
         random = f"{self.repeated} random tokens, repeated once"
         if not self.has_text:
             return f"{self.windows:,} windows of {random}"
-        part = "all" if self.measures_all else f"{self.windows:,} of"
-        windows = f"{part} {self.windows_of_text:,} windows of {self.window} tokens"
+        measured = "all" if self.measures_all else f"{self.windows:,} of"
+        windows = f"{measured} {self.windows_of_text:,} windows of {self.window} tokens"
         return f"{windows} (induction: {random})"
 
     @property

@@ -124,14 +124,14 @@ class Patching:
         shown = [visible(c) if c == d else f"{visible(d)}→{visible(c)}" for c, d in pairs]
         widest = max(map(len, shown))
         tokens = [f"{t:>3} {token:<{widest}}" for t, token in enumerate(shown, self.first)]
-        parts = (
+        kinds = (
             ("residual stream", self.stream, 0),
             ("attention output", self.attention, 1),
             ("MLP output", self.mlp, 1),
         )
         grids = [
             Grid(name, tokens, _numbered(x, first), x.T[self.first :], "layer")
-            for name, x, first in parts
+            for name, x, first in kinds
         ]
         layers = [f"layer {layer}" for layer in _numbered(self.heads)]
         grids.append(Grid("heads", layers, _numbered(self.heads.T), self.heads, "head"))

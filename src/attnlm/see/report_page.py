@@ -12,7 +12,7 @@ import attnlm
 from attnlm.base.formatting import duration
 from attnlm.runs.journal import EARLY_STEPS, Snapshot
 from attnlm.runs.run import run_summary
-from attnlm.see.attend_page import attention_parts
+from attnlm.see.attend_page import attention_content
 from attnlm.see.curves import panel_svg, run_lines
 from attnlm.see.head_scores import PATTERNS
 from attnlm.see.page import base64_of, render
@@ -30,7 +30,7 @@ def report_page(report: Report) -> bytes:
     run = report.run
     records = report.result.records if report.result else []
     snapshots = _evenly_spaced(report.snapshots)
-    data, content = attention_parts(report.attention)
+    data, content = attention_content(report.attention)
     losses = {record.step: record.val_loss for record in records}
     data["snapshots"] = [
         {"step": s.step, "loss": losses.get(s.step), "text": _with_symbols(s.text)}

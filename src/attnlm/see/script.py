@@ -39,8 +39,8 @@ _WEIGHTS = "weights = load_file({path!r})"
 _SHARDED_WEIGHTS = """\
 from pathlib import Path
 files = sorted(Path({path!r}).glob("shard-*-model-00001-*.safetensors"))
-parts = [load_file(file) for file in files]  # the rows of each process, in order
-weights = {{name: torch.cat([part[name] for part in parts]) for name in parts[0]}}"""
+shards = [load_file(file) for file in files]  # the rows of each process, in order
+weights = {{name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}}"""
 
 
 def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:

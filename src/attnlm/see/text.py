@@ -62,4 +62,4 @@ def tint(value: float) -> str:
     dark, blue = _BACKGROUNDS
     ends = zip(dark, blue if value >= 0 else _NEGATIVE, strict=True)
     mixed = (round(low + (high - low) * abs(value)) for low, high in ends)
-    return "#ffffff on #" + "".join(f"{part:02x}" for part in mixed)
+    return "#ffffff on #" + "".join(f"{channel:02x}" for channel in mixed)

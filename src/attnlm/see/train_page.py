@@ -76,13 +76,13 @@ def page_of(data: Mapping[str, Any]) -> bytes:
     )
 
 
-def _config(parts: Settings) -> Config:
-    """Return the configuration of a model with these parts, trained in a page."""
+def _config(model: Settings) -> Config:
+    """Return the configuration of a model with these settings, trained in a page."""
     training: Settings = {"optimizer": "adamw", "steps": _STEPS}
-    training["batch_size"] = max(1, _BATCH // int(parts["block_size"]))
-    if (rate := _RATES.get(str(parts["model"]))) is not None:
+    training["batch_size"] = max(1, _BATCH // int(model["block_size"]))
+    if (rate := _RATES.get(str(model["model"]))) is not None:
         training["learning_rate"] = rate
-    return resolve({**training, **parts})
+    return resolve({**training, **model})
 
 
 def _rung_data(config: Config) -> dict[str, Any]:

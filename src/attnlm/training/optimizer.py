@@ -51,13 +51,13 @@ class ParameterGroup(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A parameter and its slice, `part`, of each flat vector of the optimizer. If the model is
+    """A parameter and its slice, `place`, of each flat vector of the optimizer. If the model is
     sharded, `values` holds only this process's rows of the parameter."""
 
     group: ParameterGroup
     name: str
     values: Tensor
-    part: slice
+    place: slice
 
 
 def spans_of(
@@ -79,7 +79,7 @@ def spans_of(
     ends = list(itertools.accumulate(span.values.numel() for span in spans))
     begins = [0, *ends[:-1]]
     return [
-        span._replace(part=slice(begin, end))
+        span._replace(place=slice(begin, end))
         for span, begin, end in zip(spans, begins, ends, strict=True)
     ]
 
@@ -92,7 +92,7 @@ def flatten_parameters(model: LanguageModel, config: TrainingConfig) -> tuple[Te
     """
     spans = spans_of(model, config, lambda values: values)
     flat = torch.cat([span.values.flatten() for span in spans])
-    laid = [span._replace(values=flat[span.part].view(span.values.shape)) for span in spans]
+    laid = [span._replace(values=flat[span.place].view(span.values.shape)) for span in spans]
     for span in laid:
         model.get_parameter(span.name).data = span.values
     return flat, laid
@@ -208,7 +208,7 @@ class Optimizer(ABC):
         self._spans = spans
         self._kernels = kernels_of(config)
         new_zeros = spans[0].values.new_zeros
-        count = spans[-1].part.stop
+        count = spans[-1].place.stop
         by_adamw = sum(span.values.numel() for span in spans if not span.group.by_muon)
         self._with_room = new_zeros(count + _ROOM)
         self.gradient = self._with_room[:count]
@@ -303,9 +303,9 @@ class Optimizer(ABC):
         views = {}
         for span in self._spans:
             shape = span.values.shape
-            views[f"{span.name}/mean"] = self._mean[span.part].view(shape)
+            views[f"{span.name}/mean"] = self._mean[span.place].view(shape)
             if not span.group.by_muon:
-                views[f"{span.name}/square"] = self._square[span.part].view(shape)
+                views[f"{span.name}/square"] = self._square[span.place].view(shape)
         return views
 
 
@@ -332,14 +332,14 @@ class FlatOptimizer(Optimizer):
     def _rules_for(
         self, group: ParameterGroup, spans: list[Span], decay: float
     ) -> Iterator[AdamW | Muon]:
-        part = slice(spans[0].part.start, spans[-1].part.stop)
-        values = self._values[part]
-        gradient = self.gradient[part]
-        mean = self._mean[part]
+        whole = slice(spans[0].place.start, spans[-1].place.stop)
+        values = self._values[whole]
+        gradient = self.gradient[whole]
+        mean = self._mean[whole]
         on_cpu = values.device.type == "cpu"
         if not group.by_muon:
             size = _ADAMW_AT_ONCE if on_cpu else len(values)
-            vectors = (values, gradient, mean, self._square[part])
+            vectors = (values, gradient, mean, self._square[whole])
             for piece in zip(*(vector.split(size) for vector in vectors), strict=True):
                 yield AdamW([piece], decay, self._config)
             return
@@ -350,7 +350,7 @@ class FlatOptimizer(Optimizer):
 
     def _point_gradients(self, model: nn.Module, gradient: Tensor) -> None:
         for span in self._spans:
-            model.get_parameter(span.name).grad = gradient[span.part].view(span.values.shape)
+            model.get_parameter(span.name).grad = gradient[span.place].view(span.values.shape)
 
     def replica(self, model: nn.Module) -> tuple[Any, Tensor]:
         """Return a copy of the model that uses the same weights, and the copy's gradient vector."""

@@ -59,23 +59,24 @@ def sharded_model(
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
     mesh = processes.mesh(device.name)
 
-    def wrap_block(module: Any) -> Any:
-        for part in module.modules():
-            if isinstance(part, SelfAttention | MLP):
-                part.joins_weights = False  # copies of gathered weights would stay in memory
-        return fully_shard(module, mesh=mesh, mp_policy=policy)
+    def wrap_block(block: Any) -> Any:
+        for module in block.modules():
+            if isinstance(module, SelfAttention | MLP):
+                module.joins_weights = False  # copies of gathered weights would stay in memory
+        return fully_shard(block, mesh=mesh, mp_policy=policy)
 
     model: LanguageModel = wrap_block(spec.build(vocab_size, wrap_block))
     register_fsdp_forward_method(model, "loss")
     return model
 
 
-def part_of_whole(part: Tensor, shape: torch.Size, mesh: DeviceMesh, dim: int = 0) -> DTensor:
-    """Return a tensor of this shape, sharded along `dim` over `mesh`; this process holds `part`."""
+def from_shard(shard: Tensor, shape: torch.Size, mesh: DeviceMesh, dim: int = 0) -> DTensor:
+    """Return a tensor of this shape, sharded along `dim` over `mesh`; this process has `shard`."""
     from torch.distributed.tensor import DTensor, Shard
 
     stride = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-    return DTensor.from_local(part, mesh, [Shard(dim)], run_check=False, shape=shape, stride=stride)
+    placements = [Shard(dim)]
+    return DTensor.from_local(shard, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
 def whole_model(model: LanguageModel, processes: Processes) -> LanguageModel | None:
@@ -105,8 +106,8 @@ class ShardedOptimizer(Optimizer):
         """The shapes of the whole parameters."""
         mesh = processes.mesh(self.gradient.device.type)
         for span in self._spans:
-            gradient = self.gradient[span.part].view(span.values.shape)
-            parameters[span.name].grad = part_of_whole(gradient, self.shapes[span.name], mesh)
+            gradient = self.gradient[span.place].view(span.values.shape)
+            parameters[span.name].grad = from_shard(gradient, self.shapes[span.name], mesh)
 
     def _rules_for(
         self, group: ParameterGroup, spans: list[Span], decay: float
@@ -114,17 +115,17 @@ class ShardedOptimizer(Optimizer):
         if not group.by_muon:
             vectors = (self.gradient, self._mean, self._square)
             pieces = [
-                (span.values.view(-1), *(vector[span.part] for vector in vectors))
+                (span.values.view(-1), *(vector[span.place] for vector in vectors))
                 for span in spans
                 if span.values.numel()
             ]
             if pieces:
                 yield AdamW(pieces, decay, self._config)
             return
-        part = slice(spans[0].part.start, spans[-1].part.stop)
+        own = slice(spans[0].place.start, spans[-1].place.stop)
         shape = (len(spans), *spans[0].values.shape)
-        gradient = self.gradient[part].view(shape)
-        mean = self._mean[part].view(shape)
+        gradient = self.gradient[own].view(shape)
+        mean = self._mean[own].view(shape)
         orthogonalized = functools.partial(_orthogonalize_rows, group.shape[0], self._processes)
         values = [span.values for span in spans]
         yield Muon(values, gradient, mean, decay, self._config, group.shape, orthogonalized)
@@ -136,7 +137,7 @@ class ShardedOptimizer(Optimizer):
 
 
 def _orthogonalize_rows(
-    rows: int, processes: Processes, parts_Nrc: Tensor, dtype: torch.dtype
+    rows: int, processes: Processes, shards_Nrc: Tensor, dtype: torch.dtype
 ) -> Tensor:
     """Orthogonalize N matrices; this process has r rows of each: (N, r, C) → (N, r, C).
 
@@ -146,11 +147,11 @@ def _orthogonalize_rows(
 
     # Hide a warning that gloo sends all matrices to all processes.
     logging.getLogger("torch.distributed.tensor._collective_utils").setLevel(logging.ERROR)
-    mesh = processes.mesh(parts_Nrc.device.type)
-    shape = torch.Size((len(parts_Nrc), rows, parts_Nrc.size(2)))
-    parts = part_of_whole(parts_Nrc, shape, mesh, dim=1).redistribute(placements=[Shard(0)])
-    whole_nRC = parts.to_local()
+    mesh = processes.mesh(shards_Nrc.device.type)
+    shape = torch.Size((len(shards_Nrc), rows, shards_Nrc.size(2)))
+    by_matrix = from_shard(shards_Nrc, shape, mesh, dim=1).redistribute(placements=[Shard(0)])
+    whole_nRC = by_matrix.to_local()
     if len(whole_nRC):
         whole_nRC = orthogonalize(whole_nRC, dtype)
-    made = part_of_whole(whole_nRC, shape, mesh).redistribute(placements=[Shard(1)])
+    made = from_shard(whole_nRC, shape, mesh).redistribute(placements=[Shard(1)])
     return made.to_local()

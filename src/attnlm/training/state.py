@@ -33,7 +33,7 @@ from attnlm.runs.load_model import base_weights, parent_rows
 from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import COPY_THE_RUN, Run
 from attnlm.training.optimizer import FlatOptimizer, Optimizer
-from attnlm.training.sharding import ShardedOptimizer, part_of_whole, sharded_model
+from attnlm.training.sharding import ShardedOptimizer, from_shard, sharded_model
 
 
 @dataclass(kw_only=True)
@@ -256,7 +256,7 @@ class Saver:
         if isinstance(optimizer, ShardedOptimizer):
             mesh = self._processes.mesh("cpu")
             for name, rows in copies.items():
-                copies[name] = part_of_whole(rows, optimizer.shapes[parameter_of(name)], mesh)
+                copies[name] = from_shard(rows, optimizer.shapes[parameter_of(name)], mesh)
         best = {name: copies[name] for name in named_tensors(weights, {})}
         checkpoints = {} if best_loss is None else {run.best.name: (best, about_best)}
         checkpoints[run.last.name] = (copies, state.content())

@@ -155,21 +155,21 @@ def _tensors(form: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Tensors
     weights = described_weights(run, checkpoint)
     mappings = {mapping.name: mapping for mapping in form.stored(a)}
     shapes = a.parameter_shapes(run.vocab_size)
-    parts = [part for mapping in mappings.values() for part in mapping.parts]
-    for part in (part for part in parts if part not in weights):
-        if part.endswith("projection.weight"):
-            weights[part] = torch.eye(a.width)
-        elif part in shapes:
-            weights[part] = torch.zeros(shapes[part])
+    names = [name for mapping in mappings.values() for name in mapping.parameters]
+    for name in (name for name in names if name not in weights):
+        if name.endswith("projection.weight"):
+            weights[name] = torch.eye(a.width)
+        elif name in shapes:
+            weights[name] = torch.zeros(shapes[name])
         else:  # a bias
-            module = part.removesuffix(".bias")
+            module = name.removesuffix(".bias")
             kind = "weight" if f"{module}.weight" in weights else "gain"
-            weights[part] = torch.zeros(len(weights[f"{module}.{kind}"]))
+            weights[name] = torch.zeros(len(weights[f"{module}.{kind}"]))
 
     def read(name: str) -> Tensor:
         mapping = mappings[name]
-        parts = [weights[part] for part in mapping.parts]
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
+        tensors = [weights[ours] for ours in mapping.parameters]
+        joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         if mapping.interleaved:
             heads = joined.unflatten(0, (mapping.interleaved, 2, -1))
             joined = heads.transpose(1, 2).flatten(0, 2)

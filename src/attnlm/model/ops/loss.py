@@ -107,10 +107,10 @@ def _plain(
     total = torch.zeros((), dtype=precise, device=x_MC.device)
     at_once = max(1, LOGITS_AT_ONCE[x_MC.device.type] // head_VC.size(0))
     count = counted(targets_M)
-    for part in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
-        logits_mV = F.linear(x_MC[part], head_VC, bias_V).to(precise)
-        is_counted_m1 = targets_M[part, None] >= 0
-        targets_m1 = targets_M[part, None].clamp(min=0)
+    for rows in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
+        logits_mV = F.linear(x_MC[rows], head_VC, bias_V).to(precise)
+        is_counted_m1 = targets_M[rows, None] >= 0
+        targets_m1 = targets_M[rows, None].clamp(min=0)
         top_m1, likeliest_m1 = logits_mV.max(-1, keepdim=True)
         at_target_m1 = logits_mV.gather(-1, targets_m1)
         in_place = None if x_MC.is_mps else logits_mV  # Metal does not promise that out= works
@@ -123,9 +123,9 @@ def _plain(
         d_logits_mV = p_mV.scatter_add_(-1, targets_m1, torch.full_like(top_m1, -1.0))
         d_logits_mV = d_logits_mV.mul_(is_counted_m1 / count).to(x_MC.dtype)
         d_x_MC, d_head_VC, d_bias_V = into
-        torch.mm(d_logits_mV, head_VC, out=d_x_MC[part])
+        torch.mm(d_logits_mV, head_VC, out=d_x_MC[rows])
         if d_head_VC is not None:
-            d_head_VC += d_logits_mV.T @ x_MC[part]
+            d_head_VC += d_logits_mV.T @ x_MC[rows]
         if d_bias_V is not None:
             d_bias_V += d_logits_mV.sum(0)
     return total / count
@@ -149,9 +149,9 @@ def _in_c(
     at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), MOST_COMPILED)
     at_once = min(at_once, max(1, LOGITS_AT_ONCE["cpu"] // head_VC.size(0)))
     d_x_MC, d_head_VC, d_bias_V = into or (None, None, None)
-    for part in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
-        x_mC = x_MC[part]
-        targets_m = targets_M[part]
+    for rows in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
+        x_mC = x_MC[rows]
+        targets_m = targets_M[rows]
         logits_Vm = matmul(head_VC, x_mC)
         native.cross_entropy(
             head_VC.size(0),
@@ -165,7 +165,7 @@ def _in_c(
             data_pointer(d_bias_V),
         )
         if d_x_MC is not None:
-            d_x_MC[part] = matmul(logits_Vm.T, head_VC.T)
+            d_x_MC[rows] = matmul(logits_Vm.T, head_VC.T)
         if d_head_VC is not None:
             d_head_VC.addmm_(logits_Vm, x_mC)
     return (total / count).float()

@@ -79,7 +79,7 @@ def _modules(stock: StockClass, a: Architecture) -> Iterator[_Module]:
     """Yield the linear layers of all blocks."""
     shapes = map_shapes(a)
     for stored in stock.stored(a):
-        maps = tuple(part.removesuffix(".weight") for part in stored.parts)
+        maps = tuple(name.removesuffix(".weight") for name in stored.parameters)
         if all(map_name(path) in shapes for path in maps):
             yield _Module(stored.name.removesuffix(".weight"), maps)
 

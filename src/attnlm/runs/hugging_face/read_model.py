@@ -163,7 +163,7 @@ def read_config(path: Path, block_size: int | None = None) -> DescribedModel:
             ".self_attn.": kind == "qwen2" or bool(content.get("attention_bias")),
             ".mlp.": bool(content.get("mlp_bias")),
         }
-        without_bias = [part for part, biased in has_bias.items() if not biased]
+        without_bias = [name for name, biased in has_bias.items() if not biased]
         settings |= _rotary_settings(path, content)
         settings["qkv_bias"] = has_bias[".self_attn."]
         settings["bias"] = kind != "qwen2" and any(has_bias.values())
@@ -247,22 +247,22 @@ def _rotary_settings(path: Path, content: Content) -> dict[str, Any]:
         scaling = content.get(key)
         if not isinstance(scaling, dict | None):
             raise AttnlmError(f"{path} has {key} {quoted(scaling)}", _HINT)
-        parts = {k: v for k, v in (scaling or {}).items() if v is not None}
-        kinds = [parts.pop(k) for k in ("type", "rope_type") if k in parts] or ["default"]
-        if parts.get("partial_rotary_factor") == 1:
-            del parts["partial_rotary_factor"]
-        if "rope_theta" in parts:
-            settings["rotary_base"] = parts.pop("rope_theta")
-        turns = {k: parts.pop(k) for k in LLAMA3_TURNS if k in parts and kinds[-1] == "llama3"}
+        rope = {k: v for k, v in (scaling or {}).items() if v is not None}
+        kinds = [rope.pop(k) for k in ("type", "rope_type") if k in rope] or ["default"]
+        if rope.get("partial_rotary_factor") == 1:
+            del rope["partial_rotary_factor"]
+        if "rope_theta" in rope:
+            settings["rotary_base"] = rope.pop("rope_theta")
+        turns = {k: rope.pop(k) for k in LLAMA3_TURNS if k in rope and kinds[-1] == "llama3"}
         names = _ROTARY.get(kinds[-1] if isinstance(kinds[-1], str) else "")
-        if names is None or parts.keys() != names.keys() or turns not in ({}, LLAMA3_TURNS):
-            others = "".join(f", {quoted(k)}" for k in sorted({**parts, **turns})[:3])
+        if names is None or rope.keys() != names.keys() or turns not in ({}, LLAMA3_TURNS):
+            others = "".join(f", {quoted(k)}" for k in sorted({**rope, **turns})[:3])
             raise AttnlmError(
                 f"{path} has a rotary scaling ({key} {quoted(kinds[-1])}{others}) that "
                 "attnlm does not support",
                 _HINT,
             )
-        settings |= {names[k]: value for k, value in parts.items()}
+        settings |= {names[k]: value for k, value in rope.items()}
     return settings
 
 
@@ -316,10 +316,10 @@ def opened_weights(
                     file_of[name] = opened
         # The published GPT-2 files lack the prefix, since they hold the model without its head.
         prefix = "" if any(name.startswith("transformer.") for name in file_of) else "transformer."
-        places: dict[str, tuple[TensorMapping, int]] = {}  # by parameter: tensor, index of part
+        places: dict[str, tuple[TensorMapping, int]] = {}  # by parameter: tensor, index in it
         for stored in described.stored:
             stored = stored._replace(name=stored.name.removeprefix(prefix))
-            places |= {part: (stored, i) for i, part in enumerate(stored.parts)}
+            places |= {ours: (stored, i) for i, ours in enumerate(stored.parameters)}
         _check_tensors(file_of, places, described)
         shapes = described.shapes
 
@@ -327,14 +327,14 @@ def opened_weights(
             if name not in places:
                 return torch.zeros(shapes[name])
             stored, place = places[name]
-            begin = sum(shapes[part][0] for part in stored.parts[:place])
+            begin = sum(shapes[before][0] for before in stored.parameters[:place])
             rows = slice(begin, begin + shapes[name][0])
             if stored.transposed:
-                part = file_of[stored.name].read(stored.name)[:, rows].T
+                values = file_of[stored.name].read(stored.name)[:, rows].T
             else:
-                part = file_of[stored.name].read(stored.name, rows)
-            check_finite(part)
-            return part.to(torch.float32)
+                values = file_of[stored.name].read(stored.name, rows)
+            check_finite(values)
+            return values.to(torch.float32)
 
         yield read_weight
 
@@ -351,7 +351,8 @@ def _check_tensors(
     shapes = {**described.shapes, "position_embedding.weight": positions}
     expected: dict[str, Shape] = {}
     for stored, _ in places.values():
-        rows, columns = sum(shapes[part][0] for part in stored.parts), shapes[stored.parts[0]][1:]
+        rows = sum(shapes[ours][0] for ours in stored.parameters)
+        columns = shapes[stored.parameters[0]][1:]
         expected[stored.name] = (*columns, rows) if stored.transposed else (rows, *columns)
     head = "lm_head.weight"  # may be stored although it is tied
     is_tied = head not in expected and head in file_of
