@@ -365,7 +365,7 @@ test_processes.py::test_processes_compute_what_one_does
 with FlushSubnormals(): => with contextlib.nullcontext():
 == model/ops/loss.py
 a loss in pieces keeps the gradient of the last one alone | test_ops.py
-d_head_VC += d_logits_mV.T @ x_MC[rows] => d_head_VC.copy_(d_logits_mV.T @ x_MC[rows])
+d_lm_head_VC += d_logits_mV.T @ x_MC[rows] => d_lm_head_VC.copy_(d_logits_mV.T @ x_MC[rows])
 == training/schedule.py
 a linear schedule is a cosine | test_optimizer.py
 height = left if config.schedule == "linear" else => height = left if config.schedule == "" else

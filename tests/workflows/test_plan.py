@@ -141,7 +141,7 @@ def test_activations_equal_the_tensors_that_autograd_keeps(
     found = sum(storage.nbytes() for storage in kept.values())
     costs = a.costs(vocab_size)
     by_blocks = costs.layers * (costs.kept_features + costs.kept_inputs)
-    estimated = 4 * (by_blocks + 2 * costs.head_inputs + vocab_size)
+    estimated = 4 * (by_blocks + 2 * costs.lm_head_inputs + vocab_size)
     most = 3 if name == "dot-product" or on else FACTOR
     assert found / FACTOR < ids.numel() * estimated < most * found
 

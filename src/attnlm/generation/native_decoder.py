@@ -99,7 +99,7 @@ class NativeModel:
             epsilon=a.norm_epsilon,
             tokens=_array(weights["token_embedding.weight"]),
             blocks=ctypes.addressof(row),
-            last_norm=_norm(with_prefix(weights, "norm."), a.head_input_dim),
+            last_norm=_norm(with_prefix(weights, "norm."), a.lm_head_inputs),
             lm_head=lm_head,
             **positions,
             **_tables(a, weights, model.vocab_size),

@@ -243,7 +243,7 @@ class Architecture:
         return -(-8 * self.width // 3 // 8) * 8 if self.mlp == "swiglu" else 4 * self.width
 
     @property
-    def head_input_dim(self) -> int:
+    def lm_head_inputs(self) -> int:
         """Return the width of the blocks' output, which the LM head reads."""
         joins = self.attention == "softmax" and not self.projection
         return self.heads * self.head_dim if joins else self.width
@@ -403,7 +403,7 @@ def _check_heads(a: Architecture, width: int) -> None:
         "a shared embedding matrix": a.tie_embeddings,
         "a norm": a.norm != "none",
     }
-    if a.head_input_dim != width and (part := next((p for p in parts if parts[p]), None)):
+    if a.lm_head_inputs != width and (part := next((p for p in parts if parts[p]), None)):
         raise UsageError(
             f"without a `projection`, {part} needs `heads` × `head_size` = `embed_dim`",
             "add a `projection`",

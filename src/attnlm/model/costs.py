@@ -26,7 +26,7 @@ class Costs:
     layers: int
     width: int
     """features of the embeddings; 0 for a model without blocks, which is only a table of logits"""
-    head_inputs: int
+    lm_head_inputs: int
     """inputs of the LM head"""
     matrices: dict[str, Shape]
     """the linear maps of one block, as (outputs, inputs)"""
@@ -51,7 +51,7 @@ class Costs:
     @property
     def multiplied_weights(self) -> int:
         """Return the number of weights in the matmuls of one token, in blocks and LM head."""
-        return self.vocab_size * self.head_inputs + self.layers * self.block_matrices
+        return self.vocab_size * self.lm_head_inputs + self.layers * self.block_matrices
 
     @property
     def forward_flops(self) -> int:
@@ -88,7 +88,7 @@ class Costs:
 def costs_of(a: Architecture, vocab_size: int) -> Costs:
     """Return the costs of an architecture."""
     is_softmax = a.attention == "softmax"
-    mixed = a.heads * a.head_dim if is_softmax else a.maps_per_layer * a.head_input_dim
+    mixed = a.heads * a.head_dim if is_softmax else a.maps_per_layer * a.lm_head_inputs
     mixing = 4 * a.block_size * mixed  # q kᵀ, and softmax(q kᵀ) v
     # The scores of uniform attention are constant, so that only its values need a gradient.
     gradient = 2 * a.block_size * mixed if a.attention == "uniform" else 2 * mixing
@@ -97,7 +97,7 @@ def costs_of(a: Architecture, vocab_size: int) -> Costs:
         vocab_size=vocab_size,
         layers=a.layers,
         width=a.width,
-        head_inputs=a.head_input_dim,
+        lm_head_inputs=a.lm_head_inputs,
         matrices=map_shapes(a),
         mixing_flops=mixing,
         mixing_gradient_flops=gradient,

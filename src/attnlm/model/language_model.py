@@ -98,7 +98,7 @@ class Transformer(LanguageModel):
         a = self.architecture = architecture
         self.spec = architecture if own is None else own
         self.vocab_size = vocab_size
-        head_input_dim = a.head_input_dim if own is None else own.head_input_dim
+        lm_head_inputs = a.lm_head_inputs if own is None else own.lm_head_inputs
         self.token_embedding = nn.Embedding(vocab_size, a.width)
         # In measurements, models learned faster with embeddings smaller than the blocks' outputs.
         std = (0.02 if a.tie_embeddings else 0.3) if a.residual else 1.0
@@ -110,8 +110,8 @@ class Transformer(LanguageModel):
             nn.init.normal_(self.position_embedding.weight, std=std if a.residual else 0.5)
         self.dropout = Dropout(a.dropout if a.residual else 0.0)
         self.blocks = nn.ModuleList(wrap_block(Block(a, own, layer)) for layer in range(a.layers))
-        self.norm = norm_of(a, head_input_dim)
-        self.head = nn.Linear(head_input_dim, vocab_size, bias=a.head_bias)
+        self.norm = norm_of(a, lm_head_inputs)
+        self.head = nn.Linear(lm_head_inputs, vocab_size, bias=a.head_bias)
         # A head of zeros makes equal logits: the initial loss is ln V.
         if a.tie_embeddings:
             self.head.weight = self.token_embedding.weight
@@ -261,7 +261,7 @@ def own_part(own: OwnParts, kind: str, layer: int) -> OwnPart | OwnScores:
     module = own.make(kind, layer)
     if kind == "scores":
         return OwnScores(own.codes[kind], module)
-    width = own.head_input_dim if kind == "attention" else own.architecture.width
+    width = own.lm_head_inputs if kind == "attention" else own.architecture.width
     return OwnPart(own.codes[kind], module, width)
 
 

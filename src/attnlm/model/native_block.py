@@ -53,7 +53,7 @@ def native_form(block: Block) -> NativeBlock | None:
         norm=_NORMS[type(norm)],
         mlp="none" if mlp is None else mlp.kind,
         epsilon=0.0 if norm is None else norm.epsilon,
-        head_epsilon=0.0 if attention.query_norm is None else attention.query_norm.epsilon,
+        qk_epsilon=0.0 if attention.query_norm is None else attention.query_norm.epsilon,
         weights=_weights(maps, norms),
     )
 

@@ -136,13 +136,13 @@ class OwnParts(_OwnSpec):
         return self._refusal()
 
     @functools.cached_property
-    def head_input_dim(self) -> int:
+    def lm_head_inputs(self) -> int:
         """Return the width of the blocks' output, which may differ in a model of one layer."""
         from attnlm.model.own_modules import output_width
 
         a = self.architecture
-        width = output_width(self) if "attention" in self.codes else a.head_input_dim
-        if width != a.head_input_dim and (a.residual or a.layers > 1 or a.mlp != "none"):
+        width = output_width(self) if "attention" in self.codes else a.lm_head_inputs
+        if width != a.lm_head_inputs and (a.residual or a.layers > 1 or a.mlp != "none"):
             raise UsageError(
                 f"{self.codes['attention']} makes {width} features of {a.width}, and the residual "
                 f"stream of {a.name} has {a.width}",

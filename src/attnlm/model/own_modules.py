@@ -163,7 +163,7 @@ def _costs_on(device: str, spec: ModelSpec, vocab_size: int) -> Costs:
         vocab_size=vocab_size,
         layers=1,
         width=tables[0] if tables else 1,
-        head_inputs=0,
+        lm_head_inputs=0,
         matrices=matrices,  # type: ignore[arg-type]
         mixing_flops=forward // spec.block_size - counted,
         mixing_gradient_flops=(both - forward) // spec.block_size - 2 * counted,

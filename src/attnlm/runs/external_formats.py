@@ -66,7 +66,7 @@ class ExternalFormat:
         These parts change no logit: an MLP with one hidden unit and position embeddings, both of
         zeros, and a projection that is the identity.
         """
-        if a.head_input_dim != a.width:
+        if a.lm_head_inputs != a.width:
             return a  # the identity cannot change the width
         parts: dict[str, Any] = {"projection": True}
         if a.mlp == "none":

@@ -113,9 +113,9 @@ class WordTable:
         begin, end = self._span
         ids = np.empty(end - begin, np.uint32)
         tokens = self._gather(self._address, words, self._out[0], ids.ctypes.data)
-        head = utf8[:begin].decode()
-        tail = utf8[end:].decode()
-        return np.concatenate((plain(head), ids[:tokens], plain(tail)))
+        start = utf8[:begin].decode()
+        rest = utf8[end:].decode()
+        return np.concatenate((plain(start), ids[:tokens], plain(rest)))
 
     def _store_new_words(self, old_words: int) -> bool:
         """Store ids of all words but the first `old_words`. Return False if a token spans two."""

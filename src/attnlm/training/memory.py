@@ -152,8 +152,8 @@ def _logits_of_step(
         return 3 * tokens * vocab_size
     # The gradients of the head and of its input are computed with the loss. Three copies of the
     # head's gradient fit the peaks measured with 50,257 ids.
-    head_gradients = 3 * vocab_size if training.adapters is None else 0
-    return at_once + (tokens + head_gradients) * costs.head_inputs
+    lm_head_gradients = 3 * vocab_size if training.adapters is None else 0
+    return at_once + (tokens + lm_head_gradients) * costs.lm_head_inputs
 
 
 def _evaluation_bytes(costs: Costs, vocab_size: int, tokens: int, device: str, at_once: int) -> int:

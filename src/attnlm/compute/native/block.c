@@ -27,7 +27,7 @@ struct weights {
 
 struct pass {
     int64_t windows, length, width, heads, kv_heads, size, hidden, norm, mlp;
-    float epsilon, head_epsilon;
+    float epsilon, qk_epsilon;
     struct weights weights, gradients;
     const float *cosines, *sines;               /* (T, D), or NULL */
     const float *attention_factors, *mlp_factors; /* of dropout, (R, C), or NULL */
@@ -269,7 +269,7 @@ static struct qk row_heads(const struct job *job, int64_t row, int is_key)
         .length = 1,
         .heads = is_key ? p->kv_heads : p->heads,
         .size = p->size,
-        .epsilon = p->head_epsilon,
+        .epsilon = p->qk_epsilon,
         .x = saved->packed + row * packed_width(p) + offset,
         .gain = is_key ? p->weights.key_gain : p->weights.query_gain,
         .cosines = p->cosines ? p->cosines + angles : NULL,
@@ -554,7 +554,7 @@ const struct layout block_layouts[] = {
     STRUCT(pass),
     FIELD(pass, windows), FIELD(pass, length), FIELD(pass, width), FIELD(pass, heads),
     FIELD(pass, kv_heads), FIELD(pass, size), FIELD(pass, hidden), FIELD(pass, norm), FIELD(pass, mlp),
-    FIELD(pass, epsilon), FIELD(pass, head_epsilon), FIELD(pass, weights), FIELD(pass, gradients),
+    FIELD(pass, epsilon), FIELD(pass, qk_epsilon), FIELD(pass, weights), FIELD(pass, gradients),
     FIELD(pass, cosines), FIELD(pass, sines), FIELD(pass, attention_factors), FIELD(pass, mlp_factors),
     FIELD(pass, x), FIELD(pass, out), FIELD(pass, saved), FIELD(pass, scratch), FIELD(pass, d_out),
     FIELD(pass, d_x),

@@ -133,7 +133,7 @@ class CPass(Struct):
     _fields_ = (
         *_fields(_INTEGER, "windows", "length", "width", "heads", "kv_heads", "size", "hidden"),
         *_fields(_INTEGER, "norm", "mlp"),
-        *_fields(ctypes.c_float, "epsilon", "head_epsilon"),
+        *_fields(ctypes.c_float, "epsilon", "qk_epsilon"),
         *_fields(CWeights, "weights", "gradients"),
         *_fields(_POINTER, "cosines", "sines", "attention_factors", "mlp_factors", "x", "out"),
         *_fields(_POINTER, "saved", "scratch", "d_out", "d_x"),

@@ -38,7 +38,7 @@ class NativeBlock:
     norm: str
     mlp: str
     epsilon: float
-    head_epsilon: float
+    qk_epsilon: float
     weights: Mapping[str, nn.Parameter]
     """Weights and biases by their names in the struct `weights` of block.c."""
 
@@ -106,7 +106,7 @@ class _BlockPass(Function):
             norm=NORMS.index(form.norm),
             mlp=MLPS.index(form.mlp),
             epsilon=form.epsilon,
-            head_epsilon=form.head_epsilon,
+            qk_epsilon=form.qk_epsilon,
             weights=CWeights(**{name: p.data_ptr() for name, p in form.weights.items()}),
             cosines=data_pointer(cosines_TD),  # block_saved reads whether there are any
             out=data_pointer(out_BTC),

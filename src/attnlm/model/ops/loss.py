@@ -91,24 +91,24 @@ content of its tensor. The gradients of weights and bias are added to the conten
 def _in_pieces(
     x_MC: Tensor, weight_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor, into: _Gradients
 ) -> Tensor:
-    head_VC = weight_VC.to(x_MC.dtype)
+    lm_head_VC = weight_VC.to(x_MC.dtype)
     if bias_V is not None:
         bias_V = bias_V.to(x_MC.dtype)
     with torch.autocast(x_MC.device.type, enabled=False):
         if (native := native_ops_for(x_MC)) is not None:
-            return _in_c(native, x_MC.contiguous(), head_VC, bias_V, targets_M, into)
-        return _plain(x_MC, head_VC, bias_V, targets_M, into)
+            return _in_c(native, x_MC.contiguous(), lm_head_VC, bias_V, targets_M, into)
+        return _plain(x_MC, lm_head_VC, bias_V, targets_M, into)
 
 
 def _plain(
-    x_MC: Tensor, head_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor, into: _Gradients
+    x_MC: Tensor, lm_head_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor, into: _Gradients
 ) -> Tensor:
     precise = torch.promote_types(x_MC.dtype, torch.float32)
     total = torch.zeros((), dtype=precise, device=x_MC.device)
-    at_once = max(1, LOGITS_AT_ONCE[x_MC.device.type] // head_VC.size(0))
+    at_once = max(1, LOGITS_AT_ONCE[x_MC.device.type] // lm_head_VC.size(0))
     count = counted(targets_M)
     for rows in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
-        logits_mV = F.linear(x_MC[rows], head_VC, bias_V).to(precise)
+        logits_mV = F.linear(x_MC[rows], lm_head_VC, bias_V).to(precise)
         is_counted_m1 = targets_M[rows, None] >= 0
         targets_m1 = targets_M[rows, None].clamp(min=0)
         top_m1, likeliest_m1 = logits_mV.max(-1, keepdim=True)
@@ -122,10 +122,10 @@ def _plain(
             continue
         d_logits_mV = p_mV.scatter_add_(-1, targets_m1, torch.full_like(top_m1, -1.0))
         d_logits_mV = d_logits_mV.mul_(is_counted_m1 / count).to(x_MC.dtype)
-        d_x_MC, d_head_VC, d_bias_V = into
-        torch.mm(d_logits_mV, head_VC, out=d_x_MC[rows])
-        if d_head_VC is not None:
-            d_head_VC += d_logits_mV.T @ x_MC[rows]
+        d_x_MC, d_lm_head_VC, d_bias_V = into
+        torch.mm(d_logits_mV, lm_head_VC, out=d_x_MC[rows])
+        if d_lm_head_VC is not None:
+            d_lm_head_VC += d_logits_mV.T @ x_MC[rows]
         if d_bias_V is not None:
             d_bias_V += d_logits_mV.sum(0)
     return total / count
@@ -134,7 +134,7 @@ def _plain(
 def _in_c(
     native: CDLL,
     x_MC: Tensor,
-    head_VC: Tensor,
+    lm_head_VC: Tensor,
     bias_V: Tensor | None,
     targets_M: Tensor,
     into: _Gradients,
@@ -147,14 +147,14 @@ def _in_c(
     targets_M = targets_M.contiguous()
     count = int(counted(targets_M))
     at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), MOST_COMPILED)
-    at_once = min(at_once, max(1, LOGITS_AT_ONCE["cpu"] // head_VC.size(0)))
-    d_x_MC, d_head_VC, d_bias_V = into or (None, None, None)
+    at_once = min(at_once, max(1, LOGITS_AT_ONCE["cpu"] // lm_head_VC.size(0)))
+    d_x_MC, d_lm_head_VC, d_bias_V = into or (None, None, None)
     for rows in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
         x_mC = x_MC[rows]
         targets_m = targets_M[rows]
-        logits_Vm = matmul(head_VC, x_mC)
+        logits_Vm = matmul(lm_head_VC, x_mC)
         native.cross_entropy(
-            head_VC.size(0),
+            lm_head_VC.size(0),
             len(targets_m),
             len(targets_m),
             0.0 if into is None else 1 / count,
@@ -165,7 +165,7 @@ def _in_c(
             data_pointer(d_bias_V),
         )
         if d_x_MC is not None:
-            d_x_MC[rows] = matmul(logits_Vm.T, head_VC.T)
-        if d_head_VC is not None:
-            d_head_VC.addmm_(logits_Vm, x_mC)
+            d_x_MC[rows] = matmul(logits_Vm.T, lm_head_VC.T)
+        if d_lm_head_VC is not None:
+            d_lm_head_VC.addmm_(logits_Vm, x_mC)
     return (total / count).float()
