@@ -263,7 +263,7 @@ def test_pieces_of_any_size_have_the_text_of_each_document(
 def test_records_longer_than_a_piece_have_one_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_files, "PIECE", 10)
     found = [("row", text) for text in ("a" * 25, "", "bb", "c" * 10)]
-    monkeypatch.setattr(record_files, "_rows", lambda *_: iter(found))
+    monkeypatch.setattr(record_files, "_parquet_values", lambda *_: iter(found))
     pieces = list(record_files.record_pieces(Path("x"), "text", "keep", "x", marks_ends=True))
     assert pieces == [
         Piece("a" * 10),

@@ -19,7 +19,7 @@ import pytest
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, Progress, ignore
 from attnlm.text import download
-from attnlm.text.download import Pinned, cached, fetch, without_password
+from attnlm.text.download import PinnedFile, fetch, fetch_cached, without_password
 from tests.web_server import WebServer, body
 
 CONTENT = b"To be, or not to be.\n" * 5000
@@ -189,7 +189,7 @@ def from_cache(
     url: str, spool: Path, events: list[object] | None = None, *, offline: bool = False
 ) -> Path:
     listener = ignore if events is None else events.append
-    return cached(Pinned(url, "play.txt", SHA256), spool, offline, listener)
+    return fetch_cached(PinnedFile(url, "play.txt", SHA256), spool, offline, listener)
 
 
 def test_damaged_cache_entries_are_downloaded_again(

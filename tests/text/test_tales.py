@@ -60,7 +60,7 @@ def test_a_choice_has_exactly_its_weight() -> None:
     grammar = tales.parse_grammar({"story": "3 a | b | 2 c"})
     # The last word but one is past the last multiple of 6 and would favour the first alternatives.
     words = iter([*range(6), 2**32 - 1, 5])
-    assert "".join(tales.tell(grammar, words)[0] for _ in range(7)) == "aaabccc"
+    assert "".join(tales.generate_story(grammar, words)[0] for _ in range(7)) == "aaabccc"
 
 
 # --- The notation --------------------------------------------------------------------------------

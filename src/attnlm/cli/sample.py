@@ -27,7 +27,7 @@ from attnlm.generation.sampling_config import (
     drawn_seed,
 )
 from attnlm.text.record_files import record_texts
-from attnlm.text.text_files import kind_of
+from attnlm.text.text_files import record_suffix
 
 if TYPE_CHECKING:
     from attnlm.generation.questions import QuestionFormat
@@ -160,7 +160,7 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
 
 def _prompts(path: Path) -> list[str]:
     """Return the prompts in a file: its lines, without empty ones, or the field of its records."""
-    if kind_of(path):
+    if record_suffix(path):
         try:
             prompts = list(record_texts(path, "prompt", str(path)))
         except AttnlmError as error:

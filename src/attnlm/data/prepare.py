@@ -29,7 +29,7 @@ from attnlm.data.prepare_text import dataset_from_text
 from attnlm.data.splits import HeldOut
 from attnlm.text.corpus import Source, TextFile, get_corpus
 from attnlm.text.tasks import TASKS
-from attnlm.text.text_files import kind_of, text_encoding
+from attnlm.text.text_files import record_suffix, text_encoding
 
 _DEFAULT_SEED = 1
 # The arguments of each kind of data.
@@ -201,14 +201,14 @@ class _Request:
         """Raise UsageError if none of the files uses the given column or encoding."""
         for name in ("column", "prompt_column"):
             column = getattr(self, name)
-            if column is not None and not any(kind_of(file.path) for file in files):
+            if column is not None and not any(record_suffix(file.path) for file in files):
                 raise UsageError(
                     f"`{name}` {column} does not apply to {shown}",
                     "it needs records: a .jsonl or .parquet file, hf: data, or JSON lines on stdin",
                 )
         encoding = text_encoding(self.encoding or "utf-8")
         if encoding != "utf-8" and all(
-            kind_of(file.path) or file.encoding != encoding for file in files
+            record_suffix(file.path) or file.encoding != encoding for file in files
         ):
             raise UsageError(
                 f"`encoding` {self.encoding} does not apply to {shown}",

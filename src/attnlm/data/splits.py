@@ -19,7 +19,7 @@ from attnlm.base.events import Note, OnEvent, Progress
 from attnlm.compute.threads import map_ahead
 from attnlm.text.corpus import Corpus
 from attnlm.text.text_files import Piece
-from attnlm.tokens.tokenizer import code_points, encoded
+from attnlm.tokens.tokenizer import code_points, encode_unicode
 
 # UTF-8 bytes. The trainer of byte pairs needs up to 100 times this memory if no word is repeated.
 SAMPLE_BYTES = 2**22
@@ -112,7 +112,7 @@ class SurveyedText:
         digest = hashlib.sha256()
         for piece in self.corpus.pieces():
             digest.update(
-                _with_end_marks(piece, encoded(piece.text, "utf-8"), self.corpus.marks_ends)
+                _with_end_marks(piece, encode_unicode(piece.text, "utf-8"), self.corpus.marks_ends)
             )
             yield piece
         if digest.hexdigest() != self.sha256:
@@ -231,7 +231,7 @@ def survey_text(corpus: Corpus, held_out: HeldOut, on_event: OnEvent) -> Surveye
     ) -> tuple[int, Piece, bytes, NDArray[np.unsignedinteger[Any]]]:
         """Return the item, the piece in UTF-8, and its code points that `has_occurred` lacks."""
         text = item[1].text
-        utf8 = encoded(text, "utf-8")
+        utf8 = encode_unicode(text, "utf-8")
         if text.isascii():
             known_bytes = np.flatnonzero(has_occurred[:128]).astype(np.uint8).tobytes()
             return *item, utf8, np.frombuffer(utf8.translate(None, known_bytes), np.uint8)

@@ -22,7 +22,7 @@ from attnlm.base.files import write_bytes
 from attnlm.base.folders import is_safe_name
 from attnlm.base.suggestions import suggestion
 from attnlm.text import hub
-from attnlm.text.download import TIMEOUT, Pinned, cached, fetch, without_password
+from attnlm.text.download import TIMEOUT, PinnedFile, fetch, fetch_cached, without_password
 from attnlm.text.record_files import record_pieces
 from attnlm.text.text_files import (
     COMPRESSED,
@@ -30,12 +30,12 @@ from attnlm.text.text_files import (
     NotTextError,
     Piece,
     bare_stem,
-    ended,
     files_in,
-    kind_of,
+    keep_text_files,
+    record_suffix,
     text_encoding,
     text_pieces,
-    texts_among,
+    with_last_end,
 )
 
 TINY_SHAKESPEARE_URL = (
@@ -92,12 +92,12 @@ class Corpus:
     def source(self) -> str:
         """Return the source that the user named, or a summary of several sources."""
         first, *others = self.sources
-        return f"{_shown(first)} and {len(others)} more" if others else first
+        return f"{_label(first)} and {len(others)} more" if others else first
 
     @property
     def shown(self) -> str:
         """Return the name of the source in messages."""
-        return _shown(self.source)
+        return _label(self.source)
 
     @property
     def parts(self) -> list[str]:
@@ -107,7 +107,7 @@ class Corpus:
         parts, the whole text counts as one part.
         """
         if len(self.sources) > 1:
-            names = [_shown(self.sources[file.source]) for file in self.files]
+            names = [_label(self.sources[file.source]) for file in self.files]
         else:
             names = [os.fsencode(file.shown).decode(errors="replace") for file in self.files]
         count = sum(1 for _ in itertools.groupby(names))
@@ -116,7 +116,7 @@ class Corpus:
     @property
     def has_records_on_stdin(self) -> bool:
         """Return True if text came from stdin as records, False if it came as plain text."""
-        return any(file.shown == _shown(_STDIN) and kind_of(file.path) for file in self.files)
+        return any(file.shown == _label(_STDIN) and record_suffix(file.path) for file in self.files)
 
     def pieces(self) -> Iterator[Piece]:
         """Yield the text in pieces of 1 to 2¹⁸ characters, without byte order marks.
@@ -129,18 +129,18 @@ class Corpus:
     def pieces_of_files(self) -> Iterator[tuple[int, Piece]]:
         """Yield each piece of `pieces`, after the index of its file."""
         for number, (path, shown, encoding, _) in enumerate(self.files):
-            if kind_of(path):
+            if record_suffix(path):
                 pieces = record_pieces(path, self.column, self.newlines, shown, self.marks_ends)
             else:
                 pieces = text_pieces(path, encoding, self.newlines, shown)
             try:
-                for piece in ended(pieces) if self.has_documents else pieces:
+                for piece in with_last_end(pieces) if self.has_documents else pieces:
                     yield number, piece
             except OSError as error:
-                raise _unreadable(shown, error) from error
+                raise _unreadable_error(shown, error) from error
             except NotTextError as error:
                 if len(self.files) > 1:
-                    raise _one_of_several(error) from error
+                    raise _several_files_error(error) from error
                 raise
 
 
@@ -176,28 +176,28 @@ def get_corpus(
     def corpus_of(source: Source | None) -> Corpus:
         match source:
             case None | "tinyshakespeare" | "tales" | "names":
-                corpus = _built_in(source, offline, spool, on_event)
+                corpus = _built_in_corpus(source, offline, spool, on_event)
             case "-":
-                path = _spooled(stdin or sys.stdin.buffer, spool, suffix)
-                corpus = _of_file("stdin", "-", path, encoding)
+                path = _copy_stream(stdin or sys.stdin.buffer, spool, suffix)
+                corpus = _file_corpus("stdin", "-", path, encoding)
             case str() if source.startswith(hub.PREFIX):
                 path = Path(tempfile.mkdtemp(dir=spool)) / "rows.jsonl.gz"
                 hub.copy_texts(source, column or "text", path, offline=offline, on_event=on_event)
-                corpus = _of_file(safe_name(Path(hub.parsed(source).path).name), source, path)
+                corpus = _file_corpus(safe_name(Path(hub.parsed(source).path).name), source, path)
             case str() if "://" in source:
-                corpus = _from_web(source, encoding, offline, spool, on_event)
+                corpus = _web_corpus(source, encoding, offline, spool, on_event)
             case _:
-                corpus = _from_path(os.fspath(source), encoding, spool, suffix, on_event)
+                corpus = _path_corpus(os.fspath(source), encoding, spool, suffix, on_event)
         return replace(
             corpus,
             newlines=newlines,
             column=column or "text",
-            marks_ends=corpus.has_documents and is_marked(corpus.files),
+            marks_ends=corpus.has_documents and has_end_marks(corpus.files),
         )
 
-    def is_marked(files: Sequence[TextFile]) -> bool:
+    def has_end_marks(files: Sequence[TextFile]) -> bool:
         if marks_ends is None:
-            return any(kind_of(file.path) for file in files)
+            return any(record_suffix(file.path) for file in files)
         return marks_ends
 
     if source is None or isinstance(source, str | os.PathLike):
@@ -213,7 +213,7 @@ def get_corpus(
             if not any(part.pieces()):
                 on_event(Note(f"{part.shown} is empty"))
         except NotTextError as error:
-            raise _one_of_several(error) from error
+            raise _several_files_error(error) from error
     files = tuple(file._replace(source=i) for i, part in enumerate(parts) for file in part.files)
     return replace(
         parts[0],
@@ -222,7 +222,7 @@ def get_corpus(
         files=files,
         encoding=encoding,
         has_documents=True,
-        marks_ends=is_marked(files),
+        marks_ends=has_end_marks(files),
         floor_nats=None,
     )
 
@@ -230,35 +230,35 @@ def get_corpus(
 def safe_name(text: str) -> str:
     """Return `text` as a file name for every system, which is never empty and never "latest"."""
     normal = unicodedata.normalize("NFC", text)
-    kept = (c if c.isprintable() and c not in ' <>:"/\\|?*' else "-" for c in normal)
+    characters = (c if c.isprintable() and c not in ' <>:"/\\|?*' else "-" for c in normal)
     # Most systems allow 255 bytes, of which the rest of a data set's name needs some.
-    short = "".join(kept).strip("-.").encode()[:100].decode(errors="ignore").rstrip("-.")
+    short = "".join(characters).strip("-.").encode()[:100].decode(errors="ignore").rstrip("-.")
     return short if is_safe_name(short) else f"text-{short}".rstrip("-")
 
 
 # --- Where a text comes from ----------------------------------------------------------------------
 
 
-def _of_file(name: str, source: str, path: Path, encoding: str = "utf-8") -> Corpus:
-    file = TextFile(path, _shown(source), encoding)
-    return Corpus(name, (source,), (file,), encoding, has_documents=bool(kind_of(path)))
+def _file_corpus(name: str, source: str, path: Path, encoding: str = "utf-8") -> Corpus:
+    file = TextFile(path, _label(source), encoding)
+    return Corpus(name, (source,), (file,), encoding, has_documents=bool(record_suffix(path)))
 
 
-def _built_in(source: str | None, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
+def _built_in_corpus(source: str | None, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
     """Return a text by its name; for None, `tales` only if Tiny Shakespeare is not available."""
     if source == "names":
         from attnlm.text import names
 
         path = spool / "names.txt"
         write_bytes(path, names.generate().encode())
-        return _of_file("names", "names", path)
+        return _file_corpus("names", "names", path)
     if source != "tales":
         url = os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL
         name = "tinyshakespeare"
         timeout = TIMEOUT if source else DEFAULT_TIMEOUT
-        file = Pinned(url, f"{name}.txt", TINY_SHAKESPEARE_SHA256)
+        file = PinnedFile(url, f"{name}.txt", TINY_SHAKESPEARE_SHA256)
         try:
-            return _of_file(name, name, cached(file, spool, offline, on_event, timeout))
+            return _file_corpus(name, name, fetch_cached(file, spool, offline, on_event, timeout))
         except AttnlmError as error:
             if source:
                 raise
@@ -268,10 +268,10 @@ def _built_in(source: str | None, offline: bool, spool: Path, on_event: OnEvent)
     text, floor_nats = tales.generate()
     path = spool / "tales.txt"
     write_bytes(path, text.encode())
-    return replace(_of_file("tales", "tales", path), floor_nats=floor_nats)
+    return replace(_file_corpus("tales", "tales", path), floor_nats=floor_nats)
 
 
-def _from_web(url: str, encoding: str, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
+def _web_corpus(url: str, encoding: str, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
     if offline:
         raise AttnlmError(
             f"{without_password(url)} needs the network, but `offline` is set",
@@ -284,18 +284,18 @@ def _from_web(url: str, encoding: str, offline: bool, spool: Path, on_event: OnE
             f"{without_password(url)} is not a valid address: {error}", "check the address"
         ) from error
     file = Path(unquote(parts.path))
-    path = Path(tempfile.mkdtemp(dir=spool)) / f"download{_kind(file)}"
+    path = Path(tempfile.mkdtemp(dir=spool)) / f"download{_format_suffixes(file)}"
     fetch(url, path, on_event=on_event)
     name = safe_name(bare_stem(file) or parts.hostname or "")
-    return _of_file(name, without_password(url), path, encoding)
+    return _file_corpus(name, without_password(url), path, encoding)
 
 
-def _kind(file: Path) -> str:
+def _format_suffixes(file: Path) -> str:
     """Return the suffixes that say how to read a file, such as ".jsonl.gz"."""
     return "".join(s for s in file.suffixes[-2:] if s.lower() in RECORDS + COMPRESSED)
 
 
-def _from_path(source: str, encoding: str, spool: Path, suffix: str, on_event: OnEvent) -> Corpus:
+def _path_corpus(source: str, encoding: str, spool: Path, suffix: str, on_event: OnEvent) -> Corpus:
     path = folder = Path(source)
     # A name that is not valid Unicode could not be written to meta.json.
     readable = os.fsencode(source).decode(errors="replace")
@@ -304,38 +304,38 @@ def _from_path(source: str, encoding: str, spool: Path, suffix: str, on_event: O
             raise FileNotFoundError
         if glob.has_magic(source) and not path.exists():
             matching = sorted(glob.glob(source, recursive=True))  # noqa: PTH207 - it may be absolute
-            inside = (files_in(Path(place)) for place in matching)
+            files_found = (files_in(Path(place)) for place in matching)
             # A file may match by itself and in its folder.
-            files = list(dict.fromkeys(itertools.chain.from_iterable(inside)))
+            files = list(dict.fromkeys(itertools.chain.from_iterable(files_found)))
             fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
             folder = Path(*fixed)
         elif path.is_dir():
             files = list(files_in(path))
         else:
             file = path
-            suffix = _kind(path) or suffix
+            suffix = _format_suffixes(path) or suffix
             with path.open("rb") as stream:
                 if not path.is_file():
-                    file = _spooled(stream, spool, suffix)
-            return _of_file(safe_name(bare_stem(path)), readable, file, encoding)
-        texts = texts_among(files, str(path), encoding, on_event)
+                    file = _copy_stream(stream, spool, suffix)
+            return _file_corpus(safe_name(bare_stem(path)), readable, file, encoding)
+        texts = keep_text_files(files, str(path), encoding, on_event)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         from attnlm.text.tasks import TASKS  # tasks need this module
 
-        near = [*NAMES, *TASKS]
+        names = [*NAMES, *TASKS]
         with contextlib.suppress(OSError, ValueError):  # no folder to list
             siblings = itertools.islice(path.parent.iterdir(), 1000)
-            near += (str(file) for file in siblings if suggestion(path.name, [file.name], ""))
-        hint = suggestion(source, near, f"use {SOURCES}")
+            names += (str(file) for file in siblings if suggestion(path.name, [file.name], ""))
+        hint = suggestion(source, names, f"use {SOURCES}")
         raise AttnlmError(f"no such file or corpus: {source!r}", hint) from None
     except OSError as error:
-        raise _unreadable(error.filename or source, error) from error
+        raise _unreadable_error(error.filename or source, error) from error
     name = safe_name((folder if folder.name not in ("", "..") else folder.resolve()).name)
     text_files = tuple(TextFile(file, str(file), encoding) for file in texts)
     return Corpus(name, (readable,), text_files, encoding, has_documents=True)
 
 
-def _spooled(stream: BinaryIO, spool: Path, suffix: str) -> Path:
+def _copy_stream(stream: BinaryIO, spool: Path, suffix: str) -> Path:
     """Copy a stream, which can't be read twice, to a new file in `spool` with this suffix."""
     with tempfile.NamedTemporaryFile(dir=spool, suffix=suffix, delete=False) as file:
         shutil.copyfileobj(stream, file)
@@ -345,16 +345,16 @@ def _spooled(stream: BinaryIO, spool: Path, suffix: str) -> Path:
 # --- Messages -------------------------------------------------------------------------------------
 
 
-def _shown(source: str) -> str:
+def _label(source: str) -> str:
     return "stdin" if source == _STDIN else source
 
 
-def _one_of_several(error: NotTextError) -> AttnlmError:
+def _several_files_error(error: NotTextError) -> AttnlmError:
     """Return the error for one of several files. Another encoding would garble the others."""
     return AttnlmError(error.message, "convert it, or leave it out: `encoding` holds for all files")
 
 
-def _unreadable(shown: object, error: OSError) -> AttnlmError:
+def _unreadable_error(shown: object, error: OSError) -> AttnlmError:
     """Return the error for a file that can't be read."""
     return AttnlmError(
         f"cannot read {shown}: {error.strerror}", "check the path and its permissions"

@@ -47,21 +47,21 @@ def fetch(
     import requests
 
     if not re.match(r"https?://[^/]", url, re.IGNORECASE):
-        raise _failure(url, f"{without_password(url)} is not an http or https address")
+        raise _download_error(url, f"{without_password(url)} is not an http or https address")
     with explaining(destination.parent), replacing(destination) as file:
         try:
             with (
-                _session(url) as session,
+                _open_session(url) as session,
                 session.get(url, stream=True, timeout=timeout) as response,
             ):
-                _receive(url, response, file, sha256, on_event)
+                _write_body(url, response, file, sha256, on_event)
         except (requests.RequestException, ValueError) as error:
             is_ssl = isinstance(error, requests.exceptions.SSLError)
             hint = _CERTIFICATES if is_ssl else HINT
-            raise _failure(url, _cause(error, timeout), hint) from error
+            raise _download_error(url, _failure_reason(error, timeout), hint) from error
 
 
-class Pinned(NamedTuple):
+class PinnedFile(NamedTuple):
     """A file on the web with a known hash. `name` is its name in the cache."""
 
     url: str
@@ -69,8 +69,8 @@ class Pinned(NamedTuple):
     sha256: str
 
 
-def cached(
-    file: Pinned, spool: Path, offline: bool, on_event: OnEvent, timeout: float = TIMEOUT
+def fetch_cached(
+    file: PinnedFile, spool: Path, offline: bool, on_event: OnEvent, timeout: float = TIMEOUT
 ) -> Path:
     """Return the path of a pinned file in the user's cache; download the file if it is not there.
 
@@ -100,7 +100,7 @@ def without_password(text: str) -> str:
     return re.sub(r"//[^/?#\s]*@", "//", text, count=1)
 
 
-def _session(url: str) -> requests.Session:
+def _open_session(url: str) -> requests.Session:
     """Return a session that retries, and that never follows a redirect from https to http."""
     import requests
     from requests.adapters import HTTPAdapter
@@ -123,7 +123,7 @@ def _session(url: str) -> requests.Session:
     return session
 
 
-def _receive(
+def _write_body(
     url: str,
     response: requests.Response,
     file: IO[bytes],
@@ -132,7 +132,7 @@ def _receive(
 ) -> None:
     """Write the body of an answer to `file`, if it is the requested file."""
     if response.status_code != 200:
-        raise _failure(url, f"HTTP {response.status_code} {response.reason or ''}".rstrip())
+        raise _download_error(url, f"HTTP {response.status_code} {response.reason or ''}".rstrip())
     shown = without_password(url)
     if sha256 is None and "text/html" in response.headers.get("Content-Type", "").lower():
         if urlsplit(url).path.lower().endswith((".txt", ".md")):
@@ -156,7 +156,7 @@ def _receive(
         raise AttnlmError(message, HINT)
 
 
-def _cause(error: BaseException, timeout: float) -> str:
+def _failure_reason(error: BaseException, timeout: float) -> str:
     """Return the reason of `error`: the first timeout or message of the operating system in `error`
     or in the exceptions that led to it. If there is none, return `error` as text."""
     cause: BaseException | None = error
@@ -169,5 +169,5 @@ def _cause(error: BaseException, timeout: float) -> str:
     return without_password(" ".join(str(error).split()))
 
 
-def _failure(url: str, reason: str, hint: str = HINT) -> AttnlmError:
+def _download_error(url: str, reason: str, hint: str = HINT) -> AttnlmError:
     return AttnlmError(f"cannot download {without_password(url)}: {reason}", hint)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from attnlm.base.errors import AttnlmError
 from attnlm.text.corpus import TextFile
 from attnlm.text.record_files import checked, record_texts, record_values
-from attnlm.text.text_files import kind_of
+from attnlm.text.text_files import record_suffix
 
 QUESTION_END = "\n"
 END_OF_TEXT = "\x03"
@@ -45,21 +45,21 @@ def read_examples(
     `answer_column`, `prompt_column` has lists of messages, each with a role and a content.
     """
     for path, shown, _, _ in files:
-        if not kind_of(path):
+        if not record_suffix(path):
             raise AttnlmError(
                 f"{shown} has no columns", "`prompt_column` needs a .jsonl or .parquet file"
             )
         if answer_column is None:
             for where, messages in record_values(path, prompt_column, shown):
-                yield _conversation(messages, prompt_column, where)
+                yield _conversation_turns(messages, prompt_column, where)
             continue
         questions = record_texts(path, prompt_column, shown)
         answers = record_texts(path, answer_column, shown)
         for number, (question, answer) in enumerate(zip(questions, answers, strict=True), 1):
-            yield (_turn(question, answer, f"record {number:,} of {shown}"),)
+            yield (_checked_turn(question, answer, f"record {number:,} of {shown}"),)
 
 
-def _turn(question: str, answer: str, where: str) -> Turn:
+def _checked_turn(question: str, answer: str, where: str) -> Turn:
     if not question or not answer:
         raise AttnlmError(
             f"{where} has an empty {'answer' if question else 'question'}", "leave it out"
@@ -71,14 +71,14 @@ def _turn(question: str, answer: str, where: str) -> Turn:
     return Turn(question + QUESTION_END, answer)
 
 
-def _conversation(messages: object, column: str, where: str) -> Example:
+def _conversation_turns(messages: object, column: str, where: str) -> Example:
     """Return the turns of a list of messages. Messages in a row of one side are joined."""
     if not isinstance(messages, list) or not all(isinstance(m, Mapping) for m in messages):
         raise AttnlmError(
             f"{where}: column {column!r} is not a list of messages",
             f"{_ONE_MESSAGE}; texts need `answer_column` too",
         )
-    texts_by_side = [_message(message, column, where) for message in messages]
+    texts_by_side = [_side_and_text(message, column, where) for message in messages]
     joined = [
         (side, "\n".join(text for _, text in group))
         for side, group in itertools.groupby(texts_by_side, key=lambda message: message[0])
@@ -89,10 +89,10 @@ def _conversation(messages: object, column: str, where: str) -> Example:
         raise AttnlmError(f"{where} has no answer", "leave it out")
     texts = [text for _, text in joined]
     turns = zip(texts[::2], texts[1::2], strict=False)  # without a last question
-    return tuple(_turn(question, answer, where) for question, answer in turns)
+    return tuple(_checked_turn(question, answer, where) for question, answer in turns)
 
 
-def _message(message: Mapping[str, Any], column: str, where: str) -> tuple[str, str]:
+def _side_and_text(message: Mapping[str, Any], column: str, where: str) -> tuple[str, str]:
     """Return the side of a message, "question" or "answer", and its text."""
     role = message.get("role", message.get("from"))
     content = message.get("content", message.get("value"))

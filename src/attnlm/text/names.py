@@ -25,11 +25,11 @@ def generate() -> str:
     words = uniform_words(_SEED)
     names: dict[str, None] = {}
     while len(names) < COUNT:
-        names[_name(words)] = None
+        names[_generate_name(words)] = None
     return "\n".join(names) + "\n"
 
 
-def _name(words: Iterator[int]) -> str:
+def _generate_name(words: Iterator[int]) -> str:
     def one_of(parts: str) -> str:
         choices = parts.split()
         return choices[next(words) % len(choices)]

@@ -10,7 +10,7 @@ from typing import Any
 from attnlm.base.errors import AttnlmError, optional
 from attnlm.base.formatting import listed
 from attnlm.base.suggestions import suggestion
-from attnlm.text.text_files import PIECE, Piece, kind_of, opened
+from attnlm.text.text_files import PIECE, Piece, open_decompressed, record_suffix
 
 _ONE_RECORD = 'each line must be one record in UTF-8, such as {"text": "…"}'
 
@@ -23,7 +23,7 @@ def record_pieces(
     Pieces have the end of each text. Unless `marks_ends` is set, each text ends with a newline.
     `shown` is the file's name in messages, which also name the line or row.
     """
-    waiting: list[str] = []
+    parts: list[str] = []
     ends: list[int] = []
     length = 0
     for text in filter(None, record_texts(path, column, shown)):
@@ -34,36 +34,37 @@ def record_pieces(
         for i in range(0, len(text), PIECE):
             part = text[i : i + PIECE]
             if length + len(part) > PIECE:
-                yield Piece("".join(waiting), tuple(ends))
-                waiting = []
+                yield Piece("".join(parts), tuple(ends))
+                parts = []
                 ends = []
                 length = 0
-            waiting.append(part)
+            parts.append(part)
             length += len(part)
         ends.append(length)
-    if waiting:
-        yield Piece("".join(waiting), tuple(ends))
+    if parts:
+        yield Piece("".join(parts), tuple(ends))
 
 
 def record_texts(path: Path, column: str, shown: str) -> Iterator[str]:
     """Yield the text of each record, also if it is empty. Raises AttnlmError as `record_pieces`."""
-    values = (_lines if kind_of(path) == ".jsonl" else _rows)(path, column, shown)
+    read_values = _jsonl_values if record_suffix(path) == ".jsonl" else _parquet_values
+    values = read_values(path, column, shown)
     return (checked(value, f"column {column!r}", where) for where, value in values)
 
 
 def record_values(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
     """Yield the JSON value in a column of each line of a .jsonl file, after the line's name."""
-    if kind_of(path) != ".jsonl":
+    if record_suffix(path) != ".jsonl":
         raise AttnlmError(f"{shown} is not a .jsonl file", "write its records to one")
-    return _lines(path, column, shown)
+    return _jsonl_values(path, column, shown)
 
 
 def checked(value: object, shown: str, where: str) -> str:
     """Return `value`, called `shown` in messages. Raises AttnlmError unless it is a text."""
     if not isinstance(value, str):
-        what = "null" if value is None else f"not text: {type(value).__name__}"
+        problem = "null" if value is None else f"not text: {type(value).__name__}"
         raise AttnlmError(
-            f"{where}: {shown} is {what}", "leave out such records, or choose another column"
+            f"{where}: {shown} is {problem}", "leave out such records, or choose another column"
         )
     try:
         value.encode()
@@ -81,8 +82,8 @@ def missing(column: str, columns: list[str], where: str) -> AttnlmError:
     return AttnlmError(f"{where} has no column {column!r}", suggestion(column, columns, choice))
 
 
-def _lines(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
-    with opened(path, shown) as file:
+def _jsonl_values(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
+    with open_decompressed(path, shown) as file:
         for number, line in enumerate(file, 1):
             where = f"line {number:,} of {shown}"
             if line.isspace():
@@ -101,7 +102,7 @@ def _lines(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
             yield where, record[column]
 
 
-def _rows(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
+def _parquet_values(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
     arrow: Any = optional("pyarrow", f"reading {shown}")
     parquet = optional("pyarrow.parquet", f"reading {shown}")
     row = 0

@@ -60,7 +60,7 @@ def parse_grammar(rules: Mapping[str, str]) -> Grammar:
     return grammar
 
 
-def tell(grammar: Grammar, words: Iterator[int]) -> tuple[str, float]:
+def generate_story(grammar: Grammar, words: Iterator[int]) -> tuple[str, float]:
     """Return one story, chosen by the uniform 32-bit integers `words`, and −ln of its
     probability."""
     memory: dict[str, str] = {}
@@ -106,7 +106,7 @@ def generate() -> tuple[str, dict[int, float]]:
     text = ""
     nats_from = dict[int, float]()
     while len(text) < MINIMUM_CHARACTERS or 9 * len(text) // 10 not in nats_from:
-        story, nats_from[len(text)] = tell(grammar, words)
+        story, nats_from[len(text)] = generate_story(grammar, words)
         text += story + STORY_END
     assert hashlib.sha256(text.encode("ascii")).hexdigest() == SHA256
     floors = reversed([*accumulate(reversed(nats_from.values()))])

@@ -45,43 +45,43 @@ class TaskExamples(NamedTuple):
     longer: list[Example]
 
 
-def _letters(below: Below, length: int) -> str:
+def _random_letters(below: Below, length: int) -> str:
     return "".join(ascii_lowercase[below(26)] for _ in range(length))
 
 
-def _copy(below: Below, length: int) -> tuple[str, str]:
-    letters = _letters(below, length)
+def _draw_copy(below: Below, length: int) -> tuple[str, str]:
+    letters = _random_letters(below, length)
     return letters, letters
 
 
-def _reverse(below: Below, length: int) -> tuple[str, str]:
-    letters = _letters(below, length)
+def _draw_reverse(below: Below, length: int) -> tuple[str, str]:
+    letters = _random_letters(below, length)
     return letters, letters[::-1]
 
 
-def _sort(below: Below, length: int) -> tuple[str, str]:
-    letters = _letters(below, length)
+def _draw_sort(below: Below, length: int) -> tuple[str, str]:
+    letters = _random_letters(below, length)
     return letters, "".join(sorted(letters))
 
 
-def _addition(below: Below, digits: int) -> tuple[str, str]:
+def _draw_addition(below: Below, digits: int) -> tuple[str, str]:
     a = below(10**digits)
     b = below(10**digits)
     return f"{a}+{b}", str(a + b)
 
 
-def _modular_addition(below: Below, _: int) -> tuple[str, str]:
+def _draw_modular_addition(below: Below, _: int) -> tuple[str, str]:
     a = below(_MODULUS)
     b = below(_MODULUS)
     return f"{a}+{b}", str((a + b) % _MODULUS)
 
 
-def _parity(below: Below, length: int) -> tuple[str, str]:
+def _draw_parity(below: Below, length: int) -> tuple[str, str]:
     bits = "".join(str(below(2)) for _ in range(length))
     return bits, str(bits.count("1") % 2)
 
 
-def _brackets(below: Below, length: int) -> tuple[str, str]:
+def _draw_brackets(below: Below, length: int) -> tuple[str, str]:
     """Draw balanced brackets and, in half of the cases, exchange one, which unbalances them."""
     brackets: list[str] = []
     missing: list[str] = []  # closing brackets
@@ -95,32 +95,32 @@ def _brackets(below: Below, length: int) -> tuple[str, str]:
     if below(2):
         return "".join(brackets), "yes"
     place = below(length)
-    others = [bracket for bracket in "".join(_BRACKETS) if bracket != brackets[place]]
-    brackets[place] = others[below(len(others))]
+    other_brackets = [bracket for bracket in "".join(_BRACKETS) if bracket != brackets[place]]
+    brackets[place] = other_brackets[below(len(other_brackets))]
     return "".join(brackets), "no"
 
 
-def _recall(below: Below, length: int) -> tuple[str, str]:
+def _draw_recall(below: Below, length: int) -> tuple[str, str]:
     """Draw pairs of a letter and a digit, and the same pairs in another order as the answer."""
-    letters = _shuffled(below, ascii_lowercase)[:length]
+    letters = _shuffle(below, ascii_lowercase)[:length]
     pairs = [letter + str(below(10)) for letter in letters]
-    return "".join(pairs), "".join(_shuffled(below, pairs))
+    return "".join(pairs), "".join(_shuffle(below, pairs))
 
 
-def _shuffled(below: Below, items: Sequence[str]) -> list[str]:
+def _shuffle(below: Below, items: Sequence[str]) -> list[str]:
     left = list(items)
     return [left.pop(below(len(left))) for _ in items]
 
 
 TASKS = {
-    "copy": Task(_copy),
-    "reverse": Task(_reverse),
-    "sort": Task(_sort),
-    "addition": Task(_addition, "digits", 3, 9),
-    "modular-addition": Task(_modular_addition, "", 0),
-    "parity": Task(_parity, size=10),
-    "brackets": Task(_brackets, size=12),
-    "recall": Task(_recall, size=4, largest=26, question_end=""),
+    "copy": Task(_draw_copy),
+    "reverse": Task(_draw_reverse),
+    "sort": Task(_draw_sort),
+    "addition": Task(_draw_addition, "digits", 3, 9),
+    "modular-addition": Task(_draw_modular_addition, "", 0),
+    "parity": Task(_draw_parity, size=10),
+    "brackets": Task(_draw_brackets, size=12),
+    "recall": Task(_draw_recall, size=4, largest=26, question_end=""),
 }
 
 
@@ -142,32 +142,32 @@ def generate(name: str, *, examples: int, size: int | None) -> tuple[TaskExample
     if name == "brackets" and size % 2:
         raise UsageError("brackets of an odd `length` are never balanced", f"use {size + 1}")
     count = examples + min(_MOST_VALIDATION, math.ceil(_VALIDATION_FRACTION * examples))
-    drawn = _drawn(name, size, count)
+    drawn = _draw_examples(name, size, count)
     held_out = min(_MOST_VALIDATION, math.ceil(_VALIDATION_FRACTION * len(drawn)))
     if len(drawn) == count:
         held_out = count - examples
-    longer = size + 1 if task.setting == "digits" else math.ceil(1.5 * size / 2) * 2
-    longer_ones = []
-    if task.setting and longer <= task.largest:
-        longer_ones = _drawn(name, longer, _LONGER)
-    return TaskExamples(drawn[held_out:], drawn[:held_out], longer_ones), size
+    longer_size = size + 1 if task.setting == "digits" else math.ceil(1.5 * size / 2) * 2
+    longer_examples = []
+    if task.setting and longer_size <= task.largest:
+        longer_examples = _draw_examples(name, longer_size, _LONGER)
+    return TaskExamples(drawn[held_out:], drawn[:held_out], longer_examples), size
 
 
-def _drawn(name: str, size: int, most: int) -> list[Example]:
+def _draw_examples(name: str, size: int, most: int) -> list[Example]:
     """Return up to `most` examples with different questions."""
     task = TASKS[name]
     words = uniform_words(f"attnlm {name} 1, {size}")
     answers: dict[str, str] = {}
     repeated = 0
     while len(answers) < most and repeated <= _MOST_REPEATED * (len(answers) + 1):
-        question, answer = task.draw(lambda n: _below(words, n), size)
+        question, answer = task.draw(lambda n: _random_below(words, n), size)
         repeated = repeated + 1 if question in answers else 0
         answers[question] = answer
     turns = [Turn(question + task.question_end, answer) for question, answer in answers.items()]
-    return [_letter_by_letter(turn) if name == "recall" else (turn,) for turn in turns]
+    return [_turn_per_letter(turn) if name == "recall" else (turn,) for turn in turns]
 
 
-def _letter_by_letter(turn: Turn) -> Example:
+def _turn_per_letter(turn: Turn) -> Example:
     """Return a turn for each letter of the answer, which asks for the letter's digit."""
     question, answer, _ = turn
     questions = [question + answer[0], *answer[2::2]]
@@ -178,6 +178,6 @@ def _letter_by_letter(turn: Turn) -> Example:
     )
 
 
-def _below(words: Iterator[int], n: int) -> int:
+def _random_below(words: Iterator[int], n: int) -> int:
     """Return an integer below n; the next of the 32-bit integers `words` decides."""
     return next(word for word in words if word < 2**32 - 2**32 % n) % n

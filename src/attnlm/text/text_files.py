@@ -52,11 +52,11 @@ class Piece(NamedTuple):
         return Piece(self.text[:at], self.ends[:first]), Piece(self.text[at:], after)
 
 
-def ended(pieces: Iterable[Piece]) -> Iterator[Piece]:
+def with_last_end(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """Yield the same pieces, but mark the end of the last piece as the end of a document."""
-    nothing = Piece("")
-    for piece, following in itertools.pairwise(itertools.chain(pieces, [nothing])):
-        is_open = following is nothing and piece.ends[-1:] != (len(piece.text),)
+    end_mark = Piece("")
+    for piece, following in itertools.pairwise(itertools.chain(pieces, [end_mark])):
+        is_open = following is end_mark and piece.ends[-1:] != (len(piece.text),)
         yield Piece(piece.text, (*piece.ends, len(piece.text))) if is_open else piece
 
 
@@ -65,7 +65,7 @@ def bare_stem(path: Path) -> str:
     return Path(path.stem).stem if path.suffix.lower() in COMPRESSED else path.stem
 
 
-def kind_of(path: Path) -> str:
+def record_suffix(path: Path) -> str:
     """Return ".jsonl" or ".parquet" for a file of records, compressed or not; else ""."""
     bare = Path(path.stem) if path.suffix.lower() in COMPRESSED else path
     suffix = bare.suffix.lower()
@@ -75,7 +75,7 @@ def kind_of(path: Path) -> str:
 # --- Which files are texts ------------------------------------------------------------------------
 
 
-def texts_among(
+def keep_text_files(
     paths: list[Path], where: str, encoding: str, on_event: OnEvent
 ) -> tuple[Path, ...]:
     """Return the text files among `paths` that are not empty. Report the other files as Notes.
@@ -85,7 +85,7 @@ def texts_among(
     """
     texts = []
     empty = []
-    others = []
+    not_text = []
     for number, path in enumerate(paths):
         on_event(Progress("check", number, len(paths), "files"))
         shown = str(path.relative_to(where) if Path(where) in path.parents else path)
@@ -95,17 +95,17 @@ def texts_among(
             else:
                 empty.append(shown)
         except NotTextError as error:
-            others.append(f"{shown} ({error.place})" if error.place else shown)
+            not_text.append(f"{shown} ({error.place})" if error.place else shown)
     if not texts:
         checked = f"{len(paths)} files were checked, {len(empty)} of them empty"
         raise AttnlmError(
             f"no {encoding} text in {where} ({checked})" if paths else f"no files found: {where}",
             "name a folder or a pattern of text files, or set their `encoding`",
         )
-    for left, what in ((others, f"not {encoding} text"), (empty, "empty")):
-        if left:
-            left_out = f"left out {len(left)} of {len(paths)} files because they are {what}"
-            on_event(Note(f"{left_out}: {listed(left, 10)}"))
+    for names, reason in ((not_text, f"not {encoding} text"), (empty, "empty")):
+        if names:
+            left_out = f"left out {len(names)} of {len(paths)} files because they are {reason}"
+            on_event(Note(f"{left_out}: {listed(names, 10)}"))
     return tuple(texts)
 
 
@@ -118,7 +118,7 @@ def _is_text(path: Path, encoding: str) -> bool:
     shown = str(path)
     if not path.is_file():
         raise NotTextError(shown, "is not a file", "leave it out")
-    if kind_of(path):
+    if record_suffix(path):
         return path.stat().st_size > 0
     may_have_nuls = encoding.startswith(("utf-16", "utf-32"))
     is_text = False
@@ -149,13 +149,13 @@ def files_in(path: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]
 
 
 @contextlib.contextmanager
-def opened(path: Path, shown: str) -> Iterator[BinaryIO]:
+def open_decompressed(path: Path, shown: str) -> Iterator[BinaryIO]:
     """Open a file for reading, decompressed if its name ends with .gz or .zst.
 
     Raises AttnlmError if the file can't be decompressed, perhaps only during reading.
     """
     raw: Any
-    damages: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
+    damage_errors: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
     with path.open("rb") as file:
         match path.suffix.lower():
             case ".gz":
@@ -163,14 +163,14 @@ def opened(path: Path, shown: str) -> Iterator[BinaryIO]:
             case ".zst":
                 zstd = optional(ZSTD, f"reading {shown}")
                 raw = zstd.ZstdFile(file)
-                damages = (EOFError, zstd.ZstdError)
+                damage_errors = (EOFError, zstd.ZstdError)
             case _:
                 yield cast(BinaryIO, file)
                 return
         try:
             with contextlib.closing(raw):
                 yield cast(BinaryIO, io.BufferedReader(raw, PIECE))
-        except damages as error:
+        except damage_errors as error:
             reason = "it ends too early" if isinstance(error, EOFError) else str(error)
             raise AttnlmError(
                 f"cannot decompress {shown}: {reason or 'it is not valid'}",
@@ -207,7 +207,7 @@ def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterato
     start = b""
     read = 0
     is_first = True
-    with opened(path, shown) as file:
+    with open_decompressed(path, shown) as file:
         while chunk != b"":
             chunk = file.read(PIECE)
             start = start or chunk[:UTF16_SNIFFED_BYTES]

@@ -11,7 +11,7 @@ from pathlib import Path
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import file_hash
-from attnlm.text.download import Pinned, cached
+from attnlm.text.download import PinnedFile, fetch_cached
 from attnlm.text.text_files import Piece
 from attnlm.tokens import byte_characters
 from attnlm.tokens.tokenizer import BYTES, BpeTokenizer, safe_pieces
@@ -88,9 +88,9 @@ def load_published(
     url, sha256, end_of_text, vocab_size = _PUBLISHED[name]
     path = Path(os.environ.get("TIKTOKEN_CACHE_DIR", ""), hashlib.sha1(url.encode()).hexdigest())
     if not path.is_file() or file_hash(path) != sha256:
-        file = Pinned(url, url.rpartition("/")[2], sha256)
+        file = PinnedFile(url, url.rpartition("/")[2], sha256)
         try:
-            path = cached(file, spool, offline, on_event)
+            path = fetch_cached(file, spool, offline, on_event)
         except AttnlmError as error:
             raise AttnlmError(
                 error.message,

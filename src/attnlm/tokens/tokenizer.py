@@ -195,7 +195,7 @@ class ByteTokenizer(_UnitTokenizer):
         super().__init__("byte", BYTES, has_end)
 
     def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        return np.frombuffer(encoded(text, "utf-8"), np.uint8)
+        return np.frombuffer(encode_unicode(text, "utf-8"), np.uint8)
 
 
 class BpeTokenizer(Tokenizer):
@@ -272,7 +272,7 @@ class BpeTokenizer(Tokenizer):
         return "".join(part if i % 2 else _to_nfc(part) for i, part in enumerate(parts))
 
     def _encode_text(self, text: str, special: set[str]) -> NDArray[np.unsignedinteger[Any]]:
-        encoded(text, "utf-8")  # for its error: tiktoken replaces what is not Unicode
+        encode_unicode(text, "utf-8")  # for its error: tiktoken replaces what is not Unicode
         return self._encoding.encode_to_numpy(text, allowed_special=special, disallowed_special=())
 
 
@@ -287,7 +287,7 @@ def are_unambiguous(special: Iterable[str]) -> bool:
 def _to_nfc(text: str) -> str:
     from tokenizers.normalizers import NFC  # models were trained with its Unicode tables
 
-    encoded(text, "utf-8")  # for its error
+    encode_unicode(text, "utf-8")  # for its error
     return str(NFC().normalize_str(text))
 
 
@@ -325,10 +325,10 @@ def safe_pieces_of_texts(
 
 def code_points(text: str) -> NDArray[np.uint32]:
     """Return the code point of each character. Raises AttnlmError for half a surrogate pair."""
-    return np.frombuffer(encoded(text, "utf-32-le"), "<u4")
+    return np.frombuffer(encode_unicode(text, "utf-32-le"), "<u4")
 
 
-def encoded(text: str, codec: str) -> bytes:
+def encode_unicode(text: str, codec: str) -> bytes:
     """Return `text` encoded by a Unicode codec. Raises AttnlmError for half a surrogate pair."""
     try:
         return text.encode(codec)

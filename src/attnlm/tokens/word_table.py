@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from attnlm.compute.native import baseline_library
 from attnlm.compute.native.structs import CWords
 from attnlm.tokens.specs import takes_line_ends
-from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, Tokenizer, encoded
+from attnlm.tokens.tokenizer import PIECE, BpeTokenizer, Tokenizer, encode_unicode
 
 # Limits of each thread's table, about 30 MB: most texts of 100 MB have fewer different words.
 _MOST_WORDS = 2**18
@@ -98,7 +98,7 @@ class WordTable:
         """Return the same ids as the tokenizer for a text of at most `PIECE` characters."""
         text = self._tokenizer.normalised(text)
         plain = self._tokenizer.encode_piece
-        utf8 = encoded(text, "utf-8")
+        utf8 = encode_unicode(text, "utf-8")
         if len(utf8) > 2 * self._numbers.size:  # C does not check this bound
             return plain(text)
         for _ in range(2):

@@ -14,7 +14,7 @@ from attnlm.generation.questions import QuestionFormat, answers, format_of
 from attnlm.generation.sampling import Sampler, load_sampler
 from attnlm.runs.run import Checkpoint, Run, open_run
 from attnlm.text.record_files import record_texts
-from attnlm.text.text_files import kind_of
+from attnlm.text.text_files import record_suffix
 
 _SPARE = 8  # tokens after the longest right answer, which show that an answer does not end
 _MOST_ANSWER = 1000  # tokens
@@ -112,7 +112,7 @@ def ask(sampler: Sampler, form: QuestionFormat | None, pairs: Sequence[Pair]) ->
 
 def read_pairs(path: Path) -> list[Pair]:
     """Return the questions and answers in a .jsonl or .parquet file. Raises AttnlmError."""
-    if not kind_of(path):
+    if not record_suffix(path):
         raise AttnlmError(
             f"{path} is not a file of records",
             'use a .jsonl file of records such as {"prompt": "2+3", "answer": "5"}',
