@@ -164,7 +164,7 @@ text is cut anywhere | test_tokenizer.py
 [cut.end()] if cut else [] => []
 == base/folders.py
 latest may lead anywhere | test_dataset.py
-if latest in names: => if (parent / latest).is_dir():
+if latest in names: => if (root / latest).is_dir():
 == training/run_writer.py
 a full disk is a fault of our own, as it is trained |
 test_training.py::test_a_full_disk_is_reported_with_the_file_and_the_last_step

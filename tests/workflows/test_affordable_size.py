@@ -15,7 +15,7 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, ignore
 from attnlm.compute.threads import threads_of_torch
-from attnlm.config.new_run import SizeChoice, resolve_new
+from attnlm.config.new_run import SizeCandidates, resolve_new
 from attnlm.config.recipes import load_recipe, load_sizes
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
@@ -41,8 +41,8 @@ def chosen(seconds: float, text: Any = MEGABYTE, recipes: Any = None, **settings
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sizes, "_seconds_per_token", seconds_per_token)
         given = {**settings, "budget": float(seconds)}
-        choice = SizeChoice(recipes or load_sizes("best"), given, seconds)
-        found = sizes.affordable_size(choice, text, time.perf_counter(), told.append)
+        candidates = SizeCandidates(recipes or load_sizes("best"), given, seconds)
+        found = sizes.affordable_size(candidates, text, time.perf_counter(), told.append)
     assert all(isinstance(note, Note) for note in told) and told
     return found
 
@@ -77,13 +77,13 @@ def test_sizes_with_slow_steps_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -
         return 1e-6
 
     monkeypatch.setattr(sizes, "_seconds_per_token", tried)
-    choice, began = SizeChoice(load_sizes("best"), {}, 300.0), time.perf_counter()
+    candidates, began = SizeCandidates(load_sizes("best"), {}, 300.0), time.perf_counter()
     limit = 2
-    config = sizes.affordable_size(choice, MEGABYTE, began, ignore)
+    config = sizes.affordable_size(candidates, MEGABYTE, began, ignore)
     assert parts_of(config).layers == 2
     limit = 0
     with pytest.raises(AttnlmError, match="too short"):
-        sizes.affordable_size(choice, MEGABYTE, began, ignore)
+        sizes.affordable_size(candidates, MEGABYTE, began, ignore)
 
 
 def test_explicit_settings_override_the_chosen_size() -> None:
@@ -139,9 +139,9 @@ def test_a_first_size_too_large_for_the_memory_is_refused_before_it_is_made(
     given: dict[str, Any] = {"device": "cpu", "block_size": 8, "budget": 60.0}
     huge: list[Any] = [{"embed_dim": 2**20, "batch_size": 2**16}, {"embed_dim": 2**20}]
     with pytest.raises(AttnlmError, match="memory"):
-        sizes.affordable_size(SizeChoice(huge, given, 60.0), dataset, began, ignore)
-    choice = SizeChoice([{"embed_dim": 8}, *huge], given, 60.0)
-    config = sizes.affordable_size(choice, dataset, began, ignore)
+        sizes.affordable_size(SizeCandidates(huge, given, 60.0), dataset, began, ignore)
+    candidates = SizeCandidates([{"embed_dim": 8}, *huge], given, 60.0)
+    config = sizes.affordable_size(candidates, dataset, began, ignore)
     assert parts_of(config).embed_dim == 8
 
 
@@ -169,8 +169,8 @@ def test_a_finished_run_of_any_size_is_accepted(
     sized = "".join(f"[[sizes]]\nembed_dim = {width}\n" for width in (8, 16))
     path.write_text(f"budget = 1.0\nblock_size = 8\nbatch_size = 64\nheads = 2\n{sized}")
 
-    def chosen(choice: SizeChoice, *others: Any) -> Config:
-        config = resolve(choice.settings, {"dropout": 0.1, **choice.sizes[size]})
+    def chosen(candidates: SizeCandidates, *others: Any) -> Config:
+        config = resolve(candidates.settings, {"dropout": 0.1, **candidates.sizes[size]})
         return config.with_training(steps=9)
 
     monkeypatch.setattr("attnlm.workflows.train.affordable_size", chosen)
@@ -206,8 +206,8 @@ def test_each_size_is_tried_with_all_threads(
     recipes: list[Any] = [{"embed_dim": width, "block_size": 8} for width in (8, 16, 24)]
     given: dict[str, Any] = {"device": "cpu", "budget": 3.0}
     with threads_of_torch(2):
-        choice = SizeChoice(recipes, given, 3.0)
-        sizes.affordable_size(choice, dataset, time.perf_counter(), ignore)
+        candidates = SizeCandidates(recipes, given, 3.0)
+        sizes.affordable_size(candidates, dataset, time.perf_counter(), ignore)
         assert tried == [2, 2, 2] and torch.get_num_threads() == 2
 
 

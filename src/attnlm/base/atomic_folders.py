@@ -1,7 +1,7 @@
 """Folders that appear complete or not at all, and locks that end with the process that holds them.
 
 A workspace is a hidden folder in which another folder is made before it is moved into place. The
-next workspace in the same parent removes the workspaces that killed processes left.
+next workspace in the same root removes the workspaces that killed processes left.
 """
 
 from __future__ import annotations
@@ -127,12 +127,12 @@ def check_held(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def workspace(parent: Path) -> Iterator[Path]:
-    """Yield a hidden folder in `parent`, deleted afterwards. First remove leftover workspaces."""
-    check_held(parent)
-    parent.mkdir(parents=True, exist_ok=True)
-    remove_unfinished_folders(parent)
-    with locked_new(lambda: Path(tempfile.mkdtemp(prefix=_WORKSPACE, dir=parent))) as folder:
+def workspace(root: Path) -> Iterator[Path]:
+    """Yield a hidden folder in `root`, deleted afterwards. First remove leftover workspaces."""
+    check_held(root)
+    root.mkdir(parents=True, exist_ok=True)
+    remove_unfinished_folders(root)
+    with locked_new(lambda: Path(tempfile.mkdtemp(prefix=_WORKSPACE, dir=root))) as folder:
         try:
             yield folder
         finally:
@@ -182,10 +182,10 @@ def _exchange_at_once(folder: Path, other: Path) -> bool:
     return not failed
 
 
-def remove_unfinished_folders(parent: Path) -> None:
-    """Remove the workspaces that killed processes left in `parent`."""
-    # Match only names by `mkdtemp`: an export's parent may also have a file .unfinished-novel.
-    clear(parent.glob(_WORKSPACE + "?" * 8), delete_folder)
+def remove_unfinished_folders(root: Path) -> None:
+    """Remove the workspaces that killed processes left in `root`."""
+    # Match only names by `mkdtemp`: a folder for exports may also have a file .unfinished-novel.
+    clear(root.glob(_WORKSPACE + "?" * 8), delete_folder)
 
 
 def numbered(folder: Path, prefix: str) -> Iterator[Path]:

@@ -26,7 +26,7 @@ LATEST = "latest"
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f]')
 
 # For each kind of folder: a file that it contains, its default parent folder, the flag that names
-# another parent, and how to make one.
+# another root, and how to make one.
 KINDS = {
     "run": ("config.json", "checkpoints", "--checkpoint-dir", "train one: attnlm train"),
     "ladder": ("ladder.json", "checkpoints", "--checkpoint-dir", "start one: attnlm ladder"),
@@ -55,33 +55,33 @@ def check_name(name: str) -> None:
         )
 
 
-def write_latest(parent: Path, name: str) -> None:
-    """Record which folder in `parent` was made last."""
-    files.write_bytes(parent / LATEST, f"{name}\n".encode())
+def write_latest(root: Path, name: str) -> None:
+    """Record which folder in `root` was made last."""
+    files.write_bytes(root / LATEST, f"{name}\n".encode())
 
 
-def default_name(parent: Path, kind: str) -> str | None:
-    """Return the name of the folder in `parent` that commands use if none is named, or None.
+def default_name(root: Path, kind: str) -> str | None:
+    """Return the name of the folder in `root` that commands use if none is named, or None.
 
     This is the folder that was made last or, if it is gone, the newest one.
     """
-    names = folder_names(parent, kind)
+    names = folder_names(root, kind)
     with contextlib.suppress(OSError):
-        latest = (parent / LATEST).read_text("utf-8", "replace").strip()
+        latest = (root / LATEST).read_text("utf-8", "replace").strip()
         if latest in names:
             return latest
     return names[0] if names else None
 
 
-def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
-    """Return the folder `name` in `parent` or the folder at the path `name`; for None, the latest.
+def find_folder(name: str | Path | None, root: Path, *, kind: str) -> Path:
+    """Return the folder `name` in `root` or the folder at the path `name`; for None, the latest.
 
     Raises AttnlmError, whose hint lists existing names, if the folder does not exist.
     """
     if name is None:
-        if (usual := default_name(parent, kind)) is None:
-            raise AttnlmError(f"there is no {kind} in {parent} yet", how_to_make(kind, parent))
-        return parent / usual
+        if (usual := default_name(root, kind)) is None:
+            raise AttnlmError(f"there is no {kind} in {root} yet", how_to_make(kind, root))
+        return root / usual
     if not isinstance(name, str | os.PathLike):
         raise UsageError(
             f"a {kind} cannot be of type {type(name).__name__}",
@@ -89,16 +89,16 @@ def find_folder(name: str | Path | None, parent: Path, *, kind: str) -> Path:
         )
     if not str(name):
         raise UsageError(f"the name of a {kind} cannot be empty", f"name a {kind}, or leave it out")
-    below = parent / name
+    below = root / name
     if is_safe_name(str(name)) and is_folder(below):
         return below
     if is_folder(Path(name)):
         return Path(name)
-    hint = how_to_make(kind, parent)
-    if names := folder_names(parent, kind):
+    hint = how_to_make(kind, root)
+    if names := folder_names(root, kind):
         verb = "are" if len(names) > 1 else "is"
         hint = suggestion(str(name), names, f"there {verb} {listed(names)}")
-    raise AttnlmError(f"{kind} {str(name)!r} not found in {parent}", hint)
+    raise AttnlmError(f"{kind} {str(name)!r} not found in {root}", hint)
 
 
 def is_folder(path: Path) -> bool:
@@ -109,29 +109,29 @@ def is_folder(path: Path) -> bool:
         return False
 
 
-def folder_names(parent: Path, kind: str) -> list[str]:
-    """Return the names of the folders of this kind in `parent`, the newest first."""
+def folder_names(root: Path, kind: str) -> list[str]:
+    """Return the names of the folders of this kind in `root`, the newest first."""
     made = []
     with contextlib.suppress(OSError):
-        for path in parent.iterdir():
+        for path in root.iterdir():
             with contextlib.suppress(OSError):
                 if is_safe_name(path.name):
                     made.append(((path / KINDS[kind][0]).stat().st_mtime_ns, path.name))
     return [name for _, name in sorted(made, reverse=True)]
 
 
-def how_to_make(kind: str, parent: Path) -> str:
-    """Return a hint on how to make the first folder of this kind in `parent`."""
-    return " ".join([KINDS[kind][-1], *map(shlex.quote, elsewhere(parent, kind))])
+def how_to_make(kind: str, root: Path) -> str:
+    """Return a hint on how to make the first folder of this kind in `root`."""
+    return " ".join([KINDS[kind][-1], *map(shlex.quote, elsewhere(root, kind))])
 
 
-def elsewhere(parent: Path, kind: str = "run") -> list[str]:
-    """Return the flag, with its value, that makes commands look in `parent`; [] for the default.
+def elsewhere(root: Path, kind: str = "run") -> list[str]:
+    """Return the flag, with its value, that makes commands look in `root`; [] for the default.
 
     The default depends on `kind`, and is relative to the current folder.
     """
     _, usual, flag, _ = KINDS[kind]
-    return [] if parent.absolute() == Path(usual).absolute() else [flag, str(parent)]
+    return [] if root.absolute() == Path(usual).absolute() else [flag, str(root)]
 
 
 def command_for(
@@ -140,7 +140,7 @@ def command_for(
     """Return a command about a run, ladder or data set, to type in the current folder.
 
     The command names the folder, unless commands use that folder by default: the latest one in the
-    default parent. Even then it is named if `named` is True, or if `command` ends with a flag that
+    default root. Even then it is named if `named` is True, or if `command` ends with a flag that
     takes the name, such as `--resume`.
     """
     words = command.split()
@@ -208,23 +208,23 @@ def entry_of(
 
 
 def newest_first(
-    parent: Path, entry_at: Callable[[Path], _Entry | None], kind: str, on_event: OnEvent | None
+    root: Path, entry_at: Callable[[Path], _Entry | None], kind: str, on_event: OnEvent | None
 ) -> list[_Entry]:
-    """Return entries of folders in `parent`, newest first. A Note names folders without an entry.
+    """Return entries of folders in `root`, newest first. A Note names folders without an entry.
 
     Hidden folders, left by a running or killed command, are skipped.
     """
     try:
-        paths = sorted(parent.iterdir())
+        paths = sorted(root.iterdir())
     except FileNotFoundError:
         return []
     except OSError as error:
         raise AttnlmError(
-            f"cannot read {parent}: {error.strerror}", "check that it is a folder that you may read"
+            f"cannot read {root}: {error.strerror}", "check that it is a folder that you may read"
         ) from None
     entries = []
     others = []
-    usual = default_name(parent, kind)
+    usual = default_name(root, kind)
     for path in paths:
         if not path.name.startswith(".") and (is_folder(path) or path.is_symlink()):
             if (entry := entry_at(path)) is None:

@@ -155,8 +155,8 @@ def train(
                 settings |= of_run | of_call
                 run = attnlm.train(data, recipe=recipe, resume=resume, **settings)
             else:
-                config, choice = request
-                of_run["choice"] = choice
+                config, candidates = request
+                of_run["candidates"] = candidates
                 open_job = functools.partial(new_job, config=config, dataset=data, **of_run)
                 run = run_job(open_job, began=clock.began(), **of_call)
             seed_runs = None
@@ -180,8 +180,8 @@ def _print_config(
 ) -> None:
     """Print the settings as a recipe."""
     request = resolve_new(settings, recipe, parent)
-    if request.choice is not None:
-        raise several_sizes(str(recipe), len(request.choice.sizes))
+    if request.candidates is not None:
+        raise several_sizes(str(recipe), len(request.candidates.sizes))
     console.result(to_toml(request.config.settings()).rstrip())
 
 

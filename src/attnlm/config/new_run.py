@@ -15,7 +15,7 @@ from attnlm.config.settings import CHOSEN_BY_NAME, Config, ParentRun, resolve
 from attnlm.model.own import PREFIX, completed
 
 
-class SizeChoice(NamedTuple):
+class SizeCandidates(NamedTuple):
     """The model sizes of a recipe, from which a run chooses one that suits its budget."""
 
     sizes: Sequence[Settings]
@@ -31,7 +31,7 @@ class Request(NamedTuple):
 
     config: Config
     """made with the first of the sizes, if there are several"""
-    choice: SizeChoice | None = None
+    candidates: SizeCandidates | None = None
 
 
 def resolve_new(
@@ -40,16 +40,16 @@ def resolve_new(
     """Resolve the configuration of a new run. Raises as `load_recipe` and `resolve` do."""
     settings = with_own_code(settings)
     sizes: list[Settings] = [{}] if recipe is None else load_sizes(str(recipe))
-    choice = None
+    candidates = None
     if len(sizes) > 1:
-        choice = _size_choice(f"the recipe {recipe}", sizes, dict(settings), parent)
+        candidates = _size_candidates(f"the recipe {recipe}", sizes, dict(settings), parent)
     config = resolve_typed(settings, sizes[0], parent)
     if parent is None and config.training.lora is not None:
         raise UsageError(
             "`lora` needs a run to adapt",
             "name the run with `start_from`, or leave `lora` out",
         )
-    return Request(config, choice)
+    return Request(config, candidates)
 
 
 def resolve_typed(
@@ -79,9 +79,9 @@ def with_own_code(settings: Mapping[str, Any]) -> dict[str, Any]:
     return with_code | {PREFIX + str(name): value for name, value in arguments.items()}
 
 
-def _size_choice(
+def _size_candidates(
     recipe: str, sizes: Sequence[Settings], settings: Settings, parent: object
-) -> SizeChoice:
+) -> SizeCandidates:
     chosen: dict[str, object] = {**settings, "start_from": parent}
     for name in ("start_from", "model", "processes"):
         if chosen.get(name, 1) not in (sizes[0].get(name), None, 1):
@@ -94,4 +94,4 @@ def _size_choice(
     if not budgets or budgets[0] is None:
         hint = "use `budget`" + (" instead of `steps`" if has_steps else "")
         raise UsageError(f"{recipe} needs a budget, for which it chooses a model size", hint)
-    return SizeChoice(sizes, settings, budgets[0])
+    return SizeCandidates(sizes, settings, budgets[0])

@@ -17,7 +17,7 @@ from attnlm.model.architecture import Architecture
 from attnlm.model.attention import LayerCache, ParameterFreeAttention, SelfAttention
 from attnlm.model.layers import Dropout, dropout_factors, norm_of, recomputed
 from attnlm.model.mlp import MLP
-from attnlm.model.native_block import native_form
+from attnlm.model.native_block import native_block_of
 from attnlm.model.ops.block import block_pass, have_gradients, native_block_kernels
 from attnlm.model.ops.heads import Rotation, rotary_angles
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
@@ -207,12 +207,12 @@ class Block(nn.Module):
     ) -> Tensor:
         """Map (B, T, C) → (B, T, C), or (B, T, H·D) in a one-layer rung without a projection."""
         if cache is None and (kernels := native_block_kernels(x)) is not None:
-            form = native_form(self)
-            if form is not None and have_gradients(form.weights.values()):
+            native = native_block_of(self)
+            if native is not None and have_gradients(native.weights.values()):
                 p = self.dropout.p if self.training else 0.0
                 attention_factors = dropout_factors(x, p) if p else None
                 mlp_factors = dropout_factors(x, p) if p and self.mlp is not None else None
-                return block_pass(x, form, kernels, rotation, attention_factors, mlp_factors)
+                return block_pass(x, native, kernels, rotation, attention_factors, mlp_factors)
         if self.attention is not None:
             read = self.attention_norm(x) if self.attention_norm is not None else x
             attended = self.attention(read, rotation, cache)

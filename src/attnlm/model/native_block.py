@@ -1,4 +1,4 @@
-"""The form in which block.c computes a block: its sizes, the kinds of its modules, its weights."""
+"""What block.c needs to compute a block: its sizes, the kinds of its modules, its weights."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _NORMS = {type(None): "none", RMSNorm: "rms", LayerNorm: "layer"}
 
 
-def native_form(block: Block) -> NativeBlock | None:
-    """Return the form of a block, or None if block.c cannot compute it."""
+def native_block_of(block: Block) -> NativeBlock | None:
+    """Return what block.c needs of a block, or None if block.c cannot compute it."""
     attention = block.attention
     mlp = block.mlp
     if not isinstance(attention, SelfAttention) or not isinstance(mlp, MLP | None):

@@ -66,7 +66,7 @@ class WordTable:
         most_bytes: int = _MOST_BYTES,
     ) -> None:
         self._tokenizer = tokenizer
-        self._find, self._gather = native.find_words, native.gather_ids
+        self._find, self._copy = native.find_words, native.copy_ids
         self._length_of = np.fromiter(map(len, tokenizer.tokens), np.int64)
         self._words = np.zeros(1, np.int64)
         self._word_at = np.zeros(most_words + 1, np.int64)
@@ -112,7 +112,7 @@ class WordTable:
             return plain(text)
         begin, end = self._span
         ids = np.empty(end - begin, np.uint32)
-        tokens = self._gather(self._address, words, self._out[0], ids.ctypes.data)
+        tokens = self._copy(self._address, words, self._out[0], ids.ctypes.data)
         start = utf8[:begin].decode()
         rest = utf8[end:].decode()
         return np.concatenate((plain(start), ids[:tokens], plain(rest)))

@@ -22,7 +22,7 @@ from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.native import native_library
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.compute.threads import torch_settings_restored
-from attnlm.config.new_run import SizeChoice
+from attnlm.config.new_run import SizeCandidates
 from attnlm.config.settings import Config, resolve
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
@@ -225,7 +225,7 @@ _MOST_GAINED = 2.0
 
 
 def affordable_size(
-    choice: SizeChoice, dataset: Dataset, began: float, on_event: OnEvent
+    candidates: SizeCandidates, dataset: Dataset, began: float, on_event: OnEvent
 ) -> Config:
     """Return the configuration of a recipe's largest size that sees enough tokens in the budget.
 
@@ -235,7 +235,7 @@ def affordable_size(
     size is too large for the data or the memory.
     """
     on_event(Note("measuring how large a model fits into the budget"))
-    sizes, settings, budget = choice
+    sizes, settings, budget = candidates
     ends = BudgetClock.of(budget, began).ends
     each = _TRIAL_SHARE * budget / len(sizes)
     most = _MOST_PASSES * dataset.train_tokens

@@ -23,7 +23,7 @@ from attnlm.base.settings import Setting, Settings, described, differing
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, joined, restarts
 from attnlm.compute.threads import torch_settings_restored
-from attnlm.config.new_run import Request, SizeChoice, resolve_new
+from attnlm.config.new_run import Request, SizeCandidates, resolve_new
 from attnlm.config.settings import RECORD_OF, Config, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, open_dataset
@@ -157,12 +157,12 @@ def train(
         parent = (
             None if start_from is None else open_run(start_from, checkpoint_dir=call.checkpoint_dir)
         )
-        config, choice = resolve_new(chosen, recipe, parent)
+        config, candidates = resolve_new(chosen, recipe, parent)
         return new_job(
             call,
             config,
             dataset,
-            choice=choice,
+            candidates=candidates,
             start_from=parent,
             checkpoint=checkpoint,
             name=name,
@@ -286,7 +286,7 @@ def new_job(
     config: Config,
     dataset: str | Path | Dataset | None,
     *,
-    choice: SizeChoice | None = None,
+    candidates: SizeCandidates | None = None,
     start_from: str | Path | Run | None = None,
     checkpoint: str = "auto",
     name: str | None = None,
@@ -315,7 +315,7 @@ def new_job(
     if parent is not None and not exists:
         check_tokenizer(parent, opened)
     record = None if parent is None else parent_record(parent, checkpoint)
-    request = Request(config, choice)
+    request = Request(config, candidates)
     if name is not None and exists:
         yield Job(_finished_run(call, call.checkpoint_dir / name, request, opened, record), None)
         return
@@ -346,8 +346,8 @@ def _complete(
 ) -> tuple[Config, Device]:
     """Return the complete configuration of a new run, and the device to train on."""
     config = request.config
-    if request.choice is not None:
-        config = affordable_size(request.choice, dataset, began, on_event)
+    if request.candidates is not None:
+        config = affordable_size(request.candidates, dataset, began, on_event)
         config = replace(config, spec=completed(config.spec))
     model = config.spec.name
     for key in config.dropped:
@@ -412,8 +412,8 @@ def _finished_run(
     """Return the run at `path`. Raises AttnlmError if it is unfinished or not as requested."""
     run = open_run(path)
     configs = [request.config]
-    if request.choice is not None:
-        configs = [resolve(request.choice.settings, size) for size in request.choice.sizes]
+    if request.candidates is not None:
+        configs = [resolve(request.candidates.settings, size) for size in request.candidates.sizes]
     recorded = run.config.settings()
     others = min((_differing(config, recorded, request) for config in configs), key=len)
     if not has_same_ids(dataset, run.dataset):
@@ -446,8 +446,8 @@ def _differing(config: Config, recorded: Settings, request: Request) -> list[str
     Settings that a run chooses at its start, or with a budget in its course, do not count.
     """
     chosen = {"warmup"} if config.training.budget is not None else set()
-    if request.choice is not None:
-        chosen |= {"dropout", "steps"} - request.choice.settings.keys()
+    if request.candidates is not None:
+        chosen |= {"dropout", "steps"} - request.candidates.settings.keys()
     settings = {k: v for k, v in config.settings().items() if v != "auto" and k not in chosen}
     return differing(settings, recorded)
 

@@ -55,7 +55,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "generate": ([*[_POINTER] * 2, *[_NUMBER] * 2, _POINTER, _NUMBER, *[_POINTER] * 2], _NUMBER),
     "is_intel": ([], _NUMBER),
     "find_words": ([_POINTER, ctypes.c_char_p, _NUMBER, _POINTER, _POINTER], _NUMBER),
-    "gather_ids": ([_POINTER, _NUMBER, _POINTER, _POINTER], _NUMBER),
+    "copy_ids": ([_POINTER, _NUMBER, _POINTER, _POINTER], _NUMBER),
 }
 
 

@@ -100,7 +100,7 @@ int64_t find_words(struct words *w, const uint8_t *text, int64_t size, int32_t *
 }
 
 /* Write the ids of words by their numbers. Return the number of ids. */
-int64_t gather_ids(const struct words *w, int64_t count, const int32_t *numbers, uint32_t *ids)
+int64_t copy_ids(const struct words *w, int64_t count, const int32_t *numbers, uint32_t *ids)
 {
     uint32_t *next = ids;
     for (int64_t i = 0; i < count; i++)

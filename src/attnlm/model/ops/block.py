@@ -62,7 +62,7 @@ def have_gradients(parameters: Iterable[nn.Parameter]) -> bool:
 
 def block_pass(
     x_BTC: Tensor,
-    form: NativeBlock,
+    block: NativeBlock,
     library: CDLL,
     rotation: Rotation | None,
     attention_factors: Tensor | None,
@@ -75,7 +75,7 @@ def block_pass(
     """
     cosines_TD, sines_TD = rotation or (None, None)
     out: Tensor = _BlockPass.apply(  # type: ignore[no-untyped-call]
-        x_BTC, form, library, cosines_TD, sines_TD, attention_factors, mlp_factors
+        x_BTC, block, library, cosines_TD, sines_TD, attention_factors, mlp_factors
     )
     return out
 
@@ -85,7 +85,7 @@ class _BlockPass(Function):
     def forward(
         ctx: Any,
         x_BTC: Tensor,
-        form: NativeBlock,
+        block: NativeBlock,
         library: CDLL,
         cosines_TD: Tensor | None,
         sines_TD: Tensor | None,
@@ -99,15 +99,15 @@ class _BlockPass(Function):
             windows=windows,
             length=length,
             width=width,
-            heads=form.heads,
-            kv_heads=form.kv_heads,
-            size=form.size,
-            hidden=form.hidden,
-            norm=NORMS.index(form.norm),
-            mlp=MLPS.index(form.mlp),
-            epsilon=form.epsilon,
-            qk_epsilon=form.qk_epsilon,
-            weights=CWeights(**{name: p.data_ptr() for name, p in form.weights.items()}),
+            heads=block.heads,
+            kv_heads=block.kv_heads,
+            size=block.size,
+            hidden=block.hidden,
+            norm=NORMS.index(block.norm),
+            mlp=MLPS.index(block.mlp),
+            epsilon=block.epsilon,
+            qk_epsilon=block.qk_epsilon,
+            weights=CWeights(**{name: p.data_ptr() for name, p in block.weights.items()}),
             cosines=data_pointer(cosines_TD),  # block_saved reads whether there are any
             out=data_pointer(out_BTC),
         )
@@ -116,7 +116,7 @@ class _BlockPass(Function):
         _call(library, ctx.work, saved)
         ctx.save_for_backward(*saved)
         ctx.library = library
-        ctx.form = form
+        ctx.block = block
         return out_BTC
 
     @staticmethod
@@ -126,7 +126,7 @@ class _BlockPass(Function):
         x_BTC = saved[0]
         d_out_BTC = d_out_BTC.contiguous()
         d_x_BTC = torch.empty_like(x_BTC)
-        gradients = {name: data_pointer(p.grad) for name, p in ctx.form.weights.items()}
+        gradients = {name: data_pointer(p.grad) for name, p in ctx.block.weights.items()}
         ctx.work.gradients = CWeights(**gradients)
         ctx.work.d_out = data_pointer(d_out_BTC)
         ctx.work.d_x = data_pointer(d_x_BTC)
