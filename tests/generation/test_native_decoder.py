@@ -87,7 +87,7 @@ REFILLS = [(0, 1), (1, 2), (2, 7), (7, 8), (8, BLOCK), (0, BLOCK), (0, 3), (3, 4
 def test_logits_equal_the_textbook(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for num_samples in (1, 3):
         assert_textbook(a_model(name), num_samples, REFILLS, library())
-    monkeypatch.setattr(native_decoder, "_LARGE", 0)
+    monkeypatch.setattr(native_decoder, "_LARGE_MODEL", 0)
     assert_textbook(a_model(name), 3, [(0, 7), (7, 8)], library(), threads=3)
 
 
@@ -124,9 +124,9 @@ def test_large_models_are_computed_by_threads_from_the_weights_where_they_lie(
     width: str, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More members than some parts have pieces, and few tokens or many."""
-    monkeypatch.setattr(native_decoder, "_LARGE", 0)
-    monkeypatch.setattr(native_decoder, "_MOST_ROWS", 50)
-    monkeypatch.setattr(native_decoder, "_LONG", 32)
+    monkeypatch.setattr(native_decoder, "_LARGE_MODEL", 0)
+    monkeypatch.setattr(native_decoder, "_MOST_ROWS_OF_LARGE", 50)
+    monkeypatch.setattr(native_decoder, "_LEAST_UNCOPIED_INPUTS", 32)
     for name in (
         "gpt2:mlp_width=160",
         "qwen3:kv_heads=2:head_size=10:qkv_bias=true",
@@ -137,7 +137,7 @@ def test_large_models_are_computed_by_threads_from_the_weights_where_they_lie(
         assert native.layout.lm_head.rows and not native.layout.lm_head.panels
         for num_samples in (1, 3):
             assert_textbook(model, num_samples, LONG, library(width), members)
-    monkeypatch.setattr(native_decoder, "_MOST_ROWS", 41)
+    monkeypatch.setattr(native_decoder, "_MOST_ROWS_OF_LARGE", 41)
     model = a_model("gpt2", embed_dim=64, block_size=80)
     native = NativeModel(model, library(width))
     for total in (1, 40, 70):
@@ -329,7 +329,8 @@ for size, vocab_size in ((1, 2), (7, 32), (16, 33), (17, 31)):
     model = tests.a_model("multi-head:projection=true", vocab_size, **sizes)
     list(tests.decoded(model, 65, [(0, 1), (0, 64)], found))
 # Several threads, and rows of matrices where they lie.
-tests.native_decoder._LARGE, tests.native_decoder._LONG = 0, 32
+tests.native_decoder._LARGE_MODEL = 0
+tests.native_decoder._LEAST_UNCOPIED_INPUTS = 32
 for name in ("gpt2", "qwen3"):
     size = 16 if name == "qwen3" else 17
     model = tests.a_model(name, 33, embed_dim=64, heads=2, head_size=size, block_size=64)

@@ -294,7 +294,7 @@ def test_a_text_ends_before_the_first_stop_text(stop: str | tuple[str, ...], siz
     pieces = [made.add(ids[i : i + size]) for i in range(0, len(ids), size)]
     assert "".join(pieces) + made.close() == shown
     assert made.has_ended == (shown != TEXT)
-    found = next((one for one in made._stop if TEXT.startswith(shown + one)), "")
+    found = next((one for one in made._stop_texts if TEXT.startswith(shown + one)), "")
     assert made.tokens == len((shown + found).encode())
 
 

@@ -125,9 +125,9 @@ class Decoding:
         cached = costs.layers * self.model.block_size * costs.cached
         most = max(1, _MOST_CACHED // (cached + self.model.vocab_size))
         for texts in group_texts(prompts, self.model.block_size, config.tokens, most):
-            self._run(texts, prompts, config, receive)
+            self._continue_in_threads(texts, prompts, config, receive)
 
-    def _run(
+    def _continue_in_threads(
         self,
         texts: Sequence[int],
         prompts: Sequence[Sequence[int]],
@@ -137,28 +137,28 @@ class Decoding:
         """Continue some texts in threads, each of which has a batch of its own."""
         stopped = threading.Event()
 
-        def run(own: range) -> None:
-            mine = texts[own.start : own.stop]
-            samples = [text % config.num_samples for text in mine]
-            batch = self.batch([prompts[text] for text in mine], samples, config)
-            going = set(range(len(mine)))
-            made = 0
+        def continue_texts(indices: range) -> None:
+            own_texts = texts[indices.start : indices.stop]
+            samples = [text % config.num_samples for text in own_texts]
+            batch = self.batch([prompts[text] for text in own_texts], samples, config)
+            unfinished = set(range(len(own_texts)))
+            steps_made = 0
             for block_TB in self._continue(batch):
                 rows = block_TB.T.tolist()
-                for row in list(going):
-                    new = batch.drawn_of(row, rows[row], made)
-                    has_ended = bool(new) and receive(mine[row], new)
-                    if has_ended or made + len(block_TB) >= batch.ends[row]:
-                        going.remove(row)
-                made += len(block_TB)
-                if stopped.is_set() or not going:
+                for row in list(unfinished):
+                    new_ids = batch.drawn_of(row, rows[row], steps_made)
+                    has_ended = bool(new_ids) and receive(own_texts[row], new_ids)
+                    if has_ended or steps_made + len(block_TB) >= batch.ends[row]:
+                        unfinished.remove(row)
+                steps_made += len(block_TB)
+                if stopped.is_set() or not unfinished:
                     return
 
-        first, *others = self.divided(len(texts))
-        with ThreadPoolExecutor(max(1, len(others))) as pool:
+        first_indices, *others_indices = self.divided(len(texts))
+        with ThreadPoolExecutor(max(1, len(others_indices))) as pool:
             try:
-                futures = [pool.submit(run, samples) for samples in others]
-                run(first)
+                futures = [pool.submit(continue_texts, indices) for indices in others_indices]
+                continue_texts(first_indices)
                 for future in futures:
                     future.result()
             finally:
@@ -171,13 +171,14 @@ def fastest_decoding(model: LanguageModel, device: Device, on_event: OnEvent = i
     If the decoder in C does not compute the model, a Note says so, and the model itself decodes.
     """
     if (native := _native_model(model, device, on_event)) is None:
-        cast = _cast(model, device)
-        return Decoding(model, lambda _: ModuleDecoder(cast, device))
+        decoded_model = _with_bfloat16_linear(model, device)
+        return Decoding(model, lambda _: ModuleDecoder(decoded_model, device))
     all_cores = cores()
-    threads = all_cores if native.numbers >= _FEWEST_SHARED else 1
+    threads_per_token = all_cores if native.numbers >= _FEWEST_SHARED else 1
 
     def new_decoder(samples: int) -> NativeDecoder:
-        return NativeDecoder(native, samples, threads if native.is_large or samples == 1 else 1)
+        shares_tokens = native.is_large or samples == 1
+        return NativeDecoder(native, samples, threads_per_token if shares_tokens else 1)
 
     # In a small model, each thread decodes samples of its own, without waiting for others.
     return Decoding(model, new_decoder, 1 if native.is_large else all_cores)
@@ -199,7 +200,7 @@ def _native_model(model: LanguageModel, device: Device, on_event: OnEvent) -> Na
     return None
 
 
-def _cast(model: LanguageModel, device: Device) -> LanguageModel:
+def _with_bfloat16_linear(model: LanguageModel, device: Device) -> LanguageModel:
     """Return the model, or its copy with bfloat16 linear maps if the device computes in bfloat16.
 
     With the model itself, autocast would cast the weights again for every token.

@@ -31,17 +31,17 @@ _Floats = NDArray[np.float32]
 # As in the C file. A panel holds 32 rows of a linear layer's matrix.
 _PANEL = 32
 
-_ROWS = 64
-_MOST_ROWS = 512
+_ROWS_OF_SMALL = 64
+_MOST_ROWS_OF_LARGE = 512
 """The most tokens that go through all layers together, in a small and in a large model."""
-_LARGE = 2**23
+_LARGE_MODEL = 2**23
 """A model with at least this many weights in its linear layers is large: they exceed a processor's
 cache, so that several threads save time."""
-_LONG = 256
+_LEAST_UNCOPIED_INPUTS = 256
 """A linear layer with at least this many inputs, a multiple of 32, is not copied: C reads it in the
 model's memory."""
-_SECONDS_A_CALL = 0.01
-_MOST_A_CALL = 256
+_SECONDS_PER_CALL = 0.01
+_MOST_TOKENS_PER_CALL = 256
 """Limits of one call of `generate` in C, in seconds and in tokens of a sample. The tokens of a call
 are yielded together."""
 _LARGEST_TABLES = 2**24
@@ -51,8 +51,8 @@ _LARGEST_TABLES = 2**24
 class NativeModel:
     """The weights of a model in the layout of the C file, for any number of decoders.
 
-    Matrices whose inputs are a multiple of 32, `_LONG` or more, are not copied: they change when
-    the model does.
+    Matrices whose inputs are a multiple of 32, and at least `_LEAST_UNCOPIED_INPUTS`, are not
+    copied: they change when the model does.
     """
 
     def __init__(self, model: Transformer, native: ctypes.CDLL) -> None:
@@ -65,24 +65,24 @@ class NativeModel:
             "none": (0, 0, 0),
         }.get(a.attention, (1, 1, a.width))
         blocks = [
-            _block(a, size, with_prefix(weights, f"blocks.{layer}.")) for layer in range(a.layers)
+            _c_block(a, size, with_prefix(weights, f"blocks.{layer}.")) for layer in range(a.layers)
         ]
-        row = (CBlock * a.layers)(*blocks)
+        c_blocks = (CBlock * a.layers)(*blocks)
         self.first_block = blocks[0]
-        self._kept_alive = (blocks, row)
-        layers = [lm_head := _linear(weights, "head")]
+        self._kept_alive = (blocks, c_blocks)
+        layers = [lm_head := _linear_layer(weights, "head")]
         for block in blocks:
             layers += block.qkv, block.projection, block.up, block.down
         self.numbers = sum(layer.inputs * layer.outputs for layer in layers)
-        self.is_large = self.numbers >= _LARGE
+        self.is_large = self.numbers >= _LARGE_MODEL
         self.panel_size = _PANEL * max((layer.inputs for layer in layers if layer.rows), default=0)
         positions = {}
         if model.position_embedding is not None:
-            positions = {"positions": _array(model.position_embedding.weight)}
+            positions = {"positions": _numpy(model.position_embedding.weight)}
         elif a.positions == "rotary":  # the second half of the angles is the same as the first
             angles = {"cosines": model.cosines, "sines": model.sines}
-            positions = {name: _array(table[:, : size // 2]) for name, table in angles.items()}
-        key_at = _whole(heads * size) if a.attention == "softmax" else 0
+            positions = {name: _numpy(table[:, : size // 2]) for name, table in angles.items()}
+        key_at = _rounded_to_panels(heads * size) if a.attention == "softmax" else 0
         self.layout = CModel(
             layers=a.layers,
             width=a.width,
@@ -91,15 +91,15 @@ class NativeModel:
             kv_heads=kv_heads,
             size=size,
             key_at=key_at,
-            value_at=key_at + _whole(kv_heads * size) if key_at else 0,
+            value_at=key_at + _rounded_to_panels(kv_heads * size) if key_at else 0,
             norm=NORMS.index(a.norm),
             normed_heads=a.query_key_norm,
             residual=a.residual,
             mlp=MLPS.index(a.mlp),
             epsilon=a.norm_epsilon,
-            tokens=_array(weights["token_embedding.weight"]),
-            blocks=ctypes.addressof(row),
-            last_norm=_norm(with_prefix(weights, "norm."), a.lm_head_inputs),
+            tokens=_numpy(weights["token_embedding.weight"]),
+            blocks=ctypes.addressof(c_blocks),
+            last_norm=_norm_arrays(with_prefix(weights, "norm."), a.lm_head_inputs),
             lm_head=lm_head,
             **positions,
             **_tables(a, weights, model.vocab_size),
@@ -112,13 +112,17 @@ class NativeDecoder:
     def __init__(self, model: NativeModel, num_samples: int, threads: int = 1) -> None:
         a = model.architecture
         layout = model.layout
-        first = model.first_block
-        capacity = _whole(a.block_size)
-        mixed = _whole(layout.heads * layout.size)
-        stride = max(_whole(a.width), mixed)
-        rows = min(_MOST_ROWS, num_samples * a.block_size) if model.is_large else _ROWS
-        cache = a.layers * num_samples * layout.kv_heads * capacity * layout.size
-        logits = np.empty((num_samples, _whole(layout.vocab_size)), np.float32)
+        first_block = model.first_block
+        capacity = _rounded_to_panels(a.block_size)
+        mixed_stride = _rounded_to_panels(layout.heads * layout.size)
+        stride = max(_rounded_to_panels(a.width), mixed_stride)
+        rows = (
+            min(_MOST_ROWS_OF_LARGE, num_samples * a.block_size)
+            if model.is_large
+            else _ROWS_OF_SMALL
+        )
+        cache_size = a.layers * num_samples * layout.kv_heads * capacity * layout.size
+        logits = np.empty((num_samples, _rounded_to_panels(layout.vocab_size)), np.float32)
         self._logits_BV = logits[:, : layout.vocab_size]
         self._out = logits.ctypes.data
         self._samples = num_samples
@@ -128,17 +132,17 @@ class NativeDecoder:
             rows=rows,
             capacity=capacity,
             stride=stride,
-            mixed_stride=mixed,
-            keys=_space(cache),
-            values=_space(cache),
-            x=_space(rows * stride),
-            normed=_space(rows * stride),
-            packed=_space(rows * first.qkv.outputs),
-            mixed=_space(rows * mixed),
-            hidden=_space(rows * first.up.outputs),
-            query=_space(threads * (layout.size + _PANEL)),
-            scores=_space(threads * capacity),
-            panel=_space(threads * model.panel_size),
+            mixed_stride=mixed_stride,
+            keys=_memory_for(cache_size),
+            values=_memory_for(cache_size),
+            x=_memory_for(rows * stride),
+            normed=_memory_for(rows * stride),
+            packed=_memory_for(rows * first_block.qkv.outputs),
+            mixed=_memory_for(rows * mixed_stride),
+            hidden=_memory_for(rows * first_block.up.outputs),
+            query=_memory_for(threads * (layout.size + _PANEL)),
+            scores=_memory_for(threads * capacity),
+            panel=_memory_for(threads * model.panel_size),
             panel_size=model.panel_size,
         )
         model_address = ctypes.addressof(layout)
@@ -188,9 +192,9 @@ class NativeDecoder:
             temperature=batch.config.temperature,
         )
         count = 1
-        left = batch.steps
-        while left:
-            count = min(count, left)
+        steps_left = batch.steps
+        while steps_left:
+            count = min(count, steps_left)
             out_TB, uniforms_TB = batch.take(count)
             if out_TB.max() >= vocab_size:
                 raise IndexError("an id is outside the vocabulary")
@@ -199,15 +203,15 @@ class NativeDecoder:
                 steps = self._generate(
                     ctypes.addressof(state), count, uniforms_TB.ctypes.data, out_TB.ctypes.data
                 )
-            took = time.perf_counter() - began
+            call_seconds = time.perf_counter() - began
             if steps < 0:
                 raise IndexError("an id is outside the vocabulary")
             if steps:
                 yield out_TB[:steps]
             if steps < count:
                 raise NotFiniteError
-            left -= count
-            if took < _SECONDS_A_CALL / 2 and count < _MOST_A_CALL:
+            steps_left -= count
+            if call_seconds < _SECONDS_PER_CALL / 2 and count < _MOST_TOKENS_PER_CALL:
                 count *= 2
 
 
@@ -224,23 +228,23 @@ def kept_of_full_window(spec: ModelSpec) -> int:
 _QKV = tuple(f"attention.{name}" for name in ("query", "key", "value"))
 
 
-def _block(a: Architecture, size: int, weights: Mapping[str, Tensor]) -> CBlock:
+def _c_block(a: Architecture, size: int, weights: Mapping[str, Tensor]) -> CBlock:
     """Return a block with the given weights; `size` is the width of a head."""
     # A scale of 0 makes all scores 0 and all weights equal.
     scale = 0 if a.attention == "uniform" else max(1, size) ** -0.5
     ones = torch.ones(size)
     key_gains = weights.get("attention.key_norm.gain", ones)
-    as_they_are = not a.query_key_norm and a.positions != "rotary"
+    are_keys_unchanged = not a.query_key_norm and a.positions != "rotary"
     gate = ["mlp.gate"] if a.mlp == "swiglu" else []
     return CBlock(
-        attention_norm=_norm(with_prefix(weights, "attention_norm."), a.width),
-        mlp_norm=_norm(with_prefix(weights, "mlp_norm."), a.width),
-        query_gains=_array(weights.get("attention.query_norm.gain", ones) * scale),
-        key_gains=None if as_they_are else _array(key_gains),
-        qkv=_linear(weights, *_QKV),
-        projection=_linear(weights, "attention.projection"),
-        up=_linear(weights, *gate, "mlp.up"),
-        down=_linear(weights, "mlp.down"),
+        attention_norm=_norm_arrays(with_prefix(weights, "attention_norm."), a.width),
+        mlp_norm=_norm_arrays(with_prefix(weights, "mlp_norm."), a.width),
+        query_gains=_numpy(weights.get("attention.query_norm.gain", ones) * scale),
+        key_gains=None if are_keys_unchanged else _numpy(key_gains),
+        qkv=_linear_layer(weights, *_QKV),
+        projection=_linear_layer(weights, "attention.projection"),
+        up=_linear_layer(weights, *gate, "mlp.up"),
+        down=_linear_layer(weights, "mlp.down"),
     )
 
 
@@ -264,15 +268,15 @@ def _tables(a: Architecture, weights: Mapping[str, Tensor], vocab_size: int) -> 
     positions_SN = torch.zeros(a.block_size, len(bias_N))
     if a.positions == "learned":
         positions_SN = weights["position_embedding.weight"] @ weight_NC.T
-    return {"token_table": _array(tokens_VN), "position_table": _array(positions_SN)}
+    return {"token_table": _numpy(tokens_VN), "position_table": _numpy(positions_SN)}
 
 
-def _whole(size: int) -> int:
+def _rounded_to_panels(size: int) -> int:
     """Return `size` rounded up to a multiple of 32, the rows of a panel."""
     return -(-size // _PANEL) * _PANEL
 
 
-def _space(size: int) -> _Floats:
+def _memory_for(size: int) -> _Floats:
     """Return memory for `size` numbers, and 32 more, since C reads whole vectors at the end.
 
     PyTorch allocates the memory. NumPy would request large pages: the system would clear each page
@@ -282,42 +286,43 @@ def _space(size: int) -> _Floats:
     return space
 
 
-def _array(tensor: Tensor) -> _Floats:
+def _numpy(tensor: Tensor) -> _Floats:
     array: _Floats = tensor.detach().contiguous().numpy()
     return array
 
 
-def _norm(weights: Mapping[str, Tensor], size: int) -> _Floats:
+def _norm_arrays(weights: Mapping[str, Tensor], size: int) -> _Floats:
     """Return a norm's gains and biases, (2, C); ones and zeros where the model has none."""
     gain = weights.get("gain", torch.ones(size))
     bias = weights.get("bias", torch.zeros(size))
-    return _array(torch.stack((gain, bias)))
+    return _numpy(torch.stack((gain, bias)))
 
 
-def _linear(weights: Mapping[str, Tensor], *names: str) -> CLinear:
+def _linear_layer(weights: Mapping[str, Tensor], *names: str) -> CLinear:
     """Return linear layers of the same input as one layer, or an empty one if the model lacks them.
 
-    If the number of inputs is a multiple of 32 and at least `_LONG`, the C code reads the rows of
-    the matrices where the model stores them. Other rows are copied to panels, (N/32, C, 32).
+    If the number of inputs is a multiple of 32 and at least `_LEAST_UNCOPIED_INPUTS`, the C code
+    reads the rows of the matrices where the model stores them. Other rows are copied to panels,
+    (N/32, C, 32).
     """
     if f"{names[0]}.weight" not in weights:
         return CLinear()
     matrices = [weights[f"{name}.weight"] for name in names]
     inputs = matrices[0].size(1)
-    bias_N = _array(_concatenated(weights, "bias", *names))
+    bias_N = _numpy(_concatenated(weights, "bias", *names))
     size = {"inputs": inputs, "outputs": len(bias_N), "bias": bias_N}
-    if inputs < _LONG or inputs % _PANEL:
+    if inputs < _LEAST_UNCOPIED_INPUTS or inputs % _PANEL:
         panels = _concatenated(weights, "weight", *names).view(-1, _PANEL, inputs).transpose(1, 2)
-        return CLinear(**size, panels=_array(panels))
+        return CLinear(**size, panels=_numpy(panels))
     # The addresses of the rows. A row of zeros fills up the last panel of each matrix.
     zeros = np.zeros(inputs, np.float32)
-    places = list[int]()
-    arrays = [_array(matrix) for matrix in matrices]
+    row_addresses = list[int]()
+    arrays = [_numpy(matrix) for matrix in matrices]
     for array in arrays:
         begin = array.ctypes.data
-        places += range(begin, begin + array.nbytes, array.strides[0])
-        places += [zeros.ctypes.data] * (_whole(len(array)) - len(array))
-    return CLinear(**size, rows=np.array(places, np.uintp), arrays=[zeros, *arrays])
+        row_addresses += range(begin, begin + array.nbytes, array.strides[0])
+        row_addresses += [zeros.ctypes.data] * (_rounded_to_panels(len(array)) - len(array))
+    return CLinear(**size, rows=np.array(row_addresses, np.uintp), arrays=[zeros, *arrays])
 
 
 def _concatenated(weights: Mapping[str, Tensor], kind: str, *names: str) -> Tensor:
@@ -329,5 +334,5 @@ def _concatenated(weights: Mapping[str, Tensor], kind: str, *names: str) -> Tens
     for name in names:
         outputs = len(weights[f"{name}.weight"])
         rows = weights.get(f"{name}.{kind}", torch.zeros(outputs))
-        padded += [rows, torch.zeros(_whole(outputs) - outputs, *rows.shape[1:])]
+        padded += [rows, torch.zeros(_rounded_to_panels(outputs) - outputs, *rows.shape[1:])]
     return torch.cat(padded)

@@ -38,11 +38,11 @@ class Continuation:
 
     def __init__(self, tokenizer: Tokenizer, config: SamplingConfig) -> None:
         self._tokenizer = tokenizer
-        self._stop = config.stop_texts
-        end = None if config.ignore_eos else tokenizer.end_of_text
-        self._end = -1 if end is None else end
-        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._held = ""
+        self._stop_texts = config.stop_texts
+        end_id = None if config.ignore_eos else tokenizer.end_of_text
+        self._end_id = -1 if end_id is None else end_id
+        self._utf8_decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held_back = ""
         self.tokens = 0
         """The number of tokens that were added, without tokens after the end of the text."""
         self.has_ended = False
@@ -51,13 +51,13 @@ class Continuation:
         """Add tokens; return the new text up to the end, except text that is held back."""
         if self.has_ended:
             return ""
-        if self._stop and len(ids) > 1:  # one by one, to count the tokens up to the end
+        if self._stop_texts and len(ids) > 1:  # one by one, to count the tokens up to the end
             return "".join(self.add([token]) for token in ids)
-        at_end = self._end in ids
-        before = ids[: ids.index(self._end)] if at_end else ids
-        self.tokens += len(before) + at_end
-        text = self._certain(self._tokenizer.decode_bytes(before))
-        if at_end:
+        is_end = self._end_id in ids
+        ids_of_text = ids[: ids.index(self._end_id)] if is_end else ids
+        self.tokens += len(ids_of_text) + is_end
+        text = self._released(self._tokenizer.decode_bytes(ids_of_text))
+        if is_end:
             text += self.close()
             self.has_ended = True
         return text
@@ -66,18 +66,20 @@ class Continuation:
         """Return the text that was held back, with U+FFFD for bytes of an incomplete character."""
         if self.has_ended:
             return ""
-        return self._certain(b"", final=True) + self._held
+        return self._released(b"", final=True) + self._held_back
 
-    def _certain(self, content: bytes, final: bool = False) -> str:
-        text = self._held + self._characters.decode(content, final)
-        if places := [text.index(stop) for stop in self._stop if stop in text]:
+    def _released(self, content: bytes, final: bool = False) -> str:
+        """Add bytes; return the text up to a stop text, or up to what may begin one."""
+        text = self._held_back + self._utf8_decoder.decode(content, final)
+        if stops := [text.index(stop) for stop in self._stop_texts if stop in text]:
             self.has_ended = True
-            self._held = ""
-            return text[: min(places)]
-        beginnings = (stop[:length] for stop in self._stop for length in range(1, len(stop)))
+            self._held_back = ""
+            return text[: min(stops)]
+        beginnings = (stop[:length] for stop in self._stop_texts for length in range(1, len(stop)))
         held = max((len(part) for part in beginnings if text.endswith(part)), default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        released = len(text) - held
+        self._held_back = text[released:]
+        return text[:released]
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,8 @@ class Sampler:
                 yield text
             if continuation.has_ended:
                 return
-        if rest := continuation.close():
-            yield rest
+        if held_back := continuation.close():
+            yield held_back
 
     def choices(self, ids: list[int], config: SamplingConfig) -> Iterator[Choice]:
         """Yield the tokens that continue `ids`, with probabilities; append their ids to the list.
@@ -172,7 +174,7 @@ class Sampler:
         """Return the continuations of each prompt, and the total number of their tokens.
 
         The first `config.num_samples` texts continue the first prompt. Each prompt gets the same
-        texts as alone, up to rounding if a projection has 256 inputs or more, or without C.
+        texts as alone, up to rounding, which the function `samples` explains.
         """
         config.check_room(len(prompts))
         continuations = [Continuation(self.tokenizer, config) for _ in prompts * config.num_samples]
@@ -233,7 +235,7 @@ def sample(
     if not isinstance(prompt, str):
         hint = "it must be a text; attnlm.samples takes a list of texts"
         raise UsageError(f"invalid value for `prompt`: {quoted(prompt)}", hint)
-    config = _config(settings, on_event)
+    config = _sampling_config(settings, on_event)
     if config.num_samples != 1:
         raise UsageError(
             f"sample yields one text, but num_samples is {config.num_samples}",
@@ -268,8 +270,8 @@ def samples(
 
     The result then has `num_samples` texts for each prompt, in the order of the prompts. They are
     generated together, whatever the lengths of the prompts. Each prompt gets the same texts as
-    alone with this seed; rounding can change them on a GPU, without the kernels in C, and if the
-    model has 256 features or more.
+    alone with this seed, except where rounding depends on the number of texts: on a GPU, without
+    the kernels in C, and if a linear layer of the model has 256 inputs or more.
 
     Without `seed`, a seed is drawn and reported as a Note. Raises AttnlmError (UsageError for
     invalid arguments).
@@ -278,7 +280,7 @@ def samples(
     if not isinstance(prompts, Sequence) or not all(isinstance(text, str) for text in prompts):
         hint = "it must be a text or a list of texts"
         raise UsageError(f"invalid value for `prompt`: {quoted(prompt)}", hint)
-    config = _config(settings, on_event)
+    config = _sampling_config(settings, on_event)
     sampler = load_sampler(
         run, checkpoint=checkpoint, device=device, checkpoint_dir=checkpoint_dir, on_event=on_event
     )
@@ -294,12 +296,12 @@ Settings:
 """
 
 
-def _config(settings: dict[str, Any], on_event: OnEvent | None) -> SamplingConfig:
+def _sampling_config(settings: dict[str, Any], on_event: OnEvent | None) -> SamplingConfig:
     """Return the settings of `sample` or `samples`; draw a seed and report it if there is none."""
-    known = fields_of(SamplingConfig)
+    names = fields_of(SamplingConfig)
     for name in settings:
-        if name not in known:
-            hint = suggestion(name, known, f"the settings are {', '.join(known)}")
+        if name not in names:
+            hint = suggestion(name, names, f"the settings are {', '.join(names)}")
             raise UsageError(f"unknown setting {name!r}", hint)
     seed = settings.pop("seed", None)
     config = SamplingConfig(**settings, seed=drawn_seed() if seed is None else seed)
@@ -310,5 +312,5 @@ def _config(settings: dict[str, Any], on_event: OnEvent | None) -> SamplingConfi
 
 def with_prompts(prompts: Sequence[str], continued: Sequence[str]) -> list[str]:
     """Return whole texts. Each prompt has the same number of continuations."""
-    each = len(continued) // max(1, len(prompts))
-    return [prompts[number // each] + text for number, text in enumerate(continued)]
+    num_samples = len(continued) // max(1, len(prompts))
+    return [prompts[number // num_samples] + text for number, text in enumerate(continued)]
