@@ -430,6 +430,7 @@ a part is in no variant of the tests | test_architecture.py
 -    head_bias: bool = _core_part("a bias in the LM head", default=False)
 +    head_bias: bool = _core_part("a bias in the LM head", default=False)
 +    spare: bool = _core_part("a part of no model", default=False)
+== model/presets.py
 settings that a rung lacks are ignored | test_settings.py
 if name not in preset.settings and not => if False and not
 == config/variants.py

@@ -29,9 +29,9 @@ from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
 from attnlm.generation.next_token import draw
 from attnlm.generation.sampling_config import SamplingConfig
-from attnlm.model.architecture import architecture
 from attnlm.model.language_model import Bigram, Transformer
 from attnlm.model.ops import attention
+from attnlm.model.presets import architecture
 from attnlm.model.recorder import record
 from attnlm.training import batch_loss
 from attnlm.training.step import Replica

@@ -20,9 +20,7 @@ from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant
 from attnlm.model import textbook
 from attnlm.model.architecture import (
-    _KNOWING_PARTS,
     MODELS,
-    PRESETS,
     RUNGS,
     Architecture,
     UnsupportedError,
@@ -30,7 +28,9 @@ from attnlm.model.architecture import (
     architecture_of,
 )
 from attnlm.model.inspection import model_skeleton, parameters_of
+from attnlm.model.presets import PRESETS
 from attnlm.model.spec import Use
+from attnlm.model.supported_uses import USES_WITHOUT_MODULES
 from tests.models import SIZES, VARIANTS, parts_of
 from tests.tolerances import assert_near
 
@@ -189,7 +189,7 @@ class Capped(Architecture):
 def test_code_refuses_a_part_that_it_does_not_know(use: Use) -> None:
     with_default = Capped(**vars(parts_of(resolve({"model": "transformer", "layers": 1}))))
     capped = replace(with_default, soft_cap=2.0)
-    own_code = use in _KNOWING_PARTS and with_default.supports(use) is None
+    own_code = use in USES_WITHOUT_MODULES and with_default.supports(use) is None
     if own_code:
         assert capped.supports(use) == "it does not know `soft_cap` 2.0"
         with pytest.raises(UnsupportedError, match="soft_cap"):

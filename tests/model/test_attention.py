@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnlm.model.architecture import architecture
 from attnlm.model.attention import ParameterFreeAttention, SelfAttention, attention
 from attnlm.model.ops import attention as kernels
 from attnlm.model.ops.attention import reads_groups, shared_heads
+from attnlm.model.presets import architecture
 from tests.tolerances import assert_near
 
 B, T, H, D = 2, 11, 3, 5

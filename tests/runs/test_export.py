@@ -17,7 +17,8 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
-from attnlm.model.architecture import Architecture, architecture
+from attnlm.model.architecture import Architecture
+from attnlm.model.presets import architecture
 from attnlm.runs.create_run import create_run
 from attnlm.runs.external_formats import GGUF_FORMATS, STOCK_CLASSES, ExternalFormat
 from attnlm.tokens.tokenizer import CharTokenizer, Tokenizer

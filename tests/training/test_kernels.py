@@ -11,8 +11,8 @@ import torch
 from attnlm.base.settings import Settings
 from attnlm.compute.native import native_library
 from attnlm.config.settings import resolve
-from attnlm.model.architecture import architecture
 from attnlm.model.ops import linear
+from attnlm.model.presets import architecture
 from attnlm.training import kernels
 from attnlm.training.kernels import chosen_matmul, faster_attention, faster_matmul
 from tests.models import needs_kernels

@@ -14,8 +14,9 @@ from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
-from attnlm.model.architecture import OWN, PRESETS, Architecture, architecture, unused
+from attnlm.model.architecture import OWN, Architecture, unused
 from attnlm.model.own import CODE, PREFIX, check_argument, own_model, own_parts
+from attnlm.model.presets import PRESETS, architecture
 from attnlm.model.spec import ModelSpec, Use
 
 

@@ -1,18 +1,18 @@
-"""The parts and sizes of a model, and presets, which are named sets of parts."""
+"""The parts and sizes of a model. presets.py has named sets of them."""
 
 from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.errors import UsageError
-from attnlm.base.settings import Setting, Settings, fields_of, quoted, setting
+from attnlm.base.settings import Settings, fields_of, quoted, setting
 from attnlm.model.costs import Costs, costs_of
-from attnlm.model.linear_maps import map_shapes
 from attnlm.model.spec import ModelSpec, Shapes, Use
+from attnlm.model.supported_uses import USES_WITHOUT_MODULES, needed_for
 
 if TYPE_CHECKING:
     from attnlm.model.language_model import Bigram, Transformer
@@ -30,15 +30,6 @@ _LARGEST = 2**20
 _MOST_HEADS = 2**12
 _WIDEST_HEAD = 2**16
 
-
-# Code that computes a model without calling its modules. It refuses a model with a part that it
-# does not know: a part whose field names the code in `known_to`, or has its default, is known.
-_KNOWING_PARTS = frozenset(
-    {
-        *(Use.TRACE, Use.PAGE, Use.PAGE_TRAINING, Use.NATIVE_DECODER),
-        *(Use.NATIVE_ATTENTION, Use.NATIVE_BLOCKS, Use.ONE_LAYER),
-    }
-)
 
 _ANY = "any"
 """In `needs`: any value except none"""
@@ -64,8 +55,8 @@ def _part(
     return field(default=described.default, metadata=metadata)
 
 
-_core_part = functools.partial(_part, known_to=_KNOWING_PARTS)
-_known_part = functools.partial(_part, known_to=_KNOWING_PARTS - {Use.ONE_LAYER})
+_core_part = functools.partial(_part, known_to=USES_WITHOUT_MODULES)
+_known_part = functools.partial(_part, known_to=USES_WITHOUT_MODULES - {Use.ONE_LAYER})
 _core_size = functools.partial(_core_part, at_least=1, at_most=_LARGEST)
 _known_size = functools.partial(_known_part, at_least=1, at_most=_LARGEST)
 """Settings for numbers of features, heads or tokens."""
@@ -267,6 +258,8 @@ class Architecture:
 
     def settings(self) -> Settings:
         """Return the preset and the settings in effect, which together define this model."""
+        from attnlm.model.presets import PRESETS
+
         values = {name: getattr(self, name) for name in fields_of(Architecture)}
         names = ("model", *PRESETS[self.model].settings)
         return {n: values[n] for n in names if values[n] is not None and unused(n, values) is None}
@@ -302,66 +295,13 @@ class Architecture:
         }
 
     def supports(self, use: Use) -> str | None:
-        if use in _KNOWING_PARTS:
+        if use in USES_WITHOUT_MODULES:
             for part in fields(self):
                 value = getattr(self, part.name)
                 if value != part.default and use not in part.metadata["known_to"]:
                     return f"it does not know `{part.name}` {quoted(value)}"
-        lacking = [words for words, is_there in self._needed(use).items() if not is_there]
+        lacking = [words for words, is_there in needed_for(use, self).items() if not is_there]
         return f"it needs {' and '.join(lacking)}" if lacking else None
-
-    def _needed(self, use: Use) -> dict[str, bool]:
-        """Return what a use needs, in words, and whether the model has it."""
-        softmax = self.attention == "softmax"
-        blocks = {"blocks": self.embed_dim is not None}
-        match use:
-            case Use.RECOMPUTE | Use.NATIVE_DECODER:
-                return blocks
-            case Use.PAGE_TRAINING:
-                return {
-                    "RMS norm or no norm": self.norm != "layer",
-                    "a SwiGLU MLP or no MLP": self.mlp in ("swiglu", "none"),
-                    "no dropout": not self.dropout,
-                }
-            case Use.MUON:
-                return {"matrices inside its blocks": bool(map_shapes(self))}
-            case Use.ATTENTION_MAPS:
-                return {"attention": self.maps_per_layer > 0}
-            case Use.NATIVE_ATTENTION:
-                kept = self.attention != "none" and not self.materializes_attention
-                return {"attention without dropout of its weights": kept}
-            case Use.NATIVE_BLOCKS:
-                return {
-                    "softmax attention": softmax,
-                    "residual connections": self.residual,
-                    "a projection": self.projection,
-                }
-            case Use.NATIVE_OPS:
-                in_heads = self.query_key_norm or self.positions == "rotary"
-                has_ops = self.mlp in ("gelu", "swiglu") or self.norm == "rms"
-                has_ops = has_ops or (softmax and in_heads)
-                return {"operations in C": has_ops or self.supports(Use.NATIVE_BLOCKS) is None}
-            case Use.ONE_LAYER:
-                return blocks | {
-                    "a bias in the LM head": self.head_bias,
-                    "as many key/value heads as heads": self.num_kv_heads == self.heads,
-                    "heads of at most 64 features": self.head_dim <= _ONE_LAYER_HEAD,
-                    "at most 256 tokens of context": self.block_size <= _ONE_LAYER_CONTEXT,
-                }
-            case Use.LORA:
-                return {"linear maps in its blocks": bool(map_shapes(self))}
-            case Use.SLIDING_WINDOW:
-                return {
-                    "one layer": self.layers == 1,
-                    "positions that are not rotary": self.positions != "rotary",
-                    "no MLP": self.mlp == "none",
-                }
-        return {}
-
-
-# One-layer form: the C code keeps a query's sums in vectors of at most 64 numbers, and all weights
-# of a window in memory.
-_ONE_LAYER_HEAD, _ONE_LAYER_CONTEXT = 64, 256
 
 
 class UnsupportedError(UsageError):
@@ -451,87 +391,3 @@ def _needed_setting(name: str, value: Any) -> str:
     if value is _ANY:
         return f"{'an' if name == 'mlp' else 'a'} `{name}`"
     return f"`{name}`" if value is True else f"`{name}` {value}"
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A named set of parts, and the settings that a user may change in it, in the order of the
-    fields of Architecture."""
-
-    parts: Settings
-    settings: tuple[str, ...]
-
-
-_NOT_PARTS = ("model", "wide_heads", "scores")
-_ALL_PARTS = tuple(f.name for f in fields(Architecture) if f.name not in _NOT_PARTS)
-_TRANSFORMER: Settings = {
-    "embed_dim": 128,
-    "heads": 4,
-    "layers": 2,
-    "block_size": 128,
-    "projection": True,
-    "positions": "rotary",
-    "norm": "rms",
-    "mlp": "swiglu",
-    "residual": True,
-}
-_QWEN3: Settings = {**_TRANSFORMER, "query_key_norm": True}
-_BIASES: Settings = {"bias": True, "head_bias": True}
-_ONE_LAYER: Settings = {"embed_dim": 64, **_BIASES}
-
-PRESETS: dict[str, Preset] = {
-    "bigram": Preset({"attention": "none", "positions": "none"}, ("block_size",)),
-    "average": Preset({**_ONE_LAYER, "attention": "uniform"}, ("embed_dim", "block_size")),
-    "dot-product": Preset(
-        {**_ONE_LAYER, "attention": "parameter-free"}, ("embed_dim", "block_size")
-    ),
-    "single-head": Preset(_ONE_LAYER, ("embed_dim", "block_size", "head_size", "dropout")),
-    "multi-head": Preset(
-        {**_ONE_LAYER, "heads": 4},
-        ("embed_dim", "block_size", "heads", "head_size", "qkv_bias", "projection", "dropout"),
-    ),
-    "wide-head": Preset(
-        {**_ONE_LAYER, "heads": 4, "wide_heads": True, "projection": True},
-        ("embed_dim", "block_size", "heads", "dropout"),
-    ),
-    # Qwen3, but with another rotary base and an untied LM head.
-    "transformer": Preset(_QWEN3, _ALL_PARTS),
-    "gpt2": Preset(
-        {
-            **_TRANSFORMER,
-            "qkv_bias": True,
-            "bias": True,
-            "positions": "learned",
-            "norm": "layer",
-            "norm_epsilon": 1e-5,
-            "mlp": "gelu",
-            "tie_embeddings": True,
-        },
-        _ALL_PARTS,
-    ),
-    "llama": Preset({**_TRANSFORMER, "norm_epsilon": 1e-5}, _ALL_PARTS),
-    "qwen3": Preset({**_QWEN3, "rotary_base": 1e6, "tie_embeddings": True}, _ALL_PARTS),
-}
-
-
-def architecture(
-    model: str, settings: Mapping[str, Setting], replaced: Iterable[str] = ()
-) -> Architecture:
-    """Return the architecture of a preset with some of its settings changed.
-
-    Own code computes the parts in `replaced`, which makes `positions` a setting of every preset.
-    Raises UsageError if the preset lacks a setting, if a setting has no effect, or if parts or
-    sizes do not fit each other.
-    """
-    preset = PRESETS[model]
-    merged = {**preset.parts, **settings, **dict.fromkeys(replaced, OWN)}
-    for name in settings:
-        if name not in preset.settings and not (replaced and name == "positions"):
-            users = [m for m in PRESETS if name in PRESETS[m].settings]
-            raise UsageError(
-                f"`{name}` does not apply to {model}", f"use `model` {' or '.join(users)}"
-            )
-        if needs := unused(name, merged):
-            raise UsageError(f"`{name}` has no effect without {needs}", f"leave `{name}` out")
-    used = {name: value for name, value in merged.items() if unused(name, merged) is None}
-    return Architecture(model=model, **used)  # type: ignore[arg-type]

@@ -20,8 +20,9 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.own_code import OwnCode
 from attnlm.base.settings import Setting, Settings, fields_of, quoted
 from attnlm.base.suggestions import suggestion
-from attnlm.model.architecture import PRESETS, Architecture, architecture
+from attnlm.model.architecture import Architecture
 from attnlm.model.costs import Costs
+from attnlm.model.presets import PRESETS, architecture
 from attnlm.model.spec import ModelSpec, Shapes, Use
 
 if TYPE_CHECKING:

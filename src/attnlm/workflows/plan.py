@@ -25,8 +25,9 @@ from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
-from attnlm.model.architecture import PRESETS, architecture_of
+from attnlm.model.architecture import architecture_of
 from attnlm.model.costs import Costs
+from attnlm.model.presets import PRESETS
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import check_tokenizer
 from attnlm.runs.run import Run, open_run
