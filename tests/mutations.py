@@ -101,7 +101,7 @@ elif tensor.dtype != "F32": => elif False:
 weights that are NaN are taken | test_checkpoint.py
 check_finite(*(weights[name] for name in parameters)) => pass
 rows of a sharded checkpoint may be missing | test_sharding.py
-if [first for first, *_ in pieces] + [whole[0]] != [0] + [end for _, end, _ in pieces]: => if False:
+if [first for first, *_ in pieces] + [shape[0]] != [0] + [end for _, end, _ in pieces]: => if False:
 the hashes of a sharded checkpoint's files are not compared | test_sharding.py
 files.file_hash(path / name) != digest => False
 == runs/safetensors_file.py

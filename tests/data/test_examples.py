@@ -23,7 +23,7 @@ from attnlm.data.examples import (
     read_marks,
     write_marks,
 )
-from attnlm.data.prepare_examples import text_of
+from attnlm.data.prepare_examples import example_text
 from attnlm.text.example_files import Turn
 from attnlm.text.tasks import TASKS, generate
 from attnlm.tokens.tokenizer import END_OF_TEXT, CharTokenizer
@@ -66,7 +66,7 @@ def test_every_answer_of_a_task_is_right_and_no_question_appears_twice(task: str
     again, _ = generate(task, examples=300, size=size)
     assert found == again
     every = [*found.train, *found.val, *found.longer]
-    questions = [text_of(example) for example in every]
+    questions = [example_text(example) for example in every]
     assert len(set(questions)) == len(questions)
     assert (len(found.train), len(found.val)) == (300, 30)
     for example in every:
@@ -75,7 +75,7 @@ def test_every_answer_of_a_task_is_right_and_no_question_appears_twice(task: str
             asked = before + question.removesuffix("=")
             assert answer == _solution(task, asked), example
             before = asked + answer
-    shortest = min(map(len, map(text_of, found.longer))) if found.longer else 99
+    shortest = min(map(len, map(example_text, found.longer))) if found.longer else 99
     assert task in ("addition", "modular-addition") or shortest > len(questions[0])
     answers = [turn.answer for example in found.train for turn in example]
     assert max(map(answers.count, set(answers))) < 0.65 * len(answers)  # no answer by habit

@@ -159,8 +159,8 @@ PLAIN = {
 def test_every_format_refuses_parts_that_it_does_not_list(form: ExternalFormat) -> None:
     used = next(used for name, used in PLAIN.items() if name in form.name.lower())
     parts = {field.name: getattr(used, field.name) for field in fields(used)}
-    assert form.reasons(used) == form.reasons(_Capped(**parts)) == []
-    assert form.reasons(_Capped(**parts, attn_softcap=30.0)) == ["`attn_softcap` 30.0"]
+    assert form.unsupported_parts(used) == form.unsupported_parts(_Capped(**parts)) == []
+    assert form.unsupported_parts(_Capped(**parts, attn_softcap=30.0)) == ["`attn_softcap` 30.0"]
 
 
 def test_a_folder_is_whole_or_absent(

@@ -14,7 +14,7 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.runs.checkpoint import load_checkpoint
-from attnlm.runs.load_model import parent_rows
+from attnlm.runs.load_model import parent_weights
 from attnlm.runs.run import Run
 from tests.command import ATTNLM, fails
 from tests.command import attnlm as command
@@ -68,9 +68,9 @@ def test_a_child_starts_with_the_weights_of_its_parent(folder: Path) -> None:
     assert json.loads(shown.stdout)["parent"] == run.parent
     assert "parent, step 30" in (run.path / "report.html").read_text()
 
-    assert parent_rows(run, run.parent).keys() == weights(run).keys()
+    assert parent_weights(run, run.parent).keys() == weights(run).keys()
     with pytest.raises(AttnlmError, match="has changed since"):
-        parent_rows(run, replace(run.parent, sha256="0" * 64))
+        parent_weights(run, replace(run.parent, sha256="0" * 64))
 
 
 def test_a_child_may_start_from_either_checkpoint(folder: Path, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def _encode_piece(
         else:
             ids = encode_piece(piece.text)
     except UnknownCharactersError:  # the vocabulary was made from the whole text
-        raise text.changed() from None
+        raise text.changed_error() from None
     counts_VV: NDArray[np.int64] | None = None
     if vocab_size <= MOST_BIGRAM_IDS:
         dtype = np.min_scalar_type(vocab_size**2 - 1)  # narrow is fast

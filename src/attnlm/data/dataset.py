@@ -219,10 +219,10 @@ def open_dataset(
         path = path_or_name.path
     else:
         return path_or_name
-    return open_folder(path, verify=verify)
+    return open_dataset_folder(path, verify=verify)
 
 
-def open_folder(path: Path, *, verify: bool = False, trusted: bool = False) -> Dataset:
+def open_dataset_folder(path: Path, *, verify: bool = False, trusted: bool = False) -> Dataset:
     """Open the data set in the folder `path`; if `trusted`, do not compare the hashes of its bins.
 
     A data set that was just written or checked is trusted: reading a large one takes long.

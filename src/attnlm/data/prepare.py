@@ -16,7 +16,7 @@ from attnlm.base.files import explaining
 from attnlm.base.folders import check_name, write_latest
 from attnlm.base.settings import check_value
 from attnlm.config.settings import resolve
-from attnlm.data.dataset import Dataset, DatasetProperties, open_folder
+from attnlm.data.dataset import Dataset, DatasetProperties, open_dataset_folder
 from attnlm.data.new_dataset import (
     UnencodedDataset,
     find_tokenizer,
@@ -137,7 +137,7 @@ def prepare(
             write_dataset(work / "new", name, unencoded, chosen_tokenizer, origin.folder)
             install_dataset(work / "new", target, is_up_to_date)
         write_latest(data_dir, name)
-        dataset = open_folder(target, trusted=True)
+        dataset = open_dataset_folder(target, trusted=True)
     _note_short_text(dataset, on_event)
     return dataset
 

@@ -123,7 +123,7 @@ def dataset_from_records(
 def _unencoded_dataset(
     split: _SplitExamples, corpus: Corpus, val_corpus: Corpus | None
 ) -> UnencodedDataset:
-    all_examples = itertools.chain(split.train, split.val, split.longer)
+    texts = map(example_text, itertools.chain(split.train, split.val, split.longer))
     return UnencodedDataset(
         corpus,
         val_corpus,
@@ -134,14 +134,14 @@ def _unencoded_dataset(
             split="documents" if split.held_out else None,
             split_seed=split.held_out.seed if split.held_out else None,
         ),
-        alphabet="".join(sorted(set(split.answer_end or "").union(*map(text_of, all_examples)))),
+        alphabet="".join(sorted(set(split.answer_end or "").union(*texts))),
         sample=functools.partial(_training_sample, split.train),
         has_ends=split.answer_end is None,
         encode=functools.partial(_encode_splits, split),
     )
 
 
-def text_of(example: Example) -> str:
+def example_text(example: Example) -> str:
     """Return the questions and answers of an example, joined."""
     return "".join(turn.question + turn.answer for turn in example)
 
@@ -155,12 +155,12 @@ def _hash_examples(examples: Sequence[Example]) -> str:
 
 def _count_characters(examples: Sequence[Example]) -> int:
     """Return the number of characters of questions and answers, without the ends of answers."""
-    return sum(len(text_of(example)) for example in examples)
+    return sum(len(example_text(example)) for example in examples)
 
 
 def _training_sample(examples: Sequence[Example]) -> list[str]:
     """Return texts of examples, of 4 MiB at most, to train a tokenizer on."""
-    texts = list(map(text_of, examples))
+    texts = list(map(example_text, examples))
     sizes = itertools.accumulate(map(len, texts))
     return [text for text, size in zip(texts, sizes, strict=True) if size <= SAMPLE_BYTES]
 
@@ -225,7 +225,7 @@ def _write_longer(folder: Path, split: _SplitExamples) -> str:
     """Write the longer examples as records, and return the hash of their file."""
     lines = []
     for example in split.longer:
-        prompt = text_of(example).removesuffix(example[-1].answer)
+        prompt = example_text(example).removesuffix(example[-1].answer)
         record = {
             "prompt": prompt.removesuffix(split.question_end),
             "answer": example[-1].answer,

@@ -30,17 +30,17 @@ def dataset_from_text(
     if val_corpus is None:
         by_documents = split == "documents" or (split is None and text.has_many_documents)
         _check_documents(text, by_documents, split_seed, on_event)
-        both = Split(text, by_documents=by_documents)
+        splits = Split(text, by_documents=by_documents)
     else:
-        both = Split(text, survey_text(val_corpus, held_out, on_event))
+        splits = Split(text, survey_text(val_corpus, held_out, on_event))
     return UnencodedDataset(
         corpus,
         val_corpus,
-        _content(both),
-        alphabet="".join(sorted(set().union(*(text.alphabet for text in both.texts)))),
-        sample=both.train_sample,
-        has_ends=any(text.corpus.marks_ends for text in both.texts),
-        encode=functools.partial(_encode_split, both, on_event),
+        _split_content(splits),
+        alphabet="".join(sorted(set().union(*(text.alphabet for text in splits.texts)))),
+        sample=splits.train_sample,
+        has_ends=any(text.corpus.marks_ends for text in splits.texts),
+        encode=functools.partial(_encode_splits, splits, on_event),
     )
 
 
@@ -64,10 +64,10 @@ def _check_documents(
         )
     share = sum(part.chosen for part in text.parts) / text.characters
     if share == 0:
-        least = math.ceil(100 / text.documents) / 100
+        least_fraction = math.ceil(100 / text.documents) / 100
         raise AttnlmError(
             f"a `val_fraction` of {fraction:g} of {text.documents} documents chooses none",
-            f"use `val_fraction` {least:g} or more, or `split` tail",
+            f"use `val_fraction` {least_fraction:g} or more, or `split` tail",
         )
     if not fraction / 2 <= share <= 2 * fraction:
         on_event(
@@ -79,7 +79,7 @@ def _check_documents(
         )
 
 
-def _content(split: Split) -> Content:
+def _split_content(split: Split) -> Content:
     val_text = split.val_text
     return Content(
         split.text.sha256,
@@ -90,7 +90,7 @@ def _content(split: Split) -> Content:
     )
 
 
-def _encode_split(
+def _encode_splits(
     split: Split, on_event: OnEvent, folder: Path, tokenizer: Tokenizer
 ) -> EncodedDataset:
     """Encode both splits to files in `folder`."""

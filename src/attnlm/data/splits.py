@@ -116,9 +116,9 @@ class SurveyedText:
             )
             yield piece
         if digest.hexdigest() != self.sha256:
-            raise self.changed()
+            raise self.changed_error()
 
-    def changed(self) -> AttnlmError:
+    def changed_error(self) -> AttnlmError:
         """Return the error for a text that has changed since it was read."""
         return AttnlmError(
             f"{self.corpus.shown} changed while it was read",

@@ -157,7 +157,7 @@ def _read_file(
         file = TensorFile.of(opened)
         stored = file.tensors
         metadata = file.metadata
-        _check_fits(path, shapes, stored)
+        _check_shapes(path, shapes, stored)
         _check_complete(path, shapes, stored)
         facts = json.loads(metadata.get("facts", ""))
         header = CheckpointHeader(facts, metadata.get("digest", ""))
@@ -187,7 +187,7 @@ def _read_folder(
                 raise ValueError("wrong hash")
             opened = opening.enter_context((path / name).open("rb"))
             file = TensorFile.of(opened)
-            _check_fits(path, shapes, file.tensors, all_rows=False)
+            _check_shapes(path, shapes, file.tensors, all_rows=False)
             places = json.loads(file.metadata.get("DCP_SHARDING_INFO", ""))
             for tensor, stored in file.tensors.items():
                 first = places[tensor]["saved_offsets"][0]
@@ -195,18 +195,18 @@ def _read_folder(
         _check_complete(path, shapes, pieces)
         tensors = {}
         for tensor, stored_rows in pieces.items() if with_tensors else ():
-            whole = shapes[parameter_of(tensor)]
-            rows = rows_of(whole[0], rank, count)
+            shape = shapes[parameter_of(tensor)]
+            rows = rows_of(shape[0], rank, count)
             in_order = sorted(stored_rows, key=lambda stored: stored[:2])
-            tensors[tensor] = _join_rows(tensor, whole, in_order, rows)
+            tensors[tensor] = _join_rows(tensor, shape, in_order, rows)
     return CheckpointHeader(content["facts"]), tensors
 
 
-def _join_rows(name: str, whole: Shape, pieces: list[_StoredRows], rows: slice) -> Tensor:
+def _join_rows(name: str, shape: Shape, pieces: list[_StoredRows], rows: slice) -> Tensor:
     """Return the rows `rows` of a tensor. Raises ValueError if any row is missing or duplicated."""
-    if [first for first, *_ in pieces] + [whole[0]] != [0] + [end for _, end, _ in pieces]:
+    if [first for first, *_ in pieces] + [shape[0]] != [0] + [end for _, end, _ in pieces]:
         raise ValueError(f"rows of {name} are missing")
-    tensor = torch.empty(rows.stop - rows.start, *whole[1:])
+    tensor = torch.empty(rows.stop - rows.start, *shape[1:])
     for first, last, file in pieces:
         begin = max(first, rows.start)
         end = min(last, rows.stop)
@@ -216,7 +216,7 @@ def _join_rows(name: str, whole: Shape, pieces: list[_StoredRows], rows: slice) 
     return tensor
 
 
-def _check_fits(
+def _check_shapes(
     path: Path,
     shapes: Mapping[str, Shape],
     stored: Mapping[str, StoredTensor],
@@ -232,13 +232,13 @@ def _check_fits(
     for name, tensor in stored.items():
         expected = shapes.get(parameter_of(name))
         shown = quoted(name.removeprefix(_MODEL))[1:-1]
-        whole = tensor.shape
-        if expected and whole and not all_rows:
-            whole = (expected[0], *whole[1:])
+        shape = tensor.shape
+        if expected and shape and not all_rows:
+            shape = (expected[0], *shape[1:])
         if expected is None:
             differing.append(f"{shown} is not a tensor of this model")
-        elif whole != expected:
-            differing.append(f"{shown} has the shape {whole}, not {expected}")
+        elif shape != expected:
+            differing.append(f"{shown} has the shape {shape}, not {expected}")
         elif tensor.dtype != "F32":
             differing.append(f"{shown} has the type {tensor.dtype}, not F32")
     _refuse(path, differing)
@@ -285,10 +285,10 @@ def save_checkpoint(
     """
     tensors = named_tensors(weights, optimizer or {})
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    save_in_turn(path, shapes, lambda name: tensors[name].detach().cpu(), facts)
+    save_one_by_one(path, shapes, lambda name: tensors[name].detach().cpu(), facts)
 
 
-def save_in_turn(
+def save_one_by_one(
     path: Path,
     shapes: Mapping[str, Shape],
     tensor: Callable[[str], Tensor],

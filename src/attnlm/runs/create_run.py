@@ -15,7 +15,7 @@ from attnlm.base.folders import check_name, resume_command, write_latest
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.model.own import CODE
-from attnlm.runs.load_model import keep_base
+from attnlm.runs.load_model import write_base
 from attnlm.runs.records import DatasetFacts, ParentRecord
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
@@ -63,11 +63,11 @@ def create_run(
     )
     fill = None
     if parent is not None and config.training.adapters is not None:
-        fill = functools.partial(keep_base, parent=parent)
+        fill = functools.partial(write_base, parent=parent)
     return create_run_folder(run, dataset.tokenizer, name, checkpoint_dir, fill)
 
 
-def check_free(name: str, checkpoint_dir: Path, *, is_trained: bool = True) -> None:
+def check_name_is_free(name: str, checkpoint_dir: Path, *, is_trained: bool = True) -> None:
     """Check a name before slow work begins: raise the error that `create_run` would raise later."""
     check_name(name)
     path = checkpoint_dir / name
@@ -93,22 +93,22 @@ def create_run_folder(
     `<model>-002`, … Raises as `create_run` does.
     """
     if name is not None:
-        check_free(name, checkpoint_dir, is_trained=not run.imported_from)
+        check_name_is_free(name, checkpoint_dir, is_trained=not run.imported_from)
     with workspace(checkpoint_dir) as work:
-        new = work / "new"
-        new.mkdir()
-        run = replace(run, path=new)
-        files.write_json(new / "tokenizer.json", tokenizer.to_json())
+        folder = work / "new"
+        folder.mkdir()
+        run = replace(run, path=folder)
+        files.write_json(folder / "tokenizer.json", tokenizer.to_json())
         for code in run.config.codes:
-            (new / CODE).mkdir(exist_ok=True)
-            files.write_bytes(new / CODE / code.file, code.content())
+            (folder / CODE).mkdir(exist_ok=True)
+            files.write_bytes(folder / CODE / code.file, code.content())
             code.remember()
         run = run if fill is None else fill(run)
         run.save_config()
         places = numbered(checkpoint_dir, run.config.spec.name)
         if name is not None:
-            check_free(name, checkpoint_dir, is_trained=not run.imported_from)
+            check_name_is_free(name, checkpoint_dir, is_trained=not run.imported_from)
             places = iter([checkpoint_dir / name])
-        path = move_to_free(new, places)
+        path = move_to_free(folder, places)
     write_latest(checkpoint_dir, path.name)
     return replace(run, path=path)

@@ -60,7 +60,7 @@ class ExternalFormat:
     interleaves: bool = field(default=False, kw_only=True)
     """whether the tool rotates adjacent outputs of a head as pairs; attnlm pairs i with i + D/2"""
 
-    def completed(self, a: Architecture) -> Architecture:
+    def with_missing_parts(self, a: Architecture) -> Architecture:
         """Return the model with the parts that this form always has and the model lacks.
 
         These parts change no logit: an MLP with one hidden unit and position embeddings, both of
@@ -76,11 +76,11 @@ class ExternalFormat:
             parts["positions"] = "learned"
         return replace(a, **parts)
 
-    def reasons(self, a: Architecture) -> list[str]:
+    def unsupported_parts(self, a: Architecture) -> list[str]:
         """Return, in words, what this form can't express of the model; [] if it fits."""
         if a.embed_dim is None:
             return ["a table of logits, and no layers"]
-        a = self.completed(a)
+        a = self.with_missing_parts(a)
         values = {part.name: getattr(a, part.name) for part in fields(a)}
         # These are the defaults, written out.
         values["kv_heads"] = None if a.num_kv_heads == a.heads else a.kv_heads
@@ -107,7 +107,7 @@ class ExternalFormat:
             return {}
         return {"rope.scaling.type": "linear", "rope.scaling.factor": float(a.rotary_factor)}
 
-    def stored(self, a: Architecture) -> Iterator[TensorMapping]:
+    def tensor_mappings(self, a: Architecture) -> Iterator[TensorMapping]:
         """Yield the tensors of a file: all except an LM head that is tied to the embedding."""
         missing = ["head"] if a.tie_embeddings else []
         missing += [] if a.query_key_norm else ["attention.query_norm", "attention.key_norm"]
@@ -200,17 +200,17 @@ def classes_for(tokenizer: str) -> list[StockClass]:
 
 def fitting_class(a: Architecture) -> StockClass | None:
     """Return the class of transformers that expresses a model exactly, or None."""
-    return next((stock for stock in STOCK_CLASSES if not stock.reasons(a)), None)
+    return next((stock for stock in STOCK_CLASSES if not stock.unsupported_parts(a)), None)
 
 
 def format_for(a: Architecture, forms: Sequence[AnyFormat], run: str) -> AnyFormat:
     """Return the first of `forms` that can express the model of a run. Raises UsageError."""
-    closest = min(forms, key=lambda form: len(form.reasons(a)))
-    if reasons := closest.reasons(a):
+    closest = min(forms, key=lambda form: len(form.unsupported_parts(a)))
+    if parts := closest.unsupported_parts(a):
         is_class = isinstance(closest, StockClass)
         kind = "stock class of transformers" if is_class else "architecture of llama.cpp"
         raise UsageError(
-            f"no {kind} can express {run}: it has {', '.join(reasons)}; "
+            f"no {kind} can express {run}: it has {', '.join(parts)}; "
             f"the closest format is {closest.name}",
             "train a `model` transformer, gpt2, llama or qwen3 without these settings",
         )

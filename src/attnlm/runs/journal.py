@@ -44,7 +44,7 @@ class Journal(Generic[_Record]):
         try:
             values = [json.loads(line) for line in lines]
         except (ValueError, RecursionError):
-            raise self.damaged() from None
+            raise self.damaged_error() from None
         return [decoded(self.record, value, self.path, self.hint) for value in values]
 
     def append(self, record: _Record) -> None:
@@ -59,17 +59,17 @@ class Journal(Generic[_Record]):
         """Replace all records with `records`."""
         files.write_bytes(self.path, b"".join(map(_to_line, records)))
 
-    def damaged(self) -> AttnlmError:
+    def damaged_error(self) -> AttnlmError:
         """Return the error for a damaged file."""
         return AttnlmError(f"{self.path} is damaged, or was not written by attnlm", self.hint)
 
 
 def _to_line(record: Any) -> bytes:
     """Return the line of a record, without the fields that have their default."""
-    described = fields(record)
-    values = {field.name: getattr(record, field.name) for field in described}
-    written = {f.name: values[f.name] for f in described if values[f.name] != f.default}
-    return (json.dumps(written) + "\n").encode()
+    record_fields = fields(record)
+    values = {field.name: getattr(record, field.name) for field in record_fields}
+    non_default = {f.name: values[f.name] for f in record_fields if values[f.name] != f.default}
+    return (json.dumps(non_default) + "\n").encode()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

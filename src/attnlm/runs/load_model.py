@@ -79,7 +79,7 @@ def load_weights(
     return weights
 
 
-def described_weights(run: Run, checkpoint: Checkpoint) -> dict[str, Tensor]:
+def checked_weights(run: Run, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return the weights of a run's model, for code that computes the model without its modules.
 
     Raises as `load_weights` and `check_textbook` do.
@@ -128,35 +128,36 @@ def parent_record(parent: Run, checkpoint: str) -> ParentRecord:
     )
 
 
-def parent_rows(
+def parent_weights(
     run: Run, parent: ParentRecord, rank: int = 0, count: int = 1
 ) -> Mapping[str, Tensor]:
     """Return the weights that a run starts from: its parent's, as `load_weights` returns them.
 
     Raises AttnlmError if the parent was trained further after the run began.
     """
-    opened = open_run(Path(parent.path))
-    weights = load_weights(opened, opened.checkpoint(parent.which), rank, count)
-    _check_parent_unchanged(opened.path / parent.checkpoint, run, parent)
+    parent_run = open_run(Path(parent.path))
+    weights = load_weights(parent_run, parent_run.checkpoint(parent.which), rank, count)
+    _check_parent_unchanged(parent_run.path / parent.checkpoint, run, parent)
     return weights
 
 
-def keep_base(run: Run, parent: ParentRecord) -> Run:
+def write_base(run: Run, parent: ParentRecord) -> Run:
     """Copy the parent's weights to the run's base.safetensors.
 
     Return the run with the digest of that file in `Run.parent`. Make a hard link instead of a copy
     if the parent's file holds only these weights and the file system supports links.
     """
-    opened = open_run(Path(parent.path))
-    start = opened.path / parent.checkpoint
+    parent_run = open_run(Path(parent.path))
+    start = parent_run.path / parent.checkpoint
+    adapters = parent_run.config.training.adapters
     with contextlib.suppress(OSError):
-        if start == opened.best and start.suffix and opened.config.training.adapters is None:
+        if start == parent_run.best and start.suffix and adapters is None:
             os.link(start.resolve(), run.base)
     if run.base.exists():
         _check_parent_unchanged(run.base, run, parent)
     else:
         facts = CheckpointFacts(step=parent.step).content()
-        save_checkpoint(run.base, parent_rows(run, parent), facts)
+        save_checkpoint(run.base, parent_weights(run, parent), facts)
     base = load_header(run.base, run.config.spec, run.vocab_size)
     return replace(run, parent=replace(parent, base=base.digest))
 

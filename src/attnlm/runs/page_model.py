@@ -17,7 +17,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.json_records import decoded, limited
 from attnlm.config.settings import resolve
 from attnlm.model.inspection import check_finite, parameters_of
-from attnlm.runs.checkpoint import named_tensors, parameter_of, save_in_turn
+from attnlm.runs.checkpoint import named_tensors, parameter_of, save_one_by_one
 from attnlm.runs.create_run import create_run_folder
 from attnlm.runs.hugging_face.read_model import open_tensors
 from attnlm.runs.records import CheckpointFacts, DatasetFacts
@@ -65,7 +65,7 @@ def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> 
 
         def add_checkpoint(run: Run) -> Run:
             facts = CheckpointFacts(step=metadata.step).content()
-            save_in_turn(run.best, named_tensors(shapes, {}), read_weight, facts)
+            save_one_by_one(run.best, named_tensors(shapes, {}), read_weight, facts)
             return run
 
         run = Run(

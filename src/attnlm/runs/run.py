@@ -301,7 +301,7 @@ class Run(RunFacts):
         records = [record for record in self.evaluations() if record.step <= evaluated_step]
         steps = [-1, *(record.step for record in records)]
         if steps[-1] != evaluated_step or steps != sorted(set(steps)):
-            raise self._metrics.damaged()
+            raise self._metrics.damaged_error()
         return records
 
     def ticker(self) -> list[Snapshot]:
@@ -314,7 +314,7 @@ class Run(RunFacts):
         try:
             return [snapshot_of(record, self.config.spec) for record in self._ticker.records()]
         except ValueError:
-            raise self._ticker.damaged() from None
+            raise self._ticker.damaged_error() from None
 
     def ticker_passage(self) -> list[str]:
         """Return the tokens whose attention the snapshots' maps show, or [] for old runs."""

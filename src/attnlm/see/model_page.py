@@ -19,7 +19,7 @@ from attnlm.data.dataset import ids_at
 from attnlm.model.architecture import Architecture, architecture_of
 from attnlm.model.spec import Use
 from attnlm.runs.external_formats import Exported
-from attnlm.runs.load_model import described_weights
+from attnlm.runs.load_model import checked_weights
 from attnlm.runs.run import Checkpoint, Run, open_dataset_of, run_summary
 from attnlm.see.page import base64_of, render
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
@@ -96,7 +96,7 @@ def run_data(
     The values say how the run was trained, with an excerpt of its training text if its data set is
     still there.
 
-    Raises as `described_weights` does.
+    Raises as `checked_weights` does.
     """
     facts = run_summary(run)
     origin = f"trained on {run.dataset.name}"
@@ -107,7 +107,7 @@ def run_data(
     if excerpt := _excerpt(run, data_dir):
         facts["the text begins"] = excerpt
     a = architecture_of(run.config.spec, Use.PAGE)
-    weights = described_weights(run, checkpoint)
+    weights = checked_weights(run, checkpoint)
     description = f"{a.name}, {run.parameters:,} parameters, {origin}"
     return model_data(name or run.name, a, weights, run.tokenizer, description, number_type, facts)
 

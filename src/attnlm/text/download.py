@@ -86,11 +86,11 @@ def fetch_cached(
             f"{file.name} is not in the cache ({shown}), and `offline` is set",
             "use a file, or `attnlm prepare tales`, which needs no network",
         )
-    place = writable_cache()
-    if place is None:
+    target_folder = writable_cache()
+    if target_folder is None:
         on_event(Note(f"{file.name} is not kept: the cache ({shown}) cannot be written"))
-        place = spool
-    path = place / file.name
+        target_folder = spool
+    path = target_folder / file.name
     fetch(file.url, path, sha256=file.sha256, timeout=timeout, on_event=on_event)
     return path
 

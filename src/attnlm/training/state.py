@@ -29,7 +29,7 @@ from attnlm.runs.checkpoint import (
 )
 from attnlm.runs.hugging_face.adapter import write_adapter
 from attnlm.runs.journal import ranking_key
-from attnlm.runs.load_model import base_weights, parent_rows
+from attnlm.runs.load_model import base_weights, parent_weights
 from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import COPY_THE_RUN, Run
 from attnlm.training.optimizer import FlatOptimizer, Optimizer
@@ -167,7 +167,7 @@ def load_or_init_state(
     if reads and config.training.adapters is not None:
         _copy(base_weights(run), frozen(state.model))
     elif reads and fresh and run.parent is not None:
-        _copy(parent_rows(run, run.parent, rank, count), state.optimizer.weights())
+        _copy(parent_weights(run, run.parent, rank, count), state.optimizer.weights())
     if saved is not None:
         state = _restored(run, state, *saved)
     return _broadcast(state, processes, with_tensors=not is_sharded)

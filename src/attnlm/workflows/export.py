@@ -31,7 +31,7 @@ from attnlm.runs.external_formats import (
     format_for,
 )
 from attnlm.runs.gguf_vocabulary import vocabulary
-from attnlm.runs.load_model import described_weights
+from attnlm.runs.load_model import checked_weights
 from attnlm.runs.run import Checkpoint, Run, open_dataset_of, open_run, run_summary
 from attnlm.runs.safetensors_file import Shape, write_tensors
 from attnlm.see.model_page import PageOf, export_to_html, play_page
@@ -151,9 +151,9 @@ def _tensors(form: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Tensors
     The returned tensor may be a view that is not contiguous. `ExternalFormat.completed` describes
     the parts that the other tool stores but our model lacks.
     """
-    a = form.completed(architecture_of(run.config.spec, Use.EXPORT))
-    weights = described_weights(run, checkpoint)
-    mappings = {mapping.name: mapping for mapping in form.stored(a)}
+    a = form.with_missing_parts(architecture_of(run.config.spec, Use.EXPORT))
+    weights = checked_weights(run, checkpoint)
+    mappings = {mapping.name: mapping for mapping in form.tensor_mappings(a)}
     shapes = a.parameter_shapes(run.vocab_size)
     names = [name for mapping in mappings.values() for name in mapping.parameters]
     for name in (name for name in names if name not in weights):
@@ -214,7 +214,7 @@ def _check_folder_free(folder: Path) -> None:
 
 def _described(run: Run, checkpoint: Checkpoint, stock: StockClass) -> dict[str, str]:
     """Return the files of the folder by name, without the weights."""
-    a = stock.completed(architecture_of(run.config.spec, Use.EXPORT))
+    a = stock.with_missing_parts(architecture_of(run.config.spec, Use.EXPORT))
     tokenizer = run.tokenizer
     end = tokenizer.end_of_text
     beginning = tokenizer.beginning
@@ -324,7 +324,7 @@ def _check_file_free(path: Path) -> None:
 
 
 def _metadata(form: ExternalFormat, run: Run, checkpoint: Checkpoint, type: str) -> dict[str, Any]:
-    a = form.completed(architecture_of(run.config.spec, Use.EXPORT))
+    a = form.with_missing_parts(architecture_of(run.config.spec, Use.EXPORT))
     summary = "; ".join(f"{label}: {value}" for label, value in _card_rows(run, checkpoint).items())
     keys_of: dict[str, dict[str, Any]] = {
         "general": {

@@ -29,7 +29,7 @@ from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import parameters_of
 from attnlm.model.own import completed
-from attnlm.runs.create_run import check_free, create_run
+from attnlm.runs.create_run import check_name_is_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
 from attnlm.runs.manage import remove_run
 from attnlm.runs.records import ParentRecord, has_same_ids
@@ -307,7 +307,7 @@ def new_job(
         )
     check_launched(config.training, call.processes)
     if name is not None and not (exists and exist_ok):
-        check_free(name, call.checkpoint_dir)
+        check_name_is_free(name, call.checkpoint_dir)
     opened = open_dataset(dataset, data_dir=call.data_dir, verify=call.verify)
     parent = (
         None if start_from is None else open_run(start_from, checkpoint_dir=call.checkpoint_dir)

@@ -32,7 +32,7 @@ from attnlm.runs.hugging_face.read_model import (
     check_type,
     open_tensors,
 )
-from attnlm.runs.load_model import keep_base, parent_record
+from attnlm.runs.load_model import parent_record, write_base
 from attnlm.runs.records import CheckpointFacts, DatasetFacts
 from attnlm.runs.run import Run, open_run
 from attnlm.runs.safetensors_file import TensorFile, write_tensors
@@ -78,10 +78,10 @@ class _Module(NamedTuple):
 def _modules(stock: StockClass, a: Architecture) -> Iterator[_Module]:
     """Yield the linear layers of all blocks."""
     shapes = map_shapes(a)
-    for stored in stock.stored(a):
-        maps = tuple(name.removesuffix(".weight") for name in stored.parameters)
+    for mapping in stock.tensor_mappings(a):
+        maps = tuple(name.removesuffix(".weight") for name in mapping.parameters)
         if all(map_name(path) in shapes for path in maps):
-            yield _Module(stored.name.removesuffix(".weight"), maps)
+            yield _Module(mapping.name.removesuffix(".weight"), maps)
 
 
 # --- Writing --------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def import_adapter(
     )
 
     def add_weights(run: Run) -> Run:
-        run = keep_base(run, record)
+        run = write_base(run, record)
         save_checkpoint(run.best, tensors, CheckpointFacts(step=0).content())
         write_adapter(run, tensors)
         return run

@@ -11,13 +11,13 @@ from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import check_name, is_folder
 from attnlm.base.formatting import byte_size
 from attnlm.compute.device import machine_memory
-from attnlm.runs.checkpoint import named_tensors, parameter_of, save_in_turn
+from attnlm.runs.checkpoint import named_tensors, parameter_of, save_one_by_one
 from attnlm.runs.create_run import create_run_folder
 from attnlm.runs.hugging_face.adapter import import_adapter, is_adapter
 from attnlm.runs.hugging_face.hub import DESCRIPTION, WEIGHTS, check_source, download
 from attnlm.runs.hugging_face.read_model import (
     DescribedModel,
-    opened_weights,
+    open_weights,
     read_config,
     without_empty_mlp,
 )
@@ -94,24 +94,24 @@ def import_run(
         else:
             folder = download(str(source), revision, DESCRIPTION, on_event or ignore)
             origin = f"{source}@{folder.name}"
-        described = _read_fitting_config(folder, block_size)
+        model = _read_fitting_config(folder, block_size)
         if not is_local:
             download(str(source), folder.name, WEIGHTS, on_event or ignore)
-        with opened_weights(folder, described, file) as read_weight:
-            described = without_empty_mlp(described, read_weight)
-            tokenizer = _read_tokenizer_files(folder, described.vocab_size)
+        with open_weights(folder, model, file) as read_weight:
+            model = without_empty_mlp(model, read_weight)
+            tokenizer = _read_tokenizer_files(folder, model.vocab_size)
 
             def add_checkpoint(run: Run) -> Run:
-                shapes = named_tensors(described.shapes, {})
+                shapes = named_tensors(model.shapes, {})
                 facts = CheckpointFacts(step=0).content()
-                save_in_turn(run.best, shapes, lambda n: read_weight(parameter_of(n)), facts)
+                save_one_by_one(run.best, shapes, lambda n: read_weight(parameter_of(n)), facts)
                 return run
 
             run = Run(
                 Path(),
-                described.config,
-                vocab_size=described.vocab_size,
-                parameters=described.parameters,
+                model.config,
+                vocab_size=model.vocab_size,
+                parameters=model.parameters,
                 dataset=DatasetFacts(name=origin.rpartition("/")[2].partition("@")[0]),
                 imported_from=origin,
             )
@@ -120,16 +120,16 @@ def import_run(
 
 def _read_fitting_config(folder: Path, block_size: int | None) -> DescribedModel:
     """Return the model in a config.json. Raises AttnlmError if it does not fit into memory."""
-    described = read_config(folder / "config.json", block_size)
+    model = read_config(folder / "config.json", block_size)
     memory = machine_memory()
-    needed = int(_OPENED * 4 * described.parameters)
+    needed = int(_OPENED * 4 * model.parameters)
     if memory is not None and needed > memory:
         raise AttnlmError(
-            f"the model's {described.parameters:,} parameters need {byte_size(needed)} of memory, "
+            f"the model's {model.parameters:,} parameters need {byte_size(needed)} of memory, "
             f"but this machine has {byte_size(memory)}",
             "import a smaller model",
         )
-    return described
+    return model
 
 
 def _read_tokenizer_files(folder: Path, vocab_size: int) -> Tokenizer:

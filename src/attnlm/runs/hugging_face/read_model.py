@@ -115,7 +115,7 @@ class DescribedModel:
     vocab_size: int
     positions: int
     """the model's context in tokens; a run may use a shorter one"""
-    stored: tuple[TensorMapping, ...]
+    mappings: tuple[TensorMapping, ...]
     """the model's tensors; a bias of the architecture is zero if no tensor holds it"""
     shapes: Mapping[str, Shape]
     """the shapes of the parameters, by our names"""
@@ -183,28 +183,28 @@ def read_config(path: Path, block_size: int | None = None) -> DescribedModel:
         config = resolve({"model": family.model, **settings, "steps": 1})
     except UsageError as error:
         raise AttnlmError(f"{path}: {error.message}", _HINT) from None
-    stored = (
+    mappings = (
         tensor
-        for tensor in stock.stored(architecture_of(config.spec, Use.EXPORT))
+        for tensor in stock.tensor_mappings(architecture_of(config.spec, Use.EXPORT))
         if not (tensor.name.endswith(".bias") and any(p in tensor.name for p in without_bias))
     )
     shapes = config.spec.parameter_shapes(size)
-    return DescribedModel(config, size, positions, tuple(stored), shapes)
+    return DescribedModel(config, size, positions, tuple(mappings), shapes)
 
 
-def without_empty_mlp(described: DescribedModel, weight: Callable[[str], Tensor]) -> DescribedModel:
+def without_empty_mlp(model: DescribedModel, weight: Callable[[str], Tensor]) -> DescribedModel:
     """Return a description of the same model without its MLP, if the MLP never adds anything.
 
     attnlm exports a model without MLP with such an MLP: one hidden unit, and zeros as its outgoing
     weights. `weight` returns a parameter, given our name for the parameter.
     """
-    a = architecture_of(described.config.spec, Use.EXPORT)
-    outgoing = [name for name in described.shapes if ".mlp.down." in name]
+    a = architecture_of(model.config.spec, Use.EXPORT)
+    outgoing = [name for name in model.shapes if ".mlp.down." in name]
     if a.mlp_dim != 1 or any(weight(name).any() for name in outgoing):
-        return described
-    config = replace(described.config, spec=replace(a, mlp="none", mlp_width=None))
-    shapes = config.spec.parameter_shapes(described.vocab_size)
-    return replace(described, config=config, shapes=shapes)
+        return model
+    config = replace(model.config, spec=replace(a, mlp="none", mlp_width=None))
+    shapes = config.spec.parameter_shapes(model.vocab_size)
+    return replace(model, config=config, shapes=shapes)
 
 
 def check_options(
@@ -298,14 +298,14 @@ _COMPUTED = re.compile(
 
 
 @contextlib.contextmanager
-def opened_weights(
-    folder: Path, described: DescribedModel, file: Path | None = None
+def open_weights(
+    folder: Path, model: DescribedModel, file: Path | None = None
 ) -> Iterator[Callable[[str], Tensor]]:
     """Yield a function that returns a parameter in float32, given our name for the parameter.
 
     The tensors are in `folder`, or only in `file` if given. Raises AttnlmError before any tensor is
     read if files or tensors are missing or unexpected, or if a shape or type differs from
-    `described`. The function raises AttnlmError for NaN and infinity.
+    `model`. The function raises AttnlmError for NaN and infinity.
     """
     file_of: dict[str, TensorFile] = {}
     with contextlib.ExitStack() as opening:
@@ -317,22 +317,22 @@ def opened_weights(
         # The published GPT-2 files lack the prefix, since they hold the model without its head.
         prefix = "" if any(name.startswith("transformer.") for name in file_of) else "transformer."
         places: dict[str, tuple[TensorMapping, int]] = {}  # by parameter: tensor, index in it
-        for stored in described.stored:
-            stored = stored._replace(name=stored.name.removeprefix(prefix))
-            places |= {ours: (stored, i) for i, ours in enumerate(stored.parameters)}
-        _check_tensors(file_of, places, described)
-        shapes = described.shapes
+        for mapping in model.mappings:
+            mapping = mapping._replace(name=mapping.name.removeprefix(prefix))
+            places |= {ours: (mapping, i) for i, ours in enumerate(mapping.parameters)}
+        _check_tensors(file_of, places, model)
+        shapes = model.shapes
 
         def read_weight(name: str) -> Tensor:
             if name not in places:
                 return torch.zeros(shapes[name])
-            stored, place = places[name]
-            begin = sum(shapes[before][0] for before in stored.parameters[:place])
+            mapping, place = places[name]
+            begin = sum(shapes[before][0] for before in mapping.parameters[:place])
             rows = slice(begin, begin + shapes[name][0])
-            if stored.transposed:
-                values = file_of[stored.name].read(stored.name)[:, rows].T
+            if mapping.transposed:
+                values = file_of[mapping.name].read(mapping.name)[:, rows].T
             else:
-                values = file_of[stored.name].read(stored.name, rows)
+                values = file_of[mapping.name].read(mapping.name, rows)
             check_finite(values)
             return values.to(torch.float32)
 
@@ -342,22 +342,22 @@ def opened_weights(
 def _check_tensors(
     file_of: Mapping[str, TensorFile],
     places: Mapping[str, tuple[TensorMapping, int]],
-    described: DescribedModel,
+    model: DescribedModel,
 ) -> None:
     """Raise AttnlmError if the tensors in the files do not match the model."""
     # A position embedding is stored for the model's whole context, though the run's may be shorter.
-    a = architecture_of(described.config.spec, Use.EXPORT)
-    positions = (described.positions, a.width)
-    shapes = {**described.shapes, "position_embedding.weight": positions}
+    a = architecture_of(model.config.spec, Use.EXPORT)
+    positions = (model.positions, a.width)
+    shapes = {**model.shapes, "position_embedding.weight": positions}
     expected: dict[str, Shape] = {}
-    for stored, _ in places.values():
-        rows = sum(shapes[ours][0] for ours in stored.parameters)
-        columns = shapes[stored.parameters[0]][1:]
-        expected[stored.name] = (*columns, rows) if stored.transposed else (rows, *columns)
+    for mapping, _ in places.values():
+        rows = sum(shapes[ours][0] for ours in mapping.parameters)
+        columns = shapes[mapping.parameters[0]][1:]
+        expected[mapping.name] = (*columns, rows) if mapping.transposed else (rows, *columns)
     head = "lm_head.weight"  # may be stored although it is tied
     is_tied = head not in expected and head in file_of
     if is_tied and a.tie_embeddings:
-        expected[head] = described.shapes["token_embedding.weight"]
+        expected[head] = model.shapes["token_embedding.weight"]
     for name in sorted(expected.keys() - file_of.keys()):
         raise AttnlmError(f"the tensor {name} is missing", _COPY)
     for name in sorted(file_of.keys() - expected.keys()):
