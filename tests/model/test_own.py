@@ -20,8 +20,8 @@ from attnlm.config.settings import Config
 from attnlm.model import own_modules
 from attnlm.model.inspection import parameters_of
 from attnlm.model.language_model import LanguageModel, OwnPart, Transformer
-from attnlm.model.own import OwnParts
 from attnlm.model.own_modules import OwnLanguageModel
+from attnlm.model.own_specs import OwnParts
 from attnlm.model.recorder import NotRecordedError, record
 
 V = 11

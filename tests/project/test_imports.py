@@ -24,7 +24,7 @@ KNOW_COMMANDS = (
     *("text/corpus.py", "text/download.py", "workflows/autotune.py", "workflows/doctor.py"),
 )
 COMMAND = re.compile(rf"attnlm ({'|'.join(root_command().list_commands(None))})\b")
-SCREEN = ("see/progress_bar.py", "see/loggers.py", "base/own_code.py", "model/own.py")
+SCREEN = ("see/progress_bar.py", "see/loggers.py", "base/own_code.py", "model/own_arguments.py")
 """Modules that write to the screen, or redirect what tools and own code write."""
 UPWARDS = {
     "runs/run.py uses attnlm.see.attend.Attention",

@@ -22,7 +22,7 @@ from attnlm.base.suggestions import suggestion
 from attnlm.cli import completion, console, options
 from attnlm.cli.help import setting_text
 from attnlm.cli.options import REQUIRED, argument, switch
-from attnlm.model.own import CODE
+from attnlm.model.own_specs import CODE
 from attnlm.runs.records import NOT_COMPARABLE
 
 _SHOWN_OF_A_HASH = 12  # characters

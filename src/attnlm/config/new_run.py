@@ -12,7 +12,7 @@ from attnlm.base.own_code import OwnCode, is_code_name, named_code, passed_code
 from attnlm.base.settings import Setting, Settings
 from attnlm.config.recipes import load_sizes
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, ParentRun, resolve
-from attnlm.model.own import PREFIX, completed
+from attnlm.model.own_specs import PREFIX, with_defaults
 
 
 class SizeCandidates(NamedTuple):
@@ -58,7 +58,7 @@ def resolve_typed(
     """Resolve settings that the user gave, which may name own code. Raises as `resolve` does."""
     settings = with_own_code(settings)
     config = resolve(settings, recipe, parent)
-    return replace(config, spec=completed(config.spec, settings))
+    return replace(config, spec=with_defaults(config.spec, settings))
 
 
 def with_own_code(settings: Mapping[str, Any]) -> dict[str, Any]:

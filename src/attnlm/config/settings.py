@@ -15,7 +15,8 @@ from attnlm.base.settings import Setting, Settings, check_value, fields_of, quot
 from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import OWN, Architecture, unused
-from attnlm.model.own import CODE, PREFIX, check_argument, own_model, own_parts
+from attnlm.model.own_arguments import check_argument
+from attnlm.model.own_specs import CODE, PREFIX, own_model, own_parts
 from attnlm.model.presets import PRESETS, architecture
 from attnlm.model.spec import ModelSpec, Use
 

@@ -16,7 +16,7 @@ from attnlm.base.suggestions import same, suggestion
 from attnlm.config.settings import RECORD_OF, check_setting, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import MODELS
-from attnlm.model.own import PREFIX
+from attnlm.model.own_specs import PREFIX
 from attnlm.model.presets import PRESETS
 
 _BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}

@@ -35,7 +35,7 @@ _ANY = "any"
 """In `needs`: any value except none"""
 _SOFTMAX = ("attention", "softmax")
 OWN = "own"
-"""The value of a part that the user's own code replaces; see own.py"""
+"""The value of a part that the user's own code replaces; see own_specs.py"""
 _ROTARY = ("positions", "rotary")
 
 

@@ -21,7 +21,7 @@ from attnlm.model.native_block import native_block_of
 from attnlm.model.ops.block import block_pass, have_gradients, native_block_kernels
 from attnlm.model.ops.heads import Rotation, rotary_angles
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
-from attnlm.model.own import OwnParts
+from attnlm.model.own_specs import OwnParts
 from attnlm.model.spec import ModelSpec
 
 Caches = list[LayerCache] | None

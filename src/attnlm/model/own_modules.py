@@ -20,7 +20,7 @@ from attnlm.base.own_code import OwnCode
 from attnlm.model.costs import Costs
 from attnlm.model.inspection import empty_model
 from attnlm.model.language_model import Caches, LanguageModel, with_shape
-from attnlm.model.own import OwnModel, OwnParts
+from attnlm.model.own_specs import OwnModel, OwnParts
 from attnlm.model.spec import ModelSpec
 
 _TARGETS = ("targets", "target", "labels", "y", "yb")

@@ -14,7 +14,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import check_name, resume_command, write_latest
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
-from attnlm.model.own import CODE
+from attnlm.model.own_specs import CODE
 from attnlm.runs.load_model import write_base
 from attnlm.runs.records import DatasetFacts, ParentRecord
 from attnlm.runs.run import Run

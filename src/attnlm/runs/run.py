@@ -25,7 +25,7 @@ from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.settings import fields_of
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve, unknown_settings
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.model.own import CODE
+from attnlm.model.own_specs import CODE
 from attnlm.runs.journal import (
     EARLY_STEPS,
     EvaluationRecord,

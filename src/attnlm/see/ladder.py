@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from attnlm.base import files
 from attnlm.config.variants import variant
-from attnlm.model.own import WIDTHS, size_settings
+from attnlm.model.own_specs import WIDTHS, size_settings
 from attnlm.runs.ladder_plan import TOLERANCE, LadderPlan
 from attnlm.runs.run import Result, Run
 from attnlm.see.curves import FEW_STEPS, recent_fall, verdict

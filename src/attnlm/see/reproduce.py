@@ -9,7 +9,7 @@ from attnlm.base.folders import command_for, elsewhere, flag
 from attnlm.base.own_code import OwnCode
 from attnlm.base.settings import fields_of
 from attnlm.data.dataset import Dataset
-from attnlm.model.own import CODE, PREFIX
+from attnlm.model.own_specs import CODE, PREFIX
 from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.run import Run
 

@@ -20,8 +20,9 @@ from attnlm.config.new_run import resolve_new, with_own_code
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
 from attnlm.model.inspection import parameters_of
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.own import PREFIX, OwnModel, OwnParts, kind_of
+from attnlm.model.own_arguments import kind_of
 from attnlm.model.own_modules import OwnLanguageModel
+from attnlm.model.own_specs import PREFIX, OwnModel, OwnParts
 from attnlm.model.recorder import SOFTMAX, record
 from attnlm.model.spec import ModelSpec
 from attnlm.workflows.doctor import Finding

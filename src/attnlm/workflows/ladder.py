@@ -29,7 +29,7 @@ from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.generation.questions import QuestionFormat, answers, format_of
 from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
-from attnlm.model.own import CODE, completed
+from attnlm.model.own_specs import CODE, with_defaults
 from attnlm.runs.ladder_plan import RECORD, Adapted, LadderPlan, Trial, read_plan
 from attnlm.runs.records import has_same_ids
 from attnlm.runs.run import Run, open_run
@@ -423,7 +423,7 @@ def _trained(
 def _config(settings: Settings) -> Config:
     """Return the configuration of a run with these settings, which may name own code."""
     config = resolve({}, settings)
-    return replace(config, spec=completed(config.spec))
+    return replace(config, spec=with_defaults(config.spec))
 
 
 def _shown(

@@ -11,7 +11,7 @@ from attnlm.base.errors import UsageError
 from attnlm.base.settings import Settings
 from attnlm.config.settings import resolve
 from attnlm.model.inspection import parameters_of
-from attnlm.model.own import OwnModel, completed, size_settings
+from attnlm.model.own_specs import OwnModel, size_settings, with_defaults
 from attnlm.model.spec import ModelSpec
 from attnlm.runs.ladder_plan import TOLERANCE, Adapted, LadderPlan
 
@@ -56,7 +56,7 @@ def with_widths(plan: LadderPlan, vocab_size: int) -> LadderPlan:
 
 
 def _spec(settings: Settings) -> ModelSpec:
-    return completed(resolve({}, settings).spec)
+    return with_defaults(resolve({}, settings).spec)
 
 
 def _sizes(settings: Settings, parameters: int, vocab_size: int) -> dict[str, int]:

@@ -28,7 +28,7 @@ from attnlm.config.settings import RECORD_OF, Config, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.inspection import parameters_of
-from attnlm.model.own import completed
+from attnlm.model.own_specs import with_defaults
 from attnlm.runs.create_run import check_name_is_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
 from attnlm.runs.manage import remove_run
@@ -348,7 +348,7 @@ def _complete(
     config = request.config
     if request.candidates is not None:
         config = affordable_size(request.candidates, dataset, began, on_event)
-        config = replace(config, spec=completed(config.spec))
+        config = replace(config, spec=with_defaults(config.spec))
     model = config.spec.name
     for key in config.dropped:
         on_event(Note(f"ignoring the recipe's {key}: it does not apply to this {model}"))

@@ -7,21 +7,24 @@ module does not load torch.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import inspect
-import math
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import UsageError
 from attnlm.base.own_code import OwnCode
-from attnlm.base.settings import Setting, Settings, fields_of, quoted
-from attnlm.base.suggestions import suggestion
+from attnlm.base.settings import Setting, Settings, fields_of
 from attnlm.model.architecture import Architecture
 from attnlm.model.costs import Costs
+from attnlm.model.own_arguments import (
+    build_module,
+    check_forward,
+    check_names,
+    parameters_of,
+    settings_of,
+    values_of,
+)
 from attnlm.model.presets import PRESETS, architecture
 from attnlm.model.spec import ModelSpec, Shapes, Use
 
@@ -50,7 +53,7 @@ class _OwnSpec:
         """Return (0, 0): snapshots record the number of maps, which is observed."""
         return 0, 0
 
-    def _recorded(self) -> Settings:
+    def _code_settings(self) -> Settings:
         """Return the settings for the code: its names and its arguments."""
         return {**self.codes, **{PREFIX + name: value for name, value in self.arguments.items()}}
 
@@ -74,25 +77,25 @@ class _OwnSpec:
         buffers = stored_buffers(skeleton(self, vocab_size))  # type: ignore[arg-type]
         return {name: tuple(buffer.shape) for name, buffer in buffers.items()}
 
-    def _refusal(self) -> str:
+    def _reason_against(self) -> str:
         return f"it computes {' and '.join(self.codes.values())}"
 
-    def completed(self, chosen: Iterable[str] = ()) -> Self:
+    def with_defaults(self, chosen: Iterable[str] = ()) -> Self:
         """Return the description with each argument's value, after checking them.
 
         Raises UsageError for arguments that the code does not have or that have wrong values, and
         for `heads` among the settings that the user has `chosen`, if the attention takes none.
         """
         attention = self.codes.get("attention")
-        if attention is not None and "heads" in chosen and "heads" not in _parameters(attention):
+        if attention is not None and "heads" in chosen and "heads" not in parameters_of(attention):
             raise UsageError(
                 f"`heads` has no effect: {attention} has no argument heads", "leave `heads` out"
             )
-        defaults_of = {kind: _arguments(code, kind) for kind, code in self.codes.items()}
-        _check_names(self.arguments, set[str]().union(*defaults_of.values()), self.codes)
+        defaults_of = {kind: settings_of(code, kind) for kind, code in self.codes.items()}
+        check_names(self.arguments, set[str]().union(*defaults_of.values()), self.codes)
         values: Settings = {}
         for kind, defaults in defaults_of.items():
-            values |= _values(self.codes[kind], defaults, self.arguments)
+            values |= values_of(self.codes[kind], defaults, self.arguments)
         return replace(self, arguments=values)
 
 
@@ -120,7 +123,7 @@ class OwnParts(_OwnSpec):
         # Positions can be changed in every model with own parts.
         settings = {**self.architecture.settings(), "positions": self.architecture.positions}
         unreplaced = {name: v for name, v in settings.items() if name not in self.codes}
-        return unreplaced | self._recorded()
+        return unreplaced | self._code_settings()
 
     def build(
         self, vocab_size: int, wrap_block: Callable[[Any], Any] = lambda block: block
@@ -134,7 +137,7 @@ class OwnParts(_OwnSpec):
             return None
         if use is Use.NATIVE_OPS:
             return self.architecture.supports(use)
-        return self._refusal()
+        return self._reason_against()
 
     @functools.cached_property
     def lm_head_inputs(self) -> int:
@@ -157,8 +160,8 @@ class OwnParts(_OwnSpec):
         sizes = {"embed_dim": a.width, "heads": a.heads, "block_size": a.block_size, "layer": layer}
         if kind == "scores":
             sizes["head_size"] = a.head_dim
-        module = build_module(self.codes[kind], sizes, self.completed().arguments)
-        _check_forward(self.codes[kind], kind, module)
+        module = build_module(self.codes[kind], sizes, self.with_defaults().arguments)
+        check_forward(self.codes[kind], kind, module)
         return module
 
 
@@ -180,7 +183,7 @@ class OwnModel(_OwnSpec):
         return self.code.name
 
     def settings(self) -> Settings:
-        return {"block_size": self.block_size, **self._recorded()}
+        return {"block_size": self.block_size, **self._code_settings()}
 
     def build(
         self, vocab_size: int, wrap_block: Callable[[Any], Any] = lambda block: block
@@ -189,11 +192,11 @@ class OwnModel(_OwnSpec):
         from attnlm.model.own_modules import OwnLanguageModel
 
         sizes = {"vocab_size": vocab_size, "block_size": self.block_size}
-        module = build_module(self.code, sizes, self.completed().arguments)
+        module = build_module(self.code, sizes, self.with_defaults().arguments)
         return OwnLanguageModel(self, vocab_size, module)
 
     def supports(self, use: Use) -> str | None:
-        return None if use in _SUPPORTED else self._refusal()
+        return None if use in _SUPPORTED else self._reason_against()
 
 
 def own_parts(
@@ -249,134 +252,12 @@ def _without_prefix(settings: Mapping[str, Setting]) -> Settings:
     return {k.removeprefix(PREFIX): v for k, v in settings.items() if k.startswith(PREFIX)}
 
 
-# --- The arguments of own code --------------------------------------------------------------------
-
-_PART = ("embed_dim", "heads", "block_size", "layer")
-_SIZES = {"model": ("vocab_size", "block_size"), "scores": (*_PART, "head_size")}
-"""The arguments that attnlm gives, by what the code is; those of other parts are _PART"""
-
-
-def _parameters(code: OwnCode) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(code.load()).parameters
-
-
-def _arguments(code: OwnCode, kind: str) -> dict[str, Setting]:
-    """Return the arguments of own code that are settings, with their defaults."""
-    sizes = _SIZES.get(kind, _PART)
-    return {
-        name: parameter.default
-        for name, parameter in _parameters(code).items()
-        if name not in sizes and _is_value(parameter.default)
-    }
-
-
-def _is_value(value: object) -> bool:
-    is_finite = not isinstance(value, float) or math.isfinite(value)
-    return isinstance(value, bool | int | float | str) and is_finite
-
-
-def check_argument(name: str, value: object) -> None:
-    """Check a value for an argument of own code, without the code. Raises UsageError."""
-    if not (name.isidentifier() and _is_value(value)):
-        raise UsageError(
-            f"invalid value for the argument {quoted(name)}: {quoted(value)}",
-            "it must be a text, a finite number, true or false",
-        )
-
-
-def build_module(code: OwnCode, sizes: Mapping[str, Any], arguments: Settings) -> Any:
-    """Call own code with those of `sizes` and `arguments` that it names, and return its module.
-
-    Raises UsageError for an argument that attnlm does not give, and AttnlmError if the code does
-    not return a module.
-    """
-    import torch
-    from torch import nn
-
-    parameters = _parameters(code)
-    for name, parameter in parameters.items():
-        is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if parameter.default is parameter.empty and not is_variable and name not in sizes:
-            raise UsageError(
-                f"{code} needs the argument {name}, which attnlm does not give",
-                f"give it a default, or use some of {', '.join(sizes)}",
-            )
-    values = {**arguments, **sizes}
-    with contextlib.redirect_stdout(sys.stderr):  # results alone go to stdout
-        module = code.load()(**{name: values[name] for name in parameters if name in values})
-    if not isinstance(module, nn.Module):
-        raise AttnlmError(
-            f"{code} returns {type(module).__name__}, not a module", "return a torch.nn.Module"
-        )
-    for name, tensor in module.named_parameters():
-        if tensor.dtype != torch.float32:
-            raise AttnlmError(
-                f"{code}: the parameter {name} is of type {tensor.dtype}",
-                "make it torch.float32; use a buffer for what is not trained",
-            )
-    return module
-
-
-def _check_forward(code: OwnCode, kind: str, module: Any) -> None:
-    """Raise UsageError if a part can't be called with what parts of its kind get."""
-    inputs = ("query", "key") if kind == "scores" else ("x",)
-    try:
-        inspect.signature(module.forward).bind(*inputs)
-    except TypeError as error:
-        raise UsageError(
-            f"{code} does not fit `{kind}`: forward({', '.join(inputs)}): {error}",
-            "`scores` get query and key, `attention` and `mlp` get x: choose among them",
-        ) from None
-
-
-def _check_names(arguments: Settings, known: set[str], codes: Any) -> None:
-    for name in arguments:
-        if name not in known:
-            named = " and ".join(codes.values())
-            hint = suggestion(name, known, f"it has {', '.join(sorted(known)) or 'none'}")
-            raise UsageError(f"{named} has no argument {quoted(name)} with a default", hint)
-
-
-def _values(code: OwnCode, defaults: Settings, arguments: Settings) -> Settings:
-    """Return the value of each argument: the given one, or the default, in the default's type."""
-    values = dict(defaults)
-    for name in defaults.keys() & arguments.keys():
-        kind = type(defaults[name])
-        value = arguments[name]
-        try:
-            if isinstance(value, str) and kind in (int, float):
-                value = kind(value)
-            elif isinstance(value, str) and kind is bool:
-                value = {"true": True, "false": False}[value.lower()]
-            elif kind is float and type(value) is int:
-                value = float(value)
-            if type(value) is not kind or not _is_value(value):
-                raise ValueError
-        except (ValueError, KeyError, OverflowError):
-            raise UsageError(
-                f"invalid value for {name} of {code}: {quoted(arguments[name])}",
-                f"it must be of type {kind.__name__}, as its default {defaults[name]!r}",
-            ) from None
-        values[name] = value
-    return values
-
-
-def kind_of(code: OwnCode) -> str:
-    """Return what own code seems to be: model, scores or attention."""
-    if "vocab_size" in _parameters(code):
-        return "model"
-    forward = getattr(code.load(), "forward", None)
-    parameters = [] if forward is None else inspect.signature(forward).parameters.values()
-    needed = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    return "scores" if len(needed) > 2 else "attention"  # beside self
-
-
-def completed(spec: ModelSpec, chosen: Iterable[str] = ()) -> ModelSpec:
+def with_defaults(spec: ModelSpec, chosen: Iterable[str] = ()) -> ModelSpec:
     """Return a description with the defaults of its own code, which runs; others unchanged.
 
     `chosen` are the names of the settings that the user gave.
     """
-    return spec.completed(chosen) if isinstance(spec, OwnParts | OwnModel) else spec
+    return spec.with_defaults(chosen) if isinstance(spec, OwnParts | OwnModel) else spec
 
 
 WIDTHS = ("embed_dim", "n_embd", "d_model", "width", "hidden_size")
