@@ -228,7 +228,7 @@ def test_several_tools_can_be_named(
 def test_maps_are_drawn_in_one_row() -> None:
     maps = np.zeros((2, 3, 4, 4), np.float32)
     maps[1, 2, 3, 0] = 1.0
-    sheet = pictures.sheet(maps)
+    sheet = pictures.maps_image(maps)
     side = len(sheet) // 2
     assert sheet.shape == (2 * side, 3 * side, 3)
     rows, columns = np.nonzero(sheet[..., 0] == 0)

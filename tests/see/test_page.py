@@ -23,8 +23,8 @@ const e = a /* three */
 
 
 def test_only_comments_of_whole_lines_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "_file", lambda name: SCRIPT)
-    assert page._compact("some.js").splitlines() == [
+    monkeypatch.setattr(page, "_source", lambda name: SCRIPT)
+    assert page._compact_source("some.js").splitlines() == [
         '"use strict";',
         'const a = "x; // not", b = "/* nor this */", c = `{ // nor ${a}`; // stays',
         "/* one */ const d = 1; /* two */",
@@ -36,5 +36,5 @@ def test_only_comments_of_whole_lines_are_left_out(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_no_template_has_several_lines(script: Path) -> None:
     """In such a template, what looks like a comment, and indentation, would be text."""
-    for line in page._compact(script.name).splitlines():
+    for line in page._compact_source(script.name).splitlines():
         assert line.count("`") % 2 == 0 and not line.endswith("\\"), line

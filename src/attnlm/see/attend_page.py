@@ -52,12 +52,12 @@ def packed_maps(maps_LHTT: Numbers) -> dict[str, Any]:
     """
     length = maps_LHTT.shape[-1]
     steps_MTT = np.empty((maps_LHTT[..., 0, 0].size, length, length), np.uint8)
-    how_many = np.zeros(256, np.int64)
+    counts_by_steps = np.zeros(256, np.int64)
     for steps_TT, map_TT in zip(steps_MTT, maps_LHTT.reshape(steps_MTT.shape), strict=True):
         steps_TT[:] = np.rint(map_TT * 255)
-        how_many += np.bincount(steps_TT.ravel(), minlength=256)
-    at_least = how_many[::-1].cumsum()[::-1]
-    least = 1 + int(np.count_nonzero(at_least[1:] > _MOST_WEIGHTS))
+        counts_by_steps += np.bincount(steps_TT.ravel(), minlength=256)
+    counts_from_steps = counts_by_steps[::-1].cumsum()[::-1]
+    least = 1 + int(np.count_nonzero(counts_from_steps[1:] > _MOST_WEIGHTS))
     held_MTT = steps_MTT >= least
     return {
         "least": least,

@@ -40,8 +40,10 @@ def attribution(model: LanguageModel, ids: list[int], token: int) -> list[tuple[
     for number, (block, layer) in enumerate(zip(model.blocks, recorder.layers, strict=True)):
         assert isinstance(block, Block)
         if layer.attended is not None:
-            of_heads = _of_heads(block, layer.attended[0, -1], mixed[number])
-            parts |= {f"layer {number + 1} {name}": added_C for name, added_C in of_heads.items()}
+            added_by_heads = _added_by_heads(block, layer.attended[0, -1], mixed[number])
+            parts |= {
+                f"layer {number + 1} {name}": added_C for name, added_C in added_by_heads.items()
+            }
         if layer.mlp is not None:
             parts[f"layer {number + 1} MLP"] = layer.mlp[0, -1]
     added_NC = torch.stack([*parts.values()])
@@ -54,13 +56,13 @@ def attribution(model: LanguageModel, ids: list[int], token: int) -> list[tuple[
         if isinstance(norm, LayerNorm):
             added_NC = added_NC - added_NC.mean(-1, keepdim=True)
             constant = constant if norm.bias is None else constant + norm.bias @ weight_C
-        size = (added_NC.sum(0).square().mean() + norm.epsilon).sqrt()
-        added_NC = added_NC * norm.gain / size
+        norm_scale = (added_NC.sum(0).square().mean() + norm.epsilon).sqrt()
+        added_NC = added_NC * norm.gain / norm_scale
     logits = [*zip(parts, (added_NC @ weight_C).tolist(), strict=True)]
     return [*logits, ("biases", float(constant))] if constant else logits
 
 
-def _of_heads(block: Block, attended_C: Tensor, mixed: list[Tensor]) -> dict[str, Tensor]:
+def _added_by_heads(block: Block, attended_C: Tensor, mixed: list[Tensor]) -> dict[str, Tensor]:
     """Return what each head adds to the residual stream at the last token, and the bias, if any.
 
     If the heads of an attention are not known, it is one part.

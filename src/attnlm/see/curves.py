@@ -60,13 +60,13 @@ class Line:
     colour: str
     dashed: bool = False
     band: Sequence[tuple[float, float]] = ()
-    """the lowest and highest loss of several seeds at each x, if known"""
+    """the lowest and highest loss of several seeds at each x, if measured"""
     accuracy: Sequence[float] = ()
-    """the share of right answers at each x, if known"""
+    """the share of right answers at each x, if measured"""
 
 
 def run_lines(records: Sequence[EvaluationRecord]) -> list[Line]:
-    """Return the curves of a run's validation loss and, if known, its training loss by step."""
+    """Return the curves of a run's validation loss and, if measured, its training loss by step."""
     if not records:
         return []
     steps = [record.step for record in records]
@@ -135,13 +135,13 @@ def draw_run(run: Run, path: Path) -> None:
         files.write_bytes(path, _png(figure))
 
 
-def panels_png(panels: Mapping[str, Sequence[Line]], known: Mapping[str, float]) -> bytes:
-    """Return a PNG with a panel for each x-axis label: curves, and a line for each `known` loss."""
+def panels_png(panels: Mapping[str, Sequence[Line]], references: Mapping[str, float]) -> bytes:
+    """Return a PNG with a panel for each x-axis label: curves, and lines for `references`."""
     with drawing(**_STYLE):
-        return _png(_figure(panels, known))
+        return _png(_figure(panels, references))
 
 
-def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -> str:
+def panel_svg(lines: Sequence[Line], references: Mapping[str, float], x_label: str) -> str:
     """Return one panel as an SVG element that takes font and colours from the style of its page.
 
     The attributes `data-left` and `data-right` are the ends of the x axis as fractions of the
@@ -150,13 +150,13 @@ def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -
     file = io.StringIO()
     # Keep text as text; a fixed salt makes the bytes reproducible.
     with drawing(**_STYLE, **{"svg.fonttype": "none", "svg.hashsalt": f"attnlm {x_label}"}):
-        figure = _figure({x_label: lines}, known)
+        figure = _figure({x_label: lines}, references)
         axes = figure.axes[0]
         figure.patch.set_visible(False)
         for axes in figure.axes:
             axes.patch.set_visible(False)
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(file, format="svg", metadata=nothing)
+        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(file, format="svg", metadata=no_metadata)
     left, right = axes.get_position().intervalx
     svg = file.getvalue()
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.index("<svg") :], flags=re.S)
@@ -167,32 +167,32 @@ def panel_svg(lines: Sequence[Line], known: Mapping[str, float], x_label: str) -
     return svg.replace("<svg ", f'<svg role="img" aria-label="loss by {x_label}" {place} ', 1)
 
 
-def _figure(panels: Mapping[str, Sequence[Line]], known: Mapping[str, float]) -> Figure:
+def _figure(panels: Mapping[str, Sequence[Line]], references: Mapping[str, float]) -> Figure:
     """Return a figure with one panel for each x axis, wide enough for the names in the legends."""
     from matplotlib.figure import Figure
 
     names = [line.label for lines in panels.values() for line in lines]
-    width = _WIDTH + _CHARACTER * max(map(len, [*names, *known]), default=0)
+    width = _WIDTH + _CHARACTER * max(map(len, [*names, *references]), default=0)
     figure = Figure(figsize=(len(panels) * width, _HEIGHT), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False)
     for axes, (x_label, lines) in zip(grid[0], panels.items(), strict=True):
-        _draw_losses(axes, lines, known, x_label)
+        _draw_losses(axes, lines, references, x_label)
     return figure
 
 
 def _draw_losses(
-    axes: Axes, lines: Sequence[Line], known: Mapping[str, float], x_label: str
+    axes: Axes, lines: Sequence[Line], references: Mapping[str, float], x_label: str
 ) -> None:
-    """Draw curves, and a horizontal line for each `known` loss.
+    """Draw curves, and a horizontal line for each reference loss.
 
     The legend shows the last loss of each curve and the loss of each line, from high to low.
     """
     from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
 
     end = max((line.x[-1] for line in lines), default=0) or 1
-    for label, loss in known.items():
-        how: dict[str, Any] = {"color": QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3))}
-        axes.axhline(loss, label=f"{label} {loss:z.3f}", zorder=1, **how)
+    for label, loss in references.items():
+        style: dict[str, Any] = {"color": QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3))}
+        axes.axhline(loss, label=f"{label} {loss:z.3f}", zorder=1, **style)
     for number, line in enumerate(lines):
         if line.band:
             low, high = zip(*line.band, strict=True)
@@ -265,8 +265,8 @@ def _png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def plain_curve(records: Sequence[EvaluationRecord], known: Mapping[str, float]) -> str:
-    """Return a text plot of validation loss by step, with known losses as dashed lines.
+def plain_curve(records: Sequence[EvaluationRecord], references: Mapping[str, float]) -> str:
+    """Return a text plot of validation loss by step, with reference losses as dashed lines.
 
     The text is empty for fewer than two evaluations.
     """
@@ -275,15 +275,15 @@ def plain_curve(records: Sequence[EvaluationRecord], known: Mapping[str, float])
     losses = [record.val_loss for record in records]
     if len(steps) < 2 or steps[0] == steps[-1]:
         return ""
-    low = min([*losses, *known.values()])
-    high = max([*losses, *known.values()])
+    low = min([*losses, *references.values()])
+    high = max([*losses, *references.values()])
 
     def row(loss: float) -> int:
         return round((high - loss) / ((high - low) or 1) * (height - 1))
 
     rows = [[" "] * width for _ in range(height)]
     names = [""] * height
-    for label, loss in known.items():
+    for label, loss in references.items():
         rows[row(loss)] = list((" -" * width)[:width])
         names[row(loss)] = f" {label} {loss:z.2f}"
     columns = np.interp(np.linspace(steps[0], steps[-1], width), steps, losses)
@@ -306,7 +306,7 @@ def verdict(records: Sequence[EvaluationRecord], dataset: DatasetFacts) -> str:
     tokens = records[-1].evaluated_tokens or math.inf
     accuracy = records[-1].accuracy
     words = [] if accuracy is None else [f"{accuracy:.1%} of answers right"]
-    words.append(_trend(records, dataset.floor, tokens))
+    words.append(_trend_sentence(records, dataset.floor, tokens))
     best_loss = min(record.val_loss for record in records)
     if dataset.bigram_loss is not None and best_loss > dataset.bigram_loss + _NOTICEABLE:
         words.append("not as good as the counted bigram")
@@ -325,7 +325,7 @@ def recent_fall(records: Sequence[EvaluationRecord]) -> float:
     return min(losses[:-tail]) - min(losses) if len(losses) > 2 else 0.0
 
 
-def _trend(records: Sequence[EvaluationRecord], floor: float | None, tokens: float) -> str:
+def _trend_sentence(records: Sequence[EvaluationRecord], floor: float | None, tokens: float) -> str:
     if len(records) < 3:
         return "too few evaluations to tell whether the loss still falls"
     losses = [record.val_loss for record in records]

@@ -64,7 +64,7 @@ class Rung:
         return verdict(self.result.records, self.run.dataset)
 
 
-_HELD: Mapping[str, tuple[str, Callable[[Rung], float]]] = {
+_QUANTITIES: Mapping[str, tuple[str, Callable[[Rung], float]]] = {
     "tokens": ("tokens", lambda rung: 1),  # other warnings are about tokens
     "parameters": ("parameters", lambda rung: rung.run.parameters),
     "flops": ("FLOPs", lambda rung: rung.flops),
@@ -156,7 +156,7 @@ class Ladder:
         """Return the column names, and a row for each rung."""
         seeds = ["lowest to highest"] if self.plan.seeds > 1 else []
         steps = ["steps"] if self.plan.equal in ("flops", "time") else []
-        differ = self.unequal if self.plan.equal == "parameters" else {}
+        deviations = self.unequal if self.plan.equal == "parameters" else {}
         right = ["right answers"] if self.rungs[0].result.final.accuracy is not None else []
         header = ["validation loss", *seeds, *right, "gain", "bits per byte", "parameters"]
         rows = [
@@ -167,7 +167,7 @@ class Ladder:
                 *(f"{rung.result.final.accuracy or 0:.1%}" for _ in right),
                 "–" if gain is None else f"{gain.nats:+z.4f}",
                 f"{rung.result.final.bits_per_byte:.3f}",
-                f"{rung.run.parameters:,}{differ.get(rung.model, '')}",
+                f"{rung.run.parameters:,}{deviations.get(rung.model, '')}",
                 *(f"{rung.result.last.step:,}" for _ in steps),
                 f"{rung.result.last.seconds:.1f}",
             ]
@@ -194,13 +194,13 @@ class Ladder:
     @property
     def reference(self) -> str:
         """The rung whose parameters, operations or time the others have: the first that has any."""
-        count = _HELD[self.plan.equal][1]
+        count = _QUANTITIES[self.plan.equal][1]
         return next((rung for rung in self.rungs if count(rung)), self.rungs[0]).model
 
     @property
     def unequal(self) -> dict[str, str]:
         """The rungs that differ by over 5% in what `equal` names, and by how much: ` (-12%)`."""
-        counts = {rung.model: _HELD[self.plan.equal][1](rung) for rung in self.rungs}
+        counts = {rung.model: _QUANTITIES[self.plan.equal][1](rung) for rung in self.rungs}
         ratios = {model: n / (counts[self.reference] or 1) - 1 for model, n in counts.items()}
         return {m: f" ({ratio:+.0%})" for m, ratio in ratios.items() if abs(ratio) > TOLERANCE}
 
@@ -307,18 +307,18 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
             f"seconds: {', '.join(own)} ran as PyTorch modules; the other rungs have faster forms, "
             "so that a difference in time is not the cost of the idea"
         )
-    for difference, facts in compared.items():
-        if len(set(facts.values())) > 1:
+    for warning, value_of in compared.items():
+        if len(set(value_of.values())) > 1:
             groups = (
-                f"{', '.join(model for model in facts if facts[model] == fact)} {fact}"
-                for fact in dict.fromkeys(facts.values())
+                f"{', '.join(model for model in value_of if value_of[model] == value)} {value}"
+                for value in dict.fromkeys(value_of.values())
             )
-            yield f"{difference}: {'; '.join(groups)}"
-    for model, differs in ladder.unequal.items():
+            yield f"{warning}: {'; '.join(groups)}"
+    for model, deviation in ladder.unequal.items():
         has_width = ladder.plan.equal != "parameters" or size_settings(configs[model].spec)[0]
         why = "" if has_width else f": it has no {', '.join(WIDTHS)} to adapt"
-        what = _HELD[ladder.plan.equal][0]
-        yield f"{what} are not equal to those of {ladder.reference}: {model}{differs}{why}"
+        quantity = _QUANTITIES[ladder.plan.equal][0]
+        yield f"{quantity} are not equal to those of {ladder.reference}: {model}{deviation}{why}"
     sizes = {rung.run.parameters: rung.model for rung in ladder.rungs}
     if max(sizes) > 2 * min(sizes) and ladder.plan.equal != "parameters":
         yield (

@@ -32,11 +32,11 @@ from attnlm.base.settings import quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.runs.journal import Snapshot
 from attnlm.runs.run import Run
-from attnlm.see.pictures import Pixels, sheet
+from attnlm.see.pictures import Pixels, maps_image
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 
 _PROJECT = "attnlm"
-_RECORD = "logs.json"
+_FILE = "logs.json"
 _MOST_POINTS = 1000  # points in a curve, evaluations excluded
 
 
@@ -55,8 +55,8 @@ class TensorBoard:
         from torch.utils.tensorboard.writer import SummaryWriter
 
         # Discard what a killed process logged after its last saved step.
-        again = first_step + 1 if first_step else None
-        self._writer: Any = SummaryWriter(run.path / "tensorboard", purge_step=again)
+        first_discarded = first_step + 1 if first_step else None
+        self._writer: Any = SummaryWriter(run.path / "tensorboard", purge_step=first_discarded)
         settings = run.config.settings().items()
         self.text(first_step, "settings", "\n".join(f"{name} = {v}" for name, v in settings))
 
@@ -215,7 +215,7 @@ class LogListener:
             return
         elif isinstance(event, Stepped) and event.step >= self._next_point:
             self._next_point = event.step + (event.steps or 0) // _MOST_POINTS
-            self._tell_numbers(
+            self._log_numbers(
                 event.step,
                 {
                     "loss/batch": event.loss,
@@ -225,7 +225,7 @@ class LogListener:
                 },
             )
         elif isinstance(event, Evaluated):
-            self._tell_numbers(
+            self._log_numbers(
                 event.step,
                 {
                     "loss/train": event.train_loss,
@@ -235,52 +235,52 @@ class LogListener:
                 },
             )
             if event.snapshot is not None:
-                self._tell_snapshot(event.snapshot)
+                self._log_snapshot(event.snapshot)
         elif isinstance(event, Finished):
             self._is_finished = True
             curve = event.run.path / "curve.png"
             if curve.exists():
-                self._tell(lambda tool: tool.image(event.step, "curve", _pixels(curve)))
+                self._call_tools(lambda tool: tool.image(event.step, "curve", _pixels(curve)))
 
     def close(self) -> None:
         """Close all tools, which then write their buffered data."""
-        self._tell(lambda tool: tool.close(is_finished=self._is_finished))
+        self._call_tools(lambda tool: tool.close(is_finished=self._is_finished))
         self._tools = {}
 
     def _start(self, event: Started) -> None:
         """Start the tools, with the saved id by which they continue the log of a resumed run."""
         self._next_point = 0
-        path = event.run.path / _RECORD
+        path = event.run.path / _FILE
         try:
             if not path.exists():
                 with files.explaining(event.run.path):
                     files.write_json(path, {"id": secrets.token_hex(4)})
-            known = decoded(_Logged, files.read_json(path), path)
+            logged = decoded(_Logged, files.read_json(path), path)
         except AttnlmError as error:
             self._on_event(Note(f"the run is not logged: {error.message}; {error.hint}"))
             return
         for name in dict.fromkeys(self._names):
-            with self._dropping_if_it_fails(name):
+            with self._dropping_failed_tool(name):
                 _check_links(event.run.path, name)
-                self._tools[name] = TOOLS[name](event.run, known.id, event.first_step)
+                self._tools[name] = TOOLS[name](event.run, logged.id, event.first_step)
 
-    def _tell_numbers(self, step: int, values: Mapping[str, float | None]) -> None:
-        known = {name: value for name, value in values.items() if value is not None}
-        self._tell(lambda tool: tool.numbers(step, known))
+    def _log_numbers(self, step: int, values: Mapping[str, float | None]) -> None:
+        measured = {name: value for name, value in values.items() if value is not None}
+        self._call_tools(lambda tool: tool.numbers(step, measured))
 
-    def _tell_snapshot(self, snapshot: Snapshot) -> None:
-        self._tell(lambda tool: tool.text(snapshot.step, "sample", snapshot.text))
+    def _log_snapshot(self, snapshot: Snapshot) -> None:
+        self._call_tools(lambda tool: tool.text(snapshot.step, "sample", snapshot.text))
         if snapshot.maps is not None:
-            maps = sheet(snapshot.maps)
-            self._tell(lambda tool: tool.image(snapshot.step, "attention", maps))
+            maps = maps_image(snapshot.maps)
+            self._call_tools(lambda tool: tool.image(snapshot.step, "attention", maps))
 
-    def _tell(self, tell: Callable[[Tool], None]) -> None:
+    def _call_tools(self, call: Callable[[Tool], None]) -> None:
         for name, tool in list(self._tools.items()):
-            with self._dropping_if_it_fails(name):
-                tell(tool)
+            with self._dropping_failed_tool(name):
+                call(tool)
 
     @contextlib.contextmanager
-    def _dropping_if_it_fails(self, name: str) -> Iterator[None]:
+    def _dropping_failed_tool(self, name: str) -> Iterator[None]:
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 yield

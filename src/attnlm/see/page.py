@@ -32,8 +32,8 @@ def render(
     packed = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     html = fill(
         template,
-        style=Markup(_compact("page.css")),
-        scripts={name: Markup(_scoped(name)) for name in _with_imports(worker, script)},
+        style=Markup(_compact_source("page.css")),
+        scripts={name: Markup(_script_of_module(name)) for name in _with_imports(worker, script)},
         worker_scripts=_with_imports(worker),
         # Escaped, so that no text in the data can end its script element.
         data=Markup(packed.replace("<", "\\u003c")),
@@ -57,16 +57,16 @@ def fill(template: str, **content: Any) -> str:
     return environment.get_template(template).render(**content)
 
 
-def _file(name: str) -> str:
+def _source(name: str) -> str:
     return (resources.files("attnlm.see") / "pages" / name).read_text(encoding="utf-8").strip()
 
 
-def _compact(name: str) -> str:
+def _compact_source(name: str) -> str:
     """Return a script or stylesheet without indentation, empty lines and comments of whole lines.
 
     No string or template of our scripts has several lines, so what begins a line is no text.
     """
-    text = re.sub(_COMMENT, "", _file(name))
+    text = re.sub(_COMMENT, "", _source(name))
     if name.endswith(".css"):
         return re.sub(r"\s*([{};])\s*|(?<=:) ", r"\1", text)
     return re.sub(r"(?m)^\s+", "", text)
@@ -79,7 +79,7 @@ def _with_imports(*names: str) -> list[str]:
     def add(name: str) -> None:
         if name in modules:
             return
-        for _, imported in re.findall(_IMPORT, _file(name)):
+        for _, imported in re.findall(_IMPORT, _source(name)):
             add(imported)
         modules.append(name)
 
@@ -88,13 +88,13 @@ def _with_imports(*names: str) -> list[str]:
     return modules
 
 
-def _scoped(name: str) -> str:
+def _script_of_module(name: str) -> str:
     """Return a JavaScript module as a script with a scope of its own.
 
     A page that was opened from a file cannot import modules from its other scripts. So a script
     puts what its module exports into `attnlm.modules`, where the next scripts find it.
     """
-    text = _compact(name)
+    text = _compact_source(name)
     exported = ", ".join(re.findall(_EXPORT, text))
     text = re.sub(_IMPORT, r'const {\1} = attnlm.modules["\2"];', text)
     text = re.sub(_EXPORT, "", text)

@@ -33,7 +33,7 @@ from attnlm.see.text import ids_within_context, token_texts, visible
 from attnlm.tokens.tokenizer import Tokenizer
 
 _BATCH_TOKENS = 2**11
-_VARIOUS = "…"
+_DIFFERING = "…"
 _LIKELIEST = -1
 """stands for the id of an answer that is the likeliest next token"""
 _LINE = 'a line of the file is {"clean": "the cat", "corrupted": "the hat", "answers": ["s", "e"]}'
@@ -111,8 +111,11 @@ class Patching:
     @property
     def notes(self) -> list[str]:
         """Return sentences about what was not measured, and why."""
-        same = f"{self.left_out:,} pairs do not count: the likeliest next token is the same after"
-        return [*([f"{same} both texts"] if self.left_out else []), *filter(None, [self.missing])]
+        notes = [self.missing] if self.missing else []
+        if self.left_out:
+            reason = "the likeliest next token is the same after both texts"
+            notes.insert(0, f"{self.left_out:,} pairs do not count: {reason}")
+        return notes
 
     @property
     def maps(self) -> HeatMaps:
@@ -130,11 +133,11 @@ class Patching:
             ("MLP output", self.mlp, 1),
         )
         grids = [
-            Grid(name, tokens, _numbered(x, first), x.T[self.first :], "layer")
+            Grid(name, tokens, _labels(x, first), x.T[self.first :], "layer")
             for name, x, first in kinds
         ]
-        layers = [f"layer {layer}" for layer in _numbered(self.heads)]
-        grids.append(Grid("heads", layers, _numbered(self.heads.T), self.heads, "head"))
+        layers = [f"layer {layer}" for layer in _labels(self.heads)]
+        grids.append(Grid("heads", layers, _labels(self.heads.T), self.heads, "head"))
         texts = {"Clean": self.clean, "Corrupted": self.corrupted}
         shown_texts = [f"{name}: {visible(''.join(tokens))}" for name, tokens in texts.items()]
         return HeatMaps(
@@ -148,7 +151,7 @@ class Patching:
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
 
 
-def _numbered(rows: Numbers, first: int = 1) -> list[str]:
+def _labels(rows: Numbers, first: int = 1) -> list[str]:
     return ["embed" if not n else str(n) for n in range(first, first + len(rows))]
 
 
@@ -189,30 +192,30 @@ def patch(
     not finite.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
-    texts_N2T, known_N2 = _encoded(run, _pairs_by_origin(pairs))
+    texts_N2T, given_N2 = _encoded_pairs(run, _pairs_by_origin(pairs))
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     if isinstance(model, Bigram):
         raise AttnlmError(
             "a bigram has no layers, so there is nothing to patch",
             "use another model, such as single-head",
         )
-    sums, answers_N2, d_N2 = _summed(model, texts_N2T, known_N2, on_event or ignore)
-    sums_of = _sums_by_kind(sums)
+    sums, answers_N2, d_N2 = _recovered_by_place(model, texts_N2T, given_N2, on_event or ignore)
+    sums_of = _sums_of_kinds(sums)
     if not any(sums_of.values()):
         raise AttnlmError(f"nothing to patch was observed in {run.name}", _NO_HEADS)
     decode = run.tokenizer.decode
     answers = [(decode([a]), decode([b])) for a, b in answers_N2.tolist() if a != b]
     clean_d, corrupted_d = (d_N2.sum(0) / max(1, len(answers))).tolist()
     if clean_d == corrupted_d:
-        unchanged = f"the difference of the answers' logits is {clean_d:.4g}"
+        problem = f"the difference of the answers' logits is {clean_d:.4g}"
         if not answers:
-            unchanged = f"the likeliest next token is {decode([int(answers_N2[0, 0])])!r}"
+            problem = f"the likeliest next token is {decode([int(answers_N2[0, 0])])!r}"
         raise AttnlmError(
-            f"{unchanged} after both texts",
+            f"{problem} after both texts",
             "use texts that the model continues differently, or name two tokens by `answers`",
         )
-    whole = len(answers) * (clean_d - corrupted_d)
-    clean, corrupted = _common_tokens(run.tokenizer, texts_N2T)
+    total = len(answers) * (clean_d - corrupted_d)
+    clean, corrupted = _tokens_of_all_pairs(run.tokenizer, texts_N2T)
     return Patching(
         run=run.name,
         model=run.config.spec.name,
@@ -222,15 +225,15 @@ def patch(
         answers=answers,
         left_out=len(answers_N2) - len(answers),
         differences=(clean_d, corrupted_d),
-        stream=_shares(sums_of["stream"], whole),
-        attention=_shares(sums_of["attended"], whole),
-        mlp=_shares(sums_of["mlp"], whole),
-        heads=_shares(sums_of["mixed"], whole),
+        stream=_shares(sums_of["stream"], total),
+        attention=_shares(sums_of["attended"], total),
+        mlp=_shares(sums_of["mlp"], total),
+        heads=_shares(sums_of["mixed"], total),
         missing=_NO_BLOCKS if not sums_of["stream"] else "" if sums_of["mixed"] else _NO_HEADS,
     )
 
 
-def _sums_by_kind(sums: Mapping[Site, Tensor]) -> dict[str, list[Tensor]]:
+def _sums_of_kinds(sums: Mapping[Site, Tensor]) -> dict[str, list[Tensor]]:
     """Return the sums of each kind, one tensor for each layer that has it.
 
     Heads are left out unless all layers have the same number of them.
@@ -247,15 +250,16 @@ def _sums_by_kind(sums: Mapping[Site, Tensor]) -> dict[str, list[Tensor]]:
     return by_kind
 
 
-def _shares(layer_sums: list[Tensor], whole: float) -> Numbers:
-    return (torch.stack(layer_sums) / whole).numpy() if layer_sums else np.empty((0, 0), np.float32)
+def _shares(layer_sums: list[Tensor], total: float) -> Numbers:
+    """Return the sums as shares of the total difference between clean and corrupted passes."""
+    return (torch.stack(layer_sums) / total).numpy() if layer_sums else np.empty((0, 0), np.float32)
 
 
-def _common_tokens(tokenizer: Tokenizer, texts_N2T: Tensor) -> list[list[str]]:
+def _tokens_of_all_pairs(tokenizer: Tokenizer, texts_N2T: Tensor) -> list[list[str]]:
     """Return the tokens of the clean and of the corrupted texts; … where pairs differ."""
     tokens = [token_texts(tokenizer, ids) for ids in texts_N2T[0].tolist()]
     for side, t in (texts_N2T != texts_N2T[0]).any(0).nonzero().tolist():
-        tokens[side][t] = _VARIOUS
+        tokens[side][t] = _DIFFERING
     return tokens
 
 
@@ -275,7 +279,7 @@ def _pairs_by_origin(pairs: Sequence[tuple[str, ...]] | str | Path) -> dict[str,
     return by_origin
 
 
-def _encoded(run: Run, by_origin: Mapping[str, Sequence[str]]) -> tuple[Tensor, Tensor]:
+def _encoded_pairs(run: Run, by_origin: Mapping[str, Sequence[str]]) -> tuple[Tensor, Tensor]:
     """Return the ids of all pairs, (N, 2, T), and of their answers, (N, 2)."""
     texts: list[list[list[int]]] = []
     answers: list[list[int]] = []
@@ -291,7 +295,7 @@ def _encoded(run: Run, by_origin: Mapping[str, Sequence[str]]) -> tuple[Tensor, 
                     f"the texts have {' and '.join(map(str, sizes))} tokens, which must be equal",
                     "replace words by others with as many tokens",
                 )
-            answers.append([_token(run, answer) for answer in pair[2:]] or [_LIKELIEST] * 2)
+            answers.append([_answer_id(run, answer) for answer in pair[2:]] or [_LIKELIEST] * 2)
             if answers[-1][0] == answers[-1][1] != _LIKELIEST:
                 raise UsageError("invalid value for `answers`: they are equal", "name two tokens")
         except AttnlmError as error:
@@ -301,7 +305,7 @@ def _encoded(run: Run, by_origin: Mapping[str, Sequence[str]]) -> tuple[Tensor, 
     return torch.tensor(texts), torch.tensor(answers)
 
 
-def _token(run: Run, answer: str) -> int:
+def _answer_id(run: Run, answer: str) -> int:
     ids = run.tokenizer.encode(answer)
     if len(ids) != 1:
         message = f"invalid value for `answers`: {answer!r} has {len(ids)} tokens"
@@ -310,8 +314,8 @@ def _token(run: Run, answer: str) -> int:
 
 
 @torch.inference_mode()
-def _summed(
-    model: LanguageModel, texts_N2T: Tensor, known_N2: Tensor, on_event: OnEvent
+def _recovered_by_place(
+    model: LanguageModel, texts_N2T: Tensor, given_N2: Tensor, on_event: OnEvent
 ) -> tuple[dict[Site, Tensor], Tensor, Tensor]:
     """Return Σ (d − d₀) over pairs by place, the answers, (N, 2), and d₁ and d₀, (N, 2).
 
@@ -328,11 +332,11 @@ def _summed(
             return kept.setdefault(site, x.clone())
 
         texts_BT = texts_N2T[pairs].flatten(0, 1)
-        logits_BV = _pass(model, texts_BT, keep)
+        logits_BV = _logits(model, texts_BT, keep)
         check_finite(logits_BV)
         likeliest_N2 = logits_BV.argmax(-1).view(-1, 2)
-        answers_N2 = torch.where(known_N2[pairs] == _LIKELIEST, likeliest_N2, known_N2[pairs])
-        d_N2 = _difference(logits_BV, answers_N2.repeat_interleave(2, 0)).view(-1, 2)
+        answers_N2 = torch.where(given_N2[pairs] == _LIKELIEST, likeliest_N2, given_N2[pairs])
+        d_N2 = _logit_difference(logits_BV, answers_N2.repeat_interleave(2, 0)).view(-1, 2)
         answers.append(answers_N2)
         differences.append(d_N2)
         for done, (site, values) in enumerate(activations.items(), number * len(activations)):
@@ -373,17 +377,17 @@ def _recovered(
             return x
 
         if len(rows):  # an empty tensor has one empty part
-            d_B = _difference(_pass(model, corrupted_NT[pair], edit), answers_N2[pair])
+            d_B = _logit_difference(_logits(model, corrupted_NT[pair], edit), answers_N2[pair])
             sum_I.index_add_(0, index, d_B - d_N[pair])
     return sum_I
 
 
-def _difference(logits_BV: Tensor, answers_B2: Tensor) -> Tensor:
+def _logit_difference(logits_BV: Tensor, answers_B2: Tensor) -> Tensor:
     answer_logits_B2 = logits_BV.gather(1, answers_B2)
     return answer_logits_B2[:, 0] - answer_logits_B2[:, 1]
 
 
-def _pass(
+def _logits(
     model: LanguageModel, tokens_BT: Tensor, edit: Callable[[Site, Tensor], Tensor]
 ) -> Tensor:
     """Return the logits of the next token, (B, V), with edited activations."""

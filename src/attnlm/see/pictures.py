@@ -24,7 +24,7 @@ Pixels = NDArray[np.uint8]
 """(height, width, 3)"""
 
 # Keep the user's fonts, which may have letters that the default font lacks.
-_THE_USERS = ("backend", "font.family", "font.sans-serif")
+_USER_SETTINGS = ("backend", "font.family", "font.sans-serif")
 _MOST_LABELS = 48  # tokens on an axis that are still legible
 _LARGEST_SIDE = 30  # inches
 _CELL = 6  # pixels per attention weight
@@ -41,7 +41,7 @@ def drawing(**style: object) -> Iterator[None]:
     import matplotlib.font_manager
 
     settings: dict[Any, Any] = {**mpl.rcParamsDefault, **style}
-    for name in _THE_USERS:
+    for name in _USER_SETTINGS:
         if name not in style:
             del settings[name]
     with mpl.rc_context(settings), warnings.catch_warnings():
@@ -57,8 +57,8 @@ def picture(attention: Attention, format: str) -> bytes:
     """
     layers, heads, length, _ = attention.weights.shape
     side = min(max(2.2, 0.16 * min(length, _MOST_LABELS)), _LARGEST_SIDE / max(layers, heads))
-    shown = [_plain(visible(token)) for token in attention.tokens]
-    with _drawing_of(attention.tokens):
+    shown = [_without_formulas(visible(token)) for token in attention.tokens]
+    with _drawing_tokens(attention.tokens):
         from matplotlib.colors import LinearSegmentedColormap
         from matplotlib.figure import Figure
 
@@ -81,7 +81,7 @@ def picture(attention: Attention, format: str) -> bytes:
         bar.ax.tick_params(labelsize=7)
         figure.supxlabel("key: the token that is attended to", fontsize=8)
         figure.supylabel("query: the token that attends", fontsize=8)
-        return _saved(figure, format)
+        return _figure_file(figure, format)
 
 
 def heat_picture(maps: HeatMaps, format: str) -> bytes:
@@ -91,7 +91,7 @@ def heat_picture(maps: HeatMaps, format: str) -> bytes:
     """
     grids = maps.grids
     across = len(grids) if len(grids) <= _MOST_ACROSS else _MOST_ACROSS - 1
-    with _drawing_of([name for grid in grids for name in grid.rows]):
+    with _drawing_tokens([name for grid in grids for name in grid.rows]):
         from matplotlib.colors import LinearSegmentedColormap
         from matplotlib.figure import Figure
 
@@ -106,33 +106,33 @@ def heat_picture(maps: HeatMaps, format: str) -> bytes:
             axes.set_anchor("N")
             axes.set_title(grid.title, fontsize=8)
             axes.set_xticks(range(len(grid.columns)), grid.columns)
-            axes.set_yticks(range(len(grid.rows)), map(_plain, grid.rows))
+            axes.set_yticks(range(len(grid.rows)), map(_without_formulas, grid.rows))
             axes.set_xlabel(grid.across, fontsize=7)
             axes.tick_params(length=0, pad=2, labelsize=6)
             for (y, x), share in np.ndenumerate(grid.values):
                 axes.text(
                     x, y, f"{share:z.2f}", fontsize=5, ha="center", va="center", in_layout=False
                 )
-        figure.suptitle(_plain(maps.captions[0]), fontsize=8)
-        return _saved(figure, format)
+        figure.suptitle(_without_formulas(maps.captions[0]), fontsize=8)
+        return _figure_file(figure, format)
 
 
-def _plain(text: str) -> str:
+def _without_formulas(text: str) -> str:
     """Return a text for matplotlib, in which a dollar sign would begin a formula."""
     return text.replace("$", r"\$")
 
 
 @contextlib.contextmanager
-def _drawing_of(tokens: Iterable[str]) -> Iterator[None]:
+def _drawing_tokens(tokens: Iterable[str]) -> Iterator[None]:
     families, _ = fonts_for(tokens)
     with drawing(**{"svg.hashsalt": "attnlm", "svg.fonttype": "none", "font.family": families}):
         yield
 
 
-def _saved(figure: Figure, format: str) -> bytes:
+def _figure_file(figure: Figure, format: str) -> bytes:
     file = io.BytesIO()
-    unchanging = {"Date": None} if format == "svg" else None
-    figure.savefig(file, format=format, metadata=unchanging, facecolor="white")
+    metadata = {"Date": None} if format == "svg" else None
+    figure.savefig(file, format=format, metadata=metadata, facecolor="white")
     return file.getvalue()
 
 
@@ -147,9 +147,9 @@ def fonts_for(tokens: Iterable[str]) -> tuple[list[str], str]:
         from matplotlib import font_manager
 
         families = list(mpl.rcParams["font.family"])
-        usual = font_manager.FontProperties(family=families)
+        properties = font_manager.FontProperties(family=families)
         missing = {ord(c) for token in tokens for c in visible(token)}
-        missing -= _characters(font_manager.findfont(usual))
+        missing -= _characters(font_manager.findfont(properties))
         while missing:
             drawn = {
                 font.name: missing & _characters(font.fname)
@@ -174,7 +174,7 @@ def _characters(path: str) -> frozenset[int]:
         return frozenset()
 
 
-def sheet(maps_LHTT: Numbers) -> Pixels:
+def maps_image(maps_LHTT: Numbers) -> Pixels:
     """Return all maps in one image: rows are layers, columns are heads, dark is a large weight."""
     lined = np.pad(maps_LHTT, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=0.3)
     layers, heads, side, _ = lined.shape

@@ -23,8 +23,8 @@ from attnlm.see.attribution import attribution
 from attnlm.see.script import as_script
 from attnlm.see.text import ids_within_context, token_texts, visible
 
-_FEW = 6  # numbers shown of a row
-_LIKELIEST = 5
+_SHOWN = 6  # numbers shown of a row
+_CANDIDATES = 5
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def trace(
     check_finite(*(step.values for step in steps if not step.name.endswith("mask")))
     probabilities_TV = torch.softmax(recorder.logits[0], -1)
     last_V = probabilities_TV[-1].numpy()
-    order = likeliest(last_V, _LIKELIEST)
+    order = likeliest(last_V, _CANDIDATES)
     return Trace(
         path=run.path,
         checkpoint=checkpoint,
@@ -231,13 +231,13 @@ def trace_lines(trace: Trace, head: int = 1) -> Iterator[str]:
             values = values[(head - 1) * values.size(0) // heads]
             prefix = f"head {head} of {heads}, " if heads > 1 else ""
         if step.axes == "T":
-            numbers = zip(shown[-_FEW:], values[-_FEW:].tolist(), strict=True)
+            numbers = zip(shown[-_SHOWN:], values[-_SHOWN:].tolist(), strict=True)
             yield "   " + "  ".join(f"{token} {i}" for token, i in numbers)
-        elif step.axes == "H T T" and len(shown) <= _FEW:
+        elif step.axes == "H T T" and len(shown) <= _SHOWN:
             for token, row in zip(shown, values, strict=True):
-                yield f"   {prefix}{token}: {_numbers(row)}"
+                yield f"   {prefix}{token}: {_number_row(row)}"
         else:
-            yield f"   {prefix}{shown[-1]}: {_numbers(values[-1])}"
+            yield f"   {prefix}{shown[-1]}: {_number_row(values[-1])}"
     if trace.added:
         logit = math.fsum(added for _, added in trace.added)
         yield f"logit of {visible(trace.next[0][0])} = {logit:z.3f}, the sum of"
@@ -245,6 +245,7 @@ def trace_lines(trace: Trace, head: int = 1) -> Iterator[str]:
     yield from next_token_lines(trace.next)
 
 
-def _numbers(row: Tensor) -> str:
-    few = "  ".join("     −∞" if x == -torch.inf else f"{x:z7.3f}" for x in row[:_FEW].tolist())
-    return few + ("  …" if len(row) > _FEW else "")
+def _number_row(row: Tensor) -> str:
+    shown = row[:_SHOWN].tolist()
+    numbers = "  ".join("     −∞" if x == -torch.inf else f"{x:z7.3f}" for x in shown)
+    return numbers + ("  …" if len(row) > _SHOWN else "")

@@ -50,15 +50,15 @@ def compare_pairs(losses: Mapping[str, Sequence[float]]) -> list[Pair]:
     seeds = min(map(len, losses.values()))
     if seeds < 2:
         return list(compared.values())
-    left = len(pairs)
+    pairs_left = len(pairs)
     is_shown = True
-    for names, differences in sorted(pairs.items(), key=lambda pair: -abs(_signal(pair[1]))):
-        tails = FALSE_CLAIMS / left
+    for names, differences in sorted(pairs.items(), key=lambda pair: -abs(_effect_size(pair[1]))):
+        tails = FALSE_CLAIMS / pairs_left
         low, high = interval(differences, tails)
         is_shown = is_shown and not low <= 0 <= high
-        left -= is_shown
+        pairs_left -= is_shown
         verdict = ("better" if low > 0 else "worse") if is_shown else "not shown"
-        needed = None if is_shown else _seeds_needed(abs(_signal(differences)), tails)
+        needed = None if is_shown else _seeds_needed(abs(_effect_size(differences)), tails)
         compared[names] = Pair(*names, (low + high) / 2, (low, high), verdict, needed)
     return list(compared.values())
 
@@ -74,18 +74,18 @@ def interval(values: Sequence[float], tails: float = FALSE_CLAIMS) -> tuple[floa
     return mean - half, mean + half
 
 
-def _signal(differences: Sequence[float]) -> float:
+def _effect_size(differences: Sequence[float]) -> float:
     """Return the mean difference in standard deviations of the differences."""
     mean = statistics.fmean(differences)
     spread = statistics.stdev(differences)
     return mean / spread if spread else math.copysign(math.inf, mean) if mean else 0.0
 
 
-def _seeds_needed(signal: float, tails: float) -> int | None:
-    """Return the seeds that find a mean difference of `signal` standard deviations with a
+def _seeds_needed(effect: float, tails: float) -> int | None:
+    """Return the seeds that find a mean difference of `effect` standard deviations with a
     probability of 80%; None if over 100."""
     for seeds in range(2, 101):
-        if t_quantile(tails, seeds - 1) + t_quantile(0.4, seeds - 1) <= signal * math.sqrt(seeds):
+        if t_quantile(tails, seeds - 1) + t_quantile(0.4, seeds - 1) <= effect * math.sqrt(seeds):
             return seeds
     return None
 
