@@ -223,7 +223,7 @@ the residual stream is left out of the textbook | test_textbook.py
 a model with changed classes is exported | test_trace.py
 if not is_as_built(model): => if False:
 a module with another attribute is as it was built | test_inspection.py
-return _described(model) == _as_described(model.spec, model.vocab_size) => return True
+return _structure_of(model) == _intended_structure(model.spec, model.vocab_size) => return True
 a page draws initial weights of another size |
 test_train_page.py::test_initial_weights_have_the_distributions_of_pytorch
 return "normal", settings["std"] => return "normal", 2 * settings["std"]
@@ -235,7 +235,7 @@ test_scripts.py::test_each_name_is_declared_imported_or_of_the_browser
 the wrong head is silenced | test_recorder.py
 head = self.silenced[1] => head = 0
 a product of a softmax is not edited | test_patch.py
-return self.edited(place, mixed.reshape(*shape, -1)).view_as(mixed) => return mixed
+return self.edit_activation(place, mixed.reshape(*shape, -1)).view_as(mixed) => return mixed
 the embedding is not edited | test_patch.py
 after(model.dropout, "stream") => after(None, "stream")
 == see/attribution.py

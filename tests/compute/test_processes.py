@@ -187,8 +187,8 @@ def test_a_signal_ends_a_process_that_waits_for_the_others(project: Path) -> Non
     variables = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     # The library tells when it begins to wait.
     program = (
-        "import attnlm.__main__ as a, attnlm.compute.processes as p; begin = p._in_thread\n"
-        "p._in_thread = lambda work: begin(lambda: (print(1, flush=True), work())[1])\n"
+        "import attnlm.__main__ as a, attnlm.compute.processes as p; begin = p._run_in_thread\n"
+        "p._run_in_thread = lambda work: begin(lambda: (print(1, flush=True), work())[1])\n"
         "a.main()"
     )
     process = started(
@@ -264,7 +264,7 @@ def test_an_error_of_a_collective_is_a_lost_process_or_nccls_own() -> None:
 def test_the_launcher_prints_errors_that_processes_leave_to_it(
     codes: dict[int, int], message: str | None, code: int
 ) -> None:
-    meant = module._failure(codes)
+    meant = module._exception_for(codes)
     if isinstance(meant, Interrupted):
         assert (str(meant), 128 + meant.signum) == (message, code)
         return

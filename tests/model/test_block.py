@@ -19,7 +19,7 @@ from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model import ops
 from attnlm.model.language_model import Block, Transformer
-from attnlm.model.layers import drawing_from
+from attnlm.model.layers import dropout_from
 from attnlm.model.linear_maps import LoRA
 from attnlm.model.lora import adapt
 from attnlm.model.native_block import native_block_of
@@ -74,7 +74,7 @@ def loss_and_gradients(
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     generators = [torch.Generator().manual_seed(seed + i) for i in range(len(windows[0]))]
-    with use_kernels(kernels), drawing_from(generators):
+    with use_kernels(kernels), dropout_from(generators):
         loss = model.loss(*windows)
         loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -84,13 +84,13 @@ def loss_and_gradients(
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The passes that block.c computes from now on."""
     made: list[Any] = []
-    call = native_block._call
+    call = native_block._run_kernel
 
     def counted(*given: Any) -> None:
         made.append(given)
         call(*given)
 
-    monkeypatch.setattr(native_block, "_call", counted)
+    monkeypatch.setattr(native_block, "_run_kernel", counted)
     return made
 
 

@@ -23,7 +23,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
 from attnlm.model.architecture import MODELS
 from attnlm.model.inspection import parameters_of
-from attnlm.model.layers import drawing_from
+from attnlm.model.layers import dropout_from
 from attnlm.model.lora import adapt
 from attnlm.model.ops import Kernels, use_kernels
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
@@ -135,7 +135,7 @@ def test_activations_equal_the_tensors_that_autograd_keeps(
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         use_kernels(Kernels(compiled)),
-        drawing_from(generators),
+        dropout_from(generators),
     ):
         model.loss(ids, ids)
     found = sum(storage.nbytes() for storage in kept.values())

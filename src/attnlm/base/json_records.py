@@ -83,26 +83,26 @@ def decoded(record: type[_Record], content: object, path: Path, hint: str = COPY
     each may also allow None. Raises AttnlmError, which names the file and the key.
     """
     try:
-        result: _Record = _decoded(record, content, "")
+        result: _Record = _decode_record(record, content, "")
         return result
     except (ValueError, UsageError) as error:
         raise AttnlmError(f"{path} is not valid: {error}", hint) from None
 
 
-def _decoded(record: Any, content: object, within: str) -> Any:
+def _decode_record(record: Any, content: object, within: str) -> Any:
     if not isinstance(content, dict):
-        raise _wrong(within.rstrip("."), content)
+        raise _invalid(within.rstrip("."), content)
     values = {}
     for field in fields(record):
         if field.name in content:
             hint = hints(record)[field.name]
-            values[field.name] = _value(field, hint, content[field.name], within)
+            values[field.name] = _decode_value(field, hint, content[field.name], within)
         elif field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"its {within + field.name!r} is missing")
     return record(**values)
 
 
-def _value(field: Field[Any], hint: Any, value: Any, within: str) -> Any:
+def _decode_value(field: Field[Any], hint: Any, value: Any, within: str) -> Any:
     kinds = get_args(hint)
     key = within + field.name
     if NoneType in kinds:
@@ -111,20 +111,20 @@ def _value(field: Field[Any], hint: Any, value: Any, within: str) -> Any:
         hint = next(kind for kind in kinds if kind is not NoneType)
     origin = get_origin(hint)
     if is_dataclass(hint):
-        return _decoded(hint, value, f"{key}.")
+        return _decode_record(hint, value, f"{key}.")
     stored: Any = {tuple: list, Mapping: dict}.get(origin, object)
     if not isinstance(value, stored):
-        raise _wrong(key, value)
+        raise _invalid(key, value)
     if origin is tuple:
-        return tuple(_value(field, get_args(hint)[0], item, within) for item in value)
+        return tuple(_decode_value(field, get_args(hint)[0], item, within) for item in value)
     if hint is Any or origin is Mapping:
         return value
     try:
         check(hint, field, value)
         return float(value) if hint is float else value
     except (UsageError, OverflowError):
-        raise _wrong(key, value) from None
+        raise _invalid(key, value) from None
 
 
-def _wrong(key: str, value: object) -> ValueError:
+def _invalid(key: str, value: object) -> ValueError:
     return ValueError(f"its {key!r} cannot be {quoted(value)}")

@@ -93,7 +93,7 @@ class OwnCode(str):
 
     def remember(self) -> None:
         """Add the file to the list of files that this user lets run."""
-        _remember(self.sha256, self.file)
+        _append_to_list(self.sha256, self.file)
 
 
 class CodeNotAcceptedError(AttnlmError):
@@ -124,7 +124,7 @@ def accept_code(path: str | Path) -> None:
     content = files.read_bytes(path)
     sha256 = take_content(content)
     _NAMED.append(path.name)
-    _remember(sha256, path.name)
+    _append_to_list(sha256, path.name)
 
 
 def named_code(text: str) -> OwnCode:
@@ -187,7 +187,7 @@ def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
 # --- The list of accepted files -------------------------------------------------------------------
 
 
-def _list() -> Path | None:
+def _list_path() -> Path | None:
     import platformdirs
 
     try:
@@ -197,25 +197,25 @@ def _list() -> Path | None:
         return None
 
 
-def _accepted() -> str:
+def _read_list() -> str:
     """Return the list: a line for each file, which begins with its SHA-256."""
     with contextlib.suppress(OSError):
-        return "" if (path := _list()) is None else path.read_text("utf-8", "replace")
+        return "" if (path := _list_path()) is None else path.read_text("utf-8", "replace")
     return ""
 
 
 def _is_accepted(sha256: str) -> bool:
-    return any(line.split()[:1] == [sha256] for line in _accepted().splitlines())
+    return any(line.split()[:1] == [sha256] for line in _read_list().splitlines())
 
 
-def _remember(sha256: str, name: str) -> None:
+def _append_to_list(sha256: str, name: str) -> None:
     """Add a line to the list. Where it can't be written, the file is accepted in this process."""
-    path = _list()
+    path = _list_path()
     if path is None or _is_accepted(sha256):
         return
     with contextlib.suppress(OSError):
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
-        gap = "\n" if _accepted()[-1:].strip() else ""
+        gap = "\n" if _read_list()[-1:].strip() else ""
         with path.open("a", encoding="utf-8", errors="replace") as file:
             # The name in a run's folder may hold a line break, and so a line of its own.
             file.write(f"{gap}{sha256}  {' '.join(name.split())}\n")

@@ -96,7 +96,7 @@ def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
     names = list(names)
     if (similar := same(name, names) or _nearest(name, names)) is None:
         return otherwise
-    is_for_epochs = "epoch" in _plain(name) and _plain(similar) == "steps"
+    is_for_epochs = "epoch" in _normalised(name) and _normalised(similar) == "steps"
     return f"did you mean {similar}?{' (a step is one batch)' if is_for_epochs else ''}"
 
 
@@ -105,18 +105,18 @@ def same(name: str, names: Iterable[str]) -> str | None:
 
     If there is none, return the one that other tools call `name`, or None.
     """
-    by_plain = {_plain(known): known for known in names}
-    plain = _plain(name)
+    by_plain = {_normalised(known): known for known in names}
+    plain = _normalised(name)
     synonyms = (known for known, others in _OTHER_NAMES.items() if plain in others.split())
     return next((by_plain[key] for key in (plain, *synonyms) if key in by_plain), None)
 
 
 def _nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the most similar name (in a tie, the first), or None. Prefixes count as similar."""
-    plain = _plain(name)
+    plain = _normalised(name)
 
     def likeness(other: str) -> float:
-        short, long = sorted((plain, _plain(other)), key=len)
+        short, long = sorted((plain, _normalised(other)), key=len)
         is_prefix = len(short) > 1 and long.startswith(short)
         ratio = difflib.SequenceMatcher(None, short, long).ratio()
         return max(ratio, _BEGINS_ALIKE) if is_prefix else ratio
@@ -125,5 +125,5 @@ def _nearest(name: str, names: Iterable[str]) -> str | None:
     return best if best is not None and likeness(best) >= _NEAR else None
 
 
-def _plain(name: str) -> str:
+def _normalised(name: str) -> str:
     return name.strip("-").replace("-", "_").lower()

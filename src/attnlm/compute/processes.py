@@ -31,8 +31,8 @@ _Result = TypeVar("_Result")
 
 _TIMEOUT = timedelta(minutes=30)
 """How long a collective waits for the other processes: they may compile, plan and write first."""
-_LOOK = 0.5  # seconds between a waiting process's checks for signals
-_TO_SAVE = 120  # seconds to save after a signal; then `run_processes` kills the processes
+_SIGNAL_CHECK_SECONDS = 0.5  # seconds between a waiting process's checks for signals
+_SECONDS_TO_SAVE = 120  # seconds to save after a signal; then `run_processes` kills the processes
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _trainings = itertools.count()
 
@@ -127,7 +127,7 @@ def rows_of(rows: int, rank: int, count: int) -> slice:
     return slice(min(rows, rank * size), min(rows, (rank + 1) * size))
 
 
-def _in_thread(work: Callable[[], _Result]) -> _Result:
+def _run_in_thread(work: Callable[[], _Result]) -> _Result:
     """Compute a result in a new thread: the main thread can't handle signals in C++ code."""
     future = Future[_Result]()
 
@@ -139,7 +139,7 @@ def _in_thread(work: Callable[[], _Result]) -> _Result:
 
     threading.Thread(target=run, daemon=True).start()
     # A signal that comes just before a wait does not interrupt that wait: it is handled afterwards.
-    while not wait([future], timeout=_LOOK).done:
+    while not wait([future], timeout=_SIGNAL_CHECK_SECONDS).done:
         pass
     return future.result()
 
@@ -206,7 +206,7 @@ def joined() -> Iterator[Processes]:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     import torch.distributed as dist
 
-    processes = _join(int(os.environ[_RANK]), int(os.environ[_COUNT]))
+    processes = _connect(int(os.environ[_RANK]), int(os.environ[_COUNT]))
     try:
         yield processes
     except LostProcessError:
@@ -225,7 +225,7 @@ def joined() -> Iterator[Processes]:
     dist.destroy_process_group()  # after an error this would wait for the others
 
 
-def _join(rank: int, count: int) -> Processes:
+def _connect(rank: int, count: int) -> Processes:
     """Connect to the other processes. Raises AttnlmError if they can't be reached."""
     import torch
     import torch.distributed as dist
@@ -239,7 +239,7 @@ def _join(rank: int, count: int) -> Processes:
     def meet() -> Store:
         # Each training of a program needs its own keys in the store. So does each restart, since
         # the store still has what the earlier processes wrote.
-        store = PrefixStore(f"attnlm/{restarts()}/{next(_trainings)}", _store())
+        store = PrefixStore(f"attnlm/{restarts()}/{next(_trainings)}", _shared_store())
         with FlushSubnormals():  # the threads that sum gradients start here
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=count, timeout=_TIMEOUT
@@ -247,7 +247,7 @@ def _join(rank: int, count: int) -> Processes:
         return store
 
     try:
-        return Processes(rank, count, _in_thread(meet))
+        return Processes(rank, count, _run_in_thread(meet))
     except (RuntimeError, ValueError) as error:
         raise AttnlmError(
             f"the processes cannot reach each other: {str(error).splitlines()[0]}",
@@ -257,7 +257,7 @@ def _join(rank: int, count: int) -> Processes:
 
 
 @functools.cache
-def _store() -> Store:
+def _shared_store() -> Store:
     """Return a key-value store: the launcher's, which outlives the processes, or else rank 0's."""
     import torch.distributed as dist
 
@@ -279,7 +279,7 @@ def run_processes(count: int, arguments: Sequence[str]) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
     os.environ[_OUR_LAUNCHER] = "1"
     for name in logging.root.manager.loggerDict:
-        if name.startswith("torch.distributed.elastic"):  # `_failure` reports failures
+        if name.startswith("torch.distributed.elastic"):  # `_exception_for` reports failures
             logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="attnlm-", ignore_cleanup_errors=True) as folder:
         config = LaunchConfig(
@@ -291,7 +291,7 @@ def run_processes(count: int, arguments: Sequence[str]) -> None:
             rdzv_endpoint="localhost:0",
             local_addr="localhost",
             max_restarts=0,
-            shutdown_timeout=_TO_SAVE,
+            shutdown_timeout=_SECONDS_TO_SAVE,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
         try:
@@ -299,10 +299,11 @@ def run_processes(count: int, arguments: Sequence[str]) -> None:
         except SignalException as stopped:
             raise Interrupted(int(stopped.sigval)) from None
         except ChildFailedError as failed:
-            raise _failure({rank: f.exitcode for rank, f in failed.failures.items()}) from None
+            codes = {rank: f.exitcode for rank, f in failed.failures.items()}
+            raise _exception_for(codes) from None
 
 
-def _failure(codes: Mapping[int, int]) -> BaseException:
+def _exception_for(codes: Mapping[int, int]) -> BaseException:
     """Return the exception to raise, given each rank's exit code."""
     # If one process has failed, the others were ended by signals, or left the report to us.
     exits = [code for code in codes.values() if 0 <= code < 128]

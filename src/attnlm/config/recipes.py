@@ -44,7 +44,7 @@ def list_recipes() -> list[RecipeEntry]:
     """
     entries = []
     for name in recipe_names():
-        recipe = tomllib.loads(_of_package(name))
+        recipe = tomllib.loads(_packaged_text(name))
         entry: dict[str, Any] = {key: recipe.get(key) for key in ("model", "tokenizer", "steps")}
         for key, value in recipe["about"].items():
             entry[key] = tuple(value) if isinstance(value, list) else value
@@ -75,7 +75,7 @@ def several_sizes(name: str, count: int) -> UsageError:
 
 def load_sizes(name: str) -> list[Settings]:
     """Return a recipe's settings for each of its `[[sizes]]`; one item if it has no sizes."""
-    recipe = _loaded(name)
+    recipe = _read_recipe(name)
     if isinstance(recipe.get("about"), dict):  # `resolve` refuses anything but a table
         del recipe["about"]
     sizes = recipe.pop("sizes", [{}])
@@ -84,10 +84,10 @@ def load_sizes(name: str) -> list[Settings]:
     return [{**recipe, **size} for size in sizes]
 
 
-def _loaded(name: str) -> dict[str, Any]:
+def _read_recipe(name: str) -> dict[str, Any]:
     names = recipe_names()
     if name in names:
-        return tomllib.loads(_of_package(name))
+        return tomllib.loads(_packaged_text(name))
     path = Path(name)
     is_json = path.suffix == ".json"
     try:
@@ -112,7 +112,7 @@ def _loaded(name: str) -> dict[str, Any]:
     return loaded
 
 
-def _of_package(name: str) -> str:
+def _packaged_text(name: str) -> str:
     return (resources.files("attnlm") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
 
 

@@ -131,17 +131,17 @@ def resolve(
     for key in ("stages", CODE):
         recipe.pop(key, None)
     try:
-        config = _resolved(dict(settings), recipe, parent)
+        config = _resolve_checked(dict(settings), recipe, parent)
     except UsageError as error:
         try:
-            _resolved({}, recipe, parent)
+            _resolve_checked({}, recipe, parent)
         except UsageError:  # the recipe is at fault
             raise AttnlmError(f"in the recipe: {error.message}", error.hint) from None
         raise
     return replace(config, recipe_tokenizer=tokenizer)
 
 
-def _resolved(settings: Settings, recipe: Settings, parent: ParentRun | None) -> Config:
+def _resolve_checked(settings: Settings, recipe: Settings, parent: ParentRun | None) -> Config:
     recipe = _without_alternatives(recipe, settings)
     for name, value in (*recipe.items(), *settings.items()):
         if isinstance(value, OwnCode):
@@ -162,17 +162,17 @@ def _resolved(settings: Settings, recipe: Settings, parent: ParentRun | None) ->
     combined = {**recipe, **settings}
     chosen = {k: v for k, v in combined.items() if RECORD_OF.get(k) is TrainingConfig}
     parts = {k: v for k, v in combined.items() if k not in chosen}
-    model, dropped = _model(parts, settings)
+    model, dropped = _model_and_dropped(parts, settings)
     training = TrainingConfig(**(_training_defaults(model, chosen) | chosen))  # type: ignore[arg-type]
     _check_training(model, training)
-    training = _with_adapters(model, training)
+    training = _with_adapter_defaults(model, training)
     if training.budget is None and training.steps is not None:
         every = training.eval_every or max(1, math.ceil(training.steps / 10))
         training = replace(training, eval_every=every)
     return Config(model, training, dropped)
 
 
-def _model(parts: Settings, settings: Settings) -> tuple[ModelSpec, tuple[str, ...]]:
+def _model_and_dropped(parts: Settings, settings: Settings) -> tuple[ModelSpec, tuple[str, ...]]:
     """Return the model with these parts, and the recipe's parts that have no effect in it.
 
     `settings` are the user's, without the recipe's.
@@ -190,7 +190,7 @@ def _model(parts: Settings, settings: Settings) -> tuple[ModelSpec, tuple[str, .
         return own_model(codes, parts), ()
     parts.pop("scores", None)  # it has one value, the default, if it is not own code
     name = str(parts.pop("model", fields_of(Architecture)["model"].default))
-    used = _with_effect(name, parts, settings, codes)
+    used = _parts_with_effect(name, parts, settings, codes)
     spec: ModelSpec = own_parts(name, used, codes) if codes else architecture(name, used)
     return spec, tuple(k for k in parts if k not in used)
 
@@ -234,7 +234,9 @@ def _inherited(parent: ParentRun, chosen: Settings) -> Settings:
     return {key: value for key, value in fixed.items() if key not in (*chosen, CODE)}
 
 
-def _with_effect(model: str, parts: Settings, settings: Settings, codes: Iterable[str]) -> Settings:
+def _parts_with_effect(
+    model: str, parts: Settings, settings: Settings, codes: Iterable[str]
+) -> Settings:
     """Return `parts` without the recipe's parts that have no effect because of `settings`.
 
     `codes` are the parts that own code replaces. In a recipe as it stands, a part without effect is
@@ -318,7 +320,7 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
         )
 
 
-def _with_adapters(model: ModelSpec, training: TrainingConfig) -> TrainingConfig:
+def _with_adapter_defaults(model: ModelSpec, training: TrainingConfig) -> TrainingConfig:
     """Check the low-rank adapters' settings; return `training` with the missing ones filled in."""
     if training.lora is None:
         for name in ("lora_alpha", "lora_on"):

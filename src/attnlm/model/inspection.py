@@ -49,7 +49,7 @@ def is_as_built(model: LanguageModel) -> bool:
     definitions = (*_definitions(), *map(type, model.modules()))
     if not isinstance(model.spec, Architecture) or not all(map(_is_ours, definitions)):
         return False
-    return _described(model) == _as_described(model.spec, model.vocab_size)
+    return _structure_of(model) == _intended_structure(model.spec, model.vocab_size)
 
 
 def _definitions() -> Iterator[object]:
@@ -67,12 +67,12 @@ def _is_ours(value: object) -> bool:
 
 
 @functools.cache
-def _as_described(architecture: Architecture, vocab_size: int) -> dict[str, Any]:
+def _intended_structure(architecture: Architecture, vocab_size: int) -> dict[str, Any]:
     """Return the description of a model as its settings make it."""
-    return _described(model_skeleton(architecture, vocab_size))
+    return _structure_of(model_skeleton(architecture, vocab_size))
 
 
-def _described(model: LanguageModel) -> dict[str, Any]:
+def _structure_of(model: LanguageModel) -> dict[str, Any]:
     """Return the class of each module, its attributes, and the shapes of its parameters."""
     described: dict[str, Any] = {}
     for path, module in model.named_modules():
@@ -142,7 +142,7 @@ class _WithoutInitialisation(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _initialises(func):
+        if _is_init(func):
             return args[0] if args else kwargs["tensor"]
         return func(*args, **kwargs)
 
@@ -167,7 +167,7 @@ class _RecordedInitialisation(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        distribution = _drawn_from(func.__name__, **kwargs) if _initialises(func) else None
+        distribution = _init_distribution(func.__name__, **kwargs) if _is_init(func) else None
         if distribution is None:
             return func(*args, **kwargs)
         tensor: Tensor = kwargs["tensor"]
@@ -183,11 +183,13 @@ class _RecordedInitialisation(TorchFunctionMode):
         return [drawn for tensor, drawn in self._drawn if tensor is parameter][-1]
 
 
-def _initialises(func: Any) -> bool:
+def _is_init(func: Any) -> bool:
     return getattr(func, "__module__", None) == "torch.nn.init"
 
 
-def _drawn_from(function: str, *, tensor: Tensor, **settings: Any) -> tuple[str, float] | None:
+def _init_distribution(
+    function: str, *, tensor: Tensor, **settings: Any
+) -> tuple[str, float] | None:
     """Return the distribution of a function of torch.nn.init, or None if it draws nothing."""
     match function:
         case "normal_":

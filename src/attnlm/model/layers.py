@@ -140,39 +140,39 @@ def norm_of(a: Architecture, size: int) -> RMSNorm | LayerNorm | None:
     return LayerNorm(size, a.norm_epsilon, bias=a.bias) if a.norm == "layer" else None
 
 
-class _Source(threading.local):
+class _DropoutSource(threading.local):
     generators: Sequence[torch.Generator] = ()
 
 
-_source = _Source()
+_dropout_source = _DropoutSource()
 
 
 @contextlib.contextmanager
-def drawing_from(generators: Sequence[torch.Generator]) -> Iterator[None]:
+def dropout_from(generators: Sequence[torch.Generator]) -> Iterator[None]:
     """Let dropout in this thread use generator i for sequence i of a batch.
 
     The draws then do not depend on how a batch is divided among processes and threads.
     If `generators` is empty, dropout uses PyTorch's generator.
     """
-    before = _source.generators
-    _source.generators = generators
+    before = _dropout_source.generators
+    _dropout_source.generators = generators
     try:
         yield
     finally:
-        _source.generators = before
+        _dropout_source.generators = before
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
     """Zero numbers with probability p and divide the others by 1 − p (Srivastava et al., 2014)."""
-    return x * dropout_factors(x, p) if _source.generators else F.dropout(x, p)
+    return x * dropout_factors(x, p) if _dropout_source.generators else F.dropout(x, p)
 
 
 def dropout_factors(x: Tensor, p: float) -> Tensor:
     """Return the factors by which `dropout` multiplies x."""
     kept = torch.empty_like(x)
-    if not _source.generators:
+    if not _dropout_source.generators:
         return F.dropout(kept.fill_(1), p)
-    for sequence, generator in zip(kept, _source.generators, strict=True):
+    for sequence, generator in zip(kept, _dropout_source.generators, strict=True):
         sequence.bernoulli_(1 - p, generator=generator)
     return kept.div_(1 - p)
 
@@ -203,9 +203,9 @@ def recomputed(module: nn.Module, *arguments: Any) -> Tensor:
 
     Between the two passes, only the arguments are in memory (Chen et al., 2016). The recomputation
     repeats the random draws: PyTorch restores its random state, and `compute` restores the
-    generators that `drawing_from` has set. After the backward pass, they must be seeded again.
+    generators that `dropout_from` has set. After the backward pass, they must be seeded again.
     """
-    generators = _source.generators
+    generators = _dropout_source.generators
     states = [generator.get_state() for generator in generators]
 
     def compute(*arguments: Any) -> Any:

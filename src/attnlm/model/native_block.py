@@ -41,7 +41,7 @@ def native_block_of(block: Block) -> NativeBlock | None:
         return None
     norms |= {"query": attention.query_norm, "key": attention.key_norm}
     modules = (attention, mlp, block.dropout, *norms.values(), *maps.values())
-    if not attention.joins_weights or not all(map(_only_computes, modules)):
+    if not attention.joins_weights or not all(map(_has_plain_call, modules)):
         return None
     if any(linear.lora_down is not None for linear in maps.values()):
         return None
@@ -54,16 +54,16 @@ def native_block_of(block: Block) -> NativeBlock | None:
         mlp="none" if mlp is None else mlp.kind,
         epsilon=0.0 if norm is None else norm.epsilon,
         qk_epsilon=0.0 if attention.query_norm is None else attention.query_norm.epsilon,
-        weights=_weights(maps, norms),
+        weights=_weights_by_name(maps, norms),
     )
 
 
-def _only_computes(module: nn.Module | None) -> bool:
+def _has_plain_call(module: nn.Module | None) -> bool:
     """Return True if a module is absent, or a call of it does no more than its class."""
     return module is None or (isinstance(module, Hookable) and is_plain(module, type(module)))
 
 
-def _weights(
+def _weights_by_name(
     maps: dict[str, Linear], norms: dict[str, RMSNorm | LayerNorm | None]
 ) -> dict[str, nn.Parameter]:
     """Return weights and biases by their names in the struct `weights` of block.c."""

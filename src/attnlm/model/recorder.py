@@ -89,7 +89,7 @@ class Recorder:
     edit: Callable[[Site, Tensor], Tensor] | None = None
     """receives each activation of a Site, and returns what the model uses in its place: (B, T, C),
     or (B, H, T, E) for the heads' mixed outputs, before the projection. Mixed outputs are observed
-    in `scaled_dot_product_attention`, and where a softmax is multiplied by values."""
+    in `scaled_dot_product_attention`, and where a softmax is edit_product by values."""
     embedded: Tensor | None = None
     """token embeddings plus position embeddings, if any, (B, T, C); None for a bigram"""
     layers: list[Layer] = field(default_factory=list)
@@ -133,13 +133,13 @@ class Recorder:
             masked = scores.masked_fill(~attn_mask, -torch.inf)
         elif attn_mask is not None:
             masked = scores + attn_mask
-        layer, place, map_BHTS = self._add(torch.softmax(masked, -1))
-        mixed = self.edited(place, map_BHTS @ value)
+        layer, place, map_BHTS = self._add_map(torch.softmax(masked, -1))
+        mixed = self.edit_activation(place, map_BHTS @ value)
         if self.watch is None:
             layer.heads = Heads(query, key, value, scores, mixed)
         return mixed
 
-    def softmaxed(self, softmax: Tensor) -> Tensor:
+    def record_softmax(self, softmax: Tensor) -> Tensor:
         """Record the result of a softmax if it is an attention map.
 
         A map is (B, H, T, T), (B, T, T) of a single head, (B·H, T, T), or, if it does not depend on
@@ -153,25 +153,25 @@ class Recorder:
             map_BHTT = softmax.unflatten(0, (self.texts, -1))
         elif softmax.dim() == 3:
             map_BHTT = softmax.expand(self.texts, *softmax.shape)
-        _, place, map_BHTT = self._add(map_BHTT)
+        _, place, map_BHTT = self._add_map(map_BHTT)
         is_shared = map_BHTT.numel() != softmax.numel()
         result = map_BHTT[0] if is_shared else map_BHTT.view_as(softmax)
         self._softmax = result, place, map_BHTT.shape[:3]
         return result
 
-    def multiplied(self, left: object, mixed: Tensor) -> Tensor:
+    def edit_product(self, left: object, mixed: Tensor) -> Tensor:
         """Edit a product of `left` and values, if `left` is the last map of a softmax."""
         if self._softmax is None or left is not self._softmax[0]:
             return mixed
         _, place, shape = self._softmax
         shape = mixed.shape[:3] if mixed.dim() == 4 else shape
-        return self.edited(place, mixed.reshape(*shape, -1)).view_as(mixed)
+        return self.edit_activation(place, mixed.reshape(*shape, -1)).view_as(mixed)
 
-    def edited(self, place: Site, values: Tensor) -> Tensor:
+    def edit_activation(self, place: Site, values: Tensor) -> Tensor:
         """Return what the model uses as the activation of a place."""
         return values if self.edit is None else self.edit(place, values)
 
-    def _add(self, map_BHTT: Tensor) -> tuple[Layer, Site, Tensor]:
+    def _add_map(self, map_BHTT: Tensor) -> tuple[Layer, Site, Tensor]:
         """Record a map; return its layer, its heads' Site, and the map that the model uses."""
         read = self.reading[-1] if self.reading else None
         if not self.has_blocks and not (self.layers and self.layers[-1].read is read is not None):
@@ -239,8 +239,8 @@ class _Observer(TorchFunctionMode):
             return self._recorder.attend(*args, **kwargs)
         result = func(*args, **kwargs)
         if func in SOFTMAX:
-            return self._recorder.softmaxed(result)
-        return self._recorder.multiplied(args[0], result) if func in PRODUCTS else result
+            return self._recorder.record_softmax(result)
+        return self._recorder.edit_product(args[0], result) if func in PRODUCTS else result
 
 
 SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
@@ -266,14 +266,14 @@ def observed(model: Callable[[Tensor], Tensor], recorder: Recorder) -> Iterator[
     """Let a recorder observe the model in a `with` block, in which the model is called once."""
     with FlushSubnormals(), ExitStack() as hooks:
         if isinstance(model, Transformer):
-            _watch_modules(model, recorder, hooks)
+            _record_modules(model, recorder, hooks)
         elif isinstance(model, nn.Module):
-            _watch_inputs(model, recorder, hooks)
+            _record_inputs(model, recorder, hooks)
         with _Observer(recorder):
             yield
 
 
-def _watch_inputs(model: nn.Module, recorder: Recorder, hooks: ExitStack) -> None:
+def _record_inputs(model: nn.Module, recorder: Recorder, hooks: ExitStack) -> None:
     """Register hooks that record the input of each module while the module runs."""
 
     def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -289,7 +289,7 @@ def _watch_inputs(model: nn.Module, recorder: Recorder, hooks: ExitStack) -> Non
         hooks.callback(nn.Module.register_forward_hook(module, leave).remove)
 
 
-def _watch_modules(model: Transformer, recorder: Recorder, hooks: ExitStack) -> None:
+def _record_modules(model: Transformer, recorder: Recorder, hooks: ExitStack) -> None:
     """Register hooks that record the inputs and outputs of the modules of each block.
 
     The methods of nn.Module are called, not Hookable's methods: the hooks are removed again.
@@ -303,7 +303,7 @@ def _watch_modules(model: Transformer, recorder: Recorder, hooks: ExitStack) -> 
 
     def after(module: nn.Module | None, name: str) -> None:
         def leave(_: nn.Module, inputs: object, output: Tensor) -> Tensor:
-            output = recorder.edited(Site(name, len(recorder.layers) - 1), output)
+            output = recorder.edit_activation(Site(name, len(recorder.layers) - 1), output)
             if recorder.layers:
                 setattr(recorder.layers[-1], name, output)
             else:

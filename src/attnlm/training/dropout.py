@@ -8,7 +8,7 @@ from attnlm.compute.device import Device
 from attnlm.config.settings import Config
 from attnlm.data.batches import window_seeds
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.layers import drawing_from
+from attnlm.model.layers import dropout_from
 
 
 class DropoutDraws:
@@ -44,7 +44,7 @@ def changes_itself(model: LanguageModel) -> bool:
     The replicas' threads would draw from one generator, and change different buffers.
     """
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.random.fork_rng(devices=[]), drawing_from([torch.Generator()]):
+    with torch.random.fork_rng(devices=[]), dropout_from([torch.Generator()]):
         state = torch.get_rng_state()
         model.train()(torch.zeros(1, model.block_size, dtype=torch.long))
         is_changed = not state.equal(torch.get_rng_state())

@@ -23,7 +23,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.data.examples import limit_per_window
 from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.layers import drawing_from
+from attnlm.model.layers import dropout_from
 from attnlm.model.ops import Kernels, use_kernels
 from attnlm.training.batch_loss import loss_of
 from attnlm.training.batch_split import BatchSplit, split_batch
@@ -84,7 +84,7 @@ class Replica:
         if not share and self._has_own_loss:
             return torch.zeros((), device=self._device.torch)  # its mean would be 0 / 0
         # The context includes the backward pass, which may compute a block again.
-        with use_kernels(self._kernels), drawing_from(self._dropout_draws.generators):
+        with use_kernels(self._kernels), dropout_from(self._dropout_draws.generators):
             with self._device.autocast():
                 loss = self._loss(self._model, inputs_BT, targets_BT)
             if share < 1:

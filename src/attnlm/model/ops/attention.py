@@ -70,46 +70,46 @@ class NativeAttention(Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, native: CDLL
     ) -> Tensor:
-        query = _with_rows(query)
-        key = _with_rows(key)
-        value = _with_rows(value)
-        out = _like(query)
+        query = _with_adjacent_features(query)
+        key = _with_adjacent_features(key)
+        value = _with_adjacent_features(value)
+        out = _empty_like(query)
         log_sums = query.new_empty(query.shape[:3])
         ctx.scale = scale
         ctx.native = native
         ctx.save_for_backward(query, key, value, out, log_sums)
-        _attend(native, _arrays(query, key, value, out, log_sums, scale))
+        _run_kernel(native, _attention_struct(query, key, value, out, log_sums, scale))
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, log_sums = ctx.saved_tensors
-        d_out = _with_rows(d_out)
-        d_query = _like(query)
-        d_key = _like(key)
-        d_value = _like(value)
-        arrays = _arrays(query, key, value, out, log_sums, ctx.scale)
-        arrays.d_out = _heads(d_out)
-        arrays.d_query = _heads(d_query)
-        arrays.d_key = _heads(d_key)
-        arrays.d_value = _heads(d_value)
-        _attend(ctx.native, arrays)
+        d_out = _with_adjacent_features(d_out)
+        d_query = _empty_like(query)
+        d_key = _empty_like(key)
+        d_value = _empty_like(value)
+        arrays = _attention_struct(query, key, value, out, log_sums, ctx.scale)
+        arrays.d_out = _heads_struct(d_out)
+        arrays.d_query = _heads_struct(d_query)
+        arrays.d_key = _heads_struct(d_key)
+        arrays.d_value = _heads_struct(d_value)
+        _run_kernel(ctx.native, arrays)
         return d_query, d_key, d_value, None, None
 
 
-def _with_rows(x_BHTD: Tensor) -> Tensor:
+def _with_adjacent_features(x_BHTD: Tensor) -> Tensor:
     """Return x with the D features of a head adjacent in memory."""
     return x_BHTD if x_BHTD.stride(-1) == 1 else x_BHTD.contiguous()
 
 
-def _like(x_BHTD: Tensor) -> Tensor:
+def _empty_like(x_BHTD: Tensor) -> Tensor:
     """Return an uninitialised tensor of the shape of x, in the memory layout (B, T, H, D)."""
     windows, heads, length, size = x_BHTD.shape
     return x_BHTD.new_empty(windows, length, heads, size).transpose(1, 2)
 
 
-def _arrays(
+def _attention_struct(
     query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums: Tensor, scale: float
 ) -> CAttention:
     """Return the arrays of the forward pass."""
@@ -121,21 +121,21 @@ def _arrays(
         length=length,
         size=size,
         scale=scale,
-        query=_heads(query),
-        key=_heads(key),
-        value=_heads(value),
-        out=_heads(out),
+        query=_heads_struct(query),
+        key=_heads_struct(key),
+        value=_heads_struct(value),
+        out=_heads_struct(out),
         log_sums=data_pointer(log_sums),
     )
 
 
-def _heads(x_BHTD: Tensor) -> CHeads:
+def _heads_struct(x_BHTD: Tensor) -> CHeads:
     """Return the address of x, and its strides in elements along B, H and T."""
     window, head, token = x_BHTD.stride()[:3]
     return CHeads(data=data_pointer(x_BHTD), window=window, head=head, token=token)
 
 
-def _attend(native: CDLL, arrays: CAttention) -> None:
+def _run_kernel(native: CDLL, arrays: CAttention) -> None:
     """Compute the output or, if `arrays` has the output's gradient, the other gradients."""
     pieces = arrays.windows * arrays.kv_heads
     work = arrays.windows * arrays.heads * arrays.length**2 * arrays.size

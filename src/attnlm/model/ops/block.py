@@ -113,7 +113,7 @@ class _BlockPass(Function):
         )
         activations = x_BTC.new_empty(library.block_saved(ctypes.byref(ctx.work)))
         saved = (x_BTC, activations, cosines_TD, sines_TD, attention_factors, mlp_factors)
-        _call(library, ctx.work, saved)
+        _run_kernel(library, ctx.work, saved)
         ctx.save_for_backward(*saved)
         ctx.library = library
         ctx.block = block
@@ -130,7 +130,7 @@ class _BlockPass(Function):
         ctx.work.gradients = CWeights(**gradients)
         ctx.work.d_out = data_pointer(d_out_BTC)
         ctx.work.d_x = data_pointer(d_x_BTC)
-        _call(ctx.library, ctx.work, saved)
+        _run_kernel(ctx.library, ctx.work, saved)
         return d_x_BTC, None, None, None, None, None, None
 
 
@@ -138,7 +138,7 @@ _SAVED = ("x", "saved", "cosines", "sines", "attention_factors", "mlp_factors")
 """The fields of CPass that point to the tensors which the forward pass saves, in this order."""
 
 
-def _call(library: CDLL, work: CPass, saved: Sequence[Tensor | None]) -> None:
+def _run_kernel(library: CDLL, work: CPass, saved: Sequence[Tensor | None]) -> None:
     for name, tensor in zip(_SAVED, saved, strict=True):
         setattr(work, name, data_pointer(tensor))
     threads = torch.get_num_threads()

@@ -49,7 +49,7 @@ def split_heads(
             native,
         )
         return split
-    query, key, value = _views(packed_BTN, heads, kv_heads)
+    query, key, value = _head_views(packed_BTN, heads, kv_heads)
     if gains is not None:
         query_gain, key_gain, epsilon = gains
         query = rms_norm(query, query_gain, epsilon)
@@ -60,7 +60,7 @@ def split_heads(
     return query, key, value
 
 
-def _views(packed_BTN: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def _head_views(packed_BTN: Tensor, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     size = packed_BTN.size(-1) // (heads + 2 * kv_heads)
     widths = [heads * size, kv_heads * size, kv_heads * size]
     query, key, value = (
@@ -122,14 +122,14 @@ class _SplitHeads(Function):
         ctx.kv_heads = kv_heads
         ctx.native = native
         stride = packed_BTN.size(-1)
-        views = _views(packed_BTN, heads, kv_heads)
+        views = _head_views(packed_BTN, heads, kv_heads)
         outs = []
         inverses = []
         for x_BHTD, gain in zip(views, (query_gain, key_gain), strict=False):
             windows, count, length, size = x_BHTD.shape
             out_BTHD = torch.empty(windows, length, count, size)
             inverse = torch.empty(windows * length * count if gain is not None else 0)
-            qk = _qk(x_BHTD, stride, gain, cosines_TD, sines_TD, inverse)
+            qk = _qk_struct(x_BHTD, stride, gain, cosines_TD, sines_TD, inverse)
             qk.epsilon = epsilon
             qk.out = data_pointer(out_BTHD)
             native.qk_norm_rope(ctypes.byref(qk))
@@ -144,15 +144,15 @@ class _SplitHeads(Function):
         packed_BTN, query_gain, key_gain, cosines_TD, sines_TD, *inverses = ctx.saved_tensors
         d_packed_BTN = torch.empty_like(packed_BTN)
         stride = packed_BTN.size(-1)
-        views = _views(packed_BTN, ctx.heads, ctx.kv_heads)
-        d_views = _views(d_packed_BTN, ctx.heads, ctx.kv_heads)
+        views = _head_views(packed_BTN, ctx.heads, ctx.kv_heads)
+        d_views = _head_views(d_packed_BTN, ctx.heads, ctx.kv_heads)
         d_gains = []
         for x_BHTD, d_x, grad, gain, inverse in zip(
             views, d_views, grads, (query_gain, key_gain), inverses, strict=False
         ):
             grad_BTHD = grad.transpose(1, 2).contiguous()
             d_gain = None if gain is None else torch.zeros_like(gain)
-            qk = _qk(x_BHTD, stride, gain, cosines_TD, sines_TD, inverse)
+            qk = _qk_struct(x_BHTD, stride, gain, cosines_TD, sines_TD, inverse)
             qk.grad = data_pointer(grad_BTHD)
             qk.d_x = data_pointer(d_x)
             qk.d_gain = data_pointer(d_gain)
@@ -162,7 +162,7 @@ class _SplitHeads(Function):
         return d_packed_BTN, None, None, *d_gains, None, None, None, None
 
 
-def _qk(
+def _qk_struct(
     x_BHTD: Tensor,
     stride: int,
     gain: Tensor | None,

@@ -57,7 +57,7 @@ def linear_cross_entropy(
     if torch.is_grad_enabled():
         loss: Tensor = _LinearCrossEntropy.apply(x_MC, weight_VC, bias_V, targets_M)  # type: ignore[no-untyped-call]
         return loss
-    return _in_pieces(x_MC, weight_VC, bias_V, targets_M, None)
+    return _loss_in_pieces(x_MC, weight_VC, bias_V, targets_M, None)
 
 
 class _LinearCrossEntropy(Function):
@@ -71,7 +71,7 @@ class _LinearCrossEntropy(Function):
         is_frozen = not ctx.needs_input_grad[1]
         d_weight_VC = None if is_frozen else torch.zeros_like(weight_VC, dtype=precise)
         ctx.gradients = torch.empty_like(x_MC), d_weight_VC, d_bias_V
-        return _in_pieces(x_MC, weight_VC, bias_V, targets_M, ctx.gradients)
+        return _loss_in_pieces(x_MC, weight_VC, bias_V, targets_M, ctx.gradients)
 
     @staticmethod
     @once_differentiable
@@ -88,7 +88,7 @@ gradient that is not needed; or only None if no gradient is needed. The gradient
 content of its tensor. The gradients of weights and bias are added to the content of theirs."""
 
 
-def _in_pieces(
+def _loss_in_pieces(
     x_MC: Tensor, weight_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor, into: _Gradients
 ) -> Tensor:
     lm_head_VC = weight_VC.to(x_MC.dtype)
@@ -96,11 +96,11 @@ def _in_pieces(
         bias_V = bias_V.to(x_MC.dtype)
     with torch.autocast(x_MC.device.type, enabled=False):
         if (native := native_ops_for(x_MC)) is not None:
-            return _in_c(native, x_MC.contiguous(), lm_head_VC, bias_V, targets_M, into)
-        return _plain(x_MC, lm_head_VC, bias_V, targets_M, into)
+            return _loss_by_kernels(native, x_MC.contiguous(), lm_head_VC, bias_V, targets_M, into)
+        return _loss_by_torch(x_MC, lm_head_VC, bias_V, targets_M, into)
 
 
-def _plain(
+def _loss_by_torch(
     x_MC: Tensor, lm_head_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor, into: _Gradients
 ) -> Tensor:
     precise = torch.promote_types(x_MC.dtype, torch.float32)
@@ -131,7 +131,7 @@ def _plain(
     return total / count
 
 
-def _in_c(
+def _loss_by_kernels(
     native: CDLL,
     x_MC: Tensor,
     lm_head_VC: Tensor,

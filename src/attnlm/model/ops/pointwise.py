@@ -21,19 +21,19 @@ from attnlm.model.ops import data_pointer, native_ops_for
 def gelu(x: Tensor) -> Tensor:
     """Return GELU (Hendrycks and Gimpel, 2016), with GPT-2's tanh approximation."""
     if (native := native_ops_for(x)) is not None:
-        return _apply(x, native, "gelu", x.size(-1))
+        return _apply_native(x, native, "gelu", x.size(-1))
     return F.gelu(x, approximate="tanh")
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """Return silu(gate) · up of concatenated gate and up, (..., 2F) → (..., F) (Shazeer, 2020)."""
     if (native := native_ops_for(gate_up)) is not None:
-        return _apply(gate_up, native, "swiglu", gate_up.size(-1) // 2)
+        return _apply_native(gate_up, native, "swiglu", gate_up.size(-1) // 2)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
-def _apply(x: Tensor, native: CDLL, name: str, width: int) -> Tensor:
+def _apply_native(x: Tensor, native: CDLL, name: str, width: int) -> Tensor:
     out: Tensor = _Activation.apply(x, native, name, width)  # type: ignore[no-untyped-call]
     return out
 
