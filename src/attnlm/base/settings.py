@@ -64,11 +64,11 @@ def described(records: Mapping[str, type], *, with_defaults: bool = False) -> st
     for name, record in records.items():
         field = fields_of(record)[name]
         help = help_of(record, name)
-        facts = [type_of(record, name).__name__]
-        facts += [f"{words} {limit}" for words, limit in field.metadata["limits"].items()]
+        constraints = [type_of(record, name).__name__]
+        constraints += [f"{words} {limit}" for words, limit in field.metadata["limits"].items()]
         if with_defaults and "default:" not in help:
-            facts.append(f"default {field.default}")
-        lines += [f"{name} : {', '.join(facts)}", f"    {help}"]
+            constraints.append(f"default {field.default}")
+        lines += [f"{name} : {', '.join(constraints)}", f"    {help}"]
     return "\n".join(lines)
 
 

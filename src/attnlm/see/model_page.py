@@ -98,18 +98,20 @@ def run_data(
 
     Raises as `checked_weights` does.
     """
-    facts = run_summary(run)
+    summary = run_summary(run)
     origin = f"trained on {run.dataset.name}"
     if run.imported_from:
         origin = f"imported from {run.imported_from}"
     elif (result := run.result()) is not None:
         origin += f" to a loss of {result.final.val_loss:.2f}"
     if excerpt := _excerpt(run, data_dir):
-        facts["the text begins"] = excerpt
+        summary["the text begins"] = excerpt
     a = architecture_of(run.config.spec, Use.PAGE)
     weights = checked_weights(run, checkpoint)
     description = f"{a.name}, {run.parameters:,} parameters, {origin}"
-    return model_data(name or run.name, a, weights, run.tokenizer, description, number_type, facts)
+    return model_data(
+        name or run.name, a, weights, run.tokenizer, description, number_type, summary
+    )
 
 
 def _excerpt(run: Run, data_dir: Path) -> str:
@@ -154,11 +156,11 @@ def model_data(
     tokenizer: Tokenizer,
     description: str,
     number_type: str | None = None,
-    facts: Mapping[str, str] | None = None,
+    summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return a model's JSON values for `unpackModels` in unpack_models.js, with tensors in base64.
 
-    The page shows `description` and, on demand, `facts` by label. `number_type` is f32 or
+    The page shows `description` and, on demand, `summary` by label. `number_type` is f32 or
     f16 (default: f32 up to 2 million parameters, f16 above).
     """
     numbers = np.concatenate([tensor.numpy().ravel() for tensor in tensors.values()])
@@ -171,7 +173,7 @@ def model_data(
     return {
         "name": name,
         "description": description,
-        "about": {**(facts or {})},
+        "about": {**(summary or {})},
         "architecture": architecture_data(a),
         "shapes": {tensor: list(tensors[tensor].shape) for tensor in tensors},
         "type": number_type,

@@ -41,11 +41,11 @@ def report_page(report: Report) -> bytes:
     data["lens"] = lens_data(report.lens, report.attention.vocabulary)
     last_scores = [film["scores"][-1] for film in data["films"]]
     lines = run_lines(records)
-    facts = run_summary(run)
+    summary = run_summary(run)
     if records:
         last = records[-1]
         device = run.config.training.device
-        facts["training"] = f"{last.tokens:,} tokens, {duration(last.seconds)} on {device}"
+        summary["training"] = f"{last.tokens:,} tokens, {duration(last.seconds)} on {device}"
     return render(
         "report.html",
         script="report_page.js" if snapshots else "attend_page.js",
@@ -53,7 +53,7 @@ def report_page(report: Report) -> bytes:
         report=report,
         run=run,
         records=records,
-        facts=facts,
+        facts=summary,
         sample=_with_symbols(report.sample),
         report_command=report_command(run),
         # An imported run has no training settings of its own.

@@ -215,7 +215,7 @@ def _copy(source: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
         values.copy_(source[name])
 
 
-def saved_facts(run: Run) -> SavedState:
+def read_saved_state(run: Run) -> SavedState:
     """Return the numbers in the run's last checkpoint. Raises AttnlmError."""
     header = load_header(run.last, run.config.spec, run.vocab_size, run.config.training.adapters)
     return decoded(SavedState, header.facts, run.last, COPY_THE_RUN)

@@ -35,7 +35,7 @@ from attnlm.runs.records import has_same_ids
 from attnlm.runs.run import Run, open_run
 from attnlm.see.ladder import Ladder, Rung, median
 from attnlm.training.eval_budget import affordable_tokens, step_cost
-from attnlm.training.state import saved_facts
+from attnlm.training.state import read_saved_state
 from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.answers import pairs_of
 from attnlm.workflows.autotune import check_fits
@@ -407,9 +407,9 @@ def _trained(
                 "move or rename it, or start another ladder",
             )
         if run.last.exists():
-            facts = saved_facts(run)
-            if facts.evaluated_step == facts.step == run.config.training.steps:
-                run.evaluations_until(facts.step)  # raises AttnlmError if some are missing
+            saved = read_saved_state(run)
+            if saved.evaluated_step == saved.step == run.config.training.steps:
+                run.evaluations_until(saved.step)  # raises AttnlmError if some are missing
                 on_event(Note(f"{run.name} is done"))
                 return run
             return train(resume=path, data_dir=data_dir, on_event=on_event)

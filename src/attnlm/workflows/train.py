@@ -39,7 +39,7 @@ from attnlm.see.loggers import LogListener, check_tools
 from attnlm.training.eval_budget import affordable_sample, affordable_tokens
 from attnlm.training.loop import OnStep, fit
 from attnlm.training.schedule import BudgetClock
-from attnlm.training.state import SavedState, load_or_init_state, saved_facts
+from attnlm.training.state import SavedState, load_or_init_state, read_saved_state
 from attnlm.workflows.autotune import affordable_size, autotune, choose_training_device
 from attnlm.workflows.check_own_code import check_causal
 from attnlm.workflows.evaluate import measure_on_whole, take_snapshot
@@ -401,7 +401,7 @@ def _removing_if_unused(run: Run, folder: Path) -> Iterator[None]:
     except BaseException as error:  # own code and listeners may raise anything
         with contextlib.suppress(AttnlmError):
             is_own = own_traceback(error) is not None
-            if not run.last.exists() or (is_own and saved_facts(run).step == 0):
+            if not run.last.exists() or (is_own and read_saved_state(run).step == 0):
                 remove_run(run, checkpoint_dir=folder)
         raise
 
@@ -425,7 +425,7 @@ def _finished_run(
             f"a run called {run.name} exists, but its `{others[0]}` differs",
             "choose another `name`",
         )
-    saved = saved_facts(run)
+    saved = read_saved_state(run)
     patience = run.config.training.patience
     is_complete = saved.step == run.config.training.steps
     is_out_of_patience = patience is not None and saved.stale >= patience
@@ -490,7 +490,7 @@ def resumed_job(
             device = replace(device, reason="recorded in the run")
         dataset = open_dataset_of(run, call.data_dir, verify=call.verify)
         is_fresh = not run.last.exists() and restarts() > 0  # it ended before its first checkpoint
-        saved = SavedState() if is_fresh else saved_facts(run)
+        saved = SavedState() if is_fresh else read_saved_state(run)
         _check_steps(run, saved, config.training.steps, call.on_event)
         run = replace(run, config=autotune(config, device, dataset, is_resumed=True))
         with explaining(run.path, f", then: {resume_command(run.path)}"):
