@@ -138,13 +138,13 @@ def test_a_preset_that_is_in_no_other_table_makes_a_ladder(
 ) -> None:
     """Add the presets to a copy of the source, as a contributor would."""
     shutil.copytree(Path(attnlm.__file__).parent, tmp_path / "attnlm")
-    path = tmp_path / "attnlm" / "model" / "architecture.py"
-    text = path.read_text(encoding="utf-8")
-    text = text.replace('"llama", "qwen3",\n', '"llama", "qwen3", "bare", "deep",\n')
+    models = ('"llama", "qwen3",\n', '"llama", "qwen3", "bare", "deep",\n')
     of_bare = 'Preset({**_ONE_LAYER, "heads": 2}, ("embed_dim", "block_size", "heads"))'
     of_deep = 'Preset({**_TRANSFORMER, "layers": 1}, _ALL_PARTS)'
     presets = f'PRESETS |= {{"bare": {of_bare}, "deep": {of_deep}}}\n\n\ndef architecture('
-    path.write_text(text.replace("def architecture(", presets), encoding="utf-8")
+    for name, added in (("architecture", models), ("presets", ("def architecture(", presets))):
+        path = tmp_path / "attnlm" / "model" / f"{name}.py"
+        path.write_text(path.read_text(encoding="utf-8").replace(*added), encoding="utf-8")
     flags = ("--rungs", "bigram,bare,deep,deep:layers=2", "--steps", "2", "--seed", "1", "--json")
     done = subprocess.run(
         [*ATTNLM, "ladder", str(dataset.path), *flags],
