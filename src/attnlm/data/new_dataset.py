@@ -41,7 +41,6 @@ class EncodedDataset:
     documents: int
     val_fraction: float | None
     characters: int
-    val_characters: int
     records_on_stdin: bool = False
     examples: ExampleFacts | None = None
 
@@ -66,7 +65,7 @@ class UnencodedDataset:
 
 @dataclass(frozen=True)
 class TokenizerOrigin:
-    """Where the tokenizer of a new data set comes from: a spec, or a run or another data set."""
+    """The origin of a new data set's tokenizer: a spec, or a run or another data set."""
 
     spec: str
     folder: Path | None = None
@@ -104,7 +103,7 @@ class TokenizerOrigin:
         return bpe.load_published(self.spec, spool=spool, offline=offline, on_event=on_event)
 
     def matches(self, tokenizer: Tokenizer) -> bool:
-        """Return True if `tokenizer`, of a data set with the same content, comes from here."""
+        """Return True if `tokenizer`, of a data set with the same content, has this origin."""
         if self.existing is None:
             return tokenizer.name == self.spec
         return tokenizer.to_json() == self.existing.to_json()
@@ -166,7 +165,7 @@ def write_dataset(
         documents=encoded.documents,
         val_fraction=encoded.val_fraction,
         characters=encoded.characters,
-        val_characters=encoded.val_characters,
+        val_characters=encoded.characters - unencoded.content.train_characters,
         records_on_stdin=encoded.records_on_stdin,
         examples=encoded.examples,
         **unencoded.content._asdict(),

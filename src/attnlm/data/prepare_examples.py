@@ -173,18 +173,15 @@ def _encode_splits(split: _SplitExamples, folder: Path, tokenizer: Tokenizer) ->
     train = _write_split(folder, "train", encoded_train, tokenizer.vocab_size)
     val = _write_split(folder, "val", encoded_val, tokenizer.vocab_size)
     end_bytes = len(end.encode())
-    val_characters = _count_characters(split.val)
     turns = [turn for example in split.val for turn in example]
-    val_bytes = sum(len((turn.question + turn.answer).encode()) for turn in turns)
-    val_bytes += sum(end_bytes for turn in turns if turn.ends)
+    val_bytes = sum(len((t.question + t.answer).encode()) + end_bytes * t.ends for t in turns)
     bigrams = _answer_bigram_loss(encoded_train, encoded_val, tokenizer.vocab_size)
     return EncodedDataset(
         bins=WrittenBins(train, val, val_bytes, bigrams),
         floor=split.floor,
         documents=len(split.train) + len(split.val),
         val_fraction=float(split.held_out.fraction) if split.held_out else None,
-        characters=_count_characters(split.train) + val_characters,
-        val_characters=val_characters,
+        characters=_count_characters([*split.train, *split.val]),
         examples=ExampleFacts(
             train=len(split.train),
             val=len(split.val),
@@ -193,8 +190,7 @@ def _encode_splits(split: _SplitExamples, folder: Path, tokenizer: Tokenizer) ->
             answer_end=end,
             val_answer_tokens=int(encoded_val.examples.is_answer.sum()),
             val_answer_bytes=sum(
-                len(turn.answer.encode()) + (max(1, end_bytes) if turn.ends else 0)
-                for turn in turns
+                len(turn.answer.encode()) + max(1, end_bytes) * turn.ends for turn in turns
             ),
             train_marks_sha256=train.marks_sha256,
             val_marks_sha256=val.marks_sha256,
@@ -225,12 +221,9 @@ def _write_longer(folder: Path, split: _SplitExamples) -> str:
     """Write the longer examples as records, and return the hash of their file."""
     lines = []
     for example in split.longer:
-        prompt = example_text(example).removesuffix(example[-1].answer)
-        record = {
-            "prompt": prompt.removesuffix(split.question_end),
-            "answer": example[-1].answer,
-        }
-        lines.append(json.dumps(record) + "\n")
+        answer = example[-1].answer
+        prompt = example_text(example).removesuffix(answer).removesuffix(split.question_end)
+        lines.append(json.dumps({"prompt": prompt, "answer": answer}) + "\n")
     write_bytes(folder / LONGER, "".join(lines).encode())
     return file_hash(folder / LONGER)
 

@@ -109,6 +109,5 @@ def _encode_splits(
         ),
         val_fraction=None if val_text else float(text.held_out.fraction),
         characters=split.characters,
-        val_characters=split.characters - split.train_characters,
         records_on_stdin=corpus.has_records_on_stdin,
     )
