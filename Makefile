@@ -80,7 +80,7 @@ newest oldest: wheel
 	build/$@/bin/python -m pip install --quiet --constraint build/$@/versions.txt torch
 	build/$@/bin/python -m pip install --quiet --constraint build/$@/versions.txt \
 		--upgrade --upgrade-strategy eager build/wheel/*.whl
-	env -u PYTHONPATH build/$@/bin/python -m tests.installed
+	env -u PYTHONPATH build/$@/bin/python -m tests.use_installed
 
 # The tests of pages are skipped without it.
 browser:
@@ -89,7 +89,7 @@ browser:
 		{ echo "install Chromium from your system's packages, as chromium" >&2; exit 1; }
 
 processors: $(READY)
-	$(BIN)/python -m tests.processors $(NAMES)
+	$(BIN)/python -m tests.on_processors $(NAMES)
 
 # `make processors` skips ARM64 and Windows without them.
 arm64:
@@ -132,7 +132,7 @@ notebook: $(READY)
 
 package: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[package]'
-	$(BIN)/python -m tests.package
+	$(BIN)/python -m tests.check_packages
 	$(MAKE) newest oldest
 
 format: $(READY)

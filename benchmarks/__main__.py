@@ -38,7 +38,7 @@ from benchmarks import (
     training,
     transformer,
 )
-from tests.processors import limited
+from tests.on_processors import limited
 
 PARTS = {
     "steps": training.steps,

@@ -31,7 +31,7 @@ from unittest import mock
 from attnlm.cli import exits
 from attnlm.cli.app import run_command
 
-if TYPE_CHECKING:  # `python -m tests.installed` runs where pytest is not installed
+if TYPE_CHECKING:  # `python -m tests.use_installed` runs where pytest is not installed
     import pytest
 
 ATTNLM = (sys.executable, "-m", "attnlm")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings as examples
 
 from tests.browser import launched
-from tests.clock import Clock
+from tests.fake_clock import Clock
 from tests.web_server import WebServer, serving
 
 # Neither the pace of the machine nor chance decides whether a property test passes.
@@ -120,10 +120,10 @@ def few_tales() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the parts and models of tests.own."""
-    from tests import own
+    """A folder with the parts and models of tests.own_code."""
+    from tests import own_code
 
-    return own.written(tmp_path_factory.mktemp("code"))
+    return own_code.written(tmp_path_factory.mktemp("code"))
 
 
 @pytest.fixture(scope="session")

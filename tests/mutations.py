@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.kernels import compile_copy
+from tests.compile_kernels import compile_copy
 
 _TESTS = Path(__file__).parent
 _SOURCE = _TESTS.parent / "src"
@@ -248,7 +248,7 @@ shares are not relative to the corrupted pass | test_patch.py
 d_B - d_N[pair]) => d_B)
 later pairs take the place of earlier ones | test_patch.py
 sums[site] + recovered_I if number else recovered_I => recovered_I
-== compute/native/words.c
+== compute/native/word_table.c
 words in C end anywhere before whitespace | test_word_table.py
 (after == ' ' || ends == BEFORE_ANY_WHITESPACE) => 1
 new words in C stand beside each other without a filler | test_word_table.py

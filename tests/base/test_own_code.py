@@ -25,14 +25,14 @@ from attnlm.base.own_code import (
 )
 from attnlm.compute.processes import ALONE
 from attnlm.workflows.train import _send
-from tests import own
+from tests import own_code
 
 ANSWER = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef f(): return 42\n"
 
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    own.become_another_user(monkeypatch, tmp_path)
+    own_code.become_another_user(monkeypatch, tmp_path)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_file_that_a_folder_names_does_not_run(
     assert not (file.parent / "ran").exists()
     accept_code(file)
     assert recorded(file).load()() == 42
-    own.become_a_new_process(monkeypatch)
+    own_code.become_a_new_process(monkeypatch)
     assert recorded(file).load()() == 42  # the list has it
     assert the_list(tmp_path).read_text() == f"{recorded(file).sha256}  mine.py\n"
     accept_code(file)
@@ -145,7 +145,7 @@ def test_a_file_in_a_list_that_lacks_the_last_newline_is_remembered(
     the_list(tmp_path).parent.mkdir()
     the_list(tmp_path).write_text("half a line")
     accept_code(file)
-    own.become_a_new_process(monkeypatch)
+    own_code.become_a_new_process(monkeypatch)
     assert recorded(file).load()() == 42
 
 
@@ -259,7 +259,7 @@ def test_the_source_of_a_class_stands_by_itself(monkeypatch: pytest.MonkeyPatch)
     namespace: dict[str, Any] = {}
     exec(compile(content, "passed.py", "exec"), namespace)
     assert namespace["Passed"]().value() == 42
-    own.become_a_new_process(monkeypatch)
+    own_code.become_a_new_process(monkeypatch)
     assert passed_code(Passed).sha256 == code.sha256
 
 

@@ -26,7 +26,7 @@ from attnlm.config.settings import seconds
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.run import open_run
 from attnlm.training.step import Stepper
-from tests import own
+from tests import own_code
 from tests.command import Done, alone, attnlm, changed, fails, here, on_a_terminal
 
 TEXT = "the quick brown fox jumps over the lazy dog.\nso the dog naps; the fox jumps on.\n" * 40
@@ -126,7 +126,7 @@ def another(project: Path) -> Done:
     """PROGRAM in a process of its own, with another hash seed and in a locale of ASCII."""
     small = project / "checkpoints" / "small"
     shutil.copytree(small, small.with_name("gone"))
-    own.written(project)
+    own_code.written(project)
     env = {"PYTHONHASHSEED": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     env |= {"PYTHONIOENCODING": "latin-1"}
     return alone([], project, env=env, through=[sys.executable, "-c", PROGRAM])

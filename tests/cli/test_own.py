@@ -16,10 +16,10 @@ import torch
 from attnlm.base.files import read_json, write_json
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import open_run
-from tests import own
+from tests import own_code
 from tests.command import Done, attnlm, fails, here
 
-SMALL = [f"--{n.replace('_', '-')}={v}" for n, v in own.SMALL.items()]
+SMALL = [f"--{n.replace('_', '-')}={v}" for n, v in own_code.SMALL.items()]
 SMALL += ["--embed-dim=8", "--heads=2"]
 DATA = ("--data-dir", "data")
 
@@ -32,7 +32,7 @@ def made(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's folder with a run whose code leaves a mark when it runs."""
     folder = tmp_path_factory.mktemp("made")
     shutil.copytree(dataset.path.parent, folder / "data")
-    content = own.PARTS + MARK.format(folder=str(folder))
+    content = own_code.PARTS + MARK.format(folder=str(folder))
     (folder / "mine.py").write_text(content)
     attnlm("train", "--attention", "mine.py:Head", "--set", "start=2", "--name", "x", *SMALL,
            "fruits-char", cwd=folder)  # fmt: skip
@@ -45,7 +45,7 @@ def stranger(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """The folder of another user, who has a copy of the run; its code leaves its mark there."""
     folder = tmp_path / "stranger"
     shutil.copytree(made, folder)
-    own.become_another_user(monkeypatch, tmp_path)
+    own_code.become_another_user(monkeypatch, tmp_path)
     yield folder
     (made / "ran").unlink(missing_ok=True)
 
@@ -88,7 +88,7 @@ def test_the_hint_lets_the_code_run_now_and_later(
 ) -> None:
     attnlm(*NEEDING["sample"], "--code", "checkpoints/x/code/mine.py", cwd=stranger)
     assert ran(made)
-    own.become_a_new_process(monkeypatch)
+    own_code.become_a_new_process(monkeypatch)
     for arguments in NEEDING.values():
         attnlm(*arguments, cwd=stranger)
 
@@ -122,7 +122,7 @@ def test_a_name_in_config_json_runs_nothing(
     made: Path, stranger: Path, kind: str, named: str
 ) -> None:
     folder = stranger / "checkpoints/x"
-    content = MARK.format(folder=str(made)) + own.PARTS
+    content = MARK.format(folder=str(made)) + own_code.PARTS
     files = [folder / "evil.py", folder / "code/evil.py", folder / "code/code/evil.py"]
     files += [folder.parent / "evil.py", stranger / "evil.py"]
     for file in files:
@@ -257,7 +257,7 @@ def test_an_error_in_the_code_shows_its_own_frames_only(
 
 
 def test_an_error_during_training_leaves_no_run(project: Path) -> None:
-    content = own.PARTS + (
+    content = own_code.PARTS + (
         "class Late(Gate):\n    calls = 0\n    def forward(self, x):\n"
         "        if self.training and x.size(0) > 1:\n            raise RuntimeError('late')\n"
         "        return super().forward(x)\n"
@@ -290,7 +290,7 @@ def test_a_report_of_a_part_without_maps_has_the_rest(made: Path) -> None:
 
 def test_an_error_outside_of_own_code_names_the_code_that_ran(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "data", tmp_path / "data")
-    wrong = own.PARTS + "\ntorch.set_grad_enabled(False)\n"
+    wrong = own_code.PARTS + "\ntorch.set_grad_enabled(False)\n"
     (tmp_path / "wrong.py").write_text(wrong)
     words = ["train", "--attention", "wrong.py:Head", *SMALL, "fruits-char"]
     with torch.enable_grad():  # restored at the end

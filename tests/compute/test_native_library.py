@@ -19,7 +19,7 @@ from attnlm.compute import native
 from attnlm.compute.native import structs
 from hatch_build import FLAGS, KernelsHook
 from tests.command import attnlm
-from tests.kernels import SOURCES
+from tests.compile_kernels import SOURCES
 from tests.models import needs_kernels
 
 COMPILERS = ("gcc", "clang", "aarch64-linux-gnu-gcc")

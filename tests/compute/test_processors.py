@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import processors
-from tests.processors import ENVIRONMENTS, outcome, skipped
+from tests import on_processors
+from tests.on_processors import ENVIRONMENTS, outcome, skipped
 
 
 def test_a_limit_without_effect_is_a_failure(
@@ -16,7 +16,7 @@ def test_a_limit_without_effect_is_a_failure(
 ) -> None:
     """The tests would otherwise use the reference implementation, not kernels."""
     limited = ENVIRONMENTS["SSE"]._replace(kernels="none")
-    monkeypatch.setitem(processors.ENVIRONMENTS, "SSE", limited)
+    monkeypatch.setitem(on_processors.ENVIRONMENTS, "SSE", limited)
     assert outcome("SSE", tmp_path) == (False, "the kernels have 0 lanes, not 4")
 
 
@@ -38,9 +38,9 @@ def test_failures_are_named_and_a_short_run_has_four_cases(
         "import pytest\n@pytest.mark.parametrize('n', range(9))\ndef test_right(n): pass\n"
         "def test_wrong(): assert False\n"
     )
-    monkeypatch.setattr(processors, "_FOUND", "print(0, None)")  # without torch
-    monkeypatch.setattr(processors, "_ALL_TESTS", [str(tmp_path / "test_wrong.py")])
-    monkeypatch.setattr(processors, "_WORKERS", "0")
+    monkeypatch.setattr(on_processors, "_FOUND", "print(0, None)")  # without torch
+    monkeypatch.setattr(on_processors, "_ALL_TESTS", [str(tmp_path / "test_wrong.py")])
+    monkeypatch.setattr(on_processors, "_WORKERS", "0")
     for short, count in ((False, 9), (True, 4)):
         passes, line = outcome("no kernels", tmp_path, short=short)
         first, failed = line.splitlines()

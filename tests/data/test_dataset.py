@@ -23,7 +23,7 @@ from attnlm.see.heads import heads as study_heads
 from attnlm.see.report import report
 from attnlm.workflows.evaluate import evaluate, take_snapshot
 
-_OLDER = Path(__file__).parents[1] / "older"
+_OLDER = Path(__file__).parents[1] / "older_files"
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
 
 def test_shards_of_version_1_0_are_refused_and_replaced_with_force(tmp_path: Path) -> None:
     folder = shutil.copytree(
-        Path(__file__).parents[1] / "older/datasets/shards", tmp_path / "shards"
+        Path(__file__).parents[1] / "older_files/datasets/shards", tmp_path / "shards"
     )
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 20)
     arguments: dict[str, Any] = {"name": "shards", "data_dir": tmp_path}

@@ -22,7 +22,7 @@ import numpy as np
 from attnlm.compute import native
 from attnlm.compute.native import _SIGNATURES
 from hatch_build import FLAGS, ZIG
-from tests.kernels import SOURCES
+from tests.compile_kernels import SOURCES
 
 _PAGE, _CHANGED, _RESULT = range(3)  # as in serve.c
 _OF_THE_SYSTEM, _ARGUMENTS = 4096, 20

@@ -1,7 +1,7 @@
 """Runs of attnlm 1.0.0 load, evaluate, sample and resume to the same numbers; errors name what is
 wrong in runs of other versions and in edited runs.
 
-tests/older has small runs of version 1.0.0 and their results.
+tests/older_files has small runs of version 1.0.0 and their results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.files import read_json, write_json
 from attnlm.runs.run import open_run
 
-OLDER = Path(__file__).parents[1] / "older"
+OLDER = Path(__file__).parents[1] / "older_files"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((OLDER / "expected.json").read_text())
 
 

@@ -27,7 +27,7 @@ from tests.browser import elements
 from tests.command import attnlm as command
 from tests.command import fails, on_a_terminal
 from tests.models import BUILT, induction_by_hand, random_run
-from tests.own import MODELS, SMALL
+from tests.own_code import MODELS, SMALL
 
 CLEAN, CORRUPTED = "3 apples an", "4 pears are"
 EXAMPLES = Path(__file__).parents[2] / "examples"

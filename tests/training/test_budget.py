@@ -25,7 +25,7 @@ from attnlm.training.schedule import BudgetClock as Budget
 from attnlm.training.schedule import learning_rate
 from attnlm.training.step import Stepper
 from attnlm.training.validation_loss import validation_loss
-from tests.clock import Clock
+from tests.fake_clock import Clock
 from tests.processes import together, train_by_the_clock
 
 SMALL: dict[str, Any] = {"optimizer": "adamw", "block_size": 8, "batch_size": 4, "seed": 1}

@@ -16,7 +16,7 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
-from tests import own
+from tests import own_code
 from tests.command import attnlm as command
 from tests.models import assert_same_run, timeless
 from tests.processes import commands
@@ -34,7 +34,7 @@ def trained(code: Path, dataset: Dataset, tmp_path: Path) -> Any:
             for k, v in settings.items()
         }
         folder = tmp_path / "checkpoints"
-        return attnlm.train(dataset.path, checkpoint_dir=folder, **own.SMALL | named)
+        return attnlm.train(dataset.path, checkpoint_dir=folder, **own_code.SMALL | named)
 
     return train
 
@@ -72,7 +72,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     whole = trained(**settings, steps=6, name="whole")
     with pytest.raises(KeyboardInterrupt):
         trained(**settings, steps=6, name="stopped", on_step=stop_after(3))
-    own.become_a_new_process(monkeypatch)
+    own_code.become_a_new_process(monkeypatch)
     torch.manual_seed(7)  # a new process may have drawn other numbers
     resumed = attnlm.train(resume=tmp_path / "checkpoints/stopped")
     assert_same_run(whole, resumed)
@@ -114,7 +114,7 @@ class Kept(Head):
 
 @pytest.fixture
 def kept(tmp_path: Path) -> str:
-    (tmp_path / "kept.py").write_text(own.PARTS + KEPT)
+    (tmp_path / "kept.py").write_text(own_code.PARTS + KEPT)
     return f"{tmp_path}/kept.py:Kept"
 
 
@@ -157,7 +157,7 @@ class Other(Gate):
         super().__init__(embed_dim)
         self.gain = nn.Parameter({made})
 """
-    (tmp_path / "other.py").write_text(own.PARTS + content)
+    (tmp_path / "other.py").write_text(own_code.PARTS + content)
     with pytest.raises(AttnlmError, match=r"other.py:Other: the parameter gain is of type torch"):
         trained(attention=f"{tmp_path}/other.py:Other", embed_dim=8)
 
@@ -183,7 +183,7 @@ def test_a_loss_of_ones_own_trains_and_cross_entropy_validates(
     assert model is not None
     with pytest.raises(KeyboardInterrupt):
         trained(model="bigram", loss="parts:soft", name="stopped", on_step=stop_after(3))
-    own.become_a_new_process(monkeypatch)
+    own_code.become_a_new_process(monkeypatch)
     assert_same_run(soft, attnlm.train(resume=tmp_path / "checkpoints/stopped"))
 
 
@@ -213,7 +213,7 @@ def test_two_processes_train_own_code_as_one_does(
     project: Path, code: Path, tmp_path: Path
 ) -> None:
     about = ("--attention", f"{code}/parts.py:Head", "--heads=2", "--embed-dim=8")
-    sizes = [f"--{n.replace('_', '-')}={v}" for n, v in own.SMALL.items()]
+    sizes = [f"--{n.replace('_', '-')}={v}" for n, v in own_code.SMALL.items()]
     words = ("train", "fruits-char", *about, *sizes)
     two = (*words, "--name", "two", "--processes", "2")
     commands(project, tmp_path, 0, two, two)
@@ -244,6 +244,6 @@ def test_an_exist_ok_run_is_found_again(trained: Any, code: Path, tmp_path: Path
     again = trained(attention="parts:Head", name="same", exist_ok=True, **PART)
     assert again.path == run.path
     changed = tmp_path / "parts.py"
-    changed.write_text(own.PARTS + "# changed\n")
+    changed.write_text(own_code.PARTS + "# changed\n")
     with pytest.raises(AttnlmError, match="same exists, but its `code` differs"):
         trained(attention=f"{changed}:Head", name="same", exist_ok=True, **PART)

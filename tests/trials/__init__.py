@@ -6,17 +6,17 @@ from one that stays. `python -m tests.trials NAME --seed N --case N` tries one c
 
 import attnlm
 from tests.trials import (  # noqa: F401 - each registers its trials
-    anywhere,
-    damage,
+    arbitrary_input,
+    damaged_files,
     disk,
-    hostile,
-    input,
+    environments,
+    hostile_files,
     kill,
     memory,
-    numbers,
+    not_finite,
     resume,
     signals,
-    two,
+    two_processes,
 )
 from tests.trials.trial import TRIALS as TRIALS
 

@@ -7,7 +7,7 @@ import itertools
 import os
 from pathlib import Path
 
-from tests.trials.children import Outcome, before_each_event, in_child
+from tests.trials.forked_children import Outcome, before_each_event, in_child
 from tests.trials.scenarios import Scenario, events_of, scenarios
 from tests.trials.trial import Tally, Trial, not_linux
 

@@ -14,8 +14,8 @@ from attnlm.config.settings import resolve
 from attnlm.model.architecture import RUNGS
 from attnlm.training.kernels import has_native_ops
 from attnlm.workflows.autotune import _has_compiler
-from tests.trials.children import in_child
-from tests.trials.small import around_steps, facts_of, prepared, same_run, settings_of
+from tests.trials.forked_children import in_child
+from tests.trials.small_projects import around_steps, facts_of, prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial
 
 _STOPS = range(1, 12)

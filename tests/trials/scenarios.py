@@ -12,8 +12,15 @@ from typing import Any
 
 import attnlm
 from attnlm.training.events import Evaluated
-from tests.trials.children import before_each_event, in_child
-from tests.trials.small import TEXT, around_steps, facts_of, prepared, same_run, settings_of
+from tests.trials.forked_children import before_each_event, in_child
+from tests.trials.small_projects import (
+    TEXT,
+    around_steps,
+    facts_of,
+    prepared,
+    same_run,
+    settings_of,
+)
 from tests.trials.trial import place
 
 

@@ -18,8 +18,8 @@ import attnlm
 from attnlm.workflows.autotune import _has_compiler
 from tests.command import ATTNLM
 from tests.processes import free_port
-from tests.trials.children import Child, in_child
-from tests.trials.small import TEXT, facts_of, prepared, same_run, settings_of
+from tests.trials.forked_children import Child, in_child
+from tests.trials.small_projects import TEXT, facts_of, prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial, not_linux
 from tests.web_server import WebServer
 

@@ -12,7 +12,7 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.data.dataset import Dataset
 from attnlm.runs.manage import run_entry
-from tests import own
+from tests import own_code
 from tests.command import attnlm as command
 from tests.command import fails
 
@@ -139,7 +139,7 @@ class Sees(Model):
 
 @pytest.fixture(scope="module")
 def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = own.written(tmp_path_factory.mktemp("code"))
+    folder = own_code.written(tmp_path_factory.mktemp("code"))
     (folder / "wrong.py").write_text(MISTAKES)
     return folder
 
@@ -245,7 +245,7 @@ def test_the_command_shows_findings_and_fails_if_training_would(code: Path, tmp_
 
 # --- Training what is not causal ------------------------------------------------------------------
 
-TRAIN = [f"--{n.replace('_', '-')}={v}" for n, v in own.SMALL.items()]
+TRAIN = [f"--{n.replace('_', '-')}={v}" for n, v in own_code.SMALL.items()]
 TRAIN += ["--embed-dim=8", "--heads=4"]
 NOT_COMPARABLE = "not comparable"
 
@@ -259,7 +259,7 @@ def test_a_model_that_looks_ahead_is_trained_only_by_force(code: Path, project: 
             project / "data/fruits-char",
             attention=f"{code}/wrong.py:NoMask",
             checkpoint_dir=project / "checkpoints",
-            **own.SMALL,
+            **own_code.SMALL,
         )
 
     done = command(*about, "--force", cwd=project)

@@ -18,8 +18,8 @@ from attnlm.model.ops import kernels_in_use
 from attnlm.workflows import doctor as examination
 from attnlm.workflows import speed_check
 from attnlm.workflows.doctor import Finding
-from tests.clock import Clock
 from tests.command import attnlm as command
+from tests.fake_clock import Clock
 from tests.models import needs_kernels
 
 COMPARE = speed_check.compare_kernels  # takes most of an examination's time

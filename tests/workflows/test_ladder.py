@@ -36,10 +36,10 @@ from attnlm.workflows.answers import pairs_of
 from attnlm.workflows.ladder import LadderStarted
 from attnlm.workflows.ladder import ladder as train_ladder
 from attnlm.workflows.train import train_config
-from tests import own
+from tests import own_code
 from tests.browser import PHONE, asks_for_nothing, check_fits, elements, opened, until
-from tests.clock import Clock
 from tests.command import ATTNLM, terminal
+from tests.fake_clock import Clock
 from tests.models import FRUITS, Tempered, prepared, timeless
 
 SMALL: dict[str, Any] = {"rungs": ("bigram", "single-head"), "steps": 6, "eval_every": 2}
@@ -496,7 +496,7 @@ TUNED: dict[str, Any] = {**SMALL, "steps": 10, "tune": "learning_rate"}
 @pytest.fixture(scope="module")
 def tuned(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Ladder:
     folder = tmp_path_factory.mktemp("tuned")
-    (folder / "mine.py").write_text(own.PARTS)
+    (folder / "mine.py").write_text(own_code.PARTS)
     head = f"multi-head:attention={folder / 'mine.py'}:Head:embed_dim=8:heads=2"
     rungs = ("bigram", head, "single-head:learning_rate=0.02")
     given = {**TUNED, "rungs": rungs, "checkpoint_dir": folder / "runs", "name": "t"}

@@ -16,7 +16,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.base.files import read_json, write_json
 from attnlm.see.ladder_page import explained
-from tests import own
+from tests import own_code
 from tests.command import attnlm as command
 from tests.command import here
 
@@ -26,14 +26,14 @@ HEAD = "multi-head:embed_dim=8:heads=2:attention={}:Head:start=2"
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    return own.written(tmp_path / "code")
+    return own_code.written(tmp_path / "code")
 
 
 @pytest.fixture(scope="module")
 def finished(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the finished ladder runs/x of a bigram and a rung of the user's."""
     folder = tmp_path_factory.mktemp("finished")
-    rungs = ["bigram", HEAD.format(own.written(folder / "code") / "parts.py")]
+    rungs = ["bigram", HEAD.format(own_code.written(folder / "code") / "parts.py")]
     folders: dict[str, Any] = {"checkpoint_dir": folder / "runs", "data_dir": project / "data"}
     attnlm.ladder("fruits-char", rungs=rungs, **SMALL, **folders, name="x")
     return folder
@@ -65,7 +65,7 @@ def test_a_rung_of_the_users_is_compared(
 
     # Going on in a new process needs neither the file nor its name.
     (code / "parts.py").unlink()
-    own.become_a_new_process(monkeypatch)
+    own_code.become_a_new_process(monkeypatch)
     notes: list[object] = []
     again = attnlm.ladder(resume=compared.path, on_event=notes.append, **folders)
     assert [r.loss for r in again.rungs] == [r.loss for r in compared.rungs]
@@ -86,7 +86,7 @@ def test_a_ladder_goes_on_where_its_second_rung_was_stopped(
         attnlm.ladder(
             "fruits-char", rungs=["bigram", rung], **SMALL, **folders, name="x", on_event=stop
         )
-    own.become_another_user(monkeypatch, tmp_path)
+    own_code.become_another_user(monkeypatch, tmp_path)
     with pytest.raises(AttnlmError, match="this run needs code of its own") as refused:
         attnlm.ladder(resume=tmp_path / "runs/x", **folders)
     assert str(tmp_path / "runs/x/code/parts.py") in refused.value.message
@@ -101,7 +101,7 @@ def test_a_forged_ladder_runs_nothing(
 ) -> None:
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     evil = tmp_path / "evil.py"
-    content = own.PARTS + mark(tmp_path)
+    content = own_code.PARTS + mark(tmp_path)
     for path in (evil, tmp_path / "runs/x/code/evil.py", tmp_path / "runs/x/code/parts.py"):
         path.write_text(content)
     path = tmp_path / "runs/x/ladder.json"
@@ -116,7 +116,7 @@ def test_a_forged_ladder_runs_nothing(
     elif form == "hash":
         plan["plan"]["codes"] = {name: hashlib.sha256(content.encode()).hexdigest()}
     write_json(path, plan)
-    own.become_another_user(monkeypatch, tmp_path)
+    own_code.become_another_user(monkeypatch, tmp_path)
     with contextlib.chdir(tmp_path):
         done = here(["ladder", "--resume", "x", "--checkpoint-dir", "runs", "--data-dir",
                      str(project / "data")])  # fmt: skip
@@ -138,8 +138,8 @@ def test_a_damaged_list_of_code_is_one_line(
 
 
 def test_two_files_of_one_name_are_refused(code: Path, project: Path, tmp_path: Path) -> None:
-    other = own.written(tmp_path / "other")
-    (other / "parts.py").write_text(own.PARTS + "# other\n")
+    other = own_code.written(tmp_path / "other")
+    (other / "parts.py").write_text(own_code.PARTS + "# other\n")
     rungs = [HEAD.format(folder / "parts.py") for folder in (code, other)]
     with pytest.raises(UsageError, match=r"two files are called parts.py"):
         attnlm.ladder("fruits-char", rungs=rungs, **SMALL, data_dir=project / "data",

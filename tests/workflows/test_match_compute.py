@@ -20,10 +20,10 @@ from attnlm.runs.ladder_plan import LadderPlan, read_plan
 from attnlm.see.ladder import Ladder
 from attnlm.see.reproduce import ladder_command
 from attnlm.workflows.match_compute import relative_steps, with_steps, with_widths
-from tests import own
+from tests import own_code
 from tests.browser import elements
-from tests.clock import Clock
 from tests.command import attnlm as command
+from tests.fake_clock import Clock
 
 V = 65
 
@@ -104,7 +104,7 @@ class Brittle(nn.Sequential):
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    folder = own.written(tmp_path / "code")
+    folder = own_code.written(tmp_path / "code")
     (folder / "more.py").write_text(FIXED)
     return folder
 

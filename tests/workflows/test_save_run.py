@@ -16,7 +16,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.own_code import named_code
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
-from tests import own
+from tests import own_code
 from tests.command import attnlm as command
 
 
@@ -80,7 +80,7 @@ def test_a_loop_of_ones_own_comes_home(save: Any, dataset: Dataset, project: Pat
 
 def test_a_model_of_ours_comes_home(save: Any, dataset: Dataset, tmp_path: Path) -> None:
     first = attnlm.train(
-        dataset, model="multi-head", embed_dim=8, checkpoint_dir=tmp_path, **own.SMALL
+        dataset, model="multi-head", embed_dim=8, checkpoint_dir=tmp_path, **own_code.SMALL
     )
     model = first.model(checkpoint="last")
     with torch.no_grad():
@@ -99,7 +99,7 @@ def test_a_model_with_a_part_of_ones_own_comes_home(
 ) -> None:
     first = attnlm.train(
         dataset, attention=f"{code}/parts.py:Head", embed_dim=8, heads=2, set={"start": 2},
-        checkpoint_dir=tmp_path, **own.SMALL,
+        checkpoint_dir=tmp_path, **own_code.SMALL,
     )  # fmt: skip
     run = save(first.model(checkpoint="last"), name="part")
     assert run.config.spec.settings() == first.config.spec.settings()
@@ -141,7 +141,7 @@ def test_a_saved_run_that_looks_ahead_is_marked(
     save: Any, dataset: Dataset, tmp_path: Path
 ) -> None:
     (tmp_path / "ahead.py").write_text(
-        own.MODELS + "class Ahead(Logits):\n"
+        own_code.MODELS + "class Ahead(Logits):\n"
         "    def forward(self, ids):\n"
         "        return super().forward(ids) + self.table(ids).mean(1).sum(-1)[:, None, None]"
         " * torch.arange(self.table.num_embeddings)\n"

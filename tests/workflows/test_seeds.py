@@ -12,10 +12,10 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.data.dataset import Dataset
 from attnlm.see.verdicts import interval
-from tests import own
-from tests.clock import Clock
+from tests import own_code
 from tests.command import attnlm as command
 from tests.command import fails
+from tests.fake_clock import Clock
 
 SMALL: dict[str, Any] = {"embed_dim": 8, "heads": 2, "block_size": 8, "batch_size": 4, "steps": 4}
 
@@ -45,7 +45,7 @@ def test_a_budget_becomes_the_steps_of_all_seeds(
 
 
 def test_the_command_prints_median_range_and_interval(dataset: Dataset, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(own.PARTS)
+    (tmp_path / "mine.py").write_text(own_code.PARTS)
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in SMALL.items()]
     flags += ["--attention=mine.py:Head", "--set=start=2", "--name=mine", "--seed=1"]
     words = ["train", str(dataset.path), "--seeds=3", *flags]

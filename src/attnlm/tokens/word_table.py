@@ -2,7 +2,7 @@
 
 A text is split between a visible ASCII character and the whitespace after it, if no token can cross
 such a place in any text. A word is the text between two such places, including its leading
-whitespace. native/words.c finds the words, and tiktoken encodes new words.
+whitespace. native/word_table.c finds the words, and tiktoken encodes new words.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def native_library() -> ctypes.CDLL | None:
 def baseline_library() -> ctypes.CDLL | None:
     """Return the kernels that every processor of this kind can run, without loading PyTorch.
 
-    Return None if they cannot be loaded. The instruction set makes no difference to words.c.
+    Return None if they cannot be loaded. The instruction set makes no difference to word_table.c.
     """
     return load("none" if os.environ.get(VARIABLE) == "none" else _machine_sets()[0])
 

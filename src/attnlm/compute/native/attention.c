@@ -3,11 +3,11 @@
    them again (Dao et al., 2022). In a block of scores, keys are rows and queries are columns. A thread
    computes a key/value head with all of its query heads. */
 
-#include "vectors.h"
+#include "simd.h"
 
 #include "arena.h"
 #include "layout.h"
-#include "team.h"
+#include "thread_team.h"
 #include "attention.h"
 
 #define BLOCK 64 /* number of queries, and of keys */

@@ -6,11 +6,11 @@
    rows, N = (H + 2K)·D features of queries, keys and values. The backward pass adds to the gradients of
    weights. Sums do not depend on the number of threads. */
 
-#include "vectors.h"
+#include "simd.h"
 
 #include "arena.h"
 #include "layout.h"
-#include "team.h"
+#include "thread_team.h"
 #include "attention.h"
 #include "matmul.h"
 #include "pointwise.h"

@@ -4,10 +4,10 @@
    Axes: B windows, S tokens of a window, T new tokens of a window, C embed_dim, H heads, K key and value
    heads, D head size, F hidden units, V vocabulary, L layers. */
 
-#include "vectors.h"
+#include "simd.h"
 
 #include "layout.h"
-#include "team.h"
+#include "thread_team.h"
 #include "linear.h"
 
 #define PACK_ROWS_FROM 32 /* new tokens per window from which rows of matrices are copied to panels */

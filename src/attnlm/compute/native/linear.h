@@ -89,7 +89,7 @@ static void multiply_panels(const struct linear *linear, const float *panels, st
 #undef PRODUCT
 }
 
-/* Return the sum of a vector's lanes, in another order than `sum_lanes` (vectors.h): by quarters. */
+/* Return the sum of a vector's lanes, in another order than `sum_lanes` (simd.h): by quarters. */
 INLINE float sum_lanes_pairwise(vector x)
 {
     vector4 sums = *(vector4 *)&x;

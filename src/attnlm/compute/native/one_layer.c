@@ -8,7 +8,7 @@
    `row` is the number of features in a row: 8, 16, 32 or 64. It is a constant of each instance of the
    functions, so that sums stay in registers. Rows of other sizes are copied and padded with zeros. */
 
-#include "vectors.h"
+#include "simd.h"
 
 #include "arena.h"
 

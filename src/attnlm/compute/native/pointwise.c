@@ -1,7 +1,7 @@
 /* Fused pointwise operations, forward and backward, for one thread. Their reference
    implementations are in model/ops. Rows are contiguous; `grad` and `d_` name gradients as there. */
 
-#include "vectors.h"
+#include "simd.h"
 
 #include "layout.h"
 #include "pointwise.h"

@@ -141,7 +141,7 @@ class CPass(Struct):
 
 
 class CWords(Struct):
-    """A table of words (words.c)."""
+    """A table of words (word_table.c)."""
 
     _fields_ = (
         *_fields(_INTEGER, "most_words", "most_bytes", "slots"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.trials import small
+from tests.trials import small_projects
 from tests.trials.trial import Tally, Trial
 
 _Reader = Callable[[], str]
@@ -23,7 +23,7 @@ def _damage(tally: Tally, folder: Path) -> None:
     left out. The lines of metrics and ticker have no hash.
     `latest` could name another run by a flipped bit; but here there is none.
     """
-    small.make_all(folder)
+    small_projects.make_all(folder)
     files = list(_files(folder))
     hashed = [(path, read) for path, read in files if path.suffix != ".jsonl"]
     before = {read: read() for _, read in files}
@@ -32,7 +32,7 @@ def _damage(tally: Tally, folder: Path) -> None:
         found: list[str] = []
         whole = path.read_bytes()
         path.write_bytes(content)
-        refused, fault = small.refusal(lambda: found.append(read()))
+        refused, fault = small_projects.refusal(lambda: found.append(read()))
         if fault is None and refused is not None and path.name not in refused:
             fault = f"refused without its name: {refused}"
         if fault is None and refused is None and not before[read].startswith(found[0]):
@@ -54,16 +54,16 @@ def _damage(tally: Tally, folder: Path) -> None:
 def _files(folder: Path) -> Iterator[tuple[Path, _Reader]]:
     """Yield each file that is read back, and the function that reads it."""
     for place, opens, names in (
-        ("data", small.open_data, (small.CHAR, small.BPE)),
-        ("checkpoints", small.open_the_run, (small.RUN,)),
+        ("data", small_projects.open_data, (small_projects.CHAR, small_projects.BPE)),
+        ("checkpoints", small_projects.open_the_run, (small_projects.RUN,)),
     ):
         for name in names:
             read = partial(opens, folder, name)
-            for path in small.read_back(folder / place / name):
+            for path in small_projects.read_back(folder / place / name):
                 if path.name == "config.json":
                     continue  # people edit it
                 is_ticker = path.name == "ticker.jsonl"
-                yield path, partial(small.open_ticker, folder, name) if is_ticker else read
+                yield path, partial(small_projects.open_ticker, folder, name) if is_ticker else read
         yield folder / place / "latest", partial(opens, folder, None)
 
 

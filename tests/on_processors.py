@@ -1,6 +1,6 @@
-"""`python -m tests.processors [--short] [NAME…]`: numerical tests as other processors compute them.
+"""`python -m tests.on_processors [--short] [NAME…]`: numerical tests on other processors.
 
-With --short, as in CI, at most four cases of each test function (tests/few.py).
+With --short, as in CI, at most four cases of each test function (tests/four_cases.py).
 Prints one line for each environment: what passed, or why it was skipped. Ends with 1 if any failed.
 The libraries that PyTorch computes with, and the kernels, are limited to the instructions of older
 processors, or the kernels are compiled by zig, as in wheels. ARM64 and
@@ -25,8 +25,8 @@ from xml.etree import ElementTree
 import torch
 
 from hatch_build import ZIG
+from tests.compile_kernels import compile_copy
 from tests.emulated import EMULATED
-from tests.kernels import compile_copy
 
 _ROOT = Path(__file__).parent.parent
 _OF_C = (
@@ -102,7 +102,7 @@ def outcome(name: str, folder: Path, *, short: bool = False) -> tuple[bool, str]
     """Run the tests in an environment; return whether they pass, and a line about them."""
     one, tests, left_out = ENVIRONMENTS[name], _ALL_TESTS, _LEFT_OUT
     variables = limited(name, folder)
-    plugins = ["tests.few"] * short
+    plugins = ["tests.four_cases"] * short
     if wrong := _not_as_wanted(one, variables):
         return False, wrong
     if name in EMULATED:
@@ -161,7 +161,7 @@ def _not_as_wanted(one: Environment, variables: dict[str, str]) -> str:
 
 def main() -> int:
     """Return 1 if any environment's tests failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.processors")
+    parser = argparse.ArgumentParser(prog="python -m tests.on_processors")
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *ENVIRONMENTS])
     parser.add_argument("--short", action="store_true", help="few cases of each test")
     arguments, failed = parser.parse_args(), False

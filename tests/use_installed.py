@@ -1,4 +1,4 @@
-"""`python -m tests.installed`: uses the package that this environment has installed.
+"""`python -m tests.use_installed`: uses the package that this environment has installed.
 
 `make newest` runs it with the newest versions of all dependencies, `make package` with the wheel.
 """

@@ -13,10 +13,10 @@ import torch
 import attnlm
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import resolve
-from tests.trials import small
+from tests.trials import small_projects
 from tests.trials.trial import Tally, Trial, place
 
-_RUN, _DATA = f"checkpoints/{small.RUN}", f"data/{small.BPE}"
+_RUN, _DATA = f"checkpoints/{small_projects.RUN}", f"data/{small_projects.BPE}"
 _WRITTEN = ("metrics.jsonl", "ticker.jsonl", "last.safetensors", "best.safetensors", "config.json")
 
 
@@ -28,7 +28,7 @@ def _hostile(tally: Tally, folder: Path) -> None:
     hint.
     """
     whole = folder / "whole"
-    small.make_all(whole)
+    small_projects.make_all(whole)
     (whole / "recipe.toml").write_text("heads = 2\n")
     (whole / "recipe.json").write_text('{"config": {"heads": 2}}')
     places = [path.relative_to(whole) for path in _files(whole)]
@@ -48,7 +48,7 @@ def _hostile(tally: Tally, folder: Path) -> None:
 
 def _tried(folder: Path, read: Callable[[Path], object], *, must_refuse: bool) -> str | None:
     """Return what happens that nothing should when `read` reads what lies in `folder`."""
-    refused, fault = small.refusal(lambda: read(folder))
+    refused, fault = small_projects.refusal(lambda: read(folder))
     if (folder / _MARK).exists():
         return "code ran"
     if fault is None and refused is None and must_refuse:
@@ -59,7 +59,7 @@ def _tried(folder: Path, read: Callable[[Path], object], *, must_refuse: bool) -
 def _files(folder: Path) -> Iterator[Path]:
     """Yield each file that is read back; of the data sets, only that of byte pairs."""
     for part in (_DATA, _RUN):
-        yield from small.read_back(folder / part)
+        yield from small_projects.read_back(folder / part)
     for name in ("data/latest", "checkpoints/latest", "recipe.toml", "recipe.json"):
         yield folder / name
 
@@ -67,7 +67,7 @@ def _files(folder: Path) -> Iterator[Path]:
 def _reader(place: Path) -> Callable[[Path], object]:
     if place.name.startswith("recipe"):
         return lambda folder: resolve({}, load_recipe(str(folder / place)))
-    opens = small.open_data if place.parts[0] == "data" else small.open_the_run
+    opens = small_projects.open_data if place.parts[0] == "data" else small_projects.open_the_run
     name = None if place.name == "latest" else place.parts[1]
     return lambda folder: opens(folder, name)
 
@@ -123,7 +123,7 @@ def _written_through(folder: Path, name: str) -> str | None:
     path.rename(elsewhere)
     path.symlink_to(elsewhere)
     before = elsewhere.read_bytes()
-    refused, fault = small.refusal(
+    refused, fault = small_projects.refusal(
         lambda: attnlm.train(resume=path.parent, data_dir=folder / "data", steps=8)
     )
     if elsewhere.read_bytes() != before:

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 import attnlm
 from attnlm.model.architecture import RUNGS
-from tests.trials.children import in_child
-from tests.trials.small import around_steps, facts_of, prepared, settings_of
+from tests.trials.forked_children import in_child
+from tests.trials.small_projects import around_steps, facts_of, prepared, settings_of
 from tests.trials.trial import Tally, Trial
 
 _KINDS = ("loss", "gradient", "weights")

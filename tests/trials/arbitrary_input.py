@@ -14,7 +14,7 @@ from attnlm.base.folders import flag
 from attnlm.config.settings import RECORD_OF
 from attnlm.model.architecture import RUNGS
 from tests import command as commands
-from tests.trials import small
+from tests.trials import small_projects
 from tests.trials.trial import Tally, Trial, place
 
 _PER_PROCESS = 50  # cases made in this process for each that has a process of its own
@@ -26,7 +26,7 @@ def _input(tally: Tally, folder: Path) -> None:
 
     Some of the drawn commands are also run in a process of their own.
     """
-    small.make_all(folder / "made")
+    small_projects.make_all(folder / "made")
     with contextlib.chdir(folder / "made"):
         for number, generator in tally.drawn(tally.wanted):
             with place(folder) as here:

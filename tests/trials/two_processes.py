@@ -12,8 +12,8 @@ from typing import Any
 
 import attnlm
 from attnlm.training.events import Evaluated
-from tests.trials.children import Child, in_child
-from tests.trials.small import prepared, same_run, settings_of
+from tests.trials.forked_children import Child, in_child
+from tests.trials.small_projects import prepared, same_run, settings_of
 from tests.trials.trial import Tally, Trial, place
 
 

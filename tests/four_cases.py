@@ -1,4 +1,4 @@
-"""A pytest plugin, tests.few: at most four cases of each test function, spread over all of them."""
+"""A pytest plugin: at most four cases of each test function, spread over all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.package`: the sdist and a wheel for each system, checked, installed, and used.
+"""`python -m tests.check_packages`: the sdist and a wheel for each system, installed and used.
 
 Everything is built twice, from copies of what git tracks, and must be the same both times.
 """
@@ -26,7 +26,7 @@ _MUST_HAVE = {
 }
 _SDIST_HAS = {
     *("README.md", "CHANGELOG.md", "LICENSE", "CITATION.cff", "Makefile", "constraints.txt"),
-    *("hatch_build.py", f"src/{_NATIVE}/decoding.c", f"src/{_NATIVE}/vectors.h"),
+    *("hatch_build.py", f"src/{_NATIVE}/decoding.c", f"src/{_NATIVE}/simd.h"),
 }
 # How a shared library of each system begins.
 _MAGIC = {".so": b"\x7fELF", ".dylib": b"\xcf\xfa\xed\xfe", ".dll": b"MZ"}
@@ -58,7 +58,7 @@ def main() -> None:
         for tag in TARGETS:
             _check_wheel(tag)
         _try(_wheel(_HERE), place)
-        _run(sys.executable, "-m", "tests.processors", "zig", "Windows")
+        _run(sys.executable, "-m", "tests.on_processors", "zig", "Windows")
     for path in files:
         print(f"{path.relative_to(ROOT)}  {path.stat().st_size:,} bytes")
 
@@ -120,7 +120,7 @@ def _try(wheel: Path, folder: Path) -> None:
     pinned = ("--quiet", "--constraint", ROOT / "constraints.txt")
     _run(python, "-m", "pip", "install", *pinned, "torch")
     _run(python, "-m", "pip", "install", *pinned, wheel)
-    _run(python, "-m", "tests.installed")
+    _run(python, "-m", "tests.use_installed")
     tools = ("hatchling", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
     _run(python, "-m", "pip", "install", *pinned, *tools)
     tests = [f"tests/{name}.py" for name in _TESTS]
