@@ -354,7 +354,7 @@ an evaluation goes on after a signal | test_interruption.py
 if stop.has_come and not is_sharded: => if False:
 evaluation drops the last window |
 test_training.py::test_evaluation_is_over_the_whole_split_token_by_token
-if len(rest) > 1: => if len(rest) > model.architecture.block_size:
+if len(last_window) > 1: => if len(last_window) > model.architecture.block_size:
 bits are nats | test_training.py::test_a_run_records_and_reports_what_the_design_states
 loss / math.log(2) / bytes_per_token => loss / bytes_per_token
 == compute/processes.py
@@ -368,7 +368,7 @@ a loss in pieces keeps the gradient of the last one alone | test_ops.py
 d_lm_head_VC += d_logits_mV.T @ x_MC[rows] => d_lm_head_VC.copy_(d_logits_mV.T @ x_MC[rows])
 == training/schedule.py
 a linear schedule is a cosine | test_optimizer.py
-height = left if config.schedule == "linear" else => height = left if config.schedule == "" else
+is_linear = config.schedule == "linear" => is_linear = config.schedule == ""
 the clock of a budget leaves no time for the last evaluation |
 test_budget.py::test_evaluations_that_take_long_are_fewer
 left = self.ends - self.closing - now => left = self.ends - now

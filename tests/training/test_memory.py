@@ -49,13 +49,13 @@ def test_jobs_that_exceed_memory_are_refused(
     sizes = config, vocab_size, parameters, 10**4
     certain = bytes_each * parameters
     there = max(int(estimate_memory(*sizes, "cpu").total / FACTOR), certain)
-    monkeypatch.setattr(memory, "_memory_of", lambda device: there * 101 // 100)
+    monkeypatch.setattr(memory, "_available_memory", lambda device: there * 101 // 100)
     check_memory(*sizes, CPU)
-    monkeypatch.setattr(memory, "_memory_of", lambda device: there * 99 // 100)
+    monkeypatch.setattr(memory, "_available_memory", lambda device: there * 99 // 100)
     with pytest.raises(AttnlmError, match="but cpu has") as caught:
         check_memory(*sizes, CPU)
     assert hint in caught.value.hint
-    monkeypatch.setattr(memory, "_memory_of", lambda device: None)  # a device that does not tell
+    monkeypatch.setattr(memory, "_available_memory", lambda device: None)  # a device that does not tell
     check_memory(*sizes, CPU)
 
 
@@ -75,13 +75,13 @@ def test_the_micro_batch_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> No
         (of(1) / 0.71, 1),  # the least there is
         (None, None),
     ):
-        monkeypatch.setattr(memory, "_memory_of", lambda device, there=there: there)
+        monkeypatch.setattr(memory, "_available_memory", lambda device, there=there: there)
         assert affordable_micro_batch(config, *sizes, CPU) == expected
 
 
 def test_a_refused_run_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = prepared(tmp_path, "the cat sat on the mat.\n" * 99, "text")
-    monkeypatch.setattr(memory, "_memory_of", lambda device: 1000)
+    monkeypatch.setattr(memory, "_available_memory", lambda device: 1000)
     with pytest.raises(AttnlmError, match="of memory, but cpu has"):
         attnlm.train(dataset.path, device="cpu", checkpoint_dir=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
@@ -126,7 +126,7 @@ def test_precision_and_compilation_are_resolved_before_memory_is_estimated(
     """A GPU without bfloat16 computes in float32, and a long training run there is compiled."""
     dataset = prepared(tmp_path, "the cat sat on the mat.\n" * 99, "text")
     monkeypatch.setattr(autotuning, "_is_long", lambda config, dataset: True)
-    monkeypatch.setattr(memory, "_memory_of", lambda device: None)
+    monkeypatch.setattr(memory, "_available_memory", lambda device: None)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere")
     given: Settings = {} if micro is None else {"micro_batch_size": micro}
     config = resolve({"model": "transformer", "steps": 5, **given})

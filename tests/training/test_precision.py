@@ -125,7 +125,7 @@ def test_long_training_on_a_gpu_is_compiled_if_a_compiler_exists(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere")
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
     cuda = Device("cuda", "bfloat16", "tests")
-    monkeypatch.setattr(memory, "_memory_of", lambda device: None)
+    monkeypatch.setattr(memory, "_available_memory", lambda device: None)
     settled = autotune(resolve({"model": "transformer", **settings}), cuda, data)
     assert settled.training.compile == expected
 

@@ -251,7 +251,7 @@ class Ladder:
     @property
     def warnings(self) -> list[str]:
         """Sentences on differences that make the comparison unfair."""
-        return list(_warnings(self))
+        return [*_setting_warnings(self), *_size_warnings(self), *_step_warnings(self)]
 
     def write_page(self) -> Path:
         """Write curves.png and index.html to the ladder's folder; return the path of index.html.
@@ -279,7 +279,7 @@ def interval_text(interval: tuple[float, float] | None) -> str:
     return "" if interval is None else f"{interval[0]:z.4f} to {interval[1]:z.4f}".replace("-", "−")
 
 
-def _warnings(ladder: Ladder) -> Iterator[str]:
+def _setting_warnings(ladder: Ladder) -> Iterator[str]:
     configs = {rung.model: rung.run.config for rung in ladder.rungs}
     training = {model: config.training for model, config in configs.items()}
     compared = {
@@ -314,8 +314,12 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
                 for value in dict.fromkeys(value_of.values())
             )
             yield f"{warning}: {'; '.join(groups)}"
+
+
+def _size_warnings(ladder: Ladder) -> Iterator[str]:
+    specs = {rung.model: rung.run.config.spec for rung in ladder.rungs}
     for model, deviation in ladder.unequal.items():
-        has_width = ladder.plan.equal != "parameters" or size_settings(configs[model].spec)[0]
+        has_width = ladder.plan.equal != "parameters" or size_settings(specs[model])[0]
         why = "" if has_width else f": it has no {', '.join(WIDTHS)} to adapt"
         quantity = _QUANTITIES[ladder.plan.equal][0]
         yield f"{quantity} are not equal to those of {ladder.reference}: {model}{deviation}{why}"
@@ -325,6 +329,9 @@ def _warnings(ladder: Ladder) -> Iterator[str]:
             f"{sizes[max(sizes)]} has {max(sizes) / min(sizes):,.1f} times as many parameters as "
             f"{sizes[min(sizes)]}"
         )
+
+
+def _step_warnings(ladder: Ladder) -> Iterator[str]:
     for rung in ladder.rungs:
         last = rung.result.last
         steps = ladder.plan.settings(rung.model, 0)["steps"]

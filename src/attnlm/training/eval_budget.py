@@ -33,7 +33,7 @@ _PER_LOGIT = 200.0
 _TIMES_SLOWER_ALONE = 20.0
 _PER_LAYER_ALONE = 2e7
 # The cost of a step in forward passes: a backward pass costs twice a forward pass.
-_STEP = 3.0
+_STEP_COST = 3.0
 
 
 def forward_cost(spec: ModelSpec, vocab_size: int) -> float:
@@ -43,7 +43,7 @@ def forward_cost(spec: ModelSpec, vocab_size: int) -> float:
 
 def step_cost(config: Config, vocab_size: int) -> float:
     """Return the number of operations of one training step."""
-    return _STEP * config.tokens_per_step * forward_cost(config.spec, vocab_size)
+    return _STEP_COST * config.tokens_per_step * forward_cost(config.spec, vocab_size)
 
 
 def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int | None:
@@ -56,10 +56,10 @@ def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int |
     """
     tokens = min(val_tokens, MOST_TOKENS)
     forward = forward_cost(config.spec, vocab_size)
-    between = _between_evaluations(config, vocab_size)
-    affordable = _EVALUATION_SHARE * between / forward
-    by_itself = min(_CHEAP, max(_FREE, _CHEAP_FRACTION * between))
-    if tokens <= affordable or tokens * forward <= by_itself:
+    training_cost = _cost_between_evaluations(config, vocab_size)
+    affordable = _EVALUATION_SHARE * training_cost / forward
+    affordable_cost = min(_CHEAP, max(_FREE, _CHEAP_FRACTION * training_cost))
+    if tokens <= affordable or tokens * forward <= affordable_cost:
         return None
     fewer = _whole_windows(config, affordable)
     return fewer if fewer < tokens else None
@@ -84,19 +84,19 @@ def _whole_windows(config: Config, tokens: float) -> int:
 
 def affordable_sample(config: Config, vocab_size: int) -> int:
     """Return the length of the sample at each evaluation: 80 tokens, fewer for a large model."""
-    by_itself = _TIMES_SLOWER_ALONE * forward_cost(config.spec, vocab_size)
-    by_itself += config.spec.costs(vocab_size).layers * _PER_LAYER_ALONE
-    affordable = max(_SAMPLE_FRACTION * _between_evaluations(config, vocab_size), _FREE)
-    return max(_FEWEST_SAMPLED, min(_SAMPLED_TOKENS, int(affordable / by_itself)))
+    token_cost = _TIMES_SLOWER_ALONE * forward_cost(config.spec, vocab_size)
+    token_cost += config.spec.costs(vocab_size).layers * _PER_LAYER_ALONE
+    affordable = max(_SAMPLE_FRACTION * _cost_between_evaluations(config, vocab_size), _FREE)
+    return max(_FEWEST_SAMPLED, min(_SAMPLED_TOKENS, int(affordable / token_cost)))
 
 
 def is_whole_affordable(config: Config, val_tokens: int, steps: int, times: int) -> bool:
     """Return True if evaluating the split `times` times costs little compared to `steps`
     training steps."""
     trained = steps * config.tokens_per_step
-    return times * min(val_tokens, MOST_TOKENS) <= _EVALUATION_SHARE * _STEP * trained
+    return times * min(val_tokens, MOST_TOKENS) <= _EVALUATION_SHARE * _STEP_COST * trained
 
 
-def _between_evaluations(config: Config, vocab_size: int) -> float:
+def _cost_between_evaluations(config: Config, vocab_size: int) -> float:
     """Return the operations of training between evaluations; 0 if the clock times evaluations."""
     return (config.training.eval_every or 0) * step_cost(config, vocab_size)

@@ -84,9 +84,9 @@ def estimate_memory(
         and training.compile in ("auto", "parts")
         and has_native_ops(config.spec, vocab_size, training.batch_size * config.spec.block_size)
     )
-    own = parameters // shards
-    trained = own if lora is None else costs.adapter_numbers(lora)
-    weights = own if lora is None else own + trained
+    own_parameters = parameters // shards
+    trained = own_parameters if lora is None else costs.adapter_numbers(lora)
+    weights = own_parameters if lora is None else own_parameters + trained
     gathered = copied = 0
     if shards > 1:  # gathered: two blocks at a time, and always embeddings and head
         blocks = costs.layers - min(2, costs.layers)
@@ -172,12 +172,12 @@ def affordable_micro_batch(
     The run fits if its estimate is at most `_FRACTION` of the available memory. Return None if the
     whole batch fits or the available memory is unknown, and 1 if no size fits.
     """
-    available = _memory_of(device)
+    available = _available_memory(device)
     rows = config.training.batch_size // config.training.processes
     for rounds in (n for n in range(1, rows + 1) if rows % n == 0):
         size = rows // rounds if rounds > 1 else None
-        some = config.with_training(micro_batch_size=size)
-        estimate = estimate_memory(some, vocab_size, parameters, val_tokens, device.name)
+        candidate = config.with_training(micro_batch_size=size)
+        estimate = estimate_memory(candidate, vocab_size, parameters, val_tokens, device.name)
         if available is None or estimate.total <= _FRACTION * available:
             break
     return size
@@ -191,10 +191,10 @@ def check_memory(
     An estimate may be too high by FACTOR, except for what any step needs: the weights, one set of
     gradients and the optimizer's state.
     """
-    available = _memory_of(device)
+    available = _available_memory(device)
     estimate = estimate_memory(config, vocab_size, parameters, val_tokens, device.name)
-    small = config.with_training(threads=1, micro_batch_size=1)
-    least = estimate_memory(small, vocab_size, parameters, val_tokens, device.name)
+    smallest = config.with_training(threads=1, micro_batch_size=1)
+    least = estimate_memory(smallest, vocab_size, parameters, val_tokens, device.name)
     needed = max(estimate.total / FACTOR, least.weights + least.gradients + least.optimizer)
     if available is None or needed <= available:
         return
@@ -214,7 +214,7 @@ def check_memory(
     )
 
 
-def _memory_of(device: Device) -> int | None:
+def _available_memory(device: Device) -> int | None:
     """Return the free memory of a CUDA GPU; for other devices, the machine's memory divided by the
     number of local processes, or None if the machine's memory is unknown."""
     if device.name == "cuda":

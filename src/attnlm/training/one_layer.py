@@ -79,7 +79,7 @@ class OneLayer:
     def __init__(self, model: Transformer, batch_size: int, native: CDLL) -> None:
         self._model = model
         self._native = native
-        self._parameters = _tensors(model, Tensor.detach)
+        self._parameters = _tensors_by_name(model, Tensor.detach)
         a = model.architecture
         vocab_size = model.vocab_size
         length = a.block_size
@@ -93,12 +93,12 @@ class OneLayer:
         self._d_tables_RN = torch.empty(rows, 3 * width)
         self._positions_TN = self._tables_RN[vocab_size:]
         self._d_tokens_VN, self._d_positions_TN = self._d_tables_RN.split((vocab_size, length))
-        self._packed_BTN = _with_room(batch_size, length, 3 * width)
+        self._packed_BTN = _padded(batch_size, length, 3 * width)
         self._d_packed_BTN = torch.empty(batch_size, length, 3 * width)
         self._packed_MN = self._packed_BTN.flatten(0, 1)
         self._d_packed_MN = self._d_packed_BTN.flatten(0, 1)
-        self._mixed_MC = _with_room(tokens, width)
-        self._d_mixed_MC = _with_room(tokens, width)
+        self._mixed_MC = _padded(tokens, width)
+        self._d_mixed_MC = _padded(tokens, width)
         self._projected_MC = self._mixed_MC  # unless there is a projection
         self._logits_VM = torch.empty(vocab_size, tokens + _PADDING)[:, :tokens]
         self._kept = torch.empty(batch_size * a.heads * native.one_layer_kept(length))
@@ -174,7 +174,7 @@ class OneLayer:
 
     @functools.cached_property
     def _gradients(self) -> dict[str, Tensor]:
-        return _tensors(self._model, operator.attrgetter("grad"))
+        return _tensors_by_name(self._model, operator.attrgetter("grad"))
 
     def _backward(self, tokens_M: Tensor) -> None:
         """Add the gradient of the loss that was computed last to every parameter's `grad`."""
@@ -205,13 +205,15 @@ class OneLayer:
         d["position_embedding.weight"].addmm_(self._d_positions_TN, self._qkv_NC)
 
 
-def _with_room(*shape: int) -> Tensor:
+def _padded(*shape: int) -> Tensor:
     """Return an uninitialised tensor, with room for a vector of C behind it."""
     size = math.prod(shape)
     return torch.empty(size + _PADDING)[:size].view(shape)
 
 
-def _tensors(model: Transformer, tensor_of: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+def _tensors_by_name(
+    model: Transformer, tensor_of: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
     """Map each parameter's name, without the prefix of the block, to `tensor_of(parameter)`."""
     named = model.named_parameters()
     return {n.removeprefix("blocks.0.attention."): tensor_of(parameter) for n, parameter in named}

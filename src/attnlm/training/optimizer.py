@@ -92,10 +92,10 @@ def flatten_parameters(model: LanguageModel, config: TrainingConfig) -> tuple[Te
     """
     spans = spans_of(model, config, lambda values: values)
     flat = torch.cat([span.values.flatten() for span in spans])
-    laid = [span._replace(values=flat[span.place].view(span.values.shape)) for span in spans]
-    for span in laid:
+    flat_spans = [span._replace(values=flat[span.place].view(span.values.shape)) for span in spans]
+    for span in flat_spans:
         model.get_parameter(span.name).data = span.values
-    return flat, laid
+    return flat, flat_spans
 
 
 class AdamW:
@@ -210,15 +210,15 @@ class Optimizer(ABC):
         new_zeros = spans[0].values.new_zeros
         count = spans[-1].place.stop
         by_adamw = sum(span.values.numel() for span in spans if not span.group.by_muon)
-        self._with_room = new_zeros(count + _ROOM)
-        self.gradient = self._with_room[:count]
+        self._gradient_and_numbers = new_zeros(count + _ROOM)
+        self.gradient = self._gradient_and_numbers[:count]
         self._mean = new_zeros(count)
         self._square = new_zeros(by_adamw)
         self._rules: list[AdamW | Muon] = []
         for group, members in itertools.groupby(spans, key=lambda span: span.group):
             decay = config.weight_decay if group.decays else 0.0
             self._rules += self._rules_for(group, list(members), decay)
-        self._unclipped: Tensor | None = None
+        self._norm_before_clipping: Tensor | None = None
         """the norm of the newest step's gradient before clipping"""
 
     @abstractmethod
@@ -232,11 +232,13 @@ class Optimizer(ABC):
 
         The same call sums the gradients, in place, unless FSDP has averaged them.
         """
-        behind = self._with_room[len(self.gradient) :][: len(numbers)]
+        numbers_behind = self._gradient_and_numbers[len(self.gradient) :][: len(numbers)]
         for i, number in enumerate(numbers):
-            behind[i] = number
-        processes.all_reduce(behind if self._config.is_sharded else self._with_room)
-        return behind
+            numbers_behind[i] = number
+        processes.all_reduce(
+            numbers_behind if self._config.is_sharded else self._gradient_and_numbers
+        )
+        return numbers_behind
 
     def _norm(self) -> Tensor:
         """Return the norm of the gradient of all parameters together."""
@@ -249,7 +251,7 @@ class Optimizer(ABC):
         Return None for a sharded model without clipping, whose norm would need all processes.
         """
         is_kept = self._config.gradient_clip is not None or self._config.is_sharded
-        return self._unclipped if is_kept else self._norm()
+        return self._norm_before_clipping if is_kept else self._norm()
 
     def update(
         self,
@@ -286,8 +288,8 @@ class Optimizer(ABC):
         """Scale the gradient down to the norm `gradient_clip`, if that is set."""
         clip = self._config.gradient_clip
         if clip is not None:
-            self._unclipped = self._norm()
-            self.gradient.mul_((clip / (self._unclipped + 1e-6)).clamp(max=1.0))
+            self._norm_before_clipping = self._norm()
+            self.gradient.mul_((clip / (self._norm_before_clipping + 1e-6)).clamp(max=1.0))
 
     def is_finite(self) -> bool:
         """Return True if weights and running means are finite numbers."""

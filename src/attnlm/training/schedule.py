@@ -10,7 +10,7 @@ from attnlm.config.training import TrainingConfig
 
 # A run gets this much time from now on, or its whole budget if that is shorter, even if the start
 # of the process has used up the budget.
-_AT_LEAST = 2.0  # seconds
+_LEAST_SECONDS = 2.0  # seconds
 _LEAST_PROGRESS = 1e-9
 """Lower bound of the progress, which avoids division by zero."""
 
@@ -22,12 +22,12 @@ class BudgetClock:
     ends: float
     closing: float = 0.0
     """Seconds needed after the last step to evaluate, save, measure and draw."""
-    _read: float | None = None
+    _last_read: float | None = None
 
     @classmethod
     def of(cls, seconds: float, began: float) -> BudgetClock:
         """Return the clock of a command or call that began at `began` and may take `seconds`."""
-        return cls(max(began + seconds, time.perf_counter() + min(seconds, _AT_LEAST)))
+        return cls(max(began + seconds, time.perf_counter() + min(seconds, _LEAST_SECONDS)))
 
     def advance(self, progress: float) -> float:
         """Return the current progress of the run, 1 at the end.
@@ -38,10 +38,12 @@ class BudgetClock:
         others.
         """
         now = time.perf_counter()
-        since = now if self._read is None else self._read
-        self._read = now
-        left = self.ends - self.closing - now
-        return 1 - (1 - progress) * left / (left + now - since) if left > 0 else 1.0
+        since = now if self._last_read is None else self._last_read
+        self._last_read = now
+        seconds_left = self.ends - self.closing - now
+        if seconds_left <= 0:
+            return 1.0
+        return 1 - (1 - progress) * seconds_left / (seconds_left + now - since)
 
 
 def expected_steps(config: TrainingConfig, made: int, progress: float) -> float:
@@ -71,9 +73,10 @@ def learning_rate(step: int, config: TrainingConfig, steps: float | None = None)
     if made < warmup:
         return highest * ((made + 1) / (warmup + 1))
     falling = config.cooldown * (steps - warmup)
-    left = (steps - made) / falling if config.schedule != "constant" else 1.0
-    if left >= 1:
+    remaining = (steps - made) / falling if config.schedule != "constant" else 1.0
+    if remaining >= 1:
         return highest
     lowest = config.min_learning_rate / highest
-    height = left if config.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2
+    is_linear = config.schedule == "linear"
+    height = remaining if is_linear else (1 - math.cos(math.pi * remaining)) / 2
     return highest * (lowest + (1 - lowest) * height)

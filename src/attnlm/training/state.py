@@ -157,16 +157,16 @@ def load_or_init_state(
     """
     config = run.config
     is_sharded = config.training.is_sharded
-    reads = processes.is_main or is_sharded
+    is_reader = processes.is_main or is_sharded
     rank, count = (processes.rank, processes.count) if is_sharded else (0, 1)
     saved = None
-    if reads and not fresh:
+    if is_reader and not fresh:
         adapters = config.training.adapters
         saved = load_checkpoint(run.last, config.spec, run.vocab_size, rank, count, adapters)
     state = initial_state(config, run.vocab_size, device, processes)
-    if reads and config.training.adapters is not None:
+    if is_reader and config.training.adapters is not None:
         _copy(base_weights(run), frozen(state.model))
-    elif reads and fresh and run.parent is not None:
+    elif is_reader and fresh and run.parent is not None:
         _copy(parent_weights(run, run.parent, rank, count), state.optimizer.weights())
     if saved is not None:
         state = _restored(run, state, *saved)
@@ -242,11 +242,11 @@ class Saver:
         run = self._run
         state = self._state
         optimizer = state.optimizer
-        about_best = CheckpointFacts(step=state.step, val_loss=best_loss).content()
+        facts_of_best = CheckpointFacts(step=state.step, val_loss=best_loss).content()
         weights = optimizer.weights()  # all, even within `merged_lora`
         if self._sharded is None:
             if best_loss is not None:
-                save_checkpoint(run.best, weights, about_best)
+                save_checkpoint(run.best, weights, facts_of_best)
                 write_adapter(run, weights)
             save_checkpoint(run.last, weights, state.content(), optimizer.state())
             state.record_checkpoint(state.step)
@@ -258,7 +258,7 @@ class Saver:
             for name, rows in copies.items():
                 copies[name] = from_shard(rows, optimizer.shapes[parameter_of(name)], mesh)
         best = {name: copies[name] for name in named_tensors(weights, {})}
-        checkpoints = {} if best_loss is None else {run.best.name: (best, about_best)}
+        checkpoints = {} if best_loss is None else {run.best.name: (best, facts_of_best)}
         checkpoints[run.last.name] = (copies, state.content())
         record_checkpoint = functools.partial(state.record_checkpoint, state.step)
         self._sharded.save(run.path, checkpoints, record_checkpoint)

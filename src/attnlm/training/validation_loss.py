@@ -81,64 +81,89 @@ def validation_loss(
     """
     stop = stop or StopSignal()
     kernels = kernels or Kernels()
-    count = processes.count
     at_once = windows_at_once(model.spec, model.vocab_size, device.name)
-    full = (at_once, model.block_size)
-    groups: Sequence[tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]]
     if examples is None:
-        groups = _groups(tokens, most, model, at_once)
+        groups = _groups_of_text(tokens, most, model, at_once)
     else:
         groups = _groups_of_examples(tokens, examples, most, model, at_once, only_answers)
-    counts = [np.count_nonzero(targets >= 0) for _, targets in groups]
-    sums = [0.0] * len(groups)
+    count = processes.count
     threads = max(1, min(threads, len(groups) // count, MOST_REPLICAS))
     if is_sharded or device.name != "cpu":
         threads = 1
     # To compute a group, all processes have to gather the weights of a sharded model together. A
     # process that has no group left therefore computes the first group again.
     end = -(-len(groups) // count) * count if is_sharded else len(groups)
-
-    def compute(first: int) -> None:
-        form = None
-        if not is_sharded and groups[0][0].shape == full:
-            form = one_layer_form(model, at_once, device, kernels)
-        without_gradients = torch.no_grad() if is_sharded else torch.inference_mode()
-        with without_gradients, use_kernels(kernels), device.autocast():
-            for i in range(first, end, threads * count):
-                if stop.has_come and not is_sharded:
-                    return
-                group = groups[i] if i < len(groups) else groups[0]
-                inputs_BT, targets_BT = (
-                    torch.from_numpy(ids.astype(np.int64)).to(device.torch) for ids in group
-                )
-                computing = model if form is None or inputs_BT.shape != full else form
-                loss = float(computing.loss(inputs_BT, targets_BT))
-                if i < len(groups):
-                    sums[i] = loss * (counts[i] if computing is model else targets_BT.numel())
-
-    each = torch.get_num_threads() if is_sharded else 1
+    firsts = range(processes.rank, processes.rank + threads * count, count)
+    sum_losses = functools.partial(
+        _sum_losses, model, device, kernels, groups, at_once, is_sharded, stop
+    )
     with (
         evaluating(model),
         reporting_lost_processes(),
-        threads_of_torch(each),
+        threads_of_torch(torch.get_num_threads() if is_sharded else 1),
         new_pool(threads) as pool,
     ):
-        firsts = range(processes.rank, processes.rank + threads * count, count)
-        compute_all([functools.partial(compute, first) for first in firsts], pool)
-    numbers = torch.tensor([*sums, stop.has_come], dtype=torch.float64)
+        numbers_of = [range(first, end, threads * count) for first in firsts]
+        results = compute_all([functools.partial(sum_losses, n) for n in numbers_of], pool)
+    sums = {number: loss for result in results for number, loss in result.items()}
+    sums_and_stop = [*(sums.get(n, 0.0) for n in range(len(groups))), stop.has_come]
+    numbers = torch.tensor(sums_and_stop, dtype=torch.float64)
     processes.all_reduce(numbers)
     if numbers[-1]:
         stop.agree()
         stop.check()
     # Summed in the order of the text: the sum does not depend on how the groups were divided.
-    predicted = int(sum(counts))
+    predicted = sum(map(_count_targets, groups))
     loss = sum(numbers[:-1].tolist()) / max(1, predicted)
     return Evaluation(loss, predicted, loss / math.log(2) / bytes_per_token)
 
 
-def _groups(
+_Group = tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]
+"""Inputs and targets of some windows, (windows, T) each."""
+
+
+def _count_targets(group: _Group) -> int:
+    return int(np.count_nonzero(group[1] >= 0))
+
+
+def _sum_losses(
+    model: LanguageModel,
+    device: Device,
+    kernels: Kernels,
+    groups: Sequence[_Group],
+    at_once: int,
+    is_sharded: bool,
+    stop: StopSignal,
+    numbers: range,
+) -> dict[int, float]:
+    """Return the sum of the losses in each group of `numbers`, until a signal comes.
+
+    Numbers from `len(groups)` on stand for the first group.
+    """
+    full = (at_once, model.block_size)
+    form = None
+    if not is_sharded and groups[0][0].shape == full:
+        form = one_layer_form(model, at_once, device, kernels)
+    sums = {}
+    without_gradients = torch.no_grad() if is_sharded else torch.inference_mode()
+    with without_gradients, use_kernels(kernels), device.autocast():
+        for number in numbers:
+            if stop.has_come and not is_sharded:
+                break
+            group = groups[number if number < len(groups) else 0]
+            inputs_BT, targets_BT = (
+                torch.from_numpy(ids.astype(np.int64)).to(device.torch) for ids in group
+            )
+            if form is not None and inputs_BT.shape == full:  # which counts ignored targets too
+                sums[number] = float(form.loss(inputs_BT, targets_BT)) * targets_BT.numel()
+            else:
+                sums[number] = float(model.loss(inputs_BT, targets_BT)) * _count_targets(group)
+    return sums
+
+
+def _groups_of_text(
     tokens: Ids, most: int | None, model: LanguageModel, at_once: int
-) -> list[tuple[Ids, Ids]]:
+) -> list[_Group]:
     """Return inputs and targets, each (windows, block_size), in groups of `at_once` windows.
 
     The last groups are smaller: one has fewer windows, and one is a shorter window.
@@ -148,8 +173,9 @@ def _groups(
     if most is None or most >= len(tokens) - 1:
         ids = ids_at(tokens, slice(MOST_TOKENS), model.vocab_size, "val.bin")
         end = (len(ids) - 1) // length * length
-        inputs, targets = (some.reshape(-1, length) for some in (ids[:end], ids[1 : end + 1]))
-        rest = ids[end:]  # the first id is only an input, since it was already a target
+        inputs = ids[:end].reshape(-1, length)
+        targets = ids[1 : end + 1].reshape(-1, length)
+        last_window = ids[end:]  # the first id is only an input, since it was already a target
     else:
         possible = (len(tokens) - 1) // length
         starts = evenly_spaced(possible, max(1, most // length)) * length
@@ -157,11 +183,11 @@ def _groups(
         windows = ids_at(tokens, places, model.vocab_size, "val.bin")
         inputs = windows[:, :-1]
         targets = windows[:, 1:]
-        rest = windows[0, :0]
+        last_window = windows[0, :0]
     firsts = range(0, len(inputs), at_once)
-    groups = [(inputs[i : i + at_once], targets[i : i + at_once]) for i in firsts]
-    if len(rest) > 1:
-        groups.append((rest[None, :-1], rest[None, 1:]))
+    groups: list[_Group] = [(inputs[i : i + at_once], targets[i : i + at_once]) for i in firsts]
+    if len(last_window) > 1:
+        groups.append((last_window[None, :-1], last_window[None, 1:]))
     return groups
 
 
@@ -172,7 +198,7 @@ def _groups_of_examples(
     model: LanguageModel,
     at_once: int,
     only_answers: bool,
-) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+) -> list[_Group]:
     """Return inputs and targets of windows of whole examples, in groups of `at_once` windows."""
     length = model.block_size
     firsts = examples.packed(length)
