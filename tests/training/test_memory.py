@@ -55,7 +55,7 @@ def test_jobs_that_exceed_memory_are_refused(
     with pytest.raises(AttnlmError, match="but cpu has") as caught:
         check_memory(*sizes, CPU)
     assert hint in caught.value.hint
-    monkeypatch.setattr(memory, "_available_memory", lambda device: None)  # a device that does not tell
+    monkeypatch.setattr(memory, "_available_memory", lambda device: None)  # unknown
     check_memory(*sizes, CPU)
 
 
