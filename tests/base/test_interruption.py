@@ -141,7 +141,7 @@ def test_a_hangup_is_never_a_second_signal(came: str, answered: str) -> None:
     assert caught.value.signum == getattr(signal, f"SIG{answered}")
 
 
-def test_a_hangup_that_is_ignored_stays_so() -> None:
+def test_an_ignored_sighup_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopSignal().listening():
@@ -152,7 +152,7 @@ def test_a_hangup_that_is_ignored_stays_so() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_training_outlives_its_terminal(tmp_path: Path) -> None:
+def test_training_continues_when_its_terminal_closes(tmp_path: Path) -> None:
     prepared(tmp_path, "the cat sat on the mat.\n" * 99, "text")
     arguments = ["train", f"--steps={10**8}", "--eval-every=100", "--model=bigram", "--name=run"]
     ours, terminal = os.openpty()

@@ -79,7 +79,7 @@ def test_a_file_that_a_folder_names_does_not_run(
     assert len(the_list(tmp_path).read_text().splitlines()) == 1
 
 
-def test_a_hash_in_a_folder_lends_nothing_to_another_file(file: Path) -> None:
+def test_a_recorded_hash_accepts_no_other_file(file: Path) -> None:
     accept_code(file)
     own_code = recorded(file)
     forged = file.with_name("forged.py")

@@ -38,7 +38,7 @@ def test_items_are_drawn_by_the_caller_and_not_far_ahead() -> None:
     assert len(drawn) <= 12
 
 
-def test_an_error_comes_where_the_result_was_due() -> None:
+def test_an_error_is_raised_in_place_of_its_result() -> None:
     results = map_ahead(lambda i: 10 // (2 - i), range(9), workers=2)
     assert [next(results), next(results)] == [5, 10]
     with pytest.raises(ZeroDivisionError):

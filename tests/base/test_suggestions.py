@@ -37,7 +37,7 @@ def told(command: str) -> list[str]:
         ("ladder --model bigram", "did you mean --rungs?"),
     ],
 )
-def test_options(command: str, hint: str) -> None:
+def test_similar_options_are_suggested(command: str, hint: str) -> None:
     error, said = told(command)
     assert error == f"error: no such option: {command.split()[1].split('=')[0]}"
     assert said == f"hint: {hint}"
@@ -56,7 +56,7 @@ def test_options(command: str, hint: str) -> None:
         ("delete", "did you mean rm?"),
     ],
 )  # fmt: skip
-def test_commands(command: str, hint: str) -> None:
+def test_similar_commands_are_suggested(command: str, hint: str) -> None:
     assert told(command) == [
         f"error: no such command '{command}'",
         f"hint: {hint}",
@@ -83,7 +83,7 @@ def test_keys_and_values_of_a_recipe(settings: dict[str, object], hint: str) -> 
         assert caught.value.hint == hint
 
 
-def test_common_prefixes_are_near_and_ties_take_the_first() -> None:
+def test_names_with_a_common_prefix_are_suggested_the_first_in_a_tie() -> None:
     assert suggestion("my-run", ["multi-head-001", "my"], "none") == "did you mean my?"
     assert suggestion("multi", ["multi-head-002", "multi-head-001"], "") == (
         "did you mean multi-head-002?"

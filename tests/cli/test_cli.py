@@ -454,7 +454,7 @@ def test_names_of_folders_need_not_be_unicode(trained: Path, tmp_path: Path) -> 
     assert not run.exists()
 
 
-def test_named_errors(project: Path) -> None:
+def test_an_error_names_what_is_wrong_and_a_hint(project: Path) -> None:
     (project / "bad.toml").write_text("embed_dmi = 3\n")
     (project / "a.jsonl").write_text('{"a": "x", "b": "y", "c": "z"}\n')
     (project / "blank.txt").write_text("\n\r\n")

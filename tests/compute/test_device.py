@@ -25,7 +25,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"cuda": "broken", "mps": "old"}, "cpu", "float32", "cuda: broken; mps: old"),
     ],
 )
-def test_auto_is_the_first_that_works(
+def test_device_auto_is_the_first_device_that_works(
     problems: dict[str, str], name: str, dtype: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "_problem", problems.get)

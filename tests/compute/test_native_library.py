@@ -76,7 +76,9 @@ def test_the_instruction_set_follows_the_processor(
 
 
 @pytest.mark.parametrize(("machine", "expected"), [("arm64", "neon"), ("riscv64", "none")])
-def test_other_processors(machine: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_machines_have_their_own_instruction_set_or_none(
+    machine: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(native.VARIABLE, raising=False)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     assert native.instruction_set() == expected

@@ -53,7 +53,7 @@ TRAIN = (
 )
 
 
-def test_processes_compute_what_one_does(project: Path, tmp_path: Path) -> None:
+def test_several_processes_compute_the_same_as_one(project: Path, tmp_path: Path) -> None:
     opened = attnlm.open_dataset("fruits-char", data_dir=project / "data")
     together(3, compute, opened.path, tmp_path)
     (first, failure, told, flushed, stopped, sharded), *others = (

@@ -97,7 +97,7 @@ def test_existing_torch_threads_flush() -> None:
         assert share_of_zeros() == 0
 
 
-def test_a_mode_that_the_user_set_stays() -> None:
+def test_a_flushing_mode_of_the_user_stays() -> None:
     torch.set_flush_denormal(True)
     try:
         with torch_settings_restored(), FlushSubnormals():

@@ -468,7 +468,7 @@ def test_missing_hub_data_sets_fail_with_one_error(
     assert not (here / "ran").exists()
 
 
-def test_the_parts_of_a_name(here: Path) -> None:
+def test_names_of_the_hub_are_parsed(here: Path) -> None:
     for source in ("hf:", "hf::train", "hf:a:", "hf:a/b@", "hf:@1", "hf:a/b/", "hf:a/b@1/"):
         with pytest.raises(UsageError, match="is not the name of a data set"):
             prepare(source)

@@ -237,7 +237,7 @@ def test_any_source_can_be_the_validation_split(source: Path, data: Path) -> Non
     assert dataset.tokenizer.decode([*dataset.val]) == names.generate()
 
 
-def test_tiny_shakespeare(data: Path) -> None:
+def test_tiny_shakespeare_has_its_known_sizes(data: Path) -> None:
     folder = os.environ.get("ATTNLM_TEST_DATA")
     if not folder:
         pytest.skip("ATTNLM_TEST_DATA names no folder with tinyshakespeare.txt")

@@ -161,7 +161,7 @@ def test_chosen_documents_keep_their_ends(pets: list[str]) -> None:
 
 
 @pytest.mark.parametrize("spec", ["char", "byte", "bpe:300"])
-def test_the_parts_of_a_tail(spec: str, here: Path) -> None:
+def test_the_tail_of_several_sources_is_divided_exactly(spec: str, here: Path) -> None:
     for name, text in {"a": "aaa bbb\n" * 30, "b": "ccc ddd\n" * 10, "c": "猫 fff\n" * 10}.items():
         (here / name).write_text(text, encoding="utf-8")
     dataset = prepare(["a", "b", "c"], tokenizer=spec, val_fraction=0.5)

@@ -120,7 +120,7 @@ def test_wide_models_and_large_vocabularies() -> None:
 
 @pytest.mark.parametrize("width", SETS)
 @pytest.mark.parametrize("members", [1, 2, 5])
-def test_large_models_are_computed_by_threads_from_the_weights_where_they_lie(
+def test_large_models_use_threads_and_read_weights_in_place(
     width: str, members: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More members than some parts have pieces, and few tokens or many."""

@@ -222,7 +222,7 @@ def test_batched_prompts_equal_single_prompts(
                 assert text == ids[: len(text)] and len(text) >= config.tokens - 2
 
 
-def test_texts_wait_at_most_as_long_as_they_take() -> None:
+def test_prompts_of_similar_length_are_batched() -> None:
     prompts = [[0] * length for length in (50, 1, 9, 30, 8, 12, 99, 31)]
     groups = group_texts(prompts, 40, 8, most=3)
     assert groups == [[1, 4, 2], [5], [3, 7], [0, 6]]
@@ -299,7 +299,7 @@ def test_a_text_ends_before_the_first_stop_text(stop: str | tuple[str, ...], siz
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_every_decoder_ends_alike(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_decoders_end_at_the_same_token(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not native:
         monkeypatch.setattr("attnlm.generation.decoders.native_library", lambda: None)
     elif native_library() is None:
@@ -327,7 +327,7 @@ def test_every_decoder_ends_alike(native: bool, monkeypatch: pytest.MonkeyPatch)
         assert texts == expected and count >= sum(map(len, texts))
 
 
-def test_few_functions_stand_between_the_command_and_a_token(
+def test_few_functions_are_called_before_the_first_token(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compare text, counts and JSON; count our functions called before the first token."""

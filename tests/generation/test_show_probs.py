@@ -27,7 +27,7 @@ def sampler_of(trained: Path, name: str) -> Sampler:
 @pytest.mark.parametrize(
     "cut", [{}, {"temperature": 0.7, "top_k": 5}, {"top_p": 0.6}, {"temperature": 0.0}]
 )
-def test_probabilities_are_of_what_was_drawn_from(
+def test_shown_probabilities_are_those_of_the_draw(
     name: str, cut: dict[str, float], trained: Path
 ) -> None:
     sampler = sampler_of(trained, name)

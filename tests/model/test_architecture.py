@@ -186,7 +186,7 @@ class Capped(Architecture):
 
 
 @pytest.mark.parametrize("use", Use)
-def test_code_refuses_a_part_that_it_does_not_know(use: Use) -> None:
+def test_uses_without_modules_refuse_unknown_parts(use: Use) -> None:
     with_default = Capped(**vars(parts_of(resolve({"model": "transformer", "layers": 1}))))
     capped = replace(with_default, soft_cap=2.0)
     own_code = use in USES_WITHOUT_MODULES and with_default.supports(use) is None

@@ -54,7 +54,7 @@ def test_dropout_drops_weights_and_keeps_the_mean() -> None:
     assert mixed[0, 0, 500:].mean().item() == pytest.approx(1.0, abs=0.02)
 
 
-def test_three_ways_of_averaging_the_past_agree() -> None:
+def test_loop_triangle_and_masked_softmax_give_the_same_mean() -> None:
     """R3: a loop, a normalised triangle, the softmax of a masked zero matrix; and our rung."""
     x_BTC = torch.randn(B, T, C)
     loop = torch.stack([x_BTC[:, : t + 1].mean(1) for t in range(T)], dim=1)

@@ -139,7 +139,7 @@ def _loss_and_gradient(x: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("matmul", ["blas", "onednn"])
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (130, 64, 33)])
-def test_products_by_either_library_are_products(
+def test_matmuls_of_both_libraries_are_exact(
     shape: tuple[int, int, int], matmul: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if matmul == "onednn" and onednn_linear() is None:
@@ -182,7 +182,7 @@ def _of_squares(op: Op, inputs: list[Tensor]) -> tuple[Tensor, ...]:
 @needs_kernels
 @pytest.mark.parametrize("length", [1, 2, 255, 256, 257])
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 64])
-def test_compiled_forms_of_odd_sizes(length: int, width: int) -> None:
+def test_operations_in_c_of_odd_sizes_equal_pytorch(length: int, width: int) -> None:
     cases: list[tuple[Op, list[tuple[int, ...]]]] = [
         (lambda x, gain: rms_norm(x, gain, 1e-6), [(1, length, width), (width,)]),
         (gelu, [(1, length, width)]),
@@ -264,7 +264,7 @@ def _explicit_attention(query: Tensor, key: Tensor, value: Tensor, scale: float)
         (1, 1, 1, 300, 128, 3.0),
     ],
 )
-def test_attention_in_c_is_attention(
+def test_attention_in_c_equals_pytorch(
     windows: int, heads: int, kv_heads: int, tokens: int, size: int, spread: float
 ) -> None:
     """Views and other memory layouts give the same results, with any number of threads."""

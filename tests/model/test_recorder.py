@@ -64,7 +64,7 @@ def test_recorded_activations_are_consistent(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", WITHOUT)
-def test_models_without_attention_have_no_weights(variant: str) -> None:
+def test_models_without_attention_have_no_maps(variant: str) -> None:
     with pytest.raises(AttnlmError, match="no attention"):
         _ = record(small_model(variant), some_ids(B, T)).maps
 

@@ -46,7 +46,7 @@ def test_one_percent_of_any_gradient_is_noticed(variant: str, length: int) -> No
                 assert_near({**exact, name: wrong[name]}, exact)
 
 
-def test_noise_of_what_cancels_passes() -> None:
+def test_rounding_of_terms_that_cancel_is_tolerated() -> None:
     model = small_model(AT_0, block_size=33)
     exact = exact_gradients(model, 1)
     name = "blocks.0.attention.query.weight"

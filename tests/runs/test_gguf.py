@@ -125,7 +125,7 @@ def test_every_tensor_equals_the_run(
         ("gpt2:mlp=none:projection=false:positions=none", "gpt2", "f32"),
     ],
 )
-def test_missing_parts_are_written_as_identities(
+def test_missing_modules_are_written_as_identities(
     name: str, architecture: str, kind: str, dataset: Dataset, tmp_path: Path
 ) -> None:
     run = random_run(name, dataset, tmp_path)
@@ -162,7 +162,7 @@ def within_its_type(numbers: Any, wanted: NDArray[np.float32], kind: str) -> Non
         assert error.any()
 
 
-def test_metadata(dataset: Dataset, tmp_path: Path) -> None:
+def test_metadata_describe_the_model(dataset: Dataset, tmp_path: Path) -> None:
     run = random_run("llama:rotary_base=500:rotary_factor=4:kv_heads=2", dataset, tmp_path)
     reader = exported(run, tmp_path / "out.gguf")
     sizes = {
@@ -285,7 +285,7 @@ def test_numbers_that_a_type_cannot_hold_are_refused() -> None:
         converted("x", numbers * 200, "Q8_0")
 
 
-def test_the_command(dataset: Dataset, tmp_path: Path) -> None:
+def test_the_command_exports_and_says_what(dataset: Dataset, tmp_path: Path) -> None:
     run = random_run("transformer", dataset, tmp_path / "checkpoints")
     done = command("export", "x.gguf", "--to", "gguf", "--type", "f16", "--json", cwd=tmp_path)
     assert json.loads(done.stdout) == {

@@ -141,7 +141,7 @@ def weights_of(run: Run, which: str = "best") -> dict[str, Tensor]:
     return dict(attnlm.load_model(run, checkpoint=which, device="cpu")[0].named_parameters())
 
 
-def test_an_adapter_starts_as_its_parent_and_learns(folder: Path) -> None:
+def test_a_new_adapter_changes_nothing_and_then_learns(folder: Path) -> None:
     parent = attnlm.open_run("parent", checkpoint_dir=folder / "checkpoints")
     run = child(folder, steps=30, eval_every=15)
     losses = [record["val_loss"] for record in run.metrics()]

@@ -59,7 +59,7 @@ def test_a_head_that_is_not_read_adds_nothing() -> None:
 
 
 @pytest.mark.parametrize(("kind", "has_heads"), [(WithSoftmax, 1), (WithoutMaps, 0), (Widened, 0)])
-def test_heads_of_another_class_are_parts_only_if_they_sum_to_its_output(
+def test_heads_of_another_class_are_listed_only_if_they_sum_to_its_output(
     kind: Any, has_heads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(language_model, "SelfAttention", kind)

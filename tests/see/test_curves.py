@@ -157,7 +157,9 @@ FEW = "{} validation tokens are too few"
         (NOISE, {"train_loss": FALLING, "tokens": 20}, FEW.format(20), "overfitting"),
     ],
 )
-def test_verdicts(losses: list[float], more: dict[str, Any], said: str, unsaid: str) -> None:
+def test_the_verdict_names_overfitting_and_baselines(
+    losses: list[float], more: dict[str, Any], said: str, unsaid: str
+) -> None:
     """Overfitting is a rise beyond noise while the training loss falls."""
     bigram_loss = more.pop("bigram_loss", None)
     dataset = replace(FACTS, bigram_loss=bigram_loss, floor=more.pop("floor", None))

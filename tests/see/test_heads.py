@@ -106,7 +106,7 @@ def test_a_name_needs_a_score_above_chance_and_other_heads(
     assert see.name_of(NO_CHANCE | scores, NO_CHANCE | chance, others) == name
 
 
-def test_word_starts() -> None:
+def test_word_starts_are_the_first_tokens_of_words() -> None:
     text = "it's a b2b, no?"
     tokenizer = CharTokenizer("".join(sorted(set(text))))
     starts = word_starts(tokenizer, np.array([tokenizer.encode(text)]))[0]

@@ -136,7 +136,7 @@ def test_a_run_starts_no_tool_that_is_not_named(
 
 
 @pytest.mark.parametrize("name", ["json", ".json", "json/inner", "json/inner/file"])
-def test_a_tool_writes_nothing_through_a_link_that_leads_out_of_its_folder(
+def test_a_logger_writes_nothing_through_a_link_out_of_its_folder(
     name: str, dataset: Dataset, tmp_path: Path, kept: type[Kept]
 ) -> None:
     run, victim = train(dataset, tmp_path), tmp_path / "victim"

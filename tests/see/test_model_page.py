@@ -261,7 +261,9 @@ GENERATED = """async ([number, off, seed]) => {
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_cause_and_effect_are_on_one_screen(count: int, browser: Any, tmp_path: Path) -> None:
+def test_the_switch_of_a_head_and_its_effect_fit_one_screen(
+    count: int, browser: Any, tmp_path: Path
+) -> None:
     """The switch of a head, the bars, and the texts with and without it, from the same seed."""
     names = ("bigram", "average", "transformer", "multi-head")[-count:]
     page = page_of(tmp_path, *(shown(name, small_model(name).float()) for name in names))

@@ -144,7 +144,7 @@ def words(text: str) -> set[str]:
     return set(text.split())
 
 
-def test_the_names_of_a_module() -> None:
+def test_the_parser_finds_the_names_of_a_javascript_module() -> None:
     expected = Module(
         imports={"first": "other.js", "second": "other.js", "third": "another.js"},
         exports={"Shape", "text"},

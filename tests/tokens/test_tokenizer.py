@@ -104,7 +104,7 @@ def test_byte_ids_are_utf8_and_bytes_that_complete_no_character_are_replaced() -
     assert ByteTokenizer().decode([0xC3, 0xA9]) == "é"
 
 
-def test_special_ids() -> None:
+def test_special_ids_of_each_tokenizer() -> None:
     assert (ByteTokenizer().newline, ByteTokenizer().end_of_text) == (10, None)
     assert (CharTokenizer("\nab").newline, CharTokenizer("ab").newline) == (0, None)
     made = published_like("gpt2")
@@ -122,7 +122,7 @@ def test_special_ids() -> None:
     assert made.decode([len(TRAINED.ranks), 97, made.vocab_size - 1]) == "a"
 
 
-def test_specs() -> None:
+def test_only_valid_specs_of_tokenizers_are_accepted() -> None:
     assert bpe_size("bpe:257") == 257
     assert bpe_size("bpe:65536") == 65536
     for spec in ("char", "byte", "gpt2", "cl100k_base", "o200k_base"):
@@ -172,7 +172,7 @@ def safe_places(text: str) -> list[int]:
     return [i for i, cut in cuts if cut and cut.end() == i]
 
 
-def test_safe_places() -> None:
+def test_safe_places_to_split_a_text() -> None:
     assert safe_places("a b") == [1]
     assert safe_places("a\nb \n c\n\nd\r\ne\n/f\ng") == [2, 3, 17]
 

@@ -78,7 +78,7 @@ def test_a_loop_of_ones_own_comes_home(save: Any, dataset: Dataset, project: Pat
     command("report", "mine", *about, cwd=project)
 
 
-def test_a_model_of_ours_comes_home(save: Any, dataset: Dataset, tmp_path: Path) -> None:
+def test_a_model_of_attnlm_is_saved_as_a_run(save: Any, dataset: Dataset, tmp_path: Path) -> None:
     first = attnlm.train(
         dataset, model="multi-head", embed_dim=8, checkpoint_dir=tmp_path, **own_code.SMALL
     )
@@ -94,7 +94,7 @@ def test_a_model_of_ours_comes_home(save: Any, dataset: Dataset, tmp_path: Path)
     )
 
 
-def test_a_model_with_a_part_of_ones_own_comes_home(
+def test_a_model_with_an_own_part_is_saved_as_a_run(
     save: Any, code: Path, dataset: Dataset, tmp_path: Path
 ) -> None:
     first = attnlm.train(
