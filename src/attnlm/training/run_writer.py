@@ -1,4 +1,4 @@
-"""What the training loop writes to a run: evaluations, snapshots, checkpoints and settings."""
+"""Evaluate the model in training; write evaluations, snapshots, checkpoints and settings."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def explaining_writes(run: Run, state: TrainingState) -> Iterator[None]:
     except OSError as error:
         again = "train it again" if state.saved_step is None else resume_command(run.path)
         raise AttnlmError(
-            f"cannot write {error.filename or run.path}: {error.strerror}",
+            f"cannot write {error.filename or run.path}: {error.strerror or error}",
             f"{remedy(error)}, then: {again}; {saved_in_words(run, state)}",
         ) from error
 
