@@ -376,6 +376,13 @@ left = self.ends - self.closing - now => left = self.ends - now
 == workflows/train.py
 a model that sees later tokens is trained like others | test_check_own_code.py
 if leaks and not force: => if False:
+== workflows/ladder.py
+a resumed ladder looks for its data where they were | test_ladder.py
+if run.dataset.path != str(dataset.path): => if False:
+== workflows/tune.py
+a resumed tuning forgets how many steps its trials make | test_ladder.py
+steps = next(filter(None, made), None) => steps = None
+== workflows/job.py
 a resumed run starts its budget anew |
 test_budget.py::test_a_run_that_is_resumed_continues_the_clock
 BudgetClock.of((1 - state.progress) * budget, call.began) => BudgetClock.of(budget, call.began)

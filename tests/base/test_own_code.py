@@ -24,7 +24,7 @@ from attnlm.base.own_code import (
     passed_code,
 )
 from attnlm.compute.processes import ALONE
-from attnlm.workflows.train import _send
+from attnlm.workflows.job import announce
 from tests import own_code
 
 ANSWER = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef f(): return 42\n"
@@ -316,4 +316,4 @@ def test_other_processes_get_no_code_that_may_not_run_here(tmp_path: Path) -> No
     code = OwnCode("mine.py:f", path, hashlib.sha256(path.read_bytes()).hexdigest())
     run: Any = SimpleNamespace(config=SimpleNamespace(codes=[code]), path=path, content=dict)
     with pytest.raises(CodeNotAcceptedError):
-        _send(ALONE, run)
+        announce(ALONE, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -122,12 +123,14 @@ def test_long_training_on_a_gpu_is_compiled_if_a_compiler_exists(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(shutil, "which", lambda name: name == compiler)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere")
-    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda precision: None)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     cuda = Device("cuda", "bfloat16", "tests")
     monkeypatch.setattr(memory, "_available_memory", lambda device: None)
+    changes: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", changes.append)
     settled = autotune(resolve({"model": "transformer", **settings}), cuda, data)
     assert settled.training.compile == expected
+    assert not changes and "TORCHINDUCTOR_CACHE_DIR" not in os.environ  # it changes no state
 
 
 @pytest.mark.parametrize(

@@ -141,4 +141,9 @@ def test_several_processes_start_from_it_and_one_logs(folder: Path) -> None:
 def test_from_cannot_be_combined_with_other_runs(folder: Path) -> None:
     arguments = "train", "--from", "parent", "--resume", "parent"
     fails(*arguments, cwd=folder, code=2, says="--resume cannot be combined with", hints="recorded")
+    for flag in ("--exist-ok", "--force"):
+        says = f"--resume cannot be combined with {flag}"
+        fails(
+            "train", "--resume", "parent", flag, cwd=folder, code=2, says=says, hints="leave it out"
+        )
     fails(*("train", "--from", "nobody"), cwd=folder, code=1, says="'nobody'", hints="there ")

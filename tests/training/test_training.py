@@ -360,7 +360,14 @@ def test_few_functions_stand_between_the_command_and_a_gradient(
     command(*arguments, "--steps", "1", "--block-size", "8", cwd=tmp_path)
     step = stacks[-1]  # the call before compares the form with the modules
     assert len(step) + 2 <= 11, step
-    assert len(resolved) == 1
+    assert len(resolved) == 2  # by the command before torch is loaded, and by `train`
+
+
+def test_the_settings_of_a_run_are_a_recipe(trained: Any) -> None:
+    run = trained(name="first", model="transformer", dropout=0.1)
+    again = trained(name="again", recipe=run.config.settings())
+    assert again.config == run.config
+    assert timeless(again.path) == timeless(run.path)
 
 
 def test_exist_ok_accepts_a_finished_run(trained: Any, dataset: Dataset, tmp_path: Path) -> None:
@@ -404,8 +411,11 @@ def test_resume_takes_only_what_the_design_says(trained: Any, dataset: Dataset) 
     for wrong in ({"learning_rate": 0.1}, {"model": "bigram"}, {"budget": 5.0}, {"seed": 2}):
         with pytest.raises(UsageError, match="cannot be changed"):
             attnlm.train(resume=run.path, **wrong)
-    for wrong_too in ({"dataset": dataset.path}, {"recipe": "r2-bigram"}, {"name": "x"}):
-        with pytest.raises(UsageError, match="`resume` cannot be combined with"):
+    of_new_runs: dict[str, Any] = {"recipe": "r2-bigram", "name": "x", "checkpoint": "best"}
+    of_new_runs |= {"dataset": dataset.path, "exist_ok": True, "force": True}
+    for wrong_too in ({name: value} for name, value in of_new_runs.items()):
+        argument = "a data set" if "dataset" in wrong_too else f"`{next(iter(wrong_too))}`"
+        with pytest.raises(UsageError, match=f"`resume` cannot be combined with {argument}"):
             attnlm.train(resume=run.path, **wrong_too)
     longer = attnlm.train(resume=run.path, steps=14, threads=2, on_event=events.append)
     assert [record["step"] for record in longer.metrics()] == [0, 5, 10, 12, 14]

@@ -22,7 +22,6 @@ from attnlm.base.events import Note
 from attnlm.base.files import read_json, write_json
 from attnlm.base.signals import Interrupted
 from attnlm.cli.ladder import ladder_facts, say_table, say_texts
-from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.ladder_plan import read_plan
@@ -35,7 +34,7 @@ from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.answers import pairs_of
 from attnlm.workflows.ladder import LadderStarted
 from attnlm.workflows.ladder import ladder as train_ladder
-from attnlm.workflows.train import train_config
+from attnlm.workflows.train import train
 from tests import own_code
 from tests.browser import PHONE, asks_for_nothing, check_fits, elements, opened, until
 from tests.command import ATTNLM, terminal
@@ -280,6 +279,20 @@ def test_a_stopped_ladder_resumes_after_its_finished_rungs(
     again = train_ladder(dataset.path, name="mine", on_event=events.append, **folders, **SMALL)
     assert facts(again) == facts(climbed)
     assert not any(isinstance(event, Started) for event in events)
+
+
+def test_a_ladder_whose_data_were_moved_is_resumed_with_them(
+    climbed: Ladder, dataset: Dataset, tmp_path: Path
+) -> None:
+    shutil.copytree(dataset.path, tmp_path / "data" / "old")
+    with pytest.raises(Interrupted):
+        old = attnlm.open_dataset(tmp_path / "data" / "old")
+        train_ladder(old, name="m", on_event=StopAt("bigram", 2), checkpoint_dir=tmp_path, **SMALL)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    new = (tmp_path / "moved" / "old").rename(tmp_path / "moved" / "new")
+    ladder = train_ladder(new, resume="m", checkpoint_dir=tmp_path)
+    assert [rung.losses for rung in ladder.rungs] == [rung.losses for rung in climbed.rungs]
+    assert attnlm.evaluate(ladder.rungs[0].run, checkpoint="last").loss == ladder.rungs[0].loss
 
 
 def test_a_resumed_ladder_keeps_its_plan(climbed: Ladder, dataset: Dataset, tmp_path: Path) -> None:
@@ -531,7 +544,7 @@ def test_a_tuned_ladder_says_what_it_tried(tuned: Ladder) -> None:
     assert "--tune learning_rate" in ladder_command(tuned.plan)
     facts = ladder_facts(tuned)
     assert facts["tune"] == "learning_rate"
-    assert [set(trial) for trial in facts["trials"]] == 10 * [{"rung", "value", "loss"}]  # type: ignore[attr-defined]
+    assert [set(trial) for trial in facts["trials"]] == 10 * [{"rung", "value", "loss", "steps"}]  # type: ignore[attr-defined]
     assert not any("defaults of each rung" in warning for warning in tuned.warnings)
     (tuned.path / "curves.png").unlink()
 
@@ -573,25 +586,47 @@ def test_a_stopped_tuning_resumes_after_its_finished_trials(
             if isinstance(event, Started) and trials == 4:
                 signal.raise_signal(signal.SIGINT)
 
-        return train_config(*arguments, on_event=stop, **more)
+        return train(*arguments, on_event=stop, **more)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr("attnlm.workflows.ladder.train_config", stopped_in_the_fourth)
+        patch.setattr("attnlm.workflows.tune.train", stopped_in_the_fourth)
         train_ladder(dataset, **given)
     assert len(read_plan(tmp_path / "t").trials) == 3
     again = train_ladder(resume="t", checkpoint_dir=tmp_path, data_dir=dataset.path.parent)
     assert again.plan.trials == tuned.plan.trials and facts(again) == facts(tuned)
 
 
+def test_a_stopped_tuning_within_a_budget_keeps_the_steps_of_its_trials(
+    dataset: Dataset, tmp_path: Path, ticking_clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets: list[float | None] = []
+
+    def stopped_in_the_third(*arguments: Any, recipe: Any, **more: Any) -> Run:
+        budgets.append(recipe.get("budget"))
+        if len(budgets) == 3:
+            raise Interrupted(signal.SIGINT)
+        ticking_clock.tick = 1e-3 if len(budgets) == 1 else 5e-3  # the machine becomes slower
+        return train(*arguments, recipe=recipe, **more)
+
+    monkeypatch.setattr("attnlm.workflows.tune.train", stopped_in_the_third)
+    given: dict[str, Any] = {"tune": "learning_rate", "rungs": ("bigram",), "seed": 1, "tokens": 9}
+    with pytest.raises(Interrupted):
+        train_ladder(dataset, name="t", budget=2.0, checkpoint_dir=tmp_path, **given)
+    ladder = train_ladder(dataset, resume="t", checkpoint_dir=tmp_path)
+    assert [budget is None for budget in budgets] == [False, *[True] * 5]
+    assert len(ladder.plan.trials) == 5
+    assert len({trial.steps for trial in ladder.plan.trials} - {None}) == 1
+
+
 def test_a_value_with_which_training_diverges_is_not_chosen(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def training(config: Config, *others: Any, **options: Any) -> Run:
-        if config.training.learning_rate > 0.1:
+    def training(dataset: Dataset, recipe: Any, **options: Any) -> Run:
+        if recipe["learning_rate"] > 0.1:
             raise AttnlmError("the loss is nan", "") from StepNotFiniteError(1, 1)
-        return train_config(config, *others, **options)
+        return train(dataset, recipe=recipe, **options)
 
-    monkeypatch.setattr("attnlm.workflows.ladder.train_config", training)
+    monkeypatch.setattr("attnlm.workflows.tune.train", training)
     given = {**TUNED, "rungs": ("bigram",), "checkpoint_dir": tmp_path}
     ladder = train_ladder(dataset, **given)
     losses = {trial.value: trial.loss for trial in ladder.plan.trials}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shlex
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attnlm
-from attnlm.base import clock
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for, elsewhere, find_folder
 from attnlm.base.formatting import duration
@@ -22,7 +20,7 @@ from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, baselines
 from attnlm.cli.options import option, switch, with_options
 from attnlm.compute.processes import is_launched, is_main
-from attnlm.config.new_run import Request, resolve_new
+from attnlm.config.new_run import resolve_new
 from attnlm.config.recipes import several_sizes, to_toml
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.config.training import TrainingConfig
@@ -108,7 +106,6 @@ def train(
         _print_config(settings, recipe, parent)
         return
     tools = None if log is None else _log_tools(log)
-    request: Request | None = None
     data: str | Path | None = dataset
     count = 1
     if is_launched():
@@ -119,9 +116,8 @@ def train(
         resumed = attnlm.open_run(resume, checkpoint_dir=checkpoint_dir)
         count = _processes_to_resume(resumed, settings)
     else:  # errors are reported before torch is loaded
-        request = resolve_new(settings, recipe, parent)
+        count = resolve_new(settings, recipe, parent).config.training.processes
         data = find_folder(dataset, data_dir, kind="data set")
-        count = request.config.training.processes
     if seeds is not None and (count > 1 or is_launched()):
         raise UsageError("`seeds` and `processes` cannot be combined", "use only one")
     if count > 1:
@@ -131,19 +127,15 @@ def train(
         return
 
     from attnlm.workflows.seeds import add_seeds, check_seeds
-    from attnlm.workflows.train import new_job, run_job
 
     if seeds is not None:
         check_seeds(seeds, resume, count)
     with contextlib.closing(Display(quiet, tools or ())) as display:
-        of_run: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "start_from": parent or start_from,
             "checkpoint": checkpoint,
-            "name": name,
             "exist_ok": exist_ok,
             "force": force,
-        }
-        of_call: dict[str, Any] = {
             "checkpoint_dir": checkpoint_dir,
             "data_dir": data_dir,
             "verify": verify,
@@ -151,17 +143,10 @@ def train(
             "on_event": display,
         }
         try:
-            if request is None:
-                settings |= of_run | of_call
-                run = attnlm.train(data, recipe=recipe, resume=resume, **settings)
-            else:
-                config, candidates = request
-                of_run["candidates"] = candidates
-                open_job = functools.partial(new_job, config=config, dataset=data, **of_run)
-                run = run_job(open_job, began=clock.began(), **of_call)
-            seed_runs = None
-            if seeds is not None:
-                seed_runs = add_seeds(run, data, seeds, {**of_run, **of_call})
+            run = attnlm.train(
+                data, recipe=recipe, resume=resume, name=name, **arguments, **settings
+            )
+            seed_runs = None if seeds is None else add_seeds(run, data, seeds, arguments)
         except KeyboardInterrupt:
             display.close()
             _say_stopped(display.run, tools or (), quiet)

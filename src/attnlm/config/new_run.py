@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from attnlm.base.errors import UsageError
 from attnlm.base.own_code import OwnCode, is_code_name, named_code, passed_code
 from attnlm.base.settings import Setting, Settings
-from attnlm.config.recipes import load_sizes
+from attnlm.config.recipes import Recipe, load_sizes
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, ParentRun, resolve
 from attnlm.model.own_specs import PREFIX, with_defaults
 
@@ -35,11 +34,11 @@ class Request(NamedTuple):
 
 
 def resolve_new(
-    settings: Mapping[str, Setting], recipe: str | Path | None, parent: ParentRun | None = None
+    settings: Mapping[str, Setting], recipe: Recipe | None, parent: ParentRun | None = None
 ) -> Request:
     """Resolve the configuration of a new run. Raises as `load_recipe` and `resolve` do."""
     settings = with_own_code(settings)
-    sizes: list[Settings] = [{}] if recipe is None else load_sizes(str(recipe))
+    sizes: list[Settings] = [{}] if recipe is None else load_sizes(recipe)
     candidates = None
     if len(sizes) > 1:
         candidates = _size_candidates(f"the recipe {recipe}", sizes, dict(settings), parent)

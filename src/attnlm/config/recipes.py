@@ -52,20 +52,24 @@ def list_recipes() -> list[RecipeEntry]:
     return entries
 
 
-def load_recipe(name: str) -> Settings:
-    """Return the settings of a recipe of the package, of a TOML file, or of a run's config.json.
+Recipe = str | Path | Mapping[str, Setting]
+"""The name of a recipe of the package, the path of a TOML file or config.json, or settings."""
+
+
+def load_recipe(recipe: Recipe) -> Settings:
+    """Return the settings of a recipe.
 
     The table `[about]` of a TOML file is for readers and left out. `resolve` checks the settings;
     this function does not. Raises AttnlmError for a file that does not exist or has another format,
     UsageError for a recipe of several `[[sizes]]`.
     """
-    settings, *larger = load_sizes(name)
+    settings, *larger = load_sizes(recipe)
     if larger:
-        raise several_sizes(name, 1 + len(larger))
+        raise several_sizes(recipe, 1 + len(larger))
     return settings
 
 
-def several_sizes(name: str, count: int) -> UsageError:
+def several_sizes(name: Recipe, count: int) -> UsageError:
     """Return the error that the recipe `name` has `count` sizes where only one is possible."""
     return UsageError(
         f"the recipe {name} has {count} sizes, and only training can choose one",
@@ -73,15 +77,17 @@ def several_sizes(name: str, count: int) -> UsageError:
     )
 
 
-def load_sizes(name: str) -> list[Settings]:
+def load_sizes(recipe: Recipe) -> list[Settings]:
     """Return a recipe's settings for each of its `[[sizes]]`; one item if it has no sizes."""
-    recipe = _read_recipe(name)
-    if isinstance(recipe.get("about"), dict):  # `resolve` refuses anything but a table
-        del recipe["about"]
-    sizes = recipe.pop("sizes", [{}])
+    if isinstance(recipe, Mapping):
+        return [dict(recipe)]
+    content = _read_recipe(str(recipe))
+    if isinstance(content.get("about"), dict):  # `resolve` refuses anything but a table
+        del content["about"]
+    sizes = content.pop("sizes", [{}])
     if not (isinstance(sizes, list) and sizes and all(isinstance(size, dict) for size in sizes)):
         raise AttnlmError("in the recipe: sizes must be tables", "start each with [[sizes]]")
-    return [{**recipe, **size} for size in sizes]
+    return [{**content, **size} for size in sizes]
 
 
 def _read_recipe(name: str) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class Trial:
     value: float
     loss: float | None
     """in nats per token of text that only tuning holds out; None if training diverged"""
+    steps: int | None = None
+    """the steps that were made; None if training diverged"""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from dataclasses import replace
 
 import torch
 
-from attnlm.base.caches import use_own_compiler_cache
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.compute.device import Device, choose_device, use_precision
@@ -77,7 +76,6 @@ def autotune(
         )
         config = config.with_training(micro_batch_size=size)
     check_fits(config, dataset, device)
-    use_precision(device)
     config = config.with_training(**_kernels(config, device))
     threads = config.training.threads or _chosen_threads(config, device, dataset)
     return config.with_training(threads=threads)
@@ -118,8 +116,6 @@ def _settled_compile(config: Config, device: Device, dataset: Dataset) -> str:
     whole = not config.training.shard and config.training.lora is None
     if setting == "auto" and device.name == "cuda" and whole and _is_long(config, dataset):
         setting = "on"
-    if setting == "on":
-        use_own_compiler_cache()
     if setting in ("on", "off"):
         return setting
     has_ops = has_native_ops(config.spec, dataset.vocab_size, config.tokens_per_step)
@@ -198,6 +194,7 @@ def trial(
     config: Config, device: Device, dataset: Dataset, processes: Processes = ALONE
 ) -> Stepper:
     """Return a stepper for a new model, on which steps can be measured."""
+    use_precision(device)
     config = config.with_training(steps=2**30, budget=None)
     state = initial_state(config, dataset.vocab_size, device, processes)
     return Stepper(state, config, dataset, processes)

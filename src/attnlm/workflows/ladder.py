@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attnlm.base import clock
 from attnlm.base.atomic_folders import (
     delete_folder,
     move_to_free,
@@ -18,29 +17,30 @@ from attnlm.base.atomic_folders import (
     trained_alone,
     workspace,
 )
+from attnlm.base.clock import budget_began
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import check_name, find_folder
 from attnlm.base.settings import Settings, differing
 from attnlm.compute.device import choose_device
-from attnlm.config.settings import Config, resolve
+from attnlm.config.settings import resolve
 from attnlm.config.variants import named_codes
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.generation.questions import QuestionFormat, answers, format_of
 from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.model.own_specs import CODE, with_defaults
-from attnlm.runs.ladder_plan import RECORD, Adapted, LadderPlan, Trial, read_plan
+from attnlm.runs.ladder_plan import RECORD, Adapted, LadderPlan, read_plan
 from attnlm.runs.records import has_same_ids
 from attnlm.runs.run import Run, open_run
 from attnlm.see.ladder import Ladder, Rung, median
 from attnlm.training.eval_budget import affordable_tokens, step_cost
 from attnlm.training.state import read_saved_state
-from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.answers import pairs_of
 from attnlm.workflows.autotune import check_fits
 from attnlm.workflows.match_compute import relative_steps, with_steps, with_widths
-from attnlm.workflows.train import train, train_config
+from attnlm.workflows.train import train
+from attnlm.workflows.tune import tuned
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
 DEFAULT_BUDGET = 120.0
@@ -54,7 +54,6 @@ _SPEAKING_FRACTION = 0.015
 _SHORTEST = 0.1
 _LATE = 3.0
 _LATE_FRACTION = 0.05
-_TRIAL_FRACTION = 0.2  # of the steps, for each value that `tune` tries
 _STEP_OVERHEAD = 2e7
 """The overhead of a step, as the number of operations that would take the same time."""
 
@@ -119,13 +118,13 @@ def ladder(
     Raises AttnlmError (UsageError for invalid arguments), and Interrupted on a signal, after saving
     the last complete step.
     """
-    began = clock.began()
+    began = budget_began()
     folder = Path(checkpoint_dir)
     data_dir = Path(data_dir)
     on_event = on_event or ignore
     if rungs is not None:
         rungs = tuple(r.strip() for r in (rungs.split(",") if isinstance(rungs, str) else rungs))
-    asked = {
+    arguments = {
         "rungs": rungs,
         "budget": budget,
         "steps": steps,
@@ -139,7 +138,7 @@ def ladder(
         "prompt": prompt,
         "tokens": tokens,
     }
-    given = {key: value for key, value in asked.items() if value is not None}
+    arguments = {key: value for key, value in arguments.items() if value is not None}
     if resume is not None and name is not None:
         raise UsageError("`resume` and `name` cannot be combined", "use only one")
     if name is not None:
@@ -148,150 +147,143 @@ def ladder(
             resume = folder / name
     if resume is None:
         opened = open_dataset(dataset, data_dir=data_dir)
-        plan = _planned(opened, given, on_event)
+        plan = _new_plan(opened, arguments, on_event)
         path = _new_folder(plan, name, folder)
     else:
         path = find_folder(resume, folder, kind="ladder")
-        plan, opened = _recorded(path, given, dataset, data_dir)
+        plan, opened = _recorded_plan(path, arguments, dataset, data_dir)
     with trained_alone(path, "wait until that process ends, or stop it, or start another ladder"):
         on_event(LadderStarted(path, plan))
-        return _train_rungs(path, plan, opened, began, data_dir, on_event)
+        return _train_rungs(path, plan, opened, began, on_event)
 
 
 def _train_rungs(
-    path: Path, plan: LadderPlan, dataset: Dataset, began: float, data_dir: Path, on_event: OnEvent
+    path: Path, plan: LadderPlan, dataset: Dataset, began: float, on_event: OnEvent
 ) -> Ladder:
     """Train or resume the rungs of the ladder at `path`, and return them."""
-    runs = plan.runs(path)
-    trained: dict[tuple[str, int], Run] = {}
     configs = {rung: resolve({}, plan.settings(rung, plan.seed)) for rung in plan.rungs}
     costs = {r: step_cost(c, dataset.vocab_size) + _STEP_OVERHEAD for r, c in configs.items()}
     relative = relative_steps(plan, dataset.vocab_size)
-    durations = {r: 1.0 if plan.equal == "time" else costs[r] * relative[r] for r in costs}
+    durations = {r: 1.0 if plan.equal == "time" else costs[r] * relative[r] for r in plan.rungs}
     if plan.tune is not None:
-        plan = _tuned(path, plan, dataset, durations, on_event)
-    order = list(runs)
+        plan = tuned(path, plan, dataset, durations, on_event)
+    paths = plan.runs(path)
+    order = list(paths)
+    shares = None
     if plan.budget is not None:  # train the largest first: it takes most of the time
         order.sort(key=lambda key: (-costs[key[0]], key[1]))
-    for number, (rung, seed) in enumerate(order):
-        named = f"rung {number + 1} of {len(runs)}: {rung}"
-        on_event(Note(named if plan.seeds == 1 else f"{named}, seed {seed}"))
+        shares = _BudgetShares(plan, plan.budget, began, [durations[rung] for rung, _ in order])
+    runs: dict[tuple[str, int], Run] = {}
+    for number, (rung, seed) in enumerate(order, 1):
+        title = f"rung {number} of {len(order)}: {rung}"
+        on_event(Note(title if plan.seeds == 1 else f"{title}, seed {seed}"))
         settings = plan.settings(rung, seed)
-        if plan.budget is not None:
-            left = [durations[other] for other, _ in order[number:]]
-            settings["budget"] = _seconds_of_next(
-                plan, plan.budget, left, trained, durations, began
-            )
-            if "steps" in settings:
+        has_steps = "steps" in settings
+        if shares is not None:
+            settings["budget"] = shares.seconds_of_next()
+            if has_steps:
                 settings.setdefault("eval_every", max(1, math.ceil(settings["steps"] / 10)))
-        run = _trained(runs[rung, seed], plan, settings, dataset, data_dir, on_event)
-        trained[rung, seed] = run
-        if "steps" not in plan.settings(rung, seed):
-            steps = run.evaluations()[-1].step
-            plan = replace(plan, eval_tokens=run.config.training.eval_tokens)
-            if plan.equal == "time":  # all seeds of a rung make as many steps as its first
-                plan = replace(plan, adapted=(*plan.adapted, Adapted(rung, "steps", steps)))
-            else:
-                steps = max(1, round(steps / relative[rung]))
-                plan = with_steps(replace(plan, steps=steps), relative)
+        run = runs[rung, seed] = _trained(paths[rung, seed], plan, settings, dataset, on_event)
+        if shares is not None:
+            shares.record(run)
+        if not has_steps:
+            plan = _with_steps_of(run, rung, plan, relative)
             plan.write(path)
-    is_whole = all(run.whole() for run in trained.values())
-    each = {r: [run for key, run in trained.items() if key[0] == r] for r in plan.rungs}
-    shown = (_shown(rung, each[rung], plan, is_whole, on_event) for rung in plan.rungs)
-    return Ladder(path, plan, tuple(shown))
+    is_whole = all(run.whole() for run in runs.values())
+    runs_of = {rung: [run for key, run in runs.items() if key[0] == rung] for rung in plan.rungs}
+    compared = (_sampled(rung, runs_of[rung], plan, is_whole, on_event) for rung in plan.rungs)
+    return Ladder(path, plan, tuple(compared))
 
 
-def _tuned(
-    path: Path, plan: LadderPlan, dataset: Dataset, lengths: Mapping[str, float], on_event: OnEvent
+def _with_steps_of(
+    run: Run, rung: str, plan: LadderPlan, relative: Mapping[str, float]
 ) -> LadderPlan:
-    """Return the plan with all trials of the setting `tune`, after making those that it lacks."""
-    part = _training_part(dataset)
-
-    def tell(event: object) -> None:
-        if isinstance(event, Note):  # not the headers and evaluations of each trial
-            on_event(event)
-
-    for rung in plan.rungs:
-        tried = [trial.value for trial in plan.trials if trial.rung == rung]
-        left = [value for value in plan.grid(rung) if value not in tried]
-        length: dict[str, Any] = {}
-        if plan.budget is not None:
-            share = _TRIAL_FRACTION * plan.budget / (1 + plan.seeds)
-            length = {"budget": share * lengths[rung] / sum(lengths.values())}
-        if (steps := plan.settings(rung, plan.seed).get("steps")) is not None:
-            steps = max(1, round(steps * _TRIAL_FRACTION))
-        for value in left:
-            if steps is not None:
-                length = {"steps": steps, "eval_every": steps}
-            settings = {**plan.settings(rung, plan.seed), str(plan.tune): value, **length}
-            loss = None
-            with workspace(path) as work:
-                try:
-                    config = _config(settings)
-                    run = train_config(config, part, checkpoint_dir=work, on_event=tell)
-                    loss, steps = run.evaluations()[-1].val_loss, run.evaluations()[-1].step
-                except AttnlmError as error:
-                    if not isinstance(error.__cause__, StepNotFiniteError):
-                        raise
-            plan = replace(plan, trials=(*plan.trials, Trial(rung, value, loss)))
-            plan.write(path)
-            found = "its numbers are not finite" if loss is None else f"loss {loss:.4f}"
-            on_event(Note(f"tried {rung} with {plan.tune} {value:g}: {found}"))
-        best = plan.settings(rung, plan.seed).get(str(plan.tune))
-        if left and best in (max(plan.grid(rung)), min(plan.grid(rung))):
-            end = "largest" if best == max(plan.grid(rung)) else "smallest"
-            on_event(Note(f"{rung} prefers {plan.tune} {best:g}, the {end} value that was tried"))
-    return plan
+    """Return the plan with the steps that the first run of a rung made within its time."""
+    steps = run.evaluations()[-1].step
+    plan = replace(plan, eval_tokens=run.config.training.eval_tokens)
+    if plan.equal == "time":  # all seeds of a rung make as many steps as its first
+        return replace(plan, adapted=(*plan.adapted, Adapted(rung, "steps", steps)))
+    plan = replace(plan, steps=max(1, round(steps / relative[rung])))
+    return with_steps(plan, relative)
 
 
-def _training_part(dataset: Dataset) -> Dataset:
-    """Return a data set of the training split alone, whose last tenth is for validation."""
-    first = dataset.train_tokens - dataset.train_tokens // 10
-    places: dict[str, Any] = {}
-    if dataset.train_examples is not None:
-        before, after = dataset.train_examples.divided(len(dataset.train_examples) * 9 // 10)
-        places = {"train_examples": before, "val_examples": after}
-        first = len(before.is_answer)
-    return replace(
-        dataset,
-        train=dataset.train[:first],
-        val=dataset.train[first:],
-        train_tokens=first,
-        val_tokens=dataset.train_tokens - first,
-        **places,
-    )
+class _BudgetShares:
+    """The division of a ladder's budget, in seconds, among its runs."""
+
+    def __init__(
+        self, plan: LadderPlan, budget: float, began: float, durations: Sequence[float]
+    ) -> None:
+        """Begin with the first run.
+
+        The budget counts from `began`. `durations` are the expected durations of all runs in the
+        order of their training, in any unit.
+        """
+        speaking = len(plan.rungs) * min(_SPEAKING, _SPEAKING_FRACTION * budget)
+        self._ends = began + budget - speaking
+        self._late = max(_LATE, _LATE_FRACTION * budget)
+        self._is_equal = plan.equal == "time"
+        self._durations = list(durations)  # of the runs that are left
+        self._first_budget: float | None = None
+        self._seconds_per_unit: float | None = None
+
+    def seconds_of_next(self) -> float:
+        """Return the seconds that the next run may take.
+
+        The first run gets its part of the time. Each later run gets time for its steps, or less if
+        the ladder would otherwise end much too late; with `equal` time, it gets as much as the
+        first.
+        """
+        if self._is_equal and self._first_budget is not None:
+            return self._first_budget
+        own, *others = self._durations
+        part = own / (own + sum(others))
+        left = self._ends - time.perf_counter()
+        if self._seconds_per_unit is None:
+            return max(left * part, _SHORTEST)
+        left = max(left + self._late, self._late)
+        return max(left - self._seconds_per_unit * sum(others), left * part)
+
+    def record(self, run: Run) -> None:
+        """Record that the next run has been trained."""
+        duration = self._durations.pop(0)
+        if self._seconds_per_unit is None:
+            self._seconds_per_unit = run.evaluations()[-1].seconds / duration
+            self._first_budget = run.config.training.budget
 
 
-def _recorded(
-    path: Path, given: Mapping[str, Any], named: str | Path | Dataset | None, data_dir: Path
+def _recorded_plan(
+    path: Path, arguments: Mapping[str, Any], dataset: str | Path | Dataset | None, data_dir: Path
 ) -> tuple[LadderPlan, Dataset]:
-    """Return the plan of the ladder at `path`, and its data set. Raises AttnlmError if `given` or
-    the data set named by the caller differ from the plan."""
+    """Return the plan of the ladder at `path`, and its data set.
+
+    Raises AttnlmError if `arguments` or the data set named by the caller differ from the plan.
+    """
     plan = read_plan(path)
-    for key in differing(given, vars(plan)):
+    for key in differing(arguments, vars(plan)):
         raise UsageError(
             f"`{key}` cannot be changed in a ladder that is resumed",
             "leave it out, or start a new ladder with another `name`",
         )
     recorded = Path(plan.dataset_path)
     known = recorded if recorded.is_dir() else plan.dataset
-    dataset = open_dataset(named or known, data_dir=data_dir)
-    if not has_same_ids(dataset, plan):
+    opened = open_dataset(dataset or known, data_dir=data_dir)
+    if not has_same_ids(opened, plan):
         raise AttnlmError(
-            f"{dataset.path} is not the data set that the ladder was started with",
+            f"{opened.path} is not the data set that the ladder was started with",
             f"prepare the original data set again, or move it to {recorded}",
         )
-    return plan, dataset
+    return plan, opened
 
 
-def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> LadderPlan:
+def _new_plan(dataset: Dataset, arguments: dict[str, Any], on_event: OnEvent) -> LadderPlan:
     """Return the plan of a new ladder after checking it, without writing anything."""
     block_size = min(_BLOCK_SIZE, dataset.largest_block_size)
     if block_size < _BLOCK_SIZE:
         on_event(Note(f"{dataset.name} is small: the context of the rungs is {block_size} tokens"))
-    length = {} if "steps" in given else {"budget": DEFAULT_BUDGET}
     prompt = _first_question(dataset)
-    about = {"rungs": DEFAULT_RUNGS, "prompt": prompt, "tokens": 200, "seed": drawn_seed()}
+    defaults = {"rungs": DEFAULT_RUNGS, "prompt": prompt, "tokens": 200, "seed": drawn_seed()}
+    if "steps" not in arguments:
+        defaults["budget"] = DEFAULT_BUDGET
     plan = LadderPlan(
         dataset=dataset.name,
         dataset_path=str(dataset.path),
@@ -299,7 +291,7 @@ def _planned(dataset: Dataset, given: dict[str, Any], on_event: OnEvent) -> Ladd
         val_sha256=dataset.val_sha256,
         block_size=block_size,
         batch_size=_BATCH_SIZE,
-        **{**length, **about, **given},
+        **{**defaults, **arguments},
     )
     plan = replace(plan, codes=named_codes(plan.rungs))
     plan.check()
@@ -344,89 +336,56 @@ def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
         plan.write(new)
         if name is None:
             return move_to_free(new, (p for p in numbered(folder, "ladder") if not taken(p)))
-        found = taken(folder / name)
-        if not found:
+        existing = taken(folder / name)
+        if not existing:
             return move_to_free(new, [folder / name])
     raise AttnlmError(
-        f"{found[0]} exists, and runs are never overwritten", "choose another `name` for the ladder"
+        f"{existing[0]} exists, and runs are never overwritten",
+        "choose another `name` for the ladder",
     )
 
 
-def _seconds_of_next(
-    plan: LadderPlan,
-    budget: float,
-    durations_left: list[float],
-    trained: Mapping[tuple[str, int], Run],
-    durations: Mapping[str, float],
-    began: float,
-) -> float:
-    """Return the seconds that the next run may take.
-
-    `durations_left` holds the expected duration of each remaining run, in any unit, the next run
-    first. The first run of the ladder gets its part of the time. Each later run gets time for its
-    steps, or less if the ladder would otherwise end much too late; with `equal` time, it gets as
-    much as the first.
-    """
-    first = next(iter(trained.values()), None)
-    first_budget = None if first is None else first.config.training.budget
-    if plan.equal == "time" and first_budget is not None:
-        return first_budget
-    own, *others_left = durations_left
-    others = sum(others_left)
-    left = began + budget - time.perf_counter()
-    left -= len(durations) * min(_SPEAKING, _SPEAKING_FRACTION * budget)
-    if first is None:
-        return max(left * own / (own + others), _SHORTEST)
-    rung, _ = next(iter(trained))
-    rate = first.evaluations()[-1].seconds / durations[rung]
-    late = max(_LATE, _LATE_FRACTION * budget)
-    left = max(left + late, late)
-    return max(left - rate * others, left * own / (own + others))
-
-
 def _trained(
-    path: Path,
-    plan: LadderPlan,
-    settings: dict[str, Any],
-    dataset: Dataset,
-    data_dir: Path,
-    on_event: OnEvent,
+    path: Path, plan: LadderPlan, settings: Settings, dataset: Dataset, on_event: OnEvent
 ) -> Run:
     """Return the finished run at `path`, after training or resuming it if necessary."""
-    config = _config(settings)
     if path.is_dir():
         run = open_run(path)
-        recorded = {**run.config.settings(), "train_sha256": run.dataset.train_sha256}
-        full = config.settings()
-        fixed = {*settings, CODE} - {"steps", "eval_every", "budget"}
-        expected = {key: value for key, value in full.items() if key in fixed}
-        expected["train_sha256"] = plan.train_sha256
-        for key in differing(expected, recorded):
-            raise AttnlmError(
-                f"{run.path} does not belong to this ladder: its {key} differs",
-                "move or rename it, or start another ladder",
-            )
+        _check_belongs(run, plan, settings)
         if run.last.exists():
             saved = read_saved_state(run)
             if saved.evaluated_step == saved.step == run.config.training.steps:
                 run.evaluations_until(saved.step)  # raises AttnlmError if some are missing
                 on_event(Note(f"{run.name} is done"))
                 return run
-            return train(resume=path, data_dir=data_dir, on_event=on_event)
+            if run.dataset.path != str(dataset.path):  # the data set was moved
+                facts_of_data = replace(run.dataset, path=str(dataset.path))
+                with run.training_lock():
+                    replace(run, dataset=facts_of_data).save_config()
+            return train(resume=path, on_event=on_event)
         with run.training_lock():  # nothing was saved yet: start again
             delete_folder(path)
-    return train_config(
-        config, dataset, name=path.name, checkpoint_dir=path.parent, on_event=on_event
+    return train(
+        dataset, recipe=settings, name=path.name, checkpoint_dir=path.parent, on_event=on_event
     )
 
 
-def _config(settings: Settings) -> Config:
-    """Return the configuration of a run with these settings, which may name own code."""
+def _check_belongs(run: Run, plan: LadderPlan, settings: Settings) -> None:
+    """Raise AttnlmError if a run has other settings or data than its ladder gives it."""
     config = resolve({}, settings)
-    return replace(config, spec=with_defaults(config.spec))
+    full = replace(config, spec=with_defaults(config.spec)).settings()
+    fixed = {*settings, CODE} - {"steps", "eval_every", "budget"}
+    expected = {key: value for key, value in full.items() if key in fixed}
+    expected["train_sha256"] = plan.train_sha256
+    recorded = {**run.config.settings(), "train_sha256": run.dataset.train_sha256}
+    for key in differing(expected, recorded):
+        raise AttnlmError(
+            f"{run.path} does not belong to this ladder: its {key} differs",
+            "move or rename it, or start another ladder",
+        )
 
 
-def _shown(
+def _sampled(
     model: str, runs: list[Run], plan: LadderPlan, is_whole: bool, on_event: OnEvent
 ) -> Rung:
     """Return a rung, with the run of median loss and a text sampled from this run.
@@ -436,7 +395,8 @@ def _shown(
     results = [result for run in runs if (result := run.result()) is not None]
     if not is_whole:
         results = [replace(result, whole={}) for result in results]
-    run, _ = median(list(zip(runs, results, strict=True)), key=lambda one: one[1].final.val_loss)
+    pairs = list(zip(runs, results, strict=True))
+    run, _ = median(pairs, key=lambda pair: pair[1].final.val_loss)
     sampler = load_sampler(run, device=run.config.training.device, on_event=on_event)
     form = format_of(run)
     if form is not None and plan.prompt:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ import numpy as np
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.settings import quoted
-from attnlm.compute.device import choose_device, use_precision
+from attnlm.compute.device import choose_device
 from attnlm.compute.processes import Processes, joined
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.new_run import resolve_typed
@@ -34,7 +34,7 @@ from attnlm.runs.run import Run, open_run
 from attnlm.training.memory import MemoryEstimate, estimate_memory
 from attnlm.training.state import keeping_random_state
 from attnlm.workflows.autotune import autotune, trial
-from attnlm.workflows.train import check_launched
+from attnlm.workflows.job import check_launched
 
 TOKENS_PER_PARAMETER = 20
 """The compute-optimal number of tokens per parameter (Hoffmann et al., 2022)."""
@@ -233,7 +233,7 @@ class Plan(StepCosts):
 def plan(
     dataset: str | Path | Dataset | None = None,
     *,
-    recipe: str | Path | None = None,
+    recipe: str | Path | Mapping[str, Any] | None = None,
     vocab_size: int | None = None,
     tokens: int | None = None,
     peak: float | None = None,
@@ -275,7 +275,7 @@ def plan(
         parent = None
         if start_from is not None:
             parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
-        known = {} if recipe is None else load_recipe(str(recipe))
+        known = {} if recipe is None else load_recipe(recipe)
         config = resolve_typed(settings, known, parent)
         opened = _data(dataset, vocab_size, config, parent, data_dir)
         if tokens is None and "steps" in settings:
@@ -354,7 +354,6 @@ def _measured(
             config = autotune(seeded, device, data)
         training = processes.broadcast_object(asdict(config.training))
         config = replace(config, training=TrainingConfig(**training))
-        use_precision(device)
         stepper = trial(config, device, data, processes)
         for _ in range(_FIRST):
             began = time.perf_counter()

@@ -12,7 +12,7 @@ from attnlm.base.errors import UsageError
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from attnlm.see.verdicts import interval
-from attnlm.workflows.train import train, train_config
+from attnlm.workflows.train import train
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,13 @@ def add_seeds(
     options = {key: options[key] for key in (*kept, "verify", "on_event") if key in options}
     training = first.config.training.complete()
     every = training.eval_every or math.ceil(training.max_steps / 10)
-    config = first.config.with_training(budget=None, eval_every=every)
+    recipe = first.config.with_training(budget=None, eval_every=every).settings()
     runs = [first]
     for seed in range(training.seed + 1, training.seed + seeds):
         name = f"{first.name}-seed-{seed}"
-        runs.append(train_config(config.with_training(seed=seed), dataset, name=name, **options))
+        runs.append(train(dataset, recipe=recipe, seed=seed, name=name, **options))
     results = [result for run in runs if (result := run.result()) is not None]
     is_whole = all(result.whole for result in results)
-    return SeedRuns(runs, [(one.final if is_whole else one.best).val_loss for one in results])
+    return SeedRuns(
+        runs, [(result.final if is_whole else result.best).val_loss for result in results]
+    )

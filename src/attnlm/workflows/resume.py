@@ -1,0 +1,157 @@
+"""Open a run that exists: to resume its training, or because it is finished."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import Note, OnEvent
+from attnlm.base.files import explaining
+from attnlm.base.folders import resume_command
+from attnlm.base.settings import Setting, Settings, differing
+from attnlm.compute.device import choose_device
+from attnlm.compute.processes import restarts
+from attnlm.config.new_run import Request
+from attnlm.config.settings import Config, resolve
+from attnlm.data.dataset import Dataset
+from attnlm.runs.records import ParentRecord, has_same_ids
+from attnlm.runs.run import Run, open_dataset_of, open_run
+from attnlm.training.state import SavedState, read_saved_state
+from attnlm.workflows.autotune import autotune
+from attnlm.workflows.job import Call, Job, announce, check_launched, start_job
+
+_KERNELS = ("compile", "matmul", "attention_kernel")
+_OF_THE_DEVICE = ("dtype", *_KERNELS, "threads")
+_ROUNDING = ("device", *_OF_THE_DEVICE, "processes", "micro_batch_size", "recompute")
+_CHANGEABLE = ("steps", "eval_every", "patience", *_ROUNDING)
+
+
+def check_resume(settings: Mapping[str, Setting], **of_new_runs: object) -> None:
+    """Raise UsageError for arguments of `train` that a resumed run cannot have."""
+    for name, value in of_new_runs.items():
+        if value not in (None, False, "auto"):
+            argument = "a data set" if name == "dataset" else f"`{name}`"
+            raise UsageError(
+                f"`resume` cannot be combined with {argument}",
+                "leave it out: the run has recorded its data set and settings",
+            )
+    for key in settings:
+        if key not in _CHANGEABLE:
+            changeable = ", ".join(f"`{name}`" for name in _CHANGEABLE)
+            raise UsageError(
+                f"`{key}` cannot be changed in a run that is resumed",
+                f"{changeable} can be changed",
+            )
+
+
+@contextlib.contextmanager
+def resumed_job(
+    call: Call, resume: str | Path | Run, settings: Mapping[str, Setting]
+) -> Iterator[Job]:
+    """Open a run as it was last saved, record the settings that changed, and yield its job."""
+    # The run may have been trained further since it was opened.
+    where = resume.path.absolute() if isinstance(resume, Run) else resume
+    run = open_run(where, checkpoint_dir=call.checkpoint_dir)
+    if run.imported_from:
+        raise AttnlmError(
+            f"{run.name} was imported: there is no training to resume",
+            f"fine-tune it: `start_from` {run.name}",
+        )
+    with run.training_lock():
+        config, is_changed = _changed_config(run, settings, call.on_event)
+        check_launched(config.training, call.processes)
+        device = choose_device(config.training.device, config.training.dtype)
+        if "device" not in settings:
+            device = replace(device, reason="recorded in the run")
+        dataset = open_dataset_of(run, call.data_dir, verify=call.verify)
+        is_fresh = not run.last.exists() and restarts() > 0  # it ended before its first checkpoint
+        saved = SavedState() if is_fresh else read_saved_state(run)
+        _check_steps(run, saved, config.training.steps, call.on_event)
+        run = replace(run, config=autotune(config, device, dataset, is_resumed=True))
+        with explaining(run.path, f", then: {resume_command(run.path)}"):
+            run.keep_until(saved.evaluated_step, saved.step)
+            if is_changed:
+                run.save_config()
+        announce(call.processes, run, is_fresh=is_fresh)
+        yield start_job(call, run, dataset, device, is_fresh=is_fresh)
+
+
+def _changed_config(
+    run: Run, settings: Mapping[str, Setting], on_event: OnEvent
+) -> tuple[Config, bool]:
+    """Return the run's configuration with `settings`, and True if they change it."""
+    recorded = run.config.settings()
+    if "device" in settings:
+        settings = {**settings, "device": choose_device(str(settings["device"])).name}
+    computing = {key: settings.get(key, recorded[key]) for key in ("device", "dtype")}
+    if computing.items() - recorded.items():
+        recorded = {k: v for k, v in recorded.items() if k not in _OF_THE_DEVICE}
+        chosen = ", ".join(f"`{k}`" for k in _OF_THE_DEVICE if k not in settings)
+        other = "device" if computing["device"] != recorded["device"] else "precision"
+        on_event(Note(f"{chosen} are chosen again, since the run was trained on another {other}"))
+    elif any(settings.get(key, recorded[key]) != recorded[key] for key in _KERNELS):
+        recorded = {k: v for k, v in recorded.items() if k not in _KERNELS[1:]}  # they may not fit
+    changed = {key: settings[key] for key in differing(settings, recorded)}
+    for key in sorted(changed.keys() & set(_ROUNDING)):
+        on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
+    return resolve(changed, recorded), bool(changed)
+
+
+def _check_steps(run: Run, saved: SavedState, steps: int | None, on_event: OnEvent) -> None:
+    """Raise AttnlmError if the run has already made more than `steps` steps."""
+    more = f"use `steps` {2 * saved.step}, or any total above {saved.step}"
+    if steps is None:
+        return
+    if saved.step > steps:
+        raise AttnlmError(f"{run.name} has already made {saved.step} steps", more)
+    planned = run.config.training.steps
+    if planned is not None and steps < planned:
+        on_event(Note(f"{run.name} was planned for {planned:,} steps; it now ends after {steps:,}"))
+    if saved.step == saved.evaluated_step == steps:
+        on_event(Note(f"{run.name} is finished; to extend it, {more}"))
+
+
+def finished_run(
+    path: Path, request: Request, dataset: Dataset, parent: ParentRecord | None
+) -> Run:
+    """Return the run at `path`. Raises AttnlmError if it is unfinished or not as requested."""
+    run = open_run(path)
+    configs = [request.config]
+    if request.candidates is not None:
+        configs = [resolve(request.candidates.settings, size) for size in request.candidates.sizes]
+    recorded = run.config.settings()
+    changed = min((_differing(config, recorded, request) for config in configs), key=len)
+    if not has_same_ids(dataset, run.dataset):
+        changed.append("data set")
+    if (run.parent and run.parent.sha256) != (parent and parent.sha256):
+        changed.append("start_from")
+    if changed:
+        raise AttnlmError(
+            f"a run called {run.name} exists, but its `{changed[0]}` differs",
+            "choose another `name`",
+        )
+    saved = read_saved_state(run)
+    patience = run.config.training.patience
+    is_complete = saved.step == run.config.training.steps
+    is_out_of_patience = patience is not None and saved.stale >= patience
+    if saved.step != saved.evaluated_step or not (is_complete or is_out_of_patience):
+        raise AttnlmError(
+            f"a run called {run.name} exists, but it is not finished",
+            f"resume it: {resume_command(run.path)}",
+        )
+    return run
+
+
+def _differing(config: Config, recorded: Settings, request: Request) -> list[str]:
+    """Return the settings whose recorded values differ from `config`.
+
+    Settings that a run chooses at its start, or with a budget in its course, do not count.
+    """
+    chosen = {"warmup"} if config.training.budget is not None else set()
+    if request.candidates is not None:
+        chosen |= {"dropout", "steps"} - request.candidates.settings.keys()
+    settings = {k: v for k, v in config.settings().items() if v != "auto" and k not in chosen}
+    return differing(settings, recorded)

@@ -1,0 +1,117 @@
+"""Find the best value of a training setting for each rung of a ladder, by short trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from attnlm.base.atomic_folders import workspace
+from attnlm.base.errors import AttnlmError
+from attnlm.base.events import Note, OnEvent
+from attnlm.base.settings import Settings
+from attnlm.data.dataset import Dataset
+from attnlm.runs.ladder_plan import LadderPlan, Trial
+from attnlm.training.step import StepNotFiniteError
+from attnlm.workflows.train import train
+
+_TRIAL_FRACTION = 0.2  # of the steps, or of the time of one seed, for each value
+
+
+def tuned(
+    path: Path,
+    plan: LadderPlan,
+    dataset: Dataset,
+    durations: Mapping[str, float],
+    on_event: OnEvent,
+) -> LadderPlan:
+    """Return the plan with all trials of the setting `tune`, after making those that it lacks.
+
+    Each trial is written to the plan in the ladder's folder `path`. `durations` are the expected
+    durations of a run of each rung, in any unit.
+    """
+    held_out = _with_held_out(dataset)
+    for rung in plan.rungs:
+        share = _TRIAL_FRACTION * durations[rung] / sum(durations.values()) / (1 + plan.seeds)
+        tried = [trial.value for trial in plan.trials if trial.rung == rung]
+        untried = [value for value in plan.grid(rung) if value not in tried]
+        for value in untried:
+            settings = {**plan.settings(rung, plan.seed), str(plan.tune): value}
+            settings |= _length(plan, rung, share * (plan.budget or 0))
+            trial = _tried(path, rung, value, settings, held_out, on_event)
+            plan = replace(plan, trials=(*plan.trials, trial))
+            plan.write(path)
+            result = "its numbers are not finite"
+            if trial.loss is not None:
+                result = f"loss {trial.loss:.4f}"
+            on_event(Note(f"tried {rung} with {plan.tune} {value:g}: {result}"))
+        if untried:
+            _note_extreme(plan, rung, on_event)
+    return plan
+
+
+def _length(plan: LadderPlan, rung: str, seconds: float) -> Settings:
+    """Return the settings for the length of a rung's next trial.
+
+    Within a budget, the rung's first trial takes `seconds`, and the others make as many steps.
+    """
+    steps = plan.settings(rung, plan.seed).get("steps")
+    if steps is not None:
+        steps = max(1, round(steps * _TRIAL_FRACTION))
+    else:
+        made = (trial.steps for trial in plan.trials if trial.rung == rung)
+        steps = next(filter(None, made), None)
+    return {"budget": seconds} if steps is None else {"steps": steps, "eval_every": steps}
+
+
+def _tried(
+    path: Path,
+    rung: str,
+    value: float,
+    settings: Settings,
+    dataset: Dataset,
+    on_event: OnEvent,
+) -> Trial:
+    """Train a rung with `settings` in a temporary folder, and return its loss as a trial."""
+
+    def pass_notes(event: object) -> None:
+        if isinstance(event, Note):  # not the headers and evaluations of each trial
+            on_event(event)
+
+    with workspace(path) as folder:
+        try:
+            run = train(dataset, recipe=settings, checkpoint_dir=folder, on_event=pass_notes)
+        except AttnlmError as error:
+            if not isinstance(error.__cause__, StepNotFiniteError):
+                raise
+            return Trial(rung, value, None)
+        last = run.evaluations()[-1]
+        return Trial(rung, value, last.val_loss, last.step)
+
+
+def _note_extreme(plan: LadderPlan, rung: str, on_event: OnEvent) -> None:
+    """Report it if the best value of a rung is the smallest or largest that was tried."""
+    best = plan.settings(rung, plan.seed).get(str(plan.tune))
+    values = plan.grid(rung)
+    if best in (max(values), min(values)):
+        end = "largest" if best == max(values) else "smallest"
+        on_event(Note(f"{rung} prefers {plan.tune} {best:g}, the {end} value that was tried"))
+
+
+def _with_held_out(dataset: Dataset) -> Dataset:
+    """Return a data set of the training split alone, whose last tenth is for validation."""
+    first = dataset.train_tokens - dataset.train_tokens // 10
+    examples: dict[str, Any] = {}
+    if dataset.train_examples is not None:
+        before, after = dataset.train_examples.divided(len(dataset.train_examples) * 9 // 10)
+        examples = {"train_examples": before, "val_examples": after}
+        first = len(before.is_answer)
+    return replace(
+        dataset,
+        train=dataset.train[:first],
+        val=dataset.train[first:],
+        train_tokens=first,
+        val_tokens=dataset.train_tokens - first,
+        **examples,
+    )
