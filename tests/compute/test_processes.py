@@ -19,7 +19,7 @@ import torch
 import attnlm
 from attnlm.base.errors import AlreadyReportedError
 from attnlm.base.signals import Interrupted
-from attnlm.compute import processes as module
+from attnlm.compute import launcher
 from attnlm.compute.device import choose_device
 from attnlm.compute.processes import ALONE, LostProcessError, Processes, reporting_lost_processes
 from attnlm.runs.run import open_run
@@ -264,7 +264,7 @@ def test_an_error_of_a_collective_is_a_lost_process_or_nccls_own() -> None:
 def test_the_launcher_prints_errors_that_processes_leave_to_it(
     codes: dict[int, int], message: str | None, code: int
 ) -> None:
-    meant = module._exception_for(codes)
+    meant = launcher._exception_for(codes)
     if isinstance(meant, Interrupted):
         assert (str(meant), 128 + meant.signum) == (message, code)
         return

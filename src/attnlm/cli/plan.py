@@ -88,7 +88,7 @@ def plan(
         except AttnlmError as error:
             raise AttnlmError(error.message, f"{error.hint}; or use `vocab_size`") from None
     if config.training.processes > 1 and peak is None and not is_launched():
-        from attnlm.compute.processes import run_processes
+        from attnlm.compute.launcher import run_processes
 
         run_processes(config.training.processes, sys.argv[1:])
         return

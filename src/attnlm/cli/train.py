@@ -121,7 +121,7 @@ def train(
     if seeds is not None and (count > 1 or is_launched()):
         raise UsageError("`seeds` and `processes` cannot be combined", "use only one")
     if count > 1:
-        from attnlm.compute.processes import run_processes
+        from attnlm.compute.launcher import run_processes
 
         run_processes(count, sys.argv[1:])
         return

@@ -1,4 +1,4 @@
-"""Processes that train one model by torch.distributed, started by torchrun or `run_processes`."""
+"""Processes that train one model by torch.distributed, started by torchrun or launcher.py."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import contextlib
 import ctypes
 import functools
 import itertools
-import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnlm.base.errors import AlreadyReportedError, AttnlmError
-from attnlm.base.signals import Interrupted
-from attnlm.compute.threads import FlushSubnormals, cores
+from attnlm.compute.threads import FlushSubnormals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +28,6 @@ _Result = TypeVar("_Result")
 _TIMEOUT = timedelta(minutes=30)
 """How long a collective waits for the other processes: they may compile, plan and write first."""
 _SIGNAL_CHECK_SECONDS = 0.5  # seconds between a waiting process's checks for signals
-_SECONDS_TO_SAVE = 120  # seconds to save after a signal; then `run_processes` kills the processes
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 _trainings = itertools.count()
 
@@ -43,9 +38,9 @@ _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 _MACHINE = "GROUP_RANK"
 _LOCAL_RANK = "LOCAL_RANK"
 _LOCAL_COUNT = "LOCAL_WORLD_SIZE"
-_OUR_LAUNCHER = "ATTNLM_LAUNCHER"
-"""The variable that `run_processes`, our launcher, sets."""
-_LEFT_TO_LAUNCHER = 75
+OUR_LAUNCHER = "ATTNLM_LAUNCHER"
+"""The variable that our launcher sets."""
+LEFT_TO_LAUNCHER = 75
 """The exit code of a process whose error our launcher reports."""
 
 
@@ -195,13 +190,13 @@ def joined() -> Iterator[Processes]:
 
     Yield ALONE if there are no other processes. If the processes end with an error, one process on
     each machine raises the error, and the other processes raise AlreadyReportedError. If the error
-    is that another process has ended, and `run_processes`, our launcher, reports this, then all
-    processes raise AlreadyReportedError.
+    is that another process has ended, and our launcher reports this, then all processes raise
+    AlreadyReportedError.
     """
     if not is_launched() or os.environ[_COUNT] == "1":
         yield ALONE
         return
-    if _OUR_LAUNCHER in os.environ and sys.platform == "linux":
+    if OUR_LAUNCHER in os.environ and sys.platform == "linux":
         # Make this process end when our launcher is killed.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     import torch.distributed as dist
@@ -210,8 +205,8 @@ def joined() -> Iterator[Processes]:
     try:
         yield processes
     except LostProcessError:
-        if _OUR_LAUNCHER in os.environ:
-            raise AlreadyReportedError(_LEFT_TO_LAUNCHER) from None
+        if OUR_LAUNCHER in os.environ:
+            raise AlreadyReportedError(LEFT_TO_LAUNCHER) from None
         if not _is_first_of_machine():
             raise AlreadyReportedError from None
         raise AttnlmError(
@@ -263,62 +258,3 @@ def _shared_store() -> Store:
 
     store: Store = next(dist.rendezvous("env://", timeout=_TIMEOUT))[0]  # type: ignore[attr-defined]
     return store
-
-
-def run_processes(count: int, arguments: Sequence[str]) -> None:
-    """Run `attnlm` with these arguments in `count` processes of this machine, until all end.
-
-    The processors are divided among the processes. A signal is passed on to the processes, and
-    Interrupted is raised after they have ended. Raises AttnlmError if a process was killed, and
-    AlreadyReportedError if a process has reported the error.
-    """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
-    os.environ[_OUR_LAUNCHER] = "1"
-    for name in logging.root.manager.loggerDict:
-        if name.startswith("torch.distributed.elastic"):  # `_exception_for` reports failures
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="attnlm-", ignore_cleanup_errors=True) as folder:
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=count,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="localhost",
-            max_restarts=0,
-            shutdown_timeout=_SECONDS_TO_SAVE,
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
-        )
-        try:
-            elastic_launch(config, sys.executable)("-m", "attnlm", *arguments)
-        except SignalException as stopped:
-            raise Interrupted(int(stopped.sigval)) from None
-        except ChildFailedError as failed:
-            codes = {rank: f.exitcode for rank, f in failed.failures.items()}
-            raise _exception_for(codes) from None
-
-
-def _exception_for(codes: Mapping[int, int]) -> BaseException:
-    """Return the exception to raise, given each rank's exit code."""
-    # If one process has failed, the others were ended by signals, or left the report to us.
-    exits = [code for code in codes.values() if 0 <= code < 128]
-    if reported := [code for code in exits if code != _LEFT_TO_LAUNCHER]:
-        return AlreadyReportedError(reported[0])
-    if stopped := [code for code in codes.values() if code > 128]:  # by a signal, after saving
-        return Interrupted(min(stopped) - 128)
-    rank, code = min(codes.items(), key=lambda item: item[1])
-    if code >= 0:  # all lost their connections, and left the report to us
-        return AttnlmError(
-            "the connection between the processes of this training broke",
-            "resume the run from its last checkpoint",
-        )
-    return AttnlmError(
-        f"process {rank} of the training was killed ({signal.Signals(-code).name})",
-        "resume the run from its last checkpoint; "
-        "if memory ran out, lower `processes` or `micro_batch_size`",
-    )
