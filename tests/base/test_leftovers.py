@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnlm.base import files
-from attnlm.base.atomic_folders import trained_alone, workspace
+from attnlm.base.atomic_folders import locked_for_training, workspace
 from attnlm.base.errors import AttnlmError
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folders")
@@ -61,8 +61,8 @@ def test_a_folder_is_trained_in_by_one_also_through_a_link(tmp_path: Path) -> No
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").symlink_to("elsewhere")
     with (
-        trained_alone(tmp_path / "run", "wait"),
+        locked_for_training(tmp_path / "run", "wait"),
         pytest.raises(AttnlmError, match="elsewhere is being trained by another process"),
-        trained_alone(tmp_path / "elsewhere", "wait"),
+        locked_for_training(tmp_path / "elsewhere", "wait"),
     ):
         pass

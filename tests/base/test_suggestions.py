@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.suggestions import _OTHER_NAMES, same, suggestion
+from attnlm.base.suggestions import _OTHER_NAMES, equivalent_name, suggestion
 from attnlm.config.settings import RECORD_OF, resolve
 from tests.command import here
 
@@ -96,7 +96,7 @@ def test_names_with_a_common_prefix_are_suggested_the_first_in_a_tie() -> None:
 def test_settings_do_not_clash_with_terms_of_other_tools() -> None:
     """Or the table would answer with the wrong one where both exist."""
     for name in RECORD_OF:
-        assert same(name, RECORD_OF) == name
+        assert equivalent_name(name, RECORD_OF) == name
     for ours, others in _OTHER_NAMES.items():
         if ours in RECORD_OF:
-            assert {same(other, RECORD_OF) for other in others.split()} == {ours}
+            assert {equivalent_name(other, RECORD_OF) for other in others.split()} == {ours}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import attnlm
-from attnlm.base.atomic_folders import trained_alone
+from attnlm.base.atomic_folders import locked_for_training
 from attnlm.base.errors import AttnlmError
 from attnlm.base.formatting import age
 from attnlm.cli.console import table_lines
@@ -142,7 +142,7 @@ def test_lists_mark_ladders_and_running_jobs(project: Path) -> None:
     LadderPlan(*about, **sizes, batch_size=4, prompt="", tokens=9).write(runs / "ladder-001")
     for rung in ("bigram", "average"):
         shutil.copytree(runs / "first", runs / f"ladder-001-{rung}")
-    with trained_alone(project / "checkpoints" / "second", "wait"):
+    with locked_for_training(project / "checkpoints" / "second", "wait"):
         found = {entry["name"]: entry for entry in listed(project, "runs")["runs"]}
         assert "second is being trained now" in command("list", "runs", cwd=project).stderr
         fails("rm", "second", "--yes", cwd=project, code=1, says="being trained", hints="wait")

@@ -90,7 +90,7 @@ def clear(leftovers: Iterable[Path], remove: Callable[[Path], object]) -> None:
 
 
 @contextlib.contextmanager
-def trained_alone(path: Path, hint: str) -> Iterator[None]:
+def locked_for_training(path: Path, hint: str) -> Iterator[None]:
     """Lock the folder of a run or ladder in this context, so that no other process trains in it.
 
     `check_held` then watches the folder. Raises AttnlmError, with `hint`, if another process has
@@ -188,7 +188,7 @@ def remove_unfinished_folders(root: Path) -> None:
     clear(root.glob(_WORKSPACE + "?" * 8), delete_folder)
 
 
-def numbered(folder: Path, prefix: str) -> Iterator[Path]:
+def numbered_paths(folder: Path, prefix: str) -> Iterator[Path]:
     """Yield the paths `<prefix>-001`, `<prefix>-002`, … in a folder."""
     return (folder / f"{prefix}-{number:03}" for number in itertools.count(1))
 

@@ -122,10 +122,10 @@ def folder_names(root: Path, kind: str) -> list[str]:
 
 def how_to_make(kind: str, root: Path) -> str:
     """Return a hint on how to make the first folder of this kind in `root`."""
-    return " ".join([KINDS[kind][-1], *map(shlex.quote, elsewhere(root, kind))])
+    return " ".join([KINDS[kind][-1], *map(shlex.quote, folder_flag(root, kind))])
 
 
-def elsewhere(root: Path, kind: str = "run") -> list[str]:
+def folder_flag(root: Path, kind: str = "run") -> list[str]:
     """Return the flag, with its value, that makes commands look in `root`; [] for the default.
 
     The default depends on `kind`, and is relative to the current folder.
@@ -146,7 +146,7 @@ def command_for(
     words = command.split()
     if not is_safe_name(folder.name):  # it can only be given by its path
         return shlex.join([*words, str(folder), *flags])
-    place = elsewhere(folder.parent, kind)
+    place = folder_flag(folder.parent, kind)
     is_default = default_name(folder.parent, kind) == folder.name
     if named or place or words[-1].startswith("--") or not is_default:
         words.append(folder.name)

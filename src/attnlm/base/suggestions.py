@@ -94,13 +94,13 @@ _BEGINS_ALIKE = 0.8
 def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
     """Return the hint `did you mean NAME?` for a similar one of `names`, or else `otherwise`."""
     names = list(names)
-    if (similar := same(name, names) or _nearest(name, names)) is None:
+    if (similar := equivalent_name(name, names) or _nearest(name, names)) is None:
         return otherwise
     is_for_epochs = "epoch" in _normalised(name) and _normalised(similar) == "steps"
     return f"did you mean {similar}?{' (a step is one batch)' if is_for_epochs else ''}"
 
 
-def same(name: str, names: Iterable[str]) -> str | None:
+def equivalent_name(name: str, names: Iterable[str]) -> str | None:
     """Return the one of `names` that equals `name` except for case and hyphens.
 
     If there is none, return the one that other tools call `name`, or None.

@@ -26,7 +26,7 @@ from attnlm.base.errors import AlreadyReportedError, AttnlmError
 from attnlm.base.files import remedy
 from attnlm.base.own_code import CodeNotAcceptedError, files_that_ran, own_traceback
 from attnlm.base.signals import Interrupted, leave
-from attnlm.base.suggestions import same, suggestion
+from attnlm.base.suggestions import equivalent_name, suggestion
 from attnlm.cli import console
 from attnlm.compute.processes import is_launched
 
@@ -206,15 +206,15 @@ def _usage_hint(error: Any) -> str:
     if not hasattr(error, "possibilities"):
         return otherwise
     typed = error.option_name
-    if not same(typed, _options(command)):
+    if not equivalent_name(typed, _options(command)):
         arguments = [p.name for p in command.params if p.param_type_name == "argument"]
-        if argument := same(typed, arguments):
+        if argument := equivalent_name(typed, arguments):
             words = [name.upper() for name in arguments[: arguments.index(argument) + 1]]
             usage = " ".join([error.ctx.command_path, *words])
             return f"{argument.upper()} is an argument, not an option: {usage}"
         root = error.ctx.find_root().command
         others = {name: root.get_command(error.ctx, name) for name in root.list_commands(error.ctx)}
-        option_of = {name: same(typed, _options(others[name])) for name in others}
+        option_of = {name: equivalent_name(typed, _options(others[name])) for name in others}
         if having := [name for name in option_of if option_of[name]]:
             return f"{option_of[having[0]]} is an option of attnlm {', '.join(having)}"
     return suggestion(typed, _options(command), otherwise)

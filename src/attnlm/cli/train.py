@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import command_for, elsewhere, find_folder
+from attnlm.base.folders import command_for, find_folder, folder_flag
 from attnlm.base.formatting import duration
 from attnlm.base.settings import fields_of
 from attnlm.cli import completion, console, options
@@ -156,7 +156,7 @@ def train(
     elif is_main():
         _report(run, json, quiet, display.memory)
         if run.config.spec.name in RUNGS and not (recipe or resume or start_from or quiet):
-            folders = [*elsewhere(data_dir, "data set"), *elsewhere(checkpoint_dir)]
+            folders = [*folder_flag(data_dir, "data set"), *folder_flag(checkpoint_dir)]
             _say_next_rung(run.config.spec.name, dataset, folders)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from attnlm.base.errors import UsageError
 from attnlm.base.own_code import OwnCode, is_code_name, named_code
 from attnlm.base.settings import Setting, Settings, fields_of, type_of
-from attnlm.base.suggestions import same, suggestion
+from attnlm.base.suggestions import equivalent_name, suggestion
 from attnlm.config.settings import RECORD_OF, check_setting, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import MODELS
@@ -55,7 +55,7 @@ def variant(name: str, codes: Mapping[str, OwnCode] | None = None) -> Settings:
                 f"{change!r} has no value",
                 f"write {model}:SETTING=VALUE, with `:` between several settings",
             )
-        key = same(key, [*parts, *trained]) or key.replace("-", "_")
+        key = equivalent_name(key, [*parts, *trained]) or key.replace("-", "_")
         if key in SHARED:
             raise UsageError(f"`{key}` cannot differ between models", f"set `{key}` for all")
         is_known = key in ((*parts, *trained) if is_code_name(model) else RECORD_OF)

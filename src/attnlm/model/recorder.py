@@ -105,7 +105,7 @@ class Recorder:
     _softmax: tuple[Tensor, Site, torch.Size] | None = None
     """the last map of a softmax, as the model has it, its heads' Site, and its shape by heads"""
 
-    def attend(
+    def record_attention(
         self,
         query: Tensor,
         key: Tensor,
@@ -123,7 +123,7 @@ class Recorder:
         if query.dim() == 3:
             mask = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask[:, None]
             heads = query[:, None], key[:, None], value[:, None]
-            return self.attend(*heads, mask, 0.0, is_causal, scale).squeeze(1)
+            return self.record_attention(*heads, mask, 0.0, is_causal, scale).squeeze(1)
         key, value = shared_heads(query.size(-3), key, value)
         scores = query @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
         masked = scores
@@ -236,7 +236,7 @@ class _Observer(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            return self._recorder.attend(*args, **kwargs)
+            return self._recorder.record_attention(*args, **kwargs)
         result = func(*args, **kwargs)
         if func in SOFTMAX:
             return self._recorder.record_softmax(result)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from attnlm.base import files
-from attnlm.base.atomic_folders import move_to_free, numbered, workspace
+from attnlm.base.atomic_folders import move_to_free, numbered_paths, workspace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import check_name, resume_command, write_latest
 from attnlm.config.settings import Config
@@ -105,7 +105,7 @@ def create_run_folder(
             code.remember()
         run = run if fill is None else fill(run)
         run.save_config()
-        places = numbered(checkpoint_dir, run.config.spec.name)
+        places = numbered_paths(checkpoint_dir, run.config.spec.name)
         if name is not None:
             check_name_is_free(name, checkpoint_dir, is_trained=not run.imported_from)
             places = iter([checkpoint_dir / name])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnlm.base.atomic_folders import is_locked, trained_alone, workspace
+from attnlm.base.atomic_folders import is_locked, locked_for_training, workspace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
 from attnlm.base.files import explaining
@@ -156,7 +156,7 @@ def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoin
             entry.path.unlink()
             return
         # One rename removes it. If killed here, the next command deletes the leftovers.
-        with trained_alone(entry.path, _WAIT), workspace(entry.path.parent) as work:
+        with locked_for_training(entry.path, _WAIT), workspace(entry.path.parent) as work:
             entry.path.rename(work / "removed")
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import attnlm
 from attnlm.base import files
-from attnlm.base.atomic_folders import remove_unfinished_folders, trained_alone
+from attnlm.base.atomic_folders import locked_for_training, remove_unfinished_folders
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import find_folder, how_to_make, is_folder
 from attnlm.base.json_records import decoded, hint_on_version, read_record
@@ -393,7 +393,7 @@ class Run(RunFacts):
 
         Raises AttnlmError if another process is training the run.
         """
-        with trained_alone(
+        with locked_for_training(
             self.path, "wait until that process ends, or stop it, or train another run"
         ):
             files.remove_temporary_files(self.path)

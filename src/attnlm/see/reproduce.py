@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from attnlm.base.folders import command_for, elsewhere, flag
+from attnlm.base.folders import command_for, flag, folder_flag
 from attnlm.base.own_code import OwnCode
 from attnlm.base.settings import fields_of
 from attnlm.data.dataset import Dataset
@@ -30,7 +30,7 @@ def prepare_command(dataset: Dataset) -> str:
     for name, default in (("encoding", "utf-8"), ("newlines", "keep"), ("column", column)):
         if getattr(dataset, name) != default:
             words += [flag(name), getattr(dataset, name)]
-    words += ["--name", dataset.name, *elsewhere(dataset.path.parent, "data set")]
+    words += ["--name", dataset.name, *folder_flag(dataset.path.parent, "data set")]
     return shlex.join(words) + (" < TEXT" if "-" in (*dataset.sources, dataset.val_source) else "")
 
 
@@ -58,13 +58,13 @@ def train_command(run: Run) -> str:
             words.append(flag(name) if value else flag(f"no_{name}"))
         else:
             words += [flag(name), str(value)]
-    return shlex.join([*words, *elsewhere(Path(run.dataset.path).parent, "data set")])
+    return shlex.join([*words, *folder_flag(Path(run.dataset.path).parent, "data set")])
 
 
 def import_command(run: Run) -> str:
     """Return the command that imports a run again."""
     words = ["attnlm", "import", run.imported_from, "--name", run.name]
-    return shlex.join([*words, *elsewhere(run.path.parent)])
+    return shlex.join([*words, *folder_flag(run.path.parent)])
 
 
 def sample_command(run: Run, checkpoint: str, tokens: int, seed: int) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 from attnlm.base.atomic_folders import (
     delete_folder,
+    locked_for_training,
     move_to_free,
-    numbered,
-    trained_alone,
+    numbered_paths,
     workspace,
 )
 from attnlm.base.clock import budget_began
@@ -152,7 +152,9 @@ def ladder(
     else:
         path = find_folder(resume, folder, kind="ladder")
         plan, opened = _recorded_plan(path, arguments, dataset, data_dir)
-    with trained_alone(path, "wait until that process ends, or stop it, or start another ladder"):
+    with locked_for_training(
+        path, "wait until that process ends, or stop it, or start another ladder"
+    ):
         on_event(LadderStarted(path, plan))
         return _train_rungs(path, plan, opened, began, on_event)
 
@@ -335,7 +337,7 @@ def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
         new.mkdir()
         plan.write(new)
         if name is None:
-            return move_to_free(new, (p for p in numbered(folder, "ladder") if not taken(p)))
+            return move_to_free(new, (p for p in numbered_paths(folder, "ladder") if not taken(p)))
         existing = taken(folder / name)
         if not existing:
             return move_to_free(new, [folder / name])
