@@ -84,23 +84,23 @@ def sample(
     from attnlm.generation.questions import format_of
     from attnlm.generation.sampling import load_sampler
 
-    form = format_of(opened)
-    if form is not None:
-        config = form.with_stop(config)
-        prompt_texts = [form.prompt(text) if text else text for text in prompt_texts]
+    format = format_of(opened)
+    if format is not None:
+        config = format.with_stop(config)
+        prompt_texts = [format.prompt(text) if text else text for text in prompt_texts]
     chosen = opened.checkpoint(checkpoint)
     sampler = load_sampler(opened, checkpoint=chosen, device=device, on_event=Display())
     prompt_ids = [] if interactive else sampler.ids_of(prompt_texts)
     model_on_device = f"{opened.name}, {chosen} on {sampler.device.name}"
-    if form is not None and not (sources or many or show_probs or interactive):
+    if format is not None and not (sources or many or show_probs or interactive):
         if not quiet:
             console.say(f"{model_on_device}, greedy")
-        if _answer_questions(sampler, form, opened, data_dir, json, quiet):
+        if _answer_questions(sampler, format, opened, data_dir, json, quiet):
             return
     if not quiet:
         console.say(f"{model_on_device}, temperature {config.temperature:g}, seed {config.seed}")
     if interactive:
-        _converse(sampler, prompt_texts[0], config, quiet, form)
+        _converse(sampler, prompt_texts[0], config, quiet, format)
         return
     began = time.perf_counter()
     texts, count, facts = _generate(sampler, prompt_ids, prompt_texts, config, json, show_probs)
@@ -253,7 +253,12 @@ _QUESTIONS = 10
 
 
 def _answer_questions(
-    sampler: Sampler, form: QuestionFormat, run: attnlm.Run, data_dir: Path, json: bool, quiet: bool
+    sampler: Sampler,
+    format: QuestionFormat,
+    run: attnlm.Run,
+    data_dir: Path,
+    json: bool,
+    quiet: bool,
 ) -> bool:
     """Print questions of the validation split with the model's answers, and return True.
 
@@ -267,7 +272,7 @@ def _answer_questions(
     except AttnlmError as error:
         console.say(f"{error.message}: no questions to ask")
         return False
-    answered = ask(sampler, form, pairs)
+    answered = ask(sampler, format, pairs)
     right = sum(question.is_right for question in answered)
     if json:
         questions = [{**question._asdict(), "right": question.is_right} for question in answered]
@@ -275,7 +280,7 @@ def _answer_questions(
         return True
     for question in answered:
         mark = "right" if question.is_right else f"wrong: {question.answer}"
-        console.result(f"{question.prompt}{form.question_end}{question.said}\t{mark}")
+        console.result(f"{question.prompt}{format.question_end}{question.said}\t{mark}")
     if not quiet:
         counts = f"{right} of {len(answered)} right"
         console.say(f"{counts}; ask one: --prompt, or -i for a conversation")
@@ -290,7 +295,7 @@ def _converse(
     prompt: str,
     config: SamplingConfig,
     quiet: bool,
-    form: QuestionFormat | None,
+    format: QuestionFormat | None,
 ) -> None:
     """Read lines until the user stops; add each line to the text and print the continuation.
 
@@ -298,13 +303,13 @@ def _converse(
     questions are forgotten when they no longer fit into the context.
     """
     if not quiet:
-        reply = "continues it" if form is None else "answers"
+        reply = "continues it" if format is None else "answers"
         console.say(f"type a line and the model {reply}; /help lists commands, /bye stops")
     ids: list[int] = []
     turns: list[int] = []  # the places in `ids` where questions begin
-    first_line = prompt if form is not None else ""
-    if prompt and form is None:
-        _extend(ids, sampler, prompt, form)
+    first_line = prompt if format is not None else ""
+    if prompt and format is None:
+        _extend(ids, sampler, prompt, format)
     while True:
         if sys.stdin.isatty() and not first_line:
             print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201
@@ -315,11 +320,11 @@ def _converse(
         if command := re.match(r"/([a-z]+)(?:\s|$)", line):
             config = _changed(command[1], line[command.end() :].strip(), config)
             continue
-        if form is not None:
+        if format is not None:
             turns.append(len(ids))
-            line = form.prompt(line.rstrip("\n"))
-        if _extend(ids, sampler, line, form):
-            if form is not None:
+            line = format.prompt(line.rstrip("\n"))
+        if _extend(ids, sampler, line, format):
+            if format is not None:
                 _forget_oldest(ids, turns, sampler.model.block_size)
             for piece in sampler.stream(ids, config):
                 console.write(piece)
@@ -335,9 +340,9 @@ def _forget_oldest(ids: list[int], turns: list[int], block_size: int) -> None:
         turns[:] = [place - length for place in turns[1:]]
 
 
-def _extend(ids: list[int], sampler: Sampler, text: str, form: QuestionFormat | None) -> bool:
+def _extend(ids: list[int], sampler: Sampler, text: str, format: QuestionFormat | None) -> bool:
     """Add the ids of `text` to `ids`, and return True; on an error, print it and return False."""
-    if form is None and sampler.tokenizer.newline is None:
+    if format is None and sampler.tokenizer.newline is None:
         text = text.rstrip("\n")  # the tokenizer has no line end
     try:
         ids.extend(sampler.tokenizer.encode(text) if ids else sampler.prompt_ids(text))

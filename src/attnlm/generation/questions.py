@@ -39,11 +39,11 @@ def format_of(run: Run) -> QuestionFormat | None:
 
 
 def answers(
-    sampler: Sampler, form: QuestionFormat, questions: Sequence[str], tokens: int
+    sampler: Sampler, format: QuestionFormat, questions: Sequence[str], tokens: int
 ) -> list[str]:
     """Return the answer to each question, decoded greedily, of `tokens` tokens at most.
 
     Raises AttnlmError if the vocabulary lacks characters of a question.
     """
-    config = form.with_stop(SamplingConfig(tokens=tokens, temperature=0.0))
-    return sampler.samples(sampler.ids_of([form.prompt(q) for q in questions]), config)[0]
+    config = format.with_stop(SamplingConfig(tokens=tokens, temperature=0.0))
+    return sampler.samples(sampler.ids_of([format.prompt(q) for q in questions]), config)[0]

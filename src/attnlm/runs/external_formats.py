@@ -1,8 +1,9 @@
-"""Forms: model architectures of other tools, with the tools' names of sizes and tensors.
+"""Formats: model architectures of other tools, with the tools' names of sizes and tensors.
 
-The tools are transformers and llama.cpp. Whether a form can express a model depends on the model's
-architecture, not on its name. If a form has parts that a model lacks, parts are stored that change
-no logit: biases, position embeddings and an MLP of zeros, and the identity as a projection.
+The tools are transformers and llama.cpp. Whether a format can express a model depends on the
+model's architecture, not on its name. If a format has parts that a model lacks, parts are stored
+that change no logit: biases, position embeddings and an MLP of zeros, and the identity as a
+projection.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ FORMATS = {"hf": (), "gguf": ("f32", "f16", "q8_0"), "html": ("f32", "f16")}
 """The formats that runs are exported to, each with its number types; hf is always float32."""
 
 Supported = Mapping[str, tuple[Any, ...] | None]
-"""The values that a form can express, keyed by field of Architecture; None stands for all values.
-For a field that is not a key, the form can express only the field's default."""
+"""The values that a format can express, keyed by field of Architecture; None stands for all values.
+For a field that is not a key, the format can express only the field's default."""
 
 
 class TensorMapping(NamedTuple):
@@ -61,7 +62,7 @@ class ExternalFormat:
     """whether the tool rotates adjacent outputs of a head as pairs; attnlm pairs i with i + D/2"""
 
     def with_missing_parts(self, a: Architecture) -> Architecture:
-        """Return the model with the parts that this form always has and the model lacks.
+        """Return the model with the parts that this format always has and the model lacks.
 
         These parts change no logit: an MLP with one hidden unit and position embeddings, both of
         zeros, and a projection that is the identity.
@@ -77,7 +78,7 @@ class ExternalFormat:
         return replace(a, **parts)
 
     def unsupported_parts(self, a: Architecture) -> list[str]:
-        """Return, in words, what this form can't express of the model; [] if it fits."""
+        """Return, in words, what this format can't express of the model; [] if it fits."""
         if a.embed_dim is None:
             return ["a table of logits, and no layers"]
         a = self.with_missing_parts(a)
@@ -203,9 +204,9 @@ def fitting_class(a: Architecture) -> StockClass | None:
     return next((stock for stock in STOCK_CLASSES if not stock.unsupported_parts(a)), None)
 
 
-def format_for(a: Architecture, forms: Sequence[AnyFormat], run: str) -> AnyFormat:
-    """Return the first of `forms` that can express the model of a run. Raises UsageError."""
-    closest = min(forms, key=lambda form: len(form.unsupported_parts(a)))
+def format_for(a: Architecture, formats: Sequence[AnyFormat], run: str) -> AnyFormat:
+    """Return the first of `formats` that can express the model of a run. Raises UsageError."""
+    closest = min(formats, key=lambda external: len(external.unsupported_parts(a)))
     if parts := closest.unsupported_parts(a):
         is_class = isinstance(closest, StockClass)
         kind = "stock class of transformers" if is_class else "architecture of llama.cpp"

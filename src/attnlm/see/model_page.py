@@ -80,8 +80,8 @@ def export_to_html(
     with files.explaining(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         files.write_bytes(path, page)
-    form = f"a page of {quantity(len(page), 'B')}"
-    return Exported(path, form, ", ".join(dict.fromkeys(weights.which for weights in checkpoints)))
+    kind = f"a page of {quantity(len(page), 'B')}"
+    return Exported(path, kind, ", ".join(dict.fromkeys(weights.which for weights in checkpoints)))
 
 
 def run_data(

@@ -91,21 +91,21 @@ def answer_examples(
     if not pairs:
         return []
     facts = dataset.examples
-    form = None if facts is None else QuestionFormat(facts.question_end, facts.answer_end)
-    return ask(load_sampler(run, checkpoint=checkpoint, device=device), form, pairs)
+    format = None if facts is None else QuestionFormat(facts.question_end, facts.answer_end)
+    return ask(load_sampler(run, checkpoint=checkpoint, device=device), format, pairs)
 
 
-def ask(sampler: Sampler, form: QuestionFormat | None, pairs: Sequence[Pair]) -> list[Answered]:
-    """Return the answers of a loaded model to `pairs`; `form` is None for a model of texts."""
+def ask(sampler: Sampler, format: QuestionFormat | None, pairs: Sequence[Pair]) -> list[Answered]:
+    """Return the answers of a loaded model to `pairs`; `format` is None for a model of texts."""
     if not pairs:
         raise AttnlmError("there are no questions", "give at least one question and its answer")
     if empty := next((prompt for prompt, answer in pairs if not answer), None):
         raise AttnlmError(f"the answer to {empty[:60]!r} is empty", "leave this question out")
     longest = max(len(sampler.tokenizer.encode(answer)) for _, answer in pairs)
     tokens = min(longest + _SPARE, _MOST_ANSWER)
-    texts = answers(sampler, form or QuestionFormat(), [prompt for prompt, _ in pairs], tokens)
+    texts = answers(sampler, format or QuestionFormat(), [prompt for prompt, _ in pairs], tokens)
     return [
-        Answered(prompt, answer, text if form is not None else text[: len(answer)])
+        Answered(prompt, answer, text if format is not None else text[: len(answer)])
         for (prompt, answer), text in zip(pairs, texts, strict=True)
     ]
 

@@ -144,16 +144,16 @@ def _page_of(
 _Tensors = tuple[dict[str, Shape], Callable[[str], Tensor]]
 
 
-def _tensors(form: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Tensors:
-    """Return the shape of each tensor that `form`, the other tool's architecture, stores, by name;
-    and a function that takes a tensor's name and returns the tensor, in float32.
+def _tensors(format: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Tensors:
+    """Return the shape of each tensor that `format` stores, by name, and a function that takes a
+    tensor's name and returns the tensor, in float32.
 
-    The returned tensor may be a view that is not contiguous. `ExternalFormat.completed` describes
-    the parts that the other tool stores but our model lacks.
+    The returned tensor may be a view that is not contiguous. `ExternalFormat.with_missing_parts`
+    describes the parts that the other tool stores but our model lacks.
     """
-    a = form.with_missing_parts(architecture_of(run.config.spec, Use.EXPORT))
+    a = format.with_missing_parts(architecture_of(run.config.spec, Use.EXPORT))
     weights = checked_weights(run, checkpoint)
-    mappings = {mapping.name: mapping for mapping in form.tensor_mappings(a)}
+    mappings = {mapping.name: mapping for mapping in format.tensor_mappings(a)}
     shapes = a.parameter_shapes(run.vocab_size)
     names = [name for mapping in mappings.values() for name in mapping.parameters]
     for name in (name for name in names if name not in weights):
@@ -297,25 +297,25 @@ _BLOCK = 32  # numbers that share one scale
 
 
 def _export_gguf(run: Run, path: Path, type: str, checkpoint: str, on_event: OnEvent) -> Exported:
-    form = format_for(architecture_of(run.config.spec, Use.EXPORT), GGUF_FORMATS, run.name)
+    format = format_for(architecture_of(run.config.spec, Use.EXPORT), GGUF_FORMATS, run.name)
     if path.suffix != ".gguf":
         raise UsageError("the name of a GGUF file must end with .gguf", f"name it {path.name}.gguf")
     _check_file_free(path)
     optional("gguf", "writing GGUF")
     chosen = run.checkpoint(checkpoint)
-    metadata = _metadata(form, run, chosen, type)
-    tensors = _tensors(form, run, chosen)
+    metadata = _metadata(format, run, chosen, type)
+    tensors = _tensors(format, run, chosen)
     with files.explaining(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        _write_gguf(path, form.name, metadata, tensors, type)
-    if form.name == "gpt2" and (context := run.config.spec.block_size) % _CONTEXT_STEP:
+        _write_gguf(path, format.name, metadata, tensors, type)
+    if format.name == "gpt2" and (context := run.config.spec.block_size) % _CONTEXT_STEP:
         on_event(
             Note(
                 f"llama.cpp aborts after {context:,} tokens, the context of this model, because it "
                 f"rounds its own limit up to a multiple of {_CONTEXT_STEP}"
             )
         )
-    return Exported(path, form.name, chosen.which)
+    return Exported(path, format.name, chosen.which)
 
 
 def _check_file_free(path: Path) -> None:
@@ -323,8 +323,10 @@ def _check_file_free(path: Path) -> None:
         raise AttnlmError(f"{path} already exists", "choose a new name, or delete that file first")
 
 
-def _metadata(form: ExternalFormat, run: Run, checkpoint: Checkpoint, type: str) -> dict[str, Any]:
-    a = form.with_missing_parts(architecture_of(run.config.spec, Use.EXPORT))
+def _metadata(
+    format: ExternalFormat, run: Run, checkpoint: Checkpoint, type: str
+) -> dict[str, Any]:
+    a = format.with_missing_parts(architecture_of(run.config.spec, Use.EXPORT))
     summary = "; ".join(f"{label}: {value}" for label, value in _card_rows(run, checkpoint).items())
     keys_of: dict[str, dict[str, Any]] = {
         "general": {
@@ -334,7 +336,7 @@ def _metadata(form: ExternalFormat, run: Run, checkpoint: Checkpoint, type: str)
             "file_type": _FILE_TYPES[type],
             "quantization_version": 2,
         },
-        form.name: {**form.size_values(a), **form.options(a), "vocab_size": run.vocab_size},
+        format.name: {**format.size_values(a), **format.options(a), "vocab_size": run.vocab_size},
         "attnlm": {"version": attnlm.__version__},
         "tokenizer.ggml": vocabulary(run.tokenizer),
     }
@@ -344,7 +346,7 @@ def _metadata(form: ExternalFormat, run: Run, checkpoint: Checkpoint, type: str)
 
 
 def _write_gguf(
-    path: Path, form: str, metadata: dict[str, Any], tensors: _Tensors, type: str
+    path: Path, architecture: str, metadata: dict[str, Any], tensors: _Tensors, type: str
 ) -> None:
     """Write the GGUF file, with one tensor at a time in memory."""
     from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quant_shape_to_byte_shape
@@ -353,7 +355,7 @@ def _write_gguf(
     shapes, read = tensors
     types = {name: _type_of(name, shape, type) for name, shape in shapes.items()}
     with files.replacing(path) as file:
-        writer = GGUFWriter(file.name, form)
+        writer = GGUFWriter(file.name, architecture)
         try:
             for key, value in metadata.items():
                 if isinstance(value, str):  # folder names need not be Unicode

@@ -322,8 +322,8 @@ def _first_question(dataset: Dataset) -> str:
     """Return a question of the validation split, with its end; "" for a text."""
     if dataset.examples is None:
         return ""
-    form = QuestionFormat(dataset.examples.question_end)
-    return next((form.prompt(question) for question, _ in pairs_of(dataset, 1)), "")
+    format = QuestionFormat(dataset.examples.question_end)
+    return next((format.prompt(question) for question, _ in pairs_of(dataset, 1)), "")
 
 
 def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
@@ -400,9 +400,9 @@ def _sampled(
     pairs = list(zip(runs, results, strict=True))
     run, _ = median(pairs, key=lambda pair: pair[1].final.val_loss)
     sampler = load_sampler(run, device=run.config.training.device, on_event=on_event)
-    form = format_of(run)
-    if form is not None and plan.prompt:
-        (text,) = answers(sampler, form, [plan.prompt], plan.tokens)
+    format = format_of(run)
+    if format is not None and plan.prompt:
+        (text,) = answers(sampler, format, [plan.prompt], plan.tokens)
     else:
         config = SamplingConfig(tokens=plan.tokens, seed=plan.seed)
         text = "".join(sampler.stream(sampler.prompt_ids(plan.prompt), config))
