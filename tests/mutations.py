@@ -405,7 +405,7 @@ test_cli.py::test_an_error_names_what_is_wrong_and_a_hint
 if count > 1 and => if count > 9 and
 == cli/console.py
 every word in backticks is printed as an option | test_console.py
-_option(setting[1]) or setting[0] => flag(setting[1])
+_option_of_setting(setting[1]) or setting[0] => flag(setting[1])
 == data/prepare.py
 options without effect are accepted | test_cli.py::test_an_error_names_what_is_wrong_and_a_hint
 request.check_effect(corpus.shown, (*corpus.files, *val_files)) => pass

@@ -87,19 +87,19 @@ def say_facts(facts: Mapping[str, str]) -> None:
         say_styled(f"{label:<{width}}", "cyan", f"  {value}")
 
 
-def say_styled(text: str, style: str, rest: str = "", *, unbroken: bool = False) -> None:
-    """Print `text` in a style and `rest` plain. If stderr is not a terminal, print both plain.
+def say_styled(text: str, style: str, plain: str = "", *, unbroken: bool = False) -> None:
+    """Print `text` in a style, then `plain`. If stderr is not a terminal, print both plain.
 
     If `unbroken` is True, no line breaks are printed in a long line: the terminal wraps it, and the
     user can copy it as one line.
     """
     if not sys.stderr.isatty():
-        print(one_line(text + rest), file=sys.stderr, flush=True)  # noqa: T201
+        print(one_line(text + plain), file=sys.stderr, flush=True)  # noqa: T201
         return
     from rich.text import Text
 
-    words = Text.assemble((one_line(text), style), one_line(rest))
-    terminal(sys.stderr, soft_wrap=unbroken).print(words)
+    line = Text.assemble((one_line(text), style), one_line(plain))
+    terminal(sys.stderr, soft_wrap=unbroken).print(line)
 
 
 def say_aside(words: object) -> None:
@@ -128,10 +128,10 @@ def with_flags(text: str) -> str:
 
     A word that is not an option of any command stays in its backticks.
     """
-    return re.sub(r"`(\w+)`", lambda setting: _option(setting[1]) or setting[0], text)
+    return re.sub(r"`(\w+)`", lambda setting: _option_of_setting(setting[1]) or setting[0], text)
 
 
-def _option(name: str) -> str | None:
+def _option_of_setting(name: str) -> str | None:
     """Return the option for a setting or another parameter, or None if there is no such option."""
     if name in RECORD_OF:
         return flag(name)

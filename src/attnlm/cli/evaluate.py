@@ -84,7 +84,9 @@ def evaluate(
         answered = answer_examples(opened, examples, longer_pairs(examples), chosen, device)
         longer = _accuracy(answered) if answered else None
         if errors:
-            wrong = _wrong(answer_examples(opened, examples, pairs_of(examples), chosen, device))
+            wrong = _wrong_answers(
+                answer_examples(opened, examples, pairs_of(examples), chosen, device)
+            )
     facts = {
         "val_loss": evaluation.loss,
         "bits_per_byte": evaluation.bits_per_byte,
@@ -110,11 +112,11 @@ def evaluate(
     }
     perplexity = evaluation.perplexity
     shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"
-    words = f"{evaluation.loss:.4f} nats per token, {evaluation.bits_per_byte:.4f} bits per byte"
-    words = f"{words}, perplexity {shown}"
+    summary = f"{evaluation.loss:.4f} nats per token, {evaluation.bits_per_byte:.4f} bits per byte"
+    summary = f"{summary}, perplexity {shown}"
     if evaluation.accuracy is not None:
-        words = f"{evaluation.accuracy:.1%} of answers right; {words}"
-    console.result_or_json(words, facts, json)
+        summary = f"{evaluation.accuracy:.1%} of answers right; {summary}"
+    console.result_or_json(summary, facts, json)
     if longer is not None and not json:
         console.say(f"{longer:.1%} of answers to longer questions right")
     _print_errors([] if json else wrong)
@@ -131,12 +133,12 @@ def _evaluate_pairs(
     answers = attnlm.answer_pairs(run, read_pairs(path), checkpoint=checkpoint, device=device)
     right = sum(answered.is_right for answered in answers)
     accuracy = _accuracy(answers)
-    wrong = _wrong(answers) if errors else []
+    wrong = _wrong_answers(answers) if errors else []
     facts: dict[str, Any] = {"accuracy": accuracy, "right": right, "pairs": len(answers)}
     if errors:
         facts["errors"] = [answered._asdict() for answered in wrong]
-    words = f"{accuracy:.1%} of answers right: {right:,} of {len(answers):,}"
-    console.result_or_json(words, facts, json)
+    summary = f"{accuracy:.1%} of answers right: {right:,} of {len(answers):,}"
+    console.result_or_json(summary, facts, json)
     _print_errors([] if json else wrong)
 
 
@@ -145,7 +147,7 @@ def _accuracy(answers: Sequence[attnlm.Answered]) -> float:
     return sum(answered.is_right for answered in answers) / len(answers)
 
 
-def _wrong(answers: Sequence[attnlm.Answered]) -> list[attnlm.Answered]:
+def _wrong_answers(answers: Sequence[attnlm.Answered]) -> list[attnlm.Answered]:
     """Return the first 20 wrong answers."""
     return [answered for answered in answers if not answered.is_right][:_MOST_ERRORS]
 

@@ -37,14 +37,14 @@ _came: int | None = None
 
 def run_and_exit(command: Callable[[], object]) -> NoReturn:
     """Run `command` and end the process."""
-    _on_signals(_interrupt)
+    _handle_signals(_interrupt)
     signals.at_first_signal, signals.at_second_signal = _interrupt, leave
     try:
         code = run(command)
         # The command is done, but a signal could still interrupt Python's shutdown.
-        _on_signals(signal.SIG_IGN)
+        _handle_signals(signal.SIG_IGN)
     except KeyboardInterrupt as error:  # after the command, or while its failure was printed
-        code = _code_of(error)
+        code = _exit_code_of(error)
     # Skip Python's shutdown. After a signal, it would wait for threads that still run. In a process
     # of torchrun that failed, it would wait for the other processes, which may never answer.
     # No output is lost: it is flushed, or has no reader.
@@ -57,7 +57,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     """Raise Interrupted. After `_PATIENCE` seconds, or at a second signal, the process ends."""
     global _came
     _came = signum
-    _on_signals(leave)
+    _handle_signals(leave)
     if signals.HANGUP is not None:  # a closed terminal sends this signal several times
         signal.signal(signals.HANGUP, signal.SIG_IGN)
     # Some code swallows every exception, as PyTorch's import does.
@@ -67,7 +67,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise Interrupted(signum)
 
 
-def _on_signals(handler: signals.Handler | signal.Handlers) -> None:
+def _handle_signals(handler: signals.Handler | signal.Handlers) -> None:
     for signum in signals.signals():
         signal.signal(signum, handler)
 
@@ -106,7 +106,7 @@ class _Terminal(io.FileIO):
             return memoryview(content).nbytes
 
 
-def _code_of(error: KeyboardInterrupt) -> int:
+def _exit_code_of(error: KeyboardInterrupt) -> int:
     return 128 + (error.signum if isinstance(error, Interrupted) else signal.SIGINT)
 
 
@@ -125,7 +125,7 @@ def run(command: Callable[[], object]) -> int:
         console.fail(error.message, error.hint)
         return error.exit_code
     except KeyboardInterrupt as error:
-        return _code_of(error)
+        return _exit_code_of(error)
     except typer.Exit as error:
         return error.exit_code
     except BrokenPipeError:
@@ -201,12 +201,12 @@ def _usage_hint(error: Any) -> str:
     command = error.ctx.command
     otherwise = f"see {error.ctx.command_path} --help"
     if unknown := re.match(r"No such command '(\S+)'", error.message):
-        names = [*command.list_commands(error.ctx), *_options(command)]
+        names = [*command.list_commands(error.ctx), *_visible_options(command)]
         return suggestion(unknown[1], names, otherwise)
     if not hasattr(error, "possibilities"):
         return otherwise
     typed = error.option_name
-    if not equivalent_name(typed, _options(command)):
+    if not equivalent_name(typed, _visible_options(command)):
         arguments = [p.name for p in command.params if p.param_type_name == "argument"]
         if argument := equivalent_name(typed, arguments):
             words = [name.upper() for name in arguments[: arguments.index(argument) + 1]]
@@ -214,12 +214,14 @@ def _usage_hint(error: Any) -> str:
             return f"{argument.upper()} is an argument, not an option: {usage}"
         root = error.ctx.find_root().command
         others = {name: root.get_command(error.ctx, name) for name in root.list_commands(error.ctx)}
-        option_of = {name: equivalent_name(typed, _options(others[name])) for name in others}
+        option_of = {
+            name: equivalent_name(typed, _visible_options(others[name])) for name in others
+        }
         if having := [name for name in option_of if option_of[name]]:
             return f"{option_of[having[0]]} is an option of attnlm {', '.join(having)}"
-    return suggestion(typed, _options(command), otherwise)
+    return suggestion(typed, _visible_options(command), otherwise)
 
 
-def _options(command: Any) -> list[str]:
+def _visible_options(command: Any) -> list[str]:
     shown = (p for p in command.params if not p.hidden)
     return [o for p in shown for o in (*p.opts, *p.secondary_opts) if o.startswith("--")]

@@ -50,7 +50,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; the value of --run takes the place of RUN."""
         typed = list(args)
-        rest = super().parse_args(ctx, args)
+        unparsed = super().parse_args(ctx, args)
         ctx.params.pop("help_all", None)
         if self.name in _MAY_RUN_CODE:
             for path in ctx.params.pop("code", None) or ():
@@ -61,7 +61,7 @@ class Command(TyperCommand):
             if ctx.params["run"] is not None:
                 raise UsageError("RUN and --run cannot be combined", "use only one")
             ctx.params["run"] = named
-        return rest
+        return unparsed
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the pieces of the usage line: `[OPTIONS]`, `TEXT`, `[RUN]`."""

@@ -132,10 +132,10 @@ def say_table(ladder: Ladder) -> None:
         console.say("")
         console.print_table(header, rows, ("rung", "than", "verdict"), sys.stderr)
     first = ladder.rungs[0]
-    words = f"baselines: {baselines(first.run.vocab_size, first.run.dataset)}"
+    references = f"baselines: {baselines(first.run.vocab_size, first.run.dataset)}"
     if first.result.part:
-        words += f", on the whole split; the rungs on {first.result.part}"
-    console.say(words)
+        references += f", on the whole split; the rungs on {first.result.part}"
+    console.say(references)
     for sentence in (ladder.certainty, ladder.equality, ladder.tuning):
         console.say(console.with_flags(sentence))
     for warning in map(console.with_flags, ladder.warnings):

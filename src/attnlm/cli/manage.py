@@ -64,24 +64,24 @@ def list_(
     for number, (name, entries) in enumerate(filled.items()):
         if number:
             console.result("")
-        _show(name, entries)
+        _print_entries(name, entries)
     for note in notes:
         console.say(str(note))
 
 
-def _name(entry: attnlm.RunEntry | attnlm.DatasetEntry) -> str:
+def _name_text(entry: attnlm.RunEntry | attnlm.DatasetEntry) -> str:
     mark = "*" if entry.is_latest else ""
     return f"{entry.name}{mark}" + (f" → {entry.link}" if entry.link is not None else "")
 
 
-def _steps(entry: attnlm.RunEntry) -> str:
+def _steps_text(entry: attnlm.RunEntry) -> str:
     """Return the steps of a run: `1,000`, or `400/1,000` if 600 steps are still to make."""
     if entry.steps is None or entry.step is None or entry.step == entry.steps:
-        return _number(entry.step if entry.kind == "run" else entry.steps, ",")
+        return _number_text(entry.step if entry.kind == "run" else entry.steps, ",")
     return f"{entry.step:,}/{entry.steps:,}"
 
 
-def _number(value: float | None, format_spec: str) -> str:
+def _number_text(value: float | None, format_spec: str) -> str:
     return "" if value is None else format(value, format_spec)
 
 
@@ -92,23 +92,23 @@ _SIZE_AND_AGE: Mapping[str, Callable[[Any], str]] = {
 }
 _COLUMNS: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
     "runs": {
-        "run": _name,
+        "run": _name_text,
         "model": lambda run: run.model or (run.kind if run.kind != "run" else ""),
         "data": lambda run: run.dataset,
-        "steps": _steps,
+        "steps": _steps_text,
         "loss": lambda run: (
             (_LEAKS if run.leaks else "")
             + (_PART if run.evaluated_part else "")
-            + _number(run.val_loss, ".4f")
+            + _number_text(run.val_loss, ".4f")
         ),
         **_SIZE_AND_AGE,
         "parent": lambda run: f"from {run.imported_from}" if run.imported_from else run.parent,
     },
     "datasets": {
-        "data set": _name,
+        "data set": _name_text,
         "source": lambda dataset: dataset.source,
         "tokenizer": lambda dataset: dataset.tokenizer,
-        "ids": lambda dataset: _number(dataset.vocab_size, ","),
+        "ids": lambda dataset: _number_text(dataset.vocab_size, ","),
         "train": lambda dataset: quantity(dataset.train_tokens) if dataset.train_tokens else "",
         "validate": lambda dataset: quantity(dataset.val_tokens) if dataset.val_tokens else "",
         "split": lambda dataset: dataset.split or ("file" if dataset.val_tokens else ""),
@@ -116,8 +116,8 @@ _COLUMNS: Mapping[str, Mapping[str, Callable[[Any], str | None]]] = {
     },
     "recipes": {
         "recipe": lambda recipe: recipe.name,
-        "loss": lambda recipe: _number(recipe.val_loss, ".3f"),
-        "time": lambda recipe: _time(recipe.seconds_range) if recipe.seconds_range else "",
+        "loss": lambda recipe: _number_text(recipe.val_loss, ".3f"),
+        "time": lambda recipe: _time_text(recipe.seconds_range) if recipe.seconds_range else "",
         "purpose": lambda recipe: recipe.purpose,
     },
 }
@@ -127,7 +127,7 @@ _TEXTS = (
 )  # fmt: skip
 
 
-def _show(kind: str, entries: Sequence[Any]) -> None:
+def _print_entries(kind: str, entries: Sequence[Any]) -> None:
     """Print a table of runs, data sets or recipes, then notes about the entries."""
     columns = _COLUMNS[kind]
     rows = [[words(entry) or "" for words in columns.values()] for entry in entries]
@@ -156,7 +156,7 @@ def _show(kind: str, entries: Sequence[Any]) -> None:
             console.say(f"{entry.name} is being trained now")
 
 
-def _time(seconds: tuple[float, float]) -> str:
+def _time_text(seconds: tuple[float, float]) -> str:
     """Return a range of durations: `17.3 to 22.2 min`, or `2 s` if both bounds read the same."""
     shortest, longest = (duration(bound, 2) for bound in seconds)
     if shortest == longest:
@@ -186,7 +186,9 @@ def diff(
         if title != "settings":
             console.result("")
         if pairs:
-            rows = [(key, *(_shown(key, value) for value in pair)) for key, pair in pairs.items()]
+            rows = [
+                (key, *(_value_text(key, value) for value in pair)) for key, pair in pairs.items()
+            ]
             console.print_table((title, diff.a.name, diff.b.name), rows, (title,))
         else:
             console.result(f"{title}: the same")
@@ -194,7 +196,7 @@ def diff(
         console.say_styled("not like for like:", "yellow", f" {warning}")
 
 
-def _shown(name: str, value: Any) -> str:
+def _value_text(name: str, value: Any) -> str:
     if value is None:
         return "–"
     if name == "seconds":
@@ -271,7 +273,7 @@ def doctor(
 ) -> None:
     """Check this machine: devices, kernels, caches, network, speed."""
     checks = attnlm.doctor(offline=offline, on_event=console.say_aside)
-    findings = console.findings(itertools.chain(checks, [_terminal()]), show=not json)
+    findings = console.findings(itertools.chain(checks, [_check_terminal()]), show=not json)
     remedies = len([finding for finding in findings if finding.remedy])
     is_fatal = any(finding.is_fatal for finding in findings)
     if json:
@@ -286,7 +288,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _terminal() -> attnlm.Finding:
+def _check_terminal() -> attnlm.Finding:
     """Return a finding about the terminal, which the library does not check."""
     streams = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name).isatty()]
     colour = "colour" if console.has_colour() else "no colour"

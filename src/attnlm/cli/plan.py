@@ -164,14 +164,14 @@ def _cost_summary(planned: Plan) -> dict[str, str]:
         f"{division_in_words(training) or '1 process'}",
         "FLOPs": f"{quantity(planned.costs.forward_flops)} per token forward, "
         f"{quantity(planned.training_flops)} training{update}",
-        "speed": f"{quantity(planned.tokens_per_second)} tokens/s: {_source(planned)}",
+        "speed": f"{quantity(planned.tokens_per_second)} tokens/s: {_speed_source(planned)}",
         "budget": f"{planned.tokens:,} tokens{each}: {planned.steps:,} steps",
         "time": f"{duration(planned.seconds)}, without evaluations and checkpoints",
         "compute": quantity(planned.flops, "FLOP") + "".join(large),
     }
 
 
-def _source(planned: Plan) -> str:
+def _speed_source(planned: Plan) -> str:
     each = " in each process" if planned.config.training.processes > 1 else ""
     if planned.peak is not None and planned.share is not None:
         return f"{planned.share:.3g} of a stated peak of {quantity(planned.peak, 'FLOP/s')}{each}"

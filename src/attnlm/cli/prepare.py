@@ -114,12 +114,12 @@ def prepare(
                 "data": f"{dataset.name}, from {dataset.source}",
                 "text": f"{dataset.characters:,} characters"
                 + (f" in {dataset.documents:,} documents" if dataset.documents else ""),
-                "examples": _examples(dataset),
+                "examples": _examples_summary(dataset),
                 "tokens": f"{dataset.train_tokens + dataset.val_tokens:,}, vocabulary of "
                 f"{dataset.vocab_size:,} ({dataset.tokenizer.name})",
                 "split": f"{dataset.train_tokens:,} for training, "
                 f"{dataset.val_tokens:,} for validation",
-                "validation": _validation(dataset),
+                "validation": _validation_summary(dataset),
                 "losses": baselines(dataset.vocab_size, dataset),
             }
         )
@@ -132,7 +132,7 @@ def prepare(
     console.result_or_json(str(dataset.path), facts, json)
 
 
-def _examples(dataset: attnlm.Dataset) -> str:
+def _examples_summary(dataset: attnlm.Dataset) -> str:
     """Return the number of examples and the first one; "" for a text."""
     if dataset.examples is None or dataset.train_examples is None:
         return ""
@@ -146,19 +146,19 @@ def _examples(dataset: attnlm.Dataset) -> str:
     )
 
 
-def _validation(dataset: attnlm.Dataset) -> str:
+def _validation_summary(dataset: attnlm.Dataset) -> str:
     """Return which text the validation split consists of: `the last 10%, only from jargon.txt`."""
     share = f"{100 * (dataset.val_fraction or 0):g}%"
     if dataset.examples is not None and dataset.split is None:
-        words = f"{dataset.examples.val:,} examples of {dataset.val_source}"
+        validation = f"{dataset.examples.val:,} examples of {dataset.val_source}"
     elif dataset.val_source is not None:
-        words = dataset.val_source
+        validation = dataset.val_source
     elif dataset.split == "documents":
-        words = f"{share} of the documents, chosen with seed {dataset.split_seed}"
+        validation = f"{share} of the documents, chosen with seed {dataset.split_seed}"
     else:
-        words = f"the last {share}"
+        validation = f"the last {share}"
     parts = dataset.val_parts
     if len(parts) == 1:
-        return f"{words}, only from {parts[0].source}"
+        return f"{validation}, only from {parts[0].source}"
     named = [f"{part.source} {part.tokens / dataset.val_tokens:.0%}" for part in parts]
-    return f"{words}, from {listed(named)}" if named else words
+    return f"{validation}, from {listed(named)}" if named else validation

@@ -76,7 +76,9 @@ def sample(
     if settings["seed"] is None:
         settings["seed"] = drawn_seed()
     config = SamplingConfig(**settings, stop=[typed(text, "--stop") for text in stop or ()])
-    prompt_texts = [_prompt(prompt, prompt_file)] if prompts is None else _prompts(prompts)
+    prompt_texts = (
+        [_read_prompt(prompt, prompt_file)] if prompts is None else _read_prompts(prompts)
+    )
     if many or json:  # memory holds the texts to the end
         config.check_room(len(prompt_texts), MOST_CHOICES_HELD if show_probs else MOST_HELD)
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
@@ -150,7 +152,7 @@ def _check_combinations(
         raise UsageError(message, "leave the others out")
 
 
-def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
+def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt == "-":
         return utf8(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
     if prompt_file is not None:
@@ -158,7 +160,7 @@ def _prompt(prompt: str | None, prompt_file: Path | None) -> str:
     return typed(prompt, "--prompt") if prompt else ""
 
 
-def _prompts(path: Path) -> list[str]:
+def _read_prompts(path: Path) -> list[str]:
     """Return the prompts in a file: its lines, without empty ones, or the field of its records."""
     if record_suffix(path):
         try:
@@ -309,7 +311,7 @@ def _converse(
     turns: list[int] = []  # the places in `ids` where questions begin
     first_line = prompt if format is not None else ""
     if prompt and format is None:
-        _extend(ids, sampler, prompt, format)
+        _extend_conversation(ids, sampler, prompt, format)
     while True:
         if sys.stdin.isatty() and not first_line:
             print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201
@@ -318,12 +320,12 @@ def _converse(
         if not line or line.strip() in ("/bye", "/quit", "/exit", "quit", "exit"):
             return
         if command := re.match(r"/([a-z]+)(?:\s|$)", line):
-            config = _changed(command[1], line[command.end() :].strip(), config)
+            config = _changed_config(command[1], line[command.end() :].strip(), config)
             continue
         if format is not None:
             turns.append(len(ids))
             line = format.prompt(line.rstrip("\n"))
-        if _extend(ids, sampler, line, format):
+        if _extend_conversation(ids, sampler, line, format):
             if format is not None:
                 _forget_oldest(ids, turns, sampler.model.block_size)
             for piece in sampler.stream(ids, config):
@@ -340,7 +342,9 @@ def _forget_oldest(ids: list[int], turns: list[int], block_size: int) -> None:
         turns[:] = [place - length for place in turns[1:]]
 
 
-def _extend(ids: list[int], sampler: Sampler, text: str, format: QuestionFormat | None) -> bool:
+def _extend_conversation(
+    ids: list[int], sampler: Sampler, text: str, format: QuestionFormat | None
+) -> bool:
     """Add the ids of `text` to `ids`, and return True; on an error, print it and return False."""
     if format is None and sampler.tokenizer.newline is None:
         text = text.rstrip("\n")  # the tokenizer has no line end
@@ -360,7 +364,7 @@ _COMMANDS = {
 }
 
 
-def _changed(command: str, value: str, config: SamplingConfig) -> SamplingConfig:
+def _changed_config(command: str, value: str, config: SamplingConfig) -> SamplingConfig:
     """Return `config` as a typed command such as /seed 1 changes it; print errors."""
     kinds: dict[str, Callable[[str], Any]] = {"seed": int, "temperature": float}
     if command == "help":

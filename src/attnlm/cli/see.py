@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from attnlm.see.heat_maps import HeatMaps
 
 
-def _windows(default: int) -> Any:
+def _windows_option(default: int) -> Any:
     help = "number of windows to score heads on, spread over the validation split"
     return option(default, help, callback=_checked_windows)
 
@@ -146,7 +146,7 @@ def heads(
         "show the scores at each evaluation of the training", "--over-training"
     ),
     ablate: bool = options.ABLATE,
-    windows: int = _windows(64),
+    windows: int = _windows_option(64),
     text: Path | None = option(
         None,
         "text file to measure on; default: the validation split (random tokens for an "
@@ -291,7 +291,7 @@ def report(
         "split (for an imported run, text that the model generates)",
         metavar="TEXT",
     ),
-    windows: int = _windows(16),
+    windows: int = _windows_option(16),
     ablate: bool = options.ABLATE,
     checkpoint: str = options.CHECKPOINT,
     device: str = options.DEVICE,

@@ -193,14 +193,14 @@ def _say_stopped(run: attnlm.Run | None, tools: Sequence[str], quiet: bool) -> N
 
 def _say_next_rung(model: str, dataset: str | None, folders: Sequence[str]) -> None:
     """Print the command that trains the model after `model` in the ladder."""
-    words = ["attnlm", "train", *([] if dataset is None else [dataset])]
+    arguments = ["attnlm", "train", *([] if dataset is None else [dataset])]
     if higher := RUNGS[RUNGS.index(model) + 1 :]:
-        words += ["--model", higher[0]]
+        arguments += ["--model", higher[0]]
         purpose = "the next rung of the ladder"
     else:
-        words += ["--recipe", "best", "--budget", "2m"]
+        arguments += ["--recipe", "best", "--budget", "2m"]
         purpose = "the best transformer for this text in two minutes"
-    console.say_next(shlex.join([*words, *folders]), purpose)
+    console.say_next(shlex.join([*arguments, *folders]), purpose)
 
 
 def _processes_to_resume(run: attnlm.Run, settings: Mapping[str, Any]) -> int:
@@ -271,13 +271,13 @@ def _report_seeds(seed_runs: attnlm.SeedRuns, json: bool) -> None:
     from attnlm.see.ladder import interval_text, median
 
     middle, (low, *_, high) = median(seed_runs.losses, key=float), sorted(seed_runs.losses)
-    words = {
+    summary = {
         "median": f"{middle:.4f} nats per token, of {len(seed_runs.runs)} seeds",
         "range": f"{low:.4f} to {high:.4f}",
         "mean": f"95% interval {interval_text(seed_runs.interval)} (Student's t)",
         "baselines": baselines(seed_runs.runs[0].vocab_size, seed_runs.runs[0].dataset),
     }
-    console.say_facts(words)
+    console.say_facts(summary)
     paths = [str(run.path) for run in seed_runs.runs]
     facts = {"runs": paths, "val_losses": seed_runs.losses, "median": middle}
     console.result_or_json("\n".join(paths), {**facts, "interval": seed_runs.interval}, json)

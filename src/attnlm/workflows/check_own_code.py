@@ -86,34 +86,36 @@ def _findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     arguments = [f"{k.removeprefix(PREFIX)}={v!r}" for k, v in values if k.startswith(PREFIX)]
     code = " and ".join(config.codes)
     yield Finding("arguments", f"{code}: {', '.join(arguments) or 'none of its own'}")
-    model = _model(config.spec, vocab_size)
-    ids_BT = _ids(model, 2)
+    model = _built_model(config.spec, vocab_size)
+    ids_BT = _random_ids(model, 2)
     logits_BTV = model(ids_BT)
     yield Finding("shapes", f"ids {tuple(ids_BT.shape)} → logits {tuple(logits_BTV.shape)}")
-    yield _finite(model, ids_BT, logits_BTV)
-    yield from _loss(model, ids_BT, logits_BTV)
+    yield _check_finite(model, ids_BT, logits_BTV)
+    yield from _check_loss(model, ids_BT, logits_BTV)
     _draw_zeros(model)
-    yield _gradients(model, ids_BT)
+    yield _check_gradients(model, ids_BT)
     leak = find_leak(model)
     text = "logits depend on no later token" if leak is None else str(leak)
     yield Finding("causality", text, "" if leak is None else leak.cause, leak is not None)
-    yield from _contexts(model)
+    yield from _check_contexts(model)
     alone = model(ids_BT[:1])
     together = model(ids_BT)[:1]
-    yield _equal("batch", alone, together, "texts of a batch do not change each other")
-    yield _equal("evaluation", model(ids_BT), model(ids_BT), "the same ids give the same logits")
-    yield _maps(model, ids_BT[:1])
-    yield from _costs(config, vocab_size)
+    yield _check_equal("batch", alone, together, "texts of a batch do not change each other")
+    yield _check_equal(
+        "evaluation", model(ids_BT), model(ids_BT), "the same ids give the same logits"
+    )
+    yield _check_maps(model, ids_BT[:1])
+    yield from _cost_findings(config, vocab_size)
 
 
-def _model(spec: ModelSpec, vocab_size: int) -> LanguageModel:
+def _built_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:
     """Return the model in evaluation mode, as a run with the seed 0 builds it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return spec.build(vocab_size).eval()
 
 
-def _ids(model: LanguageModel, texts: int) -> Tensor:
+def _random_ids(model: LanguageModel, texts: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     shape = texts, min(model.block_size, _MOST_TOKENS)
     return torch.randint(model.vocab_size, shape, generator=generator)
@@ -128,7 +130,7 @@ def _draw_zeros(model: LanguageModel) -> None:
             nn.init.normal_(parameter, std=std, generator=generator)
 
 
-def _finite(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Finding:
+def _check_finite(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Finding:
     if logits_BTV.isfinite().all():
         return Finding("numbers", "all logits are finite")
     first: list[str] = []
@@ -151,7 +153,7 @@ def _finite(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Finding
     return Finding("numbers", f"logits are NaN or infinite{where}", remedy, is_fatal=True)
 
 
-def _loss(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Iterator[Finding]:
+def _check_loss(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Iterator[Finding]:
     inputs_BT = ids_BT[:, :-1]
     targets_BT = ids_BT[:, 1:]
     loss = model.loss(inputs_BT, targets_BT).item() if ids_BT.size(1) > 1 else math.nan
@@ -169,7 +171,7 @@ def _loss(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Iterator[
             )
 
 
-def _gradients(model: LanguageModel, ids_BT: Tensor) -> Finding:
+def _check_gradients(model: LanguageModel, ids_BT: Tensor) -> Finding:
     model.zero_grad()
     model.loss(ids_BT[:, :-1], ids_BT[:, 1:]).backward()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -185,7 +187,7 @@ def _gradients(model: LanguageModel, ids_BT: Tensor) -> Finding:
 @torch.inference_mode()
 def find_leak(model: LanguageModel, most: int = _MOST_CHANGED) -> Leak | None:
     """Return the largest change of logits by a later token, or None if the model is causal."""
-    ids_1T = _ids(model, 1)
+    ids_1T = _random_ids(model, 1)
     length = ids_1T.size(1)
 
     def logits_of(ids_1T: Tensor) -> Tensor:
@@ -205,7 +207,7 @@ def find_leak(model: LanguageModel, most: int = _MOST_CHANGED) -> Leak | None:
     change, source, target = max(changes, default=(0.0, 0, 0))
     if not change > tolerance:
         return None
-    return Leak(source + 1, target + 1, change, _cause(model, ids_1T))
+    return Leak(source + 1, target + 1, change, _cause_of_leak(model, ids_1T))
 
 
 class _SoftmaxObserver(TorchFunctionMode):
@@ -227,7 +229,7 @@ class _SoftmaxObserver(TorchFunctionMode):
         return result
 
 
-def _cause(model: LanguageModel, ids_1T: Tensor) -> str:
+def _cause_of_leak(model: LanguageModel, ids_1T: Tensor) -> str:
     with _SoftmaxObserver() as observer:
         model(ids_1T)
     if observer.over_queries:
@@ -244,9 +246,9 @@ def check_causal(spec: ModelSpec, vocab_size: int) -> str:
     """
     if not isinstance(spec, OwnParts | OwnModel):
         return ""
-    model = _model(spec, vocab_size)
-    ids_BT = _ids(model, 1)
-    numbers = _finite(model, ids_BT, model(ids_BT))
+    model = _built_model(spec, vocab_size)
+    ids_BT = _random_ids(model, 1)
+    numbers = _check_finite(model, ids_BT, model(ids_BT))
     if numbers.is_fatal:
         raise AttnlmError(numbers.text, numbers.remedy)
     _draw_zeros(model)
@@ -255,7 +257,7 @@ def check_causal(spec: ModelSpec, vocab_size: int) -> str:
 
 
 @torch.inference_mode()
-def _contexts(model: LanguageModel) -> Iterator[Finding]:
+def _check_contexts(model: LanguageModel) -> Iterator[Finding]:
     lengths = sorted({1, min(2, model.block_size), max(1, model.block_size - 1), model.block_size})
     for length in lengths:
         ids_1T = torch.zeros(1, length, dtype=torch.long)
@@ -268,7 +270,7 @@ def _contexts(model: LanguageModel) -> Iterator[Finding]:
     yield Finding("contexts", f"from 1 to {model.block_size} tokens")
 
 
-def _equal(name: str, logits: Tensor, others: Tensor, promise: str) -> Finding:
+def _check_equal(name: str, logits: Tensor, others: Tensor, promise: str) -> Finding:
     difference = (logits - others).abs().max().item()
     if difference <= _TOLERANCE * logits.abs().max().item():
         return Finding(name, promise)
@@ -279,7 +281,7 @@ def _equal(name: str, logits: Tensor, others: Tensor, promise: str) -> Finding:
     return Finding(name, f"logits differ by {difference:.2g}", remedies[name])
 
 
-def _maps(model: LanguageModel, ids_BT: Tensor) -> Finding:
+def _check_maps(model: LanguageModel, ids_BT: Tensor) -> Finding:
     recorder = record(model, ids_BT)
     counts = [layer.head_count for layer in recorder.layers]
     if not any(counts):
@@ -292,7 +294,7 @@ def _maps(model: LanguageModel, ids_BT: Tensor) -> Finding:
     return Finding("maps", text, f"the model has `heads` {heads}: does the code use the argument?")
 
 
-def _costs(config: Config, vocab_size: int) -> Iterator[Finding]:
+def _cost_findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     """Yield the costs of the model and of the same model with the standard part."""
     spec = config.spec
     configs = {"": config}
@@ -305,27 +307,26 @@ def _costs(config: Config, vocab_size: int) -> Iterator[Finding]:
     for label, compared in configs.items():
         parameters = parameters_of(compared.spec, vocab_size)
         flops = compared.spec.costs(vocab_size).training_flops()
-        milliseconds = 1e3 * _seconds(compared, vocab_size)
+        milliseconds = 1e3 * _step_seconds(compared, vocab_size)
         numbers["parameters"].append(f"{label}{parameters:,}")
         numbers["operations"].append(f"{label}{quantity(flops, 'FLOP')} per token")
         numbers["time"].append(f"{label}{milliseconds:.3g} ms per step")
     for name, texts in numbers.items():
         yield Finding(name, "".join(texts))
     if config.training.optimizer == "muon":
-        yield Finding("optimizer", updated_in_words(_model(spec, vocab_size)))
+        yield Finding("optimizer", updated_in_words(_built_model(spec, vocab_size)))
 
 
 def updated_in_words(model: LanguageModel) -> str:
     """Return which parameters Muon updates."""
     names = [name for name, p in model.named_parameters() if model.is_matrix(name, p)]
-    shown = listed(names, 6)
-    rest = sum(1 for _ in model.parameters()) - len(names)
-    return f"Muon updates {shown or 'no parameter'}; AdamW the other {rest}"
+    by_adamw = sum(1 for _ in model.parameters()) - len(names)
+    return f"Muon updates {listed(names, 6) or 'no parameter'}; AdamW the other {by_adamw}"
 
 
-def _seconds(config: Config, vocab_size: int) -> float:
+def _step_seconds(config: Config, vocab_size: int) -> float:
     """Return the seconds of the modules' forward and backward pass of one batch."""
-    model = _model(config.spec, vocab_size).train()
+    model = _built_model(config.spec, vocab_size).train()
     shape = config.training.batch_size, config.spec.block_size
     ids_BT = torch.zeros(shape, dtype=torch.long)
     best = math.inf

@@ -48,24 +48,24 @@ def doctor(*, offline: bool = False, on_event: OnEvent | None = None) -> Iterato
     the speed of ten steps, and whether the kernels that rules choose are the faster ones here.
     `on_event` receives a Note before the ten steps. An examination that fails yields a finding.
     """
-    yield from _examined("versions", _versions)
+    yield from _examined("versions", _check_versions)
     remedy = "uninstall torch, then install it again, as pytorch.org says for this system"
-    torch = list(_examined("PyTorch", _torch, remedy))
+    torch = list(_examined("PyTorch", _check_torch, remedy))
     yield from torch
     is_there = not any(finding.is_fatal for finding in torch)
     if is_there:
-        yield from _examined("device", _devices)
-        yield from _examined("threads", _threads)
-        yield from _examined("kernels", _kernels)
-    yield from _examined("caches", _caches)
-    yield from _examined("disk", _disk)
+        yield from _examined("device", _check_devices)
+        yield from _examined("threads", _check_threads)
+        yield from _examined("kernels", _check_kernels)
+    yield from _examined("caches", _check_caches)
+    yield from _examined("disk", _check_disk)
     if not offline:
-        yield from _examined("network", _network)
-    yield from _examined("locale", _locale)
+        yield from _examined("network", _check_network)
+    yield from _examined("locale", _check_locale)
     if is_there:
         (on_event or ignore)(Note("training a small transformer for ten steps"))
-        yield from _examined("speed", _speed)
-        yield from _examined("choices", _choices)
+        yield from _examined("speed", _check_speed)
+        yield from _examined("choices", _check_kernel_choices)
 
 
 def _examined(
@@ -82,7 +82,7 @@ def _examined(
         yield Finding(name, text, remedy, is_fatal=bool(remedy))
 
 
-def _versions() -> Iterator[Finding]:
+def _check_versions() -> Iterator[Finding]:
     yield Finding("attnlm", f"{attnlm.__version__}, in {Path(attnlm.__file__).parent}")
     yield Finding("Python", f"{platform.python_version()}, {platform.platform()}")
     installed = {dist.name: dist.version for dist in importlib.metadata.distributions()}
@@ -91,14 +91,14 @@ def _versions() -> Iterator[Finding]:
     yield Finding("packages", ", ".join(versions), remedy, is_fatal=bool(remedy))
 
 
-def _torch() -> Iterator[Finding]:
+def _check_torch() -> Iterator[Finding]:
     import torch
 
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
     yield Finding("PyTorch", f"{torch.__version__}, built {built}")
 
 
-def _devices() -> Iterator[Finding]:
+def _check_devices() -> Iterator[Finding]:
     import torch
 
     from attnlm.compute.device import choose_device, tried_devices
@@ -119,7 +119,7 @@ def _devices() -> Iterator[Finding]:
         yield Finding(name, problem or "works", remedy)
 
 
-def _threads() -> Iterator[Finding]:
+def _check_threads() -> Iterator[Finding]:
     import torch
 
     cores = os.cpu_count() or 1
@@ -135,7 +135,7 @@ def _threads() -> Iterator[Finding]:
     yield Finding("threads", text, remedy)
 
 
-def _kernels() -> Iterator[Finding]:
+def _check_kernels() -> Iterator[Finding]:
     from attnlm.compute.native import instruction_set, instruction_sets, native_library
 
     name = instruction_set()
@@ -154,7 +154,7 @@ def _kernels() -> Iterator[Finding]:
     yield Finding("kernels", text, remedy)
 
 
-def _caches() -> Iterator[Finding]:
+def _check_caches() -> Iterator[Finding]:
     folder = cache_folder()
     if folder is None:
         yield Finding("cache", "no home folder", "set ATTNLM_CACHE_DIR to a folder of yours")
@@ -177,7 +177,7 @@ def _if_not_writable(folder: Path, remedy: str) -> str:
         return f"this folder is not writable: {remedy}"
 
 
-def _disk() -> Iterator[Finding]:
+def _check_disk() -> Iterator[Finding]:
     for name, folder in (("disk here", Path.cwd()), ("disk (temp)", Path(tempfile.gettempdir()))):
         free = shutil.disk_usage(folder).free
         remedy = _if_not_writable(folder, "change to one that is, or set TMPDIR")
@@ -186,7 +186,7 @@ def _disk() -> Iterator[Finding]:
         yield Finding(name, f"{folder}, {quantity(free, 'B')} free", remedy)
 
 
-def _network() -> Iterator[Finding]:
+def _check_network() -> Iterator[Finding]:
     import requests
 
     host = urlsplit(os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL)
@@ -211,7 +211,7 @@ def _network() -> Iterator[Finding]:
     yield Finding("network", f"{host.hostname} is not reachable{why}", remedy)
 
 
-def _locale() -> Iterator[Finding]:
+def _check_locale() -> Iterator[Finding]:
     encoding = locale.getpreferredencoding(False)
     files = sys.getfilesystemencoding()
     is_unicode = {name.lower().replace("-", "") for name in (encoding, files)} == {"utf8"}
@@ -219,14 +219,14 @@ def _locale() -> Iterator[Finding]:
     yield Finding("locale", f"{encoding}, file names {files}; output is always UTF-8", remedy)
 
 
-def _choices() -> Iterator[Finding]:
+def _check_kernel_choices() -> Iterator[Finding]:
     from attnlm.workflows.speed_check import compare_kernels
 
     for name, text, remedy in compare_kernels():
         yield Finding(name, text, remedy)
 
 
-def _speed() -> Iterator[Finding]:
+def _check_speed() -> Iterator[Finding]:
     from attnlm.workflows.speed_check import check_speed
 
     yield Finding("speed", *check_speed())

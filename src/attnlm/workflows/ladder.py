@@ -185,19 +185,21 @@ def _train_rungs(
             settings["budget"] = shares.seconds_of_next()
             if has_steps:
                 settings.setdefault("eval_every", max(1, math.ceil(settings["steps"] / 10)))
-        run = runs[rung, seed] = _trained(paths[rung, seed], plan, settings, dataset, on_event)
+        run = runs[rung, seed] = _train_or_resume(
+            paths[rung, seed], plan, settings, dataset, on_event
+        )
         if shares is not None:
             shares.record(run)
         if not has_steps:
-            plan = _with_steps_of(run, rung, plan, relative)
+            plan = _with_steps_made(run, rung, plan, relative)
             plan.write(path)
     is_whole = all(run.whole() for run in runs.values())
     runs_of = {rung: [run for key, run in runs.items() if key[0] == rung] for rung in plan.rungs}
-    compared = (_sampled(rung, runs_of[rung], plan, is_whole, on_event) for rung in plan.rungs)
+    compared = (_sampled_rung(rung, runs_of[rung], plan, is_whole, on_event) for rung in plan.rungs)
     return Ladder(path, plan, tuple(compared))
 
 
-def _with_steps_of(
+def _with_steps_made(
     run: Run, rung: str, plan: LadderPlan, relative: Mapping[str, float]
 ) -> LadderPlan:
     """Return the plan with the steps that the first run of a rung made within its time."""
@@ -347,7 +349,7 @@ def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:
     )
 
 
-def _trained(
+def _train_or_resume(
     path: Path, plan: LadderPlan, settings: Settings, dataset: Dataset, on_event: OnEvent
 ) -> Run:
     """Return the finished run at `path`, after training or resuming it if necessary."""
@@ -387,7 +389,7 @@ def _check_belongs(run: Run, plan: LadderPlan, settings: Settings) -> None:
         )
 
 
-def _sampled(
+def _sampled_rung(
     model: str, runs: list[Run], plan: LadderPlan, is_whole: bool, on_event: OnEvent
 ) -> Rung:
     """Return a rung, with the run of median loss and a text sampled from this run.

@@ -49,19 +49,21 @@ def with_widths(plan: LadderPlan, vocab_size: int) -> LadderPlan:
     """
     if plan.equal != "parameters":
         return plan
-    parameters = parameters_of(_spec(plan.settings(plan.rungs[0], 0)), vocab_size)
-    sizes = {r: _sizes(plan.settings(r, 0), parameters, vocab_size) for r in plan.rungs[1:]}
+    parameters = parameters_of(_resolved_spec(plan.settings(plan.rungs[0], 0)), vocab_size)
+    sizes = {
+        r: _matching_sizes(plan.settings(r, 0), parameters, vocab_size) for r in plan.rungs[1:]
+    }
     adapted = [Adapted(rung, *size) for rung in sizes for size in sizes[rung].items()]
     return replace(plan, adapted=tuple(adapted))
 
 
-def _spec(settings: Settings) -> ModelSpec:
+def _resolved_spec(settings: Settings) -> ModelSpec:
     return with_defaults(resolve({}, settings).spec)
 
 
-def _sizes(settings: Settings, parameters: int, vocab_size: int) -> dict[str, int]:
+def _matching_sizes(settings: Settings, parameters: int, vocab_size: int) -> dict[str, int]:
     """Return the sizes with which a model has about `parameters`; {} for its own sizes."""
-    spec = _spec(settings)
+    spec = _resolved_spec(settings)
     name, heads = size_settings(spec)
     if name is None or name in settings:
         return {}
@@ -74,7 +76,7 @@ def _sizes(settings: Settings, parameters: int, vocab_size: int) -> dict[str, in
 
     def excess(sizes: dict[str, int]) -> float:
         """Return the parameters beyond `parameters`, as a fraction of `parameters`."""
-        return parameters_of(_spec({**settings, **sizes}), vocab_size) / parameters - 1
+        return parameters_of(_resolved_spec({**settings, **sizes}), vocab_size) / parameters - 1
 
     best: dict[str, int] = {}
     try:
@@ -89,7 +91,7 @@ def _sizes(settings: Settings, parameters: int, vocab_size: int) -> dict[str, in
             best = min(near, key=lambda sizes: abs(excess(sizes)))
             if abs(excess(best)) <= TOLERANCE:
                 break
-        _spec({**settings, **best}).costs(vocab_size)  # runs own code
+        _resolved_spec({**settings, **best}).costs(vocab_size)  # runs own code
     except Exception as error:
         raise UsageError(
             f"{spec.name} fails with another width: {type(error).__name__}: {error}",

@@ -277,7 +277,7 @@ def plan(
             parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
         known = {} if recipe is None else load_recipe(recipe)
         config = resolve_typed(settings, known, parent)
-        opened = _data(dataset, vocab_size, config, parent, data_dir)
+        opened = _open_data(dataset, vocab_size, config, parent, data_dir)
         if tokens is None and "steps" in settings:
             tokens = int(config.training.max_steps) * config.tokens_per_step
         if tokens is None and config.training.adapters is not None:
@@ -289,7 +289,7 @@ def plan(
             tokens = len(opened.train)
         if peak is None:
             check_launched(config.training, processes)
-            config, seconds = _measured(config, opened, processes, on_event or ignore)
+            config, seconds = _measure_step(config, opened, processes, on_event or ignore)
             return Plan(
                 config,
                 opened.vocab_size,
@@ -318,7 +318,7 @@ def plan(
     return stated
 
 
-def _data(
+def _open_data(
     dataset: str | Path | Dataset | None,
     vocab_size: int | None,
     config: Config,
@@ -338,7 +338,7 @@ def _data(
     return opened
 
 
-def _measured(
+def _measure_step(
     config: Config, data: Dataset, processes: Processes, on_event: OnEvent
 ) -> tuple[Config, float]:
     """Return the configuration completed by `autotune`, and the mean seconds of a step.

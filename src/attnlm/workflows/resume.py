@@ -123,7 +123,7 @@ def finished_run(
     if request.candidates is not None:
         configs = [resolve(request.candidates.settings, size) for size in request.candidates.sizes]
     recorded = run.config.settings()
-    changed = min((_differing(config, recorded, request) for config in configs), key=len)
+    changed = min((_differing_settings(config, recorded, request) for config in configs), key=len)
     if not has_same_ids(dataset, run.dataset):
         changed.append("data set")
     if (run.parent and run.parent.sha256) != (parent and parent.sha256):
@@ -145,7 +145,7 @@ def finished_run(
     return run
 
 
-def _differing(config: Config, recorded: Settings, request: Request) -> list[str]:
+def _differing_settings(config: Config, recorded: Settings, request: Request) -> list[str]:
     """Return the settings whose recorded values differ from `config`.
 
     Settings that a run chooses at its start, or with a budget in its course, do not count.

@@ -54,8 +54,8 @@ def save_run(
     Raises AttnlmError if `code` does not build a model with these weights that computes the same.
     """
     opened = open_dataset(dataset, data_dir=data_dir)
-    config = _config(model, code, set, block_size)
-    rebuilt = _rebuilt(model, config, opened.vocab_size)
+    config = _config_of_model(model, code, set, block_size)
+    rebuilt = _rebuilt_model(model, config, opened.vocab_size)
     bytes_per_token = opened.val_bytes / opened.val_tokens
     measured = validation_loss(
         rebuilt, opened.val, choose_device("cpu"), bytes_per_token=bytes_per_token
@@ -63,7 +63,7 @@ def save_run(
     last = dict(metrics[-1]) if metrics else {}
     step = int(last.get("step", 0))
     last |= {"step": step, "val_loss": measured.loss, "bits_per_byte": measured.bits_per_byte}
-    records = [_record(metric) for metric in (*metrics[:-1], last)]
+    records = [_evaluation_record(metric) for metric in (*metrics[:-1], last)]
     config = config.with_training(
         steps=max(1, step), eval_every=max(1, step), seed=0, device="cpu", dtype="float32"
     )
@@ -86,7 +86,7 @@ def save_run(
     return run
 
 
-def _rebuilt(model: nn.Module, config: Config, vocab_size: int) -> LanguageModel:
+def _rebuilt_model(model: nn.Module, config: Config, vocab_size: int) -> LanguageModel:
     """Return the model that `config` describes, with the weights of `model`.
 
     Raises AttnlmError if it has other weights or computes other logits.
@@ -114,7 +114,7 @@ def _rebuilt(model: nn.Module, config: Config, vocab_size: int) -> LanguageModel
     return rebuilt
 
 
-def _config(
+def _config_of_model(
     model: nn.Module, code: Any, arguments: Mapping[str, Any] | None, block_size: int | None
 ) -> Config:
     if isinstance(model, LanguageModel) and code is None:
@@ -130,7 +130,7 @@ def _config(
     return resolve_new(settings, None).config
 
 
-def _record(metric: Mapping[str, Any]) -> EvaluationRecord:
+def _evaluation_record(metric: Mapping[str, Any]) -> EvaluationRecord:
     return EvaluationRecord(
         step=int(metric["step"]),
         tokens=int(metric.get("tokens", 0)),

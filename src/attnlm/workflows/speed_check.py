@@ -96,14 +96,14 @@ def compare_kernels() -> Iterator[tuple[str, str, str]]:
         fused_attention(query, query, query).sum().backward()
 
     matmuls = {n: (Kernels(matmul=n), lambda: matmul(x, weight)) for n in ("blas", "onednn")}
-    yield _compared("matmul", faster_matmul(), matmuls)
+    yield _compare_values("matmul", faster_matmul(), matmuls)
     if native_library() is not None:
         kernels = {n: Kernels(native_ops=True, attention=n) for n in ("torch", "native")}
         ways = {name: (kernel, attend) for name, kernel in kernels.items()}
-        yield _compared("attention_kernel", "native", ways)
+        yield _compare_values("attention_kernel", "native", ways)
 
 
-def _compared(
+def _compare_values(
     setting: str, chosen: str, ways: Mapping[str, tuple[Kernels, Callable[[], object]]]
 ) -> tuple[str, str, str]:
     """Compare ways to compute the same in one thread, in turns; the minimum of each counts."""

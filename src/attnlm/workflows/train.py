@@ -197,13 +197,13 @@ def new_job(
         announce(call.processes, run, is_finished=True)
         yield run
         return
-    run, device = _created(call, request, opened, record, name, force)
+    run, device = _create_run(call, request, opened, record, name, force)
     with _removing_if_unused(run, call.checkpoint_dir), run.training_lock():
         announce(call.processes, run, is_fresh=True)
         yield start_job(call, run, opened, device, is_fresh=True)
 
 
-def _created(
+def _create_run(
     call: Call,
     request: Request,
     dataset: Dataset,
@@ -217,7 +217,7 @@ def _created(
     if leaks and not force:
         leak, _, remedy = leaks.partition("; ")
         raise AttnlmError(f"{spec.name} is not causal: {leak}", f"{remedy}; or use `force`")
-    config, device = _complete(request, dataset, call.began, call.on_event)
+    config, device = _complete_config(request, dataset, call.began, call.on_event)
     with explaining(call.checkpoint_dir, ", or name another `checkpoint_dir`"):
         run = create_run(
             config,
@@ -231,7 +231,7 @@ def _created(
     return run, device
 
 
-def _complete(
+def _complete_config(
     request: Request, dataset: Dataset, began: float, on_event: OnEvent
 ) -> tuple[Config, Device]:
     """Return the complete configuration of a new run, and the device to train on."""
@@ -246,7 +246,7 @@ def _complete(
         made_for = f"the recipe was made for `tokenizer` {config.recipe_tokenizer}"
         other = f"{dataset.name} was prepared with {dataset.tokenizer.name}"
         on_event(Note(f"{made_for}, but {other}"))
-    config = _with_examples(config, dataset)
+    config = _with_loss_on(config, dataset)
     device = choose_training_device(config, dataset)
     config = autotune(config, device, dataset)
     examples = dataset.train_examples
@@ -263,7 +263,7 @@ def _complete(
     return config, device
 
 
-def _with_examples(config: Config, dataset: Dataset) -> Config:
+def _with_loss_on(config: Config, dataset: Dataset) -> Config:
     """Return the configuration with `loss_on` for this data set. Raises UsageError."""
     training = config.training
     if dataset.examples is not None:

@@ -38,8 +38,8 @@ def tuned(
         untried = [value for value in plan.grid(rung) if value not in tried]
         for value in untried:
             settings = {**plan.settings(rung, plan.seed), str(plan.tune): value}
-            settings |= _length(plan, rung, share * (plan.budget or 0))
-            trial = _tried(path, rung, value, settings, held_out, on_event)
+            settings |= _trial_length(plan, rung, share * (plan.budget or 0))
+            trial = _run_trial(path, rung, value, settings, held_out, on_event)
             plan = replace(plan, trials=(*plan.trials, trial))
             plan.write(path)
             result = "its numbers are not finite"
@@ -47,11 +47,11 @@ def tuned(
                 result = f"loss {trial.loss:.4f}"
             on_event(Note(f"tried {rung} with {plan.tune} {value:g}: {result}"))
         if untried:
-            _note_extreme(plan, rung, on_event)
+            _note_best_at_end(plan, rung, on_event)
     return plan
 
 
-def _length(plan: LadderPlan, rung: str, seconds: float) -> Settings:
+def _trial_length(plan: LadderPlan, rung: str, seconds: float) -> Settings:
     """Return the settings for the length of a rung's next trial.
 
     Within a budget, the rung's first trial takes `seconds`, and the others make as many steps.
@@ -65,7 +65,7 @@ def _length(plan: LadderPlan, rung: str, seconds: float) -> Settings:
     return {"budget": seconds} if steps is None else {"steps": steps, "eval_every": steps}
 
 
-def _tried(
+def _run_trial(
     path: Path,
     rung: str,
     value: float,
@@ -90,7 +90,7 @@ def _tried(
         return Trial(rung, value, last.val_loss, last.step)
 
 
-def _note_extreme(plan: LadderPlan, rung: str, on_event: OnEvent) -> None:
+def _note_best_at_end(plan: LadderPlan, rung: str, on_event: OnEvent) -> None:
     """Report it if the best value of a rung is the smallest or largest that was tried."""
     best = plan.settings(rung, plan.seed).get(str(plan.tune))
     values = plan.grid(rung)
