@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from attnlm.base.errors import AlreadyReportedError
 from attnlm.base.signals import Interrupted
 from attnlm.compute import launcher
 from attnlm.compute.device import choose_device
+from attnlm.compute.launcher import run_processes
 from attnlm.compute.processes import ALONE, LostProcessError, Processes, reporting_lost_processes
 from attnlm.runs.run import open_run
 from attnlm.training.state import initial_state
@@ -289,3 +291,22 @@ def test_processes_accept_a_finished_run_or_end_with_one_error(
         told = [line for line in (main[1] + other[1]).splitlines() if line.startswith("error: ")]
         assert told == ["error: a run called whole exists, but its --learning-rate differs"]
     assert contents(whole) == content
+
+
+def test_a_launcher_of_older_pytorch_has_no_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch before 2.13 has no `shutdown_timeout`."""
+    from torch.distributed.launcher import api
+
+    launched = []
+
+    class OlderConfig(SimpleNamespace):
+        def __init__(self, **options: Any) -> None:
+            assert "shutdown_timeout" not in options
+            super().__init__(**options)
+
+    monkeypatch.setattr(api, "LaunchConfig", OlderConfig)
+    monkeypatch.setattr(api, "elastic_launch", lambda config, _: lambda *_: launched.append(config))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("ATTNLM_LAUNCHER", "")
+    run_processes(2, ["train"])
+    assert [config.nproc_per_node for config in launched] == [2]

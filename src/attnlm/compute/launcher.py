@@ -44,9 +44,10 @@ def run_processes(count: int, arguments: Sequence[str]) -> None:
             rdzv_endpoint="localhost:0",
             local_addr="localhost",
             max_restarts=0,
-            shutdown_timeout=_SECONDS_TO_SAVE,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
+        if hasattr(config, "shutdown_timeout"):  # PyTorch before 2.13 waits 30 seconds
+            config.shutdown_timeout = _SECONDS_TO_SAVE
         try:
             elastic_launch(config, sys.executable)("-m", "attnlm", *arguments)
         except SignalException as stopped:
