@@ -289,7 +289,6 @@ def report(
         None,
         "text (not a file) that the model reads; default: the start of the validation "
         "split (for an imported run, text that the model generates)",
-        metavar="TEXT",
     ),
     windows: int = _windows_option(16),
     ablate: bool = options.ABLATE,
