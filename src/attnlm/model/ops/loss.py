@@ -105,10 +105,16 @@ def _loss_by_torch(
 ) -> Tensor:
     precise = torch.promote_types(x_MC.dtype, torch.float32)
     total = torch.zeros((), dtype=precise, device=x_MC.device)
-    at_once = max(1, LOGITS_AT_ONCE[x_MC.device.type] // lm_head_VC.size(0))
+    vocab_size = lm_head_VC.size(0)
+    at_once = max(1, LOGITS_AT_ONCE[x_MC.device.type] // vocab_size)
     count = counted(targets_M)
+    # Matmuls in half precision on CUDA are several times slower if a size is not a multiple of 8.
+    missing = -vocab_size % 8 if x_MC.is_cuda and x_MC.itemsize == 2 else 0
+    if missing:
+        lm_head_VC = F.pad(lm_head_VC, (0, 0, 0, missing))
+        bias_V = None if bias_V is None else F.pad(bias_V, (0, missing))
     for rows in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
-        logits_mV = F.linear(x_MC[rows], lm_head_VC, bias_V).to(precise)
+        logits_mV = F.linear(x_MC[rows], lm_head_VC, bias_V)[:, :vocab_size].to(precise)
         is_counted_m1 = targets_M[rows, None] >= 0
         targets_m1 = targets_M[rows, None].clamp(min=0)
         top_m1, likeliest_m1 = logits_mV.max(-1, keepdim=True)
@@ -122,12 +128,14 @@ def _loss_by_torch(
             continue
         d_logits_mV = p_mV.scatter_add_(-1, targets_m1, torch.full_like(top_m1, -1.0))
         d_logits_mV = d_logits_mV.mul_(is_counted_m1 / count).to(x_MC.dtype)
+        if missing:
+            d_logits_mV = F.pad(d_logits_mV, (0, missing))
         d_x_MC, d_lm_head_VC, d_bias_V = into
         torch.mm(d_logits_mV, lm_head_VC, out=d_x_MC[rows])
         if d_lm_head_VC is not None:
-            d_lm_head_VC += d_logits_mV.T @ x_MC[rows]
+            d_lm_head_VC += (d_logits_mV.T @ x_MC[rows])[:vocab_size]
         if d_bias_V is not None:
-            d_bias_V += d_logits_mV.sum(0)
+            d_bias_V += d_logits_mV.sum(0)[:vocab_size]
     return total / count
 
 
