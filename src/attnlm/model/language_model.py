@@ -6,6 +6,7 @@ from top to bottom. Axes are as in attention.py; V is the vocabulary size.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import torch
@@ -237,7 +238,8 @@ class OwnPart(nn.Module):
 
     def forward(self, x_BTC: Tensor, rotation: object = None, cache: object = None) -> Tensor:
         """Return the module's output, the first if it has several. It knows no cache."""
-        y = self.module(x_BTC)
+        with on_device_of(x_BTC):
+            y = self.module(x_BTC)
         y = y[0] if isinstance(y, tuple) else y
         return with_shape(self._code, y, (*x_BTC.shape[:2], self._width))
 
@@ -252,7 +254,8 @@ class OwnScores(nn.Module):
 
     def forward(self, query_BHTD: Tensor, key_BHTD: Tensor) -> Tensor:
         """Return the scores, before mask and softmax."""
-        scores = self.module(query_BHTD, key_BHTD)
+        with on_device_of(query_BHTD):
+            scores = self.module(query_BHTD, key_BHTD)
         return with_shape(self._code, scores, (*query_BHTD.shape[:3], key_BHTD.size(2)))
 
 
@@ -263,6 +266,14 @@ def own_part(own: OwnParts, kind: str, layer: int) -> OwnPart | OwnScores:
         return OwnScores(own.codes[kind], module)
     width = own.lm_head_inputs if kind == "attention" else own.architecture.width
     return OwnPart(own.codes[kind], module, width)
+
+
+def on_device_of(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which own code makes new tensors on the device of x.
+
+    Own code often names no device, as in `torch.arange(T)`, which then works on a GPU too.
+    """
+    return contextlib.nullcontext() if x.is_cpu or x.is_meta else x.device
 
 
 def with_shape(code: OwnCode, output: object, shape: tuple[int, ...]) -> Tensor:

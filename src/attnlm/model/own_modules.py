@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from attnlm.base.own_code import OwnCode
 from attnlm.model.costs import Costs
 from attnlm.model.inspection import empty_model
-from attnlm.model.language_model import Caches, LanguageModel, with_shape
+from attnlm.model.language_model import Caches, LanguageModel, on_device_of, with_shape
 from attnlm.model.own_specs import OwnModel, OwnParts
 from attnlm.model.spec import ModelSpec
 
@@ -59,7 +59,8 @@ class OwnLanguageModel(LanguageModel):
         # those of the last one only, as nanoGPT does.
         targets = (tokens_BT if targets_BT is None else targets_BT).contiguous()
         named_targets = {} if self.targets_name is None else {self.targets_name: targets}
-        logits, loss = _logits_in(self.module(tokens_BT, **named_targets))
+        with on_device_of(tokens_BT):
+            logits, loss = _logits_in(self.module(tokens_BT, **named_targets))
         batch, length = tokens_BT.shape
         if isinstance(logits, Tensor) and logits.shape == (batch * length, self.vocab_size):
             logits = logits.view(batch, length, self.vocab_size)

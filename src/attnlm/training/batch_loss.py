@@ -11,7 +11,7 @@ from torch import Tensor
 from attnlm.base.caches import use_own_compiler_cache
 from attnlm.base.own_code import OwnCode
 from attnlm.config.training import TrainingConfig
-from attnlm.model.language_model import LanguageModel, with_shape
+from attnlm.model.language_model import LanguageModel, on_device_of, with_shape
 
 BatchLoss = Callable[[LanguageModel, Tensor, Tensor], Tensor]
 """Returns the mean loss, (), of a model, inputs (B, T) and targets (B, T)."""
@@ -32,7 +32,9 @@ def _own_loss(code: OwnCode) -> BatchLoss:
     own = code.load()
 
     def own_loss(model: LanguageModel, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        loss = own(model(inputs_BT), inputs_BT, targets_BT)
+        logits_BTV = model(inputs_BT)
+        with on_device_of(inputs_BT):
+            loss = own(logits_BTV, inputs_BT, targets_BT)
         return with_shape(code, loss, ())
 
     return own_loss
