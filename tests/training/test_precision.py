@@ -17,12 +17,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attnlm
 from attnlm.base.settings import Settings
 from attnlm.compute.device import Device
+from attnlm.compute.native import native_library
 from attnlm.config.settings import resolve
+from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
-from attnlm.generation.decoders import ModuleDecoder, fastest_decoding
+from attnlm.generation import sampling
+from attnlm.generation.decoders import ModuleDecoder, fastest_decoding, is_fastest_on_cpu
 from attnlm.model.layers import Linear, joined_linear
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
 from attnlm.training import memory
+from attnlm.training.cuda_graph import can_record_gradients, can_record_updates
 from attnlm.workflows import autotune as launch
 from attnlm.workflows.autotune import autotune
 from tests.models import V, prepared, small_model, some_ids
@@ -136,9 +140,10 @@ def test_long_training_on_a_gpu_is_compiled_if_a_compiler_exists(
 @pytest.mark.parametrize(
     ("settings", "device"),
     [
-        ({}, "cpu"),
-        ({"device": "cuda"}, "cuda"),
-        ({"dtype": "bfloat16"}, "cuda"),
+        ({"model": "bigram"}, "cpu"),
+        ({"model": "bigram", "device": "cuda"}, "cuda"),
+        ({"model": "bigram", "dtype": "bfloat16"}, "cuda"),
+        ({"model": "single-head"}, "cuda"),
         ({"model": "gpt2", "embed_dim": 512, "batch_size": 64}, "cuda"),
     ],
 )
@@ -182,3 +187,51 @@ def test_a_run_is_resumed_on_another_device(
     assert found == replace(recorded, device="cpu", steps=4, **kept)
     assert (found.matmul, found.threads) != ("onednn", 3) and resumed.metrics()[-1]["step"] == 4
     assert any("`threads` are chosen again" in text for text in told)
+
+
+@pytest.mark.parametrize(
+    ("settings", "gradients", "updates"),
+    [
+        ({}, True, True),
+        ({"dropout": 0.1, "compile": "on"}, True, True),
+        ({"recompute": True}, False, True),
+        ({"processes": 2}, False, False),
+        ({"shard": True}, False, False),
+    ],
+)
+def test_cuda_graphs_hold_only_steps_that_repeat_themselves(
+    settings: Settings, gradients: bool, updates: bool
+) -> None:
+    config = resolve({"model": "gpt2", **settings})
+    assert can_record_gradients(config, "cuda") == gradients
+    assert can_record_updates(config.training, "cuda") == updates
+    assert not can_record_updates(config.training, "cpu")
+
+
+def test_small_models_generate_text_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, data: Dataset, tmp_path: Path
+) -> None:
+    run = attnlm.train(data, model="bigram", steps=1, checkpoint_dir=tmp_path)
+    devices: list[str] = []
+
+    def load(run: Any, *, device: str, **_: Any) -> Any:
+        devices.append(device)
+        return None, None
+
+    monkeypatch.setattr(sampling, "load_model", load)
+    sampling.load_sampler(run)
+    monkeypatch.setattr(sampling, "is_fastest_on_cpu", lambda *_: False)
+    sampling.load_sampler(run)
+    assert devices == ["cpu", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "expected"),
+    [
+        ("bigram", 65, True),
+        ("transformer:embed_dim=384:layers=6", 65, native_library() is not None),
+        ("gpt2:embed_dim=768:layers=12:heads=12", 50257, False),
+    ],
+)
+def test_a_gpu_generates_text_of_large_models(name: str, vocab_size: int, expected: bool) -> None:
+    assert is_fastest_on_cpu(resolve(variant(name)).spec, vocab_size) == expected

@@ -7,6 +7,7 @@ of the window that the model sees, T new tokens, V vocabulary.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import threading
@@ -35,11 +36,14 @@ from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.attention import LayerCache
 from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.model.spec import Use
+from attnlm.model.spec import ModelSpec, Use
 
 _FEWEST_SHARED = 400_000
 """Several threads decode a token only if the model's linear maps have at least this many weights.
 With fewer weights, synchronizing the threads takes longer than the token."""
+_MOST_ON_CPU = 30_000_000
+"""The most weights with which the decoder in C generates a text faster than a GPU, which waits at
+each token for the launches of its kernels (docs/speed.md)."""
 _MOST_CACHED = 2**28
 """The most numbers in the caches of texts that are continued together, 1 GiB in float32."""
 
@@ -165,6 +169,15 @@ class Decoding:
                 stopped.set()
 
 
+def is_fastest_on_cpu(spec: ModelSpec, vocab_size: int) -> bool:
+    """Return True if a CPU generates text faster than a GPU."""
+    costs = spec.costs(vocab_size)
+    if not costs.width:
+        return True  # a table of logits
+    is_in_c = spec.supports(Use.NATIVE_DECODER) is None and native_library() is not None
+    return is_in_c and costs.multiplied_weights < _MOST_ON_CPU
+
+
 def fastest_decoding(model: LanguageModel, device: Device, on_event: OnEvent = ignore) -> Decoding:
     """Return the fastest way to decode on a device. All ways give equal logits up to rounding.
 
@@ -216,6 +229,20 @@ def _with_bfloat16_linear(model: LanguageModel, device: Device) -> LanguageModel
     return model
 
 
+def _attention_kernels(device: Device) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which PyTorch uses attention kernels that suit any length of the cache.
+
+    cuDNN plans its kernel anew for each length, which takes longer than many tokens.
+    """
+    if device.name != "cuda":
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    context: contextlib.AbstractContextManager[object] = sdpa_kernel(kernels)
+    return context
+
+
 class ModuleDecoder:
     """A decoder that calls the model itself, on any device, with a cache of keys and values."""
 
@@ -235,7 +262,7 @@ class ModuleDecoder:
             for cache in caches:  # their memory is used again
                 cache.length = 0
         ids = torch.from_numpy(np.ascontiguousarray(ids_BS[:, known:])).to(self._device.torch)
-        with torch.inference_mode(), self._device.autocast():
+        with torch.inference_mode(), self._device.autocast(), _attention_kernels(self._device):
             logits_BV = self._model.next_logits(ids, self._caches)
         is_double = logits_BV.dtype == torch.float64
         array: Array = (logits_BV if is_double else logits_BV.float()).cpu().contiguous().numpy()

@@ -18,7 +18,7 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.settings import described, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.compute.device import Device
-from attnlm.generation.decoders import Decoding, fastest_decoding
+from attnlm.generation.decoders import Decoding, fastest_decoding, is_fastest_on_cpu
 from attnlm.generation.next_token import normalised
 from attnlm.generation.sampling_config import SAMPLING, SamplingConfig, drawn_seed
 from attnlm.model.language_model import LanguageModel
@@ -200,10 +200,13 @@ def load_sampler(
 ) -> Sampler:
     """Return a Sampler with the model of a run's checkpoint (auto, best or last), on a device.
 
-    `on_event` receives a Note if the model must be decoded in a slower way. Raises
-    AttnlmError if files are missing or damaged, or if the device is not available.
+    If `device` is auto, a small model is sampled on the CPU, even if there is a GPU. `on_event`
+    receives a Note if the model must be decoded in a slower way. Raises AttnlmError if files are
+    missing or damaged, or if the device is not available.
     """
     opened = open_run(run, checkpoint_dir=checkpoint_dir)
+    if device == "auto" and is_fastest_on_cpu(opened.config.spec, opened.vocab_size):
+        device = "cpu"
     model, model_device = load_model(opened, checkpoint=checkpoint, device=device)
     return Sampler(model, opened.tokenizer, model_device, on_event or ignore)
 

@@ -26,6 +26,7 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.lora import frozen
 from attnlm.model.ops import use_kernels
 from attnlm.model.ops.linear import matmul
+from attnlm.training.cuda_graph import CudaGraph, can_record_updates
 from attnlm.training.kernels import kernels_of
 from attnlm.training.schedule import learning_rate
 
@@ -98,6 +99,10 @@ def flatten_parameters(model: LanguageModel, config: TrainingConfig) -> tuple[Te
     return flat, flat_spans
 
 
+Rate = float | Tensor
+"""A learning rate: on a CUDA device a tensor, (), which a recorded update can read again."""
+
+
 class AdamW:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), for tensors of any shapes."""
 
@@ -115,14 +120,13 @@ class AdamW:
             "maximize": False,
         }
         self.work = 100.0 * sum(v.numel() for v in self._columns[0])  # bound by memory
-        self._steps = [torch.zeros((), device=tensors[0][0].device)] * len(tensors)
 
-    def update(self, rate: float, made: int) -> None:
-        """Make the next update, after `made` earlier ones."""
-        self._steps[0].fill_(made + 1)
+    def update(self, rate: Rate, count: Tensor) -> None:
+        """Make the next update. `count`, (), is the number of updates including this one."""
+        counts = [count] * len(self._columns[0])
         # torch.optim.AdamW(fused=True) calls this: one pass over memory.
         update: Any = torch._fused_adamw_  # its types do not allow a dictionary of options
-        update(*self._columns, [], self._steps, lr=rate, **self._options)
+        update(*self._columns, [], counts, lr=rate, **self._options)
 
 
 class Muon:
@@ -157,15 +161,18 @@ class Muon:
         half = config.dtype == "bfloat16" and gradient.is_cuda
         self._dtype = torch.bfloat16 if half else gradient.dtype
 
-    def update(self, rate: float, made: int) -> None:
-        """Make the next update, after `made` earlier ones."""
+    def update(self, rate: Rate, count: Tensor) -> None:
+        """Make the next update. The rule does not depend on the number of updates, `count`."""
         self._mean.lerp_(self._gradient, 1 - self._momentum)
         # Nesterov: one step further along the momentum.
         direction = self._gradient.lerp(self._mean, self._momentum)
-        changes = self._orthogonalized(direction, self._dtype).unbind()
+        changes = self._orthogonalized(direction, self._dtype)
         if self._weight_decay:
             torch._foreach_mul_(self._values, 1 - rate * self._weight_decay)
-        torch._foreach_add_(self._values, changes, alpha=-rate * self._scale)
+        if isinstance(rate, Tensor):
+            torch._foreach_add_(self._values, (changes * (-self._scale * rate)).unbind())
+        else:
+            torch._foreach_add_(self._values, changes.unbind(), alpha=-self._scale * rate)
 
 
 def orthogonalize(matrices_NRC: Tensor, dtype: torch.dtype) -> Tensor:
@@ -220,6 +227,11 @@ class Optimizer(ABC):
             self._rules += self._rules_for(group, list(members), decay)
         self._norm_before_clipping: Tensor | None = None
         """the norm of the newest step's gradient before clipping"""
+        self._count = torch.zeros((), device=self.gradient.device)
+        self._rate = torch.zeros((), device=self.gradient.device)
+        self._graph: CudaGraph[None] | None = None
+        if can_record_updates(config, self.gradient.device.type):
+            self._graph = CudaGraph()
 
     @abstractmethod
     def _rules_for(
@@ -267,22 +279,35 @@ class Optimizer(ABC):
         configuration is used. `threads` threads divide the work: the calling thread and others
         from `pool`. The result does not depend on the number of threads.
         """
-        self._clip()
         rate = learning_rate(made + 1, self._config, total_steps)
-
-        def apply(rules: Sequence[AdamW | Muon]) -> None:
-            with use_kernels(self._kernels):
-                for rule in rules:
-                    rule.update(rate, made)
-
-        if pool is None or threads == 1:
-            apply(self._rules)
+        self._count.fill_(made + 1)
+        self._rate.fill_(rate)
+        if self._graph is not None:
+            self._graph.call(self._update_on_gpu)
+        elif self.gradient.is_cuda:
+            self._update_on_gpu()
+        elif pool is None or threads == 1:
+            self._clip()
+            self._apply(self._rules, rate)
         else:
+            self._clip()
             # Give each rule, most work first, to the thread that has the least work so far.
             jobs: list[list[AdamW | Muon]] = [[] for _ in range(threads)]
             for rule in sorted(self._rules, key=lambda rule: -rule.work):
                 min(jobs, key=lambda rules: sum(rule.work for rule in rules)).append(rule)
-            compute_all([functools.partial(apply, rules) for rules in jobs if rules], pool)
+            compute_all(
+                [functools.partial(self._apply, rules, rate) for rules in jobs if rules], pool
+            )
+
+    def _update_on_gpu(self) -> None:
+        """Make the next update with the numbers in `_rate` and `_count`."""
+        self._clip()
+        self._apply(self._rules, self._rate)
+
+    def _apply(self, rules: Sequence[AdamW | Muon], rate: Rate) -> None:
+        with use_kernels(self._kernels):
+            for rule in rules:
+                rule.update(rate, self._count)
 
     def _clip(self) -> None:
         """Scale the gradient down to the norm `gradient_clip`, if that is set."""

@@ -27,6 +27,7 @@ from attnlm.model.layers import dropout_from
 from attnlm.model.ops import Kernels, use_kernels
 from attnlm.training.batch_loss import loss_of
 from attnlm.training.batch_split import BatchSplit, split_batch
+from attnlm.training.cuda_graph import CudaGraph, can_record_gradients
 from attnlm.training.dropout import DropoutDraws, changes_itself
 from attnlm.training.kernels import kernels_of
 from attnlm.training.one_layer import one_layer_form
@@ -62,6 +63,9 @@ class Replica:
         self._loss = loss_of(training)
         self._has_own_loss = training.loss is not None
         self._dropout_draws = DropoutDraws(config, device, windows)
+        self._graph: CudaGraph[Tensor] | None = None
+        if can_record_gradients(config, device.name):
+            self._graph = CudaGraph()
         self._one_layer_form = None
         if not training.is_sharded and training.lora is None and training.loss is None:
             self._one_layer_form = one_layer_form(model, windows, device, kernels)
@@ -83,11 +87,18 @@ class Replica:
         share = _counted_share(targets[rows])
         if not share and self._has_own_loss:
             return torch.zeros((), device=self._device.torch)  # its mean would be 0 / 0
+        if self._graph is not None:
+            factor = torch.full((), share, device=self._device.torch)
+            return self._graph.call(self._add_gradient, inputs_BT, targets_BT, factor).clone()
+        return self._add_gradient(inputs_BT, targets_BT, share)
+
+    def _add_gradient(self, inputs_BT: Tensor, targets_BT: Tensor, share: float | Tensor) -> Tensor:
+        """Return the mean loss times `share`, (), and add its gradient to `gradient`."""
         # The context includes the backward pass, which may compute a block again.
         with use_kernels(self._kernels), dropout_from(self._dropout_draws.generators):
             with self._device.autocast():
                 loss = self._loss(self._model, inputs_BT, targets_BT)
-            if share < 1:
+            if isinstance(share, Tensor) or share < 1:
                 loss = loss * share
             loss.backward()
         return loss.detach()

@@ -27,6 +27,7 @@ from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameters_of
 from attnlm.model.spec import Use
+from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.eval_budget import step_cost
 from attnlm.training.kernels import chosen_matmul, faster_attention, has_native_ops
 from attnlm.training.memory import affordable_micro_batch, check_memory
@@ -34,14 +35,14 @@ from attnlm.training.schedule import BudgetClock
 from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper
 
-# Floating-point operations of a long run: a large GPU takes some minutes.
-_LONG = 1e17
-_LONG_BUDGET = 600.0  # seconds
+# Floating-point operations of a long run: a large GPU takes about a minute without compilation.
+_LONG = 5e15
+_LONG_BUDGET = 120.0  # seconds
 # Floating-point operations of a step below which a device computes faster than the next: one thread
-# than several, which wait for each other once per step, and the CPU than a GPU, which waits for the
-# CPU at every operation. The latter is an estimate, since no GPU was available.
+# than several, which wait for each other once per step, and the CPU than a GPU, whose start takes
+# longer than such a run (docs/speed.md).
 _SMALL_FOR_THREADS = 1e8
-_SMALL_FOR_GPU = 5e8
+_SMALL_FOR_GPU = 2e7
 
 
 def choose_training_device(config: Config, dataset: Dataset) -> Device:
@@ -278,8 +279,9 @@ def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
     device = choose_training_device(config, dataset)
     with torch_settings_restored(), keeping_random_state(device):
         stepper = trial(autotune(config, device, dataset), device, dataset)
-        began = time.perf_counter()
-        stepper.step().item()  # the first step is slower than others
+        for _ in range(FIRST_CALLS if device.name == "cuda" else 1):  # slower than others
+            began = time.perf_counter()
+            stepper.step().item()
         since = now = time.perf_counter()
         while now == since or now - began < least:
             stepper.step().item()

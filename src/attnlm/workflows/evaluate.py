@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.data.dataset import Dataset, Ids, ids_at, open_dataset
 from attnlm.data.examples import limit_per_window
+from attnlm.generation.decoders import is_fastest_on_cpu
 from attnlm.generation.sampling import Sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel
@@ -166,7 +168,11 @@ def take_snapshot(
     # The training loop reports numbers that are not finite.
     with evaluating(model), np.errstate(all="ignore"):
         with contextlib.suppress(AttnlmError):
-            sampler = Sampler(model, dataset.tokenizer, device)
+            if device.name != "cpu" and is_fastest_on_cpu(model.spec, model.vocab_size):
+                on_cpu = copy.deepcopy(model).cpu().float()
+                sampler = Sampler(on_cpu, dataset.tokenizer, Device("cpu", "float32", "faster"))
+            else:
+                sampler = Sampler(model, dataset.tokenizer, device)
             config = SamplingConfig(tokens=tokens, seed=0, ignore_eos=True)
             text = "".join(sampler.stream(sampler.prompt_ids(""), config))
         recorded = record(model, torch.tensor([passage], device=device.torch))

@@ -31,6 +31,7 @@ from attnlm.model.presets import PRESETS
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import check_tokenizer
 from attnlm.runs.run import Run, open_run
+from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.memory import MemoryEstimate, estimate_memory
 from attnlm.training.state import keeping_random_state
 from attnlm.workflows.autotune import autotune, trial
@@ -355,7 +356,7 @@ def _measure_step(
         training = processes.broadcast_object(asdict(config.training))
         config = replace(config, training=TrainingConfig(**training))
         stepper = trial(config, device, data, processes)
-        for _ in range(_FIRST):
+        for _ in range(FIRST_CALLS if device.name == "cuda" else _FIRST):
             began = time.perf_counter()
             stepper.step().item()
             once = time.perf_counter() - began

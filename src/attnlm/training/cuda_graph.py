@@ -1,0 +1,69 @@
+"""CUDA graphs, which launch all kernels of a step at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from attnlm.config.settings import Config
+from attnlm.config.training import TrainingConfig
+
+Result = TypeVar("Result")
+
+# Calls before the recording. In them, libraries choose kernels, and torch.compile compiles.
+_WARM_UP = 3
+FIRST_CALLS = _WARM_UP + 1
+"""The first calls are slow: measurements leave them out."""
+
+
+def can_record_updates(training: TrainingConfig, device: str) -> bool:
+    """Return True if the optimizer's updates can be recorded as a CUDA graph."""
+    return device == "cuda" and training.processes == 1 and not training.shard
+
+
+def can_record_gradients(config: Config, device: str) -> bool:
+    """Return True if the forward and backward passes can be recorded as a CUDA graph.
+
+    Own code may read numbers on the CPU or differ from call to call. Recomputed blocks restore the
+    state of random generators, which a recording does not allow.
+    """
+    is_plain = not (config.codes or config.training.recompute)
+    return is_plain and can_record_updates(config.training, device)
+
+
+class CudaGraph(Generic[Result]):
+    """Calls of a function on a CUDA device, recorded once, then replayed.
+
+    Launching the kernels of a small model one by one takes many times longer than their work. A
+    replay launches them together (PyTorch, "CUDA semantics", section "CUDA Graphs"). It repeats
+    the same operations on the same memory: the function must not depend on numbers other than
+    those in its arguments and in tensors that stay where they are.
+    """
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: tuple[Tensor, ...] = ()
+        self._result: Result
+
+    def call(self, function: Callable[..., Result], *inputs: Tensor) -> Result:
+        """Return the result of the function, always the same one, for inputs of the same shapes.
+
+        The first calls run the function. The next call overwrites the tensors of the result.
+        """
+        if self._calls < _WARM_UP:
+            self._calls += 1
+            return function(*inputs)
+        if self._graph is None:
+            self._inputs = tuple(x.clone() for x in inputs)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._result = function(*self._inputs)
+            self._graph = graph
+        for recorded, current in zip(self._inputs, inputs, strict=True):
+            recorded.copy_(current)
+        self._graph.replay()
+        return self._result
