@@ -8,7 +8,7 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 APT = [ "$$(id -u)" = 0 ] && timeout 60 apt-get update --quiet=2 && \
 	DEBIAN_FRONTEND=noninteractive timeout 240 apt-get install --yes --quiet=2
 
-.PHONY: help demo test index newest oldest wheel processors browser arm64 emulator test-slow trials mutations audit bench site notebook package format clean
+.PHONY: help demo test index newest oldest wheel processors browser arm64 emulator cuda test-slow trials mutations audit bench site notebook package format clean
 
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
@@ -20,6 +20,7 @@ help:
 	@echo "make browser    install Chromium for the tests of pages; needs apt-get and root"
 	@echo "make arm64      install an emulator of ARM64 for it; needs apt-get and root"
 	@echo "make emulator   install emulators of ARM64 and Windows"
+	@echo "make cuda       the tests of an NVIDIA GPU, then GPT-2's speed on it"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make trials     robustness tests in full, TRIALS=\"kill …\" or all"
 	@echo "make mutations  check that the tests notice faults made on purpose"
@@ -100,6 +101,10 @@ arm64:
 emulator: arm64
 	@command -v wine || { $(APT) wine wine64 >/dev/null; } || \
 		{ echo "install wine from your system's packages" >&2; exit 1; }
+
+cuda: $(READY)
+	ATTNLM_TEST_CUDA=1 $(BIN)/pytest tests/compute/test_cuda.py
+	$(BIN)/python -m benchmarks.cuda
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow

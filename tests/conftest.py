@@ -21,8 +21,9 @@ examples.register_profile("steady", deadline=None, derandomize=True)
 examples.load_profile("steady")
 # The models of the tests are so small that a second thread only waits for the first.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# What they expect is what a CPU computes. Set before torch is loaded, for new processes too.
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
+# What most tests expect is what a CPU computes. Set before torch is loaded, for new processes too.
+if not os.environ.get("ATTNLM_TEST_CUDA"):
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 if sys.platform == "darwin":
     import torch
 
