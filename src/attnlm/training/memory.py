@@ -108,8 +108,6 @@ def estimate_memory(
     together = min(windows * config.spec.block_size, val_tokens)
     evaluation = min(most_threads, -(-val_tokens // together))
     evaluation *= _evaluation_bytes(costs, vocab_size, together, device, at_once)
-    if device == "cuda":  # an evaluation reuses the memory of a step
-        evaluation = max(0, evaluation - activations - _FLOAT * logits)
     return MemoryEstimate(
         weights=_FLOAT * weights + bytes_per_input * (gathered + split.replicas * copied),
         gradients=_FLOAT * (split.replicas * trained + gathered),

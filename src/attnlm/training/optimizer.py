@@ -281,16 +281,17 @@ class Optimizer(ABC):
         """
         rate = learning_rate(made + 1, self._config, total_steps)
         self._count.fill_(made + 1)
-        self._rate.fill_(rate)
-        if self._graph is not None:
-            self._graph.call(self._update_on_gpu)
-        elif self.gradient.is_cuda:
-            self._update_on_gpu()
-        elif pool is None or threads == 1:
-            self._clip()
+        if self.gradient.is_cuda:
+            self._rate.fill_(rate)
+            if self._graph is None:
+                self._update_on_gpu()
+            else:
+                self._graph.call(self._update_on_gpu)
+            return
+        self._clip()
+        if pool is None or threads == 1:
             self._apply(self._rules, rate)
         else:
-            self._clip()
             # Give each rule, most work first, to the thread that has the least work so far.
             jobs: list[list[AdamW | Muon]] = [[] for _ in range(threads)]
             for rule in sorted(self._rules, key=lambda rule: -rule.work):
