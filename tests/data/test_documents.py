@@ -26,7 +26,7 @@ from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.data.prepare import prepare
 from attnlm.see.reproduce import prepare_command
 from attnlm.text import record_files, text_files
-from attnlm.text.hub import HubName, parsed
+from attnlm.text.hub_datasets import HubName, parsed
 from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import END_OF_TEXT, BpeTokenizer, safe_pieces
 from tests.command import attnlm, fails

@@ -22,7 +22,7 @@ from attnlm.runs.run import open_run
 from attnlm.see import pictures
 from attnlm.see.attend import attend, in_colour
 from attnlm.see.attend_page import attention_page
-from attnlm.see.text import tint, visible
+from attnlm.see.shown_tokens import tint, visible
 from tests.command import attnlm, fails, on_a_terminal
 
 TEXT = "the dog.\nth"

@@ -22,7 +22,7 @@ from attnlm.runs.load_model import load_model
 from attnlm.runs.run import open_run
 from attnlm.see import patch as see
 from attnlm.see.pictures import heat_picture
-from attnlm.see.text import tint
+from attnlm.see.shown_tokens import tint
 from tests.browser import elements
 from tests.command import attnlm as command
 from tests.command import fails, on_a_terminal

@@ -15,8 +15,8 @@ import torch
 from attnlm import export, load_model, open_run, train
 from attnlm.model.architecture import RUNGS
 from attnlm.model.inspection import ChangedModelError
-from attnlm.see.script import as_script, specialised
-from attnlm.see.text import visible
+from attnlm.see.script_export import as_script, specialised
+from attnlm.see.shown_tokens import visible
 from attnlm.see.trace import trace, trace_lines
 from tests.command import attnlm, fails
 from tests.models import CHANGES, VARIANTS, small_model, some_ids

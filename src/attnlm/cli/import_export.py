@@ -12,7 +12,7 @@ from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, parts_in_words
 from attnlm.cli.options import REQUIRED, argument, option, switch
 from attnlm.runs.external_formats import FORMATS, check_format
-from attnlm.runs.hugging_face.hub import check_source
+from attnlm.runs.hugging_face.download_model import check_source
 
 _SUFFIXES = {".gguf": "gguf", ".html": "html"}
 

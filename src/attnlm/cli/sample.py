@@ -223,7 +223,7 @@ def _print_tinted(prompt: str, choices: Iterable[Choice]) -> None:
     """Print the text with tokens tinted by probability, then the least likely tokens."""
     from rich.text import Text
 
-    from attnlm.see.text import tint
+    from attnlm.see.shown_tokens import tint
 
     terminal = console.terminal(sys.stdout, soft_wrap=True)
     console.write(prompt)
@@ -243,7 +243,7 @@ def _print_tinted(prompt: str, choices: Iterable[Choice]) -> None:
 
 def _choice_line(choice: Choice) -> str:
     """Return one line with a token, its probability, and the likeliest alternatives."""
-    from attnlm.see.text import visible
+    from attnlm.see.shown_tokens import visible
 
     others = "  ".join(f"{visible(token)} {p:.4f}" for token, p in choice.runners_up)
     return f"{visible(choice.token)}\t{choice.probability:.4f}\t{others}"

@@ -28,7 +28,7 @@ def _windows_option(default: int) -> Any:
 
 
 def _checked_windows(windows: int) -> int:
-    from attnlm.see.text import check_windows  # loads numpy
+    from attnlm.see.shown_tokens import check_windows  # loads numpy
 
     check_windows(windows)
     return windows
@@ -125,7 +125,7 @@ def trace(
     text = typed(text, "the text")
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
-    from attnlm.see.script import as_script
+    from attnlm.see.script_export import as_script
     from attnlm.see.trace import trace_lines
 
     chosen = opened.checkpoint(checkpoint)

@@ -22,7 +22,7 @@ from attnlm.model.recorder import NotRecordedError, Recorder, no_attention, reco
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
-from attnlm.see.text import ids_of, tint, token_texts, visible
+from attnlm.see.shown_tokens import ids_of, tint, token_texts, visible
 
 if TYPE_CHECKING:
     from rich.columns import Columns

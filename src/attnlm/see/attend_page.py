@@ -8,7 +8,7 @@ import numpy as np
 
 from attnlm.see.attend import CAUTION, Attention, Numbers, likeliest
 from attnlm.see.page import base64_of, render
-from attnlm.see.text import visible
+from attnlm.see.shown_tokens import visible
 
 CANDIDATES = 8
 TEMPERATURES = [tenths / 10 for tenths in range(1, 21)]

@@ -40,7 +40,7 @@ from attnlm.see.head_scores import (
     repeated_random_tokens,
 )
 from attnlm.see.heat_maps import Grid, HeatMaps
-from attnlm.see.text import check_windows
+from attnlm.see.shown_tokens import check_windows
 
 
 @dataclass(frozen=True)

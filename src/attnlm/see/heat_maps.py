@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attnlm.see.attend import Numbers
-from attnlm.see.text import tint
+from attnlm.see.shown_tokens import tint
 
 if TYPE_CHECKING:
     from rich.columns import Columns

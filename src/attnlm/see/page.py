@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from attnlm.see.text import visible
+from attnlm.see.shown_tokens import visible
 
 _COMMENT = r"(?ms)^ *(//[^\n]*|/\*((?!\*/).)*\*/)$"
 """Comments that are one or more whole lines, in JavaScript and CSS"""

@@ -29,7 +29,7 @@ from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.attend import Numbers
 from attnlm.see.heat_maps import Grid, HeatMaps
-from attnlm.see.text import ids_within_context, token_texts, visible
+from attnlm.see.shown_tokens import ids_within_context, token_texts, visible
 from attnlm.tokens.tokenizer import Tokenizer
 
 _BATCH_TOKENS = 2**11

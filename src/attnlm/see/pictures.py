@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attnlm.see.attend import Attention, Numbers
 from attnlm.see.heat_maps import HeatMaps
-from attnlm.see.text import visible
+from attnlm.see.shown_tokens import visible
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

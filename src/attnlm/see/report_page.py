@@ -18,7 +18,7 @@ from attnlm.see.head_scores import PATTERNS
 from attnlm.see.page import base64_of, render
 from attnlm.see.report import LensRow, Report
 from attnlm.see.reproduce import report_command
-from attnlm.see.text import visible
+from attnlm.see.shown_tokens import visible
 
 _MOST_SNAPSHOTS = 32
 _MOST_FILMS = 36

@@ -20,8 +20,8 @@ from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.attend import check_fits_json, likeliest, next_token_lines
 from attnlm.see.attribution import attribution
-from attnlm.see.script import as_script
-from attnlm.see.text import ids_within_context, token_texts, visible
+from attnlm.see.script_export import as_script
+from attnlm.see.shown_tokens import ids_within_context, token_texts, visible
 
 _SHOWN = 6  # numbers shown of a row
 _CANDIDATES = 5

@@ -21,7 +21,7 @@ from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import write_bytes
 from attnlm.base.folders import is_safe_name
 from attnlm.base.suggestions import suggestion
-from attnlm.text import hub
+from attnlm.text import hub_datasets
 from attnlm.text.download import TIMEOUT, PinnedFile, fetch, fetch_cached, without_password
 from attnlm.text.record_files import record_pieces
 from attnlm.text.text_files import (
@@ -180,10 +180,13 @@ def get_corpus(
             case "-":
                 path = _copy_stream(stdin or sys.stdin.buffer, spool, suffix)
                 corpus = _file_corpus("stdin", "-", path, encoding)
-            case str() if source.startswith(hub.PREFIX):
+            case str() if source.startswith(hub_datasets.PREFIX):
                 path = Path(tempfile.mkdtemp(dir=spool)) / "rows.jsonl.gz"
-                hub.copy_texts(source, column or "text", path, offline=offline, on_event=on_event)
-                corpus = _file_corpus(safe_name(Path(hub.parsed(source).path).name), source, path)
+                hub_datasets.copy_texts(
+                    source, column or "text", path, offline=offline, on_event=on_event
+                )
+                name = safe_name(Path(hub_datasets.parsed(source).path).name)
+                corpus = _file_corpus(name, source, path)
             case str() if "://" in source:
                 corpus = _web_corpus(source, encoding, offline, spool, on_event)
             case _:

@@ -28,7 +28,7 @@ from attnlm.runs.load_model import check_tokenizer, load_model
 from attnlm.runs.records import Measured
 from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.see.head_scores import snapshot_scores
-from attnlm.see.text import token_texts
+from attnlm.see.shown_tokens import token_texts
 from attnlm.training.eval_budget import is_whole_affordable
 from attnlm.training.kernels import kernels_of
 from attnlm.training.optimizer import flatten_parameters

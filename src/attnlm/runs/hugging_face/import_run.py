@@ -14,14 +14,14 @@ from attnlm.compute.device import machine_memory
 from attnlm.runs.checkpoint import named_tensors, parameter_of, save_one_by_one
 from attnlm.runs.create_run import create_run_folder
 from attnlm.runs.hugging_face.adapter import import_adapter, is_adapter
-from attnlm.runs.hugging_face.hub import DESCRIPTION, WEIGHTS, check_source, download
+from attnlm.runs.hugging_face.download_model import DESCRIPTION, WEIGHTS, check_source, download
 from attnlm.runs.hugging_face.read_model import (
     DescribedModel,
     open_weights,
     read_config,
     without_empty_mlp,
 )
-from attnlm.runs.page_model import import_page_model, is_page_model
+from attnlm.runs.import_from_page import import_page_model, is_page_model
 from attnlm.runs.records import CheckpointFacts, DatasetFacts
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer

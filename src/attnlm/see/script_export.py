@@ -16,7 +16,7 @@ from attnlm.model.inspection import check_textbook
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run
-from attnlm.see.text import ids_within_context, token_texts
+from attnlm.see.shown_tokens import ids_within_context, token_texts
 
 _SCRIPT = """\
 # The forward pass of a {model}, from ids (T,) to logits (T, V).
