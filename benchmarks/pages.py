@@ -23,7 +23,7 @@ from attnlm.base.settings import Settings
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
-from attnlm.model.inspection import parameters_of
+from attnlm.model.inspection import parameter_count
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
 from attnlm.runs.run import Run
@@ -129,7 +129,7 @@ def _untrained(dataset: Dataset, folder: Path) -> Run:
             parameter.add_(torch.randn_like(parameter) * 0.02)
             if "query" in name:
                 parameter.mul_(4)
-    parameters = parameters_of(config.spec, dataset.vocab_size)
+    parameters = parameter_count(config.spec, dataset.vocab_size)
     run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
     save_checkpoint(run.best, dict(model.named_parameters()), {"step": 0})
     run = replace(run, imported_from="nowhere")

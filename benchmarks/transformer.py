@@ -17,7 +17,7 @@ from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model.ops.loss import cross_entropy
-from attnlm.training.kernels import kernels_of
+from attnlm.training.kernels import configured_kernels
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation_loss import validation_loss
@@ -174,7 +174,7 @@ def vocabulary(dataset: Dataset, text: Path) -> list[Row]:
         validation_loss(
             *(state.model, val, state.device),
             bytes_per_token=1.0,
-            kernels=kernels_of(ours.stepper.training),
+            kernels=configured_kernels(ours.stepper.training),
             threads=threads,
         )
         return 4 * windows * length / (time.perf_counter() - began)

@@ -24,7 +24,7 @@ from attnlm.data.prepare import prepare
 from attnlm.model import attention as of_attention
 from attnlm.model.architecture import MODELS, Architecture
 from attnlm.model.attention import SelfAttention
-from attnlm.model.inspection import parameters_of
+from attnlm.model.inspection import parameter_count
 from attnlm.model.language_model import Bigram, Block, LanguageModel, Transformer
 from attnlm.model.layers import Linear
 from attnlm.model.ops import Kernels
@@ -77,7 +77,7 @@ def parts_of(config: Config) -> Architecture:
 
 def variants_with(use: Use) -> list[str]:
     """The variants whose models support a use."""
-    return [v for v in VARIANTS if resolve(variant(v)).spec.supports(use) is None]
+    return [v for v in VARIANTS if resolve(variant(v)).spec.reason_against(use) is None]
 
 
 def small_model(name: str, vocab_size: int = V, **more: Setting) -> Bigram | Transformer:
@@ -289,7 +289,7 @@ def random_run(name: str, dataset: Dataset, folder: Path) -> Run:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
-    parameters = parameters_of(config.spec, dataset.vocab_size)
+    parameters = parameter_count(config.spec, dataset.vocab_size)
     run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
     save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
     return run
@@ -349,7 +349,7 @@ def induction_by_hand(dataset: Dataset, folder: Path) -> Run:
                 attention.value.weight[rows][:size, token] = torch.eye(size)
                 assert attention.projection is not None
                 attention.projection.weight[written, rows][:, :size] = 2 * torch.eye(size)
-    parameters = parameters_of(config.spec, dataset.vocab_size)
+    parameters = parameter_count(config.spec, dataset.vocab_size)
     run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
     save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
     return run

@@ -224,7 +224,7 @@ the residual stream is left out of the textbook | test_textbook.py
 a model with changed classes is exported | test_trace.py
 if not is_as_built(model): => if False:
 a module with another attribute is as it was built | test_inspection.py
-return _structure_of(model) == _intended_structure(model.spec, model.vocab_size) => return True
+return _describe_structure(model) == _intended_structure( => return True or (
 a page draws initial weights of another size |
 test_train_page.py::test_initial_weights_have_the_distributions_of_pytorch
 return "normal", settings["std"] => return "normal", 2 * settings["std"]
@@ -366,7 +366,8 @@ test_processes.py::test_several_processes_compute_the_same_as_one
 with FlushSubnormals(): => with contextlib.nullcontext():
 == model/ops/loss.py
 a loss in pieces keeps the gradient of the last one alone | test_ops.py
-d_lm_head_VC += (d_logits_mV.T @ x_MC[rows])[:vocab_size] => d_lm_head_VC.copy_((d_logits_mV.T @ x_MC[rows])[:vocab_size])
+-d_lm_head_VC += (d_logits_mV.T @ x_MC[rows])[:vocab_size]
++d_lm_head_VC.copy_((d_logits_mV.T @ x_MC[rows])[:vocab_size])
 == training/schedule.py
 a linear schedule is a cosine | test_optimizer.py
 is_linear = config.schedule == "linear" => is_linear = config.schedule == ""

@@ -15,7 +15,7 @@ from attnlm.base.settings import Settings
 from attnlm.config.recipes import load_recipe, load_sizes, recipe_names
 from attnlm.config.settings import ADAPTERS_RATE, resolve
 from attnlm.config.variants import variant
-from attnlm.model.inspection import model_skeleton
+from attnlm.model.inspection import meta_model
 from tests.models import parts_of
 
 
@@ -138,7 +138,7 @@ def test_recipes_that_cannot_be_read_are_named(
     ],
 )
 def test_the_largest_models_have_shapes(sizes: Settings) -> None:
-    model_skeleton(resolve(sizes).spec, 2**21)
+    meta_model(resolve(sizes).spec, 2**21)
 
 
 _NO_MATRICES = "transformer:attention=uniform:positions=learned:mlp=none"

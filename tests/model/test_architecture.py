@@ -25,9 +25,9 @@ from attnlm.model.architecture import (
     Architecture,
     UnsupportedError,
     _part,
-    architecture_of,
+    require_architecture,
 )
-from attnlm.model.inspection import model_skeleton, parameters_of
+from attnlm.model.inspection import meta_model, parameter_count
 from attnlm.model.presets import PRESETS
 from attnlm.model.spec import Use
 from attnlm.model.supported_uses import USES_WITHOUT_MODULES
@@ -112,10 +112,10 @@ def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Sett
     config = resolved(settings)
     a = parts_of(config)
     assert resolve({}, config.settings()) == resolve(config.settings()) == config
-    skeleton = model_skeleton(a, V)
+    skeleton = meta_model(a, V)
     shapes = {name: tuple(p.shape) for name, p in skeleton.named_parameters()}
     assert a.parameter_shapes(V) == shapes
-    if parameters_of(a, V) > 10**6 or a.block_size > 100:
+    if parameter_count(a, V) > 10**6 or a.block_size > 100:
         return
     model = a.build(V).double().eval()
     ids_T = torch.arange(a.block_size) % V
@@ -173,7 +173,7 @@ def test_published_shapes_have_their_published_sizes(
     name: str, vocab_size: int, count: int
 ) -> None:
     a = parts_of(resolve(variant(name)))
-    assert parameters_of(a, vocab_size) == count
+    assert parameter_count(a, vocab_size) == count
     assert parts_of(resolve(variant("transformer:embed_dim=40"))).mlp_dim == 112  # whole eights
     assert (a.rotary_base, a.norm_epsilon) == ((1e6, 1e-6) if a.model == "qwen3" else (1e4, 1e-5))
 
@@ -189,10 +189,10 @@ class Capped(Architecture):
 def test_uses_without_modules_refuse_unknown_parts(use: Use) -> None:
     with_default = Capped(**vars(parts_of(resolve({"model": "transformer", "layers": 1}))))
     capped = replace(with_default, soft_cap=2.0)
-    own_code = use in USES_WITHOUT_MODULES and with_default.supports(use) is None
+    own_code = use in USES_WITHOUT_MODULES and with_default.reason_against(use) is None
     if own_code:
-        assert capped.supports(use) == "it does not know `soft_cap` 2.0"
+        assert capped.reason_against(use) == "it does not know `soft_cap` 2.0"
         with pytest.raises(UnsupportedError, match="soft_cap"):
-            architecture_of(capped, use)
+            require_architecture(capped, use)
     else:
-        assert (capped.supports(use) is None) == (with_default.supports(use) is None)
+        assert (capped.reason_against(use) is None) == (with_default.reason_against(use) is None)

@@ -21,8 +21,8 @@ from attnlm.model import ops
 from attnlm.model.language_model import Block, Transformer
 from attnlm.model.layers import dropout_from
 from attnlm.model.linear_maps import LoRA
-from attnlm.model.lora import adapt
-from attnlm.model.native_block import native_block_of
+from attnlm.model.lora import add_adapters
+from attnlm.model.native_block import make_native_block
 from attnlm.model.ops import Kernels, use_kernels
 from attnlm.model.ops import block as native_block
 from attnlm.training.state import initial_state
@@ -185,7 +185,7 @@ def test_hooks_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
         module = model.blocks[0].get_submodule(name)
         module.register_forward_hook(lambda *given, called=called: called.append(given))
         block = model.blocks[0]
-        assert isinstance(block, Block) and native_block_of(block) is None, name
+        assert isinstance(block, Block) and make_native_block(block) is None, name
         loss_and_gradients(model, some_windows(model))
         assert called, name
     assert len(made) == 2 * len(names) * (len(plain.blocks) - 1)
@@ -210,7 +210,7 @@ def test_other_passes_are_computed_by_pytorch(monkeypatch: pytest.MonkeyPatch) -
         with torch.no_grad():
             model.loss(*windows)
     adapted = a_model("transformer").float()
-    adapt(adapted, LoRA(2, 1.0, ("query", "down")))
+    add_adapters(adapted, LoRA(2, 1.0, ("query", "down")))
     loss_and_gradients(adapted, windows)
     loss_and_gradients(a_model("transformer:residual=false:mlp=relu2").float(), windows)
     assert not made

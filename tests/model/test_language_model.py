@@ -13,7 +13,7 @@ from attnlm.base.settings import Setting, Settings
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import MODELS
 from attnlm.model.attention import LayerCache
-from attnlm.model.inspection import model_skeleton, parameters_of
+from attnlm.model.inspection import meta_model, parameter_count
 from attnlm.model.layers import Dropout
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from benchmarks.plain import Head, PlainModel
@@ -73,12 +73,12 @@ def test_gradients_reach_every_parameter_in_bfloat16_too(model_name: str) -> Non
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_skeleton_has_all_names_and_shapes_and_no_memory(variant: str) -> None:
     model = small_model(variant)
-    skeleton = model_skeleton(model.architecture, V)
+    skeleton = meta_model(model.architecture, V)
     assert {n: w.shape for n, w in skeleton.state_dict().items()} == {
         n: w.shape for n, w in model.state_dict().items()
     }
     assert all(w.is_meta for w in (*skeleton.parameters(), *skeleton.buffers()))
-    assert parameters_of(model.architecture, V) == sum(p.numel() for p in model.parameters())
+    assert parameter_count(model.architecture, V) == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", ["single-head", "transformer", "gpt2"])
@@ -119,7 +119,7 @@ def test_parameter_counts_equal_the_table() -> None:
         model = parts_of(resolve({"model": name, **settings, **more})).build(V)
         return sum(p.numel() for p in model.get_submodule("blocks").parameters())
 
-    assert parameters_of(small_model("bigram").architecture, V) == V**2
+    assert parameter_count(small_model("bigram").architecture, V) == V**2
     assert body("average", {"embed_dim": C}) == body("dot-product", {"embed_dim": C}) == 0
     assert body("single-head", {"embed_dim": C}) == body("multi-head", heads) == 3 * C**2
     assert body("multi-head", heads, projection=True) == 3 * C**2 + C**2 + C

@@ -18,7 +18,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.config.new_run import resolve_new
 from attnlm.config.settings import Config
 from attnlm.model import own_modules
-from attnlm.model.inspection import parameters_of
+from attnlm.model.inspection import parameter_count
 from attnlm.model.language_model import LanguageModel, OwnPart, Transformer
 from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.model.own_specs import OwnParts
@@ -268,7 +268,7 @@ def test_each_form_of_logits_gives_the_cross_entropy(code: Path, name: str) -> N
 def test_a_function_builds_a_model_with_its_settings(code: Path) -> None:
     made = config(code, model="models:lecture", block_size=9, set={"width": "7"})
     assert made.settings() | {"set.width": 7, "block_size": 9} == made.settings()
-    assert parameters_of(made.spec, V) == 7 * V + 9 * 7 + 7 * 7 + 7
+    assert parameter_count(made.spec, V) == 7 * V + 9 * 7 + 7 * 7 + 7
     with pytest.raises(UsageError, match=r"`heads` does not apply to models.py:lecture"):
         config(code, model="models:lecture", heads=2)
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import RUNGS
-from attnlm.model.inspection import model_of
+from attnlm.model.inspection import build_with_weights
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.training.optimizer import FlatOptimizer
@@ -42,7 +42,7 @@ def test_checkpoints_round_trip_exactly(rung: str, tmp_path: Path) -> None:
     canonical = json.dumps(json.loads(header), sort_keys=True, separators=(",", ":"))
     assert header == canonical.ljust(size) and size % 8 == 0  # the same content, the same bytes
     facts, weights, tensors = load_checkpoint(path, config.spec, V)
-    loaded = model_of(config.spec, V, weights)
+    loaded = build_with_weights(config.spec, V, weights)
     assert facts == {"step": 2, "loss": 0.1}
     there = load_file(path)
     for (name, ours), theirs in zip(model.named_parameters(), loaded.parameters(), strict=True):

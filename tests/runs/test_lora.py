@@ -25,7 +25,7 @@ from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.model.layers import Linear
 from attnlm.model.linear_maps import LoRA, map_shapes
-from attnlm.model.lora import adapt, merged_lora
+from attnlm.model.lora import add_adapters, merged_lora
 from attnlm.model.textbook import forward
 from attnlm.runs.load_model import load_weights
 from attnlm.runs.run import Run
@@ -68,7 +68,7 @@ def child(folder: Path, **settings: Any) -> Run:
 def adapted(name: str, lora: LoRA) -> tuple[Any, Any]:
     """A small model with adapters that are not zero, of scale 2, and the same merged by hand."""
     plain, model = small_model(name), small_model(name)
-    adapt(model, lora)
+    add_adapters(model, lora)
     with torch.no_grad():
         for p in model.parameters():
             if p.requires_grad:

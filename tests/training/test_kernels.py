@@ -14,7 +14,7 @@ from attnlm.config.settings import resolve
 from attnlm.model.ops import linear
 from attnlm.model.presets import architecture
 from attnlm.training import kernels
-from attnlm.training.kernels import chosen_matmul, faster_attention, faster_matmul
+from attnlm.training.kernels import choose_matmul, faster_attention, faster_matmul
 from tests.models import needs_kernels
 
 
@@ -83,4 +83,4 @@ def test_blocks_in_c_are_used_for_narrow_models_that_they_can_compute(
     monkeypatch.setattr(kernels, "faster_matmul", lambda: library)
     given: Settings = {"model": "transformer", "compile": "parts", "embed_dim": 128}
     config = resolve({**given, "heads": 4, "head_size": 32, **settings})
-    assert chosen_matmul(config.spec, config.training) == chosen
+    assert choose_matmul(config.spec, config.training) == chosen

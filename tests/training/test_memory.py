@@ -12,7 +12,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.settings import Settings
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
-from attnlm.model.inspection import parameters_of
+from attnlm.model.inspection import parameter_count
 from attnlm.training import memory
 from attnlm.training.batch_split import windows_at_once
 from attnlm.training.memory import (
@@ -143,6 +143,6 @@ def test_large_vocabularies_are_estimated_from_above(model: str, width: int, mea
     sizes: Settings = {"layers": 4, "embed_dim": width, "heads": 4, "block_size": 256}
     more: Settings = {"batch_size": 4, "tie_embeddings": True, "optimizer": "adamw", "threads": 1}
     config = resolve({"model": model, **sizes, **more})
-    parameters = parameters_of(config.spec, 50_257)
+    parameters = parameter_count(config.spec, 50_257)
     estimate = estimate_memory(config, 50_257, parameters, 1024, "cpu").total / 1e6
     assert measured < estimate < 1.25 * measured

@@ -13,7 +13,7 @@ import torch
 
 import attnlm
 from attnlm.base.errors import NotFiniteError
-from attnlm.model.inspection import model_of
+from attnlm.model.inspection import build_with_weights
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run, open_run
 from attnlm.see.heads import heads as study_heads
@@ -40,7 +40,7 @@ def folder_with(trained: Path, name: str, number: float, tmp_path: Path) -> Path
     run = open_run(tmp_path / "checkpoints" / "run")
     for path in (run.best, run.last):
         facts, weights, _ = load_checkpoint(path, run.config.spec, run.vocab_size)
-        model = model_of(run.config.spec, run.vocab_size, weights)
+        model = build_with_weights(run.config.spec, run.vocab_size, weights)
         with torch.no_grad():
             for parameter in model.parameters():
                 # Finite numbers must overflow when they are summed.

@@ -70,7 +70,7 @@ def test_a_prompt_has_the_logits_of_its_last_token_alone(name: str) -> None:
 def test_maps_with_adapters_keep_the_precision_of_autocast(adapted: tuple[int, ...]) -> None:
     maps = [Linear(8, size).requires_grad_(False) for size in (4, 4, 2)]
     for i in adapted:
-        maps[i].adapt(2, 0.5)
+        maps[i].add_adapter(2, 0.5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert joined_linear(torch.randn(2, 3, 8), maps).dtype == torch.bfloat16
 

@@ -15,7 +15,7 @@ from attnlm.cli.ladder import ladder_facts
 from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import named_codes
 from attnlm.data.dataset import Dataset
-from attnlm.model.inspection import parameters_of
+from attnlm.model.inspection import parameter_count
 from attnlm.runs.ladder_plan import LadderPlan, read_plan
 from attnlm.see.ladder import Ladder
 from attnlm.see.reproduce import ladder_command
@@ -39,7 +39,7 @@ def config(plan: LadderPlan, rung: str) -> Config:
 
 
 def parameters(plan: LadderPlan) -> list[int]:
-    return [parameters_of(config(plan, rung).spec, V) for rung in plan.rungs]
+    return [parameter_count(config(plan, rung).spec, V) for rung in plan.rungs]
 
 
 # --- Parameters -----------------------------------------------------------------------------------
@@ -70,7 +70,9 @@ def test_heads_change_only_if_no_width_is_near_enough() -> None:
     sizes = [(2 * heads * n, heads) for heads in range(1, 9) for n in range(1, 9)]
     given: dict[str, Any] = {"model": "transformer", "block_size": 64}
     offs = {
-        size: parameters_of(resolve({}, {**given, "embed_dim": size[0], "heads": size[1]}).spec, 40)
+        size: parameter_count(
+            resolve({}, {**given, "embed_dim": size[0], "heads": size[1]}).spec, 40
+        )
         for size in sizes
     }
     best = min(sizes, key=lambda size: abs(offs[size] - 40**2))

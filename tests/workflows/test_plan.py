@@ -22,9 +22,9 @@ from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
 from attnlm.model.architecture import MODELS
-from attnlm.model.inspection import parameters_of
+from attnlm.model.inspection import parameter_count
 from attnlm.model.layers import dropout_from
-from attnlm.model.lora import adapt
+from attnlm.model.lora import add_adapters
 from attnlm.model.ops import Kernels, use_kernels
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.training.memory import FACTOR, estimate_memory
@@ -73,7 +73,7 @@ def test_flops_with_adapters_equal_the_count_of_pytorch(name: str, on: str) -> N
     a, lora = parts_of(config), config.training.adapters
     assert lora is not None
     model = a.build(3000)
-    adapt(model, lora)
+    add_adapters(model, lora)
     ids = torch.zeros((20, a.block_size), dtype=torch.long)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model.loss(ids, ids).backward()
@@ -119,7 +119,7 @@ def test_activations_equal_the_tensors_that_autograd_keeps(
     a, lora, vocab_size, windows = parts_of(config), config.training.adapters, 7, 5
     model = a.build(vocab_size).train()
     if lora is not None:
-        adapt(model, lora)
+        add_adapters(model, lora)
     tensors = [*model.parameters(), *model.buffers()]
     lasting = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     kept: dict[int, torch.UntypedStorage] = {}
@@ -148,7 +148,7 @@ def test_activations_equal_the_tensors_that_autograd_keeps(
 
 def test_memory_is_divided_among_shards_and_given_for_computation() -> None:
     config = resolve({**LLAMA_1B, "batch_size": 64, "processes": 64})
-    parameters = parameters_of(config.spec, 32_000)
+    parameters = parameter_count(config.spec, 32_000)
     sizes = config, 32_000, parameters, 10**6, "cuda"
     whole = estimate_memory(*sizes)
     sharded = replace(config, training=replace(config.training, shard=True))

@@ -333,7 +333,7 @@ def report(
             f"{opened.name}, {chosen}; best validation loss {result.best.val_loss:.4f} nats "
             f"per token, {result.best.bits_per_byte:.3f} bits per byte{part}; {words}"
         )
-        has_maps = opened.config.spec.supports(Use.ATTENTION_MAPS) is None
+        has_maps = opened.config.spec.reason_against(Use.ATTENTION_MAPS) is None
         if gathered.data_gone and has_maps:
             console.say(f"heads are not measured on validation text: {gathered.data_gone}")
     console.result_or_json(str(page), gathered.facts() | {"output": str(page)}, json)

@@ -14,7 +14,7 @@ from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
-from attnlm.model.architecture import OWN, Architecture, unused
+from attnlm.model.architecture import OWN, Architecture, missing_requirement
 from attnlm.model.own_arguments import check_argument
 from attnlm.model.own_specs import CODE, PREFIX, own_model, own_parts
 from attnlm.model.presets import PRESETS, architecture
@@ -251,7 +251,9 @@ def _parts_with_effect(
         merged = {**preset.parts, **parts, **dict.fromkeys(codes, OWN)}
         if "attention" in codes and parts.get("positions") == "rotary" != settings.get("positions"):
             merged.pop("positions")  # own attention cannot rotate, whatever a recipe says
-        effective = {k for k in merged if not k.startswith(PREFIX) and unused(k, merged) is None}
+        effective = {
+            k for k in merged if not k.startswith(PREFIX) and missing_requirement(k, merged) is None
+        }
         parts = {k: v for k, v in parts.items() if k in kept | effective}
     return parts
 
@@ -261,7 +263,7 @@ def _training_defaults(model: ModelSpec, chosen: Settings) -> Settings:
     preset = model.preset
     is_deep = preset not in PRESETS or bool(PRESETS[preset].parts.get("residual"))
     defaults = dict(_TRAINING_DEFAULTS.get(preset, _DEEP if is_deep else _ONE_LAYER))
-    if model.supports(Use.MUON) is None:
+    if model.reason_against(Use.MUON) is None:
         usual = _LEARNING_RATES["transformer" if is_deep else "multi-head"]
         optimizer = str(chosen.get("optimizer", "muon"))
         rate = _LEARNING_RATES.get(preset, usual)[optimizer]
@@ -287,7 +289,7 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
             raise UsageError(f"{first} cannot be combined with {second}", "leave one out")
     uses = {"recompute": Use.RECOMPUTE, "lora": Use.LORA, "shard": Use.SHARDING}
     for name, use in uses.items():
-        if getattr(training, name) and (reason := model.supports(use)) is not None:
+        if getattr(training, name) and (reason := model.reason_against(use)) is not None:
             raise UsageError(
                 f"{model.name} does not support `{name}`: {reason}", f"leave `{name}` out"
             )
@@ -307,7 +309,7 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
             f"{training.learning_rate:g}",
             f"use `min_learning_rate` {training.learning_rate:g} or less",
         )
-    if training.optimizer == "muon" and model.supports(Use.MUON) is not None:
+    if training.optimizer == "muon" and model.reason_against(Use.MUON) is not None:
         raise UsageError(
             f"`optimizer` muon has no matrices to update inside {model.name}",
             "use `optimizer` adamw",

@@ -174,7 +174,7 @@ def is_fastest_on_cpu(spec: ModelSpec, vocab_size: int) -> bool:
     costs = spec.costs(vocab_size)
     if not costs.width:
         return True  # a table of logits
-    is_in_c = spec.supports(Use.NATIVE_DECODER) is None and native_library() is not None
+    is_in_c = spec.reason_against(Use.NATIVE_DECODER) is None and native_library() is not None
     return is_in_c and costs.multiplied_weights < _MOST_ON_CPU
 
 
@@ -204,7 +204,7 @@ def _native_model(model: LanguageModel, device: Device, on_event: OnEvent) -> Na
     has_blocks = model.spec.costs(model.vocab_size).width > 0
     if not has_blocks or not is_native or (library := native_library()) is None:
         return None
-    if (reason := model.spec.supports(Use.NATIVE_DECODER)) is None:
+    if (reason := model.spec.reason_against(Use.NATIVE_DECODER)) is None:
         if isinstance(model, Transformer) and is_as_built(model):
             return NativeModel(model, library)
         reason = "it was changed from outside"
@@ -249,7 +249,7 @@ class ModuleDecoder:
     def __init__(self, model: LanguageModel, device: Device) -> None:
         self._model = model
         self._device = device
-        has_cache = model.spec.supports(Use.CACHE) is None
+        has_cache = model.spec.reason_against(Use.CACHE) is None
         self._caches: list[LayerCache] | None = [] if has_cache else None
 
     def logits(self, ids_BS: Ids, known: int) -> Array:

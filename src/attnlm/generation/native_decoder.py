@@ -221,7 +221,7 @@ def kept_of_full_window(spec: ModelSpec) -> int:
     If the context slides, all but the oldest token stay. Otherwise, only half a context stays: the
     cache is filled again once and then serves for many tokens.
     """
-    slides = spec.supports(Use.SLIDING_WINDOW) is None
+    slides = spec.reason_against(Use.SLIDING_WINDOW) is None
     return spec.block_size if slides else max(1, spec.block_size // 2)
 
 
@@ -256,7 +256,7 @@ def _tables(a: Architecture, weights: Mapping[str, Tensor], vocab_size: int) -> 
     the tables are then added, instead of computing W(e + p) again. The result is {} if the context
     does not slide, if there is a norm, or if tables are too large.
     """
-    slides = a.supports(Use.SLIDING_WINDOW) is None
+    slides = a.reason_against(Use.SLIDING_WINDOW) is None
     if not slides or a.norm != "none" or a.attention != "softmax":
         return {}
     maps = with_prefix(weights, "blocks.0.")

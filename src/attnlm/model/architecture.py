@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnlm.base.errors import UsageError
 from attnlm.base.settings import Settings, fields_of, quoted, setting
-from attnlm.model.costs import Costs, costs_of
+from attnlm.model.costs import Costs, compute_costs
 from attnlm.model.spec import ModelSpec, Shapes, Use
 from attnlm.model.supported_uses import USES_WITHOUT_MODULES, needed_for
 
@@ -262,7 +262,11 @@ class Architecture:
 
         values = {name: getattr(self, name) for name in fields_of(Architecture)}
         names = ("model", *PRESETS[self.model].settings)
-        return {n: values[n] for n in names if values[n] is not None and unused(n, values) is None}
+        return {
+            n: values[n]
+            for n in names
+            if values[n] is not None and missing_requirement(n, values) is None
+        }
 
     def build(
         self, vocab_size: int, wrap_block: Callable[[Any], Any] = lambda block: block
@@ -274,7 +278,7 @@ class Architecture:
         return Transformer(self, vocab_size, wrap_block)
 
     def costs(self, vocab_size: int) -> Costs:
-        return costs_of(self, vocab_size)
+        return compute_costs(self, vocab_size)
 
     def buffer_shapes(self, vocab_size: int) -> Shapes:
         """Return {}: a checkpoint holds only the parameters."""
@@ -285,16 +289,16 @@ class Architecture:
 
         Only one block is built: the architecture may come from a file that claims thousands.
         """
-        from attnlm.model.inspection import model_skeleton
+        from attnlm.model.inspection import meta_model
 
-        skeleton = model_skeleton(replace(self, layers=1), vocab_size)
+        skeleton = meta_model(replace(self, layers=1), vocab_size)
         return {
             name.replace("blocks.0.", f"blocks.{layer}.", 1): tuple(p.shape)
             for name, p in skeleton.named_parameters()
             for layer in range(self.layers if name.startswith("blocks.0.") else 1)
         }
 
-    def supports(self, use: Use) -> str | None:
+    def reason_against(self, use: Use) -> str | None:
         if use in USES_WITHOUT_MODULES:
             for part in fields(self):
                 value = getattr(self, part.name)
@@ -308,12 +312,12 @@ class UnsupportedError(UsageError):
     """Raised when a model does not support a use."""
 
 
-def architecture_of(spec: ModelSpec, use: Use) -> Architecture:
+def require_architecture(spec: ModelSpec, use: Use) -> Architecture:
     """Return a spec as an Architecture, for code that needs its parts.
 
     Raises UnsupportedError, with the reason, if the model does not support the use.
     """
-    reason = spec.supports(use)
+    reason = spec.reason_against(use)
     if reason is None and isinstance(spec, Architecture):
         return spec
     reason = reason or "only models of attnlm's own parts can"
@@ -369,7 +373,7 @@ def _check_rotary(a: Architecture) -> None:
         )
 
 
-def unused(name: str, settings: Mapping[str, Any]) -> str | None:
+def missing_requirement(name: str, settings: Mapping[str, Any]) -> str | None:
     """Return what the setting `name` needs to have an effect, or None if it has an effect.
 
     A setting that has no effect itself does not serve another one.
@@ -380,7 +384,7 @@ def unused(name: str, settings: Mapping[str, Any]) -> str | None:
     def is_met(other: str, needed: Any) -> bool:
         value = settings.get(other, described[other].default)
         fits = value not in ("none", None) if needed is _ANY else value == needed
-        return fits and unused(other, settings) is None
+        return fits and missing_requirement(other, settings) is None
 
     if not needs or any(is_met(other, value) for other, value in needs):
         return None

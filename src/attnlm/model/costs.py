@@ -85,7 +85,7 @@ class Costs:
         return sum(rows * columns for rows, columns in self.adapter_shapes(lora).values())
 
 
-def costs_of(a: Architecture, vocab_size: int) -> Costs:
+def compute_costs(a: Architecture, vocab_size: int) -> Costs:
     """Return the costs of an architecture."""
     is_softmax = a.attention == "softmax"
     mixed = a.heads * a.head_dim if is_softmax else a.maps_per_layer * a.lm_head_inputs

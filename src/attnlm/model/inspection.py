@@ -29,13 +29,13 @@ class ChangedModelError(AttnlmError):
     """Raised when a model computes something else than its settings say."""
 
 
-def model_skeleton(spec: ModelSpec, vocab_size: int) -> LanguageModel:
+def meta_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:
     """Return the model on torch's meta device: names and shapes without memory and numbers."""
     with torch.device("meta"):
-        return empty_model(spec, vocab_size)
+        return uninitialised_model(spec, vocab_size)
 
 
-def agree(actual: Tensor, expected: Tensor) -> bool:
+def are_close(actual: Tensor, expected: Tensor) -> bool:
     """Return True if two results are equal up to rounding. NaN and infinity differ."""
     return bool((actual - expected).abs().max() <= _TOLERANCE * expected.abs().max())
 
@@ -49,7 +49,7 @@ def is_as_built(model: LanguageModel) -> bool:
     definitions = (*_definitions(), *map(type, model.modules()))
     if not isinstance(model.spec, Architecture) or not all(map(_is_ours, definitions)):
         return False
-    return _structure_of(model) == _intended_structure(model.spec, model.vocab_size)
+    return _describe_structure(model) == _intended_structure(model.spec, model.vocab_size)
 
 
 def _definitions() -> Iterator[object]:
@@ -69,10 +69,10 @@ def _is_ours(value: object) -> bool:
 @functools.cache
 def _intended_structure(architecture: Architecture, vocab_size: int) -> dict[str, Any]:
     """Return the description of a model as its settings make it."""
-    return _structure_of(model_skeleton(architecture, vocab_size))
+    return _describe_structure(meta_model(architecture, vocab_size))
 
 
-def _structure_of(model: LanguageModel) -> dict[str, Any]:
+def _describe_structure(model: LanguageModel) -> dict[str, Any]:
     """Return the class of each module, its attributes, and the shapes of its parameters."""
     described: dict[str, Any] = {}
     for path, module in model.named_modules():
@@ -98,9 +98,11 @@ def check_textbook(model: LanguageModel, name: str) -> None:
         )
 
 
-def model_of(spec: ModelSpec, vocab_size: int, weights: Mapping[str, Tensor]) -> LanguageModel:
+def build_with_weights(
+    spec: ModelSpec, vocab_size: int, weights: Mapping[str, Tensor]
+) -> LanguageModel:
     """Return the model with these weights as its parameters, without copying them."""
-    model = empty_model(spec, vocab_size)
+    model = uninitialised_model(spec, vocab_size)
     for name, parameter in model.named_parameters():
         assert parameter.shape == weights[name].shape, name
         parameter.data = weights[name]
@@ -130,7 +132,7 @@ def _as_floats(buffer: Tensor) -> Tensor:
     return torch.empty(buffer.numel() * buffer.element_size() // 4, device="meta")
 
 
-def empty_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:
+def uninitialised_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:
     """Return a model with uninitialised weights, without writing to their memory."""
     with _WithoutInitialisation():
         return spec.build(vocab_size)
@@ -209,6 +211,6 @@ def check_finite(*tensors: Tensor) -> None:
             raise NotFiniteError
 
 
-def parameters_of(spec: ModelSpec, vocab_size: int) -> int:
+def parameter_count(spec: ModelSpec, vocab_size: int) -> int:
     """Return the number of parameters of the model; tied parameters count once."""
     return sum(map(math.prod, spec.parameter_shapes(vocab_size).values()))

@@ -16,9 +16,9 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.own_code import OwnCode
 from attnlm.model.architecture import Architecture
 from attnlm.model.attention import LayerCache, ParameterFreeAttention, SelfAttention
-from attnlm.model.layers import Dropout, dropout_factors, norm_of, recomputed
+from attnlm.model.layers import Dropout, build_norm, dropout_factors, recomputed
 from attnlm.model.mlp import MLP
-from attnlm.model.native_block import native_block_of
+from attnlm.model.native_block import make_native_block
 from attnlm.model.ops.block import block_pass, have_gradients, native_block_kernels
 from attnlm.model.ops.heads import Rotation, rotary_angles
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
@@ -111,7 +111,7 @@ class Transformer(LanguageModel):
             nn.init.normal_(self.position_embedding.weight, std=std if a.residual else 0.5)
         self.dropout = Dropout(a.dropout if a.residual else 0.0)
         self.blocks = nn.ModuleList(wrap_block(Block(a, own, layer)) for layer in range(a.layers))
-        self.norm = norm_of(a, lm_head_inputs)
+        self.norm = build_norm(a, lm_head_inputs)
         self.head = nn.Linear(lm_head_inputs, vocab_size, bias=a.head_bias)
         # A head of zeros makes equal logits: the initial loss is ln V.
         if a.tie_embeddings:
@@ -195,9 +195,9 @@ class Block(nn.Module):
             self.attention.scores = made.get("scores")
         elif a.attention != "none":
             self.attention = ParameterFreeAttention(uniform=a.attention == "uniform")
-        self.attention_norm = norm_of(a, a.width) if self.attention is not None else None
+        self.attention_norm = build_norm(a, a.width) if self.attention is not None else None
         self.mlp = made.get("mlp") or (MLP(a) if a.mlp != "none" else None)
-        self.mlp_norm = norm_of(a, a.width) if self.mlp is not None else None
+        self.mlp_norm = build_norm(a, a.width) if self.mlp is not None else None
         self.dropout = Dropout(a.dropout if a.residual else 0.0)
 
     def forward(
@@ -208,7 +208,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """Map (B, T, C) → (B, T, C), or (B, T, H·D) in a one-layer rung without a projection."""
         if cache is None and (kernels := native_block_kernels(x)) is not None:
-            native = native_block_of(self)
+            native = make_native_block(self)
             if native is not None and have_gradients(native.weights.values()):
                 p = self.dropout.p if self.training else 0.0
                 attention_factors = dropout_factors(x, p) if p else None
@@ -241,7 +241,7 @@ class OwnPart(nn.Module):
         with on_device_of(x_BTC):
             y = self.module(x_BTC)
         y = y[0] if isinstance(y, tuple) else y
-        return with_shape(self._code, y, (*x_BTC.shape[:2], self._width))
+        return require_shape(self._code, y, (*x_BTC.shape[:2], self._width))
 
 
 class OwnScores(nn.Module):
@@ -256,7 +256,7 @@ class OwnScores(nn.Module):
         """Return the scores, before mask and softmax."""
         with on_device_of(query_BHTD):
             scores = self.module(query_BHTD, key_BHTD)
-        return with_shape(self._code, scores, (*query_BHTD.shape[:3], key_BHTD.size(2)))
+        return require_shape(self._code, scores, (*query_BHTD.shape[:3], key_BHTD.size(2)))
 
 
 def own_part(own: OwnParts, kind: str, layer: int) -> OwnPart | OwnScores:
@@ -276,7 +276,7 @@ def on_device_of(x: Tensor) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if x.is_cpu or x.is_meta else x.device
 
 
-def with_shape(code: OwnCode, output: object, shape: tuple[int, ...]) -> Tensor:
+def require_shape(code: OwnCode, output: object, shape: tuple[int, ...]) -> Tensor:
     """Return the output of own code. Raises AttnlmError unless it is a tensor of this shape."""
     if isinstance(output, Tensor) and output.shape == shape:
         return output

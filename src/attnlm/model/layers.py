@@ -76,7 +76,7 @@ class Linear(Hookable, nn.Linear):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def adapt(self, rank: int, scale: float) -> None:
+    def add_adapter(self, rank: int, scale: float) -> None:
         """Add an adapter that changes nothing yet: A is uniform, as in PEFT, and B is zero."""
         down = torch.empty(rank, self.in_features, device=self.weight.device)
         self.lora_down = nn.Parameter(down.uniform_(-1, 1).mul_(self.in_features**-0.5))
@@ -133,7 +133,7 @@ class LayerNorm(Hookable):
         return F.layer_norm(x, self.gain.shape, self.gain, self.bias, self.epsilon)
 
 
-def norm_of(a: Architecture, size: int) -> RMSNorm | LayerNorm | None:
+def build_norm(a: Architecture, size: int) -> RMSNorm | LayerNorm | None:
     """Return the architecture's norm over `size` features, if it has a norm, else None."""
     if a.norm == "rms":
         return RMSNorm(size, a.norm_epsilon)

@@ -12,17 +12,17 @@ from attnlm.model.layers import Linear
 from attnlm.model.linear_maps import LoRA, map_path
 
 
-def adapt(model: nn.Module, lora: LoRA) -> None:
+def add_adapters(model: nn.Module, lora: LoRA) -> None:
     """Freeze a model's weights and add adapters, initialised from torch's random state."""
     model.requires_grad_(False)
     for layer in range(model.architecture.layers):  # type: ignore[arg-type, union-attr]
         for name in lora.on:
             adapted = model.get_submodule(map_path(layer, name))
             assert isinstance(adapted, Linear)
-            adapted.adapt(lora.rank, lora.scale)
+            adapted.add_adapter(lora.rank, lora.scale)
 
 
-def frozen(model: nn.Module) -> dict[str, Tensor]:
+def frozen_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights that are not trained; a model without adapters has none."""
     return {name: p.data for name, p in model.named_parameters() if not p.requires_grad}
 

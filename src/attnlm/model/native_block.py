@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _NORMS = {type(None): "none", RMSNorm: "rms", LayerNorm: "layer"}
 
 
-def native_block_of(block: Block) -> NativeBlock | None:
+def make_native_block(block: Block) -> NativeBlock | None:
     """Return what block.c needs of a block, or None if block.c cannot compute it."""
     attention = block.attention
     mlp = block.mlp

@@ -19,7 +19,7 @@ _SIZES = {"model": ("vocab_size", "block_size"), "scores": (*_PART_SIZES, "head_
 """The arguments that attnlm gives, by what the code is; those of other parts are _PART_SIZES"""
 
 
-def parameters_of(code: OwnCode) -> Mapping[str, inspect.Parameter]:
+def code_arguments(code: OwnCode) -> Mapping[str, inspect.Parameter]:
     """Return the arguments of own code by name."""
     return inspect.signature(code.load()).parameters
 
@@ -29,7 +29,7 @@ def settings_of(code: OwnCode, kind: str) -> dict[str, Setting]:
     sizes = _SIZES.get(kind, _PART_SIZES)
     return {
         name: parameter.default
-        for name, parameter in parameters_of(code).items()
+        for name, parameter in code_arguments(code).items()
         if name not in sizes and _is_value(parameter.default)
     }
 
@@ -57,7 +57,7 @@ def build_module(code: OwnCode, sizes: Mapping[str, Any], arguments: Settings) -
     import torch
     from torch import nn
 
-    parameters = parameters_of(code)
+    parameters = code_arguments(code)
     for name, parameter in parameters.items():
         is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if parameter.default is parameter.empty and not is_variable and name not in sizes:
@@ -102,7 +102,7 @@ def check_names(arguments: Settings, known: set[str], codes: Mapping[str, OwnCod
             raise UsageError(f"{named} has no argument {quoted(name)} with a default", hint)
 
 
-def values_of(code: OwnCode, defaults: Settings, arguments: Settings) -> Settings:
+def resolve_arguments(code: OwnCode, defaults: Settings, arguments: Settings) -> Settings:
     """Return the value of each argument: the given one, or the default, in the default's type."""
     values = dict(defaults)
     for name in defaults.keys() & arguments.keys():
@@ -126,9 +126,9 @@ def values_of(code: OwnCode, defaults: Settings, arguments: Settings) -> Setting
     return values
 
 
-def kind_of(code: OwnCode) -> str:
+def infer_kind(code: OwnCode) -> str:
     """Return what own code seems to be: model, scores or attention."""
-    if "vocab_size" in parameters_of(code):
+    if "vocab_size" in code_arguments(code):
         return "model"
     forward = getattr(code.load(), "forward", None)
     parameters = [] if forward is None else inspect.signature(forward).parameters.values()

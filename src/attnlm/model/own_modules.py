@@ -18,8 +18,8 @@ from torch.utils.flop_counter import flop_registry
 
 from attnlm.base.own_code import OwnCode
 from attnlm.model.costs import Costs
-from attnlm.model.inspection import empty_model
-from attnlm.model.language_model import Caches, LanguageModel, on_device_of, with_shape
+from attnlm.model.inspection import uninitialised_model
+from attnlm.model.language_model import Caches, LanguageModel, on_device_of, require_shape
 from attnlm.model.own_specs import OwnModel, OwnParts
 from attnlm.model.spec import ModelSpec
 
@@ -64,7 +64,7 @@ class OwnLanguageModel(LanguageModel):
         batch, length = tokens_BT.shape
         if isinstance(logits, Tensor) and logits.shape == (batch * length, self.vocab_size):
             logits = logits.view(batch, length, self.vocab_size)
-        return with_shape(self._code, logits, (batch, length, self.vocab_size)), loss
+        return require_shape(self._code, logits, (batch, length, self.vocab_size)), loss
 
 
 def _logits_in(output: Any) -> tuple[Any, Any]:
@@ -85,7 +85,7 @@ def output_width(spec: OwnParts) -> int:
         y = module(torch.zeros(1, min(2, a.block_size), a.width))
     y = y[0] if isinstance(y, tuple) else y
     width = y.size(-1) if isinstance(y, Tensor) and y.dim() else a.width
-    return with_shape(spec.codes["attention"], y, (1, min(2, a.block_size), width)).size(-1)
+    return require_shape(spec.codes["attention"], y, (1, min(2, a.block_size), width)).size(-1)
 
 
 def measured_costs(spec: ModelSpec, vocab_size: int) -> Costs:
@@ -97,7 +97,7 @@ def measured_costs(spec: ModelSpec, vocab_size: int) -> Costs:
     hashes = [v.sha256 for v in spec.settings().values() if isinstance(v, OwnCode)]
     key = repr((spec.name, spec.settings(), hashes)), vocab_size
     if key not in _MEASURED:
-        numbers = sum(p.numel() for p in skeleton(spec, vocab_size).parameters())
+        numbers = sum(p.numel() for p in model_for_shapes(spec, vocab_size).parameters())
         if numbers > _LARGE:
             with contextlib.suppress(Exception):  # code that needs numbers runs on the CPU
                 _MEASURED[key] = _costs_on("meta", spec, vocab_size)
@@ -110,10 +110,10 @@ _LARGE = 10**7  # parameters, above which a pass on the CPU takes seconds
 _MEASURED: dict[tuple[str, int], Costs] = {}
 
 
-def skeleton(spec: ModelSpec, vocab_size: int) -> LanguageModel:
+def model_for_shapes(spec: ModelSpec, vocab_size: int) -> LanguageModel:
     """Return the model with weights that were not written, and so take no memory."""
     with torch.random.fork_rng(devices=[]):
-        return empty_model(spec, vocab_size)
+        return uninitialised_model(spec, vocab_size)
 
 
 class _Counting(TorchDispatchMode):
@@ -138,7 +138,7 @@ class _Counting(TorchDispatchMode):
 def _costs_on(device: str, spec: ModelSpec, vocab_size: int) -> Costs:
     kept: dict[int, int] = {}
     with torch.random.fork_rng(devices=[]), torch.device(device):
-        model = empty_model(spec, vocab_size).train()
+        model = uninitialised_model(spec, vocab_size).train()
         ids_BT = torch.zeros(1, spec.block_size, dtype=torch.long)
         weights = {p.untyped_storage()._cdata for p in model.parameters()}
 

@@ -21,9 +21,9 @@ from attnlm.model.own_arguments import (
     build_module,
     check_forward,
     check_names,
-    parameters_of,
+    code_arguments,
+    resolve_arguments,
     settings_of,
-    values_of,
 )
 from attnlm.model.presets import PRESETS, architecture
 from attnlm.model.spec import ModelSpec, Shapes, Use
@@ -64,20 +64,20 @@ class _OwnSpec:
         return measured_costs(self, max(1, vocab_size))  # type: ignore[arg-type]
 
     def parameter_shapes(self, vocab_size: int) -> Shapes:
-        from attnlm.model.own_modules import skeleton
+        from attnlm.model.own_modules import model_for_shapes
 
-        named = skeleton(self, vocab_size).named_parameters()  # type: ignore[arg-type]
+        named = model_for_shapes(self, vocab_size).named_parameters()  # type: ignore[arg-type]
         return {name: tuple(parameter.shape) for name, parameter in named}
 
     def buffer_shapes(self, vocab_size: int) -> Shapes:
         """Return the shapes of the buffers in a checkpoint, which hold 32-bit numbers."""
         from attnlm.model.inspection import stored_buffers
-        from attnlm.model.own_modules import skeleton
+        from attnlm.model.own_modules import model_for_shapes
 
-        buffers = stored_buffers(skeleton(self, vocab_size))  # type: ignore[arg-type]
+        buffers = stored_buffers(model_for_shapes(self, vocab_size))  # type: ignore[arg-type]
         return {name: tuple(buffer.shape) for name, buffer in buffers.items()}
 
-    def _reason_against(self) -> str:
+    def _own_code_reason(self) -> str:
         return f"it computes {' and '.join(self.codes.values())}"
 
     def with_defaults(self, chosen: Iterable[str] = ()) -> Self:
@@ -87,7 +87,7 @@ class _OwnSpec:
         for `heads` among the settings that the user has `chosen`, if the attention takes none.
         """
         attention = self.codes.get("attention")
-        if attention is not None and "heads" in chosen and "heads" not in parameters_of(attention):
+        if attention is not None and "heads" in chosen and "heads" not in code_arguments(attention):
             raise UsageError(
                 f"`heads` has no effect: {attention} has no argument heads", "leave `heads` out"
             )
@@ -95,7 +95,7 @@ class _OwnSpec:
         check_names(self.arguments, set[str]().union(*defaults_of.values()), self.codes)
         values: Settings = {}
         for kind, defaults in defaults_of.items():
-            values |= values_of(self.codes[kind], defaults, self.arguments)
+            values |= resolve_arguments(self.codes[kind], defaults, self.arguments)
         return replace(self, arguments=values)
 
 
@@ -132,12 +132,12 @@ class OwnParts(_OwnSpec):
 
         return Transformer(self.architecture, vocab_size, wrap_block, self)
 
-    def supports(self, use: Use) -> str | None:
+    def reason_against(self, use: Use) -> str | None:
         if use in (*_SUPPORTED, Use.RECOMPUTE):
             return None
         if use is Use.NATIVE_OPS:
-            return self.architecture.supports(use)
-        return self._reason_against()
+            return self.architecture.reason_against(use)
+        return self._own_code_reason()
 
     @functools.cached_property
     def lm_head_inputs(self) -> int:
@@ -195,8 +195,8 @@ class OwnModel(_OwnSpec):
         module = build_module(self.code, sizes, self.with_defaults().arguments)
         return OwnLanguageModel(self, vocab_size, module)
 
-    def supports(self, use: Use) -> str | None:
-        return None if use in _SUPPORTED else self._reason_against()
+    def reason_against(self, use: Use) -> str | None:
+        return None if use in _SUPPORTED else self._own_code_reason()
 
 
 def own_parts(

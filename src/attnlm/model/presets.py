@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 from attnlm.base.errors import UsageError
 from attnlm.base.settings import Setting, Settings
-from attnlm.model.architecture import OWN, Architecture, unused
+from attnlm.model.architecture import OWN, Architecture, missing_requirement
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,9 @@ def architecture(
             raise UsageError(
                 f"`{name}` does not apply to {model}", f"use `model` {' or '.join(users)}"
             )
-        if needs := unused(name, merged):
+        if needs := missing_requirement(name, merged):
             raise UsageError(f"`{name}` has no effect without {needs}", f"leave `{name}` out")
-    used = {name: value for name, value in merged.items() if unused(name, merged) is None}
+    used = {
+        name: value for name, value in merged.items() if missing_requirement(name, merged) is None
+    }
     return Architecture(model=model, **used)  # type: ignore[arg-type]

@@ -2,7 +2,7 @@
 
 An Architecture is one implementation. Code outside of `model` asks a ModelSpec and calls the
 LanguageModel that it builds. Code that needs the parts of a model, such as an export, gets them
-from `architecture_of`, which refuses other implementations.
+from `require_architecture`, which refuses other implementations.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ModelSpec(Protocol):
         together may be too large for one device.
         """
 
-    def supports(self, use: Use) -> str | None:
+    def reason_against(self, use: Use) -> str | None:
         """Return why the model does not support `use`, or None if it supports it."""
 
     def costs(self, vocab_size: int) -> Costs:

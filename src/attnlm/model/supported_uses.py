@@ -54,7 +54,7 @@ def needed_for(use: Use, a: Architecture) -> dict[str, bool]:
             in_heads = a.query_key_norm or a.positions == "rotary"
             has_ops = a.mlp in ("gelu", "swiglu") or a.norm == "rms"
             has_ops = has_ops or (softmax and in_heads)
-            return {"operations in C": has_ops or a.supports(Use.NATIVE_BLOCKS) is None}
+            return {"operations in C": has_ops or a.reason_against(Use.NATIVE_BLOCKS) is None}
         case Use.ONE_LAYER:
             return blocks | {
                 "a bias in the LM head": a.head_bias,

@@ -16,7 +16,7 @@ from torch import Tensor
 from attnlm.base.errors import AttnlmError
 from attnlm.base.json_records import decoded, limited
 from attnlm.config.settings import resolve
-from attnlm.model.inspection import check_finite, parameters_of
+from attnlm.model.inspection import check_finite, parameter_count
 from attnlm.runs.checkpoint import named_tensors, parameter_of, save_one_by_one
 from attnlm.runs.create_run import create_run_folder
 from attnlm.runs.hugging_face.read_model import open_tensors
@@ -72,7 +72,7 @@ def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> 
             Path(),
             config,
             vocab_size=tokenizer.vocab_size,
-            parameters=parameters_of(config.spec, tokenizer.vocab_size),
+            parameters=parameter_count(config.spec, tokenizer.vocab_size),
             dataset=DatasetFacts(name=metadata.text),
             imported_from=str(path.absolute()),
         )

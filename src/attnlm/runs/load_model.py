@@ -21,7 +21,7 @@ from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.compute.device import Device, choose_device
 from attnlm.compute.processes import rows_of
 from attnlm.data.dataset import Dataset
-from attnlm.model.inspection import check_textbook, model_of
+from attnlm.model.inspection import build_with_weights, check_textbook
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.lora import merge_lora
 from attnlm.runs.checkpoint import FACTS, load_checkpoint, load_header, save_checkpoint
@@ -55,7 +55,7 @@ def load_model(
     # A float32 run stays float32 on any device; others use bfloat16 if the hardware has it.
     dtype = "float32" if run.config.training.dtype == "float32" else "auto"
     placed = choose_device(device, dtype)
-    model = model_of(run.config.spec, run.vocab_size, load_weights(run, chosen))
+    model = build_with_weights(run.config.spec, run.vocab_size, load_weights(run, chosen))
     return model.to(placed.torch).eval(), placed
 
 
@@ -85,7 +85,7 @@ def checked_weights(run: Run, checkpoint: Checkpoint) -> dict[str, Tensor]:
     Raises as `load_weights` and `check_textbook` do.
     """
     weights = load_weights(run, checkpoint)
-    check_textbook(model_of(run.config.spec, run.vocab_size, weights).eval(), run.name)
+    check_textbook(build_with_weights(run.config.spec, run.vocab_size, weights).eval(), run.name)
     return weights
 
 

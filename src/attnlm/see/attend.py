@@ -134,7 +134,7 @@ def attend(
     not record its attention.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
-    if run.config.spec.supports(Use.ATTENTION_MAPS) is not None:
+    if run.config.spec.reason_against(Use.ATTENTION_MAPS) is not None:
         raise no_attention()
     ids = ids_of(run, text)
     block_size = run.config.spec.block_size

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnlm.model.attention import SelfAttention
-from attnlm.model.inspection import agree
+from attnlm.model.inspection import are_close
 from attnlm.model.language_model import Block, LanguageModel, Transformer
 from attnlm.model.layers import LayerNorm, RMSNorm
 from attnlm.model.recorder import Recorder, Site, observed
@@ -78,6 +78,6 @@ def _added_by_heads(block: Block, attended_C: Tensor, mixed: list[Tensor]) -> di
         parts = {f"head {head}": added_C for head, added_C in enumerate(alone_HN, 1)}
         parts |= {"attention bias": bias_C} if bias_C.any() else {}
         summed = sum(parts.values())
-        if summed.shape == attended_C.shape and agree(summed, attended_C):
+        if summed.shape == attended_C.shape and are_close(summed, attended_C):
             return parts
     return {"attention": attended_C}

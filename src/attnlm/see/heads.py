@@ -146,7 +146,7 @@ def heads(
     """
     check_windows(windows)
     run = open_run(run, checkpoint_dir=checkpoint_dir)
-    if run.config.spec.supports(Use.ATTENTION_MAPS) is not None:
+    if run.config.spec.reason_against(Use.ATTENTION_MAPS) is not None:
         raise no_attention()
     random_NT = repeated_random_tokens(run.vocab_size, run.config.spec.block_size, windows)
     text_windows = None

@@ -71,7 +71,7 @@ def heads_over_training(
     model without attention.
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
-    if run.config.spec.supports(Use.ATTENTION_MAPS) is not None:
+    if run.config.spec.reason_against(Use.ATTENTION_MAPS) is not None:
         raise no_attention()
     measured = {s.step: s.scores for s in run.ticker() if s.scores is not None}
     shape = [*measured.values()][-1].shape if measured else ()

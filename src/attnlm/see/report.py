@@ -246,7 +246,7 @@ def _scores_of_heads(
 
     The text is the validation split if there is a data set, or else the text that was given.
     """
-    if run.config.spec.supports(Use.ATTENTION_MAPS) is not None:
+    if run.config.spec.reason_against(Use.ATTENTION_MAPS) is not None:
         return None, "the model has none"
     if dataset is None and text_ids is None and not run.imported_from:
         return None, why_missing

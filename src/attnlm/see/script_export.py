@@ -11,7 +11,7 @@ import inspect
 
 from attnlm.base.errors import AttnlmError
 from attnlm.model import textbook
-from attnlm.model.architecture import Architecture, architecture_of
+from attnlm.model.architecture import Architecture, require_architecture
 from attnlm.model.inspection import check_textbook
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
@@ -52,7 +52,7 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     """
     ids = ids_within_context(run, text)
     chosen = run.checkpoint(checkpoint)
-    architecture = architecture_of(run.config.spec, Use.TEXTBOOK)
+    architecture = require_architecture(run.config.spec, Use.TEXTBOOK)
     check_textbook(load_model(run, checkpoint=chosen, device="cpu")[0], run.name)
     if run.config.training.adapters is not None:
         raise AttnlmError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnlm.base.errors import UsageError
-from attnlm.model.architecture import Architecture, architecture_of
+from attnlm.model.architecture import Architecture, require_architecture
 from attnlm.model.inspection import check_finite, check_textbook
 from attnlm.model.recorder import Layer, NotRecordedError, Recorder, record
 from attnlm.model.spec import Use
@@ -116,7 +116,7 @@ def trace(
     ids = ids_within_context(run, text)
     checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    architecture = architecture_of(run.config.spec, Use.TRACE)
+    architecture = require_architecture(run.config.spec, Use.TRACE)
     check_textbook(model, run.name)
     recorder = record(model, torch.tensor([ids]))
     steps = list(_steps(architecture, recorder))

@@ -10,7 +10,7 @@ from attnlm.base.formatting import quantity
 from attnlm.base.settings import Settings
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
-from attnlm.model.architecture import RUNGS, Architecture, architecture_of
+from attnlm.model.architecture import RUNGS, Architecture, require_architecture
 from attnlm.model.inspection import initial_distributions
 from attnlm.model.spec import ModelSpec, Use
 from attnlm.see.model_page import architecture_data
@@ -46,7 +46,7 @@ def train_page(
     }
     first = _DEFAULT
     if spec is not None:
-        architecture_of(spec, Use.PAGE_TRAINING)
+        require_architecture(spec, Use.PAGE_TRAINING)
         first = spec.name
         configs[first] = _config(spec.settings())
     data = {
@@ -88,7 +88,7 @@ def _config(model: Settings) -> Config:
 def _rung_data(config: Config) -> dict[str, Any]:
     """Return the JSON values of a rung: its parts, parameters, and the settings of its training."""
     settings = config.settings()
-    a = architecture_of(config.spec, Use.PAGE_TRAINING)
+    a = require_architecture(config.spec, Use.PAGE_TRAINING)
     training = (
         "steps", "batch_size", "learning_rate", "min_learning_rate", "schedule", "cooldown",
         "warmup", "beta1", "beta2", "weight_decay", "weight_decay_on", "gradient_clip",

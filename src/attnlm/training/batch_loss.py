@@ -11,13 +11,13 @@ from torch import Tensor
 from attnlm.base.caches import use_own_compiler_cache
 from attnlm.base.own_code import OwnCode
 from attnlm.config.training import TrainingConfig
-from attnlm.model.language_model import LanguageModel, on_device_of, with_shape
+from attnlm.model.language_model import LanguageModel, on_device_of, require_shape
 
 BatchLoss = Callable[[LanguageModel, Tensor, Tensor], Tensor]
 """Returns the mean loss, (), of a model, inputs (B, T) and targets (B, T)."""
 
 
-def loss_of(training: TrainingConfig) -> BatchLoss:
+def choose_loss(training: TrainingConfig) -> BatchLoss:
     """Return the loss that a configuration selects."""
     loss = _own_loss(training.loss) if isinstance(training.loss, OwnCode) else _model_loss
     return _torch_compiled(loss) if training.compile == "on" else loss
@@ -35,7 +35,7 @@ def _own_loss(code: OwnCode) -> BatchLoss:
         logits_BTV = model(inputs_BT)
         with on_device_of(inputs_BT):
             loss = own(logits_BTV, inputs_BT, targets_BT)
-        return with_shape(code, loss, ())
+        return require_shape(code, loss, ())
 
     return own_loss
 

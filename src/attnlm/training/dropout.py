@@ -38,7 +38,7 @@ class DropoutDraws:
 
 
 @torch.no_grad()
-def changes_itself(model: LanguageModel) -> bool:
+def draws_or_changes_buffers(model: LanguageModel) -> bool:
     """Return True if own code draws random numbers or changes buffers in training.
 
     The replicas' threads would draw from one generator, and change different buffers.

@@ -21,7 +21,7 @@ _SHORT = 64
 """The longest context for which PyTorch's attention is faster."""
 
 
-def kernels_of(training: TrainingConfig) -> Kernels:
+def configured_kernels(training: TrainingConfig) -> Kernels:
     """Return the kernels that a configuration selects, by default PyTorch's."""
     return Kernels(
         native_ops=training.compile == "parts",
@@ -35,12 +35,12 @@ def has_native_ops(spec: ModelSpec, vocab_size: int, tokens: int) -> bool:
     has_blocks = spec.costs(vocab_size).width > 0
     return (
         is_one_layer(spec, vocab_size, tokens)
-        or spec.supports(Use.NATIVE_OPS) is None
+        or spec.reason_against(Use.NATIVE_OPS) is None
         or (has_blocks and vocab_size * tokens > LOGITS_AT_ONCE["cpu"])
     )
 
 
-def chosen_matmul(spec: ModelSpec, training: TrainingConfig) -> str:
+def choose_matmul(spec: ModelSpec, training: TrainingConfig) -> str:
     """Return what computes a step's large matmuls: native, onednn or blas.
 
     Blocks in C are faster than single operations as long as their matmuls are small. The library is
@@ -52,7 +52,7 @@ def chosen_matmul(spec: ModelSpec, training: TrainingConfig) -> str:
         and training.attention_kernel != "torch"
         and training.lora is None
         and not training.is_sharded
-        and spec.supports(Use.NATIVE_BLOCKS) is None
+        and spec.reason_against(Use.NATIVE_BLOCKS) is None
         and spec.costs(vocab_size=0).width <= _NARROW
     )
     return "native" if by_blocks and library == "blas" else library
@@ -79,5 +79,5 @@ def faster_attention(spec: ModelSpec, matmul: str) -> str:
     """
     if matmul == "native":
         return "native"
-    is_possible = spec.supports(Use.NATIVE_ATTENTION) is None and native_library() is not None
+    is_possible = spec.reason_against(Use.NATIVE_ATTENTION) is None and native_library() is not None
     return "native" if is_possible and spec.block_size > _SHORT else "torch"

@@ -45,7 +45,7 @@ def is_one_layer(spec: ModelSpec, vocab_size: int, tokens: int) -> bool:
     The result is False if the vocabulary has more than `tokens` ids, since the tables would then
     have more rows than a batch looks up.
     """
-    return vocab_size <= tokens and spec.supports(Use.ONE_LAYER) is None
+    return vocab_size <= tokens and spec.reason_against(Use.ONE_LAYER) is None
 
 
 def one_layer_form(

@@ -23,11 +23,11 @@ from attnlm.compute.threads import compute_all
 from attnlm.config.training import TrainingConfig
 from attnlm.model.inspection import stored_buffers
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.lora import frozen
+from attnlm.model.lora import frozen_weights
 from attnlm.model.ops import use_kernels
 from attnlm.model.ops.linear import matmul
 from attnlm.training.cuda_graph import CudaGraph, can_record_updates
-from attnlm.training.kernels import kernels_of
+from attnlm.training.kernels import configured_kernels
 from attnlm.training.schedule import learning_rate
 
 # A CPU updates parameters in pieces of at most this many elements, which fit its caches. Threads
@@ -61,7 +61,7 @@ class Span(NamedTuple):
     place: slice
 
 
-def spans_of(
+def make_spans(
     model: LanguageModel, config: TrainingConfig, local: Callable[[Tensor], Tensor]
 ) -> list[Span]:
     """Return the spans of the trained parameters, sorted by their groups.
@@ -91,7 +91,7 @@ def flatten_parameters(model: LanguageModel, config: TrainingConfig) -> tuple[Te
     Rounding in matmuls depends on the alignment of the operands. An evaluation therefore repeats a
     training run's numbers only if the parameters have the same layout in memory as in that run.
     """
-    spans = spans_of(model, config, lambda values: values)
+    spans = make_spans(model, config, lambda values: values)
     flat = torch.cat([span.values.flatten() for span in spans])
     flat_spans = [span._replace(values=flat[span.place].view(span.values.shape)) for span in spans]
     for span in flat_spans:
@@ -213,7 +213,7 @@ class Optimizer(ABC):
     def __init__(self, spans: Sequence[Span], config: TrainingConfig) -> None:
         self._config = config
         self._spans = spans
-        self._kernels = kernels_of(config)
+        self._kernels = configured_kernels(config)
         new_zeros = spans[0].values.new_zeros
         count = spans[-1].place.stop
         by_adamw = sum(span.values.numel() for span in spans if not span.group.by_muon)
@@ -224,7 +224,7 @@ class Optimizer(ABC):
         self._rules: list[AdamW | Muon] = []
         for group, members in itertools.groupby(spans, key=lambda span: span.group):
             decay = config.weight_decay if group.decays else 0.0
-            self._rules += self._rules_for(group, list(members), decay)
+            self._rules += self._make_rules(group, list(members), decay)
         self._norm_before_clipping: Tensor | None = None
         """the norm of the newest step's gradient before clipping"""
         self._count = torch.zeros((), device=self.gradient.device)
@@ -234,7 +234,7 @@ class Optimizer(ABC):
             self._graph = CudaGraph()
 
     @abstractmethod
-    def _rules_for(
+    def _make_rules(
         self, group: ParameterGroup, spans: list[Span], decay: float
     ) -> Iterator[AdamW | Muon]:
         """Yield the update rules of `spans`, all parameters of `group`."""
@@ -355,9 +355,9 @@ class FlatOptimizer(Optimizer):
         """Return the parameters by name, and the buffers of own code, which may be new ones."""
         if self._config.lora is not None:
             return super().weights()
-        return super().weights() | frozen(self._model) | stored_buffers(self._model)
+        return super().weights() | frozen_weights(self._model) | stored_buffers(self._model)
 
-    def _rules_for(
+    def _make_rules(
         self, group: ParameterGroup, spans: list[Span], decay: float
     ) -> Iterator[AdamW | Muon]:
         whole = slice(spans[0].place.start, spans[-1].place.stop)

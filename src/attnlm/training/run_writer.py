@@ -22,7 +22,7 @@ from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.run import Run
 from attnlm.training.eval_budget import affordable_tokens_of_budget
 from attnlm.training.events import Evaluated
-from attnlm.training.kernels import kernels_of
+from attnlm.training.kernels import configured_kernels
 from attnlm.training.reporter import Stopwatch
 from attnlm.training.run_schedule import RunSchedule
 from attnlm.training.schedule import expected_steps, learning_rate
@@ -206,7 +206,7 @@ def _evaluate(stepper: Stepper, dataset: Dataset, most: int | None) -> Evaluatio
         dataset.val,
         stepper.state.device,
         bytes_per_token=dataset.bytes_per_answer_token if only_answers else dataset.bytes_per_token,
-        kernels=kernels_of(stepper.training),
+        kernels=configured_kernels(stepper.training),
         threads=stepper.training.threads,
         most=most,
         processes=stepper.processes,

@@ -20,7 +20,7 @@ from attnlm.compute.device import Device
 from attnlm.compute.processes import Processes, reporting_lost_processes
 from attnlm.config.training import TrainingConfig
 from attnlm.model.attention import SelfAttention
-from attnlm.model.inspection import empty_model
+from attnlm.model.inspection import uninitialised_model
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.mlp import MLP
 from attnlm.model.spec import ModelSpec
@@ -30,8 +30,8 @@ from attnlm.training.optimizer import (
     Optimizer,
     ParameterGroup,
     Span,
+    make_spans,
     orthogonalize,
-    spans_of,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def from_shard(shard: Tensor, shape: torch.Size, mesh: DeviceMesh, dim: int = 0)
 
 def whole_model(model: LanguageModel, processes: Processes) -> LanguageModel | None:
     """Return the whole model on the CPU in rank 0, else None. All processes must call this."""
-    whole = empty_model(model.spec, model.vocab_size) if processes.is_main else None
+    whole = uninitialised_model(model.spec, model.vocab_size) if processes.is_main else None
     into = {} if whole is None else dict(whole.named_parameters())
     model.reshard()  # type: ignore[operator]  # an evaluation leaves root weights gathered
     with torch.no_grad(), reporting_lost_processes():
@@ -100,7 +100,7 @@ class ShardedOptimizer(Optimizer):
 
     def __init__(self, model: LanguageModel, config: TrainingConfig, processes: Processes) -> None:
         self._processes = processes
-        super().__init__(spans_of(model, config, lambda p: p.to_local()), config)  # type: ignore[attr-defined]
+        super().__init__(make_spans(model, config, lambda p: p.to_local()), config)  # type: ignore[attr-defined]
         parameters = dict(model.named_parameters())
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
         """The shapes of the whole parameters."""
@@ -109,7 +109,7 @@ class ShardedOptimizer(Optimizer):
             gradient = self.gradient[span.place].view(span.values.shape)
             parameters[span.name].grad = from_shard(gradient, self.shapes[span.name], mesh)
 
-    def _rules_for(
+    def _make_rules(
         self, group: ParameterGroup, spans: list[Span], decay: float
     ) -> Iterator[AdamW | Muon]:
         if not group.by_muon:

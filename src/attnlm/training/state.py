@@ -18,7 +18,7 @@ from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.model.lora import adapt, frozen
+from attnlm.model.lora import add_adapters, frozen_weights
 from attnlm.runs.checkpoint import (
     ShardedCheckpoints,
     load_checkpoint,
@@ -138,7 +138,7 @@ def initial_state(
         else:
             model = config.spec.build(vocab_size).to(device.torch)
             if training.adapters is not None:
-                adapt(model, training.adapters)
+                add_adapters(model, training.adapters)
             optimizer = FlatOptimizer(model, training)
     if isinstance(model, Transformer):
         model.recompute = training.recompute
@@ -165,7 +165,7 @@ def load_or_init_state(
         saved = load_checkpoint(run.last, config.spec, run.vocab_size, rank, count, adapters)
     state = initial_state(config, run.vocab_size, device, processes)
     if is_reader and config.training.adapters is not None:
-        _copy(base_weights(run), frozen(state.model))
+        _copy(base_weights(run), frozen_weights(state.model))
     elif is_reader and fresh and run.parent is not None:
         _copy(parent_weights(run, run.parent, rank, count), state.optimizer.weights())
     if saved is not None:
@@ -204,7 +204,7 @@ def _broadcast(state: TrainingState, processes: Processes, *, with_tensors: bool
     state = replace(state, **processes.broadcast_object(state.content()))
     if with_tensors:
         optimizer = state.optimizer
-        for named in (optimizer.weights(), optimizer.state(), frozen(state.model)):
+        for named in (optimizer.weights(), optimizer.state(), frozen_weights(state.model)):
             for tensor in named.values():
                 processes.broadcast(tensor)
     return state

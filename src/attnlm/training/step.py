@@ -25,11 +25,11 @@ from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import dropout_from
 from attnlm.model.ops import Kernels, use_kernels
-from attnlm.training.batch_loss import loss_of
+from attnlm.training.batch_loss import choose_loss
 from attnlm.training.batch_split import BatchSplit, split_batch
 from attnlm.training.cuda_graph import CudaGraph, can_record_gradients
-from attnlm.training.dropout import DropoutDraws, changes_itself
-from attnlm.training.kernels import kernels_of
+from attnlm.training.dropout import DropoutDraws, draws_or_changes_buffers
+from attnlm.training.kernels import configured_kernels
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.schedule import BudgetClock, expected_steps
@@ -60,7 +60,7 @@ class Replica:
         self._kernels = kernels
         self._windows = windows
         self._first_window = first_window
-        self._loss = loss_of(training)
+        self._loss = choose_loss(training)
         self._has_own_loss = training.loss is not None
         self._dropout_draws = DropoutDraws(config, device, windows)
         self._graph: CudaGraph[Tensor] | None = None
@@ -143,7 +143,7 @@ def new_replicas(
     state: TrainingState, config: Config, split: BatchSplit, first_window: int
 ) -> list[Replica]:
     """Return the replicas of the model, of which the first is the model itself."""
-    kernels = kernels_of(config.training)
+    kernels = configured_kernels(config.training)
     if kernels.matmul == "native" and not is_as_built(state.model):
         kernels = dataclasses.replace(kernels, matmul="blas")
     models = [(state.model, state.optimizer.gradient)]
@@ -198,7 +198,9 @@ class Stepper:
         if state.device.name == "cpu":
             threads = training.threads
             keep_freed_memory()
-        can_replicate = threads == 1 or not config.codes or not changes_itself(state.model)
+        can_replicate = (
+            threads == 1 or not config.codes or not draws_or_changes_buffers(state.model)
+        )
         self.state = state
         self.training = training
         self.processes = processes

@@ -25,11 +25,11 @@ from attnlm.config.new_run import SizeCandidates
 from attnlm.config.settings import Config, resolve
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
-from attnlm.model.inspection import parameters_of
+from attnlm.model.inspection import parameter_count
 from attnlm.model.spec import Use
 from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.eval_budget import step_cost
-from attnlm.training.kernels import chosen_matmul, faster_attention, has_native_ops
+from attnlm.training.kernels import choose_matmul, faster_attention, has_native_ops
 from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.schedule import BudgetClock
 from attnlm.training.state import initial_state, keeping_random_state
@@ -71,7 +71,7 @@ def autotune(
     if config.training.seed is None:
         config = config.with_training(seed=secrets.randbits(31))
     if config.training.micro_batch_size is None and not is_resumed:
-        parameters = parameters_of(config.spec, dataset.vocab_size)
+        parameters = parameter_count(config.spec, dataset.vocab_size)
         size = affordable_micro_batch(
             config, dataset.vocab_size, parameters, dataset.val_tokens, device
         )
@@ -97,7 +97,7 @@ def check_fits(config: Config, dataset: Dataset, device: Device) -> None:
                 f"`block_size` {length} ends before every answer of the {split} split",
                 f"use `block_size` {longest - 1}",
             )
-    parameters = parameters_of(config.spec, dataset.vocab_size)
+    parameters = parameter_count(config.spec, dataset.vocab_size)
     check_memory(config, dataset.vocab_size, parameters, dataset.val_tokens, device)
 
 
@@ -145,7 +145,9 @@ def _kernels(config: Config, device: Device) -> dict[str, str]:
     if (device.name, device.dtype) != ("cpu", "float32") or training.compile == "on":
         return {"matmul": "blas", "attention_kernel": "torch"}
     for name, use in (("attention_kernel", Use.NATIVE_ATTENTION), ("matmul", Use.NATIVE_BLOCKS)):
-        reason = spec.supports(use) if training.compile == "parts" else "it needs `compile` parts"
+        reason = (
+            spec.reason_against(use) if training.compile == "parts" else "it needs `compile` parts"
+        )
         if getattr(training, name) == "native" and reason is not None:
             raise UsageError(
                 f"{spec.name} cannot have `{name}` native: {reason}", f"leave `{name}` out"
@@ -160,7 +162,7 @@ def _kernels(config: Config, device: Device) -> dict[str, str]:
         )
     if matmul == "auto":
         large = training.compile == "parts" or training.optimizer == "muon" or training.lora
-        matmul = chosen_matmul(spec, training) if large else "blas"
+        matmul = choose_matmul(spec, training) if large else "blas"
     if attention == "auto":
         attention = faster_attention(spec, matmul) if training.compile == "parts" else "torch"
     return {"matmul": matmul, "attention_kernel": attention}
@@ -180,7 +182,7 @@ def _is_long(config: Config, dataset: Dataset) -> bool:
 
 def _work(config: Config, dataset: Dataset) -> float:
     """Return the approximate number of floating-point operations of a step."""
-    return 6.0 * parameters_of(config.spec, dataset.vocab_size) * config.tokens_per_step
+    return 6.0 * parameter_count(config.spec, dataset.vocab_size) * config.tokens_per_step
 
 
 def _chosen_threads(config: Config, device: Device, dataset: Dataset) -> int:

@@ -18,9 +18,9 @@ from attnlm.base.formatting import listed, quantity
 from attnlm.base.own_code import OwnCode, named_code
 from attnlm.config.new_run import resolve_new, with_own_code
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
-from attnlm.model.inspection import parameters_of
+from attnlm.model.inspection import parameter_count
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.own_arguments import kind_of
+from attnlm.model.own_arguments import infer_kind
 from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.model.own_specs import PREFIX, OwnModel, OwnParts
 from attnlm.model.recorder import SOFTMAX, record
@@ -74,7 +74,7 @@ def check(
     named = with_own_code({"model": code})["model"]
     if not isinstance(named, OwnCode):
         named = named_code(str(named))  # refuses it, and says how to name code
-    kind = part or kind_of(named)
+    kind = part or infer_kind(named)
     if kind not in CHOSEN_BY_NAME:
         raise UsageError(f"invalid value for `part`: {kind!r}", f"use {', '.join(CHOSEN_BY_NAME)}")
     config = resolve_new({**settings, kind: named}, None).config
@@ -305,7 +305,7 @@ def _cost_findings(config: Config, vocab_size: int) -> Iterator[Finding]:
         configs[f"; the standard {spec.preset}: "] = resolve(sizes_of)
     numbers: dict[str, list[str]] = {"parameters": [], "operations": [], "time": []}
     for label, compared in configs.items():
-        parameters = parameters_of(compared.spec, vocab_size)
+        parameters = parameter_count(compared.spec, vocab_size)
         flops = compared.spec.costs(vocab_size).training_flops()
         milliseconds = 1e3 * _step_seconds(compared, vocab_size)
         numbers["parameters"].append(f"{label}{parameters:,}")

@@ -30,7 +30,7 @@ from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.see.head_scores import snapshot_scores
 from attnlm.see.shown_tokens import token_texts
 from attnlm.training.eval_budget import is_whole_affordable
-from attnlm.training.kernels import kernels_of
+from attnlm.training.kernels import configured_kernels
 from attnlm.training.optimizer import flatten_parameters
 from attnlm.training.validation_loss import MOST_TOKENS, Evaluation, right_answers, validation_loss
 
@@ -87,7 +87,7 @@ def evaluate(
                 tokens,
                 chosen,
                 bytes_per_token=bytes_per_token,
-                kernels=kernels_of(training),
+                kernels=configured_kernels(training),
                 threads=max(training.threads or 1, torch.get_num_threads()),  # training may leave 1
                 most=most,
                 examples=limit_per_window(dataset.val_examples, training.examples_per_window),

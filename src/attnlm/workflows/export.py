@@ -19,7 +19,7 @@ from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import AttnlmError, UsageError, optional
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.model.architecture import architecture_of
+from attnlm.model.architecture import require_architecture
 from attnlm.model.spec import Use
 from attnlm.runs.external_formats import (
     GGUF_FORMATS,
@@ -151,7 +151,7 @@ def _tensors(format: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Tenso
     The returned tensor may be a view that is not contiguous. `ExternalFormat.with_missing_parts`
     describes the parts that the other tool stores but our model lacks.
     """
-    a = format.with_missing_parts(architecture_of(run.config.spec, Use.EXPORT))
+    a = format.with_missing_parts(require_architecture(run.config.spec, Use.EXPORT))
     weights = checked_weights(run, checkpoint)
     mappings = {mapping.name: mapping for mapping in format.tensor_mappings(a)}
     shapes = a.parameter_shapes(run.vocab_size)
@@ -183,7 +183,7 @@ def _tensors(format: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Tenso
 
 def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
     stock = format_for(
-        architecture_of(run.config.spec, Use.EXPORT), classes_for(run.tokenizer.name), run.name
+        require_architecture(run.config.spec, Use.EXPORT), classes_for(run.tokenizer.name), run.name
     )
     _check_folder_free(folder)
     chosen = run.checkpoint(checkpoint)
@@ -214,7 +214,7 @@ def _check_folder_free(folder: Path) -> None:
 
 def _described(run: Run, checkpoint: Checkpoint, stock: StockClass) -> dict[str, str]:
     """Return the files of the folder by name, without the weights."""
-    a = stock.with_missing_parts(architecture_of(run.config.spec, Use.EXPORT))
+    a = stock.with_missing_parts(require_architecture(run.config.spec, Use.EXPORT))
     tokenizer = run.tokenizer
     end = tokenizer.end_of_text
     beginning = tokenizer.beginning
@@ -297,7 +297,7 @@ _BLOCK = 32  # numbers that share one scale
 
 
 def _export_gguf(run: Run, path: Path, type: str, checkpoint: str, on_event: OnEvent) -> Exported:
-    format = format_for(architecture_of(run.config.spec, Use.EXPORT), GGUF_FORMATS, run.name)
+    format = format_for(require_architecture(run.config.spec, Use.EXPORT), GGUF_FORMATS, run.name)
     if path.suffix != ".gguf":
         raise UsageError("the name of a GGUF file must end with .gguf", f"name it {path.name}.gguf")
     _check_file_free(path)
@@ -326,7 +326,7 @@ def _check_file_free(path: Path) -> None:
 def _metadata(
     format: ExternalFormat, run: Run, checkpoint: Checkpoint, type: str
 ) -> dict[str, Any]:
-    a = format.with_missing_parts(architecture_of(run.config.spec, Use.EXPORT))
+    a = format.with_missing_parts(require_architecture(run.config.spec, Use.EXPORT))
     summary = "; ".join(f"{label}: {value}" for label, value in _card_rows(run, checkpoint).items())
     keys_of: dict[str, dict[str, Any]] = {
         "general": {

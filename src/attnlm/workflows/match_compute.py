@@ -10,7 +10,7 @@ from dataclasses import replace
 from attnlm.base.errors import UsageError
 from attnlm.base.settings import Settings
 from attnlm.config.settings import resolve
-from attnlm.model.inspection import parameters_of
+from attnlm.model.inspection import parameter_count
 from attnlm.model.own_specs import OwnModel, size_settings, with_defaults
 from attnlm.model.spec import ModelSpec
 from attnlm.runs.ladder_plan import TOLERANCE, Adapted, LadderPlan
@@ -49,7 +49,7 @@ def with_widths(plan: LadderPlan, vocab_size: int) -> LadderPlan:
     """
     if plan.equal != "parameters":
         return plan
-    parameters = parameters_of(_resolved_spec(plan.settings(plan.rungs[0], 0)), vocab_size)
+    parameters = parameter_count(_resolved_spec(plan.settings(plan.rungs[0], 0)), vocab_size)
     sizes = {
         r: _matching_sizes(plan.settings(r, 0), parameters, vocab_size) for r in plan.rungs[1:]
     }
@@ -76,7 +76,7 @@ def _matching_sizes(settings: Settings, parameters: int, vocab_size: int) -> dic
 
     def excess(sizes: dict[str, int]) -> float:
         """Return the parameters beyond `parameters`, as a fraction of `parameters`."""
-        return parameters_of(_resolved_spec({**settings, **sizes}), vocab_size) / parameters - 1
+        return parameter_count(_resolved_spec({**settings, **sizes}), vocab_size) / parameters - 1
 
     best: dict[str, int] = {}
     try:

@@ -25,7 +25,7 @@ from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
-from attnlm.model.architecture import architecture_of
+from attnlm.model.architecture import require_architecture
 from attnlm.model.costs import Costs
 from attnlm.model.presets import PRESETS
 from attnlm.model.spec import Use
@@ -186,9 +186,9 @@ class Plan(StepCosts):
         Each process is assumed to reach the same FLOP/s as with the size not doubled.
         """
         config = self.config
-        if config.spec.supports(Use.GROWTH) is not None:
+        if config.spec.reason_against(Use.GROWTH) is not None:
             return
-        a = architecture_of(config.spec, Use.GROWTH)
+        a = require_architecture(config.spec, Use.GROWTH)
         training = config.training
         # Twice as wide: twice the heads, or a single head of twice the size.
         heads = ("heads", "kv_heads") if a.heads > 1 and not a.wide_heads else ("head_size",)

@@ -14,7 +14,7 @@ from attnlm.compute.device import choose_device
 from attnlm.config.new_run import resolve_new
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.model.inspection import agree, check_finite, empty_model, stored_buffers
+from attnlm.model.inspection import are_close, check_finite, stored_buffers, uninitialised_model
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import evaluating
 from attnlm.model.own_modules import OwnLanguageModel
@@ -91,7 +91,7 @@ def _rebuilt_model(model: nn.Module, config: Config, vocab_size: int) -> Languag
 
     Raises AttnlmError if it has other weights or computes other logits.
     """
-    rebuilt = empty_model(config.spec, vocab_size).eval()
+    rebuilt = uninitialised_model(config.spec, vocab_size).eval()
     trained = model
     if not isinstance(trained, LanguageModel):
         trained = OwnLanguageModel(config.spec, vocab_size, model)  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ def _rebuilt_model(model: nn.Module, config: Config, vocab_size: int) -> Languag
     ids_BT = torch.arange(min(8, rebuilt.block_size))[None] % vocab_size
     with evaluating(trained), torch.inference_mode():
         logits_BTV = trained(ids_BT.to(next(model.parameters()).device)).cpu()
-        if not agree(rebuilt(ids_BT), logits_BTV):
+        if not are_close(rebuilt(ids_BT), logits_BTV):
             raise AttnlmError(
                 "the model computes something else than its settings say", "pass its `code`"
             )

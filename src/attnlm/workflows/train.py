@@ -22,7 +22,7 @@ from attnlm.compute.processes import restarts
 from attnlm.config.new_run import Request, resolve_new
 from attnlm.config.settings import RECORD_OF, Config
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.model.inspection import parameters_of
+from attnlm.model.inspection import parameter_count
 from attnlm.model.own_specs import with_defaults
 from attnlm.runs.create_run import check_name_is_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
@@ -222,7 +222,7 @@ def _create_run(
         run = create_run(
             config,
             dataset,
-            parameters_of(config.spec, dataset.vocab_size),
+            parameter_count(config.spec, dataset.vocab_size),
             name=name,
             checkpoint_dir=call.checkpoint_dir,
             parent=parent,

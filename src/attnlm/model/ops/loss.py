@@ -30,10 +30,10 @@ def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     if logits_BTV.dtype in (torch.bfloat16, torch.float16):
         logits_BTV = logits_BTV.float()
     total = F.cross_entropy(logits_BTV.flatten(0, -2), targets_BT.flatten(), reduction="sum")
-    return total / counted(targets_BT)
+    return total / count_targets(targets_BT)
 
 
-def counted(targets: Tensor) -> Tensor:
+def count_targets(targets: Tensor) -> Tensor:
     """Return the number of targets that are not ignored, (), but at least 1."""
     return (targets >= 0).sum().clamp(min=1)
 
@@ -107,7 +107,7 @@ def _loss_by_torch(
     total = torch.zeros((), dtype=precise, device=x_MC.device)
     vocab_size = lm_head_VC.size(0)
     at_once = max(1, LOGITS_AT_ONCE[x_MC.device.type] // vocab_size)
-    count = counted(targets_M)
+    count = count_targets(targets_M)
     # Matmuls in half precision on CUDA are several times slower if a size is not a multiple of 8.
     missing = -vocab_size % 8 if x_MC.is_cuda and x_MC.itemsize == 2 else 0
     if missing:
@@ -153,7 +153,7 @@ def _loss_by_kernels(
     """
     total = torch.zeros((), dtype=torch.float64)
     targets_M = targets_M.contiguous()
-    count = int(counted(targets_M))
+    count = int(count_targets(targets_M))
     at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), MOST_COMPILED)
     at_once = min(at_once, max(1, LOGITS_AT_ONCE["cpu"] // lm_head_VC.size(0)))
     d_x_MC, d_lm_head_VC, d_bias_V = into or (None, None, None)

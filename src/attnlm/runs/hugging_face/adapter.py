@@ -21,7 +21,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import Settings, quoted
 from attnlm.config.settings import resolve
-from attnlm.model.architecture import Architecture, architecture_of
+from attnlm.model.architecture import Architecture, require_architecture
 from attnlm.model.linear_maps import LoRA, map_name, map_shapes
 from attnlm.model.spec import Use
 from attnlm.runs.checkpoint import save_checkpoint
@@ -151,7 +151,7 @@ def import_adapter(
 ) -> Run:
     """Create a run from the adapter in `folder`, which was trained for the weights of `base`."""
     parent = open_run(base, checkpoint_dir=checkpoint_dir)
-    a = architecture_of(parent.config.spec, Use.EXPORT)
+    a = require_architecture(parent.config.spec, Use.EXPORT)
     lora, tensors = _read_adapter(folder, a, format_for(a, STOCK_CLASSES, parent.name))
     training: Settings = {"steps": 1, "lora": lora.rank, "lora_alpha": lora.alpha}
     try:

@@ -25,7 +25,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.settings import check_value, quoted
 from attnlm.config.settings import Config, resolve
-from attnlm.model.architecture import Architecture, architecture_of
+from attnlm.model.architecture import Architecture, require_architecture
 from attnlm.model.inspection import check_finite
 from attnlm.model.spec import Use
 from attnlm.runs.external_formats import LLAMA3_TURNS, STOCK_CLASSES, TensorMapping
@@ -185,7 +185,7 @@ def read_config(path: Path, block_size: int | None = None) -> DescribedModel:
         raise AttnlmError(f"{path}: {error.message}", _HINT) from None
     mappings = (
         tensor
-        for tensor in stock.tensor_mappings(architecture_of(config.spec, Use.EXPORT))
+        for tensor in stock.tensor_mappings(require_architecture(config.spec, Use.EXPORT))
         if not (tensor.name.endswith(".bias") and any(p in tensor.name for p in without_bias))
     )
     shapes = config.spec.parameter_shapes(size)
@@ -198,7 +198,7 @@ def without_empty_mlp(model: DescribedModel, weight: Callable[[str], Tensor]) ->
     attnlm exports a model without MLP with such an MLP: one hidden unit, and zeros as its outgoing
     weights. `weight` returns a parameter, given our name for the parameter.
     """
-    a = architecture_of(model.config.spec, Use.EXPORT)
+    a = require_architecture(model.config.spec, Use.EXPORT)
     outgoing = [name for name in model.shapes if ".mlp.down." in name]
     if a.mlp_dim != 1 or any(weight(name).any() for name in outgoing):
         return model
@@ -346,7 +346,7 @@ def _check_tensors(
 ) -> None:
     """Raise AttnlmError if the tensors in the files do not match the model."""
     # A position embedding is stored for the model's whole context, though the run's may be shorter.
-    a = architecture_of(model.config.spec, Use.EXPORT)
+    a = require_architecture(model.config.spec, Use.EXPORT)
     positions = (model.positions, a.width)
     shapes = {**model.shapes, "position_embedding.weight": positions}
     expected: dict[str, Shape] = {}
