@@ -116,7 +116,7 @@ def few_tales() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tales, "MINIMUM_CHARACTERS", 20_000)
         patch.setattr(tales, "SHA256", mock.ANY)
-        yield tales.generate()[0]
+        yield tales.generate_tales()[0]
 
 
 @pytest.fixture(scope="session")

@@ -44,7 +44,7 @@ a replaced file is not flushed | test_files.py
 +temporary.replace(path)
 a full disk does not say where metrics were appended |
 test_training.py::test_a_full_disk_is_reported_with_the_file_and_the_last_step
-with naming(path), path.open("ab") => with path.open("ab")
+with naming_path_in_errors(path), path.open("ab") => with path.open("ab")
 a sealed JSON file's hash is not compared | test_files.py
 content.pop("sha256", None) != _json_hash(content) => content.pop("sha256", None) is None
 files are written under their final names | test_files.py
@@ -323,7 +323,7 @@ self._first_window + begin) => begin)
 the gradients of a sharded model's pieces are added, not averaged | test_processes.py
 summed * self._split.micro_batches * self._split.replicas => 1
 a process stops by itself | test_processes.py
-self.stop.agree() => pass
+self.stop.agree_to_stop() => pass
 == training/state.py
 the best is the newest | test_training.py
         if improved: =>         if True:

@@ -8,7 +8,7 @@ import time
 from typing import NoReturn
 
 from attnlm.base import clock
-from attnlm.base.signals import leave, signals
+from attnlm.base.signals import exit_now, signals
 
 
 def main() -> NoReturn:
@@ -16,7 +16,7 @@ def main() -> NoReturn:
     clock.command_began = time.perf_counter()
     # During imports there is nothing to save, so a signal ends the process immediately.
     for signum in signals():
-        signal.signal(signum, leave)
+        signal.signal(signum, exit_now)
     # OpenMP's threads spin for billions of rounds while they wait. On a busy machine, they take
     # the processor from each other. OpenMP reads the limit when torch is loaded.
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():

@@ -11,9 +11,9 @@ import pytest
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import (
     append_bytes,
-    explaining,
+    explaining_os_errors,
+    open_replacement,
     read_sealed,
-    replacing,
     write_bytes,
     write_json,
 )
@@ -22,7 +22,7 @@ from attnlm.base.files import (
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_bytes(path, b"old")
-    with pytest.raises(ZeroDivisionError), replacing(path) as file:
+    with pytest.raises(ZeroDivisionError), open_replacement(path) as file:
         file.write(b"half of the ne")
         raise ZeroDivisionError
     assert path.read_bytes() == b"old"
@@ -130,8 +130,8 @@ def test_a_file_is_on_disk_before_it_takes_its_place(
 def test_the_hint_fits_what_the_system_says(number: int, hint: str, tmp_path: Path) -> None:
     with (
         pytest.raises(AttnlmError) as caught,
-        explaining(tmp_path, ", or name another"),
-        replacing(tmp_path / "x"),
+        explaining_os_errors(tmp_path, ", or name another"),
+        open_replacement(tmp_path / "x"),
     ):
         raise OSError(number, os.strerror(number))
     assert caught.value.hint == hint and str(tmp_path / "x") in caught.value.message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attnlm.base.formatting import byte_size, duration, harmless, quantity
+from attnlm.base.formatting import byte_size, duration, escape_control_characters, quantity
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_quantity_has_a_prefix(count: float, unit: str, text: str) -> None:
 def test_a_text_neither_commands_a_terminal_nor_reorders_what_it_shows() -> None:
     marks = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
     hidden = marks + "\u2028\u2029\ufeff"
-    assert harmless("\x1b[2J\x7f\x9b") == r"\x1b[2J\x7f\x9b"
-    assert harmless(hidden) == "".join(f"\\u{ord(c):04x}" for c in hidden)
+    assert escape_control_characters("\x1b[2J\x7f\x9b") == r"\x1b[2J\x7f\x9b"
+    assert escape_control_characters(hidden) == "".join(f"\\u{ord(c):04x}" for c in hidden)
     kept = "a\tb\n שלום مرحبا 中文 👩\u200d💻"
-    assert harmless(f"{kept}\r\n") == f"{kept}\n"
+    assert escape_control_characters(f"{kept}\r\n") == f"{kept}\n"

@@ -266,7 +266,7 @@ def test_an_error_of_a_collective_is_a_lost_process_or_nccls_own() -> None:
 def test_the_launcher_prints_errors_that_processes_leave_to_it(
     codes: dict[int, int], message: str | None, code: int
 ) -> None:
-    meant = launcher._exception_for(codes)
+    meant = launcher._make_exception(codes)
     if isinstance(meant, Interrupted):
         assert (str(meant), 128 + meant.signum) == (message, code)
         return

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnlm.base.errors import AttnlmError, UsageError, optional
+from attnlm.base.errors import AttnlmError, UsageError, import_optional
 from attnlm.data.bin_files import encode_documents
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.data.prepare import prepare
@@ -32,7 +32,7 @@ from attnlm.tokens.tokenizer import END_OF_TEXT, BpeTokenizer, safe_pieces
 from tests.command import attnlm, fails
 from tests.texts import GPT2_END, json_lines, needs_gpt2
 
-zstd = optional(text_files.ZSTD, "the tests")
+zstd = import_optional(text_files.ZSTD, "the tests")
 TEXTS = ["The cat sat.", "A dog,\nnaïve: 猫!", " and so on\n", "The end"] * 40
 
 

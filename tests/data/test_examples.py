@@ -25,7 +25,7 @@ from attnlm.data.examples import (
 )
 from attnlm.data.prepare_examples import example_text
 from attnlm.text.example_files import Turn
-from attnlm.text.tasks import TASKS, generate
+from attnlm.text.tasks import TASKS, generate_examples
 from attnlm.tokens.tokenizer import END_OF_TEXT, CharTokenizer
 from attnlm.workflows.answers import longer_pairs, pairs_of
 from tests.command import attnlm as command
@@ -62,8 +62,8 @@ def _solution(task: str, question: str) -> str:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_answer_of_a_task_is_right_and_no_question_appears_twice(task: str) -> None:
-    found, size = generate(task, examples=300, size=None)
-    again, _ = generate(task, examples=300, size=size)
+    found, size = generate_examples(task, examples=300, size=None)
+    again, _ = generate_examples(task, examples=300, size=size)
     assert found == again
     every = [*found.train, *found.val, *found.longer]
     questions = [example_text(example) for example in every]

@@ -234,7 +234,7 @@ def test_the_floor_is_the_nats_of_the_validation_split_by_its_tokens(
 def test_any_source_can_be_the_validation_split(source: Path, data: Path) -> None:
     dataset = prepare(source, val_file="names", data_dir=data)
     assert dataset.val_source == "names"
-    assert dataset.tokenizer.decode([*dataset.val]) == names.generate()
+    assert dataset.tokenizer.decode([*dataset.val]) == names.generate_names()
 
 
 def test_tiny_shakespeare_has_its_known_sizes(data: Path) -> None:

@@ -46,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def short_tales(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes `tales` one line: the real ones take a while."""
-    stand_in = SimpleNamespace(generate=lambda: ("Once upon a time.\n", {0: 1.5}))
+    stand_in = SimpleNamespace(generate_tales=lambda: ("Once upon a time.\n", {0: 1.5}))
     monkeypatch.setattr("attnlm.text.tales", stand_in, raising=False)
 
 

@@ -9,7 +9,7 @@ from attnlm.text import names
 
 
 def test_names_are_the_same_everywhere_and_none_appears_twice(tmp_path: Path) -> None:
-    text = names.generate()
+    text = names.generate_names()
     lines = text.splitlines()
     assert len(set(lines)) == len(lines) == names.COUNT and text.endswith("\n")
     assert all(line.isalpha() and line.islower() and len(line) > 1 for line in lines)

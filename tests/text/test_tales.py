@@ -29,7 +29,7 @@ Corpus = tuple[str, dict[int, float]]
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    return tales.generate()
+    return tales.generate_tales()
 
 
 @pytest.fixture(scope="module")

@@ -235,8 +235,8 @@ def test_processes_follow_the_clock_of_rank_0(dataset: Dataset, tmp_path: Path) 
 
 def test_a_command_s_time_begins_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clocks, "command_began", 12.0)
-    assert clocks.budget_began() == 12.0
-    assert clocks.budget_began() == pytest.approx(time.perf_counter(), abs=5)
+    assert clocks.budget_start() == 12.0
+    assert clocks.budget_start() == pytest.approx(time.perf_counter(), abs=5)
     now = time.perf_counter()
     assert Budget.of(60.0, now - 50).ends - now == pytest.approx(10, abs=1)
     assert Budget.of(60.0, now - 70).ends - now == pytest.approx(2, abs=1)  # it began late

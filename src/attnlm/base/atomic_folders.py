@@ -66,7 +66,7 @@ def is_locked(path: Path) -> bool:
 
 @contextlib.contextmanager
 def locked_new(make: Callable[[], Path]) -> Iterator[Path]:
-    """Yield the temporary file or folder that `make` makes, locked so that `clear` keeps it."""
+    """Yield the temporary file or folder of `make`, locked so that `remove_abandoned` keeps it."""
     while True:
         made = make()
         with contextlib.ExitStack() as lock:
@@ -78,7 +78,7 @@ def locked_new(make: Callable[[], Path]) -> Iterator[Path]:
                 return
 
 
-def clear(leftovers: Iterable[Path], remove: Callable[[Path], object]) -> None:
+def remove_abandoned(leftovers: Iterable[Path], remove: Callable[[Path], object]) -> None:
     """Remove the temporary files or folders that are not locked: their makers have ended.
 
     Links and files that can't be removed stay.
@@ -93,7 +93,7 @@ def clear(leftovers: Iterable[Path], remove: Callable[[Path], object]) -> None:
 def locked_for_training(path: Path, hint: str) -> Iterator[None]:
     """Lock the folder of a run or ladder in this context, so that no other process trains in it.
 
-    `check_held` then watches the folder. Raises AttnlmError, with `hint`, if another process has
+    `check_training_folder` then watches it. Raises AttnlmError, with `hint`, if another process has
     locked it. Windows and some network file systems have no such locks, so there nothing is raised.
     """
     with contextlib.ExitStack() as lock:
@@ -110,7 +110,7 @@ class FolderGoneError(AttnlmError):
     """Raised when the folder that this process trains in was moved, removed or replaced."""
 
 
-def check_held(path: Path) -> None:
+def check_training_folder(path: Path) -> None:
     """Raise FolderGoneError if `path` is in the folder where this process trains, and that is gone.
 
     A folder that was moved, removed or replaced by another one is gone. Called before each write.
@@ -129,7 +129,7 @@ def check_held(path: Path) -> None:
 @contextlib.contextmanager
 def workspace(root: Path) -> Iterator[Path]:
     """Yield a hidden folder in `root`, deleted afterwards. First remove leftover workspaces."""
-    check_held(root)
+    check_training_folder(root)
     root.mkdir(parents=True, exist_ok=True)
     remove_unfinished_folders(root)
     with locked_new(lambda: Path(tempfile.mkdtemp(prefix=_WORKSPACE, dir=root))) as folder:
@@ -185,7 +185,7 @@ def _exchange_at_once(folder: Path, other: Path) -> bool:
 def remove_unfinished_folders(root: Path) -> None:
     """Remove the workspaces that killed processes left in `root`."""
     # Match only names by `mkdtemp`: a folder for exports may also have a file .unfinished-novel.
-    clear(root.glob(_WORKSPACE + "?" * 8), delete_folder)
+    remove_abandoned(root.glob(_WORKSPACE + "?" * 8), delete_folder)
 
 
 def numbered_paths(folder: Path, prefix: str) -> Iterator[Path]:

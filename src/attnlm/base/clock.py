@@ -9,7 +9,7 @@ command_began: float | None = None
 once a budget has begun with the command."""
 
 
-def budget_began() -> float:
+def budget_start() -> float:
     """Return when a budget began: with the command, for its first budget; now for all others."""
     global command_began
     began, command_began = command_began, None

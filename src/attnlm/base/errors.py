@@ -45,7 +45,7 @@ class UsageError(AttnlmError):
     exit_code = 2
 
 
-def optional(name: str, what: str) -> ModuleType:
+def import_optional(name: str, what: str) -> ModuleType:
     """Import a module of an optional dependency. Raises AttnlmError if it is not installed."""
     try:
         return importlib.import_module(name)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from attnlm.base.atomic_folders import check_held, clear, locked_new
+from attnlm.base.atomic_folders import check_training_folder, locked_new, remove_abandoned
 from attnlm.base.errors import AttnlmError
 
 _REMEDIES = {
@@ -25,7 +25,7 @@ COPY_AGAIN = "copy it again from its source, or make it again"
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def open_replacement(path: Path) -> Iterator[IO[bytes]]:
     """Yield a temporary file. If the context succeeds, flush it to disk and replace `path` by it.
 
     If `path` is a link, the link is replaced. First delete older temporary files for `path`, left
@@ -37,7 +37,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         temporary.touch(exist_ok=False)
         return temporary
 
-    with naming(path):
+    with naming_path_in_errors(path):
         remove_temporary_files(path.parent, glob.escape(path.name))
         with locked_new(make) as temporary:
             try:
@@ -53,9 +53,9 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming_path_in_errors(path: Path) -> Iterator[None]:
     """Name `path` in an OSError of this context that names no file, or a temporary file."""
-    check_held(path)
+    check_training_folder(path)
     try:
         yield
     except OSError as error:
@@ -70,7 +70,7 @@ def remedy(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def explaining(folder: Path, then: str = "") -> Iterator[None]:
+def explaining_os_errors(folder: Path, then: str = "") -> Iterator[None]:
     """Turn an OSError of this context into AttnlmError. Its hint is `remedy(error) + then`."""
     try:
         yield
@@ -84,12 +84,12 @@ def explaining(folder: Path, then: str = "") -> Iterator[None]:
 
 def remove_temporary_files(folder: Path, name: str = "*") -> None:
     """Remove killed processes' temporary files for the file `name`, a glob pattern, in `folder`."""
-    clear(folder.glob(f".{name}.*.tmp"), Path.unlink)
+    remove_abandoned(folder.glob(f".{name}.*.tmp"), Path.unlink)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace the file at `path` by `content`, or leave it unchanged."""
-    with replacing(path) as file:
+    with open_replacement(path) as file:
         file.write(content)
 
 
@@ -97,7 +97,7 @@ def append_bytes(path: Path, content: bytes) -> None:
     """Append `content` to the file at `path`, which must not be a link, and flush it to disk."""
     if path.is_symlink():
         raise OSError(errno.EINVAL, "it is a link", str(path))
-    with naming(path), path.open("ab") as file:
+    with naming_path_in_errors(path), path.open("ab") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -184,7 +184,7 @@ class FolderEntry:
 _Entry = TypeVar("_Entry", bound=FolderEntry)
 
 
-def entry_of(
+def read_entry(
     entry: _Entry, dated_by: Sequence[str], read: Callable[[], Mapping[str, Any]]
 ) -> _Entry:
     """Return an entry with what `read` returns of its folder, or with the problem that it raises.

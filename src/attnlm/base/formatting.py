@@ -42,7 +42,7 @@ def age(seconds: float) -> str:
     return "just now"
 
 
-def harmless(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Return the text with escapes in place of characters that a terminal obeys.
 
     Control characters move the cursor or control the terminal; direction marks reorder the shown

@@ -238,7 +238,7 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
         path = Path(str(_MODULES[sha256].__file__))
         return OwnCode(f"{path.name}:{name}", path, sha256)
     try:
-        sources = list(dict.fromkeys(_sources_for(thing, set())))
+        sources = list(dict.fromkeys(_collect_sources(thing, set())))
         content = "\n\n".join(["from __future__ import annotations", *sources]).encode() + b"\n"
         compile(content, name, "exec")
     except (OSError, SyntaxError, LookupError) as error:
@@ -251,9 +251,9 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
     return OwnCode(f"{name.lower()}.py:{name}", Path(f"{name.lower()}.py"), sha256)
 
 
-def _sources_for(thing: Any, seen: set[str]) -> Iterator[str]:
+def _collect_sources(thing: Any, seen: set[str]) -> Iterator[str]:
     """Yield the sources that a class or function needs, and at last its own."""
-    source, scope = _source_of(thing)
+    source, scope = _find_source(thing)
     seen.add(thing.__name__)
     for name in sorted(set(_globals_in(symtable.symtable(source, thing.__name__, "exec"))) - seen):
         if name not in scope:
@@ -267,7 +267,7 @@ def _sources_for(thing: Any, seen: set[str]) -> Iterator[str]:
         elif isinstance(value, bool | int | float | str | tuple | None):
             yield f"{name} = {value!r}"
         elif isinstance(value, type | FunctionType) and origin == thing.__module__:
-            yield from _sources_for(value, seen)
+            yield from _collect_sources(value, seen)
         elif origin and getattr(sys.modules.get(origin), real, None) is value:
             yield f"from {origin} import {real} as {name}"
         else:
@@ -284,7 +284,7 @@ def _globals_in(table: symtable.SymbolTable) -> Iterator[str]:
         yield from _globals_in(inner)
 
 
-def _source_of(thing: Any) -> tuple[str, dict[str, Any]]:
+def _find_source(thing: Any) -> tuple[str, dict[str, Any]]:
     """Return the source of a class or function, also of a notebook's cell, and its globals."""
     is_function = isinstance(thing, FunctionType)
     methods = [thing] if is_function else [v for v in vars(thing).values() if inspect.isfunction(v)]

@@ -31,7 +31,7 @@ class Interrupted(KeyboardInterrupt):
         self.signum = signum
 
 
-def leave(signum: int, frame: FrameType | None = None) -> None:
+def exit_now(signum: int, frame: FrameType | None = None) -> None:
     """End the process immediately. This is safe: files on disk are complete at any moment."""
     os._exit(128 + signum)
 
@@ -69,7 +69,7 @@ class StopSignal:
         """Note signals from now on, instead of raising Interrupted immediately."""
         self._is_deferred = True
 
-    def agree(self) -> None:
+    def agree_to_stop(self) -> None:
         """Make `check` raise Interrupted from now on, even if this process has received no signal.
 
         All processes of a run call this together, once each knows that one has received a signal.
@@ -78,7 +78,7 @@ class StopSignal:
         self._is_agreed = True
 
     def check(self) -> None:
-        """Raise Interrupted if a signal has come; with several processes, only after `agree`."""
+        """Raise Interrupted if a signal came; with several processes, after `agree_to_stop`."""
         if self.signum is not None and self._is_agreed:
             raise Interrupted(self.signum)
 

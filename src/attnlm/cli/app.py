@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 import attnlm
 from attnlm.cli import completion, console
 from attnlm.cli.help import Command
-from attnlm.cli.options import option, with_our_values
+from attnlm.cli.options import option, with_value_parsers
 
 _COMMANDS = {
     "Start here": {
@@ -68,7 +68,7 @@ class _Root(TyperGroup):
             module, function = _PLACES[cmd_name].split(":")
             home: Any = importlib.import_module(f"attnlm.cli.{module}")
             app = typer.Typer(**_HABITS)
-            app.command(cmd_name, cls=Command)(with_our_values(getattr(home, function)))
+            app.command(cmd_name, cls=Command)(with_value_parsers(getattr(home, function)))
             command: Any = typer.main.get_command(app)
             self.commands[cmd_name] = command
             command.arrange(getattr(home, "GROUPS", {}), getattr(home, "COMMON", ()))

@@ -25,7 +25,7 @@ def check(
     part: str | None = option(
         None,
         "what it is: attention|mlp|scores|model; default: as its arguments tell",
-        completion.choices("attention", "mlp", "scores", "model"),
+        completion.choice_completer("attention", "mlp", "scores", "model"),
     ),
     vocab_size: int = option(65, "size of the vocabulary"),
     set_: list[str] | None = options.SET,

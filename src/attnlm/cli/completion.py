@@ -34,12 +34,12 @@ _AT_FIRST_KEYPRESS = '[[ $zsh_eval_context[-1] == loadautofunc ]] && _attnlm_com
 Completer = Callable[[typer.Context, str], list[str]]
 
 
-def choices(*words: str) -> Completer:
+def choice_completer(*words: str) -> Completer:
     """Return a completer that offers `words`."""
     return lambda ctx, incomplete: _beginning(incomplete, words)
 
 
-def _folders(kind: str) -> Completer:
+def _folder_completer(kind: str) -> Completer:
     """Return a completer for folders of a kind, newest first, in the folder that the user set."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -50,8 +50,12 @@ def _folders(kind: str) -> Completer:
     return complete
 
 
-runs, ladders, datasets = _folders("run"), _folders("ladder"), _folders("data set")
-recipes = choices(*recipe_names())
+runs, ladders, datasets = (
+    _folder_completer("run"),
+    _folder_completer("ladder"),
+    _folder_completer("data set"),
+)
+recipes = choice_completer(*recipe_names())
 
 
 def removables(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -61,7 +65,7 @@ def removables(ctx: typer.Context, incomplete: str) -> list[str]:
     return [name for name in names if name not in typed]
 
 
-def several(*words: str) -> Completer:
+def list_completer(*words: str) -> Completer:
     """Return a completer for a comma-separated list, which offers `words` that the list lacks."""
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from attnlm.base.folders import flag
-from attnlm.base.formatting import harmless
+from attnlm.base.formatting import escape_control_characters
 from attnlm.config.settings import RECORD_OF
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _NARROWEST = 9  # characters: a column of texts is not made narrower than this
 
 def write(text: str) -> None:
     """Write a part of the result to stdout; on a terminal, with its control characters escaped."""
-    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
+    sys.stdout.write(escape_control_characters(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 
@@ -58,7 +58,7 @@ def findings(checks: Iterable[Finding], *, show: bool) -> list[Finding]:
         if finding.remedy:
             lines.append(f"{'':<{_LABEL}}→ {finding.remedy}")
         for line in lines if show else []:
-            result(one_line(with_flags(line)))
+            result(escape_unprintable(with_flags(line)))
     return results
 
 
@@ -94,11 +94,11 @@ def say_styled(text: str, style: str, plain: str = "", *, unbroken: bool = False
     user can copy it as one line.
     """
     if not sys.stderr.isatty():
-        print(one_line(text + plain), file=sys.stderr, flush=True)  # noqa: T201
+        print(escape_unprintable(text + plain), file=sys.stderr, flush=True)  # noqa: T201
         return
     from rich.text import Text
 
-    line = Text.assemble((one_line(text), style), one_line(plain))
+    line = Text.assemble((escape_unprintable(text), style), escape_unprintable(plain))
     terminal(sys.stderr, soft_wrap=unbroken).print(line)
 
 
@@ -107,7 +107,7 @@ def say_aside(words: object) -> None:
     if sys.stderr.isatty():
         from rich.text import Text
 
-        line = Text(one_line(str(words)), "dim")
+        line = Text(escape_unprintable(str(words)), "dim")
         terminal(sys.stderr).print(line, no_wrap=True, overflow="ellipsis")
 
 
@@ -140,7 +140,7 @@ def _option_of_setting(name: str) -> str | None:
     return option_of_each().get(name)
 
 
-def one_line(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Return the text with unprintable characters escaped, since file names may contain them."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
@@ -188,5 +188,5 @@ def table_lines(
 
 def _columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return each column that is not empty, with its title first."""
-    columns = [[*map(one_line, column)] for column in zip(header, *rows, strict=True)]
+    columns = [[*map(escape_unprintable, column)] for column in zip(header, *rows, strict=True)]
     return [column for column in columns if any(column[1:])]

@@ -25,7 +25,7 @@ from attnlm.base import signals
 from attnlm.base.errors import AlreadyReportedError, AttnlmError
 from attnlm.base.files import remedy
 from attnlm.base.own_code import CodeNotAcceptedError, files_that_ran, own_traceback
-from attnlm.base.signals import Interrupted, leave
+from attnlm.base.signals import Interrupted, exit_now
 from attnlm.base.suggestions import equivalent_name, suggestion
 from attnlm.cli import console
 from attnlm.compute.processes import is_launched
@@ -38,7 +38,7 @@ _came: int | None = None
 def run_and_exit(command: Callable[[], object]) -> NoReturn:
     """Run `command` and end the process."""
     _handle_signals(_interrupt)
-    signals.at_first_signal, signals.at_second_signal = _interrupt, leave
+    signals.at_first_signal, signals.at_second_signal = _interrupt, exit_now
     try:
         code = run(command)
         # The command is done, but a signal could still interrupt Python's shutdown.
@@ -57,11 +57,11 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
     """Raise Interrupted. After `_PATIENCE` seconds, or at a second signal, the process ends."""
     global _came
     _came = signum
-    _handle_signals(leave)
+    _handle_signals(exit_now)
     if signals.HANGUP is not None:  # a closed terminal sends this signal several times
         signal.signal(signals.HANGUP, signal.SIG_IGN)
     # Some code swallows every exception, as PyTorch's import does.
-    timer = threading.Timer(_PATIENCE, leave, [signum])
+    timer = threading.Timer(_PATIENCE, exit_now, [signum])
     timer.daemon = True
     timer.start()
     raise Interrupted(signum)

@@ -30,13 +30,13 @@ def export(
         "hf",
         "format: hf (a folder for transformers), gguf (a file for llama.cpp) or html (a "
         "page in which the model runs)",
-        completion.choices(*FORMATS),
+        completion.choice_completer(*FORMATS),
     ),
     type: str | None = option(
         None,
         "number type; gguf: f32 (default), f16 or q8_0 (8 bits); html: f32 or f16; default: "
         "f32 up to 2 million parameters, else f16",
-        completion.choices(*FORMATS["gguf"]),
+        completion.choice_completer(*FORMATS["gguf"]),
     ),
     train: bool = switch(
         "with html: models can be trained in the page, on the first 1 MB of the data set DATASET "

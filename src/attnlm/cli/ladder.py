@@ -12,7 +12,7 @@ from attnlm.base.errors import UsageError
 from attnlm.base.folders import command_for, find_folder
 from attnlm.cli import completion, console, options
 from attnlm.cli.displays import Display, baselines
-from attnlm.cli.options import option, setting_option, typed
+from attnlm.cli.options import decode_argument, option, setting_option
 from attnlm.model.architecture import MODELS
 from attnlm.runs.ladder_plan import EQUAL, check_rungs
 
@@ -27,7 +27,7 @@ def ladder(
         "models or variants to compare, in this order, such as bigram, "
         "transformer:positions=none or transformer:learning_rate=0.005; default: "
         "bigram,average,single-head,multi-head,transformer",
-        completion.several(*MODELS),
+        completion.list_completer(*MODELS),
     ),
     budget: float | None = setting_option(
         "budget", "time for all models together, such as 90s, 5m or 1h30m; default: 2m"
@@ -51,7 +51,7 @@ def ladder(
         None,
         f"what to hold equal in all models: {'|'.join(EQUAL)}; the first model decides the "
         "widths or steps of the others; default: tokens",
-        completion.choices(*EQUAL),
+        completion.choice_completer(*EQUAL),
     ),
     prompt: str | None = option(None, "text that each model continues"),
     tokens: int | None = option(None, "tokens that each model generates; default: 200"),
@@ -94,7 +94,7 @@ def ladder(
                 seeds=seeds,
                 tune=tune,
                 equal=equal,
-                prompt=None if prompt is None else typed(prompt, "--prompt"),
+                prompt=None if prompt is None else decode_argument(prompt, "--prompt"),
                 tokens=tokens,
                 name=name,
                 resume=resume,

@@ -35,7 +35,7 @@ def list_(
         None,
         "KIND",
         f"{'|'.join(KINDS)}; default: runs and datasets",
-        completion.choices(*KINDS),
+        completion.choice_completer(*KINDS),
     ),
     checkpoint_dir: Path = options.CHECKPOINT_DIR,
     data_dir: Path = options.DATA_DIR,
@@ -245,7 +245,7 @@ def rm(
     for entry in entries:
         attnlm.remove_run(entry.path, checkpoint_dir=checkpoint_dir)
         if not json:
-            console.result(f"removed {console.one_line(str(entry.path))}")
+            console.result(f"removed {console.escape_unprintable(str(entry.path))}")
     if json:
         console.result_json({"removed": [entry.path for entry in entries]})
 

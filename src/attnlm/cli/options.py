@@ -54,9 +54,9 @@ def argument(
 def setting_option(name: str, help: str | None = None, default: Any = None, **more: Any) -> Any:
     """Declare an option for a training setting, with its completion, and its help by default."""
     words = fields_of(RECORD_OF[name])[name].metadata["choices"]
-    completed = completion.choices(*words) if words else None
+    completed = completion.choice_completer(*words) if words else None
     if name == "lora_on":
-        completed = completion.several(*MAP_NAMES, "all")
+        completed = completion.list_completer(*MAP_NAMES, "all")
     if name != "budget":
         return option(default, help or help_with_default(name), completed, **more)
     usual = "time for the whole command, such as 90s, 5m or 1h30m, instead of --steps; "
@@ -96,7 +96,7 @@ def with_options(
     return with_settings
 
 
-def _number_of(kind: type[int] | type[float], words: str) -> Callable[[Any], Any]:
+def _number_reader(kind: type[int] | type[float], words: str) -> Callable[[Any], Any]:
     """Return a function that reads a typed number, and returns a default as it is."""
 
     def read(value: Any) -> Any:
@@ -115,15 +115,15 @@ def _path(value: Any) -> Path:
 
 
 _VALUES: Mapping[Any, tuple[str, Callable[[Any], Any] | None]] = {
-    **dict.fromkeys((int, int | None), ("<int>", _number_of(int, "a whole number"))),
-    **dict.fromkeys((float, float | None), ("<float>", _number_of(float, "a number"))),
+    **dict.fromkeys((int, int | None), ("<int>", _number_reader(int, "a whole number"))),
+    **dict.fromkeys((float, float | None), ("<float>", _number_reader(float, "a number"))),
     **dict.fromkeys((str, str | None, list[str] | None), ("<str>", None)),
     **dict.fromkeys((Path, Path | None), ("<path>", _path)),
 }
 """The values of options by type: what `--help` calls them, and the function that reads them."""
 
 
-def with_our_values(command: Callable[..., None]) -> Callable[..., None]:
+def with_value_parsers(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command`, whose options read and describe their values as `_VALUES` says.
 
     Versions of Typer differ: some read 5.0 as a whole number, and some call a text TEXT.
@@ -143,7 +143,7 @@ def with_our_values(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def typed(argument: str, name: str) -> str:
+def decode_argument(argument: str, name: str) -> str:
     """Return a typed argument decoded as UTF-8. Python decoded it by the locale, which may differ.
 
     Raises AttnlmError if the argument is not UTF-8. The message calls the argument `name`.
@@ -209,7 +209,7 @@ CHECKPOINT_DIR = option(Path("checkpoints"), "folder of the runs")
 CHECKPOINT = option(
     "auto",
     "which weights: auto|best|last; auto takes best, or last if only step 0 was evaluated",
-    completion.choices("auto", "best", "last"),
+    completion.choice_completer("auto", "best", "last"),
 )
 VERIFY = switch("check the hashes of whole files, also of splits larger than 1 GiB", "--verify")
 DEVICE = setting_option(

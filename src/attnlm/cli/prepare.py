@@ -30,7 +30,7 @@ def prepare(
         "a URL | hf:OWNER/NAME | - (stdin); several sources are joined in this order; "
         f"or a task: {' | '.join(TASKS)}; "
         "default: tinyshakespeare, or tales if that is not available",
-        completion.choices("tinyshakespeare", "tales", *TASKS),
+        completion.choice_completer("tinyshakespeare", "tales", *TASKS),
     ),
     tokenizer: str = option(
         "char",
@@ -44,14 +44,14 @@ def prepare(
     val_file: str | None = option(
         None,
         "a source for the validation split; all of SOURCE is then for training",
-        completion.choices("tales", "names"),
+        completion.choice_completer("tales", "names"),
     ),
     split: str | None = option(
         None,
         "validation split: the tail of the text, or some of its documents (records or files), "
         "chosen at random: tail|documents; default: documents if there are at least 10 for each "
         "split, else tail",
-        completion.choices("tail", "documents"),
+        completion.choice_completer("tail", "documents"),
     ),
     split_seed: int | None = option(
         None, "random seed for the choice of documents for validation; default: 1"
@@ -62,7 +62,7 @@ def prepare(
     newlines: str = option(
         "keep",
         "line endings: keep them, or convert CR LF and CR to LF: keep|unix",
-        completion.choices("keep", "unix"),
+        completion.choice_completer("keep", "unix"),
     ),
     column: str | None = option(
         None,

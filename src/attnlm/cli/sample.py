@@ -14,11 +14,11 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import read_text, utf8
 from attnlm.base.folders import command_for
-from attnlm.base.formatting import duration, harmless
+from attnlm.base.formatting import duration, escape_control_characters
 from attnlm.base.settings import help_of
 from attnlm.cli import console, options
 from attnlm.cli.displays import Display
-from attnlm.cli.options import option, sampling_option, switch, typed, with_options
+from attnlm.cli.options import decode_argument, option, sampling_option, switch, with_options
 from attnlm.generation.sampling_config import (
     MOST_CHOICES_HELD,
     MOST_HELD,
@@ -75,7 +75,9 @@ def sample(
     _check_combinations(sources, interactive, json or prompt == "-", show_probs, many)
     if settings["seed"] is None:
         settings["seed"] = drawn_seed()
-    config = SamplingConfig(**settings, stop=[typed(text, "--stop") for text in stop or ()])
+    config = SamplingConfig(
+        **settings, stop=[decode_argument(text, "--stop") for text in stop or ()]
+    )
     prompt_texts = (
         [_read_prompt(prompt, prompt_file)] if prompts is None else _read_prompts(prompts)
     )
@@ -157,7 +159,7 @@ def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
         return utf8(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
     if prompt_file is not None:
         return read_text(prompt_file)
-    return typed(prompt, "--prompt") if prompt else ""
+    return decode_argument(prompt, "--prompt") if prompt else ""
 
 
 def _read_prompts(path: Path) -> list[str]:
@@ -232,7 +234,7 @@ def _print_tinted(prompt: str, choices: Iterable[Choice]) -> None:
         # Print line ends without colour: the tint would fill the rest of the line.
         for piece in choice.text.splitlines(keepends=True):
             line = piece.rstrip("\r\n")
-            words = Text.assemble((harmless(line), tint(choice.probability)))
+            words = Text.assemble((escape_control_characters(line), tint(choice.probability)))
             terminal.print(words, end="\n" if piece.endswith("\n") else "")
         sys.stdout.flush()
         least = sorted([*least, choice], key=lambda c: c.probability)[:_MOST_LISTED]

@@ -15,7 +15,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Progress
 from attnlm.cli import console, options
 from attnlm.cli.displays import Display
-from attnlm.cli.options import argument, option, switch, typed
+from attnlm.cli.options import argument, decode_argument, option, switch
 from attnlm.model.spec import Use
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def attend(
 ) -> None:
     """Show what each head attends to in a text."""
     kind = "" if output is None else _check_output(output, "html", "png", "svg")
-    text = typed(text, "the text")
+    text = decode_argument(text, "the text")
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     from attnlm.see import attend as see
@@ -122,7 +122,7 @@ def trace(
     if as_code + json + (head is not None) > 1:
         message = "only one of --as-code, --json and --head can be used"
         raise UsageError(message, "--as-code and --json always include every head")
-    text = typed(text, "the text")
+    text = decode_argument(text, "the text")
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     from attnlm.see.script_export import as_script
@@ -260,8 +260,11 @@ def patch(
         raise UsageError(f"invalid value for --examples: {examples}", "it must be at least 1")
     text_pairs: Path | list[tuple[str, ...]] = pairs or []
     if clean is not None and corrupted is not None:
-        texts = typed(clean, "the clean text"), typed(corrupted, "the corrupted text")
-        text_pairs = [(*texts, *(typed(answer, "--answers") for answer in answers or ()))]
+        texts = (
+            decode_argument(clean, "the clean text"),
+            decode_argument(corrupted, "the corrupted text"),
+        )
+        text_pairs = [(*texts, *(decode_argument(answer, "--answers") for answer in answers or ()))]
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
     if examples is not None:
         from attnlm.runs.run import open_dataset_of
@@ -301,7 +304,7 @@ def report(
     """Write everything about a run as one HTML page that works offline."""
     if output is not None:
         _check_output(output, "html")
-    text = None if text is None else typed(text, "--text")
+    text = None if text is None else decode_argument(text, "--text")
     if text is not None and os.path.lexists(text):
         console.say(f"--text takes a text, not a file: the model reads {text!r} itself")
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)

@@ -78,13 +78,13 @@ def train(
     checkpoint: str = option(
         "auto",
         "which weights of the --from run: auto|best|last",
-        completion.choices("auto", "best", "last"),
+        completion.choice_completer("auto", "best", "last"),
     ),
     log: str | None = option(
         None,
         "tools to log to, separated by commas: tensorboard|wandb|mlflow|trackio, "
         "or none; name them again to continue the log of a resumed run",
-        completion.several("tensorboard", "wandb", "mlflow", "trackio", "none"),
+        completion.list_completer("tensorboard", "wandb", "mlflow", "trackio", "none"),
     ),
     json: bool = options.JSON,
     quiet: bool = options.QUIET,

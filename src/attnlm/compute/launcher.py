@@ -32,7 +32,7 @@ def run_processes(count: int, arguments: Sequence[str]) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
     os.environ[OUR_LAUNCHER] = "1"
     for name in logging.root.manager.loggerDict:
-        if name.startswith("torch.distributed.elastic"):  # `_exception_for` reports failures
+        if name.startswith("torch.distributed.elastic"):  # `_make_exception` reports failures
             logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="attnlm-", ignore_cleanup_errors=True) as folder:
         config = LaunchConfig(
@@ -54,10 +54,10 @@ def run_processes(count: int, arguments: Sequence[str]) -> None:
             raise Interrupted(int(stopped.sigval)) from None
         except ChildFailedError as failed:
             codes = {rank: f.exitcode for rank, f in failed.failures.items()}
-            raise _exception_for(codes) from None
+            raise _make_exception(codes) from None
 
 
-def _exception_for(codes: Mapping[int, int]) -> BaseException:
+def _make_exception(codes: Mapping[int, int]) -> BaseException:
     """Return the exception to raise, given each rank's exit code."""
     # If one process has failed, the others were ended by signals, or left the report to us.
     exits = [code for code in codes.values() if 0 <= code < 128]

@@ -29,7 +29,7 @@ SHARED = ("seed", "steps", "budget", "eval_every", "eval_tokens", "processes", "
 
 def named_codes(variants: Iterable[str]) -> dict[str, OwnCode]:
     """Return the own code that a user has named in variants, by its name there."""
-    words = (word for name in variants for word in words_of(name))
+    words = (word for name in variants for word in split_variant(name))
     names = (word.partition("=")[2].strip() or word for word in words if is_code_name(word))
     return {name: named_code(name) for name in names}
 
@@ -40,7 +40,7 @@ def variant(name: str, codes: Mapping[str, OwnCode] | None = None) -> Settings:
     `codes` has the own code that the name names; without it, the settings have only the names.
     Raises UsageError for a model, a setting or a value that does not exist.
     """
-    model, *changes = words_of(name)
+    model, *changes = split_variant(name)
     if model not in MODELS and not is_code_name(model):
         hint = suggestion(model, MODELS, f"choose from {', '.join(MODELS)}")
         raise UsageError(f"unknown model: {model!r}", hint)
@@ -78,7 +78,7 @@ def variant(name: str, codes: Mapping[str, OwnCode] | None = None) -> Settings:
     return settings
 
 
-def words_of(name: str) -> list[str]:
+def split_variant(name: str) -> list[str]:
     """Return the model and the changes in a variant's name."""
     return [match[1].strip() for match in _WORD.finditer(str(name)) if match[0]]
 

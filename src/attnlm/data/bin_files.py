@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent, Progress
-from attnlm.base.files import replacing
+from attnlm.base.files import open_replacement
 from attnlm.compute.threads import cores, map_ahead
 from attnlm.data.dataset import Ids, SourcePart, SplitFacts, id_dtype, sampled_hash
 from attnlm.data.splits import SPLITS, Split
@@ -61,7 +61,9 @@ def write_bins(folder: Path, split: Split, tokenizer: Tokenizer, on_event: OnEve
     ahead = map_ahead(encode, pieces, workers)
     paths = {key: folder / f"{key}.bin" for key in SPLITS}
     with contextlib.ExitStack() as opening:
-        bins = {key: _BinWriter(opening.enter_context(replacing(paths[key]))) for key in SPLITS}
+        bins = {
+            key: _BinWriter(opening.enter_context(open_replacement(paths[key]))) for key in SPLITS
+        }
         for encoded in opening.enter_context(contextlib.closing(ahead)):
             bins[encoded.key].add(encoded)
             if encoded.key == "val":

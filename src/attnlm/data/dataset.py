@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
 from attnlm.base.files import file_hash
-from attnlm.base.folders import FolderEntry, entry_of, find_folder, how_to_make, newest_first
+from attnlm.base.folders import FolderEntry, find_folder, how_to_make, newest_first, read_entry
 from attnlm.base.json_records import limited, read_record
 from attnlm.data.examples import Examples, read_marks
 from attnlm.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -379,4 +379,4 @@ def _dataset_entry(path: Path) -> DatasetEntry | None:
             open_bin(path, split, meta)
         return {name: getattr(meta, name) for name in _LISTED}
 
-    return entry_of(DatasetEntry(name=path.name, path=path), ["meta.json"], read_values)
+    return read_entry(DatasetEntry(name=path.name, path=path), ["meta.json"], read_values)

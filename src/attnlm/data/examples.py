@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.files import replacing
+from attnlm.base.files import open_replacement
 from attnlm.text.example_files import Example
 from attnlm.tokens.tokenizer import Tokenizer
 
@@ -187,7 +187,7 @@ def write_marks(path: Path, examples: Examples) -> None:
     """Write the places of examples to a file."""
     is_start = np.zeros(len(examples.is_answer), np.bool_)
     is_start[examples.starts] = True
-    with replacing(path) as file:
+    with open_replacement(path) as file:
         file.write(np.packbits(examples.is_answer).tobytes() + np.packbits(is_start).tobytes())
 
 

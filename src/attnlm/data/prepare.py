@@ -12,7 +12,7 @@ from pathlib import Path
 from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.files import explaining
+from attnlm.base.files import explaining_os_errors
 from attnlm.base.folders import check_name, write_latest
 from attnlm.base.settings import check_value
 from attnlm.config.settings import resolve
@@ -124,7 +124,10 @@ def prepare(
     origin = find_tokenizer(tokenizer, data_dir)
     if name is not None:
         check_name(name)
-    with explaining(data_dir, ", or name another `data_dir`"), workspace(data_dir) as work:
+    with (
+        explaining_os_errors(data_dir, ", or name another `data_dir`"),
+        workspace(data_dir) as work,
+    ):
         unencoded = _read_source(request, origin.marks_ends, offline, work, on_event)
         name = name or f"{unencoded.corpus.name}-{origin.label}"
         target = data_dir / name

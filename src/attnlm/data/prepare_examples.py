@@ -14,7 +14,7 @@ import numpy as np
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.files import file_hash, replacing, write_bytes
+from attnlm.base.files import file_hash, open_replacement, write_bytes
 from attnlm.base.json_records import limited
 from attnlm.base.settings import check_value
 from attnlm.data.bin_files import MOST_BIGRAM_IDS, WrittenBins, bigram_loss
@@ -69,7 +69,9 @@ def dataset_from_task(
         if value is not None:
             check_value(_TaskSizes, size_name, value)
     count = _TaskSizes.examples if examples is None else examples
-    (train, val, longer), size = tasks.generate(name, examples=count, size=sizes.get(setting))
+    (train, val, longer), size = tasks.generate_examples(
+        name, examples=count, size=sizes.get(setting)
+    )
     if len(train) < count:
         on_event(
             Note(
@@ -211,7 +213,7 @@ def _write_split(folder: Path, key: str, encoded: EncodedExamples, vocab_size: i
     """Write the ids of a split, and the places of its examples."""
     path = folder / f"{key}.bin"
     marks = folder / f"{key}.marks"
-    with replacing(path) as file:
+    with open_replacement(path) as file:
         file.write(encoded.ids.astype(id_dtype(vocab_size)).tobytes())
     write_marks(marks, encoded.examples)
     return SplitFacts(len(encoded.ids), file_hash(path), sampled_hash(path), file_hash(marks))

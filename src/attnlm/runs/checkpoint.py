@@ -38,7 +38,7 @@ from attnlm.runs.safetensors_file import (
     Shape,
     StoredTensor,
     TensorFile,
-    explaining_reads,
+    explaining_read_errors,
     write_tensors,
 )
 
@@ -144,7 +144,7 @@ def _read_checkpoint(
         )
 
     hint = "try the run's other checkpoint: `checkpoint` last or best"
-    with explaining_reads(path, ": it does not match its own digest", hint):
+    with explaining_read_errors(path, ": it does not match its own digest", hint):
         if path.suffix:
             return _read_file(path, shapes, with_tensors)
         return _read_folder(path, shapes, rank, count, with_tensors)

@@ -22,7 +22,7 @@ from attnlm.runs.create_run import create_run_folder
 from attnlm.runs.hugging_face.read_model import open_tensors
 from attnlm.runs.records import CheckpointFacts, DatasetFacts
 from attnlm.runs.run import Run
-from attnlm.runs.safetensors_file import explaining_reads
+from attnlm.runs.safetensors_file import explaining_read_errors
 from attnlm.tokens.tokenizer import CharTokenizer
 
 _KEY = "attnlm"
@@ -48,7 +48,7 @@ def is_page_model(path: Path) -> bool:
 def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> Run:
     """Create a run from a file that a page wrote. Raises AttnlmError if it is damaged."""
     with open_tensors(path) as file:
-        with explaining_reads(path, "", _HINT):
+        with explaining_read_errors(path, "", _HINT):
             content = json.loads(file.metadata[_KEY])
         metadata = decoded(PageModel, content, path, _HINT)
         config = resolve({}, metadata.settings)

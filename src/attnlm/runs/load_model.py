@@ -27,7 +27,7 @@ from attnlm.model.lora import merge_lora
 from attnlm.runs.checkpoint import FACTS, load_checkpoint, load_header, save_checkpoint
 from attnlm.runs.records import CheckpointFacts, ParentRecord
 from attnlm.runs.run import COPY_THE_RUN, Checkpoint, Run, open_run
-from attnlm.runs.safetensors_file import explaining_reads
+from attnlm.runs.safetensors_file import explaining_read_errors
 
 
 def load_model(
@@ -173,5 +173,5 @@ def _check_parent_unchanged(path: Path, run: Run, parent: ParentRecord) -> None:
 def _checkpoint_hash(checkpoint: Path) -> str:
     """Return the hash of a checkpoint's file or, for a folder, of its facts.json."""
     path = checkpoint if checkpoint.suffix else checkpoint / FACTS
-    with explaining_reads(path, "", COPY_THE_RUN):
+    with explaining_read_errors(path, "", COPY_THE_RUN):
         return files.file_hash(path)

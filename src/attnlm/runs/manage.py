@@ -12,14 +12,14 @@ from typing import Any
 from attnlm.base.atomic_folders import is_locked, locked_for_training, workspace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
-from attnlm.base.files import explaining
+from attnlm.base.files import explaining_os_errors
 from attnlm.base.folders import (
     FolderEntry,
-    entry_of,
     find_folder,
     is_folder,
     is_safe_name,
     newest_first,
+    read_entry,
 )
 from attnlm.runs.ladder_plan import RECORD, read_plan
 from attnlm.runs.records import NOT_COMPARABLE
@@ -87,7 +87,7 @@ def run_entry(path: Path) -> RunEntry | None:
         is_training=is_locked(Path(os.path.realpath(path))),
     )
     read_values = functools.partial(_ladder_values if is_ladder else _run_values, path)
-    return entry_of(entry, (RECORD, *_FILES[:2]), read_values)
+    return read_entry(entry, (RECORD, *_FILES[:2]), read_values)
 
 
 def _ladder_values(path: Path) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoin
     `removable` does.
     """
     entry = removable(run, checkpoint_dir)
-    with explaining(entry.path):
+    with explaining_os_errors(entry.path):
         if entry.link is not None:
             entry.path.unlink()
             return

@@ -80,7 +80,7 @@ class TensorFile(NamedTuple):
 
 
 @contextlib.contextmanager
-def explaining_reads(path: Path, damaged: str, hint: str) -> Iterator[None]:
+def explaining_read_errors(path: Path, damaged: str, hint: str) -> Iterator[None]:
     """Turn errors in reading `path` into AttnlmError. If the file is damaged, the message begins
     with "PATH is damaged", followed by the text `damaged`."""
     try:
@@ -110,7 +110,7 @@ def write_tensors(
         end = begin + 4 * math.prod(shapes[name])
         header[name] = {"data_offsets": [begin, end], "dtype": "F32", "shape": shapes[name]}
         begin = end
-    with files.replacing(path) as file:
+    with files.open_replacement(path) as file:
         file.write(_encode_header({**header, "__metadata__": metadata()}))
         for name in names:
             values = tensor(name).contiguous()

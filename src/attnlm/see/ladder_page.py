@@ -10,7 +10,7 @@ from typing import Any
 
 import attnlm
 from attnlm.base.folders import flag
-from attnlm.config.variants import words_of
+from attnlm.config.variants import split_variant
 from attnlm.model.architecture import MODELS, UnsupportedError
 from attnlm.model.inspection import ChangedModelError
 from attnlm.see.curves import Line, panel_svg, panels_png
@@ -157,7 +157,7 @@ def explained(ladder: Ladder) -> list[tuple[str, str]]:
     sentences = []
     judged_pairs = {(pair.rung, pair.rival): pair for pair in ladder.pairs}
     for rung, gain in zip(ladder.rungs, ladder.gains, strict=True):
-        model, *changes = words_of(rung.model)
+        model, *changes = split_variant(rung.model)
         pairs = (change.partition("=") for change in changes)
         changed = " and ".join(f"{key.replace('_', ' ')} {value}" for key, _, value in pairs)
         unexplained = (f"{model} with {changed}" if changed else f"The model {model}", "", "")

@@ -253,7 +253,7 @@ class LogListener:
         path = event.run.path / _FILE
         try:
             if not path.exists():
-                with files.explaining(event.run.path):
+                with files.explaining_os_errors(event.run.path):
                     files.write_json(path, {"id": secrets.token_hex(4)})
             logged = decoded(_Logged, files.read_json(path), path)
         except AttnlmError as error:

@@ -77,7 +77,7 @@ def export_to_html(
     pairs = zip(runs, checkpoints, strict=True)
     models = [run_data(run, weights, type, data_dir=data_dir) for run, weights in pairs]
     page = page_of(models, first_text(runs) if text is None else text)
-    with files.explaining(path, ", or name another file"):
+    with files.explaining_os_errors(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         files.write_bytes(path, page)
     kind = f"a page of {quantity(len(page), 'B')}"

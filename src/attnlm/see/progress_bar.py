@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from attnlm.base.events import Note, Progress
-from attnlm.base.formatting import harmless
+from attnlm.base.formatting import escape_control_characters
 
 _SECONDS_BETWEEN_LINES = 10.0
 # tqdm's own estimate of the time left counts evaluations as steps.
@@ -71,7 +71,7 @@ class ProgressBar:
                 unit=unit,
                 unit_scale=unit != "step",
                 miniters=1,
-                desc=harmless(task),
+                desc=escape_control_characters(task),
                 file=_notebook_output() if _in_notebook() else sys.stderr,
                 dynamic_ncols=True,
                 leave=False,
@@ -141,7 +141,7 @@ def _notebook_output() -> Any:
 def _write_line(text: str) -> None:
     """Write a line to stderr; in a notebook to stdout, since notebooks show stderr as warnings."""
     stream = sys.stdout if _in_notebook() else sys.stderr
-    stream.write(f"{harmless(text) if stream.isatty() else text}\n")
+    stream.write(f"{escape_control_characters(text) if stream.isatty() else text}\n")
     stream.flush()
 
 

@@ -253,7 +253,7 @@ def _built_in_corpus(source: str | None, offline: bool, spool: Path, on_event: O
         from attnlm.text import names
 
         path = spool / "names.txt"
-        write_bytes(path, names.generate().encode())
+        write_bytes(path, names.generate_names().encode())
         return _file_corpus("names", "names", path)
     if source != "tales":
         url = os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL
@@ -268,7 +268,7 @@ def _built_in_corpus(source: str | None, offline: bool, spool: Path, on_event: O
             on_event(Note(f"{error.message}; using tales instead, which needs no network"))
     from attnlm.text import tales
 
-    text, floor_nats = tales.generate()
+    text, floor_nats = tales.generate_tales()
     path = spool / "tales.txt"
     write_bytes(path, text.encode())
     return replace(_file_corpus("tales", "tales", path), floor_nats=floor_nats)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from attnlm.base.caches import cache_folder, writable_cache
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, Progress, ignore
-from attnlm.base.files import explaining, file_hash, replacing
+from attnlm.base.files import explaining_os_errors, file_hash, open_replacement
 
 if TYPE_CHECKING:
     import requests  # imported late below: it takes longer than the rest of a command's start
@@ -48,7 +48,7 @@ def fetch(
 
     if not re.match(r"https?://[^/]", url, re.IGNORECASE):
         raise _download_error(url, f"{without_password(url)} is not an http or https address")
-    with explaining(destination.parent), replacing(destination) as file:
+    with explaining_os_errors(destination.parent), open_replacement(destination) as file:
         try:
             with (
                 _open_session(url) as session,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from attnlm.base.errors import AttnlmError
 from attnlm.text.corpus import TextFile
-from attnlm.text.record_files import checked, record_texts, record_values
+from attnlm.text.record_files import record_texts, record_values, require_text
 from attnlm.text.text_files import record_suffix
 
 QUESTION_END = "\n"
@@ -101,4 +101,4 @@ def _side_and_text(message: Mapping[str, Any], column: str, where: str) -> tuple
             f"{where} has a message with the role {role!r}",
             f"{_ONE_MESSAGE}; roles are {', '.join(_ROLES)}",
         )
-    return _ROLES[role], checked(content, f"the content of a message in {column!r}", where)
+    return _ROLES[role], require_text(content, f"the content of a message in {column!r}", where)

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from attnlm.base.errors import AttnlmError, UsageError, optional
+from attnlm.base.errors import AttnlmError, UsageError, import_optional
 from attnlm.base.events import OnEvent, Progress
-from attnlm.text.record_files import checked, first_line, missing
+from attnlm.text.record_files import first_line, missing_column_error, require_text
 
 PREFIX = "hf:"
 SYNTAX = "hf:OWNER/NAME, then if needed @REVISION, /CONFIG and :SPLIT"
@@ -82,7 +82,7 @@ def _texts(source: str, column: str, offline: bool) -> Iterator[str]:
         path, hint = f"hf://datasets/{path}", f"for the folder, use {PREFIX}./{path}"
     if offline and not is_local:
         raise AttnlmError(f"{source} needs the network, but `offline` is set", hint)
-    datasets = optional("datasets", f"reading {source}")
+    datasets = import_optional("datasets", f"reading {source}")
     datasets.disable_progress_bars()
     for library in ("datasets", "huggingface_hub"):  # they log errors and retries
         logging.getLogger(library).setLevel(logging.CRITICAL)
@@ -99,8 +99,8 @@ def _texts(source: str, column: str, offline: bool) -> Iterator[str]:
         for record in stream:
             row += 1
             if column not in record:
-                raise missing(column, list(record), source)
-            yield checked(record[column], f"column {column!r}", f"row {row:,} of {source}")
+                raise missing_column_error(column, list(record), source)
+            yield require_text(record[column], f"column {column!r}", f"row {row:,} of {source}")
     except (AttnlmError, MemoryError):
         raise
     except Exception as error:  # any error of the library or the Hub

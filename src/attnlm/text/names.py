@@ -20,7 +20,7 @@ _OTHER_ENDS = "a a a a e e i o ia ie ey y en in on an el us er"
 _SYLLABLES = (1, 1, 2, 2, 2, 3)
 
 
-def generate() -> str:
+def generate_names() -> str:
     """Generate the corpus: the same text on every machine."""
     words = uniform_words(_SEED)
     names: dict[str, None] = {}

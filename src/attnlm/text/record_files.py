@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from attnlm.base.errors import AttnlmError, optional
+from attnlm.base.errors import AttnlmError, import_optional
 from attnlm.base.formatting import listed
 from attnlm.base.suggestions import suggestion
 from attnlm.text.text_files import PIECE, Piece, open_decompressed, record_suffix
@@ -49,7 +49,7 @@ def record_texts(path: Path, column: str, shown: str) -> Iterator[str]:
     """Yield the text of each record, also if it is empty. Raises AttnlmError as `record_pieces`."""
     read_values = _jsonl_values if record_suffix(path) == ".jsonl" else _parquet_values
     values = read_values(path, column, shown)
-    return (checked(value, f"column {column!r}", where) for where, value in values)
+    return (require_text(value, f"column {column!r}", where) for where, value in values)
 
 
 def record_values(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
@@ -59,7 +59,7 @@ def record_values(path: Path, column: str, shown: str) -> Iterator[tuple[str, An
     return _jsonl_values(path, column, shown)
 
 
-def checked(value: object, shown: str, where: str) -> str:
+def require_text(value: object, shown: str, where: str) -> str:
     """Return `value`, called `shown` in messages. Raises AttnlmError unless it is a text."""
     if not isinstance(value, str):
         problem = "null" if value is None else f"not text: {type(value).__name__}"
@@ -76,7 +76,7 @@ def checked(value: object, shown: str, where: str) -> str:
     return value
 
 
-def missing(column: str, columns: list[str], where: str) -> AttnlmError:
+def missing_column_error(column: str, columns: list[str], where: str) -> AttnlmError:
     """Return the error for a column that does not exist, with a similar column as its hint."""
     choice = f"choose a column from {listed(columns)}" if columns else "it has no columns at all"
     return AttnlmError(f"{where} has no column {column!r}", suggestion(column, columns, choice))
@@ -98,19 +98,19 @@ def _jsonl_values(path: Path, column: str, shown: str) -> Iterator[tuple[str, An
                 kind = type(record).__name__
                 raise AttnlmError(f"{where} is not an object, but a {kind}", _ONE_RECORD)
             if column not in record:
-                raise missing(column, list(record), where)
+                raise missing_column_error(column, list(record), where)
             yield where, record[column]
 
 
 def _parquet_values(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
-    arrow: Any = optional("pyarrow", f"reading {shown}")
-    parquet = optional("pyarrow.parquet", f"reading {shown}")
+    arrow: Any = import_optional("pyarrow", f"reading {shown}")
+    parquet = import_optional("pyarrow.parquet", f"reading {shown}")
     row = 0
     try:
         with parquet.ParquetFile(path) as table:
             schema = table.schema_arrow
             if schema.get_field_index(column) < 0:
-                raise missing(column, schema.names, shown)
+                raise missing_column_error(column, schema.names, shown)
             kind = schema.field(column).type
             kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
             if str(kind) not in ("string", "large_string", "string_view"):

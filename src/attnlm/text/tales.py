@@ -93,7 +93,7 @@ def uniform_words(seed: str) -> Iterator[int]:
     return (word for block in blocks for word in struct.unpack("<1024I", block))
 
 
-def generate() -> tuple[str, dict[int, float]]:
+def generate_tales() -> tuple[str, dict[int, float]]:
     """Generate the corpus: the same text on every machine, a little over 1,000,000 characters.
 
     Returns the text, and a mapping from the character offset at which each story begins to −ln p of

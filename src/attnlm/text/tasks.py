@@ -124,7 +124,7 @@ TASKS = {
 }
 
 
-def generate(name: str, *, examples: int, size: int | None) -> tuple[TaskExamples, int]:
+def generate_examples(name: str, *, examples: int, size: int | None) -> tuple[TaskExamples, int]:
     """Return the examples of a task, and their size: the same on every machine.
 
     There are `examples` training examples, and a tenth as many for validation, but at most 1,000.

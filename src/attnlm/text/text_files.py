@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from attnlm.base.errors import AttnlmError, UsageError, optional
+from attnlm.base.errors import AttnlmError, UsageError, import_optional
 from attnlm.base.events import Note, OnEvent, Progress
 from attnlm.base.formatting import listed
 
@@ -161,7 +161,7 @@ def open_decompressed(path: Path, shown: str) -> Iterator[BinaryIO]:
             case ".gz":
                 raw = gzip.GzipFile(fileobj=file)
             case ".zst":
-                zstd = optional(ZSTD, f"reading {shown}")
+                zstd = import_optional(ZSTD, f"reading {shown}")
                 raw = zstd.ZstdFile(file)
                 damage_errors = (EOFError, zstd.ZstdError)
             case _:

@@ -53,7 +53,7 @@ def fit(
     """
     with keeping_random_state(state.device):
         stepper = Stepper(state, run.config, dataset, processes, clock)
-        with stepper.stop.listening(), _explaining_not_finite(run, state):
+        with stepper.stop.listening(), _explaining_not_finite_errors(run, state):
             watch = Stopwatch(state, run.config.tokens_per_step)
             run = tune_eval_tokens(run, dataset, stepper)
             training = run.config.training
@@ -95,7 +95,7 @@ def fit(
 
 
 @contextlib.contextmanager
-def _explaining_not_finite(run: Run, state: TrainingState) -> Iterator[None]:
+def _explaining_not_finite_errors(run: Run, state: TrainingState) -> Iterator[None]:
     """Convert StepNotFiniteError to AttnlmError, which says what is saved."""
     try:
         yield

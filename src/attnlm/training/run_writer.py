@@ -74,7 +74,7 @@ class RunWriter:
         self.stepper.reset_loss_sum()
         record = self._record(evaluation, train_loss, tokens_per_second)
         snapshot = None
-        with explaining_writes(self.run, state):
+        with explaining_write_errors(self.run, state):
             if snapshot_and_passage is not None:
                 snapshot, passage = snapshot_and_passage
                 self.run.append_evaluation(record, snapshot, passage)
@@ -109,7 +109,7 @@ class RunWriter:
         with merged_lora(self._state.model):
             snapshot_and_passage = self._snapshot()
         if snapshot_and_passage is not None:
-            with explaining_writes(self.run, self._state):
+            with explaining_write_errors(self.run, self._state):
                 self.run.append_snapshot(*snapshot_and_passage)
 
     def _snapshot(self) -> tuple[Snapshot, list[str]] | None:
@@ -125,7 +125,7 @@ class RunWriter:
 
     def finish(self) -> None:
         """Wait until all files are written."""
-        with explaining_writes(self.run, self._state):
+        with explaining_write_errors(self.run, self._state):
             self._saver.finish()
 
     @contextlib.contextmanager
@@ -147,7 +147,7 @@ class RunWriter:
             return
         seconds = round(self.watch.seconds(), 3)
         self._state.record_stop(self.stepper.read_loss_sum())
-        with explaining_writes(self.run, self._state):
+        with explaining_write_errors(self.run, self._state):
             self._saver.save()
             self._saver.finish()
             if self.stepper.processes.is_main:
@@ -155,7 +155,7 @@ class RunWriter:
 
 
 @contextlib.contextmanager
-def explaining_writes(run: Run, state: TrainingState) -> Iterator[None]:
+def explaining_write_errors(run: Run, state: TrainingState) -> Iterator[None]:
     """Convert an OSError from writing the run to AttnlmError, which says what is saved."""
     try:
         yield
@@ -194,7 +194,7 @@ def record_settings(run: Run, stepper: Stepper, **settings: int) -> Run:
     """Return the run with settings that were chosen during the training; rank 0 saves them."""
     run = replace(run, config=run.config.with_training(**settings))
     if stepper.processes.is_main:
-        with explaining_writes(run, stepper.state):
+        with explaining_write_errors(run, stepper.state):
             run.save_config()
     return run
 

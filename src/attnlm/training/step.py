@@ -249,7 +249,7 @@ class Stepper:
         sums = self._summed(torch.stack(losses).mean(), counted)
         self._check(sums.is_finite, state.step + 1)
         if sums.is_stopping:
-            self.stop.agree()
+            self.stop.agree_to_stop()
         loss = self._update(sums)
         self._loss_sum += loss
         state.record_step(sums.progress)

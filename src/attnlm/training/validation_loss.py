@@ -110,7 +110,7 @@ def validation_loss(
     numbers = torch.tensor(sums_and_stop, dtype=torch.float64)
     processes.all_reduce(numbers)
     if numbers[-1]:
-        stop.agree()
+        stop.agree_to_stop()
         stop.check()
     # Summed in the order of the text: the sum does not depend on how the groups were divided.
     predicted = sum(map(_count_targets, groups))

@@ -16,7 +16,7 @@ from torch import Tensor
 import attnlm
 from attnlm.base import files
 from attnlm.base.atomic_folders import workspace
-from attnlm.base.errors import AttnlmError, UsageError, optional
+from attnlm.base.errors import AttnlmError, UsageError, import_optional
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.architecture import require_architecture
@@ -190,7 +190,7 @@ def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
     content = _described(run, chosen, stock)
     tensors = _tensors(stock, run, chosen)
     with (
-        files.explaining(folder, ", or name another folder"),
+        files.explaining_os_errors(folder, ", or name another folder"),
         workspace(folder.absolute().parent) as work,
     ):
         new = work / "new"
@@ -301,11 +301,11 @@ def _export_gguf(run: Run, path: Path, type: str, checkpoint: str, on_event: OnE
     if path.suffix != ".gguf":
         raise UsageError("the name of a GGUF file must end with .gguf", f"name it {path.name}.gguf")
     _check_file_free(path)
-    optional("gguf", "writing GGUF")
+    import_optional("gguf", "writing GGUF")
     chosen = run.checkpoint(checkpoint)
     metadata = _metadata(format, run, chosen, type)
     tensors = _tensors(format, run, chosen)
-    with files.explaining(path, ", or name another file"):
+    with files.explaining_os_errors(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         _write_gguf(path, format.name, metadata, tensors, type)
     if format.name == "gpt2" and (context := run.config.spec.block_size) % _CONTEXT_STEP:
@@ -354,7 +354,7 @@ def _write_gguf(
     kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING", list: "ARRAY"}
     shapes, read = tensors
     types = {name: _type_of(name, shape, type) for name, shape in shapes.items()}
-    with files.replacing(path) as file:
+    with files.open_replacement(path) as file:
         writer = GGUFWriter(file.name, architecture)
         try:
             for key, value in metadata.items():

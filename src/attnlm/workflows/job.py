@@ -76,7 +76,7 @@ def open_call(
     on_event: OnEvent | None,
 ) -> Iterator[Call]:
     """Join the other processes, and set up the listener. The arguments are as in `train`."""
-    began = clock.budget_began()
+    began = clock.budget_start()
     tools = [log] if isinstance(log, str) else log or ()
     check_tools(tools)
     with joined() as processes, contextlib.ExitStack() as stack:

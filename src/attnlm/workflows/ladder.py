@@ -17,7 +17,7 @@ from attnlm.base.atomic_folders import (
     numbered_paths,
     workspace,
 )
-from attnlm.base.clock import budget_began
+from attnlm.base.clock import budget_start
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import check_name, find_folder
@@ -118,7 +118,7 @@ def ladder(
     Raises AttnlmError (UsageError for invalid arguments), and Interrupted on a signal, after saving
     the last complete step.
     """
-    began = budget_began()
+    began = budget_start()
     folder = Path(checkpoint_dir)
     data_dir = Path(data_dir)
     on_event = on_event or ignore

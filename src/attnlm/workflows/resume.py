@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.files import explaining
+from attnlm.base.files import explaining_os_errors
 from attnlm.base.folders import resume_command
 from attnlm.base.settings import Setting, Settings, differing
 from attnlm.compute.device import choose_device
@@ -71,7 +71,7 @@ def resumed_job(
         saved = SavedState() if is_fresh else read_saved_state(run)
         _check_steps(run, saved, config.training.steps, call.on_event)
         run = replace(run, config=autotune(config, device, dataset, is_resumed=True))
-        with explaining(run.path, f", then: {resume_command(run.path)}"):
+        with explaining_os_errors(run.path, f", then: {resume_command(run.path)}"):
             run.keep_until(saved.evaluated_step, saved.step)
             if is_changed:
                 run.save_config()

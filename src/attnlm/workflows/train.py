@@ -13,7 +13,7 @@ from typing import Any
 from attnlm.base.atomic_folders import FolderGoneError
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.files import explaining
+from attnlm.base.files import explaining_os_errors
 from attnlm.base.formatting import duration
 from attnlm.base.own_code import own_traceback
 from attnlm.base.settings import described
@@ -218,7 +218,7 @@ def _create_run(
         leak, _, remedy = leaks.partition("; ")
         raise AttnlmError(f"{spec.name} is not causal: {leak}", f"{remedy}; or use `force`")
     config, device = _complete_config(request, dataset, call.began, call.on_event)
-    with explaining(call.checkpoint_dir, ", or name another `checkpoint_dir`"):
+    with explaining_os_errors(call.checkpoint_dir, ", or name another `checkpoint_dir`"):
         run = create_run(
             config,
             dataset,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlm.base.errors import AttnlmError, UsageError, optional
+from attnlm.base.errors import AttnlmError, UsageError, import_optional
 from attnlm.base.events import OnEvent, Progress
 from attnlm.base.folders import is_folder
 from attnlm.text.record_files import first_line
@@ -42,7 +42,7 @@ def download(name: str, revision: str | None, patterns: Sequence[str], on_event:
     The Hub's client caches files, resumes an interrupted download, and uses the cached model if the
     network is unavailable.
     """
-    hub = optional("huggingface_hub", f"downloading {name}")
+    hub = import_optional("huggingface_hub", f"downloading {name}")
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg]  # no type of items at run time

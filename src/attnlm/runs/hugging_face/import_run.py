@@ -63,7 +63,7 @@ def import_run(
     checkpoint_dir = Path(checkpoint_dir)
     path = Path(source)
     file = None
-    with files.explaining(checkpoint_dir, ", or name another `checkpoint_dir`"):
+    with files.explaining_os_errors(checkpoint_dir, ", or name another `checkpoint_dir`"):
         if is_adapter(path) or base is not None:
             if base is None:
                 raise UsageError(

@@ -29,7 +29,7 @@ from attnlm.model.architecture import Architecture, require_architecture
 from attnlm.model.inspection import check_finite
 from attnlm.model.spec import Use
 from attnlm.runs.external_formats import LLAMA3_TURNS, STOCK_CLASSES, TensorMapping
-from attnlm.runs.safetensors_file import FLOATS, Shape, TensorFile, explaining_reads
+from attnlm.runs.safetensors_file import FLOATS, Shape, TensorFile, explaining_read_errors
 
 Content = dict[str, Any]
 _MOST_IDS = 2**21
@@ -406,7 +406,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def open_tensors(path: Path) -> Iterator[TensorFile]:
     """Open a safetensors file and read its header. Raises AttnlmError if it can't be read."""
     with contextlib.ExitStack() as opening:
-        with explaining_reads(path, " or not a safetensors file", _COPY):
+        with explaining_read_errors(path, " or not a safetensors file", _COPY):
             file = opening.enter_context(path.open("rb"))
             opened = TensorFile.of(file)
         yield opened
