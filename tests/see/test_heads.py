@@ -385,3 +385,43 @@ def test_an_imported_run_needs_no_text(built: Run, tmp_path: Path) -> None:
     tiny: Any = replace(built.config, spec=replace(parts_of(built.config), block_size=1))
     with pytest.raises(see.TooShortError, match="too short"):
         study_heads(replace(imported, config=tiny))
+
+
+DISTANT = """
+import torch
+from torch import nn
+
+
+class Distant(nn.Module):
+    def __init__(self, embed_dim, heads):
+        super().__init__()
+        self.rates = nn.Parameter(torch.rand(heads, 1, 1))
+        self.heads = heads
+
+    def forward(self, x):
+        distance = torch.arange(x.size(1))[:, None] - torch.arange(x.size(1))
+        scores = (-self.rates * distance).masked_fill(distance < 0, -torch.inf)
+        values = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return (torch.softmax(scores, -1) @ values).transpose(1, 2).flatten(2)
+"""
+
+
+@pytest.mark.parametrize("windows", [1, 2, 4])
+def test_heads_that_see_no_text_are_counted_with_any_number_of_texts(
+    windows: int, tmp_path: Path
+) -> None:
+    """Their maps, (H, T, T), could be (B·H, T, T) if B divides H."""
+    (tmp_path / "own.py").write_text(DISTANT)
+    data = prepared(tmp_path)
+    run = attnlm.train(
+        data,
+        model="multi-head",
+        attention=f"{tmp_path}/own.py:Distant",
+        heads=4,
+        embed_dim=8,
+        block_size=16,
+        steps=1,
+        checkpoint_dir=tmp_path,
+    )
+    report = study_heads(run, windows=windows, ablate=True, data_dir=tmp_path / "data")
+    assert [(head.layer, head.head) for head in report.heads] == [(0, h) for h in range(4)]

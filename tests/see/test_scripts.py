@@ -36,11 +36,12 @@ GLOBALS = set(
     re.findall(
         r"\w+",
         """
-    addEventListener Array ArrayBuffer atob BigInt BigUint64Array Blob Boolean btoa clearInterval
-    document Error Float32Array Float64Array getComputedStyle globalThis ImageData Infinity
-    innerHeight Int32Array JSON Map matchMedia Math MessageChannel Number Object parseInt
-    performance postMessage Promise RegExp Set setInterval setTimeout String TextDecoder
-    TextEncoder Uint16Array Uint32Array Uint8Array Uint8ClampedArray URL Worker
+    addEventListener Array ArrayBuffer atob BigInt BigUint64Array Blob Boolean btoa
+    clearInterval clearTimeout document Error Float32Array Float64Array getComputedStyle
+    globalThis ImageData Infinity innerHeight Int32Array JSON Map matchMedia Math
+    MessageChannel Number Object parseInt performance postMessage Promise RegExp Set
+    setInterval setTimeout String TextDecoder TextEncoder Uint16Array Uint32Array Uint8Array
+    Uint8ClampedArray URL Worker
         """,
     )
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -45,6 +46,22 @@ def chosen(seconds: float, text: Any = MEGABYTE, recipes: Any = None, **settings
         found = sizes.affordable_size(candidates, text, time.perf_counter(), told.append)
     assert all(isinstance(note, Note) for note in told) and told
     return found
+
+
+@pytest.mark.parametrize(("slow_steps", "least"), [(1, 0.0), (1, 5.0), (4, 0.0), (4, 5.0)])
+def test_slow_first_steps_do_not_count(
+    slow_steps: int, least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    steps = itertools.count()
+
+    def step() -> torch.Tensor:
+        clock.advance(10.0 if next(steps) < slow_steps else 0.5)
+        return torch.zeros(())
+
+    stepper: Any = SimpleNamespace(step=step)
+    assert sizes._seconds_per_step(stepper, slow_steps, 10 + least) == pytest.approx(0.5)
+    assert next(steps) == slow_steps + max(1, 2 * least)
 
 
 def test_more_time_gives_a_model_that_is_as_large_or_larger() -> None:

@@ -90,8 +90,8 @@ def prepare(
     with a role and a content. Or `source` names a task: copy, reverse, sort, addition,
     modular-addition, parity, brackets or recall, with a number of training `examples` (default:
     20,000) and the `length` of a question in letters, bits, brackets or pairs, or for addition the
-    `digits` of its numbers. Example number and size decide the examples: they are the same on every
-    machine, no question is in both splits, and the file longer.jsonl has longer ones.
+    `digits` of its numbers. The examples depend only on their number and size: they are the same on
+    every machine, no question is in both splits, and the file longer.jsonl has longer ones.
 
     A data set with the same content is left unchanged; a data set with other content is replaced
     only if `force` is true. A new data set appears at its path when it is complete; a preparation

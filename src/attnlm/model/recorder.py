@@ -20,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.threads import FlushSubnormals
-from attnlm.model.language_model import Block, Transformer
+from attnlm.model.architecture import Architecture
+from attnlm.model.language_model import Block, LanguageModel, Transformer
 from attnlm.model.ops.attention import shared_heads
 
 Head = tuple[int, int]
@@ -89,7 +90,7 @@ class Recorder:
     edit: Callable[[Site, Tensor], Tensor] | None = None
     """receives each activation of a Site, and returns what the model uses in its place: (B, T, C),
     or (B, H, T, E) for the heads' mixed outputs, before the projection. Mixed outputs are observed
-    in `scaled_dot_product_attention`, and where a softmax is edit_product by values."""
+    in `scaled_dot_product_attention`, and where a softmax is multiplied by values."""
     embedded: Tensor | None = None
     """token embeddings plus position embeddings, if any, (B, T, C); None for a bigram"""
     layers: list[Layer] = field(default_factory=list)
@@ -143,7 +144,8 @@ class Recorder:
         """Record the result of a softmax if it is an attention map.
 
         A map is (B, H, T, T), (B, T, T) of a single head, (B·H, T, T), or, if it does not depend on
-        the text, (H, T, T).
+        the text, (H, T, T). If B divides the H of the latter, only a single text tells which it is:
+        see `texts_at_once`.
         """
         is_square = softmax.dim() in (3, 4) and softmax.size(-1) == softmax.size(-2)
         if not is_square or softmax.triu(1).any():
@@ -245,6 +247,15 @@ class _Observer(TorchFunctionMode):
 
 SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
 PRODUCTS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm}
+
+
+def texts_at_once(model: LanguageModel, length: int, most_tokens: int) -> int:
+    """Return how many texts of `length` tokens can be recorded together.
+
+    Own code may have the same attention maps for all texts, which only a single text shows.
+    """
+    is_ours = isinstance(model.spec, Architecture)
+    return max(1, most_tokens // length) if is_ours else 1
 
 
 @torch.inference_mode()

@@ -21,7 +21,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.data.dataset import ids_at
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.recorder import NotRecordedError, record
+from attnlm.model.recorder import NotRecordedError, record, texts_at_once
 from attnlm.see.attend import Numbers
 from attnlm.tokens.tokenizer import Tokenizer
 
@@ -152,7 +152,7 @@ def _scores_on(
         uniform_sums_P1, counts_P = pattern_sums(uniform_N1TT, ids_NT, starts_NT)
         return torch.cat([*layer_sums, uniform_sums_P1], 1), counts_P
 
-    batch_size = max(1, BATCH_TOKENS // length)
+    batch_size = texts_at_once(model, length, BATCH_TOKENS)
     ids_batches = torch.from_numpy(ids_NT).to(device).split(batch_size)
     starts_batches = torch.from_numpy(word_starts(tokenizer, ids_NT)).to(device).split(batch_size)
     batches = map(sums_over, ids_batches, starts_batches)

@@ -24,7 +24,7 @@ from attnlm.data.dataset import ids_at
 from attnlm.data.examples import Examples, limit_per_window
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops.loss import cross_entropy
-from attnlm.model.recorder import Head, no_attention, record
+from attnlm.model.recorder import Head, no_attention, record, texts_at_once
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_dataset_of, open_run
@@ -269,7 +269,7 @@ def _loss_without(
 ) -> float:
     """Return the mean loss of all windows with a silenced head, or with none."""
     losses = []
-    batch_size = max(1, BATCH_TOKENS // inputs_NT.size(1))
+    batch_size = texts_at_once(model, inputs_NT.size(1), BATCH_TOKENS)
     batches = zip(inputs_NT.split(batch_size), targets_NT.split(batch_size), strict=True)
     for inputs_BT, targets_BT in batches:
         # `watch` discards the attention weights, to save memory.

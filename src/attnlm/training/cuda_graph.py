@@ -64,6 +64,8 @@ class CudaGraph(Generic[Result]):
                 self._result = function(*self._inputs)
             self._graph = graph
         for recorded, current in zip(self._inputs, inputs, strict=True):
+            if recorded.shape != current.shape:  # a copy would be broadcast
+                raise ValueError(f"recorded for {recorded.shape}, called with {current.shape}")
             recorded.copy_(current)
         self._graph.replay()
         return self._result

@@ -143,7 +143,14 @@ def _kernels(config: Config, device: Device) -> dict[str, str]:
     spec = config.spec
     training = config.training
     if (device.name, device.dtype) != ("cpu", "float32") or training.compile == "on":
-        return {"matmul": "blas", "attention_kernel": "torch"}
+        kernels = {"matmul": "blas", "attention_kernel": "torch"}
+        for name, only in kernels.items():
+            if (value := getattr(training, name)) not in ("auto", only):
+                raise UsageError(
+                    f"`{name}` {value} needs a CPU, float32, and `compile` off or parts",
+                    f"leave `{name}` out",
+                )
+        return kernels
     for name, use in (("attention_kernel", Use.NATIVE_ATTENTION), ("matmul", Use.NATIVE_BLOCKS)):
         reason = (
             spec.reason_against(use) if training.compile == "parts" else "it needs `compile` parts"
@@ -279,16 +286,27 @@ def affordable_size(
 def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
     """Return the seconds per token of training. Measure at least two steps and `least` seconds."""
     device = choose_training_device(config, dataset)
+    if device.name == "cuda" and config.training.compile == "auto":
+        config = config.with_training(compile="off")  # to compile every size would take minutes
     with torch_settings_restored(), keeping_random_state(device):
         stepper = trial(autotune(config, device, dataset), device, dataset)
-        for _ in range(FIRST_CALLS if device.name == "cuda" else 1):  # slower than others
-            began = time.perf_counter()
-            stepper.step().item()
-        since = now = time.perf_counter()
-        while now == since or now - began < least:
-            stepper.step().item()
-            now = time.perf_counter()
-        return (now - since) / (stepper.state.step - 1) / config.tokens_per_step
+        slow_steps = FIRST_CALLS if device.name == "cuda" else 1
+        return _seconds_per_step(stepper, slow_steps, least) / config.tokens_per_step
+
+
+def _seconds_per_step(stepper: Stepper, slow_steps: int, least: float) -> float:
+    """Return the seconds of a step, without the first `slow_steps`. The last of these counts
+    towards the `least` seconds of the measurement."""
+    for _ in range(slow_steps):
+        began = time.perf_counter()
+        stepper.step().item()
+    since = now = time.perf_counter()
+    made = 0
+    while now == since or now - began < least:
+        stepper.step().item()
+        made += 1
+        now = time.perf_counter()
+    return (now - since) / made
 
 
 def _size_summary(config: Config, passes: float) -> str:

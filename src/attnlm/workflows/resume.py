@@ -32,7 +32,7 @@ _CHANGEABLE = ("steps", "eval_every", "patience", *_ROUNDING)
 def check_resume(settings: Mapping[str, Setting], **of_new_runs: object) -> None:
     """Raise UsageError for arguments of `train` that a resumed run cannot have."""
     for name, value in of_new_runs.items():
-        if value not in (None, False, "auto"):
+        if value not in (None, False) and (name, value) != ("checkpoint", "auto"):
             argument = "a data set" if name == "dataset" else f"`{name}`"
             raise UsageError(
                 f"`resume` cannot be combined with {argument}",
@@ -84,9 +84,11 @@ def _changed_config(
 ) -> tuple[Config, bool]:
     """Return the run's configuration with `settings`, and True if they change it."""
     recorded = run.config.settings()
-    if "device" in settings:
-        settings = {**settings, "device": choose_device(str(settings["device"])).name}
     computing = {key: settings.get(key, recorded[key]) for key in ("device", "dtype")}
+    if computing.keys() & settings.keys():
+        chosen_device = choose_device(str(computing["device"]), str(computing["dtype"]))
+        computing = {"device": chosen_device.name, "dtype": chosen_device.dtype}
+        settings = {k: computing.get(k, v) for k, v in settings.items()}
     if computing.items() - recorded.items():
         recorded = {k: v for k, v in recorded.items() if k not in _OF_THE_DEVICE}
         chosen = ", ".join(f"`{k}`" for k in _OF_THE_DEVICE if k not in settings)

@@ -1,9 +1,9 @@
 """The operations of a model, written with PyTorch functions and, for a CPU, also in C.
 
 On a CPU, autograd's many short passes over memory cost as much as the matmuls. Inside the context
-`using`, a training step can therefore compute some operations in C, forward and backward, and
+`use_kernels`, a training step can therefore compute some operations in C, forward and backward, and
 choose between two libraries for matmuls. The reference implementations in PyTorch are used on
-other devices, outside of `using`, and to record a forward pass (see recorder.py).
+other devices, outside of `use_kernels`, and to record a forward pass (see recorder.py).
 
 Axes as in attention.py. `d_x` is the gradient of the loss with respect to x.
 """

@@ -88,6 +88,7 @@ class Server {
   trainer = null;
   isRunning = false;
   number = 0; // of the reset
+  timer = 0;
 
   send(kind, content) { postMessage({kind, run: this.number, ...content}); }
 
@@ -107,7 +108,8 @@ class Server {
     }
     const steps = trainer.step - first;
     if (steps) this.sendProgress(sum / steps, steps, (performance.now() - begin) / 1000);
-    setTimeout(() => this.run());
+    clearTimeout(this.timer); // of a training that was paused meanwhile
+    this.timer = setTimeout(() => this.run());
   }
 
   sendProgress(trainLoss, steps, seconds) {
