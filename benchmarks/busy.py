@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from attnlm.base.settings import Settings
+from attnlm.base.setting_fields import Settings
 from attnlm.compute.device import choose_device
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import resolve

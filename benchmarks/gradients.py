@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from attnlm.base.settings import Setting
+from attnlm.base.setting_fields import Setting
 from attnlm.config.settings import resolve
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops import Kernels, use_kernels

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from attnlm.base.settings import Settings
+from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare

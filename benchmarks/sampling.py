@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from attnlm.base.settings import Setting
+from attnlm.base.setting_fields import Setting
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset

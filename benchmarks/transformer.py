@@ -17,7 +17,7 @@ from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model.ops.loss import cross_entropy
-from attnlm.training.kernels import configured_kernels
+from attnlm.training.kernel_choice import configured_kernels
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation_loss import validation_loss

@@ -111,12 +111,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="module")
 def few_tales() -> Iterator[str]:
     """Makes the built-in corpus begin as it does and end soon."""
-    from attnlm.text import tales
+    from attnlm.text import corpus_tales
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tales, "MINIMUM_CHARACTERS", 20_000)
-        patch.setattr(tales, "SHA256", mock.ANY)
-        yield tales.generate_tales()[0]
+        patch.setattr(corpus_tales, "MINIMUM_CHARACTERS", 20_000)
+        patch.setattr(corpus_tales, "SHA256", mock.ANY)
+        yield corpus_tales.generate_tales()[0]
 
 
 @pytest.fixture(scope="session")
@@ -141,7 +141,7 @@ def browser() -> Iterator[Any]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a data set and a short run of each rung, and of some with more parts."""
     import attnlm
-    from attnlm.base.settings import Setting
+    from attnlm.base.setting_fields import Setting
     from attnlm.model.architecture import RUNGS
 
     folder = tmp_path_factory.mktemp("trained")

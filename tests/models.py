@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlm.base.settings import Setting, Settings
+from attnlm.base.setting_fields import Setting, Settings
 from attnlm.compute.native import native_library
 from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import variant

@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from attnlm.base.settings import fields_of
+from attnlm.base.setting_fields import fields_of
 from attnlm.cli.app import root_command
 from attnlm.cli.completion import VARIABLE
 from attnlm.config.recipes import recipe_names

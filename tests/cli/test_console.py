@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from attnlm.base.events import Note, Progress
-from attnlm.base.settings import Setting
-from attnlm.cli import console, displays
+from attnlm.base.setting_fields import Setting
+from attnlm.cli import console, event_printer
 from attnlm.config.settings import resolve
 from attnlm.runs.journal import Snapshot
 from attnlm.training.events import Evaluated, Stepped
@@ -28,7 +28,7 @@ def test_samples_are_dimmed_lines_of_the_terminals_width(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = terminal(monkeypatch)
-    display = displays.Display()
+    display = event_printer.Display()
     display.begin("train", 999, "step")
     display(evaluated(0, "\nROMEO:\n\x1b[2Jfox \ufffd"))
     display(evaluated(999, "word " * 20, is_last=True))
@@ -52,7 +52,7 @@ def test_long_lines_wrap_at_words_but_not_a_command(monkeypatch: pytest.MonkeyPa
 def test_samples_are_shown_on_a_terminal_only(
     quiet: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    displays.Display(quiet)(evaluated(0, "the words"))
+    event_printer.Display(quiet)(evaluated(0, "the words"))
     shown = capsys.readouterr()
     assert shown.out == "" and "the words" not in shown.err
     assert ("validation 2.5000*" in shown.err) == (not quiet)
@@ -61,7 +61,7 @@ def test_samples_are_shown_on_a_terminal_only(
 def test_the_bar_shows_the_time_left_at_the_latest_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "100")
-    display = displays.Display()
+    display = event_printer.Display()
     display.begin("train", 2600, "step")
     display(evaluated(0, "said"))
     display(Stepped(20, loss=2.5, tokens_per_second=5000.0, seconds_left=852.0))
@@ -87,7 +87,7 @@ def test_long_preparation_prints_lines_without_a_terminal(
 ) -> None:
     now = 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
-    display = displays.Display()
+    display = event_printer.Display()
     for now, task, total in [  # noqa: B007
         *((0.0, "read", None), (9.9, "read", None), (10.1, "read", None), (19.0, "read", None)),
         *((25.0, "encode", 4000), (34.0, "encode", 4000), (36.0, "encode", 4000)),
@@ -114,7 +114,7 @@ def test_settings_are_named_as_they_are_typed(
 ) -> None:
     assert console.with_flags(library) == shown
     console.fail(library, library)
-    displays.Display()(Note(library))
+    event_printer.Display()(Note(library))
     assert capsys.readouterr().err == f"error: {shown}\nhint: {shown}\n{shown}\n"
 
 
@@ -133,7 +133,7 @@ def test_every_word_in_backticks_is_an_option() -> None:
 
 def test_a_model_is_described_by_its_sizes_and_changed_parts() -> None:
     def told(**settings: Setting) -> str:
-        return displays.parts_in_words(resolve(settings).spec)
+        return event_printer.parts_in_words(resolve(settings).spec)
 
     assert told() == "heads 4, embed_dim 64, block_size 64"
     assert told(model="bigram") == "block_size 64"

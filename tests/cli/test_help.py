@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from attnlm.base.settings import fields_of
+from attnlm.base.setting_fields import fields_of
 from attnlm.cli.app import root_command
 from attnlm.cli.help import help_with_default, setting_text
 from attnlm.config.settings import RECORD_OF, resolve

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.settings import Settings
+from attnlm.base.setting_fields import Settings
 from attnlm.config.recipes import load_recipe, load_sizes, recipe_names
 from attnlm.config.settings import ADAPTERS_RATE, resolve
 from attnlm.config.variants import variant

@@ -17,7 +17,7 @@ import torch
 
 from attnlm.base.errors import NotFiniteError
 from attnlm.base.events import Note
-from attnlm.base.settings import Setting, Settings
+from attnlm.base.setting_fields import Setting, Settings
 from attnlm.compute.device import Device
 from attnlm.compute.native import instruction_sets, load, native_library
 from attnlm.generation import native_decoder

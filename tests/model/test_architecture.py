@@ -14,7 +14,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from attnlm.base.errors import UsageError
-from attnlm.base.settings import Settings, fields_of
+from attnlm.base.setting_fields import Settings, fields_of
 from attnlm.config.settings import Config, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant

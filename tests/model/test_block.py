@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnlm.base.errors import UsageError
-from attnlm.base.settings import Settings
+from attnlm.base.setting_fields import Settings
 from attnlm.compute.device import Device
 from attnlm.compute.native import instruction_sets, load
 from attnlm.config.settings import resolve
@@ -234,7 +234,7 @@ def test_a_resumed_run_chooses_the_kernels_that_fit_a_changed_one(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("attnlm.training.kernels.faster_matmul", lambda: "blas")
+    monkeypatch.setattr("attnlm.training.kernel_choice.faster_matmul", lambda: "blas")
     given: dict[str, Any] = {"model": "transformer", "device": "cpu", "batch_size": 2, **SIZES}
     run = train(dataset, checkpoint_dir=tmp_path, steps=2, seed=1, **given)
     assert run.config.training.matmul == "native"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.settings import Setting, Settings
+from attnlm.base.setting_fields import Setting, Settings
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import MODELS
 from attnlm.model.attention import LayerCache

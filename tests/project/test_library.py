@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import attnlm
-from attnlm.base.settings import described, help_of
+from attnlm.base.setting_fields import described, help_of
 from attnlm.config.settings import RECORD_OF
 from attnlm.generation.sampling_config import SAMPLING
 from attnlm.workflows import speed_check

@@ -15,7 +15,7 @@ import pytest
 import attnlm
 from attnlm.base import files
 from attnlm.base.events import Note
-from attnlm.cli.displays import Display
+from attnlm.cli.event_printer import Display
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from attnlm.see import curves, loggers, pictures

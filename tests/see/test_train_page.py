@@ -13,14 +13,14 @@ import pytest
 import torch
 
 import attnlm
-from attnlm.base.settings import Settings
+from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import RUNGS, UnsupportedError
 from attnlm.model.language_model import Bigram, Transformer
 from attnlm.model.spec import Use
 from attnlm.see.model_page import architecture_data
 from attnlm.see.train_page import MOST_TEXT, page_of, parameters_data, train_page, training_text
-from attnlm.text import tales
+from attnlm.text import corpus_tales
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.schedule import learning_rate
 from docs.gallery import TRAIN, data_of
@@ -448,7 +448,7 @@ def test_the_page_in_the_gallery_trains_on_tales(browser: Any) -> None:
     asks_for_nothing(TRAIN.read_bytes())
     text = data_of(TRAIN)["training"]["text"]
     whole = (text["train"] + text["validation"]).encode()
-    assert hashlib.sha256(whole).hexdigest() == tales.SHA256
+    assert hashlib.sha256(whole).hexdigest() == corpus_tales.SHA256
     with opened(browser, TRAIN) as view:
         lines = dict(view.evaluate("attnlm.trainPage.corpus.baselines"))
         assert [f"{loss:.3f}" for loss in lines.values()] == ["4.060", "2.178", "0.131"]

@@ -47,7 +47,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def short_tales(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes `tales` one line: the real ones take a while."""
     stand_in = SimpleNamespace(generate_tales=lambda: ("Once upon a time.\n", {0: 1.5}))
-    monkeypatch.setattr("attnlm.text.tales", stand_in, raising=False)
+    monkeypatch.setattr("attnlm.text.corpus_tales", stand_in, raising=False)
 
 
 def write_all(folder: Path, contents: dict[str, bytes]) -> None:

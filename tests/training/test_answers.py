@@ -20,7 +20,7 @@ from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.data.examples import IGNORED, Examples
 from attnlm.data.prepare_examples import LONGER
-from attnlm.generation.questions import format_of
+from attnlm.generation.question_format import format_of
 from attnlm.generation.sampling import load_sampler
 from attnlm.model.language_model import Bigram
 from attnlm.model.ops import Kernels, use_kernels

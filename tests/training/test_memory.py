@@ -9,7 +9,7 @@ import pytest
 
 import attnlm
 from attnlm.base.errors import AttnlmError
-from attnlm.base.settings import Settings
+from attnlm.base.setting_fields import Settings
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.model.inspection import parameter_count

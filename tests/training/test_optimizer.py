@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnlm.base.settings import Setting
+from attnlm.base.setting_fields import Setting
 from attnlm.compute.threads import new_pool
 from attnlm.config.settings import Config, resolve
 from attnlm.model.language_model import LanguageModel

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnlm
-from attnlm.base.settings import Settings
+from attnlm.base.setting_fields import Settings
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
 from attnlm.config.settings import resolve

@@ -25,7 +25,7 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
-from attnlm.base.settings import Setting
+from attnlm.base.setting_fields import Setting
 from attnlm.base.signals import Interrupted
 from attnlm.compute.device import choose_device
 from attnlm.compute.threads import threads_of_torch

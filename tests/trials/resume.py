@@ -12,7 +12,7 @@ import attnlm
 from attnlm.compute.native import native_library
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import RUNGS
-from attnlm.training.kernels import has_native_ops
+from attnlm.training.kernel_choice import has_native_ops
 from attnlm.workflows.autotune import _has_compiler
 from tests.trials.forked_children import in_child
 from tests.trials.small_projects import around_steps, facts_of, prepared, same_run, settings_of

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.settings import Settings
+from attnlm.base.setting_fields import Settings
 from attnlm.cli.app import root_command
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant

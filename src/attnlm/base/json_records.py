@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import COPY_AGAIN, read_json, read_sealed
-from attnlm.base.settings import check, fields_of, hints, quoted, setting
+from attnlm.base.setting_fields import check, fields_of, hints, quoted, setting
 
 _Record = TypeVar("_Record")
 

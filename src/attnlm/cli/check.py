@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 import attnlm
-from attnlm.base.settings import fields_of
+from attnlm.base.setting_fields import fields_of
 from attnlm.cli import completion, console, options
 from attnlm.cli.options import REQUIRED, argument, option, with_options
 from attnlm.config.settings import RECORD_OF

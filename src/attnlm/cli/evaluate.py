@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.cli import completion, console, options
-from attnlm.cli.displays import baselines
+from attnlm.cli.event_printer import baselines
 from attnlm.cli.options import option, switch
 from attnlm.runs.records import NOT_COMPARABLE
 

@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from attnlm.base.errors import UsageError
 from attnlm.base.own_code import accept_code
-from attnlm.base.settings import Setting, Settings, fields_of, help_of
+from attnlm.base.setting_fields import Setting, Settings, fields_of, help_of
 from attnlm.cli.console import result, with_flags
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.model.architecture import MODELS, Architecture

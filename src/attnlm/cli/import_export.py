@@ -9,7 +9,7 @@ import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.base.folders import command_for
 from attnlm.cli import completion, console, options
-from attnlm.cli.displays import Display, parts_in_words
+from attnlm.cli.event_printer import Display, parts_in_words
 from attnlm.cli.options import REQUIRED, argument, option, switch
 from attnlm.runs.external_formats import FORMATS, check_format
 from attnlm.runs.hugging_face.download_model import check_source

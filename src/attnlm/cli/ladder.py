@@ -11,7 +11,7 @@ import attnlm
 from attnlm.base.errors import UsageError
 from attnlm.base.folders import command_for, find_folder
 from attnlm.cli import completion, console, options
-from attnlm.cli.displays import Display, baselines
+from attnlm.cli.event_printer import Display, baselines
 from attnlm.cli.options import decode_argument, option, setting_option
 from attnlm.model.architecture import MODELS
 from attnlm.runs.ladder_plan import EQUAL, check_rungs

@@ -18,7 +18,7 @@ import typer
 from attnlm.base.errors import UsageError
 from attnlm.base.files import utf8
 from attnlm.base.folders import flag
-from attnlm.base.settings import fields_of, help_of, type_of
+from attnlm.base.setting_fields import fields_of, help_of, type_of
 from attnlm.cli import completion
 from attnlm.cli.help import help_with_default
 from attnlm.config.settings import RECORD_OF, check_setting, seconds

@@ -12,9 +12,9 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder
 from attnlm.base.formatting import byte_size, duration, quantity
-from attnlm.base.settings import fields_of
+from attnlm.base.setting_fields import fields_of
 from attnlm.cli import console, options
-from attnlm.cli.displays import Display, adapters_in_words, division_in_words, parts_in_words
+from attnlm.cli.event_printer import Display, adapters_in_words, division_in_words, parts_in_words
 from attnlm.cli.options import option, with_options
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_run import resolve_typed

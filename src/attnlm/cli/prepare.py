@@ -10,7 +10,7 @@ import attnlm
 from attnlm.base.folders import command_for
 from attnlm.base.formatting import listed
 from attnlm.cli import completion, console, options
-from attnlm.cli.displays import Display, baselines
+from attnlm.cli.event_printer import Display, baselines
 from attnlm.cli.options import argument, option, switch
 from attnlm.config.settings import resolve
 from attnlm.text.tasks import TASKS

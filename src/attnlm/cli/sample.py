@@ -15,9 +15,9 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import read_text, utf8
 from attnlm.base.folders import command_for
 from attnlm.base.formatting import duration, escape_control_characters
-from attnlm.base.settings import help_of
+from attnlm.base.setting_fields import help_of
 from attnlm.cli import console, options
-from attnlm.cli.displays import Display
+from attnlm.cli.event_printer import Display
 from attnlm.cli.options import decode_argument, option, sampling_option, switch, with_options
 from attnlm.generation.sampling_config import (
     MOST_CHOICES_HELD,
@@ -30,7 +30,7 @@ from attnlm.text.record_files import record_texts
 from attnlm.text.text_files import record_suffix
 
 if TYPE_CHECKING:
-    from attnlm.generation.questions import QuestionFormat
+    from attnlm.generation.question_format import QuestionFormat
     from attnlm.generation.sampling import Choice, Sampler
 
 
@@ -85,7 +85,7 @@ def sample(
         config.check_room(len(prompt_texts), MOST_CHOICES_HELD if show_probs else MOST_HELD)
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
-    from attnlm.generation.questions import format_of
+    from attnlm.generation.question_format import format_of
     from attnlm.generation.sampling import load_sampler
 
     format = format_of(opened)

@@ -14,7 +14,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Progress
 from attnlm.cli import console, options
-from attnlm.cli.displays import Display
+from attnlm.cli.event_printer import Display
 from attnlm.cli.options import argument, decode_argument, option, switch
 from attnlm.model.spec import Use
 

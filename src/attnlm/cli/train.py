@@ -15,9 +15,9 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for, find_folder, folder_flag
 from attnlm.base.formatting import duration
-from attnlm.base.settings import fields_of
+from attnlm.base.setting_fields import fields_of
 from attnlm.cli import completion, console, options
-from attnlm.cli.displays import Display, baselines
+from attnlm.cli.event_printer import Display, baselines
 from attnlm.cli.options import option, switch, with_options
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_run import resolve_new
@@ -217,7 +217,7 @@ def _processes_to_resume(run: attnlm.Run, settings: Mapping[str, Any]) -> int:
 
 
 def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> None:
-    from attnlm.generation.questions import format_of
+    from attnlm.generation.question_format import format_of
     from attnlm.see.curves import plain_curve, verdict
 
     result = run.result()

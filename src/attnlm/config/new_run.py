@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from attnlm.base.errors import UsageError
 from attnlm.base.own_code import OwnCode, is_code_name, named_code, passed_code
-from attnlm.base.settings import Setting, Settings
+from attnlm.base.setting_fields import Setting, Settings
 from attnlm.config.recipes import Recipe, load_sizes
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, ParentRun, resolve
 from attnlm.model.own_specs import PREFIX, with_defaults

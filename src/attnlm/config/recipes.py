@@ -12,7 +12,7 @@ from typing import Any
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import read_text
-from attnlm.base.settings import Setting, Settings
+from attnlm.base.setting_fields import Setting, Settings
 from attnlm.base.suggestions import suggestion
 
 

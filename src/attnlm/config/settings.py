@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.formatting import listed
 from attnlm.base.own_code import OwnCode, is_code_name
-from attnlm.base.settings import Setting, Settings, check_value, fields_of, quoted
+from attnlm.base.setting_fields import Setting, Settings, check_value, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import OWN, Architecture, missing_requirement

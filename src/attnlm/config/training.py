@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnlm.base.formatting import duration
-from attnlm.base.settings import setting
+from attnlm.base.setting_fields import setting
 from attnlm.model.linear_maps import LoRA
 
 LARGEST_BATCH = 2**20  # windows

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from attnlm.base.errors import UsageError
 from attnlm.base.own_code import OwnCode, is_code_name, named_code
-from attnlm.base.settings import Setting, Settings, fields_of, type_of
+from attnlm.base.setting_fields import Setting, Settings, fields_of, type_of
 from attnlm.base.suggestions import equivalent_name, suggestion
 from attnlm.config.settings import RECORD_OF, check_setting, resolve
 from attnlm.config.training import TrainingConfig

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.settings import check_value
+from attnlm.base.setting_fields import check_value
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Ids, ids_at
 from attnlm.data.examples import Examples

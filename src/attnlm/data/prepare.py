@@ -14,7 +14,7 @@ from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining_os_errors
 from attnlm.base.folders import check_name, write_latest
-from attnlm.base.settings import check_value
+from attnlm.base.setting_fields import check_value
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, DatasetProperties, open_dataset_folder
 from attnlm.data.new_dataset import (

@@ -16,7 +16,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import file_hash, open_replacement, write_bytes
 from attnlm.base.json_records import limited
-from attnlm.base.settings import check_value
+from attnlm.base.setting_fields import check_value
 from attnlm.data.bin_files import MOST_BIGRAM_IDS, WrittenBins, bigram_loss
 from attnlm.data.dataset import ExampleFacts, SplitFacts, id_dtype, sampled_hash
 from attnlm.data.examples import EncodedExamples, encode_examples, write_marks

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnlm.base.errors import UsageError
-from attnlm.base.settings import check_value, fields_of, quoted, setting
+from attnlm.base.setting_fields import check_value, fields_of, quoted, setting
 
 MOST_HELD = 2**26
 """The most tokens of all samples together if memory keeps them to the end, in about 2 GB."""

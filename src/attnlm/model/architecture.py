@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.errors import UsageError
-from attnlm.base.settings import Settings, fields_of, quoted, setting
+from attnlm.base.setting_fields import Settings, fields_of, quoted, setting
 from attnlm.model.costs import Costs, compute_costs
 from attnlm.model.spec import ModelSpec, Shapes, Use
 from attnlm.model.supported_uses import USES_WITHOUT_MODULES, needed_for

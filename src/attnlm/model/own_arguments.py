@@ -11,7 +11,7 @@ from typing import Any
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.own_code import OwnCode
-from attnlm.base.settings import Setting, Settings, quoted
+from attnlm.base.setting_fields import Setting, Settings, quoted
 from attnlm.base.suggestions import suggestion
 
 _PART_SIZES = ("embed_dim", "heads", "block_size", "layer")

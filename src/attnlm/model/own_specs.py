@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from attnlm.base.errors import UsageError
 from attnlm.base.own_code import OwnCode
-from attnlm.base.settings import Setting, Settings, fields_of
+from attnlm.base.setting_fields import Setting, Settings, fields_of
 from attnlm.model.architecture import Architecture
 from attnlm.model.costs import Costs
 from attnlm.model.own_arguments import (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from attnlm.base.errors import UsageError
-from attnlm.base.settings import Setting, Settings
+from attnlm.base.setting_fields import Setting, Settings
 from attnlm.model.architecture import OWN, Architecture, missing_requirement
 
 

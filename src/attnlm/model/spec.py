@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from attnlm.base.settings import Settings
+from attnlm.base.setting_fields import Settings
 
 if TYPE_CHECKING:
     from attnlm.model.costs import Costs

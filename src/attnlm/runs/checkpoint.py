@@ -29,7 +29,7 @@ from attnlm.base import files
 from attnlm.base.atomic_folders import exchange, workspace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.formatting import listed
-from attnlm.base.settings import quoted
+from attnlm.base.setting_fields import quoted
 from attnlm.compute.processes import Processes, reporting_lost_processes, rows_of
 from attnlm.model.inspection import check_finite
 from attnlm.model.linear_maps import LoRA

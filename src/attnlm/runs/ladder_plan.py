@@ -13,7 +13,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.json_records import decoded, hint_on_version, limited, read_record
 from attnlm.base.own_code import OwnCode
-from attnlm.base.settings import check_value, fields_of, quoted, type_of
+from attnlm.base.setting_fields import check_value, fields_of, quoted, type_of
 from attnlm.base.suggestions import suggestion
 from attnlm.config.settings import check_files, resolve
 from attnlm.config.training import TrainingConfig

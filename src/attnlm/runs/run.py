@@ -22,7 +22,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import find_folder, how_to_make, is_folder
 from attnlm.base.json_records import decoded, hint_on_version, read_record
 from attnlm.base.own_code import OwnCode, is_code_name
-from attnlm.base.settings import fields_of
+from attnlm.base.setting_fields import fields_of
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve, unknown_settings
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.own_specs import CODE

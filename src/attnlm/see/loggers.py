@@ -28,7 +28,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.json_records import decoded, limited
-from attnlm.base.settings import quoted
+from attnlm.base.setting_fields import quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.runs.journal import Snapshot
 from attnlm.runs.run import Run

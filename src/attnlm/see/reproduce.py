@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attnlm.base.folders import command_for, flag, folder_flag
 from attnlm.base.own_code import OwnCode
-from attnlm.base.settings import fields_of
+from attnlm.base.setting_fields import fields_of
 from attnlm.data.dataset import Dataset
 from attnlm.model.own_specs import CODE, PREFIX
 from attnlm.runs.ladder_plan import LadderPlan

@@ -7,7 +7,7 @@ from typing import Any
 
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.formatting import quantity
-from attnlm.base.settings import Settings
+from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import RUNGS, Architecture, require_architecture

@@ -250,10 +250,10 @@ def _file_corpus(name: str, source: str, path: Path, encoding: str = "utf-8") ->
 def _built_in_corpus(source: str | None, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
     """Return a text by its name; for None, `tales` only if Tiny Shakespeare is not available."""
     if source == "names":
-        from attnlm.text import names
+        from attnlm.text import corpus_names
 
         path = spool / "names.txt"
-        write_bytes(path, names.generate_names().encode())
+        write_bytes(path, corpus_names.generate_names().encode())
         return _file_corpus("names", "names", path)
     if source != "tales":
         url = os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL
@@ -266,9 +266,9 @@ def _built_in_corpus(source: str | None, offline: bool, spool: Path, on_event: O
             if source:
                 raise
             on_event(Note(f"{error.message}; using tales instead, which needs no network"))
-    from attnlm.text import tales
+    from attnlm.text import corpus_tales
 
-    text, floor_nats = tales.generate_tales()
+    text, floor_nats = corpus_tales.generate_tales()
     path = spool / "tales.txt"
     write_bytes(path, text.encode())
     return replace(_file_corpus("tales", "tales", path), floor_nats=floor_nats)

@@ -8,8 +8,8 @@ from string import ascii_lowercase
 from typing import NamedTuple
 
 from attnlm.base.errors import UsageError
+from attnlm.text.corpus_tales import uniform_words
 from attnlm.text.example_files import Example, Turn
-from attnlm.text.tales import uniform_words
 
 ANSWER_END = "\n"
 _MODULUS = 97

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.settings import quoted
+from attnlm.base.setting_fields import quoted
 from attnlm.tokens import byte_characters
 from attnlm.tokens.specs import IMPORTED, PUBLISHED, pattern_of
 from attnlm.tokens.tokenizer import (

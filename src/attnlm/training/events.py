@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.formatting import byte_size, duration
-from attnlm.base.settings import fields_of
+from attnlm.base.setting_fields import fields_of
 from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.run import Run
 

@@ -20,7 +20,7 @@ from attnlm.config.training import TrainingConfig
 from attnlm.model.costs import Costs
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, MOST_COMPILED
 from attnlm.training.batch_split import MOST_REPLICAS, split_batch, windows_at_once
-from attnlm.training.kernels import has_native_ops
+from attnlm.training.kernel_choice import has_native_ops
 from attnlm.training.one_layer import is_one_layer
 
 FACTOR = 2.0

@@ -27,7 +27,7 @@ from attnlm.model.lora import frozen_weights
 from attnlm.model.ops import use_kernels
 from attnlm.model.ops.linear import matmul
 from attnlm.training.cuda_graph import CudaGraph, can_record_updates
-from attnlm.training.kernels import configured_kernels
+from attnlm.training.kernel_choice import configured_kernels
 from attnlm.training.schedule import learning_rate
 
 # A CPU updates parameters in pieces of at most this many elements, which fit its caches. Threads

@@ -22,7 +22,7 @@ from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.run import Run
 from attnlm.training.eval_budget import affordable_tokens_of_budget
 from attnlm.training.events import Evaluated
-from attnlm.training.kernels import configured_kernels
+from attnlm.training.kernel_choice import configured_kernels
 from attnlm.training.reporter import Stopwatch
 from attnlm.training.run_schedule import RunSchedule
 from attnlm.training.schedule import expected_steps, learning_rate

@@ -29,7 +29,7 @@ from attnlm.model.inspection import parameter_count
 from attnlm.model.spec import Use
 from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.eval_budget import step_cost
-from attnlm.training.kernels import choose_matmul, faster_attention, has_native_ops
+from attnlm.training.kernel_choice import choose_matmul, faster_attention, has_native_ops
 from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.schedule import BudgetClock
 from attnlm.training.state import initial_state, keeping_random_state

@@ -30,7 +30,7 @@ from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.see.head_scores import snapshot_scores
 from attnlm.see.shown_tokens import token_texts
 from attnlm.training.eval_budget import is_whole_affordable
-from attnlm.training.kernels import configured_kernels
+from attnlm.training.kernel_choice import configured_kernels
 from attnlm.training.optimizer import flatten_parameters
 from attnlm.training.validation_loss import MOST_TOKENS, Evaluation, right_answers, validation_loss
 

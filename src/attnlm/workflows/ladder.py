@@ -21,12 +21,12 @@ from attnlm.base.clock import budget_start
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import check_name, find_folder
-from attnlm.base.settings import Settings, differing
+from attnlm.base.setting_fields import Settings, differing
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.config.variants import named_codes
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.generation.questions import QuestionFormat, answers, format_of
+from attnlm.generation.question_format import QuestionFormat, answers, format_of
 from attnlm.generation.sampling import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
 from attnlm.model.own_specs import CODE, with_defaults

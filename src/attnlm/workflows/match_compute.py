@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from attnlm.base.errors import UsageError
-from attnlm.base.settings import Settings
+from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve
 from attnlm.model.inspection import parameter_count
 from attnlm.model.own_specs import OwnModel, size_settings, with_defaults

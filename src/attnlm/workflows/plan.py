@@ -16,7 +16,7 @@ import numpy as np
 
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.settings import quoted
+from attnlm.base.setting_fields import quoted
 from attnlm.compute.device import choose_device
 from attnlm.compute.processes import Processes, joined
 from attnlm.compute.threads import torch_settings_restored

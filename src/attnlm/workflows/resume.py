@@ -11,7 +11,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import explaining_os_errors
 from attnlm.base.folders import resume_command
-from attnlm.base.settings import Setting, Settings, differing
+from attnlm.base.setting_fields import Setting, Settings, differing
 from attnlm.compute.device import choose_device
 from attnlm.compute.processes import restarts
 from attnlm.config.new_run import Request

@@ -16,7 +16,7 @@ from attnlm.config.variants import variant
 from attnlm.model.ops import Kernels, use_kernels
 from attnlm.model.ops.attention import fused_attention
 from attnlm.model.ops.linear import matmul
-from attnlm.training.kernels import faster_matmul
+from attnlm.training.kernel_choice import faster_matmul
 from attnlm.workflows.plan import plan
 
 # Fraction of the FLOP/s of matmuls that training reaches on a CPU: 0.42 to 0.48 were measured with

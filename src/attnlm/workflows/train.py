@@ -16,7 +16,7 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import explaining_os_errors
 from attnlm.base.formatting import duration
 from attnlm.base.own_code import own_traceback
-from attnlm.base.settings import described
+from attnlm.base.setting_fields import described
 from attnlm.compute.device import Device
 from attnlm.compute.processes import restarts
 from attnlm.config.new_run import Request, resolve_new

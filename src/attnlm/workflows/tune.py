@@ -10,7 +10,7 @@ from typing import Any
 from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.settings import Settings
+from attnlm.base.setting_fields import Settings
 from attnlm.data.dataset import Dataset
 from attnlm.runs.ladder_plan import LadderPlan, Trial
 from attnlm.training.step import StepNotFiniteError

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.settings import Settings, quoted
+from attnlm.base.setting_fields import Settings, quoted
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import Architecture, require_architecture
 from attnlm.model.linear_maps import LoRA, map_name, map_shapes

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.settings import check_value, quoted
+from attnlm.base.setting_fields import check_value, quoted
 from attnlm.config.settings import Config, resolve
 from attnlm.model.architecture import Architecture, require_architecture
 from attnlm.model.inspection import check_finite

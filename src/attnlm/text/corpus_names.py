@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attnlm.text.tales import uniform_words
+from attnlm.text.corpus_tales import uniform_words
 
 COUNT = 12_000
 _SEED = "attnlm names 1"

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from attnlm.text import tales
+from attnlm.text import corpus_tales
 
-GRAMMAR = tales.parse_grammar(tales.RULES)
+GRAMMAR = corpus_tales.parse_grammar(corpus_tales.RULES)
 
 
 def parts_of(text: str) -> list[str]:
@@ -29,7 +29,7 @@ Corpus = tuple[str, dict[int, float]]
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    return tales.generate_tales()
+    return corpus_tales.generate_tales()
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_the_text_is_the_pinned_one_and_its_default_split_is_between_two_stories
     corpus: Corpus,
 ) -> None:
     text, floors = corpus
-    assert hashlib.sha256(text.encode("ascii")).hexdigest() == tales.SHA256
+    assert hashlib.sha256(text.encode("ascii")).hexdigest() == corpus_tales.SHA256
     assert 1_000_000 <= len(text) < 1_100_000
     assert len(set(text)) <= 65
     assert 9 * len(text) // 10 in floors
@@ -57,10 +57,10 @@ def test_the_text_is_the_pinned_one_and_its_default_split_is_between_two_stories
 
 
 def test_a_choice_has_exactly_its_weight() -> None:
-    grammar = tales.parse_grammar({"story": "3 a | b | 2 c"})
+    grammar = corpus_tales.parse_grammar({"story": "3 a | b | 2 c"})
     # The last word but one is past the last multiple of 6 and would favour the first alternatives.
     words = iter([*range(6), 2**32 - 1, 5])
-    assert "".join(tales.generate_story(grammar, words)[0] for _ in range(7)) == "aaabccc"
+    assert "".join(corpus_tales.generate_story(grammar, words)[0] for _ in range(7)) == "aaabccc"
 
 
 # --- The notation --------------------------------------------------------------------------------
@@ -77,8 +77,8 @@ def test_every_rule_of_the_grammar_is_used_and_every_alternative_has_all_forms()
 
 
 def test_line_breaks_inside_an_alternative_are_kept_and_indentation_is_not() -> None:
-    grammar = tales.parse_grammar({"story": "\n    One.\n    Two.\n  | 2 Three. | Four"})
-    story = tales.Rule(("story",), (1, 2, 1), (("One.\nTwo.",), ("Three.",), ("Four",)))
+    grammar = corpus_tales.parse_grammar({"story": "\n    One.\n    Two.\n  | 2 Three. | Four"})
+    story = corpus_tales.Rule(("story",), (1, 2, 1), (("One.\nTwo.",), ("Three.",), ("Four",)))
     assert grammar == {"story": story}
 
 
@@ -127,11 +127,11 @@ def test_a_reader_finds_one_derivation_of_a_story_with_the_same_nats(
     stories: list[tuple[str, float]],
 ) -> None:
     for text, nats in stories[::4]:
-        assert text.count(tales.STORY_END) == 1
+        assert text.count(corpus_tales.STORY_END) == 1
         readings = [
             reading
             for reading in read_rule("story", text, 0, {})
-            if text[reading[0] :] == tales.STORY_END
+            if text[reading[0] :] == corpus_tales.STORY_END
         ]
         assert len(readings) == 1
         assert readings[0][2] == pytest.approx(nats, abs=1e-6)

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from attnlm.base.settings import Settings
+from attnlm.base.setting_fields import Settings
 from attnlm.compute.native import native_library
 from attnlm.config.settings import resolve
 from attnlm.model.ops import linear
 from attnlm.model.presets import architecture
-from attnlm.training import kernels
-from attnlm.training.kernels import choose_matmul, faster_attention, faster_matmul
+from attnlm.training import kernel_choice
+from attnlm.training.kernel_choice import choose_matmul, faster_attention, faster_matmul
 from tests.models import needs_kernels
 
 
@@ -34,9 +34,11 @@ def test_the_library_for_matmuls_follows_the_processor(
     if linear.onednn_linear() is None:
         pytest.skip("PyTorch has no oneDNN here")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(kernels, "native_library", lambda: SimpleNamespace(is_intel=lambda: intel))
+    monkeypatch.setattr(
+        kernel_choice, "native_library", lambda: SimpleNamespace(is_intel=lambda: intel)
+    )
     assert faster_matmul() == library
-    monkeypatch.setattr(kernels, "onednn_linear", lambda: None)
+    monkeypatch.setattr(kernel_choice, "onednn_linear", lambda: None)
     assert faster_matmul() == "blas"
 
 
@@ -59,7 +61,7 @@ def test_attention_in_c_is_used_for_long_contexts_if_it_can_compute_the_model(
     assert faster_attention(dropped, "blas") == "torch"
     assert faster_attention(architecture("bigram", {}), "blas") == "torch"
     assert faster_attention(architecture("llama", {"block_size": 8}), "native") == "native"
-    monkeypatch.setattr(kernels, "native_library", lambda: None)
+    monkeypatch.setattr(kernel_choice, "native_library", lambda: None)
     assert faster_attention(architecture("llama", {"block_size": 65}), "blas") == "torch"
 
 
@@ -80,7 +82,7 @@ def test_attention_in_c_is_used_for_long_contexts_if_it_can_compute_the_model(
 def test_blocks_in_c_are_used_for_narrow_models_that_they_can_compute(
     library: str, settings: Settings, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "faster_matmul", lambda: library)
+    monkeypatch.setattr(kernel_choice, "faster_matmul", lambda: library)
     given: Settings = {"model": "transformer", "compile": "parts", "embed_dim": 128}
     config = resolve({**given, "heads": 4, "head_size": 32, **settings})
     assert choose_matmul(config.spec, config.training) == chosen
