@@ -314,7 +314,7 @@ def report(
         from attnlm.see.report import STAGES
 
         chosen = opened.checkpoint(checkpoint)
-        gathered = attnlm.report(
+        run_report = attnlm.report(
             opened,
             text=text,
             windows=windows,
@@ -325,9 +325,9 @@ def report(
             on_event=display,
         )
         display(Progress("drawing", STAGES - 1, STAGES, "step"))
-        page = gathered.write_page(output)
-    result = gathered.result
-    words = console.with_flags(gathered.verdict)
+        page = run_report.write_page(output)
+    result = run_report.result
+    words = console.with_flags(run_report.verdict)
     if result is None:
         console.say(f"{opened.name}: {words}")
     else:
@@ -337,6 +337,6 @@ def report(
             f"per token, {result.best.bits_per_byte:.3f} bits per byte{part}; {words}"
         )
         has_maps = opened.config.spec.reason_against(Use.ATTENTION_MAPS) is None
-        if gathered.data_gone and has_maps:
-            console.say(f"heads are not measured on validation text: {gathered.data_gone}")
-    console.result_or_json(str(page), gathered.facts() | {"output": str(page)}, json)
+        if run_report.data_gone and has_maps:
+            console.say(f"heads are not measured on validation text: {run_report.data_gone}")
+    console.result_or_json(str(page), run_report.facts() | {"output": str(page)}, json)

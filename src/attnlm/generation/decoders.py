@@ -223,7 +223,7 @@ def _with_bfloat16_linear(model: LanguageModel, device: Device) -> LanguageModel
     model = copy.deepcopy(model).requires_grad_(False)
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            # A head that shares the embeddings' weight gets a copy: embeddings stay in float32.
+            # An LM head that shares the embeddings' weight gets a copy: they stay in float32.
             for name, weight in module.named_parameters(recurse=False):
                 setattr(module, name, nn.Parameter(weight.bfloat16(), requires_grad=False))
     return model

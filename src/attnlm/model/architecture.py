@@ -250,9 +250,9 @@ class Architecture:
 
     @property
     def materializes_attention(self) -> bool:
-        """Return True if training keeps all attention weights in memory, for dropout of weights.
+        """Return True if training keeps all attention weights in memory, to apply dropout to them.
 
-        Attention kernels do not keep the weights, but can't apply dropout.
+        Attention kernels do not keep them, but can't apply dropout.
         """
         return bool(self.dropout) and self.attention == "softmax" and not self.residual
 

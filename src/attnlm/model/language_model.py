@@ -113,7 +113,7 @@ class Transformer(LanguageModel):
         self.blocks = nn.ModuleList(wrap_block(Block(a, own, layer)) for layer in range(a.layers))
         self.norm = build_norm(a, lm_head_inputs)
         self.head = nn.Linear(lm_head_inputs, vocab_size, bias=a.head_bias)
-        # A head of zeros makes equal logits: the initial loss is ln V.
+        # An LM head of zeros makes equal logits: the initial loss is ln V.
         if a.tie_embeddings:
             self.head.weight = self.token_embedding.weight
         else:

@@ -36,17 +36,17 @@ def attribution(model: LanguageModel, ids: list[int], token: int) -> list[tuple[
     with observed(model, recorder):
         model.next_logits(torch.tensor([ids]))
     assert recorder.embedded is not None
-    parts = {"embedding": recorder.embedded[0, -1]}
+    addends = {"embedding": recorder.embedded[0, -1]}
     for number, (block, layer) in enumerate(zip(model.blocks, recorder.layers, strict=True)):
         assert isinstance(block, Block)
         if layer.attended is not None:
             added_by_heads = _added_by_heads(block, layer.attended[0, -1], mixed[number])
-            parts |= {
+            addends |= {
                 f"layer {number + 1} {name}": added_C for name, added_C in added_by_heads.items()
             }
         if layer.mlp is not None:
-            parts[f"layer {number + 1} MLP"] = layer.mlp[0, -1]
-    added_NC = torch.stack([*parts.values()])
+            addends[f"layer {number + 1} MLP"] = layer.mlp[0, -1]
+    added_NC = torch.stack([*addends.values()])
     weight_C = model.head.weight[token]
     constant = torch.zeros(())
     if model.head.bias is not None:
@@ -58,7 +58,7 @@ def attribution(model: LanguageModel, ids: list[int], token: int) -> list[tuple[
             constant = constant if norm.bias is None else constant + norm.bias @ weight_C
         norm_scale = (added_NC.sum(0).square().mean() + norm.epsilon).sqrt()
         added_NC = added_NC * norm.gain / norm_scale
-    logits = [*zip(parts, (added_NC @ weight_C).tolist(), strict=True)]
+    logits = [*zip(addends, (added_NC @ weight_C).tolist(), strict=True)]
     return [*logits, ("biases", float(constant))] if constant else logits
 
 

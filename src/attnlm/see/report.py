@@ -1,4 +1,4 @@
-"""Gather the results of a run for an HTML page, or for use in Python."""
+"""Collect the results of a run for an HTML page, or for use in Python."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def report(
     data_dir: str | Path = "data",
     on_event: OnEvent | None = None,
 ) -> Report:
-    """Gather the results of a run (default: the one trained last).
+    """Collect the results of a run (default: the one trained last).
 
         report = attnlm.report("multi-head-001", windows=4)
         print(report.verdict)

@@ -107,10 +107,10 @@ def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]
     films = []
     for number in sorted(np.argsort(-scores_SLH[-1].ravel(), kind="stable")[:_MOST_FILMS]):
         layer, head = divmod(int(number), scores_SLH.shape[-1])
-        weights = maps_SLHTT[:, layer, head][:, *np.tril_indices(length)]
+        past = maps_SLHTT[:, layer, head][:, *np.tril_indices(length)]
         film = {
             "name": f"layer {layer + 1} head {head + 1}",
-            "maps": base64_of(np.rint(255 * weights).astype(np.uint8)),
+            "maps": base64_of(np.rint(255 * past).astype(np.uint8)),
             "scores": scores_SLH[:, layer, head].tolist(),
         }
         films.append(film)

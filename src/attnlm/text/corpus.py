@@ -205,22 +205,24 @@ def get_corpus(
 
     if source is None or isinstance(source, str | os.PathLike):
         return corpus_of(source)
-    parts = list(map(corpus_of, source))
-    if not parts:
+    corpora = list(map(corpus_of, source))
+    if not corpora:
         raise UsageError("no source", f"name {SOURCES}")
-    if len(parts) == 1:
-        return parts[0]
-    sources = tuple(part.source for part in parts)
-    for part in parts:
+    if len(corpora) == 1:
+        return corpora[0]
+    sources = tuple(corpus.source for corpus in corpora)
+    for corpus in corpora:
         try:
-            if not any(part.pieces()):
-                on_event(Note(f"{part.shown} is empty"))
+            if not any(corpus.pieces()):
+                on_event(Note(f"{corpus.shown} is empty"))
         except NotTextError as error:
             raise _several_files_error(error) from error
-    files = tuple(file._replace(source=i) for i, part in enumerate(parts) for file in part.files)
+    files = tuple(
+        file._replace(source=i) for i, corpus in enumerate(corpora) for file in corpus.files
+    )
     return replace(
-        parts[0],
-        name=f"{parts[0].name}-and-{len(parts) - 1}-more",
+        corpora[0],
+        name=f"{corpora[0].name}-and-{len(corpora) - 1}-more",
         sources=sources,
         files=files,
         encoding=encoding,

@@ -88,7 +88,7 @@ def estimate_memory(
     trained = own_parameters if lora is None else costs.adapter_numbers(lora)
     weights = own_parameters if lora is None else own_parameters + trained
     gathered = copied = 0
-    if shards > 1:  # gathered: two blocks at a time, and always embeddings and head
+    if shards > 1:  # gathered: two blocks at a time, and always embeddings and LM head
         blocks = costs.layers - min(2, costs.layers)
         gathered = parameters - blocks * costs.block_matrices
     elif is_half or lora is None:
@@ -148,8 +148,8 @@ def _logits_of_step(
     is_whole = tokens * vocab_size <= LOGITS_AT_ONCE[device]
     if training.compile == "on" or not costs.width or is_whole:
         return 3 * tokens * vocab_size
-    # The gradients of the head and of its input are computed with the loss. Three copies of the
-    # head's gradient fit the peaks measured with 50,257 ids.
+    # The gradients of the LM head and of its input are computed with the loss. Three copies of the
+    # former fit the peaks measured with 50,257 ids.
     lm_head_gradients = 3 * vocab_size if training.adapters is None else 0
     return at_once + (tokens + lm_head_gradients) * costs.lm_head_inputs
 

@@ -205,9 +205,9 @@ class Optimizer(ABC):
     """Gradients, their running means, and updates by AdamW and Muon.
 
     Gradients and means are flat vectors. The Span of a parameter says which slice of a vector
-    belongs to the parameter. Weight decay applies to matrices (embeddings and head included) or, if
-    the configuration says so, to all parameters. The subclasses differ in where they keep weights
-    and in which numbers they sum over all processes.
+    belongs to the parameter. Weight decay applies to matrices (embeddings and LM head included) or,
+    if the configuration says so, to all parameters. The subclasses differ in where they keep
+    weights and in which numbers they sum over all processes.
     """
 
     def __init__(self, spans: Sequence[Span], config: TrainingConfig) -> None:

@@ -45,7 +45,7 @@ def sharded_model(
     """Return this process's rows of the model that `spec.build` makes from the same random state.
 
     While the model is made, the process has at most one whole block in memory at any time, in
-    addition to the whole embeddings and head.
+    addition to the whole embeddings and LM head.
     """
     from torch.distributed.fsdp import (
         MixedPrecisionPolicy,

@@ -90,9 +90,10 @@ def check_fits(config: Config, dataset: Dataset, device: Device) -> None:
         check_length(tokens[split], config.spec.block_size, split, hint)
     examples = {"training": dataset.train_examples, "validation": dataset.val_examples}
     length = config.spec.block_size
-    longest = max((part.longest for part in examples.values() if part), default=0)
-    for split, part in examples.items():
-        if part and config.training.loss_on != "all" and not part.has_answers(length):
+    longest = max((of_split.longest for of_split in examples.values() if of_split), default=0)
+    for split, of_split in examples.items():
+        is_on_answers = config.training.loss_on != "all"
+        if of_split and is_on_answers and not of_split.has_answers(length):
             raise AttnlmError(
                 f"`block_size` {length} ends before every answer of the {split} split",
                 f"use `block_size` {longest - 1}",

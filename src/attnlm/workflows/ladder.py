@@ -113,7 +113,7 @@ def ladder(
     `equal` is what is held equal in all rungs. tokens (default): the steps. parameters: the width
     of each rung, and if necessary its number of heads, give it about as many parameters as the
     first rung. flops: each rung makes the steps that need as many operations as the `steps` of the
-    first rung with matmuls. time: each rung gets the same part of the `budget`.
+    first rung with matmuls. time: each rung gets the same share of the `budget`.
 
     Raises AttnlmError (UsageError for invalid arguments), and Interrupted on a signal, after saving
     the last complete step.
@@ -171,25 +171,25 @@ def _train_rungs(
         plan = tuned(path, plan, dataset, durations, on_event)
     paths = plan.runs(path)
     order = list(paths)
-    shares = None
+    budgets = None
     if plan.budget is not None:  # train the largest first: it takes most of the time
         order.sort(key=lambda key: (-costs[key[0]], key[1]))
-        shares = _BudgetShares(plan, plan.budget, began, [durations[rung] for rung, _ in order])
+        budgets = _BudgetOfRuns(plan, plan.budget, began, [durations[rung] for rung, _ in order])
     runs: dict[tuple[str, int], Run] = {}
     for number, (rung, seed) in enumerate(order, 1):
         title = f"rung {number} of {len(order)}: {rung}"
         on_event(Note(title if plan.seeds == 1 else f"{title}, seed {seed}"))
         settings = plan.settings(rung, seed)
         has_steps = "steps" in settings
-        if shares is not None:
-            settings["budget"] = shares.seconds_of_next()
+        if budgets is not None:
+            settings["budget"] = budgets.seconds_of_next()
             if has_steps:
                 settings.setdefault("eval_every", max(1, math.ceil(settings["steps"] / 10)))
         run = runs[rung, seed] = _train_or_resume(
             paths[rung, seed], plan, settings, dataset, on_event
         )
-        if shares is not None:
-            shares.record(run)
+        if budgets is not None:
+            budgets.record(run)
         if not has_steps:
             plan = _with_steps_made(run, rung, plan, relative)
             plan.write(path)
@@ -211,7 +211,7 @@ def _with_steps_made(
     return with_steps(plan, relative)
 
 
-class _BudgetShares:
+class _BudgetOfRuns:
     """The division of a ladder's budget, in seconds, among its runs."""
 
     def __init__(
@@ -233,19 +233,19 @@ class _BudgetShares:
     def seconds_of_next(self) -> float:
         """Return the seconds that the next run may take.
 
-        The first run gets its part of the time. Each later run gets time for its steps, or less if
+        The first run gets its share of the time. Each later run gets time for its steps, or less if
         the ladder would otherwise end much too late; with `equal` time, it gets as much as the
         first.
         """
         if self._is_equal and self._first_budget is not None:
             return self._first_budget
         own, *others = self._durations
-        part = own / (own + sum(others))
+        share = own / (own + sum(others))
         left = self._ends - time.perf_counter()
         if self._seconds_per_unit is None:
-            return max(left * part, _SHORTEST)
+            return max(left * share, _SHORTEST)
         left = max(left + self._late, self._late)
-        return max(left - self._seconds_per_unit * sum(others), left * part)
+        return max(left - self._seconds_per_unit * sum(others), left * share)
 
     def record(self, run: Run) -> None:
         """Record that the next run has been trained."""
@@ -316,8 +316,8 @@ def _new_plan(dataset: Dataset, arguments: dict[str, Any], on_event: OnEvent) ->
     if plan.steps is None:
         return plan
     sizes = dataset.vocab_size, dataset.val_tokens
-    parts = [part for c in configs if (part := affordable_tokens(c, *sizes)) is not None]
-    return replace(plan, eval_tokens=plan.eval_tokens or min(parts, default=None))
+    counts = [n for c in configs if (n := affordable_tokens(c, *sizes)) is not None]
+    return replace(plan, eval_tokens=plan.eval_tokens or min(counts, default=None))
 
 
 def _first_question(dataset: Dataset) -> str:
