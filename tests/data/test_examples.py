@@ -27,7 +27,7 @@ from attnlm.data.prepare_examples import example_text
 from attnlm.text.example_files import Turn
 from attnlm.text.tasks import TASKS, generate_examples
 from attnlm.tokens.tokenizer import END_OF_TEXT, CharTokenizer
-from attnlm.workflows.answers import longer_pairs, pairs_of
+from attnlm.workflows.answers import longer_pairs, select_pairs
 from tests.command import attnlm as command
 from tests.command import fails
 
@@ -97,7 +97,7 @@ def test_a_prepared_task_has_its_examples_back(tmp_path: Path) -> None:
     is_answer = dataset.train_examples.is_answer if dataset.train_examples else np.array([])
     after_signs = re.sub(r"[^=\n]+=|\d|\n", lambda m: "." * len(m[0]) if "=" in m[0] else "a", text)
     assert "".join("a" if answer else "." for answer in is_answer) == after_signs
-    assert all(str(eval(question)) == answer for question, answer in pairs_of(dataset))
+    assert all(str(eval(question)) == answer for question, answer in select_pairs(dataset))
     assert len(longer_pairs(dataset)) == 200
     again = attnlm.prepare("addition", digits=2, examples=200, data_dir=tmp_path)
     assert again.train_sha256 == made.train_sha256
@@ -107,7 +107,7 @@ def test_a_prepared_task_has_its_examples_back(tmp_path: Path) -> None:
 
 def test_recall_asks_for_one_digit_after_another(tmp_path: Path) -> None:
     dataset = attnlm.prepare("recall", length=3, examples=30, data_dir=tmp_path)
-    question, answer = pairs_of(dataset)[0]
+    question, answer = select_pairs(dataset)[0]
     assert re.fullmatch(r"([a-z]\d){3}([a-z]\d){2}[a-z]", question)
     assert question[question.index(question[-1]) + 1] == answer
     longer, answer = longer_pairs(dataset)[0]
@@ -178,7 +178,7 @@ def test_windows_hold_whole_examples_and_no_target_behind_them(only_answers: boo
 
 
 def test_divided_examples_are_two_splits() -> None:
-    before, after = _examples([4, 7, 2, 9]).divided(2)
+    before, after = _examples([4, 7, 2, 9]).divide_at(2)
     assert (before.starts.tolist(), after.starts.tolist()) == ([0, 4], [0, 2])
     assert before.ends.tolist() == [4, 11] and after.ends.tolist() == [2, 11]
     assert after.is_answer.tolist() == _examples([2, 9]).is_answer.tolist()
@@ -234,7 +234,7 @@ def test_records_become_examples_whose_answers_end(records: Any, tmp_path: Path)
     assert dataset.examples.answer_end == ""
     said = dataset.tokenizer.decode(dataset.train.tolist()).split(END_OF_TEXT)
     assert said[0] == "say 0\nit is 0\nyes" and len(said) == 28
-    for question, answer in pairs_of(dataset):
+    for question, answer in select_pairs(dataset):
         assert answer == f"it is {question.removeprefix('say ')}\nyes"
 
 

@@ -245,8 +245,10 @@ def test_a_sample_does_not_depend_on_the_others(
     monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 3)
     built = a_model(model, embed_dim=36, block_size=33)
     decoding = fastest_decoding(built, CPU)
-    assert len(decoding.divided(64)) == 3
-    assert [sample for samples in decoding.divided(64) for sample in samples] == list(range(64))
+    assert len(decoding.divide_samples(64)) == 3
+    assert [sample for samples in decoding.divide_samples(64) for sample in samples] == list(
+        range(64)
+    )
 
     def rows(count: int) -> list[list[int]]:
         made: list[list[int]] = [[] for _ in range(count)]

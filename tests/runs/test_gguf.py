@@ -23,7 +23,7 @@ from attnlm.runs.run import Run
 from attnlm.tokens.specs import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import read_tokenizer
-from attnlm.workflows.export import converted
+from attnlm.workflows.export import convert_tensor
 from tests.command import attnlm as command
 from tests.command import fails
 from tests.models import parts_of, random_run
@@ -259,7 +259,7 @@ def test_a_file_is_whole_or_absent(
                 raise OSError("9 requested and 0 written")  # as numpy says it
             return numbers
 
-        patch.setattr("attnlm.workflows.export.converted", fails_late)
+        patch.setattr("attnlm.workflows.export.convert_tensor", fails_late)
         with pytest.raises(AttnlmError, match=r"out\.gguf: 9 requested and 0 written"):
             attnlm.export(run, new, to="gguf")
     assert list(new.parent.iterdir()) == []
@@ -278,11 +278,11 @@ def test_a_file_is_whole_or_absent(
 
 def test_numbers_that_a_type_cannot_hold_are_refused() -> None:
     numbers = np.full((2, 32), 70_000.0, np.float32)
-    assert converted("x", numbers, "F32").max() == 70_000
+    assert convert_tensor("x", numbers, "F32").max() == 70_000
     with pytest.raises(AttnlmError, match="the tensor x has 70000, which is too large for F16"):
-        converted("x", numbers, "F16")
+        convert_tensor("x", numbers, "F16")
     with pytest.raises(AttnlmError, match="too large for Q8_0"):
-        converted("x", numbers * 200, "Q8_0")
+        convert_tensor("x", numbers * 200, "Q8_0")
 
 
 def test_the_command_exports_and_says_what(dataset: Dataset, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_a_picture_is_the_same_each_time(kind: str, trained: Path) -> None:
     assert json.loads(done.stdout)["output"] == name
     content, attention = (trained / name).read_bytes(), attend(run, TEXT)
     assert content == (
-        attention_page(attention) if kind == "html" else pictures.picture(attention, kind)
+        attention_page(attention) if kind == "html" else pictures.attention_picture(attention, kind)
     )
     assert content.startswith({"png": b"\x89PNG", "svg": b"<?xml", "html": b"<!doctype"}[kind])
     if kind == "svg":
@@ -175,9 +175,9 @@ def test_a_picture_takes_an_installed_font_that_has_the_characters(
 
     real = pictures._characters
     monkeypatch.setattr(pictures, "_characters", characters)
-    families, missing = pictures.fonts_for("the" + nobody_has)
-    assert missing == nobody_has and pictures.fonts_for("the") == (families, "")
-    assert pictures.fonts_for("the" + one_has) == ([*families, "cmr10"], "")
+    families, missing = pictures.find_fonts("the" + nobody_has)
+    assert missing == nobody_has and pictures.find_fonts("the") == (families, "")
+    assert pictures.find_fonts("the" + one_has) == ([*families, "cmr10"], "")
 
 
 def test_characters_without_a_font_are_reported_and_stay_text_in_svg(

@@ -103,7 +103,7 @@ ALIKE = {"same-token": 0.32, "previous-token": 0.3}
 def test_a_name_needs_a_score_above_chance_and_other_heads(
     scores: dict[str, float], chance: dict[str, float], others: dict[str, float], name: str
 ) -> None:
-    assert see.name_of(NO_CHANCE | scores, NO_CHANCE | chance, others) == name
+    assert see.choose_name(NO_CHANCE | scores, NO_CHANCE | chance, others) == name
 
 
 def test_word_starts_are_the_first_tokens_of_words() -> None:
@@ -325,7 +325,7 @@ def test_heads_with_partial_attention_to_a_target_are_named(share: float) -> Non
             dict(zip(PATTERNS, some_P.tolist(), strict=True))
             for some_P in (scores_HP[number], others_P)
         )
-        assert see.name_of(scores, chance, others) == wanted
+        assert see.choose_name(scores, chance, others) == wanted
 
 
 def test_heads_of_a_model_trained_on_repeated_strings_are_named(tmp_path: Path) -> None:

@@ -19,7 +19,13 @@ from attnlm.model.architecture import RUNGS, UnsupportedError
 from attnlm.model.language_model import Bigram, Transformer
 from attnlm.model.spec import Use
 from attnlm.see.model_page import architecture_data
-from attnlm.see.train_page import MOST_TEXT, page_of, parameters_data, train_page, training_text
+from attnlm.see.train_page import (
+    MOST_TEXT,
+    parameters_data,
+    render_train_page,
+    train_page,
+    training_text,
+)
 from attnlm.text import corpus_tales
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.schedule import learning_rate
@@ -444,7 +450,9 @@ def test_the_page_fits_screens_and_paper(browser: Any, page: Path) -> None:
 
 
 def test_the_page_in_the_gallery_trains_on_tales(browser: Any) -> None:
-    assert TRAIN.read_bytes() == page_of(data_of(TRAIN)), "run `python docs/gallery.py --render`"
+    assert TRAIN.read_bytes() == render_train_page(data_of(TRAIN)), (
+        "run `python docs/gallery.py --render`"
+    )
     asks_for_nothing(TRAIN.read_bytes())
     text = data_of(TRAIN)["training"]["text"]
     whole = (text["train"] + text["validation"]).encode()

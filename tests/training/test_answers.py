@@ -29,7 +29,7 @@ from attnlm.training.one_layer import one_layer_form
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation_loss import right_answers, validation_loss
-from attnlm.workflows.answers import ask, longer_pairs, pairs_of, texts_to_patch
+from attnlm.workflows.answers import ask, longer_pairs, select_pairs, texts_to_patch
 from tests.command import attnlm as command
 from tests.command import fails
 from tests.models import COMPILED, needs_kernels, parts_of
@@ -197,7 +197,7 @@ def test_greedy_decoding_and_one_forward_pass_find_the_same_right_answers(
     for data in (dataset, attnlm.open_dataset("copy-char", data_dir=folder / "data")):
         assert data.val_examples is not None
         once = right_answers(sampler.model, data.val, data.val_examples, CPU)
-        said = ask(sampler, format_of(run), pairs_of(data))
+        said = ask(sampler, format_of(run), select_pairs(data))
         assert [one.is_right for one in said] == once.tolist()
     assert once.all()
 

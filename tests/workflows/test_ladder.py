@@ -31,7 +31,7 @@ from attnlm.see.ladder_page import explained, loss_curves
 from attnlm.see.reproduce import ladder_command
 from attnlm.training.events import Evaluated, Started
 from attnlm.training.step import StepNotFiniteError
-from attnlm.workflows.answers import pairs_of
+from attnlm.workflows.answers import select_pairs
 from attnlm.workflows.ladder import LadderStarted
 from attnlm.workflows.ladder import ladder as train_ladder
 from attnlm.workflows.train import train
@@ -234,7 +234,7 @@ def test_a_ladder_of_questions_shows_an_answer_to_one_of_them(tmp_path: Path) ->
     task = attnlm.prepare("copy", examples=40, data_dir=tmp_path)
     options: dict[str, Any] = {"steps": 2, "seed": 1, "checkpoint_dir": tmp_path / "runs"}
     climbed = train_ladder(task, rungs=["bigram", "single-head"], **options)
-    question, _ = pairs_of(task, 1)[0]
+    question, _ = select_pairs(task, 1)[0]
     assert climbed.plan.prompt == question + "="
     for rung in climbed.rungs:
         assert [rung.text] == attnlm.generate(rung.run, [question], tokens=200)

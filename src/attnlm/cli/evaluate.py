@@ -78,14 +78,14 @@ def evaluate(
     wrong: list[attnlm.Answered] = []
     if has_questions:
         from attnlm.runs.run import open_dataset_of
-        from attnlm.workflows.answers import answer_examples, longer_pairs, pairs_of
+        from attnlm.workflows.answers import answer_examples, longer_pairs, select_pairs
 
         examples = other or open_dataset_of(opened, data_dir)
         answered = answer_examples(opened, examples, longer_pairs(examples), chosen, device)
         longer = _accuracy(answered) if answered else None
         if errors:
             wrong = _wrong_answers(
-                answer_examples(opened, examples, pairs_of(examples), chosen, device)
+                answer_examples(opened, examples, select_pairs(examples), chosen, device)
             )
     facts = {
         "val_loss": evaluation.loss,

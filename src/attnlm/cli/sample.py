@@ -24,7 +24,7 @@ from attnlm.generation.sampling_config import (
     MOST_HELD,
     SAMPLING,
     SamplingConfig,
-    drawn_seed,
+    draw_seed,
 )
 from attnlm.text.record_files import record_texts
 from attnlm.text.text_files import record_suffix
@@ -74,7 +74,7 @@ def sample(
     sources = 3 - [prompt, prompt_file, prompts].count(None)
     _check_combinations(sources, interactive, json or prompt == "-", show_probs, many)
     if settings["seed"] is None:
-        settings["seed"] = drawn_seed()
+        settings["seed"] = draw_seed()
     config = SamplingConfig(
         **settings, stop=[decode_argument(text, "--stop") for text in stop or ()]
     )
@@ -94,7 +94,7 @@ def sample(
         prompt_texts = [format.prompt(text) if text else text for text in prompt_texts]
     chosen = opened.checkpoint(checkpoint)
     sampler = load_sampler(opened, checkpoint=chosen, device=device, on_event=Display())
-    prompt_ids = [] if interactive else sampler.ids_of(prompt_texts)
+    prompt_ids = [] if interactive else sampler.encode_prompts(prompt_texts)
     model_on_device = f"{opened.name}, {chosen} on {sampler.device.name}"
     if format is not None and not (sources or many or show_probs or interactive):
         if not quiet:
@@ -194,10 +194,10 @@ def _generate(
     the JSON output.
     """
     if config.num_samples > 1 or len(prompts) > 1:
-        from attnlm.generation.sampling import with_prompts
+        from attnlm.generation.sampling import prepend_prompts
 
         continued, count = sampler.samples(prompt_ids, config)
-        texts = with_prompts(prompts, continued)
+        texts = prepend_prompts(prompts, continued)
         console.write("" if json else "\n---\n".join(texts))
         return texts, count, {}
     (ids,), (prompt,) = prompt_ids, prompts
@@ -269,10 +269,10 @@ def _answer_questions(
     Return False, after a note, if the data set can't be opened.
     """
     from attnlm.runs.run import open_dataset_of
-    from attnlm.workflows.answers import ask, pairs_of
+    from attnlm.workflows.answers import ask, select_pairs
 
     try:
-        pairs = pairs_of(open_dataset_of(run, data_dir), _QUESTIONS)
+        pairs = select_pairs(open_dataset_of(run, data_dir), _QUESTIONS)
     except AttnlmError as error:
         console.say(f"{error.message}: no questions to ask")
         return False

@@ -62,10 +62,10 @@ def attend(
     facts = attention.facts() if json else None  # may fail: made before any file is written
     if output is not None:
         from attnlm.see.attend_page import attention_page
-        from attnlm.see.pictures import picture
+        from attnlm.see.pictures import attention_picture
 
         _check_fonts(kind, attention.tokens)
-        drawn = attention_page(attention) if kind == "html" else picture(attention, kind)
+        drawn = attention_page(attention) if kind == "html" else attention_picture(attention, kind)
         files.write_bytes(output, drawn)
     if facts is not None:
         console.result_json(facts | ({"output": str(output)} if output else {}))
@@ -86,9 +86,9 @@ def _check_fonts(kind: str, tokens: Sequence[str]) -> None:
     """Say so if a PNG file will lack some characters of the tokens."""
     if kind != "png":
         return
-    from attnlm.see.pictures import fonts_for
+    from attnlm.see.pictures import find_fonts
 
-    if missing := fonts_for(tokens)[1]:
+    if missing := find_fonts(tokens)[1]:
         console.say(
             f"no installed font has {missing[:20]}, so boxes are drawn instead: install a font "
             "such as Noto Sans CJK, or write an .svg or .html"

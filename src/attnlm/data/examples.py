@@ -41,7 +41,7 @@ class Examples:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def divided(self, index: int) -> tuple[Examples, Examples]:
+    def divide_at(self, index: int) -> tuple[Examples, Examples]:
         """Return the examples before `index`, and the others, each as a split of its own."""
         place = int(self.starts[index])
         before = replace(self, starts=self.starts[:index], is_answer=self.is_answer[:place])

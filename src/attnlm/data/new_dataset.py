@@ -85,7 +85,7 @@ class TokenizerOrigin:
             return self.existing.end_of_text is not None
         return True if self.spec in PUBLISHED else None
 
-    def tokenizer_for(
+    def load_or_train(
         self, unencoded: UnencodedDataset, spool: Path, offline: bool, on_event: OnEvent
     ) -> Tokenizer:
         """Return the tokenizer, trained or downloaded if needed. It has every character."""

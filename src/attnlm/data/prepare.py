@@ -136,7 +136,7 @@ def prepare(
             digest = unencoded.content.source_sha256
             on_event(Note(f"{target} exists, prepared from the same text ({digest[:12]}…)"))
         else:
-            chosen_tokenizer = origin.tokenizer_for(unencoded, work, offline, on_event)
+            chosen_tokenizer = origin.load_or_train(unencoded, work, offline, on_event)
             write_dataset(work / "new", name, unencoded, chosen_tokenizer, origin.folder)
             install_dataset(work / "new", target, is_up_to_date)
         write_latest(data_dir, name)

@@ -65,7 +65,7 @@ class Batch:
                 ids_TB[max(0, end - first) :, text] = 0
         return ids_TB, self._uniforms.take(count)
 
-    def drawn_of(self, text: int, ids: list[int], first: int) -> list[int]:
+    def drawn_tokens(self, text: int, ids: list[int], first: int) -> list[int]:
         """Return the drawn tokens among the tokens `ids` of a text in the steps from `first` on."""
         return ids[max(0, self.delays[text] - first) : max(0, self.ends[text] - first)]
 

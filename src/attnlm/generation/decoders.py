@@ -24,7 +24,7 @@ from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
 from attnlm.compute.threads import FlushSubnormals, cores
 from attnlm.generation.batch import Batch, group_texts
-from attnlm.generation.native_decoder import NativeDecoder, NativeModel, kept_of_full_window
+from attnlm.generation.native_decoder import NativeDecoder, NativeModel, tokens_kept_when_full
 from attnlm.generation.next_token import (
     Array,
     Ids,
@@ -57,7 +57,7 @@ class Decoding:
     threads: int = 1
     """The most threads among which samples are divided. Each thread has a decoder of its own."""
 
-    def divided(self, num_samples: int) -> list[range]:
+    def divide_samples(self, num_samples: int) -> list[range]:
         """Divide the samples among the fastest number of threads; return the samples of each.
 
         For each token, some code runs in Python, in only one thread at a time. N threads therefore
@@ -96,7 +96,7 @@ class Decoding:
         known = 0
         for _ in range(batch.steps):
             if window_BS.shape[1] > self.model.block_size:
-                window_BS = window_BS[:, -kept_of_full_window(self.model.spec) :]
+                window_BS = window_BS[:, -tokens_kept_when_full(self.model.spec) :]
                 known = 0
             prompt_ids_1B, uniforms_1B = batch.take(1)
             is_drawn_B = prompt_ids_1B[0] < 0
@@ -150,7 +150,7 @@ class Decoding:
             for block_TB in self._continue(batch):
                 rows = block_TB.T.tolist()
                 for row in list(unfinished):
-                    new_ids = batch.drawn_of(row, rows[row], steps_made)
+                    new_ids = batch.drawn_tokens(row, rows[row], steps_made)
                     has_ended = bool(new_ids) and receive(own_texts[row], new_ids)
                     if has_ended or steps_made + len(block_TB) >= batch.ends[row]:
                         unfinished.remove(row)
@@ -158,7 +158,7 @@ class Decoding:
                 if stopped.is_set() or not unfinished:
                     return
 
-        first_indices, *others_indices = self.divided(len(texts))
+        first_indices, *others_indices = self.divide_samples(len(texts))
         with ThreadPoolExecutor(max(1, len(others_indices))) as pool:
             try:
                 futures = [pool.submit(continue_texts, indices) for indices in others_indices]

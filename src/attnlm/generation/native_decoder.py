@@ -133,16 +133,16 @@ class NativeDecoder:
             capacity=capacity,
             stride=stride,
             mixed_stride=mixed_stride,
-            keys=_memory_for(cache_size),
-            values=_memory_for(cache_size),
-            x=_memory_for(rows * stride),
-            normed=_memory_for(rows * stride),
-            packed=_memory_for(rows * first_block.qkv.outputs),
-            mixed=_memory_for(rows * mixed_stride),
-            hidden=_memory_for(rows * first_block.up.outputs),
-            query=_memory_for(threads * (layout.size + _PANEL)),
-            scores=_memory_for(threads * capacity),
-            panel=_memory_for(threads * model.panel_size),
+            keys=_allocate_floats(cache_size),
+            values=_allocate_floats(cache_size),
+            x=_allocate_floats(rows * stride),
+            normed=_allocate_floats(rows * stride),
+            packed=_allocate_floats(rows * first_block.qkv.outputs),
+            mixed=_allocate_floats(rows * mixed_stride),
+            hidden=_allocate_floats(rows * first_block.up.outputs),
+            query=_allocate_floats(threads * (layout.size + _PANEL)),
+            scores=_allocate_floats(threads * capacity),
+            panel=_allocate_floats(threads * model.panel_size),
             panel_size=model.panel_size,
         )
         model_address = ctypes.addressof(layout)
@@ -182,7 +182,7 @@ class NativeDecoder:
         ids_BS[:, :length] = batch.start
         state = CGeneration(
             block_size=a.block_size,
-            kept=kept_of_full_window(a),
+            kept=tokens_kept_when_full(a),
             columns=ids_BS.shape[1],
             length=length,
             ids=ids_BS,
@@ -215,7 +215,7 @@ class NativeDecoder:
                 count *= 2
 
 
-def kept_of_full_window(spec: ModelSpec) -> int:
+def tokens_kept_when_full(spec: ModelSpec) -> int:
     """Return how many of the newest tokens stay in a window that has exceeded the context.
 
     If the context slides, all but the oldest token stay. Otherwise, only half a context stays: the
@@ -276,7 +276,7 @@ def _rounded_to_panels(size: int) -> int:
     return -(-size // _PANEL) * _PANEL
 
 
-def _memory_for(size: int) -> _Floats:
+def _allocate_floats(size: int) -> _Floats:
     """Return memory for `size` numbers, and 32 more, since C reads whole vectors at the end.
 
     PyTorch allocates the memory. NumPy would request large pages: the system would clear each page

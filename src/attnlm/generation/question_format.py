@@ -46,4 +46,4 @@ def answers(
     Raises AttnlmError if the vocabulary lacks characters of a question.
     """
     config = format.with_stop(SamplingConfig(tokens=tokens, temperature=0.0))
-    return sampler.samples(sampler.ids_of([format.prompt(q) for q in questions]), config)[0]
+    return sampler.samples(sampler.encode_prompts([format.prompt(q) for q in questions]), config)[0]

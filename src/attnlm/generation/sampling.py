@@ -20,7 +20,7 @@ from attnlm.base.suggestions import suggestion
 from attnlm.compute.device import Device
 from attnlm.generation.decoders import Decoding, fastest_decoding, is_fastest_on_cpu
 from attnlm.generation.next_token import normalised
-from attnlm.generation.sampling_config import SAMPLING, SamplingConfig, drawn_seed
+from attnlm.generation.sampling_config import SAMPLING, SamplingConfig, draw_seed
 from attnlm.model.language_model import LanguageModel
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Checkpoint, Run, open_run
@@ -121,7 +121,7 @@ class Sampler:
         """
         return self.tokenizer.encode_from_start(prompt) or [self.tokenizer.first]
 
-    def ids_of(self, prompts: Sequence[str]) -> list[list[int]]:
+    def encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
         """Return the ids of prompts as `prompt_ids` does. An error has the number of the prompt."""
         ids = []
         for number, prompt in enumerate(prompts, 1):
@@ -287,7 +287,7 @@ def samples(
     sampler = load_sampler(
         run, checkpoint=checkpoint, device=device, checkpoint_dir=checkpoint_dir, on_event=on_event
     )
-    return with_prompts(prompts, sampler.samples(sampler.ids_of(prompts), config)[0])
+    return prepend_prompts(prompts, sampler.samples(sampler.encode_prompts(prompts), config)[0])
 
 
 for _function in (sample, samples):
@@ -307,13 +307,13 @@ def _sampling_config(settings: dict[str, Any], on_event: OnEvent | None) -> Samp
             hint = suggestion(name, names, f"the settings are {', '.join(names)}")
             raise UsageError(f"unknown setting {name!r}", hint)
     seed = settings.pop("seed", None)
-    config = SamplingConfig(**settings, seed=drawn_seed() if seed is None else seed)
+    config = SamplingConfig(**settings, seed=draw_seed() if seed is None else seed)
     if seed is None and on_event is not None:
         on_event(Note(f"seed {config.seed}"))
     return config
 
 
-def with_prompts(prompts: Sequence[str], continued: Sequence[str]) -> list[str]:
+def prepend_prompts(prompts: Sequence[str], continued: Sequence[str]) -> list[str]:
     """Return whole texts. Each prompt has the same number of continuations."""
     num_samples = len(continued) // max(1, len(prompts))
     return [prompts[number // num_samples] + text for number, text in enumerate(continued)]

@@ -76,6 +76,6 @@ SAMPLING = {
 """The settings of sampling that have a line of help."""
 
 
-def drawn_seed() -> int:
+def draw_seed() -> int:
     """Return a random seed. Callers report the seed, so that the text can be reproduced."""
     return secrets.randbits(31)

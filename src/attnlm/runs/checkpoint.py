@@ -72,7 +72,7 @@ def named_tensors(weights: Mapping[str, _Value], state: Mapping[str, _Value]) ->
     return named | {_OPTIMIZER + name: tensor for name, tensor in state.items()}
 
 
-def parameter_of(name: str) -> str:
+def parameter_name(name: str) -> str:
     """Return a parameter's name, given its name in a checkpoint: `model.<parameter>`, or
     `optimizer.<parameter>/<what>` for its optimizer state."""
     if name.startswith(_OPTIMIZER):
@@ -195,7 +195,7 @@ def _read_folder(
         _check_complete(path, shapes, pieces)
         tensors = {}
         for tensor, stored_rows in pieces.items() if with_tensors else ():
-            shape = shapes[parameter_of(tensor)]
+            shape = shapes[parameter_name(tensor)]
             rows = rows_of(shape[0], rank, count)
             in_order = sorted(stored_rows, key=lambda stored: stored[:2])
             tensors[tensor] = _join_rows(tensor, shape, in_order, rows)
@@ -230,7 +230,7 @@ def _check_shapes(
     """
     differing = []
     for name, tensor in stored.items():
-        expected = shapes.get(parameter_of(name))
+        expected = shapes.get(parameter_name(name))
         shown = quoted(name.removeprefix(_MODEL))[1:-1]
         shape = tensor.shape
         if expected and shape and not all_rows:

@@ -204,7 +204,7 @@ def fitting_class(a: Architecture) -> StockClass | None:
     return next((stock for stock in STOCK_CLASSES if not stock.unsupported_parts(a)), None)
 
 
-def format_for(a: Architecture, formats: Sequence[AnyFormat], run: str) -> AnyFormat:
+def choose_format(a: Architecture, formats: Sequence[AnyFormat], run: str) -> AnyFormat:
     """Return the first of `formats` that can express the model of a run. Raises UsageError."""
     closest = min(formats, key=lambda external: len(external.unsupported_parts(a)))
     if parts := closest.unsupported_parts(a):

@@ -162,7 +162,7 @@ def snapshot_record(
     )
 
 
-def snapshot_of(record: SnapshotRecord, spec: ModelSpec) -> Snapshot:
+def decode_snapshot(record: SnapshotRecord, spec: ModelSpec) -> Snapshot:
     """Return the snapshot of a line. Raises ValueError if the maps do not fit the model."""
     if record.maps is None:
         return Snapshot(record.step, record.text, None)

@@ -108,7 +108,7 @@ class Measured(MappingRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whole:
+class WholeSplitLosses:
     """The content of whole.json."""
 
     best: Measured

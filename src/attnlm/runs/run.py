@@ -32,8 +32,8 @@ from attnlm.runs.journal import (
     Journal,
     Snapshot,
     SnapshotRecord,
+    decode_snapshot,
     ranking_key,
-    snapshot_of,
     snapshot_record,
 )
 from attnlm.runs.records import (
@@ -42,7 +42,7 @@ from attnlm.runs.records import (
     Measured,
     RunFacts,
     StoredRun,
-    Whole,
+    WholeSplitLosses,
     has_same_ids,
     reference_losses,
 )
@@ -312,7 +312,7 @@ class Run(RunFacts):
         Raises AttnlmError if the file is damaged. Missing lines are not detected.
         """
         try:
-            return [snapshot_of(record, self.config.spec) for record in self._ticker.records()]
+            return [decode_snapshot(record, self.config.spec) for record in self._ticker.records()]
         except ValueError:
             raise self._ticker.damaged_error() from None
 
@@ -331,7 +331,7 @@ class Run(RunFacts):
         path = self.path / _WHOLE
         if not path.exists():
             return {}
-        return dict(vars(decoded(Whole, files.read_json(path), path, COPY_THE_RUN)))
+        return dict(vars(decoded(WholeSplitLosses, files.read_json(path), path, COPY_THE_RUN)))
 
     def result(self) -> Result | None:
         """Return the results of the run's evaluations, or None before the first.
@@ -348,7 +348,7 @@ class Run(RunFacts):
 
     def save_whole(self, best: Measured, last: Measured) -> None:
         """Write the file that `whole` reads."""
-        files.write_json(self.path / _WHOLE, asdict(Whole(best=best, last=last)))
+        files.write_json(self.path / _WHOLE, asdict(WholeSplitLosses(best=best, last=last)))
 
     def append_evaluation(
         self, record: EvaluationRecord, snapshot: Snapshot, passage: list[str]

@@ -22,7 +22,7 @@ from attnlm.model.recorder import NotRecordedError, Recorder, no_attention, reco
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
-from attnlm.see.shown_tokens import ids_of, tint, token_texts, visible
+from attnlm.see.shown_tokens import encode_text, tint, token_texts, visible
 
 if TYPE_CHECKING:
     from rich.columns import Columns
@@ -136,19 +136,19 @@ def attend(
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if run.config.spec.reason_against(Use.ATTENTION_MAPS) is not None:
         raise no_attention()
-    ids = ids_of(run, text)
+    ids = encode_text(run, text)
     block_size = run.config.spec.block_size
     if len(ids) > block_size:
         reads = f"{run.name} reads only the last {block_size:,} tokens, its context"
         (on_event or ignore)(Note(f"the text has {len(ids):,} tokens; {reads}"))
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    attention = attention_of(run, model, ids[-block_size:])[0]
+    attention = compute_attention(run, model, ids[-block_size:])[0]
     if not attention.weights.size:
         raise NotRecordedError
     return attention
 
 
-def attention_of(run: Run, model: LanguageModel, ids: list[int]) -> tuple[Attention, Recorder]:
+def compute_attention(run: Run, model: LanguageModel, ids: list[int]) -> tuple[Attention, Recorder]:
     """Run a forward pass over `ids`; return its attention, and the recorder of all activations.
 
     `weights` is empty for a model without attention, or whose attention does not record all maps.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from attnlm.see.attend import CAUTION, Attention, Numbers, likeliest
-from attnlm.see.page import base64_of, render
+from attnlm.see.page import encode_base64, render
 from attnlm.see.shown_tokens import visible
 
 CANDIDATES = 8
@@ -61,9 +61,9 @@ def packed_maps(maps_LHTT: Numbers) -> dict[str, Any]:
     held_MTT = steps_MTT >= least
     return {
         "least": least,
-        "counts": base64_of(held_MTT.sum(-1).astype("<u2")),
-        "columns": base64_of(held_MTT.nonzero()[-1].astype("<u2")),
-        "steps": base64_of(steps_MTT[held_MTT]),
+        "counts": encode_base64(held_MTT.sum(-1).astype("<u2")),
+        "columns": encode_base64(held_MTT.nonzero()[-1].astype("<u2")),
+        "steps": encode_base64(steps_MTT[held_MTT]),
     }
 
 

@@ -20,7 +20,7 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.runs.journal import EvaluationRecord
 from attnlm.runs.records import DatasetFacts
 from attnlm.runs.run import Run
-from attnlm.see.pictures import drawing
+from attnlm.see.pictures import fixed_style
 from attnlm.training.events import Evaluated, Finished, Started
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def draw_run(run: Run, path: Path) -> None:
     words = verdict(result.records, run.dataset)
     if run.evaluated_part:
         words += f"; validation loss on {run.evaluated_part}"
-    with drawing(**_STYLE):
+    with fixed_style(**_STYLE):
         figure = _figure({"step": run_lines(result.records)}, run.references())
         axes = figure.axes[0]
         if result.best is not result.last:
@@ -137,7 +137,7 @@ def draw_run(run: Run, path: Path) -> None:
 
 def panels_png(panels: Mapping[str, Sequence[Line]], references: Mapping[str, float]) -> bytes:
     """Return a PNG with a panel for each x-axis label: curves, and lines for `references`."""
-    with drawing(**_STYLE):
+    with fixed_style(**_STYLE):
         return _png(_figure(panels, references))
 
 
@@ -149,7 +149,7 @@ def panel_svg(lines: Sequence[Line], references: Mapping[str, float], x_label: s
     """
     file = io.StringIO()
     # Keep text as text; a fixed salt makes the bytes reproducible.
-    with drawing(**_STYLE, **{"svg.fonttype": "none", "svg.hashsalt": f"attnlm {x_label}"}):
+    with fixed_style(**_STYLE, **{"svg.fonttype": "none", "svg.hashsalt": f"attnlm {x_label}"}):
         figure = _figure({x_label: lines}, references)
         axes = figure.axes[0]
         figure.patch.set_visible(False)

@@ -216,7 +216,7 @@ def pattern_sums(maps_NHTT: Tensor, ids_NT: Tensor, starts_NT: Tensor) -> tuple[
     return torch.stack(sums_P), torch.stack(counts_P)
 
 
-def name_of(
+def choose_name(
     scores: Mapping[str, float], chance: Mapping[str, float], others: Mapping[str, float]
 ) -> str:
     """Return the pattern with the largest excess among those that are clear, or "mixed".

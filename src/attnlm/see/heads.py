@@ -33,10 +33,10 @@ from attnlm.see.head_scores import (
     PATTERNS,
     TooShortError,
     by_pattern,
+    choose_name,
     evenly_spaced_windows,
     evenly_spaced_with_last,
     mean_scores,
-    name_of,
     repeated_random_tokens,
 )
 from attnlm.see.heat_maps import Grid, HeatMaps
@@ -195,7 +195,7 @@ def _head_reports(
         scores = by_pattern(scores_P)
         others_MP = np.delete(scores_NP, number, 0)
         others_medians = by_pattern(np.median(others_MP, 0)) if len(others_MP) else {}
-        name = name_of(scores, chance, others_medians)
+        name = choose_name(scores, chance, others_medians)
         reports.append(HeadReport(layer, head, scores, name, loss_changes.get((layer, head))))
     return reports
 

@@ -21,7 +21,7 @@ from attnlm.model.spec import Use
 from attnlm.runs.external_formats import Exported
 from attnlm.runs.load_model import checked_weights
 from attnlm.runs.run import Checkpoint, Run, open_dataset_of, run_summary
-from attnlm.see.page import base64_of, render
+from attnlm.see.page import encode_base64, render
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
 
 _LARGEST_IN_F32 = 2_000_000
@@ -30,7 +30,7 @@ LARGEST = 60_000_000
 """The limit for the parameters of a page's models together. It does not hold if `force` is set."""
 _SUFFIX = ".html"
 _EXCERPT = 200  # characters of the training text
-PageOf = Callable[[Sequence[dict[str, Any]], str], bytes]
+PageMaker = Callable[[Sequence[dict[str, Any]], str], bytes]
 
 
 def export_to_html(
@@ -40,13 +40,13 @@ def export_to_html(
     type: str | None,
     checkpoint: str,
     force: bool,
-    page_of: PageOf,
+    make_page: PageMaker,
     text: str | None = None,
     data_dir: Path = Path("data"),
 ) -> Exported:
     """Write a page that runs the models of `runs`.
 
-    `page_of` makes the page from the models' JSON values and a first text, which is `text`
+    `make_page` makes the page from the models' JSON values and a first text, which is `text`
     (default: `first_text`). The excerpts of training texts come from the data sets that
     `open_dataset_of` finds. The file is written atomically. Raises UsageError if its name does not
     end with .html. Raises AttnlmError if `path` exists but is not a regular file, if a run's files
@@ -76,7 +76,7 @@ def export_to_html(
             run.tokenizer.encode(text)
     pairs = zip(runs, checkpoints, strict=True)
     models = [run_data(run, weights, type, data_dir=data_dir) for run, weights in pairs]
-    page = page_of(models, first_text(runs) if text is None else text)
+    page = make_page(models, first_text(runs) if text is None else text)
     with files.explaining_os_errors(path, ", or name another file"):
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         files.write_bytes(path, page)
@@ -177,7 +177,7 @@ def model_data(
         "architecture": architecture_data(a),
         "shapes": {tensor: list(tensors[tensor].shape) for tensor in tensors},
         "type": number_type,
-        "weights": base64_of(numbers),
+        "weights": encode_base64(numbers),
         "tokenizer": _tokenizer_data(tokenizer),
         "first": tokenizer.first,
     }

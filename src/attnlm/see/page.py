@@ -104,6 +104,6 @@ def _script_of_module(name: str) -> str:
     )
 
 
-def base64_of(numbers: NDArray[Any]) -> str:
+def encode_base64(numbers: NDArray[Any]) -> str:
     """Return the bytes of an array, for JSON values that scripts read."""
     return base64.b64encode(numbers.tobytes()).decode()

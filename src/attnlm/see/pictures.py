@@ -33,7 +33,7 @@ _MOST_ACROSS = 4  # heat maps in a row
 
 
 @contextlib.contextmanager
-def drawing(**style: object) -> Iterator[None]:
+def fixed_style(**style: object) -> Iterator[None]:
     """Set a fixed matplotlib style in a `with` block, keeping only the user's backend and fonts."""
     # Hide the warning that matplotlib uses a temporary folder if the home folder is read-only.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -50,7 +50,7 @@ def drawing(**style: object) -> Iterator[None]:
         yield
 
 
-def picture(attention: Attention, format: str) -> bytes:
+def attention_picture(attention: Attention, format: str) -> bytes:
     """Return a PNG or SVG file (`format` is png or svg) with a row of maps for each layer.
 
     The bytes are reproducible.
@@ -124,8 +124,8 @@ def _without_formulas(text: str) -> str:
 
 @contextlib.contextmanager
 def _drawing_tokens(tokens: Iterable[str]) -> Iterator[None]:
-    families, _ = fonts_for(tokens)
-    with drawing(**{"svg.hashsalt": "attnlm", "svg.fonttype": "none", "font.family": families}):
+    families, _ = find_fonts(tokens)
+    with fixed_style(**{"svg.hashsalt": "attnlm", "svg.fonttype": "none", "font.family": families}):
         yield
 
 
@@ -136,13 +136,13 @@ def _figure_file(figure: Figure, format: str) -> bytes:
     return file.getvalue()
 
 
-def fonts_for(tokens: Iterable[str]) -> tuple[list[str], str]:
+def find_fonts(tokens: Iterable[str]) -> tuple[list[str], str]:
     """Return the font families that draw tokens, and the characters that no installed font has.
 
     The user's families come first. Each further family is the installed font that has the most of
     the characters still missing.
     """
-    with drawing():
+    with fixed_style():
         import matplotlib as mpl
         from matplotlib import font_manager
 

@@ -29,7 +29,7 @@ from attnlm.model.spec import Use
 from attnlm.runs.journal import PASSAGE, Snapshot
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Result, Run, open_dataset_of, open_run
-from attnlm.see.attend import Attention, attention_of
+from attnlm.see.attend import Attention, compute_attention
 from attnlm.see.attribution import attribution
 from attnlm.see.curves import verdict
 from attnlm.see.head_scores import TooShortError
@@ -180,12 +180,12 @@ def report(
     checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     sampler = Sampler(model, run.tokenizer, choose_device("cpu", "float32"), on_event)
-    dataset, why_missing = _dataset_of(run, Path(data_dir))
+    dataset, why_missing = _find_dataset(run, Path(data_dir))
     if text_ids is None:
         ids, text_is = _default_text(run, dataset, sampler, why_missing)
     else:
         ids, text_is = text_ids, "the text that was given"
-    attention, recorder = attention_of(run, model, ids)
+    attention, recorder = compute_attention(run, model, ids)
     on_event(Progress("scoring heads", 0, STAGES, "step"))
     score = functools.partial(
         heads,
@@ -225,7 +225,7 @@ def report(
     )
 
 
-def _dataset_of(run: Run, data_dir: Path) -> tuple[Dataset | None, str]:
+def _find_dataset(run: Run, data_dir: Path) -> tuple[Dataset | None, str]:
     """Return the run's data set and "", or None and why it is missing."""
     if run.imported_from:
         return None, "it has no data set"

@@ -15,7 +15,7 @@ from attnlm.runs.run import run_summary
 from attnlm.see.attend_page import attention_content
 from attnlm.see.curves import panel_svg, run_lines
 from attnlm.see.head_scores import PATTERNS
-from attnlm.see.page import base64_of, render
+from attnlm.see.page import encode_base64, render
 from attnlm.see.report import LensRow, Report
 from attnlm.see.reproduce import report_command
 from attnlm.see.shown_tokens import visible
@@ -110,7 +110,7 @@ def _films(report: Report, snapshots: Sequence[Snapshot]) -> list[dict[str, Any]
         past = maps_SLHTT[:, layer, head][:, *np.tril_indices(length)]
         film = {
             "name": f"layer {layer + 1} head {head + 1}",
-            "maps": base64_of(np.rint(255 * past).astype(np.uint8)),
+            "maps": encode_base64(np.rint(255 * past).astype(np.uint8)),
             "scores": scores_SLH[:, layer, head].tolist(),
         }
         films.append(film)

@@ -17,7 +17,7 @@ def check_windows(windows: int) -> None:
         raise UsageError(f"invalid value for `windows`: {windows}", "it must be 1 to 100000")
 
 
-def ids_of(run: Run, text: str) -> list[int]:
+def encode_text(run: Run, text: str) -> list[int]:
     """Return at least one id: ids of `text`, after the beginning token if the tokenizer has one.
 
     Raises UsageError for an empty text, AttnlmError if the vocabulary lacks a character.
@@ -28,12 +28,12 @@ def ids_of(run: Run, text: str) -> list[int]:
 
 
 def ids_within_context(run: Run, text: str) -> list[int]:
-    """Return the ids of `text`, as `ids_of` does, if their number is at most block_size.
+    """Return the ids of `text`, as `encode_text` does, if their number is at most block_size.
 
     Raises UsageError for an empty text, AttnlmError if the text is too long or if the vocabulary
     lacks one of its characters.
     """
-    ids = ids_of(run, text)
+    ids = encode_text(run, text)
     limit = run.config.spec.block_size
     if len(ids) > limit:
         raise AttnlmError(

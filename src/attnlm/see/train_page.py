@@ -59,10 +59,10 @@ def train_page(
             "text": text,
         },
     }
-    return page_of(data)
+    return render_train_page(data)
 
 
-def page_of(data: Mapping[str, Any]) -> bytes:
+def render_train_page(data: Mapping[str, Any]) -> bytes:
     """Return the page of JSON values that `train_page` made."""
     text = data["training"]["text"]["name"]
     title = data.get("title", "")

@@ -24,7 +24,7 @@ from attnlm.runs.checkpoint import (
     load_checkpoint,
     load_header,
     named_tensors,
-    parameter_of,
+    parameter_name,
     save_checkpoint,
 )
 from attnlm.runs.hugging_face.adapter import write_adapter
@@ -256,7 +256,7 @@ class Saver:
         if isinstance(optimizer, ShardedOptimizer):
             mesh = self._processes.mesh("cpu")
             for name, rows in copies.items():
-                copies[name] = from_shard(rows, optimizer.shapes[parameter_of(name)], mesh)
+                copies[name] = from_shard(rows, optimizer.shapes[parameter_name(name)], mesh)
         best = {name: copies[name] for name in named_tensors(weights, {})}
         checkpoints = {} if best_loss is None else {run.best.name: (best, facts_of_best)}
         checkpoints[run.last.name] = (copies, state.content())

@@ -121,7 +121,7 @@ def read_pairs(path: Path) -> list[Pair]:
     return list(zip(*columns, strict=True))
 
 
-def pairs_of(dataset: Dataset, most: int | None = None) -> list[Pair]:
+def select_pairs(dataset: Dataset, most: int | None = None) -> list[Pair]:
     """Return questions and answers of the validation split, spread evenly, at most `most`.
 
     Of an example with several answers, the question is all before the first answer that has an end.
@@ -160,7 +160,7 @@ def texts_to_patch(dataset: Dataset, most: int) -> list[tuple[str, str, str, str
     end = "" if dataset.examples is None else dataset.examples.question_end
     questions = [
         (tokenizer.encode(prompt.removesuffix(end) + end), tokenizer.encode(answer)[0])
-        for prompt, answer in pairs_of(dataset)
+        for prompt, answer in select_pairs(dataset)
     ]
     pairs = []
     for number, (clean, answer) in enumerate(questions):

@@ -78,7 +78,7 @@ def autotune(
         config = config.with_training(micro_batch_size=size)
     check_fits(config, dataset, device)
     config = config.with_training(**_kernels(config, device))
-    threads = config.training.threads or _chosen_threads(config, device, dataset)
+    threads = config.training.threads or _choose_threads(config, device, dataset)
     return config.with_training(threads=threads)
 
 
@@ -193,7 +193,7 @@ def _work(config: Config, dataset: Dataset) -> float:
     return 6.0 * parameter_count(config.spec, dataset.vocab_size) * config.tokens_per_step
 
 
-def _chosen_threads(config: Config, device: Device, dataset: Dataset) -> int:
+def _choose_threads(config: Config, device: Device, dataset: Dataset) -> int:
     """Return the number of threads: one for a small step, else all."""
     everything = torch.get_num_threads()
     training = config.training

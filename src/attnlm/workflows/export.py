@@ -27,14 +27,14 @@ from attnlm.runs.external_formats import (
     ExternalFormat,
     StockClass,
     check_format,
+    choose_format,
     classes_for,
-    format_for,
 )
 from attnlm.runs.gguf_vocabulary import vocabulary
 from attnlm.runs.load_model import checked_weights
 from attnlm.runs.run import Checkpoint, Run, open_dataset_of, open_run, run_summary
 from attnlm.runs.safetensors_file import Shape, write_tensors
-from attnlm.see.model_page import PageOf, export_to_html, play_page
+from attnlm.see.model_page import PageMaker, export_to_html, play_page
 from attnlm.see.train_page import train_page, training_text
 from attnlm.tokens.tokenizer_json import library_tokenizer
 
@@ -101,7 +101,7 @@ def export(
         type=type,
         checkpoint=checkpoint,
         force=force,
-        page_of=_page_of(runs, train, title or "", Path(data_dir), on_event),
+        make_page=_page_maker(runs, train, title or "", Path(data_dir), on_event),
         text=text,
         data_dir=Path(data_dir),
     )
@@ -122,13 +122,13 @@ def _check_page_options(
         )
 
 
-def _page_of(
+def _page_maker(
     runs: Sequence[Run],
     train: bool | str | Path | Dataset,
     title: str,
     data_dir: Path,
     on_event: OnEvent,
-) -> PageOf:
+) -> PageMaker:
     """Return the function that makes the page from its models and the first text."""
     if not train:
         return lambda models, prompt: play_page(models, prompt, title)
@@ -182,12 +182,12 @@ def _tensors(format: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Tenso
 
 
 def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
-    stock = format_for(
+    stock = choose_format(
         require_architecture(run.config.spec, Use.EXPORT), classes_for(run.tokenizer.name), run.name
     )
     _check_folder_free(folder)
     chosen = run.checkpoint(checkpoint)
-    content = _described(run, chosen, stock)
+    content = _describe_files(run, chosen, stock)
     tensors = _tensors(stock, run, chosen)
     with (
         files.explaining_os_errors(folder, ", or name another folder"),
@@ -212,7 +212,7 @@ def _check_folder_free(folder: Path) -> None:
         raise AttnlmError(f"the folder {folder} is not empty", "name a new folder")
 
 
-def _described(run: Run, checkpoint: Checkpoint, stock: StockClass) -> dict[str, str]:
+def _describe_files(run: Run, checkpoint: Checkpoint, stock: StockClass) -> dict[str, str]:
     """Return the files of the folder by name, without the weights."""
     a = stock.with_missing_parts(require_architecture(run.config.spec, Use.EXPORT))
     tokenizer = run.tokenizer
@@ -297,7 +297,9 @@ _BLOCK = 32  # numbers that share one scale
 
 
 def _export_gguf(run: Run, path: Path, type: str, checkpoint: str, on_event: OnEvent) -> Exported:
-    format = format_for(require_architecture(run.config.spec, Use.EXPORT), GGUF_FORMATS, run.name)
+    format = choose_format(
+        require_architecture(run.config.spec, Use.EXPORT), GGUF_FORMATS, run.name
+    )
     if path.suffix != ".gguf":
         raise UsageError("the name of a GGUF file must end with .gguf", f"name it {path.name}.gguf")
     _check_file_free(path)
@@ -353,7 +355,7 @@ def _write_gguf(
 
     kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING", list: "ARRAY"}
     shapes, read = tensors
-    types = {name: _type_of(name, shape, type) for name, shape in shapes.items()}
+    types = {name: _choose_type(name, shape, type) for name, shape in shapes.items()}
     with files.open_replacement(path) as file:
         writer = GGUFWriter(file.name, architecture)
         try:
@@ -370,13 +372,13 @@ def _write_gguf(
             writer.write_ti_data_to_file()
             for name in shapes:
                 numbers = read(name).contiguous().numpy()
-                writer.write_tensor_data(converted(name, numbers, types[name]))
+                writer.write_tensor_data(convert_tensor(name, numbers, types[name]))
         finally:
             writer.close()
         _check_file_free(path)
 
 
-def _type_of(name: str, shape: Shape, chosen: str) -> str:
+def _choose_type(name: str, shape: Shape, chosen: str) -> str:
     """Return the type of a tensor in a file for which the user chose the type `chosen`.
 
     The type is the one that llama.cpp's converter would choose. Vectors and positions stay float32.
@@ -387,7 +389,7 @@ def _type_of(name: str, shape: Shape, chosen: str) -> str:
     return "F16" if chosen == "f16" or shape[-1] % _BLOCK else "Q8_0"
 
 
-def converted(name: str, numbers: NDArray[np.float32], to: str) -> NDArray[Any]:
+def convert_tensor(name: str, numbers: NDArray[np.float32], to: str) -> NDArray[Any]:
     """Return the numbers in a GGUF type. Raises AttnlmError for numbers that it can't hold."""
     from gguf import GGMLQuantizationType, quantize
 

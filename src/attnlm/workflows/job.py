@@ -26,7 +26,7 @@ from attnlm.training.state import TrainingState, load_or_init_state
 
 
 @dataclass(frozen=True)
-class Call:
+class TrainCall:
     """What every job of a call of `train` needs: arguments, and what the call has set up."""
 
     checkpoint_dir: Path
@@ -74,7 +74,7 @@ def open_call(
     verify: bool,
     log: str | Sequence[str] | None,
     on_event: OnEvent | None,
-) -> Iterator[Call]:
+) -> Iterator[TrainCall]:
     """Join the other processes, and set up the listener. The arguments are as in `train`."""
     began = clock.budget_start()
     tools = [log] if isinstance(log, str) else log or ()
@@ -85,10 +85,12 @@ def open_call(
             logs = LogListener(CurveDrawer(on_event or ignore), tools)
             listener = stack.enter_context(contextlib.closing(logs))
         stack.enter_context(torch_settings_restored())
-        yield Call(Path(checkpoint_dir), Path(data_dir), verify, began, processes, listener)
+        yield TrainCall(Path(checkpoint_dir), Path(data_dir), verify, began, processes, listener)
 
 
-def start_job(call: Call, run: Run, dataset: Dataset, device: Device, *, is_fresh: bool) -> Job:
+def start_job(
+    call: TrainCall, run: Run, dataset: Dataset, device: Device, *, is_fresh: bool
+) -> Job:
     """Return the job with the state to train from. All processes must call this.
 
     `is_fresh` is True if there is no checkpoint yet.
@@ -113,7 +115,7 @@ def announce(
 
 
 @contextlib.contextmanager
-def joined_job(call: Call) -> Iterator[Job | Run]:
+def joined_job(call: TrainCall) -> Iterator[Job | Run]:
     """Wait for the run that rank 0 announces, and yield this process's job, or a finished run.
 
     Raises AttnlmError if the data set is missing or differs.

@@ -28,7 +28,7 @@ from attnlm.config.variants import named_codes
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.generation.question_format import QuestionFormat, answers, format_of
 from attnlm.generation.sampling import load_sampler
-from attnlm.generation.sampling_config import SamplingConfig, drawn_seed
+from attnlm.generation.sampling_config import SamplingConfig, draw_seed
 from attnlm.model.own_specs import CODE, with_defaults
 from attnlm.runs.ladder_plan import RECORD, Adapted, LadderPlan, read_plan
 from attnlm.runs.records import has_same_ids
@@ -36,11 +36,11 @@ from attnlm.runs.run import Run, open_run
 from attnlm.see.ladder import Ladder, Rung, median
 from attnlm.training.eval_budget import affordable_tokens, step_cost
 from attnlm.training.state import read_saved_state
-from attnlm.workflows.answers import pairs_of
+from attnlm.workflows.answers import select_pairs
 from attnlm.workflows.autotune import check_fits
 from attnlm.workflows.match_compute import relative_steps, with_steps, with_widths
 from attnlm.workflows.train import train
-from attnlm.workflows.tune import tuned
+from attnlm.workflows.tune import run_trials
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
 DEFAULT_BUDGET = 120.0
@@ -168,7 +168,7 @@ def _train_rungs(
     relative = relative_steps(plan, dataset.vocab_size)
     durations = {r: 1.0 if plan.equal == "time" else costs[r] * relative[r] for r in plan.rungs}
     if plan.tune is not None:
-        plan = tuned(path, plan, dataset, durations, on_event)
+        plan = run_trials(path, plan, dataset, durations, on_event)
     paths = plan.runs(path)
     order = list(paths)
     budgets = None
@@ -285,7 +285,7 @@ def _new_plan(dataset: Dataset, arguments: dict[str, Any], on_event: OnEvent) ->
     if block_size < _BLOCK_SIZE:
         on_event(Note(f"{dataset.name} is small: the context of the rungs is {block_size} tokens"))
     prompt = _first_question(dataset)
-    defaults = {"rungs": DEFAULT_RUNGS, "prompt": prompt, "tokens": 200, "seed": drawn_seed()}
+    defaults = {"rungs": DEFAULT_RUNGS, "prompt": prompt, "tokens": 200, "seed": draw_seed()}
     if "steps" not in arguments:
         defaults["budget"] = DEFAULT_BUDGET
     plan = LadderPlan(
@@ -325,7 +325,7 @@ def _first_question(dataset: Dataset) -> str:
     if dataset.examples is None:
         return ""
     format = QuestionFormat(dataset.examples.question_end)
-    return next((format.prompt(question) for question, _ in pairs_of(dataset, 1)), "")
+    return next((format.prompt(question) for question, _ in select_pairs(dataset, 1)), "")
 
 
 def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:

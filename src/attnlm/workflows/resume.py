@@ -21,7 +21,7 @@ from attnlm.runs.records import ParentRecord, has_same_ids
 from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.training.state import SavedState, read_saved_state
 from attnlm.workflows.autotune import autotune
-from attnlm.workflows.job import Call, Job, announce, check_launched, start_job
+from attnlm.workflows.job import Job, TrainCall, announce, check_launched, start_job
 
 _KERNELS = ("compile", "matmul", "attention_kernel")
 _OF_THE_DEVICE = ("dtype", *_KERNELS, "threads")
@@ -49,7 +49,7 @@ def check_resume(settings: Mapping[str, Setting], **of_new_runs: object) -> None
 
 @contextlib.contextmanager
 def resumed_job(
-    call: Call, resume: str | Path | Run, settings: Mapping[str, Setting]
+    call: TrainCall, resume: str | Path | Run, settings: Mapping[str, Setting]
 ) -> Iterator[Job]:
     """Open a run as it was last saved, record the settings that changed, and yield its job."""
     # The run may have been trained further since it was opened.

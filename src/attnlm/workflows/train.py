@@ -37,8 +37,8 @@ from attnlm.workflows.autotune import affordable_size, autotune, choose_training
 from attnlm.workflows.check_own_code import check_causal
 from attnlm.workflows.evaluate import measure_on_whole, take_snapshot
 from attnlm.workflows.job import (
-    Call,
     Job,
+    TrainCall,
     announce,
     check_launched,
     joined_job,
@@ -157,7 +157,7 @@ def _note_few_steps(run: Run, steps: int, on_event: OnEvent) -> None:
 
 @contextlib.contextmanager
 def new_job(
-    call: Call,
+    call: TrainCall,
     request: Request,
     dataset: str | Path | Dataset | None,
     parent: Run | None,
@@ -204,7 +204,7 @@ def new_job(
 
 
 def _create_run(
-    call: Call,
+    call: TrainCall,
     request: Request,
     dataset: Dataset,
     parent: ParentRecord | None,

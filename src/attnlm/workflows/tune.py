@@ -19,7 +19,7 @@ from attnlm.workflows.train import train
 _TRIAL_FRACTION = 0.2  # of the steps, or of the time of one seed, for each value
 
 
-def tuned(
+def run_trials(
     path: Path,
     plan: LadderPlan,
     dataset: Dataset,
@@ -104,7 +104,7 @@ def _with_held_out(dataset: Dataset) -> Dataset:
     first = dataset.train_tokens - dataset.train_tokens // 10
     examples: dict[str, Any] = {}
     if dataset.train_examples is not None:
-        before, after = dataset.train_examples.divided(len(dataset.train_examples) * 9 // 10)
+        before, after = dataset.train_examples.divide_at(len(dataset.train_examples) * 9 // 10)
         examples = {"train_examples": before, "val_examples": after}
         first = len(before.is_answer)
     return replace(

@@ -11,7 +11,7 @@ from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import check_name, is_folder
 from attnlm.base.formatting import byte_size
 from attnlm.compute.device import machine_memory
-from attnlm.runs.checkpoint import named_tensors, parameter_of, save_one_by_one
+from attnlm.runs.checkpoint import named_tensors, parameter_name, save_one_by_one
 from attnlm.runs.create_run import create_run_folder
 from attnlm.runs.hugging_face.adapter import import_adapter, is_adapter
 from attnlm.runs.hugging_face.download_model import DESCRIPTION, WEIGHTS, check_source, download
@@ -104,7 +104,7 @@ def import_run(
             def add_checkpoint(run: Run) -> Run:
                 shapes = named_tensors(model.shapes, {})
                 facts = CheckpointFacts(step=0).content()
-                save_one_by_one(run.best, shapes, lambda n: read_weight(parameter_of(n)), facts)
+                save_one_by_one(run.best, shapes, lambda n: read_weight(parameter_name(n)), facts)
                 return run
 
             run = Run(
