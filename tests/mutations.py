@@ -230,7 +230,7 @@ test_train_page.py::test_initial_weights_have_the_distributions_of_pytorch
 return "normal", settings["std"] => return "normal", 2 * settings["std"]
 == see/pages/chart.js
 a script uses a name that it does not import |
-test_scripts.py::test_each_name_is_declared_imported_or_of_the_browser
+test_javascript.py::test_each_name_is_declared_imported_or_of_the_browser
 {element, fractionsAt, withCommas} => {element, fractionsAt}
 == model/recorder.py
 the wrong head is silenced | test_recorder.py
@@ -351,7 +351,7 @@ an evaluation leaves dropout off | test_ticker.py
 == training/validation_loss.py
 each process has its own validation loss | test_processes.py
 processes.all_reduce(numbers) => pass
-an evaluation goes on after a signal | test_interruption.py
+an evaluation goes on after a signal | test_signals.py
 if stop.has_come and not is_sharded: => if False:
 evaluation drops the last window |
 test_training.py::test_evaluation_is_over_the_whole_split_token_by_token
@@ -372,7 +372,7 @@ a loss in pieces keeps the gradient of the last one alone | test_ops.py
 a linear schedule is a cosine | test_optimizer.py
 is_linear = config.schedule == "linear" => is_linear = config.schedule == ""
 the clock of a budget leaves no time for the last evaluation |
-test_budget.py::test_evaluations_that_take_long_are_fewer
+test_time_budget.py::test_evaluations_that_take_long_are_fewer
 left = self.ends - self.closing - now => left = self.ends - now
 == workflows/train.py
 a model that sees later tokens is trained like others | test_check_own_code.py
@@ -385,7 +385,7 @@ a resumed tuning forgets how many steps its trials make | test_ladder.py
 steps = next(filter(None, made), None) => steps = None
 == workflows/job.py
 a resumed run starts its budget anew |
-test_budget.py::test_a_run_that_is_resumed_continues_the_clock
+test_time_budget.py::test_a_run_that_is_resumed_continues_the_clock
 BudgetClock.of((1 - state.progress) * budget, call.began) => BudgetClock.of(budget, call.began)
 == training/state.py
 what was evaluated is noted too late | test_training.py
@@ -396,7 +396,7 @@ _copy(means, state.optimizer.state()) => pass
 what can't fit into memory is begun | test_memory.py
 if available is None or needed <= available: => if available is None or needed:
 == cli/exits.py
-a signal whose exception was kept is forgotten | test_interruption.py
+a signal whose exception was kept is forgotten | test_signals.py
 timer.start() => pass
 a reader that leaves is an error | test_cli.py::test_a_closed_pipe_is_not_an_error
 except BrokenPipeError: => except BlockingIOError:
@@ -414,10 +414,10 @@ request.check_effect(corpus.shown, (*corpus.files, *val_files)) => pass
 texts wait for others as long as it takes | test_sampling.py
  or lengths[index] - lengths[group[0]] > tokens: => :
 == base/signals.py
-a second signal waits for whoever is busy | test_interruption.py
+a second signal waits for whoever is busy | test_signals.py
 -            at_second_signal(signum, frame)
 +            pass
-a signal that comes as a training ends is forgotten | test_interruption.py
+a signal that comes as a training ends is forgotten | test_signals.py
 if self.signum is not None: => if not self._is_deferred:
 == generation/next_token.py
 a text that waits for others skips random numbers |
@@ -461,7 +461,7 @@ test_manage.py::test_other_files_do_not_stop_a_list
 +        return replace
 == cli/completion.py
 names that a shell takes apart are completed |
-test_completion.py::test_completions
+test_completion.py::test_words_are_completed_from_options_choices_and_names
 - and _PLAIN.fullmatch(word)]
 +]
 == compute/threads.py

@@ -51,7 +51,7 @@ def commands(page: str) -> Iterator[tuple[str, ...]]:
         # test_doctor.py and test_processes.py run what takes longer than the rest of a page.
         takes_long = command == "doctor" or (command == "train" and "--processes" in words)
         # After one step, no layer of a transformer changes its stream. test_patch.py runs patch,
-        # and test_examples.py the examples.
+        # and test_example_programs.py the examples.
         elsewhere = command == "patch" or any("examples/" in word for word in words)
         if not needs_network and not takes_long and not elsewhere:
             yield command, *words

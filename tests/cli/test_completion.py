@@ -89,7 +89,9 @@ def completed(project: Path, *words: str) -> list[str]:
         ("sample 'unclosed ", []),
     ],
 )
-def test_completions(words: str, expected: Sequence[str], project: Path) -> None:
+def test_words_are_completed_from_options_choices_and_names(
+    words: str, expected: Sequence[str], project: Path
+) -> None:
     assert completed(project, *words.split(" ")) == list(expected)
 
 

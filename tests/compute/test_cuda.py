@@ -99,7 +99,7 @@ def test_bfloat16_stays_near_float32(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", ["gpt2", "transformer:positions=learned:head_bias=true"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_in_pieces_are_those_of_all_at_once(
+def test_logits_in_pieces_equal_logits_computed_together(
     dtype: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs, targets = (ids.cuda() for ids in some_ids(2, 3, 13))

@@ -95,7 +95,7 @@ def _few_logits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_values_and_gradients(name: str) -> None:
+def test_values_and_gradients_of_an_op_equal_its_reference(name: str) -> None:
     ours, expected, shapes = OPS[name]
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     if name == "joined maps":

@@ -36,7 +36,7 @@ def exact_gradients(model: LanguageModel, inputs: Tensor, targets: Tensor) -> di
 
 
 @variants
-def test_logits_and_gradients(variant: str) -> None:
+def test_logits_and_gradients_equal_the_textbook_pass(variant: str) -> None:
     model = small_model(variant, block_size=257)
     for length in (1, 2, 257):
         inputs, targets = some_ids(2, 2, length)
@@ -49,7 +49,7 @@ def test_logits_and_gradients(variant: str) -> None:
 
 @needs_kernels
 @variants
-def test_compiled_parts(variant: str) -> None:
+def test_compiled_parts_give_the_gradients_up_to_rounding(variant: str) -> None:
     """Compare in float32, with windows cut at odd positions."""
     exact = small_model(variant, block_size=33)
     model = copy.deepcopy(exact).float()

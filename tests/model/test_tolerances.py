@@ -64,7 +64,7 @@ def test_rounding_of_terms_that_cancel_is_tolerated() -> None:
 
 
 @pytest.mark.parametrize("variant", SOME)
-def test_float32_passes(variant: str) -> None:
+def test_gradients_in_float32_are_within_the_tolerances(variant: str) -> None:
     model = small_model(variant)
     rounded = copy.deepcopy(model).float()
     for length in (1, 2, 13):

@@ -262,7 +262,9 @@ def test_tensorboard_reads_what_was_written(
     assert sample == "".join(f"    {line}\n" for line in text.split("\n"))
 
 
-def test_wandb_offline(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_offline_gets_maps_and_continues_with_a_resumed_run(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     notes: list[object] = []

@@ -415,7 +415,7 @@ WIDTHS = pytest.mark.parametrize("width", [1300, 400])
 
 
 @WIDTHS
-def test_keyboard_controls(width: int, browser: Any, tmp_path: Path) -> None:
+def test_the_controls_work_by_keyboard(width: int, browser: Any, tmp_path: Path) -> None:
     page = page_of(tmp_path, shown("multi-head", small_model("multi-head").float()))
     with opened(browser, page, viewport={"width": width, "height": 900}) as view:
         view.focus("#prompt")
@@ -453,7 +453,9 @@ def test_keyboard_controls(width: int, browser: Any, tmp_path: Path) -> None:
 
 
 @WIDTHS
-def test_mouse_controls(width: int, browser: Any, tmp_path: Path) -> None:
+def test_clicks_choose_heads_and_numbers_and_hovering_shows_weights(
+    width: int, browser: Any, tmp_path: Path
+) -> None:
     """A number of the scores is the product of a query and a key, which are framed."""
     model = small_model("multi-head").float()
     ids_BT = torch.tensor([LETTERS.encode("abcab")])

@@ -33,7 +33,7 @@ def train(folder: Path, **settings: Any) -> Run:
     )
 
 
-def test_a_signal_before_the_first_step_is_raised_at_once(
+def test_a_signal_before_the_first_step_is_raised_immediately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A first step may compile for minutes; there is nothing to save, and nothing is left."""
