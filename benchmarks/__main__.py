@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from attnlm.workflows.speed_check import peak_of_products
+from attnlm.workflows.speed_check import peak_matmul_speed
 from benchmarks import (
     best,
     busy_machine,
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def _machine() -> str:
-    peak = peak_of_products(os.cpu_count() or 1) / 1e9
+    peak = peak_matmul_speed(os.cpu_count() or 1) / 1e9
     capability = torch.backends.cpu.get_cpu_capability()
     return (
         f"{_processor()}, {os.cpu_count()} cores, {capability}, {peak:.0f} GFLOP/s in float32 "

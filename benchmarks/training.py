@@ -20,7 +20,7 @@ from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation_loss import validation_loss
 from attnlm.workflows.autotune import autotune
-from attnlm.workflows.speed_check import peak_of_products
+from attnlm.workflows.speed_check import peak_matmul_speed
 from benchmarks import plain
 from benchmarks.table import Row, attnlm, in_turn, seconds_of
 
@@ -28,7 +28,7 @@ from benchmarks.table import Row, attnlm, in_turn, seconds_of
 def steps(dataset: Dataset, text: Path) -> list[Row]:
     """Compare training of reference system R2 with the plain loop, on the same batches."""
     rows = []
-    peak = peak_of_products(os.cpu_count() or 1)
+    peak = peak_matmul_speed(os.cpu_count() or 1)
     for heads, recipe in ((4, "r2-multi-head"), (1, "r2-single-head")):
         stepper = stepper_of(dataset, recipe)
         threads = torch.get_num_threads()

@@ -22,7 +22,7 @@ from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation_loss import validation_loss
 from attnlm.workflows.autotune import autotune
-from attnlm.workflows.speed_check import peak_of_products
+from attnlm.workflows.speed_check import peak_matmul_speed
 from benchmarks.nanogpt import Shape, steps_per_second
 from benchmarks.table import Row, attnlm, in_turn, measured
 
@@ -44,7 +44,7 @@ def transformer(dataset: Dataset, text: Path) -> list[Row]:
     folder = os.environ.get("NANOGPT")
     if folder is None:
         return [Row("transformer: step", "", "nanoGPT: NANOGPT is not set", "–")]
-    peak = peak_of_products(os.cpu_count() or 1)
+    peak = peak_matmul_speed(os.cpu_count() or 1)
     rows = []
     for shape in (SHAPES[int(number)] for number in os.environ.get("SHAPES", "0123")):
         data = dataset

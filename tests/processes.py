@@ -22,7 +22,7 @@ import attnlm.see.curves
 from attnlm.__main__ import main
 from attnlm.base.signals import Interrupted
 from attnlm.compute.device import choose_device
-from attnlm.compute.processes import Processes, joined
+from attnlm.compute.processes import Processes, join_processes
 from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset, open_dataset
@@ -263,10 +263,10 @@ def train_by_the_clock(data: Path, runs: Path) -> None:
 def compute(data: Path, out: Path) -> None:
     """Write what this process found into `out`."""
     dataset = open_dataset(data)
-    with joined() as processes:
+    with join_processes() as processes:
         found = {name: numbers(name, dataset, processes) for name in NAMES}
         sharded = {name: numbers(name, dataset, processes, shard=True) for name in SHARDED}
-    with joined() as processes:  # as in a program that trains twice
+    with join_processes() as processes:  # as in a program that trains twice
         subnormal = torch.full((8,), torch.finfo(torch.float32).tiny / 8)
         processes.all_reduce(subnormal)
         told = processes.broadcast_object({"a": [1, None, "ü"]} if processes.is_main else None)

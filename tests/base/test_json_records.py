@@ -12,7 +12,7 @@ import pytest
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import write_json
-from attnlm.base.json_records import decoded, limited, read_record
+from attnlm.base.json_records import limited, read_record, record_from_json
 from attnlm.runs.records import ParentRecord
 
 
@@ -71,9 +71,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def test_values_become_fields() -> None:
-    least = decoded(Whole, CONTENT, Path("x.json"))
+    least = record_from_json(Whole, CONTENT, Path("x.json"))
     assert least == Whole(name="a", loss=2.0, settings={"x": [1]}) and type(least.loss) is float
-    most = decoded(Whole, CONTENT | FITTING, Path("x.json"))
+    most = record_from_json(Whole, CONTENT | FITTING, Path("x.json"))
     assert (most.part, most.parts, most.best) == (Part(count=3), ("x", "y"), math.inf)
 
 
@@ -81,7 +81,7 @@ def test_values_become_fields() -> None:
 def test_a_wrong_value_is_refused_by_file_and_key(name: str) -> None:
     changed, reason = WRONG[name]
     with pytest.raises(AttnlmError) as caught:
-        decoded(Whole, CONTENT | changed, Path("x.json"), "make it again")
+        record_from_json(Whole, CONTENT | changed, Path("x.json"), "make it again")
     assert caught.value.message == f"x.json is not valid: {reason}"
     assert caught.value.hint == "make it again"
 

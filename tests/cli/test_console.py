@@ -78,7 +78,7 @@ def test_values_that_json_lacks_are_never_printed(
     number: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        console.result_json({"weights": [[0.5, number]]})
+        console.print_json({"weights": [[0.5, number]]})
     assert capsys.readouterr().out == ""
 
 

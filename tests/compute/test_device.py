@@ -28,7 +28,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_device_auto_is_the_first_device_that_works(
     problems: dict[str, str], name: str, dtype: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "_problem", problems.get)
+    monkeypatch.setattr(device, "_reason_against", problems.get)
     chosen = choose_device()
     assert (chosen.name, chosen.dtype, chosen.reason) == (name, dtype, reason)
     assert choose_device("cpu").name == "cpu"
@@ -63,7 +63,7 @@ def test_a_device_that_computes_wrong_numbers_is_refused(monkeypatch: pytest.Mon
 
 
 def test_bfloat16_is_chosen_if_the_hardware_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_problem", lambda name: None)
+    monkeypatch.setattr(device, "_reason_against", lambda name: None)
     assert choose_device("cuda", "float32").dtype == "float32"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     chosen = {(name, choose_device(name).dtype) for name in ("cuda", "mps", "cpu")}
@@ -84,7 +84,7 @@ def test_a_device_of_another_name_is_refused() -> None:
 
 
 def test_tf32_is_for_gpus_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_problem", lambda name: None)
+    monkeypatch.setattr(device, "_reason_against", lambda name: None)
     assert choose_device("cuda", "tf32").dtype == "tf32"
     with pytest.raises(AttnlmError, match="`dtype` tf32 needs an NVIDIA GPU"):
         choose_device("cpu", "tf32")
@@ -94,7 +94,7 @@ def test_tf32_is_for_gpus_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_processes_do_not_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_problem", lambda name: None)
+    monkeypatch.setattr(device, "_reason_against", lambda name: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, value in {"WORLD_SIZE": "6", "RANK": "1", "LOCAL_WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)

@@ -202,7 +202,7 @@ def assert_generation(
         prompt = some_ids(length).tolist()
         decoder = NativeDecoder(native, num_samples, threads)
         made = decoder.generate(batch(prompt, num_samples, **settings))
-        drawn = decoding.drawn(batch(prompt, num_samples, **settings))
+        drawn = decoding.draw_tokens(batch(prompt, num_samples, **settings))
         expected_TB = np.stack([ids_B for ids_B, _ in drawn])
         assert np.array_equal(np.concatenate(list(made)), expected_TB)
         assert temperature < 5 or len(np.unique(expected_TB)) > 2

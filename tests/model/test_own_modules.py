@@ -80,7 +80,7 @@ def test_a_part_gets_the_sizes_that_it_names(code: Path) -> None:
     spec = config(code, attention="parts:Head", model="transformer", **SIZES).spec
     assert isinstance(spec, OwnParts)
     for layer in range(spec.architecture.layers):
-        module = spec.make("attention", layer)
+        module = spec.make_module("attention", layer)
         assert (module.heads, module.query.in_features, module.mask.shape) == (2, 12, (9, 9))
     with pytest.raises(UsageError, match=r"`heads` has no effect: parts.py:Fused has no argument"):
         config(code, attention="parts:Fused", **SIZES)

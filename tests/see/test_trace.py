@@ -15,7 +15,7 @@ import torch
 from attnlm import export, load_model, open_run, train
 from attnlm.model.architecture import RUNGS
 from attnlm.model.inspection import ChangedModelError
-from attnlm.see.script_export import as_script, specialised
+from attnlm.see.script_export import as_script, specialise_textbook
 from attnlm.see.shown_tokens import visible
 from attnlm.see.trace import trace, trace_lines
 from tests.command import attnlm, fails
@@ -65,7 +65,7 @@ def test_steps_and_script_give_the_models_logits(name: str, trained: Path, capsy
 def test_the_functions_of_a_script_compute_every_variant(name: str) -> None:
     model, ids = small_model(name), some_ids(13)
     names: dict[str, Any] = {"torch": torch, "F": torch.nn.functional}
-    exec(specialised(model.architecture), names)
+    exec(specialise_textbook(model.architecture), names)
     with torch.inference_mode():
         assert_near(names["forward"](model.state_dict(), ids), model(ids[None])[0], within=1e-12)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import attnlm
 from attnlm.base import files
-from attnlm.compute.processes import ALONE, rows_of
+from attnlm.compute.processes import ALONE, rows_of_rank
 from attnlm.config.settings import resolve
 from attnlm.runs.checkpoint import ShardedCheckpoints, load_checkpoint, named_tensors
 from attnlm.runs.run import Run
@@ -85,7 +85,7 @@ def test_any_number_of_processes_reads_its_rows(count: int, whole: Run) -> None:
         parts.append(named_tensors(weights, state))
     for name, tensor in expected.items():
         for rank, part in enumerate(parts):
-            assert torch.equal(part[name], tensor[rows_of(len(tensor), rank, count)])
+            assert torch.equal(part[name], tensor[rows_of_rank(len(tensor), rank, count)])
 
 
 def test_pytorch_loads_sharded_checkpoints(whole: Run) -> None:

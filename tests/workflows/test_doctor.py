@@ -39,7 +39,7 @@ def speed_is(
 ) -> None:
     planned = SimpleNamespace(tokens_per_second=3e4, flops_per_second=flops)
     monkeypatch.setattr(speed_check, "plan", lambda **_: planned)
-    monkeypatch.setattr(speed_check, "peak_of_products", lambda threads: 1e11)
+    monkeypatch.setattr(speed_check, "peak_matmul_speed", lambda threads: 1e11)
     monkeypatch.setattr(speed_check, "_processor_share", lambda threads: given)
     monkeypatch.setattr(speed_check, "choose_device", lambda: Device(device, "float32", ""))
 
@@ -91,7 +91,9 @@ def test_faults_of_a_broken_machine_are_reported(
     (tmp_path / "cache").write_text("a file in place of the cache")
     monkeypatch.setattr("attnlm.compute.native.native_library", lambda: None)
     monkeypatch.setattr("locale.getpreferredencoding", lambda _: "ANSI_X3.4-1968")
-    monkeypatch.setattr("attnlm.compute.device._problem", lambda name: "a small trial failed (no)")
+    monkeypatch.setattr(
+        "attnlm.compute.device._reason_against", lambda name: "a small trial failed (no)"
+    )
 
     def broken() -> Any:
         raise RuntimeError("two\nlines")

@@ -27,7 +27,7 @@ from attnlm.model.architecture import RUNGS
 from attnlm.runs.ladder_plan import read_plan
 from attnlm.runs.run import Run, open_run
 from attnlm.see.ladder import Ladder
-from attnlm.see.ladder_page import explained, loss_curves
+from attnlm.see.ladder_page import explain_rungs, loss_curves
 from attnlm.see.reproduce import ladder_command
 from attnlm.training.events import Evaluated, Started
 from attnlm.training.step import StepNotFiniteError
@@ -113,14 +113,14 @@ def test_losses_are_of_the_whole_split_where_all_rungs_were_measured_on_it(
 
 def test_each_rung_is_explained_with_its_gain(climbed: Ladder) -> None:
     losses = {"bigram": 2.5, "average": 3.25, "single_head": 2.25, "multi_head": 2.249}
-    said = dict(explained(with_losses(climbed, **losses)))
+    said = dict(explain_rungs(with_losses(climbed, **losses)))
     assert list(said) == ["bigram", "average", "single-head", "multi-head"]
     assert said["bigram"].endswith("The others are compared with it.")
     assert "0.750 nats per token worse than bigram: the mean does not say" in said["average"]
     assert "0.250 nats per token better than bigram: it learns" in said["single-head"]
     assert said["multi-head"].endswith("As good as single-head after these steps.")
     every = with_losses(climbed, **{rung.replace("-", "_"): 2.0 for rung in RUNGS})
-    assert len(dict(explained(every))) == len(RUNGS)
+    assert len(dict(explain_rungs(every))) == len(RUNGS)
 
 
 def test_the_page_of_models_with_changed_classes_does_not_run_them(
@@ -430,7 +430,7 @@ def test_the_spread_between_seeds_decides_what_a_gain_is_worth(climbed: Ladder) 
     ladder = with_losses(climbed, **losses)
     assert [gain and gain.beyond_seeds for gain in ladder.gains] == [None, False, True]
     assert climbed.gains[1] is not None and climbed.gains[1].beyond_seeds is None
-    said = dict(explained(ladder))
+    said = dict(explain_rungs(ladder))
     # The seeds overlap, but with the same seed, average is always better.
     better = "0.070 nats per token better than bigram (0.0360 to 0.1040): it sees more than"
     assert better in said["average"]
@@ -481,7 +481,7 @@ def test_a_difference_that_is_not_shown_comes_with_the_seeds_to_show_it(
     losses = {"bigram": (2.5, 2.6, 2.7), "average": (2.1, 2.2, 2.5), "single_head": (2.1, 2.2, 2.4)}
     ladder = with_losses(climbed, **losses)
     assert [gain and gain.beyond_seeds for gain in ladder.gains] == [None, False, False]
-    said = dict(explained(ladder))
+    said = dict(explain_rungs(ladder))
     assert (
         "Not shown to differ from bigram: the interval for the difference, −0.0804 to 0.7470 nats "
         "per token, includes 0; to show a difference of 0.3333 takes about 4 seeds."
@@ -679,7 +679,12 @@ def test_the_page_is_complete_and_loads_nothing(climbed: Ladder) -> None:
         assert "<script>alert" not in page
         losses = [f"{rung.loss:.4f}" for rung in ladder.rungs]
         texts = [ladder.plan.prompt + rung.text for rung in ladder.rungs]
-        for words in (*losses, *texts, *ladder.warnings, *(said for _, said in explained(ladder))):
+        for words in (
+            *losses,
+            *texts,
+            *ladder.warnings,
+            *(said for _, said in explain_rungs(ladder)),
+        ):
             assert words in shown
         assert shown.rstrip().endswith(ladder_command(ladder.plan))
         ids = re.findall(r'\bid="([^"]+)"', page)

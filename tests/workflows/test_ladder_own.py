@@ -15,7 +15,7 @@ import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.base.files import read_json, write_json
-from attnlm.see.ladder_page import explained
+from attnlm.see.ladder_page import explain_rungs
 from tests import own_code
 from tests.command import attnlm as command
 from tests.command import here
@@ -58,7 +58,7 @@ def test_a_rung_of_the_users_is_compared(
     assert run.config.settings()["batch_size"] == compared.rungs[0].run.config.training.batch_size
     (faster,) = (warning for warning in compared.warnings if "faster forms" in warning)
     assert rung in faster and "bigram" not in faster
-    _, said = explained(compared)[-1]
+    _, said = explain_rungs(compared)[-1]
     assert f"heads 2 and attention {code}/parts.py:Head and start 2" in said
     compared.write_page()
     assert "parts.py:Head" in (compared.path / "index.html").read_text()

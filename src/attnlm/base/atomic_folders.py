@@ -144,7 +144,7 @@ def delete_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def exchange(new: Path, target: Path) -> None:
+def exchange_folders(new: Path, target: Path) -> None:
     """Swap the folder `new` of a workspace with the folder `target`; on errors, change nothing.
 
     Windows and some network file systems need two steps. A process that is killed between them

@@ -64,7 +64,7 @@ def naming_path_in_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def remedy(error: OSError) -> str:
+def suggest_remedy(error: OSError) -> str:
     """Return what the user can do about an error that the system reports."""
     return _REMEDIES.get(error.errno or 0, "check the path, its permissions and free space")
 
@@ -79,7 +79,7 @@ def explaining_os_errors(folder: Path, then: str = "") -> Iterator[None]:
     except OSError as error:
         reason = error.strerror or " ".join(map(str, error.args))  # NumPy's has no strerror
         message = f"cannot write {error.filename or folder}: {reason}"
-        raise AttnlmError(message, f"{remedy(error)}{then}") from error
+        raise AttnlmError(message, f"{suggest_remedy(error)}{then}") from error
 
 
 def remove_temporary_files(folder: Path, name: str = "*") -> None:

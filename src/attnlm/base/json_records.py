@@ -58,7 +58,7 @@ def read_record(
             f"{path} was written by another version of attnlm{_version_in(content)}",
             f"open it with that version, or {hint}",
         )
-    return decoded(record, content, path, hint)
+    return record_from_json(record, content, path, hint)
 
 
 def hint_on_version(path: Path, current: str, hint: str) -> str:
@@ -76,7 +76,9 @@ def _version_in(content: Mapping[str, Any]) -> str:
     return f" {version}" if isinstance(version, str) else ""
 
 
-def decoded(record: type[_Record], content: object, path: Path, hint: str = COPY_AGAIN) -> _Record:
+def record_from_json(
+    record: type[_Record], content: object, path: Path, hint: str = COPY_AGAIN
+) -> _Record:
     """Return the record that a JSON value holds, ignoring keys that the record does not have.
 
     Fields are of type bool, int, float, str, Any, Mapping, a tuple of one type or another record;

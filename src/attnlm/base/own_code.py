@@ -122,7 +122,7 @@ def accept_code(path: str | Path) -> None:
     """
     path = Path(path)
     content = files.read_bytes(path)
-    sha256 = take_content(content)
+    sha256 = register_content(content)
     _NAMED.append(path.name)
     _append_to_list(sha256, path.name)
 
@@ -138,7 +138,7 @@ def named_code(text: str) -> OwnCode:
     path = Path(file).expanduser().absolute()
     if not path.is_file():
         raise AttnlmError(f"there is no file {file}", "check the path; the name follows after `:`")
-    sha256 = take_content(files.read_bytes(path))
+    sha256 = register_content(files.read_bytes(path))
     return OwnCode(f"{path.name}:{name}", path, sha256)
 
 
@@ -147,7 +147,7 @@ def is_code_name(value: object) -> bool:
     return isinstance(value, str) and (value.endswith(".py") or ".py:" in value)
 
 
-def take_content(content: bytes) -> str:
+def register_content(content: bytes) -> str:
     """Let the content of a file run in this process; return its SHA-256."""
     sha256 = hashlib.sha256(content).hexdigest()
     _CONTENTS[sha256] = content
@@ -246,7 +246,7 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
             f"the source of {name} cannot be kept by itself: {error}",
             "write it to a file, and pass FILE.py:NAME",
         ) from None
-    sha256 = take_content(content)
+    sha256 = register_content(content)
     _PASSED[sha256, name] = thing
     return OwnCode(f"{name.lower()}.py:{name}", Path(f"{name.lower()}.py"), sha256)
 

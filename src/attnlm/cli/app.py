@@ -102,7 +102,7 @@ def _eager(name: str, help: str, callback: Callable[..., None]) -> Any:
 
 def _show_version(is_set: bool) -> None:
     if is_set:
-        console.result(f"attnlm {attnlm.__version__}")
+        console.print_result(f"attnlm {attnlm.__version__}")
         raise typer.Exit
 
 
@@ -121,7 +121,7 @@ def _root(
     show_completion: bool = _eager("--show-completion", _SHOW, completion.show),
 ) -> None:
     if context.invoked_subcommand is None:
-        console.result(context.get_help())
+        console.print_result(context.get_help())
 
 
 @cache

@@ -39,10 +39,10 @@ def check(
     """
     settings = options.typed_settings(settings, set_)
     checks = attnlm.check(code, part=part, vocab_size=vocab_size, **settings)
-    findings = console.findings(checks, show=not json)
+    findings = console.collect_findings(checks, show=not json)
     problems = [finding for finding in findings if finding.remedy]
     if json:
-        console.result_json({"findings": [asdict(finding) for finding in findings]})
+        console.print_json({"findings": [asdict(finding) for finding in findings]})
     elif problems:
         count = f"{len(problems)} {'thing' if len(problems) == 1 else 'things'} to look at"
         console.say(f"{count} (see the → lines)")

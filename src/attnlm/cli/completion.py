@@ -58,7 +58,7 @@ runs, ladders, datasets = (
 recipes = choice_completer(*recipe_names())
 
 
-def removables(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_removable(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the runs and ladders that start with `incomplete`, except those already typed."""
     typed = ctx.params.get("runs") or ()
     names = [*runs(ctx, incomplete), *ladders(ctx, incomplete)]
@@ -76,7 +76,7 @@ def list_completer(*words: str) -> Completer:
     return complete
 
 
-def tokenizers(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_tokenizer(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return matching kinds of tokenizers, then data sets and runs, which all have a tokenizer."""
     kinds = _beginning(incomplete, ("char", "byte", *PUBLISHED))
     return [*kinds, *datasets(ctx, incomplete), *runs(ctx, incomplete)]

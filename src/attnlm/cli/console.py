@@ -28,28 +28,28 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def result(text: str) -> None:
+def print_result(text: str) -> None:
     """Write a line of the result to stdout."""
     write(f"{text}\n")
 
 
-def result_or_json(text: str, facts: Mapping[str, Any], json: bool) -> None:
+def print_result_or_json(text: str, facts: Mapping[str, Any], json: bool) -> None:
     """Write the result: `facts` as a JSON object if `json` is True, else `text` as a line."""
     if json:
-        result_json(facts)
+        print_json(facts)
     else:
-        result(text)
+        print_result(text)
 
 
-def result_json(content: Mapping[str, Any]) -> None:
+def print_json(content: Mapping[str, Any]) -> None:
     """Write one JSON object on one line; paths become texts.
 
     Raises ValueError for NaN or infinity, which JSON lacks.
     """
-    result(json.dumps(content, allow_nan=False, default=os.fspath))
+    print_result(json.dumps(content, allow_nan=False, default=os.fspath))
 
 
-def findings(checks: Iterable[Finding], *, show: bool) -> list[Finding]:
+def collect_findings(checks: Iterable[Finding], *, show: bool) -> list[Finding]:
     """Return all findings; if `show` is True, also print each when it comes."""
     results = []
     for finding in checks:
@@ -58,7 +58,7 @@ def findings(checks: Iterable[Finding], *, show: bool) -> list[Finding]:
         if finding.remedy:
             lines.append(f"{'':<{_LABEL}}→ {finding.remedy}")
         for line in lines if show else []:
-            result(escape_unprintable(with_flags(line)))
+            print_result(escape_unprintable(with_flags(line)))
     return results
 
 

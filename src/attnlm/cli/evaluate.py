@@ -116,7 +116,7 @@ def evaluate(
     summary = f"{summary}, perplexity {shown}"
     if evaluation.accuracy is not None:
         summary = f"{evaluation.accuracy:.1%} of answers right; {summary}"
-    console.result_or_json(summary, facts, json)
+    console.print_result_or_json(summary, facts, json)
     if longer is not None and not json:
         console.say(f"{longer:.1%} of answers to longer questions right")
     _print_errors([] if json else wrong)
@@ -138,7 +138,7 @@ def _evaluate_pairs(
     if errors:
         facts["errors"] = [answered._asdict() for answered in wrong]
     summary = f"{accuracy:.1%} of answers right: {right:,} of {len(answers):,}"
-    console.result_or_json(summary, facts, json)
+    console.print_result_or_json(summary, facts, json)
     _print_errors([] if json else wrong)
 
 

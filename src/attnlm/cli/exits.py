@@ -23,7 +23,7 @@ import typer
 
 from attnlm.base import signals
 from attnlm.base.errors import AlreadyReportedError, AttnlmError
-from attnlm.base.files import remedy
+from attnlm.base.files import suggest_remedy
 from attnlm.base.own_code import CodeNotAcceptedError, files_that_ran, own_traceback
 from attnlm.base.signals import Interrupted, exit_now
 from attnlm.base.suggestions import equivalent_name, suggestion
@@ -162,7 +162,7 @@ def _explain(error: BaseException) -> int:
             prefix = "cannot write the output: "  # an error of a file would have a name
         elif error.errno == errno.ENOENT:
             prefix = "the current folder: "
-        console.fail(f"{prefix}{error.strerror or error}", remedy(error))
+        console.fail(f"{prefix}{error.strerror or error}", suggest_remedy(error))
         return 1
     if os.environ.get("ATTNLM_DEBUG") == "1":
         import traceback

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 from attnlm.base.errors import UsageError
 from attnlm.base.own_code import accept_code
 from attnlm.base.setting_fields import Setting, Settings, fields_of, help_of
-from attnlm.cli.console import result, with_flags
+from attnlm.cli.console import print_result, with_flags
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.model.architecture import MODELS, Architecture
 
@@ -125,7 +125,7 @@ def _code_option(
 def _show_all(ctx: typer.Context, is_set: bool) -> None:
     if is_set:
         ctx.meta[SHOWS_ALL] = True
-        result(ctx.get_help())
+        print_result(ctx.get_help())
         raise typer.Exit
 
 

@@ -99,7 +99,7 @@ def export(
         "checkpoint": exported.checkpoint,
         "parameters": parameters,
     }
-    console.result_or_json(str(exported.path), facts, json)
+    console.print_result_or_json(str(exported.path), facts, json)
 
 
 def import_(
@@ -144,5 +144,5 @@ def import_(
         f"{run.vocab_size:,} ids ({run.tokenizer.name})"
     )
     facts = {"path": str(run.path), "model": spec.name, "parameters": run.parameters}
-    console.result_or_json(str(run.path), facts, json)
+    console.print_result_or_json(str(run.path), facts, json)
     console.say_next(command_for("attnlm sample", run.path))

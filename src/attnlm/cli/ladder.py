@@ -113,7 +113,7 @@ def ladder(
     if not json:
         say_texts(ladder)
     say_table(ladder)
-    console.result_or_json(str(page), ladder_facts(ladder) | {"page": str(page)}, json)
+    console.print_result_or_json(str(page), ladder_facts(ladder) | {"page": str(page)}, json)
 
 
 def say_texts(ladder: Ladder) -> None:

@@ -54,7 +54,7 @@ def list_(
     kinds = (KINDS if json else _YOURS) if kind is None else (kind,)
     listed = {name: list_functions[name]() for name in kinds}
     if json:
-        console.result_json({name: [*map(asdict, entries)] for name, entries in listed.items()})
+        console.print_json({name: [*map(asdict, entries)] for name, entries in listed.items()})
         return
     for name, parent in {"runs": checkpoint_dir, "datasets": data_dir}.items():
         if not listed.get(name, [True]):
@@ -63,7 +63,7 @@ def list_(
     filled = {name: entries for name, entries in listed.items() if entries}
     for number, (name, entries) in enumerate(filled.items()):
         if number:
-            console.result("")
+            console.print_result("")
         _print_entries(name, entries)
     for note in notes:
         console.say(str(note))
@@ -178,20 +178,18 @@ def diff(
     diff = attnlm.diff_runs(a, b, checkpoint_dir=checkpoint_dir)
     parts = {"settings": diff.settings, "data": diff.data, "result": diff.result}
     if json:
-        console.result_json(
-            {"a": diff.a.path, "b": diff.b.path, **parts, "warnings": diff.warnings}
-        )
+        console.print_json({"a": diff.a.path, "b": diff.b.path, **parts, "warnings": diff.warnings})
         return
     for title, pairs in parts.items():
         if title != "settings":
-            console.result("")
+            console.print_result("")
         if pairs:
             rows = [
                 (key, *(_value_text(key, value) for value in pair)) for key, pair in pairs.items()
             ]
             console.print_table((title, diff.a.name, diff.b.name), rows, (title,))
         else:
-            console.result(f"{title}: the same")
+            console.print_result(f"{title}: the same")
     for warning in diff.warnings:
         console.say_styled("not like for like:", "yellow", f" {warning}")
 
@@ -218,16 +216,18 @@ def _value_text(name: str, value: Any) -> str:
 
 def rm(
     runs: list[str] = argument(
-        REQUIRED, "RUN...", "names or paths of runs or ladders", completion.removables
+        REQUIRED, "RUN...", "names or paths of runs or ladders", completion.complete_removable
     ),
     yes: bool = switch("delete without asking", "--yes", "-y"),
     checkpoint_dir: Path = options.CHECKPOINT_DIR,
     json: bool = options.JSON,
 ) -> None:
     """Delete runs, after asking."""
-    from attnlm.runs.manage import removable, removal_warnings
+    from attnlm.runs.manage import find_removable, removal_warnings
 
-    entries = list({(entry := removable(run, checkpoint_dir)).name: entry for run in runs}.values())
+    entries = list(
+        {(entry := find_removable(run, checkpoint_dir)).name: entry for run in runs}.values()
+    )
     going = {entry.name for entry in entries}
     others = [entry for entry in attnlm.list_runs(checkpoint_dir) if entry.name not in going]
     for entry in entries:
@@ -245,9 +245,9 @@ def rm(
     for entry in entries:
         attnlm.remove_run(entry.path, checkpoint_dir=checkpoint_dir)
         if not json:
-            console.result(f"removed {console.escape_unprintable(str(entry.path))}")
+            console.print_result(f"removed {console.escape_unprintable(str(entry.path))}")
     if json:
-        console.result_json({"removed": [entry.path for entry in entries]})
+        console.print_json({"removed": [entry.path for entry in entries]})
 
 
 def _entry_summary(entry: attnlm.RunEntry) -> str:
@@ -273,11 +273,11 @@ def doctor(
 ) -> None:
     """Check this machine: devices, kernels, caches, network, speed."""
     checks = attnlm.doctor(offline=offline, on_event=console.say_aside)
-    findings = console.findings(itertools.chain(checks, [_check_terminal()]), show=not json)
+    findings = console.collect_findings(itertools.chain(checks, [_check_terminal()]), show=not json)
     remedies = len([finding for finding in findings if finding.remedy])
     is_fatal = any(finding.is_fatal for finding in findings)
     if json:
-        console.result_json({"findings": [asdict(finding) for finding in findings]})
+        console.print_json({"findings": [asdict(finding) for finding in findings]})
     elif remedies:
         problems = f"{remedies} {'problem' if remedies == 1 else 'problems'} found"
         effect = "attnlm cannot train" if is_fatal else "attnlm still works"

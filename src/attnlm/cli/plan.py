@@ -110,10 +110,10 @@ def plan(
     if not is_main():
         return
     if json:
-        console.result_json(planned.facts())
+        console.print_json(planned.facts())
         return
     for line in _plan_lines(planned):
-        console.result(line)
+        console.print_result(line)
 
 
 def _plan_lines(planned: Plan) -> Iterator[str]:

@@ -36,7 +36,7 @@ def prepare(
         "char",
         "char|byte|bpe:N|gpt2|cl100k_base|o200k_base, or the name or path of a run or "
         "data set, to use its tokenizer",
-        completion.tokenizers,
+        completion.complete_tokenizer,
     ),
     val_fraction: float | None = option(
         None, "fraction of the text for the validation split; default: 0.1"
@@ -129,7 +129,7 @@ def prepare(
     facts = {"dataset": str(dataset.path)} | {name: getattr(dataset, name) for name in _FACTS}
     facts["examples"] = dataset.examples and asdict(dataset.examples)
     facts["val_parts"] = [*map(asdict, dataset.val_parts)]
-    console.result_or_json(str(dataset.path), facts, json)
+    console.print_result_or_json(str(dataset.path), facts, json)
 
 
 def _examples_summary(dataset: attnlm.Dataset) -> str:

@@ -113,7 +113,7 @@ def sample(
     seconds = time.perf_counter() - began
     speed = round(count / seconds) if seconds else 0
     if json:
-        console.result_json(
+        console.print_json(
             {
                 "text": texts[0],
                 "texts": texts,
@@ -217,7 +217,7 @@ def _generate(
         _print_tinted(prompt, sampler.choices(ids, config))
     else:
         for choice in sampler.choices(ids, config):
-            console.result(_choice_line(choice))
+            console.print_result(_choice_line(choice))
     return ["".join(pieces)], len(ids) - length, facts
 
 
@@ -240,7 +240,7 @@ def _print_tinted(prompt: str, choices: Iterable[Choice]) -> None:
         least = sorted([*least, choice], key=lambda c: c.probability)[:_MOST_LISTED]
     console.write("\n\nthe least likely tokens, each with its likeliest alternatives\n")
     for choice in least:
-        console.result(_choice_line(choice))
+        console.print_result(_choice_line(choice))
 
 
 def _choice_line(choice: Choice) -> str:
@@ -280,11 +280,11 @@ def _answer_questions(
     right = sum(question.is_right for question in answered)
     if json:
         questions = [{**question._asdict(), "right": question.is_right} for question in answered]
-        console.result_json({"questions": questions, "right": right})
+        console.print_json({"questions": questions, "right": right})
         return True
     for question in answered:
         mark = "right" if question.is_right else f"wrong: {question.answer}"
-        console.result(f"{question.prompt}{format.question_end}{question.said}\t{mark}")
+        console.print_result(f"{question.prompt}{format.question_end}{question.said}\t{mark}")
     if not quiet:
         counts = f"{right} of {len(answered)} right"
         console.say(f"{counts}; ask one: --prompt, or -i for a conversation")

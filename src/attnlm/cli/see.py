@@ -68,17 +68,17 @@ def attend(
         drawn = attention_page(attention) if kind == "html" else attention_picture(attention, kind)
         files.write_bytes(output, drawn)
     if facts is not None:
-        console.result_json(facts | ({"output": str(output)} if output else {}))
+        console.print_json(facts | ({"output": str(output)} if output else {}))
     elif output is not None:
-        console.result(str(output))
+        console.print_result(str(output))
     else:
         if console.has_colour():
             terminal = console.terminal(sys.stdout)
             for layer in see.in_colour(attention, terminal.width):
                 terminal.print(layer)
         else:
-            console.result("\n".join(see.attention_lines(attention)))
-        console.result("\n".join(see.next_token_lines(attention.next_tokens())))
+            console.print_result("\n".join(see.attention_lines(attention)))
+        console.print_result("\n".join(see.next_token_lines(attention.next_tokens())))
     console.say(see.CAUTION)
 
 
@@ -135,9 +135,9 @@ def trace(
         return
     traced = attnlm.trace(opened, text, checkpoint=chosen.which)
     if json:
-        console.result_json(traced.facts())
+        console.print_json(traced.facts())
     else:
-        console.result("\n".join(trace_lines(traced, 1 if head is None else head)))
+        console.print_result("\n".join(trace_lines(traced, 1 if head is None else head)))
 
 
 def heads(
@@ -195,7 +195,7 @@ def heads(
         loss = f"{report.loss:.4f} nats per token"
         console.say(f"loss over these windows{more}, with all heads: {loss}")
     if output is None:
-        console.result_or_json(str(report), report.facts(), json)
+        console.print_result_or_json(str(report), report.facts(), json)
     else:
         _show_maps(report.maps, report.facts(), output, kind, json)
 
@@ -211,14 +211,14 @@ def _show_maps(
         files.write_bytes(output, maps.page() if kind == "html" else heat_picture(maps, kind))
         facts |= {"output": str(output)}
     if json:
-        console.result_json(facts)
+        console.print_json(facts)
     elif output is not None:
-        console.result(str(output))
+        console.print_result(str(output))
     elif console.has_colour():
         terminal = console.terminal(sys.stdout)
         terminal.print(maps.in_colour(terminal.width))
     else:
-        console.result(str(maps))
+        console.print_result(str(maps))
 
 
 def patch(
@@ -339,4 +339,4 @@ def report(
         has_maps = opened.config.spec.reason_against(Use.ATTENTION_MAPS) is None
         if run_report.data_gone and has_maps:
             console.say(f"heads are not measured on validation text: {run_report.data_gone}")
-    console.result_or_json(str(page), run_report.facts() | {"output": str(page)}, json)
+    console.print_result_or_json(str(page), run_report.facts() | {"output": str(page)}, json)

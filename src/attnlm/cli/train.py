@@ -167,7 +167,7 @@ def _print_config(
     request = resolve_new(settings, recipe, parent)
     if request.candidates is not None:
         raise several_sizes(str(recipe), len(request.candidates.sizes))
-    console.result(to_toml(request.config.settings()).rstrip())
+    console.print_result(to_toml(request.config.settings()).rstrip())
 
 
 def _log_tools(log: str) -> list[str]:
@@ -264,7 +264,7 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
         "estimated_memory": memory,
         "leaks": run.leaks,
     }
-    console.result_or_json(str(run.path), facts, json)
+    console.print_result_or_json(str(run.path), facts, json)
 
 
 def _report_seeds(seed_runs: attnlm.SeedRuns, json: bool) -> None:
@@ -280,7 +280,7 @@ def _report_seeds(seed_runs: attnlm.SeedRuns, json: bool) -> None:
     console.say_facts(summary)
     paths = [str(run.path) for run in seed_runs.runs]
     facts = {"runs": paths, "val_losses": seed_runs.losses, "median": middle}
-    console.result_or_json("\n".join(paths), {**facts, "interval": seed_runs.interval}, json)
+    console.print_result_or_json("\n".join(paths), {**facts, "interval": seed_runs.interval}, json)
 
 
 def _loss_summary(measured: EvaluationRecord | Measured) -> str:

@@ -55,7 +55,7 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
         raise UsageError(f"invalid value for `device`: {device!r}", hint)
     failures = []
     for name in ("cuda", "mps") if device == "auto" else (device,):
-        problem = _problem(name)
+        problem = _reason_against(name)
         if problem is None:
             _check_one_each(name)
             reason = "requested"
@@ -70,9 +70,9 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
     return Device("cpu", _choose_dtype("cpu", dtype), "; ".join(failures))
 
 
-def tried_devices() -> dict[str, str | None]:
+def try_devices() -> dict[str, str | None]:
     """Return for each device why the device can't train, or None if a small trial succeeded."""
-    return {device: _problem(device) for device in DEVICES if device != "auto"}
+    return {device: _reason_against(device) for device in DEVICES if device != "auto"}
 
 
 def _check_one_each(device: str) -> None:
@@ -91,7 +91,7 @@ def use_precision(device: Device) -> None:
         torch.set_float32_matmul_precision("high" if device.dtype == "tf32" else "highest")
 
 
-def _problem(device: str) -> str | None:
+def _reason_against(device: str) -> str | None:
     """Return in a few words why a device can't train, or None if a small trial succeeded."""
     if device == "cuda" and not torch.cuda.is_available():
         return "not available"

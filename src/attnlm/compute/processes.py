@@ -115,7 +115,7 @@ class Processes:
 ALONE = Processes()
 
 
-def rows_of(rows: int, rank: int, count: int) -> slice:
+def rows_of_rank(rows: int, rank: int, count: int) -> slice:
     """Return the slice of process `rank` if `count` processes divide a tensor of `rows` rows. As in
     torch.chunk, slices have equal size, except that the last processes have fewer rows or none."""
     size = -(-rows // count)
@@ -175,7 +175,7 @@ def is_main() -> bool:
     return not is_launched() or os.environ[_RANK] == "0"
 
 
-def restarts() -> int:
+def restart_count() -> int:
     """Return how often the launcher has restarted these processes."""
     return int(os.environ.get(_RESTARTS) or 0) if is_launched() else 0
 
@@ -185,7 +185,7 @@ def _is_first_of_machine() -> bool:
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[Processes]:
+def join_processes() -> Iterator[Processes]:
     """Connect to the other processes that a launcher has started, and yield `Processes`.
 
     Yield ALONE if there are no other processes. If the processes end with an error, one process on
@@ -234,7 +234,7 @@ def _connect(rank: int, count: int) -> Processes:
     def meet() -> Store:
         # Each training of a program needs its own keys in the store. So does each restart, since
         # the store still has what the earlier processes wrote.
-        store = PrefixStore(f"attnlm/{restarts()}/{next(_trainings)}", _shared_store())
+        store = PrefixStore(f"attnlm/{restart_count()}/{next(_trainings)}", _shared_store())
         with FlushSubnormals():  # the threads that sum gradients start here
             dist.init_process_group(
                 backend, store=store, rank=rank, world_size=count, timeout=_TIMEOUT

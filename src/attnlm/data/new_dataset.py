@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from attnlm.base.atomic_folders import exchange
+from attnlm.base.atomic_folders import exchange_folders
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent
 from attnlm.base.files import file_hash, write_json
@@ -201,4 +201,4 @@ def install_dataset(new: Path, target: Path, is_prepared: Callable[[], bool]) ->
     if not os.path.lexists(target):
         new.rename(target)
     elif not is_prepared():
-        exchange(new, target)
+        exchange_folders(new, target)

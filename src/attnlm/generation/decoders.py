@@ -85,9 +85,9 @@ class Decoding:
             decoder = self.new_decoder(len(batch.start))
             if isinstance(decoder, NativeDecoder):
                 return decoder.generate(batch)
-        return (next_B[None] for next_B, _ in self.drawn(batch))
+        return (next_B[None] for next_B, _ in self.draw_tokens(batch))
 
-    def drawn(self, batch: Batch) -> Iterator[tuple[Ids, Probabilities]]:
+    def draw_tokens(self, batch: Batch) -> Iterator[tuple[Ids, Probabilities]]:
         """Draw the next token of each text of a batch, in each of its steps. Each time, yield the
         ids (B,) and the unnormalised probabilities from which they were drawn, (B, V)."""
         config = batch.config

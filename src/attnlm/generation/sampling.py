@@ -158,7 +158,7 @@ class Sampler:
         continuation = Continuation(self.tokenizer, config)
         decode = self.tokenizer.decode
         batch = self.decoding.batch([ids], [0], config)
-        for next_B, p_BV in self.decoding.drawn(batch):
+        for next_B, p_BV in self.decoding.draw_tokens(batch):
             ids.append(token := int(next_B[0]))
             text = continuation.add([token])
             text += continuation.close() if continuation.tokens == config.tokens else ""

@@ -261,7 +261,7 @@ class OwnScores(nn.Module):
 
 def own_part(own: OwnParts, kind: str, layer: int) -> OwnPart | OwnScores:
     """Return a part of the user's for a layer."""
-    module = own.make(kind, layer)
+    module = own.make_module(kind, layer)
     if kind == "scores":
         return OwnScores(own.codes[kind], module)
     width = own.lm_head_inputs if kind == "attention" else own.architecture.width

@@ -81,7 +81,7 @@ def output_width(spec: OwnParts) -> int:
     """Return the number of features that the user's attention returns for each token."""
     a = spec.architecture
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        module = spec.make("attention", 0).eval()
+        module = spec.make_module("attention", 0).eval()
         y = module(torch.zeros(1, min(2, a.block_size), a.width))
     y = y[0] if isinstance(y, tuple) else y
     width = y.size(-1) if isinstance(y, Tensor) and y.dim() else a.width

@@ -154,7 +154,7 @@ class OwnParts(_OwnSpec):
             )
         return width
 
-    def make(self, kind: str, layer: int) -> Any:
+    def make_module(self, kind: str, layer: int) -> Any:
         """Return a new module of the user's for a layer."""
         a = self.architecture
         sizes = {"embed_dim": a.width, "heads": a.heads, "block_size": a.block_size, "layer": layer}

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from attnlm.base import files
-from attnlm.base.atomic_folders import exchange, workspace
+from attnlm.base.atomic_folders import exchange_folders, workspace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.formatting import listed
 from attnlm.base.setting_fields import quoted
-from attnlm.compute.processes import Processes, reporting_lost_processes, rows_of
+from attnlm.compute.processes import Processes, reporting_lost_processes, rows_of_rank
 from attnlm.model.inspection import check_finite
 from attnlm.model.linear_maps import LoRA
 from attnlm.model.spec import ModelSpec
@@ -94,14 +94,14 @@ def load_checkpoint(
     """Return a checkpoint's facts, weights and optimizer state.
 
     If `count` is above 1, return only the rows of each tensor that belong to process `rank` of
-    `count` (see `rows_of`). If `lora` is set, the weights are only the adapters.
+    `count` (see `rows_of_rank`). If `lora` is set, the weights are only the adapters.
 
     Raises AttnlmError if the file is missing, damaged or of another model. Raises NotFiniteError if
     weights are NaN or infinite; training never saves such weights.
     """
     header, tensors = _read_checkpoint(path, _stored_shapes(spec, vocab_size, lora), rank, count)
     if path.suffix and count > 1:  # a file is always read and checked whole
-        tensors = {n: t[rows_of(len(t), rank, count)].clone() for n, t in tensors.items()}
+        tensors = {n: t[rows_of_rank(len(t), rank, count)].clone() for n, t in tensors.items()}
     weights, state = (
         {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
         for prefix in (_MODEL, _OPTIMIZER)
@@ -196,7 +196,7 @@ def _read_folder(
         tensors = {}
         for tensor, stored_rows in pieces.items() if with_tensors else ():
             shape = shapes[parameter_name(tensor)]
-            rows = rows_of(shape[0], rank, count)
+            rows = rows_of_rank(shape[0], rank, count)
             in_order = sorted(stored_rows, key=lambda stored: stored[:2])
             tensors[tensor] = _join_rows(tensor, shape, in_order, rows)
     return CheckpointHeader(content["facts"]), tensors
@@ -394,7 +394,7 @@ def _dcp_writer(
             content = {"facts": dict(facts), "files": dict(sorted(hashes.items()))}
             files.write_json(new / FACTS, content)
             if os.path.lexists(path):
-                exchange(new, path)
+                exchange_folders(new, path)
             else:
                 new.rename(path)
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.json_records import decoded, limited
+from attnlm.base.json_records import limited, record_from_json
 from attnlm.config.settings import resolve
 from attnlm.model.inspection import check_finite, parameter_count
 from attnlm.runs.checkpoint import named_tensors, parameter_name, save_one_by_one
@@ -50,7 +50,7 @@ def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> 
     with open_tensors(path) as file:
         with explaining_read_errors(path, "", _HINT):
             content = json.loads(file.metadata[_KEY])
-        metadata = decoded(PageModel, content, path, _HINT)
+        metadata = record_from_json(PageModel, content, path, _HINT)
         config = resolve({}, metadata.settings)
         tokenizer = CharTokenizer(metadata.characters)
         shapes = config.spec.parameter_shapes(tokenizer.vocab_size)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.base.json_records import MappingRecord, decoded, limited
+from attnlm.base.json_records import MappingRecord, limited, record_from_json
 from attnlm.model.spec import ModelSpec
 
 _Record = TypeVar("_Record")
@@ -45,7 +45,7 @@ class Journal(Generic[_Record]):
             values = [json.loads(line) for line in lines]
         except (ValueError, RecursionError):
             raise self.damaged_error() from None
-        return [decoded(self.record, value, self.path, self.hint) for value in values]
+        return [record_from_json(self.record, value, self.path, self.hint) for value in values]
 
     def append(self, record: _Record) -> None:
         """Append a record and flush it to disk."""

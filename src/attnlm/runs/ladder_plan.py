@@ -11,7 +11,7 @@ from typing import Any
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.json_records import decoded, hint_on_version, limited, read_record
+from attnlm.base.json_records import hint_on_version, limited, read_record, record_from_json
 from attnlm.base.own_code import OwnCode
 from attnlm.base.setting_fields import check_value, fields_of, quoted, type_of
 from attnlm.base.suggestions import suggestion
@@ -179,7 +179,7 @@ def read_plan(path: Path) -> LadderPlan:
     if unknown := [quoted(key) for key in recorded if key not in fields_of(LadderPlan)]:
         reason = f"has a setting that attnlm {attnlm.__version__} does not have: {unknown[0]}"
         raise AttnlmError(f"{path} {reason}", hint_on_version(path, attnlm.__version__, hint))
-    plan = decoded(LadderPlan, recorded, path, hint)
+    plan = record_from_json(LadderPlan, recorded, path, hint)
     try:
         plan = replace(plan, codes=dict(_stored_codes(plan.codes, path.parent / CODE)))
         plan.check()

@@ -19,7 +19,7 @@ from torch import Tensor
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.compute.device import Device, choose_device
-from attnlm.compute.processes import rows_of
+from attnlm.compute.processes import rows_of_rank
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import build_with_weights, check_textbook
 from attnlm.model.language_model import LanguageModel
@@ -75,7 +75,7 @@ def load_weights(
     weights = base_weights(run)
     merge_lora(weights, adapters, lora)
     if count > 1:
-        weights = {n: w[rows_of(len(w), rank, count)].clone() for n, w in weights.items()}
+        weights = {n: w[rows_of_rank(len(w), rank, count)].clone() for n, w in weights.items()}
     return weights
 
 

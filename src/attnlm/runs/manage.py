@@ -118,7 +118,7 @@ def _run_values(path: Path) -> dict[str, Any]:
 _WAIT = "wait until that process ends, or stop it"
 
 
-def removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints") -> RunEntry:
+def find_removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints") -> RunEntry:
     """Return the run or ladder that `remove_run` would remove. A link is not followed.
 
     Raises AttnlmError if it does not exist, is not in `checkpoint_dir`, or is being trained.
@@ -148,9 +148,9 @@ def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoin
         attnlm.remove_run("transformer-001")
 
     If the folder is a link, the link is removed and its target stays. Raises AttnlmError as
-    `removable` does.
+    `find_removable` does.
     """
-    entry = removable(run, checkpoint_dir)
+    entry = find_removable(run, checkpoint_dir)
     with explaining_os_errors(entry.path):
         if entry.link is not None:
             entry.path.unlink()

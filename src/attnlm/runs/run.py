@@ -20,7 +20,7 @@ from attnlm.base import files
 from attnlm.base.atomic_folders import locked_for_training, remove_unfinished_folders
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import find_folder, how_to_make, is_folder
-from attnlm.base.json_records import decoded, hint_on_version, read_record
+from attnlm.base.json_records import hint_on_version, read_record, record_from_json
 from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.setting_fields import fields_of
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve, unknown_settings
@@ -231,7 +231,7 @@ class Run(RunFacts):
 
         lora = self.config.training.adapters
         header = load_header(path, self.config.spec, self.vocab_size, lora)
-        return decoded(CheckpointFacts, header.facts, path, COPY_THE_RUN)
+        return record_from_json(CheckpointFacts, header.facts, path, COPY_THE_RUN)
 
     def _describe_checkpoint(self, which: str, facts: CheckpointFacts) -> Checkpoint:
         loss = facts.val_loss
@@ -331,7 +331,9 @@ class Run(RunFacts):
         path = self.path / _WHOLE
         if not path.exists():
             return {}
-        return dict(vars(decoded(WholeSplitLosses, files.read_json(path), path, COPY_THE_RUN)))
+        return dict(
+            vars(record_from_json(WholeSplitLosses, files.read_json(path), path, COPY_THE_RUN))
+        )
 
     def result(self) -> Result | None:
         """Return the results of the run's evaluations, or None before the first.
@@ -446,7 +448,7 @@ def open_run(
 
 def run_from_content(path: Path, content: Mapping[str, Any]) -> Run:
     """Return the run in the folder `path`, which may be on another machine, from `Run.content`."""
-    return _run_from_record(path, decoded(StoredRun, content, path))
+    return _run_from_record(path, record_from_json(StoredRun, content, path))
 
 
 def _run_from_record(path: Path, stored: StoredRun) -> Run:

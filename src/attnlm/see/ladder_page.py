@@ -102,7 +102,7 @@ def ladder_page(ladder: Ladder) -> bytes:
         rows=list(zip(ladder.rungs, rows, strict=True)),
         verdicts=ladder.verdicts(),
         notes=[_with_flags(s) for s in (ladder.certainty, ladder.equality, ladder.tuning)],
-        explained=explained(ladder),
+        explained=explain_rungs(ladder),
         captions=_captions(ladder, pictures),
         what="variant changes" if any(":" in r.model for r in ladder.rungs) else "rung adds",
         pictures=pictures,
@@ -148,7 +148,7 @@ def _with_flags(text: str) -> str:
     return re.sub(r"`(\w+)`", lambda setting: flag(setting[1]), text)
 
 
-def explained(ladder: Ladder) -> list[tuple[str, str]]:
+def explain_rungs(ladder: Ladder) -> list[tuple[str, str]]:
     """Return each rung's name and sentences: what the rung adds, its gain over the best rung before
     it, and a reason for the gain.
 

@@ -27,7 +27,7 @@ import numpy as np
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.json_records import decoded, limited
+from attnlm.base.json_records import limited, record_from_json
 from attnlm.base.setting_fields import quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.runs.journal import Snapshot
@@ -255,7 +255,7 @@ class LogListener:
             if not path.exists():
                 with files.explaining_os_errors(event.run.path):
                     files.write_json(path, {"id": secrets.token_hex(4)})
-            logged = decoded(_Logged, files.read_json(path), path)
+            logged = record_from_json(_Logged, files.read_json(path), path)
         except AttnlmError as error:
             self._on_event(Note(f"the run is not logged: {error.message}; {error.hint}"))
             return

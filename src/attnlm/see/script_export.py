@@ -64,7 +64,7 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     vocabulary = token_texts(run.tokenizer, list(range(run.vocab_size))) if is_small else []
     return _SCRIPT.format(
         model=run.config.spec.name,
-        functions=specialised(architecture),
+        functions=specialise_textbook(architecture),
         weights=weights.format(path=str(chosen.path.resolve())),
         ids=ids,
         text=run.tokenizer.decode(ids),
@@ -73,7 +73,7 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     )
 
 
-def specialised(a: Architecture) -> str:
+def specialise_textbook(a: Architecture) -> str:
     """Return the functions of textbook.py that the model uses, with its settings as constants."""
     module = ast.parse(inspect.getsource(textbook))
     functions = {f.name: f for f in module.body if isinstance(f, ast.FunctionDef)}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.files import remedy
+from attnlm.base.files import suggest_remedy
 from attnlm.base.folders import resume_command
 from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
@@ -163,7 +163,7 @@ def explaining_write_errors(run: Run, state: TrainingState) -> Iterator[None]:
         again = "train it again" if state.saved_step is None else resume_command(run.path)
         raise AttnlmError(
             f"cannot write {error.filename or run.path}: {error.strerror or error}",
-            f"{remedy(error)}, then: {again}; {saved_in_words(run, state)}",
+            f"{suggest_remedy(error)}, then: {again}; {saved_in_words(run, state)}",
         ) from error
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.json_records import decoded, limited
+from attnlm.base.json_records import limited, record_from_json
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
@@ -187,7 +187,7 @@ def _restored(
         )
     _copy(means, state.optimizer.state())
     _copy(weights, state.optimizer.weights())
-    saved = decoded(SavedState, facts, run.last, COPY_THE_RUN)
+    saved = record_from_json(SavedState, facts, run.last, COPY_THE_RUN)
     evaluations = run.evaluations_until(saved.evaluated_step)
     return replace(
         state,
@@ -218,7 +218,7 @@ def _copy(source: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
 def read_saved_state(run: Run) -> SavedState:
     """Return the numbers in the run's last checkpoint. Raises AttnlmError."""
     header = load_header(run.last, run.config.spec, run.vocab_size, run.config.training.adapters)
-    return decoded(SavedState, header.facts, run.last, COPY_THE_RUN)
+    return record_from_json(SavedState, header.facts, run.last, COPY_THE_RUN)
 
 
 class Saver:

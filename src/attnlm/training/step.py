@@ -246,7 +246,7 @@ class Stepper:
             gradient.add_(replica.gradient)
             replica.gradient.zero_()
         counted = _counted_share(targets) if self._ignores_targets else 1.0
-        sums = self._summed(torch.stack(losses).mean(), counted)
+        sums = self._sum_over_processes(torch.stack(losses).mean(), counted)
         self._check(sums.is_finite, state.step + 1)
         if sums.is_stopping:
             self.stop.agree_to_stop()
@@ -275,7 +275,7 @@ class Stepper:
             )
         return sums.loss if counted == 1 else sums.loss / counted
 
-    def _summed(self, loss: Tensor, counted: float) -> StepSums:
+    def _sum_over_processes(self, loss: Tensor, counted: float) -> StepSums:
         """Sum the gradients of all processes, and combine the other numbers of the step.
 
         One all-reduce sums both. Raises LostProcessError if a process has ended.

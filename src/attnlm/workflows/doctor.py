@@ -48,27 +48,27 @@ def doctor(*, offline: bool = False, on_event: OnEvent | None = None) -> Iterato
     the speed of ten steps, and whether the kernels that rules choose are the faster ones here.
     `on_event` receives a Note before the ten steps. An examination that fails yields a finding.
     """
-    yield from _examined("versions", _check_versions)
+    yield from _run_examination("versions", _check_versions)
     remedy = "uninstall torch, then install it again, as pytorch.org says for this system"
-    torch = list(_examined("PyTorch", _check_torch, remedy))
+    torch = list(_run_examination("PyTorch", _check_torch, remedy))
     yield from torch
     is_there = not any(finding.is_fatal for finding in torch)
     if is_there:
-        yield from _examined("device", _check_devices)
-        yield from _examined("threads", _check_threads)
-        yield from _examined("kernels", _check_kernels)
-    yield from _examined("caches", _check_caches)
-    yield from _examined("disk", _check_disk)
+        yield from _run_examination("device", _check_devices)
+        yield from _run_examination("threads", _check_threads)
+        yield from _run_examination("kernels", _check_kernels)
+    yield from _run_examination("caches", _check_caches)
+    yield from _run_examination("disk", _check_disk)
     if not offline:
-        yield from _examined("network", _check_network)
-    yield from _examined("locale", _check_locale)
+        yield from _run_examination("network", _check_network)
+    yield from _run_examination("locale", _check_locale)
     if is_there:
         (on_event or ignore)(Note("training a small transformer for ten steps"))
-        yield from _examined("speed", _check_speed)
-        yield from _examined("choices", _check_kernel_choices)
+        yield from _run_examination("speed", _check_speed)
+        yield from _run_examination("choices", _check_kernel_choices)
 
 
-def _examined(
+def _run_examination(
     name: str, examine: Callable[[], Iterator[Finding]], remedy: str = ""
 ) -> Iterator[Finding]:
     """Yield the findings, or a finding that the examination failed: a fatal one with a `remedy`."""
@@ -101,9 +101,9 @@ def _check_torch() -> Iterator[Finding]:
 def _check_devices() -> Iterator[Finding]:
     import torch
 
-    from attnlm.compute.device import choose_device, tried_devices
+    from attnlm.compute.device import choose_device, try_devices
 
-    tried = tried_devices()
+    tried = try_devices()
     chosen = choose_device()
     yield Finding("device", f"{chosen.name}, {chosen.dtype}: the first to pass a small trial")
     is_there = Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi") is not None

@@ -11,9 +11,9 @@ from typing import Any
 from attnlm.base import clock
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, ignore
-from attnlm.base.own_code import take_content
+from attnlm.base.own_code import register_content
 from attnlm.compute.device import Device, choose_device, use_precision
-from attnlm.compute.processes import Processes, joined
+from attnlm.compute.processes import Processes, join_processes
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.training import TrainingConfig
 from attnlm.data.dataset import Dataset
@@ -79,7 +79,7 @@ def open_call(
     began = clock.budget_start()
     tools = [log] if isinstance(log, str) else log or ()
     check_tools(tools)
-    with joined() as processes, contextlib.ExitStack() as stack:
+    with join_processes() as processes, contextlib.ExitStack() as stack:
         listener: OnEvent = ignore
         if processes.is_main:
             logs = LogListener(CurveDrawer(on_event or ignore), tools)
@@ -122,7 +122,7 @@ def joined_job(call: TrainCall) -> Iterator[Job | Run]:
     """
     message = _Message(**call.processes.broadcast_object(None))
     for content in message.code:
-        take_content(content.encode())
+        register_content(content.encode())
     run = run_from_content(Path(message.path), message.run)
     if message.is_finished:
         yield run

@@ -18,7 +18,7 @@ from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.setting_fields import quoted
 from attnlm.compute.device import choose_device
-from attnlm.compute.processes import Processes, joined
+from attnlm.compute.processes import Processes, join_processes
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.new_run import resolve_typed
 from attnlm.config.recipes import load_recipe
@@ -270,7 +270,7 @@ def plan(
                 f"invalid value for `{name}`: {quoted(value)}",
                 f"it must be between {least:g} and {most:g}",
             )
-    with joined() as processes:
+    with join_processes() as processes:
         if processes.count > 1:
             settings = {"processes": processes.count, **settings}
         parent = None

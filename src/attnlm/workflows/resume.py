@@ -13,7 +13,7 @@ from attnlm.base.files import explaining_os_errors
 from attnlm.base.folders import resume_command
 from attnlm.base.setting_fields import Setting, Settings, differing
 from attnlm.compute.device import choose_device
-from attnlm.compute.processes import restarts
+from attnlm.compute.processes import restart_count
 from attnlm.config.new_run import Request
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
@@ -67,7 +67,9 @@ def resumed_job(
         if "device" not in settings:
             device = replace(device, reason="recorded in the run")
         dataset = open_dataset_of(run, call.data_dir, verify=call.verify)
-        is_fresh = not run.last.exists() and restarts() > 0  # it ended before its first checkpoint
+        is_fresh = (
+            not run.last.exists() and restart_count() > 0
+        )  # it ended before its first checkpoint
         saved = SavedState() if is_fresh else read_saved_state(run)
         _check_steps(run, saved, config.training.steps, call.on_event)
         run = replace(run, config=autotune(config, device, dataset, is_resumed=True))

@@ -47,14 +47,14 @@ def check_speed() -> tuple[str, str]:
     threads = torch.get_num_threads()
     on_cpu = device == "cpu"
     processor_share = _processor_share(threads) if on_cpu else 1.0
-    before = peak_of_products(threads) if on_cpu else 0.0
+    before = peak_matmul_speed(threads) if on_cpu else 0.0
     settings: Any = {**variant(_MODEL), "device": device, "threads": threads, "seed": 0}
     planned = plan(vocab_size=256, tokens=10**6, **settings)
     reached = planned.flops_per_second
     text = f"{quantity(planned.tokens_per_second)} tokens/s, {quantity(reached, 'FLOP/s')}"
     if not on_cpu:
         return f"{text} on {device}", ""
-    peak = max(before, peak_of_products(threads))
+    peak = max(before, peak_matmul_speed(threads))
     text += f": {reached / peak:.0%} of the {quantity(peak, 'FLOP/s')} of matrix products alone"
     text += f" ({_USUAL_SHARE:.0%} or more is usual)"
     if processor_share < _LEAST_TIME:
@@ -65,7 +65,7 @@ def check_speed() -> tuple[str, str]:
     return text, ""
 
 
-def peak_of_products(threads: int) -> float:
+def peak_matmul_speed(threads: int) -> float:
     """Return the FLOP/s of float32 matmuls on a CPU with the faster of PyTorch's two libraries.
 
     The fastest of several matmuls counts, because other programs may slow down the others.
