@@ -58,7 +58,7 @@ _TYPED = """async () => {
   const frame = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
   const {models: [model], modelPage, modules} = attnlm;
   const {page} = modules["components.js"];
-  const {eventLoop} = modules["pause.js"];
+  const {eventLoop} = modules["yield_to_event_loop.js"];
   const isShown = (length) => !modelPage.isEdited && modelPage.headsView.T === length;
   const block = model.architecture.block_size;
   const times = [];

@@ -278,7 +278,7 @@ linear->rows + output; => linear->rows;
 == compute/native/structs.py
 a struct that C lays out in another way is taken | test_native_library.py
 if layouts.get(name) != in_c.get(name): => if False:
-== see/pages/pane.js
+== see/pages/training_pane.js
 a loss without heads is compared with that of another step | test_train_page.py
 run.snapshots.find((snapshot) => snapshot.step === step) => this.shown
 == training/one_layer.py

@@ -11,7 +11,7 @@ import {
   causalSoftmax, multiply, multiplyKeys, multiplyMix, multiplyScores, softmaxGradient, transposed, view,
 } from "./matmul.js";
 import {ModelStructure, newCache, streamOf} from "./model_structure.js";
-import {resultOf} from "./pause.js";
+import {resultOf} from "./yield_to_event_loop.js";
 
 export class BatchModel extends ModelStructure {
   tape = [];

@@ -3,8 +3,8 @@
 import {addTo, dot} from "./arrays.js";
 import {element} from "./components.js";
 import {firstReadable, tokenText} from "./labels.js";
-import {Pause} from "./pause.js";
 import {randomNumbers} from "./sampling.js";
+import {Pause} from "./yield_to_event_loop.js";
 
 const MOST_EMBEDDINGS = 300;
 const ITERATIONS = 60; // of the power method

@@ -3,7 +3,7 @@
 import {largestIndices} from "./arrays.js";
 import {bars, chooseByKeys, element, page, percent, setChosen} from "./components.js";
 import {attentionMap, attentionText, darkness, drawMap, SMALL_CELLS} from "./maps.js";
-import {Pause} from "./pause.js";
+import {Pause} from "./yield_to_event_loop.js";
 
 const ARC_STEP = 28; // pixels between two tokens
 const MOST_KEYS = 8; // whose attention weights are bars

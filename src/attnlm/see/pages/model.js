@@ -4,8 +4,8 @@ import {
   addWeightedRows, centre, dot, dotRows, gelu, plus, rmsNorm, softmax, tensorRow,
 } from "./arrays.js";
 import {ModelStructure, newCache, streamOf} from "./model_structure.js";
-import {Pause, resultOf} from "./pause.js";
 import {draw, nextProbabilities, randomNumbers} from "./sampling.js";
+import {Pause, resultOf} from "./yield_to_event_loop.js";
 
 export class Model extends ModelStructure {
   cache = newCache();

@@ -22,11 +22,11 @@ import {embeddingPlot} from "./embedding_plot.js";
 import {HeadsView} from "./heads_view.js";
 import {tokenText} from "./labels.js";
 import {darkness} from "./maps.js";
-import {eventLoop, Pause} from "./pause.js";
 import {nextProbabilities, randomNumbers} from "./sampling.js";
 import {showAdded, showLens} from "./stream_views.js";
 import {TextError} from "./tokenizers.js";
 import {WalkthroughView} from "./walkthrough_view.js";
+import {eventLoop, Pause} from "./yield_to_event_loop.js";
 
 const MOST_MAP_TOKENS = 512;
 const CANDIDATES = 6;

@@ -4,7 +4,7 @@ import {largestIndices, softmax} from "./arrays.js";
 import {element, lensCell, page, percent} from "./components.js";
 import {tokenText} from "./labels.js";
 import {streamOf} from "./model_structure.js";
-import {Pause} from "./pause.js";
+import {Pause} from "./yield_to_event_loop.js";
 
 const MOST_LENS_TOKENS = 24;
 

@@ -14,9 +14,9 @@ import {page, readData, withCommas} from "./components.js";
 import {Corpus, MOST_CHARACTERS} from "./corpus.js";
 import {darkness} from "./maps.js";
 import {ModelPage} from "./model_page.js";
-import {MOST_PASSAGE, Pane} from "./pane.js";
 import {download, savedPage} from "./saved_files.js";
 import {TextError} from "./tokenizers.js";
+import {MOST_PASSAGE, Pane} from "./training_pane.js";
 import {unpackModels} from "./unpack_models.js";
 
 class TrainPage {
