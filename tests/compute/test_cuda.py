@@ -269,6 +269,7 @@ def test_examples_with_answers_are_trained(tmp_path: Path) -> None:
         {"attention": "parts.py:Convolution"},
         {"mlp": "parts.py:Gate"},
         {"loss": "parts.py:soft"},
+        {"scores": "parts.py:ALiBi", "heads": 4, "compile": "on"},
         {"model": "models.py:Logits"},
         {"scores": "parts.py:ALiBi", "heads": 4},
     ],
@@ -299,7 +300,7 @@ def test_own_code_trains(
 
 def test_a_batch_too_large_for_the_gpu_is_reported(data: Dataset, tmp_path: Path) -> None:
     code = (
-        "from attnlm.training import memory; memory._memory_of = lambda device: None; "
+        "from attnlm.training import memory; memory._available_memory = lambda device: None; "
         "from attnlm.__main__ import main; main()"
     )
     command = [

@@ -272,8 +272,11 @@ def on_device_of(x: Tensor) -> contextlib.AbstractContextManager[object]:
     """Return a context in which own code makes new tensors on the device of x.
 
     Own code often names no device, as in `torch.arange(T)`, which then works on a GPU too.
+    torch.compile would not compile code inside of the context: the training step has it outside.
     """
-    return contextlib.nullcontext() if x.is_cpu or x.is_meta else x.device
+    if x.is_cpu or x.is_meta or torch.compiler.is_compiling():
+        return contextlib.nullcontext()
+    return x.device
 
 
 def require_shape(code: OwnCode, output: object, shape: tuple[int, ...]) -> Tensor:

@@ -147,8 +147,8 @@ def snapshot_record(
     shape: tuple[int, ...] = ()
     if maps_LHTT is not None:
         rows, columns = np.tril_indices(maps_LHTT.shape[-1])
-        steps = np.rint(255 * np.nan_to_num(maps_LHTT[..., rows, columns]))
-        packed = base64.b64encode(steps.astype(np.uint8).tobytes()).decode()
+        levels = np.rint(255 * np.nan_to_num(maps_LHTT[..., rows, columns]))
+        packed = base64.b64encode(levels.astype(np.uint8).tobytes()).decode()
         if maps_LHTT.shape[:2] != spec.map_counts:
             shape = maps_LHTT.shape[:2]
     scores = () if snapshot.scores is None else snapshot.scores.astype(float).round(3).tolist()
@@ -167,11 +167,11 @@ def decode_snapshot(record: SnapshotRecord, spec: ModelSpec) -> Snapshot:
     if record.maps is None:
         return Snapshot(record.step, record.text, None)
     layers, heads = record.shape or spec.map_counts
-    steps: NDArray[Any] = np.frombuffer(base64.b64decode(record.maps, validate=True), np.uint8)
-    steps = steps.reshape(layers, heads, -1)
-    length = (math.isqrt(8 * steps.shape[-1] + 1) - 1) // 2
+    levels: NDArray[Any] = np.frombuffer(base64.b64decode(record.maps, validate=True), np.uint8)
+    levels = levels.reshape(layers, heads, -1)
+    length = (math.isqrt(8 * levels.shape[-1] + 1) - 1) // 2
     maps_LHTT = np.zeros((layers, heads, length, length), np.float32)
-    maps_LHTT[..., *np.tril_indices(length)] = steps / np.float32(255)
+    maps_LHTT[..., *np.tril_indices(length)] = levels / np.float32(255)
     scores = None
     if record.scores:
         scores = np.array(record.scores, np.float32).reshape(-1, layers, heads)

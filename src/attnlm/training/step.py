@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -22,7 +23,7 @@ from attnlm.data.batches import Batches
 from attnlm.data.dataset import Dataset
 from attnlm.data.examples import limit_per_window
 from attnlm.model.inspection import is_as_built
-from attnlm.model.language_model import LanguageModel
+from attnlm.model.language_model import LanguageModel, on_device_of
 from attnlm.model.layers import dropout_from
 from attnlm.model.ops import Kernels, use_kernels
 from attnlm.training.batch_loss import choose_loss
@@ -62,6 +63,7 @@ class Replica:
         self._first_window = first_window
         self._loss = choose_loss(training)
         self._has_own_loss = training.loss is not None
+        self._has_own_code = bool(config.codes)
         self._dropout_draws = DropoutDraws(config, device, windows)
         self._graph: CudaGraph[Tensor] | None = None
         if can_record_gradients(config, device.name):
@@ -96,7 +98,8 @@ class Replica:
         """Return the mean loss times `share`, (), and add its gradient to `gradient`."""
         # The context includes the backward pass, which may compute a block again.
         with use_kernels(self._kernels), dropout_from(self._dropout_draws.generators):
-            with self._device.autocast():
+            own_device = on_device_of(inputs_BT) if self._has_own_code else contextlib.nullcontext()
+            with self._device.autocast(), own_device:
                 loss = self._loss(self._model, inputs_BT, targets_BT)
             if isinstance(share, Tensor) or share < 1:
                 loss = loss * share

@@ -362,8 +362,8 @@ def _train_or_resume(
                 run.evaluations_until(saved.step)  # raises AttnlmError if some are missing
                 on_event(Note(f"{run.name} is done"))
                 return run
-            if run.dataset.path != str(dataset.path):  # the data set was moved
-                facts_of_data = replace(run.dataset, path=str(dataset.path))
+            if not Path(run.dataset.path).exists():  # the data set was moved
+                facts_of_data = replace(run.dataset, path=str(dataset.path.absolute()))
                 with run.training_lock():
                     replace(run, dataset=facts_of_data).save_config()
             return train(resume=path, on_event=on_event)
@@ -401,7 +401,7 @@ def _sampled_rung(
         results = [replace(result, whole={}) for result in results]
     pairs = list(zip(runs, results, strict=True))
     run, _ = median(pairs, key=lambda pair: pair[1].final.val_loss)
-    sampler = load_sampler(run, device=run.config.training.device, on_event=on_event)
+    sampler = load_sampler(run, on_event=on_event)
     format = format_of(run)
     if format is not None and plan.prompt:
         (text,) = answers(sampler, format, [plan.prompt], plan.tokens)
