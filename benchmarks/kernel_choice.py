@@ -15,7 +15,7 @@ from attnlm.compute.device import choose_device
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
-from attnlm.workflows.autotune import autotune, trial
+from attnlm.workflows.autotune import autotune, make_trial_stepper
 from benchmarks.table import Row
 
 _SETTINGS = ("threads", "matmul", "attention_kernel")
@@ -59,7 +59,7 @@ def _row(name: str, settings: dict[str, Any], dataset: Dataset, all_threads: int
             config = settled(**dict(zip(_SETTINGS, values, strict=True)))
         except AttnlmError:  # this model does not use the kernel
             continue
-        steps[_chosen(config)] = trial(config, device, dataset).step
+        steps[_chosen(config)] = make_trial_stepper(config, device, dataset).step
     best = dict.fromkeys(steps, float("inf"))
     for _ in range(_ROUNDS):
         for values, step in steps.items():

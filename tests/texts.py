@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 from attnlm.tokens import byte_characters
-from attnlm.tokens.byte_pairs import train
+from attnlm.tokens.byte_pairs import train_vocabulary
 from attnlm.tokens.specs import CL100K_PATTERN, GPT2_PATTERN, O200K_PATTERN
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import listed_pairs
@@ -30,7 +30,9 @@ def json_lines(texts: Iterable[object], column: str = "text") -> bytes:
     return "".join(json.dumps({"id": 1, column: text}) + "\n" for text in texts).encode()
 
 
-RANKS = train("bpe:600", 600, [FRUITS + "Don't stop: I'VE 1234 naïve  \n\n cafés …" * 40]).ranks
+RANKS = train_vocabulary(
+    "bpe:600", 600, [FRUITS + "Don't stop: I'VE 1234 naïve  \n\n cafés …" * 40]
+).ranks
 
 
 TOKENIZERS = (
@@ -74,7 +76,9 @@ TRICKY = st.text(
 )
 
 
-TRAINED = train("bpe:400", 400, [TALE + " \n\n\n    \r\n\r\n ...///\n/ 123 12 'S 'LL" * 4])
+TRAINED = train_vocabulary(
+    "bpe:400", 400, [TALE + " \n\n\n    \r\n\r\n ...///\n/ 123 12 'S 'LL" * 4]
+)
 
 
 def published_like(name: str) -> BpeTokenizer:

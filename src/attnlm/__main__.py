@@ -8,14 +8,14 @@ import time
 from typing import NoReturn
 
 from attnlm.base import clock
-from attnlm.base.signals import exit_now, signals
+from attnlm.base.signals import exit_now, stop_signals
 
 
 def main() -> NoReturn:
     """Run the command line, and end the process with the exit code of the command."""
     clock.command_began = time.perf_counter()
     # During imports there is nothing to save, so a signal ends the process immediately.
-    for signum in signals():
+    for signum in stop_signals():
         signal.signal(signum, exit_now)
     # OpenMP's threads spin for billions of rounds while they wait. On a busy machine, they take
     # the processor from each other. OpenMP reads the limit when torch is loaded.

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import attnlm
-from attnlm.base.signals import Interrupted, StopSignal, signals
+from attnlm.base.signals import Interrupted, StopSignal, stop_signals
 from attnlm.model.language_model import Bigram
 from attnlm.runs.run import Run
 from attnlm.training import validation_loss
@@ -79,7 +79,7 @@ def test_a_signal_ends_an_evaluation_between_windows(
 COMMAND = """
 import contextlib, os, signal, time
 from attnlm.cli import exits
-from attnlm.base.signals import Interrupted, StopSignal, signals
+from attnlm.base.signals import Interrupted, StopSignal
 
 def kept():
     with contextlib.suppress(BaseException):
@@ -145,7 +145,7 @@ def test_an_ignored_sighup_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with StopSignal().listening():
-            assert signals() == (signal.SIGINT, signal.SIGTERM)
+            assert stop_signals() == (signal.SIGINT, signal.SIGTERM)
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:

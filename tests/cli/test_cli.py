@@ -22,7 +22,7 @@ import pytest
 
 from attnlm import __version__
 from attnlm.base.errors import UsageError
-from attnlm.config.settings import seconds
+from attnlm.config.settings import parse_seconds
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.run import open_run
 from attnlm.training.step import Stepper
@@ -303,7 +303,7 @@ def test_a_recipes_unused_keys_and_other_tokenizer_are_named(project: Path) -> N
     ],
 )
 def test_a_time_is_understood_as_people_write_it(text: str, expected: float) -> None:
-    assert seconds(text) == expected
+    assert parse_seconds(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_a_time_is_understood_as_people_write_it(text: str, expected: float) -> 
 )
 def test_invalid_times_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="invalid value for `budget`") as caught:
-        seconds(text)
+        parse_seconds(text)
     assert "1h30m" in caught.value.hint
 
 

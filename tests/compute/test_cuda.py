@@ -24,7 +24,7 @@ from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.runs.run import Run
 from attnlm.training import cuda_graph
 from attnlm.training.memory import FACTOR, estimate_memory
-from attnlm.workflows.autotune import trial
+from attnlm.workflows.autotune import make_trial_stepper
 from tests.models import FRUITS, VARIANTS, gradients, places, prepared, small_model, some_ids
 from tests.own_code import MODELS as OWN_MODELS
 from tests.own_code import PARTS
@@ -410,7 +410,7 @@ def test_memory_is_estimated_within_the_promised_factor(
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    stepper = trial(config, Device("cuda", dtype, ""), fake)  # type: ignore[arg-type]
+    stepper = make_trial_stepper(config, Device("cuda", dtype, ""), fake)  # type: ignore[arg-type]
     for _ in range(2):
         stepper.step().item()
     peak = torch.cuda.max_memory_allocated() - before

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import attnlm
-from attnlm.base.setting_fields import described, help_of
+from attnlm.base.setting_fields import describe_settings, help_of
 from attnlm.config.settings import RECORD_OF
 from attnlm.generation.sampling_config import SAMPLING
 from attnlm.workflows import speed_check
@@ -145,7 +145,7 @@ def test_help_lists_every_setting_with_its_limits(function: Any, records: dict[s
 
 
 def test_limits_are_described() -> None:
-    text = described({**RECORD_OF, **SAMPLING})
+    text = describe_settings({**RECORD_OF, **SAMPLING})
     assert "embed_dim : int, at least 1, at most 1048576\n    width" in text
     assert "dropout : float, at least 0, below 1\n" in text
     assert "budget : float, above 0, at most 100000000\n" in text

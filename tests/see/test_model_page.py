@@ -154,7 +154,7 @@ def test_tokens_are_drawn_as_often_as_their_probabilities_say(browser: Any, tmp_
 
 
 def tokenizers() -> list[Tokenizer]:
-    trained = byte_pairs.train("bpe:300", 300, [FRUITS])
+    trained = byte_pairs.train_vocabulary("bpe:300", 300, [FRUITS])
     special = {"<|endoftext|>": 300, "<|im_start|>": 301}
     others = [
         BpeTokenizer(name, trained.ranks, vocab_size=302, special=special, nfc=name == "qwen2")

@@ -231,7 +231,7 @@ def test_trained_merges_equal_tokenizers(text: str, other: str) -> None:
     options: dict[str, Any] = {"initial_alphabet": alphabet, "show_progress": False}
     theirs.train_from_iterator([text], trainers.BpeTrainer(vocab_size=290, **options))
     assert sorted(byte_characters.BYTE_OF) == sorted(alphabet)
-    ours = bpe.train("bpe:290", 290, [text])
+    ours = bpe.train_vocabulary("bpe:290", 290, [text])
     assert ours.vocab_size == theirs.get_vocab_size()
     for words in (text, other):
         assert theirs.encode(words).tokens == [
@@ -240,13 +240,13 @@ def test_trained_merges_equal_tokenizers(text: str, other: str) -> None:
 
 
 def test_training_gives_the_same_ids_each_time_and_fewer_for_a_small_text() -> None:
-    first, again = (bpe.train("bpe:280", 280, [TALE]).ranks for _ in range(2))
+    first, again = (bpe.train_vocabulary("bpe:280", 280, [TALE]).ranks for _ in range(2))
     assert first == again
     assert first[:256] == [bytes([byte]) for byte in range(256)]
     assert len(first) == 280
     assert len(TRAINED.encode(TALE)) < len(TALE) / 2
     events: list[object] = []
-    made = bpe.train("bpe:5000", 5000, ["to be or not to be"], events.append)
+    made = bpe.train_vocabulary("bpe:5000", 5000, ["to be or not to be"], events.append)
     assert 256 < made.vocab_size < 300
     assert made.name == "bpe:5000"
     assert events == [Note(f"the text is too short for 5,000 ids; {made.vocab_size} were made")]
@@ -255,7 +255,7 @@ def test_training_gives_the_same_ids_each_time_and_fewer_for_a_small_text() -> N
 def test_training_is_quick_on_a_text_without_spaces() -> None:
     draw = random.Random(1)
     text = "".join(draw.choices("ACGT", k=200_000))
-    assert bpe.train("bpe:270", 270, [text]).vocab_size == 270
+    assert bpe.train_vocabulary("bpe:270", 270, [text]).vocab_size == 270
 
 
 def test_patterns_equal_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:

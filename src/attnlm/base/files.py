@@ -121,10 +121,10 @@ def read_bytes(path: Path) -> bytes:
 
 def read_text(path: Path) -> str:
     """Return the text of a file. Raises OSError, or AttnlmError if the file is not UTF-8."""
-    return utf8(path.read_bytes(), str(path))
+    return decode_utf8(path.read_bytes(), str(path))
 
 
-def utf8(content: bytes, shown: str) -> str:
+def decode_utf8(content: bytes, shown: str) -> str:
     """Return the bytes as text, without a byte order mark. Raises AttnlmError if not UTF-8.
 
     `shown` is the name of the text in the message.

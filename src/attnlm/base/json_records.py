@@ -93,7 +93,7 @@ def record_from_json(
 
 def _decode_record(record: Any, content: object, within: str) -> Any:
     if not isinstance(content, dict):
-        raise _invalid(within.rstrip("."), content)
+        raise _invalid_value_error(within.rstrip("."), content)
     values = {}
     for field in fields(record):
         if field.name in content:
@@ -116,7 +116,7 @@ def _decode_value(field: Field[Any], hint: Any, value: Any, within: str) -> Any:
         return _decode_record(hint, value, f"{key}.")
     stored: Any = {tuple: list, Mapping: dict}.get(origin, object)
     if not isinstance(value, stored):
-        raise _invalid(key, value)
+        raise _invalid_value_error(key, value)
     if origin is tuple:
         return tuple(_decode_value(field, get_args(hint)[0], item, within) for item in value)
     if hint is Any or origin is Mapping:
@@ -125,8 +125,8 @@ def _decode_value(field: Field[Any], hint: Any, value: Any, within: str) -> Any:
         check(hint, field, value)
         return float(value) if hint is float else value
     except (UsageError, OverflowError):
-        raise _invalid(key, value) from None
+        raise _invalid_value_error(key, value) from None
 
 
-def _invalid(key: str, value: object) -> ValueError:
+def _invalid_value_error(key: str, value: object) -> ValueError:
     return ValueError(f"its {key!r} cannot be {quoted(value)}")

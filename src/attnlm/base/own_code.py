@@ -156,7 +156,7 @@ def register_content(content: bytes) -> str:
 
 def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
     """Run a file as a module of its own, without the working directory on the path."""
-    lines = files.utf8(content, str(path)).splitlines(keepends=True)
+    lines = files.decode_utf8(content, str(path)).splitlines(keepends=True)
     module = ModuleType(f"attnlm_own_{sha256[:16]}")
     module.__file__ = str(path)
     here = {"", str(Path.cwd()), str(path.parent)}

@@ -58,7 +58,7 @@ def help_of(record: type, name: str) -> str:
     return f"{described['help']}: {'|'.join(choices)}" if choices else str(described["help"])
 
 
-def described(records: Mapping[str, type], *, with_defaults: bool = False) -> str:
+def describe_settings(records: Mapping[str, type], *, with_defaults: bool = False) -> str:
     """Return settings with type, limits and help, for a docstring. `records` has their records."""
     lines = []
     for name, record in records.items():
@@ -72,7 +72,7 @@ def described(records: Mapping[str, type], *, with_defaults: bool = False) -> st
     return "\n".join(lines)
 
 
-def differing(wanted: Mapping[str, object], recorded: Mapping[str, object]) -> list[str]:
+def differing_names(wanted: Mapping[str, object], recorded: Mapping[str, object]) -> list[str]:
     """Return the names in `wanted` whose values are missing in `recorded`, or differ there."""
     return [name for name, value in wanted.items() if recorded.get(name) != value]
 

@@ -15,7 +15,7 @@ HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """The signal that a closed terminal sends several times; None on Windows."""
 
 
-def signals() -> tuple[signal.Signals, ...]:
+def stop_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that stop this process, without SIGHUP if it is ignored (`nohup`)."""
     both = (signal.SIGINT, signal.SIGTERM)
     if HANGUP is None or signal.getsignal(HANGUP) is signal.SIG_IGN:
@@ -90,7 +90,7 @@ class StopSignal:
         """
         before = {}
         if threading.current_thread() is threading.main_thread():
-            before = {signum: signal.signal(signum, self._handle) for signum in signals()}
+            before = {signum: signal.signal(signum, self._handle) for signum in stop_signals()}
         try:
             yield
         finally:

@@ -68,7 +68,7 @@ def _interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def _handle_signals(handler: signals.Handler | signal.Handlers) -> None:
-    for signum in signals.signals():
+    for signum in signals.stop_signals():
         signal.signal(signum, handler)
 
 

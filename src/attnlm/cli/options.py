@@ -16,12 +16,12 @@ from typing import Any
 import typer
 
 from attnlm.base.errors import UsageError
-from attnlm.base.files import utf8
+from attnlm.base.files import decode_utf8
 from attnlm.base.folders import flag
 from attnlm.base.setting_fields import fields_of, help_of, type_of
 from attnlm.cli import completion
 from attnlm.cli.help import help_with_default
-from attnlm.config.settings import RECORD_OF, check_setting, seconds
+from attnlm.config.settings import RECORD_OF, check_setting, parse_seconds
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.linear_maps import MAP_NAMES
 
@@ -60,7 +60,7 @@ def setting_option(name: str, help: str | None = None, default: Any = None, **mo
     if name != "budget":
         return option(default, help or help_with_default(name), completed, **more)
     usual = "time for the whole command, such as 90s, 5m or 1h30m, instead of --steps; "
-    return option(None, help or f"{usual}default: no limit", parser=seconds, metavar="<time>")
+    return option(None, help or f"{usual}default: no limit", parser=parse_seconds, metavar="<time>")
 
 
 def sampling_option(name: str) -> Any:
@@ -148,10 +148,10 @@ def decode_argument(argument: str, name: str) -> str:
 
     Raises AttnlmError if the argument is not UTF-8. The message calls the argument `name`.
     """
-    return utf8(os.fsencode(argument), name)
+    return decode_utf8(os.fsencode(argument), name)
 
 
-def arguments(typed: Sequence[str] | None) -> dict[str, str]:
+def parse_arguments(typed: Sequence[str] | None) -> dict[str, str]:
     """Return the values given by --set. Raises UsageError for a text without `=`."""
     values: dict[str, str] = {}
     for text in typed or ():
@@ -167,7 +167,7 @@ def arguments(typed: Sequence[str] | None) -> dict[str, str]:
 def typed_settings(settings: Mapping[str, Any], set_: Sequence[str] | None) -> dict[str, Any]:
     """Return the settings that the user typed, with the values given by --set as `set`."""
     values = {name: value for name, value in settings.items() if value is not None}
-    return values | ({"set": arguments(set_)} if set_ else {})
+    return values | ({"set": parse_arguments(set_)} if set_ else {})
 
 
 def _check_device(device: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.files import read_text, utf8
+from attnlm.base.files import decode_utf8, read_text
 from attnlm.base.folders import command_for
 from attnlm.base.formatting import duration, escape_control_characters
 from attnlm.base.setting_fields import help_of
@@ -156,7 +156,7 @@ def _check_combinations(
 
 def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt == "-":
-        return utf8(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
+        return decode_utf8(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
     if prompt_file is not None:
         return read_text(prompt_file)
     return decode_argument(prompt, "--prompt") if prompt else ""
@@ -171,7 +171,7 @@ def _read_prompts(path: Path) -> list[str]:
             raise AttnlmError(error.message, 'use records such as {"prompt": "…"}') from None
     else:
         if str(path) == "-":
-            text = utf8(sys.stdin.buffer.read(), "the prompts on stdin")
+            text = decode_utf8(sys.stdin.buffer.read(), "the prompts on stdin")
         else:
             text = read_text(path)
         prompts = [line.removesuffix("\r") for line in text.split("\n") if line.strip("\r")]
@@ -322,7 +322,7 @@ def _converse(
         if not line or line.strip() in ("/bye", "/quit", "/exit", "quit", "exit"):
             return
         if command := re.match(r"/([a-z]+)(?:\s|$)", line):
-            config = _changed_config(command[1], line[command.end() :].strip(), config)
+            config = _change_config(command[1], line[command.end() :].strip(), config)
             continue
         if format is not None:
             turns.append(len(ids))
@@ -366,7 +366,7 @@ _COMMANDS = {
 }
 
 
-def _changed_config(command: str, value: str, config: SamplingConfig) -> SamplingConfig:
+def _change_config(command: str, value: str, config: SamplingConfig) -> SamplingConfig:
     """Return `config` as a typed command such as /seed 1 changes it; print errors."""
     kinds: dict[str, Callable[[str], Any]] = {"seed": int, "temperature": float}
     if command == "help":

@@ -207,7 +207,7 @@ def _without_alternatives(recipe: Settings, settings: Settings) -> Settings:
     """Return the recipe without the alternatives to `settings`, and with its budget in seconds."""
     left = dict(recipe)
     if isinstance(budget := left.get("budget"), str):
-        left["budget"] = seconds(budget)
+        left["budget"] = parse_seconds(budget)
     if "budget" in settings:
         left.pop("steps", None)
     if "steps" in settings:
@@ -359,7 +359,7 @@ _TIME = re.compile(
 )
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Return the seconds of a text such as 90s, 5min, 1h30m or 90. Raises UsageError for others."""
     match = _TIME.fullmatch(text.strip().lower())
     parts = match.groups("0") if match else ()

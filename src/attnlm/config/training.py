@@ -14,7 +14,7 @@ LARGEST_BATCH = 2**20  # windows
 _MOST_STEPS = 2**40
 
 
-def _count(help: str, *, default: int | None = None, at_most: int = _MOST_STEPS) -> Any:
+def _count_field(help: str, *, default: int | None = None, at_most: int = _MOST_STEPS) -> Any:
     """Return a dataclass field for a setting that counts something, from 1 on."""
     return setting(help, default=default, at_least=1, at_most=at_most)
 
@@ -32,20 +32,20 @@ class TrainingConfig:
         default="epoch",
         choices=("epoch", "random"),
     )
-    stride: int | None = _count(
+    stride: int | None = _count_field(
         "tokens between the starts of two windows with `sampling` epoch; default: `block_size`"
     )
-    steps: int | None = _count("number of updates of the weights")
+    steps: int | None = _count_field("number of updates of the weights")
     budget: float | None = setting(
         "seconds for the whole command or call, instead of `steps`: learning rate and evaluations "
         "follow the clock; default: no limit",
         above=0,
         at_most=10**8,
     )
-    batch_size: int = _count(
+    batch_size: int = _count_field(
         "windows of `block_size` tokens per step", default=32, at_most=LARGEST_BATCH
     )
-    micro_batch_size: int | None = _count(
+    micro_batch_size: int | None = _count_field(
         "maximum number of windows to compute at once; gradients are accumulated over the batch; "
         "default: as many as fit into memory",
         at_most=LARGEST_BATCH,
@@ -111,14 +111,16 @@ class TrainingConfig:
         "set has examples with answers, else all",
         choices=("answers", "all"),
     )
-    examples_per_window: int | None = _count(
+    examples_per_window: int | None = _count_field(
         "most examples in a window, for questions with answers; default: as many as fit"
     )
     gradient_clip: float | None = setting(
         "maximum norm of the gradient; default: no clipping", above=0, at_most=1e38
     )
-    eval_every: int | None = _count("steps between two evaluations; default: a tenth of the steps")
-    eval_tokens: int | None = _count(
+    eval_every: int | None = _count_field(
+        "steps between two evaluations; default: a tenth of the steps"
+    )
+    eval_tokens: int | None = _count_field(
         "validation tokens per evaluation during training, spread evenly over the split; default: "
         "all, or fewer if all would take too long"
     )
@@ -127,7 +129,7 @@ class TrainingConfig:
         "answers; default: loss",
         choices=("loss", "accuracy"),
     )
-    patience: int | None = _count(
+    patience: int | None = _count_field(
         "stop after this many evaluations without improvement; default: do not stop early"
     )
     seed: int | None = setting(
@@ -161,10 +163,10 @@ class TrainingConfig:
         default="auto",
         choices=("auto", "torch", "native"),
     )
-    threads: int | None = _count(
+    threads: int | None = _count_field(
         "CPU threads; default: one for a small step, else all", at_most=1024
     )
-    processes: int = _count(
+    processes: int = _count_field(
         "number of processes; each computes an equal part of each batch", default=1, at_most=2**16
     )
     shard: bool = setting(
@@ -173,7 +175,7 @@ class TrainingConfig:
     recompute: bool = setting(
         "recompute activations in the backward pass: less memory, more time", default=False
     )
-    lora: int | None = _count(
+    lora: int | None = _count_field(
         "train low-rank adapters of this rank instead of all weights; default: all weights",
         at_most=2**12,
     )

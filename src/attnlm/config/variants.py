@@ -68,7 +68,7 @@ def variant(name: str, codes: Mapping[str, OwnCode] | None = None) -> Settings:
             raise UsageError(f"{key!r} is not a setting of {model}", hint)
         if key in settings:
             raise UsageError(f"`{key}` is set twice in {name}", "set it only once")
-        settings[key] = _value(key, value)
+        settings[key] = _parse_value(key, value)
         if not is_code_name(settings[key]):
             check_setting(key, settings[key])
     settings = {"model": model, **settings}
@@ -83,7 +83,7 @@ def split_variant(name: str) -> list[str]:
     return [match[1].strip() for match in _WORD.finditer(str(name)) if match[0]]
 
 
-def _value(key: str, text: str) -> Setting:
+def _parse_value(key: str, text: str) -> Setting:
     kind = type_of(RECORD_OF[key], key)
     if kind is bool:
         return _BOOLEANS.get(text.lower(), text)

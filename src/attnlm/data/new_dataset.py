@@ -95,7 +95,9 @@ class TokenizerOrigin:
         size = bpe_size(self.spec)
         has_end = unencoded.has_ends
         if size is not None:
-            return bpe.train(self.spec, size, unencoded.sample(), on_event, has_end=has_end)
+            return bpe.train_vocabulary(
+                self.spec, size, unencoded.sample(), on_event, has_end=has_end
+            )
         if self.spec == "char":
             return CharTokenizer(unencoded.alphabet, has_end=has_end)
         if self.spec == "byte":

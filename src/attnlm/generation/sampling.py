@@ -15,7 +15,7 @@ import numpy as np
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.setting_fields import described, fields_of, quoted
+from attnlm.base.setting_fields import describe_settings, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.compute.device import Device
 from attnlm.generation.decoders import Decoding, fastest_decoding, is_fastest_on_cpu
@@ -295,7 +295,7 @@ for _function in (sample, samples):
 
 Settings:
 
-{described(SAMPLING, with_defaults=True)}
+{describe_settings(SAMPLING, with_defaults=True)}
 """
 
 

@@ -45,7 +45,7 @@ _PUBLISHED = {
 _TRAINING_PIECE = 2**10
 
 
-def train(
+def train_vocabulary(
     name: str,
     size: int,
     sample: Sequence[str],

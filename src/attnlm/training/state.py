@@ -169,11 +169,11 @@ def load_or_init_state(
     elif is_reader and fresh and run.parent is not None:
         _copy(parent_weights(run, run.parent, rank, count), state.optimizer.weights())
     if saved is not None:
-        state = _restored(run, state, *saved)
+        state = _restore(run, state, *saved)
     return _broadcast(state, processes, with_tensors=not is_sharded)
 
 
-def _restored(
+def _restore(
     run: Run,
     state: TrainingState,
     facts: Mapping[str, Any],

@@ -51,7 +51,7 @@ def choose_training_device(config: Config, dataset: Dataset) -> Device:
     training = config.training
     device = choose_device(training.device, training.dtype)
     is_open = training.device == training.dtype == "auto" and training.processes == 1
-    is_small = training.compile != "on" and _work(config, dataset) < _SMALL_FOR_GPU
+    is_small = training.compile != "on" and _step_flops(config, dataset) < _SMALL_FOR_GPU
     if device.name == "cpu" or not is_open or not is_small:
         return device
     return replace(choose_device("cpu"), reason=f"a step is too small for {device.name}")
@@ -66,7 +66,7 @@ def autotune(
     stays as it is. Raises AttnlmError if the data are too short for the context, or the run can't
     fit into memory.
     """
-    compiled = _settled_compile(config, device, dataset)
+    compiled = _choose_compile(config, device, dataset)
     config = config.with_training(device=device.name, dtype=device.dtype, compile=compiled)
     if config.training.seed is None:
         config = config.with_training(seed=secrets.randbits(31))
@@ -77,7 +77,7 @@ def autotune(
         )
         config = config.with_training(micro_batch_size=size)
     check_fits(config, dataset, device)
-    config = config.with_training(**_kernels(config, device))
+    config = config.with_training(**_choose_kernels(config, device))
     threads = config.training.threads or _choose_threads(config, device, dataset)
     return config.with_training(threads=threads)
 
@@ -102,7 +102,7 @@ def check_fits(config: Config, dataset: Dataset, device: Device) -> None:
     check_memory(config, dataset.vocab_size, parameters, dataset.val_tokens, device)
 
 
-def _settled_compile(config: Config, device: Device, dataset: Dataset) -> str:
+def _choose_compile(config: Config, device: Device, dataset: Dataset) -> str:
     """Return "on" to compile the whole step, "parts" to use operations in C, or "off" for neither.
 
     Raises AttnlmError if the settings demand what is missing: a compiler, kernels in C, or
@@ -139,7 +139,7 @@ def _settled_compile(config: Config, device: Device, dataset: Dataset) -> str:
     return "parts"
 
 
-def _kernels(config: Config, device: Device) -> dict[str, str]:
+def _choose_kernels(config: Config, device: Device) -> dict[str, str]:
     """Return the settings for kernels, replacing auto by what a rule selects."""
     spec = config.spec
     training = config.training
@@ -187,10 +187,10 @@ def _is_long(config: Config, dataset: Dataset) -> bool:
     training = config.training
     if training.steps is None and training.budget is not None:
         return training.budget >= _LONG_BUDGET
-    return _work(config, dataset) * training.max_steps > _LONG
+    return _step_flops(config, dataset) * training.max_steps > _LONG
 
 
-def _work(config: Config, dataset: Dataset) -> float:
+def _step_flops(config: Config, dataset: Dataset) -> float:
     """Return the approximate number of floating-point operations of a step."""
     return 6.0 * parameter_count(config.spec, dataset.vocab_size) * config.tokens_per_step
 
@@ -200,10 +200,10 @@ def _choose_threads(config: Config, device: Device, dataset: Dataset) -> int:
     everything = torch.get_num_threads()
     training = config.training
     is_divided = device.name == "cpu" and training.compile != "on" and not training.is_sharded
-    return 1 if is_divided and _work(config, dataset) < _SMALL_FOR_THREADS else everything
+    return 1 if is_divided and _step_flops(config, dataset) < _SMALL_FOR_THREADS else everything
 
 
-def trial(
+def make_trial_stepper(
     config: Config, device: Device, dataset: Dataset, processes: Processes = ALONE
 ) -> Stepper:
     """Return a stepper for a new model, on which steps can be measured."""
@@ -292,7 +292,7 @@ def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
     if device.name == "cuda" and config.training.compile == "auto":
         config = config.with_training(compile="off")  # to compile every size would take minutes
     with torch_settings_restored(), keeping_random_state(device):
-        stepper = trial(autotune(config, device, dataset), device, dataset)
+        stepper = make_trial_stepper(autotune(config, device, dataset), device, dataset)
         slow_steps = FIRST_CALLS if device.name == "cuda" else 1
         return _seconds_per_step(stepper, slow_steps, least) / config.tokens_per_step
 

@@ -249,7 +249,7 @@ def _model_card(run: Run, checkpoint: Checkpoint, stock: StockClass) -> Iterator
     """Yield the lines of README.md: first the fields that the Hugging Face Hub reads, then text."""
     a = run.config.spec
     yield from ("---", "library_name: transformers", "pipeline_tag: text-generation", "---", "")
-    yield from (f"# {_plain(run.name)}", "")
+    yield from (f"# {_escape_markdown(run.name)}", "")
     yield (
         f"{_description(run)} and exported as {stock.name}. It sees {a.block_size:,} tokens at a "
         "time: longer texts are out of its range."
@@ -261,7 +261,7 @@ def _model_card(run: Run, checkpoint: Checkpoint, stock: StockClass) -> Iterator
     yield f"out = model.generate(ids, max_new_tokens={max(1, min(200, a.block_size // 2))})"
     yield from ("print(tokenizer.decode(out[0]))", "```", "", "## Training", "")
     for label, value in _card_rows(run, checkpoint).items():
-        yield f"- {label}: {_plain(value)}"
+        yield f"- {label}: {_escape_markdown(value)}"
     if not run.imported_from:
         yield from ("", "## Settings", "", "As a recipe of attnlm:", "", "```toml")
         for name, setting in run.config.settings().items():
@@ -269,7 +269,7 @@ def _model_card(run: Run, checkpoint: Checkpoint, stock: StockClass) -> Iterator
         yield "```"
 
 
-def _plain(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     """Return the text as one line of Markdown, with its markup escaped."""
     return "".join(f"\\{c}" if c in r"\`*_[]<>#|" else c if c.isprintable() else "?" for c in text)
 

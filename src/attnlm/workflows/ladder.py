@@ -21,7 +21,7 @@ from attnlm.base.clock import budget_start
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import check_name, find_folder
-from attnlm.base.setting_fields import Settings, differing
+from attnlm.base.setting_fields import Settings, differing_names
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
 from attnlm.config.variants import named_codes
@@ -151,7 +151,7 @@ def ladder(
         path = _new_folder(plan, name, folder)
     else:
         path = find_folder(resume, folder, kind="ladder")
-        plan, opened = _recorded_plan(path, arguments, dataset, data_dir)
+        plan, opened = _read_recorded_plan(path, arguments, dataset, data_dir)
     with locked_for_training(
         path, "wait until that process ends, or stop it, or start another ladder"
     ):
@@ -195,7 +195,7 @@ def _train_rungs(
             plan.write(path)
     is_whole = all(run.whole() for run in runs.values())
     runs_of = {rung: [run for key, run in runs.items() if key[0] == rung] for rung in plan.rungs}
-    compared = (_sampled_rung(rung, runs_of[rung], plan, is_whole, on_event) for rung in plan.rungs)
+    compared = (_sample_rung(rung, runs_of[rung], plan, is_whole, on_event) for rung in plan.rungs)
     return Ladder(path, plan, tuple(compared))
 
 
@@ -255,7 +255,7 @@ class _BudgetOfRuns:
             self._first_budget = run.config.training.budget
 
 
-def _recorded_plan(
+def _read_recorded_plan(
     path: Path, arguments: Mapping[str, Any], dataset: str | Path | Dataset | None, data_dir: Path
 ) -> tuple[LadderPlan, Dataset]:
     """Return the plan of the ladder at `path`, and its data set.
@@ -263,7 +263,7 @@ def _recorded_plan(
     Raises AttnlmError if `arguments` or the data set named by the caller differ from the plan.
     """
     plan = read_plan(path)
-    for key in differing(arguments, vars(plan)):
+    for key in differing_names(arguments, vars(plan)):
         raise UsageError(
             f"`{key}` cannot be changed in a ladder that is resumed",
             "leave it out, or start a new ladder with another `name`",
@@ -382,14 +382,14 @@ def _check_belongs(run: Run, plan: LadderPlan, settings: Settings) -> None:
     expected = {key: value for key, value in full.items() if key in fixed}
     expected["train_sha256"] = plan.train_sha256
     recorded = {**run.config.settings(), "train_sha256": run.dataset.train_sha256}
-    for key in differing(expected, recorded):
+    for key in differing_names(expected, recorded):
         raise AttnlmError(
             f"{run.path} does not belong to this ladder: its {key} differs",
             "move or rename it, or start another ladder",
         )
 
 
-def _sampled_rung(
+def _sample_rung(
     model: str, runs: list[Run], plan: LadderPlan, is_whole: bool, on_event: OnEvent
 ) -> Rung:
     """Return a rung, with the run of median loss and a text sampled from this run.

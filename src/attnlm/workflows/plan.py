@@ -34,7 +34,7 @@ from attnlm.runs.run import Run, open_run
 from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.memory import MemoryEstimate, estimate_memory
 from attnlm.training.state import keeping_random_state
-from attnlm.workflows.autotune import autotune, trial
+from attnlm.workflows.autotune import autotune, make_trial_stepper
 from attnlm.workflows.job import check_launched
 
 TOKENS_PER_PARAMETER = 20
@@ -355,7 +355,7 @@ def _measure_step(
             config = autotune(seeded, device, data)
         training = processes.broadcast_object(asdict(config.training))
         config = replace(config, training=TrainingConfig(**training))
-        stepper = trial(config, device, data, processes)
+        stepper = make_trial_stepper(config, device, data, processes)
         for _ in range(FIRST_CALLS if device.name == "cuda" else _FIRST):
             began = time.perf_counter()
             stepper.step().item()

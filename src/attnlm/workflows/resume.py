@@ -11,7 +11,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import explaining_os_errors
 from attnlm.base.folders import resume_command
-from attnlm.base.setting_fields import Setting, Settings, differing
+from attnlm.base.setting_fields import Setting, Settings, differing_names
 from attnlm.compute.device import choose_device
 from attnlm.compute.processes import restart_count
 from attnlm.config.new_run import Request
@@ -98,7 +98,7 @@ def _changed_config(
         on_event(Note(f"{chosen} are chosen again, since the run was trained on another {other}"))
     elif any(settings.get(key, recorded[key]) != recorded[key] for key in _KERNELS):
         recorded = {k: v for k, v in recorded.items() if k not in _KERNELS[1:]}  # they may not fit
-    changed = {key: settings[key] for key in differing(settings, recorded)}
+    changed = {key: settings[key] for key in differing_names(settings, recorded)}
     for key in sorted(changed.keys() & set(_ROUNDING)):
         on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))
     return resolve(changed, recorded), bool(changed)
@@ -158,4 +158,4 @@ def _differing_settings(config: Config, recorded: Settings, request: Request) ->
     if request.candidates is not None:
         chosen |= {"dropout", "steps"} - request.candidates.settings.keys()
     settings = {k: v for k, v in config.settings().items() if v != "auto" and k not in chosen}
-    return differing(settings, recorded)
+    return differing_names(settings, recorded)

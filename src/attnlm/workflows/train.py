@@ -16,7 +16,7 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import explaining_os_errors
 from attnlm.base.formatting import duration
 from attnlm.base.own_code import own_traceback
-from attnlm.base.setting_fields import described
+from attnlm.base.setting_fields import describe_settings
 from attnlm.compute.device import Device
 from attnlm.compute.processes import restart_count
 from attnlm.config.new_run import Request, resolve_new
@@ -142,7 +142,7 @@ train.__doc__ = f"""{inspect.cleandoc(train.__doc__ or "")}
 
 Settings; their defaults depend on the model:
 
-{described(RECORD_OF)}
+{describe_settings(RECORD_OF)}
 """
 
 
