@@ -368,9 +368,10 @@ with FlushSubnormals(): => with contextlib.nullcontext():
 a loss in pieces keeps the gradient of the last one alone | test_ops.py
 -d_lm_head_VC += (d_logits_mV.T @ x_MC[rows])[:vocab_size]
 +d_lm_head_VC.copy_((d_logits_mV.T @ x_MC[rows])[:vocab_size])
-== training/schedule.py
+== training/learning_rate.py
 a linear schedule is a cosine | test_optimizer.py
 is_linear = config.schedule == "linear" => is_linear = config.schedule == ""
+== training/budget_clock.py
 the clock of a budget leaves no time for the last evaluation |
 test_time_budget.py::test_evaluations_that_take_long_are_fewer
 left = self.ends - self.closing - now => left = self.ends - now

@@ -20,7 +20,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from attnlm.see import curves, loggers, pictures
 from attnlm.training import reporter
-from attnlm.training.schedule import learning_rate
+from attnlm.training.learning_rate import learning_rate
 from tests.command import fails, here
 
 SMALL: dict[str, Any] = {

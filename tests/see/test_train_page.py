@@ -27,8 +27,8 @@ from attnlm.see.train_page import (
     training_text,
 )
 from attnlm.text import corpus_tales
+from attnlm.training.learning_rate import learning_rate
 from attnlm.training.optimizer import FlatOptimizer
-from attnlm.training.schedule import learning_rate
 from docs.gallery import TRAIN, data_of
 from tests.browser import asks_for_nothing, check_fits, opened, until
 from tests.command import attnlm as attnlm_command

@@ -12,8 +12,8 @@ from attnlm.compute.threads import new_pool
 from attnlm.config.settings import Config, resolve
 from attnlm.model.language_model import LanguageModel
 from attnlm.training import optimizer as optimizers
+from attnlm.training.learning_rate import learning_rate
 from attnlm.training.optimizer import FlatOptimizer, orthogonalize
-from attnlm.training.schedule import learning_rate
 from tests.models import parts_of
 from tests.tolerances import assert_near
 

@@ -20,9 +20,9 @@ from attnlm.see.report import report
 from attnlm.see.report_page import report_page
 from attnlm.see.reproduce import train_command
 from attnlm.training import run_writer
+from attnlm.training.budget_clock import BudgetClock as Budget
 from attnlm.training.events import Evaluated, Stepped
-from attnlm.training.schedule import BudgetClock as Budget
-from attnlm.training.schedule import learning_rate
+from attnlm.training.learning_rate import learning_rate
 from attnlm.training.step import Stepper
 from attnlm.training.validation_loss import validation_loss
 from tests.fake_clock import Clock

@@ -37,7 +37,7 @@ from attnlm.see.heads import HeadsReport, heads
 from attnlm.see.heads_over_training import HeadsOverTraining, heads_over_training
 from attnlm.see.reproduce import import_command, prepare_command, sample_command, train_command
 from attnlm.see.shown_tokens import check_windows, ids_within_context
-from attnlm.training.schedule import learning_rate
+from attnlm.training.learning_rate import learning_rate
 
 STAGES = 3
 """The number of stages in progress events: scoring heads, sampling, and drawing the page."""

@@ -13,6 +13,7 @@ from attnlm.base.events import OnEvent
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
+from attnlm.training.budget_clock import BudgetClock
 from attnlm.training.events import Finished, Started
 from attnlm.training.memory import estimate_memory
 from attnlm.training.reporter import Reporter, Stopwatch
@@ -24,7 +25,6 @@ from attnlm.training.run_writer import (
     saved_in_words,
     tune_eval_tokens,
 )
-from attnlm.training.schedule import BudgetClock
 from attnlm.training.state import TrainingState, keeping_random_state
 from attnlm.training.step import StepNotFiniteError, Stepper
 

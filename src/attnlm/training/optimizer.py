@@ -28,7 +28,7 @@ from attnlm.model.ops import use_kernels
 from attnlm.model.ops.linear import matmul
 from attnlm.training.cuda_graph import CudaGraph, can_record_updates
 from attnlm.training.kernel_choice import configured_kernels
-from attnlm.training.schedule import learning_rate
+from attnlm.training.learning_rate import learning_rate
 
 # A CPU updates parameters in pieces of at most this many elements, which fit its caches. Threads
 # divide the pieces among themselves.

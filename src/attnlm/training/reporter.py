@@ -12,9 +12,10 @@ from torch import Tensor
 
 from attnlm.base.events import OnEvent
 from attnlm.config.training import TrainingConfig
+from attnlm.training.budget_clock import expected_steps
 from attnlm.training.events import Stepped
+from attnlm.training.learning_rate import learning_rate
 from attnlm.training.run_schedule import RunSchedule
-from attnlm.training.schedule import expected_steps, learning_rate
 from attnlm.training.state import TrainingState
 from attnlm.training.step import Stepper
 

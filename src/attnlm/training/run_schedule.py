@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from attnlm.compute.processes import Processes
 from attnlm.config.settings import Config
 from attnlm.runs.journal import EARLY_STEPS
+from attnlm.training.budget_clock import BudgetClock, expected_steps
 from attnlm.training.eval_budget import is_whole_affordable
-from attnlm.training.schedule import BudgetClock, expected_steps
 from attnlm.training.state import TrainingState
 from attnlm.training.validation_loss import MOST_TOKENS
 

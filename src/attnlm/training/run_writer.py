@@ -20,12 +20,13 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.lora import merged_lora
 from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.run import Run
+from attnlm.training.budget_clock import expected_steps
 from attnlm.training.eval_budget import affordable_tokens_of_budget
 from attnlm.training.events import Evaluated
 from attnlm.training.kernel_choice import configured_kernels
+from attnlm.training.learning_rate import learning_rate
 from attnlm.training.reporter import Stopwatch
 from attnlm.training.run_schedule import RunSchedule
-from attnlm.training.schedule import expected_steps, learning_rate
 from attnlm.training.sharding import whole_model
 from attnlm.training.state import Saver, TrainingState
 from attnlm.training.step import StepNotFiniteError, Stepper

@@ -28,12 +28,12 @@ from attnlm.model.layers import dropout_from
 from attnlm.model.ops import Kernels, use_kernels
 from attnlm.training.batch_loss import choose_loss
 from attnlm.training.batch_split import BatchSplit, split_batch
+from attnlm.training.budget_clock import BudgetClock, expected_steps
 from attnlm.training.cuda_graph import CudaGraph, can_record_gradients
 from attnlm.training.dropout import DropoutDraws, draws_or_changes_buffers
 from attnlm.training.kernel_choice import configured_kernels
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.optimizer import FlatOptimizer
-from attnlm.training.schedule import BudgetClock, expected_steps
 from attnlm.training.state import TrainingState
 
 

@@ -27,11 +27,11 @@ from attnlm.data.batches import check_length
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameter_count
 from attnlm.model.spec import Use
+from attnlm.training.budget_clock import BudgetClock
 from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.eval_budget import step_cost
 from attnlm.training.kernel_choice import choose_matmul, faster_attention, has_native_ops
 from attnlm.training.memory import affordable_micro_batch, check_memory
-from attnlm.training.schedule import BudgetClock
 from attnlm.training.state import initial_state, keeping_random_state
 from attnlm.training.step import Stepper
 

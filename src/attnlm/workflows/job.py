@@ -20,8 +20,8 @@ from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run, open_dataset_of, run_from_content
 from attnlm.see.curves import CurveDrawer
 from attnlm.see.loggers import LogListener, check_tools
+from attnlm.training.budget_clock import BudgetClock
 from attnlm.training.eval_budget import affordable_sample
-from attnlm.training.schedule import BudgetClock
 from attnlm.training.state import TrainingState, load_or_init_state
 
 

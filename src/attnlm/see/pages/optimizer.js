@@ -1,4 +1,4 @@
-/* AdamW and the schedule of its learning rate, as in training/optimizer.py and training/schedule.py. */
+/* AdamW and its learning rate, as in training/optimizer.py and training/learning_rate.py. */
 
 import {dot} from "./arrays.js";
 
