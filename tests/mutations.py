@@ -380,7 +380,7 @@ a model that sees later tokens is trained like others | test_check_own_code.py
 if leaks and not force: => if False:
 == workflows/ladder.py
 a resumed ladder looks for its data where they were | test_ladder.py
-if run.dataset.path != str(dataset.path): => if False:
+if not Path(run.dataset.path).exists(): => if False:
 == workflows/tune.py
 a resumed tuning forgets how many steps its trials make | test_ladder.py
 steps = next(filter(None, made), None) => steps = None
