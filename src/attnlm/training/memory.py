@@ -20,6 +20,7 @@ from attnlm.config.training import TrainingConfig
 from attnlm.model.costs import Costs
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, MOST_COMPILED
 from attnlm.training.batch_split import MOST_REPLICAS, split_batch, windows_at_once
+from attnlm.training.cuda_graph import can_record_gradients
 from attnlm.training.kernel_choice import has_native_ops
 from attnlm.training.one_layer import is_one_layer
 
@@ -108,6 +109,9 @@ def estimate_memory(
     together = min(windows * config.spec.block_size, val_tokens)
     evaluation = min(most_threads, -(-val_tokens // together))
     evaluation *= _evaluation_bytes(costs, vocab_size, together, device, at_once)
+    if device == "cuda" and not can_record_gradients(config, device):
+        # An evaluation reuses the memory of a step, but a recorded step keeps it.
+        evaluation = max(0, evaluation - activations - _FLOAT * logits)
     return MemoryEstimate(
         weights=_FLOAT * weights + bytes_per_input * (gathered + split.replicas * copied),
         gradients=_FLOAT * (split.replicas * trained + gathered),
