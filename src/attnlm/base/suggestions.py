@@ -103,7 +103,7 @@ def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
 def equivalent_name(name: str, names: Iterable[str]) -> str | None:
     """Return the one of `names` that equals `name` except for case and hyphens.
 
-    If there is none, return the one that other tools call `name`, or None.
+    Otherwise, return the one that other tools call `name`, or None.
     """
     by_plain = {_normalised(known): known for known in names}
     plain = _normalised(name)

@@ -132,7 +132,7 @@ def with_flags(text: str) -> str:
 
 
 def _option_of_setting(name: str) -> str | None:
-    """Return the option for a setting or another parameter, or None if there is no such option."""
+    """Return the option for a setting or another parameter, or None without an option."""
     if name in RECORD_OF:
         return flag(name)
     from attnlm.cli.app import option_of_each  # which imports this module

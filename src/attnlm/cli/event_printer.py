@@ -119,7 +119,7 @@ def adapters_in_words(config: Config) -> str:
 
 
 def division_in_words(training: TrainingConfig) -> str:
-    """Return `2 processes, sharded, at most 8 windows at once`, without what does not apply."""
+    """Return `2 processes, sharded, at most 8 windows at once`, as far as this applies."""
     words = [_counted(training.processes, "process")] if training.processes > 1 else []
     words += ["sharded"] if training.is_sharded else []
     if training.micro_batch_size is not None:

@@ -35,7 +35,7 @@ def option(
     names: Sequence[str] = (),
     **more: Any,
 ) -> Any:
-    """Declare an option, named after its parameter unless `names` such as --output are given."""
+    """Declare an option, named after its parameter unless `names` has others, such as --output."""
     return typer.Option(default, *names, help=help, autocompletion=complete, **more)
 
 

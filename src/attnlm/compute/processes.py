@@ -188,7 +188,7 @@ def _is_first_of_machine() -> bool:
 def join_processes() -> Iterator[Processes]:
     """Connect to the other processes that a launcher has started, and yield `Processes`.
 
-    Yield ALONE if there are no other processes. If the processes end with an error, one process on
+    Yield ALONE without other processes. If the processes end with an error, one process on
     each machine raises the error, and the other processes raise AlreadyReportedError. If the error
     is that another process has ended, and our launcher reports this, then all processes raise
     AlreadyReportedError.

@@ -84,7 +84,7 @@ CHOSEN_BY_NAME = ("model", "attention", "mlp", "scores", "loss")
 """Settings that may name own code."""
 
 # Default training settings of each model, measured on Tiny Shakespeare's characters and tuned on
-# the last tenth of its training split. A model without an entry has those of _ONE_LAYER, or of
+# the last tenth of its training split. A model without an entry takes _ONE_LAYER, or
 # _DEEP if it has residual connections.
 _ONE_LAYER: Settings = {"steps": 1000}
 _DEEP: Settings = {"batch_size": 16, "steps": 800, "beta2": 0.99}

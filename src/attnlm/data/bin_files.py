@@ -91,8 +91,8 @@ def write_bins(folder: Path, split: Split, tokenizer: Tokenizer, on_event: OnEve
 class _EncodedPiece(NamedTuple):
     """A piece of the split `key`, encoded.
 
-    `pair_counts`, of shape (V, V), says how often each id (row) is followed by each id (column). It
-    is None for large vocabularies.
+    `pair_counts`, of shape (V, V), says how often each id (row) is followed by each id (column).
+    Large vocabularies have None.
     """
 
     key: str
@@ -192,7 +192,7 @@ def bigram_loss(
     """Return the loss of the validation split, in nats per token, with the bigram probabilities of
     the training split, given the pair counts of both.
 
-    1 is added to each count of the training split. Return None if there are no counts.
+    1 is added to each count of the training split. Return None without counts.
     """
     if train_VV is None or val_VV is None:
         return None

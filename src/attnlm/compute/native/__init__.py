@@ -94,7 +94,7 @@ def instruction_set() -> str:
 def instruction_sets() -> tuple[str, ...]:
     """Return the instruction sets that this processor has and kernels exist for, the best last.
 
-    PyTorch reports them, as limited by ATEN_CPU_CAPABILITY. Return ("none",) if there are none.
+    PyTorch reports them, as limited by ATEN_CPU_CAPABILITY. Return ("none",) on other processors.
     """
     import torch
 

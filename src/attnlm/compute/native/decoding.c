@@ -480,8 +480,8 @@ struct stream {
 };
 
 /* Return the first token whose cumulative sum of exp((logit - largest) / temperature) exceeds the total
-   times `fraction`; at temperature 0, the likeliest token; -1 if a logit is not finite. The order of the
-   sums is that of generation/next_token.py. */
+   times `fraction`; at temperature 0, the likeliest token; -1 if a logit is not finite. Sums are
+   added in the order of generation/next_token.py. */
 static int64_t draw(int64_t size, const float *logits, double temperature, double fraction,
                     double *sums)
 {
