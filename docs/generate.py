@@ -54,7 +54,7 @@ _INTERNAL = {
     "Run": {
         "alone",
         "append_evaluation",
-        "keep_until",
+        "discard_after",
         "metrics_until",
         "save_config",
         "save_whole",

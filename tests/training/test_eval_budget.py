@@ -20,7 +20,7 @@ from attnlm.model.architecture import MODELS
 from attnlm.see.report import report
 from attnlm.see.report_page import report_page
 from attnlm.training import eval_budget
-from attnlm.training.eval_budget import affordable_sample, affordable_tokens
+from attnlm.training.eval_budget import affordable_eval_tokens, affordable_sample_tokens
 from attnlm.training.validation_loss import MOST_TOKENS, validation_loss
 from tests.command import attnlm as command
 from tests.models import parts_of
@@ -46,23 +46,23 @@ def costly(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_megabyte_of_characters_is_evaluated_whole_and_sampled_in_full(config: Any) -> None:
-    assert affordable_tokens(config, **SHAKESPEARE) is None
-    assert affordable_sample(config, 65) == 80
+    assert affordable_eval_tokens(config, **SHAKESPEARE) is None
+    assert affordable_sample_tokens(config, 65) == 80
 
 
 def test_expensive_evaluations_use_a_part_of_the_split() -> None:
     few = resolve({"steps": 30})
-    tokens = affordable_tokens(few, 50_257, 150_000)
+    tokens = affordable_eval_tokens(few, 50_257, 150_000)
     # Three steps of 32 × 64 tokens cost nine times that in forward passes; a tenth is too few.
-    assert tokens == 2048 and 8 <= affordable_sample(few, 50_257) < 80
+    assert tokens == 2048 and 8 <= affordable_sample_tokens(few, 50_257) < 80
     more = resolve({"steps": 3000})
-    assert affordable_tokens(more, 50_257, 300_000) == 300 * 32 * 64 * 3 // 10 // 64 * 64
-    assert affordable_tokens(more, 50_257, 150_000) is None
-    assert affordable_tokens(few, 50_257, 1500) is None
+    assert affordable_eval_tokens(more, 50_257, 300_000) == 300 * 32 * 64 * 3 // 10 // 64 * 64
+    assert affordable_eval_tokens(more, 50_257, 150_000) is None
+    assert affordable_eval_tokens(few, 50_257, 1500) is None
     brief = resolve({"model": "transformer", "steps": 20})
-    assert affordable_tokens(brief, **SHAKESPEARE) == 2048
+    assert affordable_eval_tokens(brief, **SHAKESPEARE) == 2048
     large = resolve({"steps": 10**6})
-    assert affordable_tokens(large, 50_257, 10 * MOST_TOKENS) is None  # its cap
+    assert affordable_eval_tokens(large, 50_257, 10 * MOST_TOKENS) is None  # its cap
 
 
 def test_a_part_is_spread_evenly_over_the_split(dataset: Dataset) -> None:

@@ -21,7 +21,7 @@ from attnlm.cli.event_printer import Display, baselines
 from attnlm.cli.options import option, switch, with_options
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_run import resolve_new
-from attnlm.config.recipes import several_sizes, to_toml
+from attnlm.config.recipes import several_sizes_error, to_toml
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import RUNGS, Architecture
@@ -166,7 +166,7 @@ def _print_config(
     """Print the settings as a recipe."""
     request = resolve_new(settings, recipe, parent)
     if request.candidates is not None:
-        raise several_sizes(str(recipe), len(request.candidates.sizes))
+        raise several_sizes_error(str(recipe), len(request.candidates.sizes))
     console.print_result(to_toml(request.config.settings()).rstrip())
 
 

@@ -65,11 +65,11 @@ def load_recipe(recipe: Recipe) -> Settings:
     """
     settings, *larger = load_sizes(recipe)
     if larger:
-        raise several_sizes(recipe, 1 + len(larger))
+        raise several_sizes_error(recipe, 1 + len(larger))
     return settings
 
 
-def several_sizes(name: Recipe, count: int) -> UsageError:
+def several_sizes_error(name: Recipe, count: int) -> UsageError:
     """Return the error that the recipe `name` has `count` sizes where only one is possible."""
     return UsageError(
         f"the recipe {name} has {count} sizes, and only training can choose one",

@@ -190,7 +190,7 @@ class TrainingConfig:
     )
 
     @property
-    def length(self) -> str:
+    def length_text(self) -> str:
         """Return the number of steps (`800`), or the budget of an unfinished run (`2 min`)."""
         if self.steps is None and self.budget is not None:
             return duration(self.budget)

@@ -220,7 +220,7 @@ class NotRecordedError(AttnlmError):
         )
 
 
-def no_attention() -> AttnlmError:
+def no_attention_error() -> AttnlmError:
     """Return the error for a model without attention."""
     return AttnlmError(
         "this model has no attention, so there are no maps",

@@ -369,7 +369,7 @@ class Run(RunFacts):
             first = [] if size else passage
             self._ticker.append(snapshot_record(snapshot, self.config.spec, first))
 
-    def keep_until(self, evaluated_step: int, step: int) -> None:
+    def discard_after(self, evaluated_step: int, step: int) -> None:
         """Drop evaluations after `evaluated_step`, snapshots from `step` on, and whole.json."""
         metrics = self.evaluations_until(evaluated_step)
         self.ticker()  # raises if it is damaged
@@ -525,7 +525,7 @@ def run_summary(run: Run) -> dict[str, str]:
     result = run.result()
     step = 0 if result is None else result.last.step
     batch = f"{training.batch_size} × {run.config.spec.block_size} tokens"
-    summary["steps"] = f"{step:,} of {training.length}, each {batch}, seed {training.seed}"
+    summary["steps"] = f"{step:,} of {training.length_text}, each {batch}, seed {training.seed}"
     if result is not None:
         best = f"best loss, {run.evaluated_part or 'whole split'}"
         losses: dict[str, EvaluationRecord | Measured] = {best: result.best}

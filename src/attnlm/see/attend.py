@@ -18,7 +18,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.recorder import NotRecordedError, Recorder, no_attention, record
+from attnlm.model.recorder import NotRecordedError, Recorder, no_attention_error, record
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
@@ -135,7 +135,7 @@ def attend(
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if run.config.spec.reason_against(Use.ATTENTION_MAPS) is not None:
-        raise no_attention()
+        raise no_attention_error()
     ids = encode_text(run, text)
     block_size = run.config.spec.block_size
     if len(ids) > block_size:

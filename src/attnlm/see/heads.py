@@ -24,7 +24,7 @@ from attnlm.data.dataset import ids_at
 from attnlm.data.examples import Examples, limit_per_window
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.ops.loss import cross_entropy
-from attnlm.model.recorder import Head, no_attention, record, texts_at_once
+from attnlm.model.recorder import Head, no_attention_error, record, texts_at_once
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_dataset_of, open_run
@@ -147,7 +147,7 @@ def heads(
     check_windows(windows)
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if run.config.spec.reason_against(Use.ATTENTION_MAPS) is not None:
-        raise no_attention()
+        raise no_attention_error()
     random_NT = repeated_random_tokens(run.vocab_size, run.config.spec.block_size, windows)
     text_windows = None
     if text is not None or not run.imported_from:

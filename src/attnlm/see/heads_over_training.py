@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnlm.base.errors import AttnlmError
-from attnlm.model.recorder import no_attention
+from attnlm.model.recorder import no_attention_error
 from attnlm.model.spec import Use
 from attnlm.runs.run import Run, open_run
 from attnlm.see.attend import Numbers
@@ -72,7 +72,7 @@ def heads_over_training(
     """
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     if run.config.spec.reason_against(Use.ATTENTION_MAPS) is not None:
-        raise no_attention()
+        raise no_attention_error()
     measured = {s.step: s.scores for s in run.ticker() if s.scores is not None}
     shape = [*measured.values()][-1].shape if measured else ()
     scores_by_step = {step: x_PLH for step, x_PLH in measured.items() if x_PLH.shape == shape}

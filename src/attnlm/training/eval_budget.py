@@ -46,7 +46,7 @@ def step_cost(config: Config, vocab_size: int) -> float:
     return _STEP_COST * config.tokens_per_step * forward_cost(config.spec, vocab_size)
 
 
-def affordable_tokens(config: Config, vocab_size: int, val_tokens: int) -> int | None:
+def affordable_eval_tokens(config: Config, vocab_size: int, val_tokens: int) -> int | None:
     """Return the number of tokens that an evaluation uses, or None for the whole split.
 
     Let T be the cost of the training between two evaluations. The whole split is used if its
@@ -82,7 +82,7 @@ def _whole_windows(config: Config, tokens: float) -> int:
     return max(1, max(_FEWEST_TOKENS, int(tokens)) // length) * length
 
 
-def affordable_sample(config: Config, vocab_size: int) -> int:
+def affordable_sample_tokens(config: Config, vocab_size: int) -> int:
     """Return the length of the sample at each evaluation: 80 tokens, fewer for a large model."""
     token_cost = _TIMES_SLOWER_ALONE * forward_cost(config.spec, vocab_size)
     token_cost += config.spec.costs(vocab_size).layers * _PER_LAYER_ALONE

@@ -27,7 +27,7 @@ class Started:
     def __str__(self) -> str:
         return (
             f"{self.run.name}: {self.run.config.spec.name}, {self.run.parameters:,} parameters; "
-            f"step {self.first_step:,} of {self.run.config.training.length}; "
+            f"step {self.first_step:,} of {self.run.config.training.length_text}; "
             f"{self.device.name}, "
             f"about {byte_size(self.memory)}"
         )

@@ -21,7 +21,7 @@ from attnlm.runs.run import Run, open_dataset_of, run_from_content
 from attnlm.see.curves import CurveDrawer
 from attnlm.see.loggers import LogListener, check_tools
 from attnlm.training.budget_clock import BudgetClock
-from attnlm.training.eval_budget import affordable_sample
+from attnlm.training.eval_budget import affordable_sample_tokens
 from attnlm.training.state import TrainingState, load_or_init_state
 
 
@@ -99,7 +99,7 @@ def start_job(
     state = load_or_init_state(run, device, is_fresh, call.processes)
     budget = run.config.training.budget
     left = None if budget is None else BudgetClock.of((1 - state.progress) * budget, call.began)
-    sample_tokens = affordable_sample(run.config, run.vocab_size)
+    sample_tokens = affordable_sample_tokens(run.config, run.vocab_size)
     return Job(run, dataset, state, left, sample_tokens)
 
 

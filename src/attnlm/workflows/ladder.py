@@ -34,7 +34,7 @@ from attnlm.runs.ladder_plan import RECORD, Adapted, LadderPlan, read_plan
 from attnlm.runs.records import has_same_ids
 from attnlm.runs.run import Run, open_run
 from attnlm.see.ladder import Ladder, Rung, median
-from attnlm.training.eval_budget import affordable_tokens, step_cost
+from attnlm.training.eval_budget import affordable_eval_tokens, step_cost
 from attnlm.training.state import read_saved_state
 from attnlm.workflows.answers import select_pairs
 from attnlm.workflows.autotune import check_fits
@@ -316,7 +316,7 @@ def _new_plan(dataset: Dataset, arguments: dict[str, Any], on_event: OnEvent) ->
     if plan.steps is None:
         return plan
     sizes = dataset.vocab_size, dataset.val_tokens
-    counts = [n for c in configs if (n := affordable_tokens(c, *sizes)) is not None]
+    counts = [n for c in configs if (n := affordable_eval_tokens(c, *sizes)) is not None]
     return replace(plan, eval_tokens=plan.eval_tokens or min(counts, default=None))
 
 

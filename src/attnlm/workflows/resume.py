@@ -74,7 +74,7 @@ def resumed_job(
         _check_steps(run, saved, config.training.steps, call.on_event)
         run = replace(run, config=autotune(config, device, dataset, is_resumed=True))
         with explaining_os_errors(run.path, f", then: {resume_command(run.path)}"):
-            run.keep_until(saved.evaluated_step, saved.step)
+            run.discard_after(saved.evaluated_step, saved.step)
             if is_changed:
                 run.save_config()
         announce(call.processes, run, is_fresh=is_fresh)

@@ -30,7 +30,7 @@ from attnlm.runs.manage import remove_run
 from attnlm.runs.records import ParentRecord
 from attnlm.runs.run import Run, open_run
 from attnlm.see.curves import FEW_STEPS
-from attnlm.training.eval_budget import affordable_tokens
+from attnlm.training.eval_budget import affordable_eval_tokens
 from attnlm.training.loop import OnStep, fit
 from attnlm.training.state import read_saved_state
 from attnlm.workflows.autotune import affordable_size, autotune, choose_training_device
@@ -258,7 +258,7 @@ def _complete_config(
             )
         )
     if config.training.budget is None and config.training.eval_tokens is None:
-        affordable = affordable_tokens(config, dataset.vocab_size, dataset.val_tokens)
+        affordable = affordable_eval_tokens(config, dataset.vocab_size, dataset.val_tokens)
         config = config.with_training(eval_tokens=affordable)
     return config, device
 

@@ -35,7 +35,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "attend": ([_NUMBER, _POINTER], None),
     "block_saved": ([_POINTER], _NUMBER),
     "block_scratch": ([_NUMBER, _POINTER], _NUMBER),
-    "pass_through_block": ([_NUMBER, _POINTER], None),
+    "run_block_pass": ([_NUMBER, _POINTER], None),
     "one_layer_kept": ([_NUMBER], _NUMBER),
     "one_layer_scratch": ([_NUMBER] * 2, _NUMBER),
     "one_layer_attend": ([*[_NUMBER] * 4, _REAL, *[_POINTER] * 6], None),

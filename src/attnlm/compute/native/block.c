@@ -536,7 +536,7 @@ static struct maps maps_of(const struct pass *p)
 }
 
 /* Compute `out`, or the gradients if `d_out` is not NULL, by `members` threads. */
-void pass_through_block(int64_t members, const struct pass *p)
+void run_block_pass(int64_t members, const struct pass *p)
 {
     struct job job = {.pass = p, .maps = maps_of(p)};
     assign_saved(p, &(struct arena){.base = p->saved}, &job.saved);

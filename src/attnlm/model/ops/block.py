@@ -144,4 +144,4 @@ def _run_kernel(library: CDLL, work: CPass, saved: Sequence[Tensor | None]) -> N
     threads = torch.get_num_threads()
     scratch = torch.empty(library.block_scratch(threads, ctypes.byref(work)))
     work.scratch = data_pointer(scratch)
-    library.pass_through_block(threads, ctypes.byref(work))
+    library.run_block_pass(threads, ctypes.byref(work))
