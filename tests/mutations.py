@@ -356,7 +356,7 @@ if stop.has_come and not is_sharded: => if False:
 evaluation drops the last window |
 test_training.py::test_evaluation_is_over_the_whole_split_token_by_token
 if len(last_window) > 1: => if len(last_window) > model.architecture.block_size:
-bits are nats | test_training.py::test_a_run_records_and_reports_what_the_design_states
+bits are nats | test_training.py::test_a_run_records_and_reports_its_losses_and_steps
 loss / math.log(2) / bytes_per_token => loss / bytes_per_token
 == compute/processes.py
 all processes say the same error | test_processes.py::test_each_machine_prints_the_error_once

@@ -366,7 +366,7 @@ def test_sampling_prints_text_and_nothing_else(project: Path) -> None:
     assert once == again and once[:4] == "fox " and len(once) == 13
 
 
-def test_sample_as_json_and_in_numbers(project: Path) -> None:
+def test_json_of_samples_has_each_text_and_its_checkpoint(project: Path) -> None:
     flags = ["small", "--tokens", "9", "--seed", "2", "--json"]
     facts = json.loads(attnlm("sample", *flags, cwd=project).stdout)
     assert len(facts["text"]) == 9 and facts["tokens"] == 9 and facts["seed"] == 2

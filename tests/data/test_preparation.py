@@ -457,7 +457,7 @@ def during_encoding(source: Path, data: Path, **options: Any) -> Any:
     ],
     ids=["the first stays", "the second may replace it", "both are alike"],
 )
-def test_two_simultaneous_preparations(
+def test_of_two_preparations_one_replaces_the_other_only_as_asked(
     theirs: dict[str, Any], ours: dict[str, Any], left: float | None, source: Path, data: Path
 ) -> None:
     listener = during_encoding(source, data, **theirs)

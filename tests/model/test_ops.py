@@ -162,7 +162,7 @@ def test_matmuls_of_both_libraries_are_exact(
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_kernels)])
 @pytest.mark.parametrize("size", [1e-8, 1.0, 1e4, 1e15])
 @pytest.mark.parametrize("name", [n for n in OPS if n != "joined maps"])
-def test_extreme_numbers_in_float32(name: str, size: float, compiled: bool) -> None:
+def test_extreme_numbers_stay_finite_in_float32(name: str, size: float, compiled: bool) -> None:
     ours, _, shapes = OPS[name]
     exact = [(torch.randn(shape).float() * size).double().requires_grad_() for shape in shapes]
     leaves = [x.detach().float().requires_grad_() for x in exact]
@@ -196,7 +196,7 @@ def test_operations_in_c_of_odd_sizes_equal_pytorch(length: int, width: int) -> 
         assert_rounded(found, _of_squares, op, exact)
 
 
-def test_pieces_in_half_precision() -> None:
+def test_pieces_in_half_precision_stay_near_float32() -> None:
     """Autocast computes products in bfloat16 and the loss in float32."""
     x, head = torch.randn(B, T, 32, requires_grad=True), torch.randn(V, 32, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):

@@ -480,7 +480,7 @@ def test_the_slider_moves_mark_line_and_map(view: Any, found: Report) -> None:
     assert view.inner_text("#play") == "Play"
 
 
-def test_another_heads_film(view: Any, found: Report) -> None:
+def test_the_film_shows_the_scores_of_the_chosen_head(view: Any, found: Report) -> None:
     scores = [scores_at(snapshot) for snapshot in found.snapshots]
     best = max(scores[-1], key=lambda place: scores[-1][place])
     assert view.input_value("#head") == str(2 * best[0] + best[1])

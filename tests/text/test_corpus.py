@@ -493,7 +493,7 @@ def test_any_text_becomes_a_name_on_every_system(text: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems allow no such name")
-def test_a_file_name_that_is_not_unicode(here: Path, spool: Path) -> None:
+def test_a_file_name_that_is_not_unicode_is_read_and_shown(here: Path, spool: Path) -> None:
     source = os.fsdecode(b"caf\xe9.txt")
     (here / source).write_bytes(PLAY)
     found = get_corpus(source, spool=spool)

@@ -58,7 +58,7 @@ def trained(dataset: Dataset, tmp_path: Path) -> Any:
     return train
 
 
-def test_a_run_records_and_reports_what_the_design_states(
+def test_a_run_records_and_reports_its_losses_and_steps(
     trained: Any, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reporter, "_SECONDS_BETWEEN_REPORTS", 0.0)
@@ -397,7 +397,7 @@ def test_exist_ok_accepts_a_finished_run(trained: Any, dataset: Dataset, tmp_pat
     assert "metrics.jsonl has no evaluations" in done.stderr and "attnlm eval" in done.stderr
 
 
-def test_resume_takes_only_what_the_design_says(trained: Any, dataset: Dataset) -> None:
+def test_resume_refuses_settings_that_would_change_the_run(trained: Any, dataset: Dataset) -> None:
     events: list[object] = []
     run = trained()
     before = run.last.read_bytes()
