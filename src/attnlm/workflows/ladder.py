@@ -401,7 +401,8 @@ def _sample_rung(
         results = [replace(result, whole={}) for result in results]
     pairs = list(zip(runs, results, strict=True))
     run, _ = median(pairs, key=lambda pair: pair[1].final.val_loss)
-    sampler = load_sampler(run, on_event=on_event)
+    device = "cpu" if run.config.training.device == "cpu" else "auto"
+    sampler = load_sampler(run, device=device, on_event=on_event)
     format = format_of(run)
     if format is not None and plan.prompt:
         (text,) = answers(sampler, format, [plan.prompt], plan.tokens)
