@@ -103,3 +103,13 @@ def test_a_run_is_an_argument_of_every_command_that_reads_one() -> None:
         "rm",
     }
     assert not any("--run " in here([name, "--help"]).stdout for name in commands)
+
+
+def test_no_option_is_named_after_what_it_takes() -> None:
+    """Typer 0.27 calls `--text` with the metavar TEXT `--TEXT`."""
+    commands = root_command()
+    for name in commands.list_commands(None):
+        for parameter in commands.get_command(None, name).params:
+            metavar = str(parameter.metavar or "").replace("_", "-").lower()
+            is_option = parameter.param_type_name == "option"
+            assert not is_option or metavar != parameter.name.replace("_", "-"), (name, metavar)

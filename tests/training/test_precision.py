@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnlm
+from attnlm.base.errors import UsageError
 from attnlm.base.setting_fields import Settings
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
@@ -235,3 +236,12 @@ def test_small_models_generate_text_on_the_cpu(
 )
 def test_a_gpu_generates_text_of_large_models(name: str, vocab_size: int, expected: bool) -> None:
     assert is_fastest_on_cpu(resolve(variant(name)).spec, vocab_size) == expected
+
+
+@pytest.mark.parametrize("setting", [{"matmul": "onednn"}, {"attention_kernel": "native"}], ids=str)
+def test_kernels_of_a_cpu_are_refused_in_bfloat16(
+    setting: dict[str, Any], data: Dataset, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=f"`{next(iter(setting))}`"):
+        attnlm.train(data, model="gpt2", dtype="bfloat16", checkpoint_dir=tmp_path, **setting)
+    assert not list(tmp_path.iterdir())

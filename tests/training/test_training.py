@@ -408,6 +408,9 @@ def test_resume_refuses_settings_that_would_change_the_run(trained: Any, dataset
     attnlm.train(resume=run.path, device="auto", on_event=events.append)
     reasons = [event.device.reason for event in events if isinstance(event, Started)]
     assert [reason == "recorded in the run" for reason in reasons] == [True, False]
+    events.clear()
+    attnlm.train(resume=run.path, dtype="auto", on_event=events.append)  # as recorded: float32
+    assert not any(isinstance(note, Note) and "precision" in note.text for note in events)
     for wrong in ({"learning_rate": 0.1}, {"model": "bigram"}, {"budget": 5.0}, {"seed": 2}):
         with pytest.raises(UsageError, match="cannot be changed"):
             attnlm.train(resume=run.path, **wrong)
@@ -417,6 +420,8 @@ def test_resume_refuses_settings_that_would_change_the_run(trained: Any, dataset
         argument = "a data set" if "dataset" in wrong_too else f"`{next(iter(wrong_too))}`"
         with pytest.raises(UsageError, match=f"`resume` cannot be combined with {argument}"):
             attnlm.train(resume=run.path, **wrong_too)
+    with pytest.raises(UsageError, match="`resume` cannot be combined with `name`"):
+        attnlm.train(resume=run.path, name="auto")  # only a checkpoint may be called auto
     longer = attnlm.train(resume=run.path, steps=14, threads=2, on_event=events.append)
     assert [record["step"] for record in longer.metrics()] == [0, 5, 10, 12, 14]
     assert any(isinstance(note, Note) and "`threads`" in note.text for note in events)
