@@ -87,12 +87,20 @@ _OTHER_NAMES = {
     "doctor": "check diagnose env info system",
 }
 
+# Options, commands and values that attnlm had, and the hint that names what to use in their place.
+_REPLACED: dict[str, str] = {}
+
 _NEAR = 0.6  # the default cutoff of difflib.get_close_matches
 _BEGINS_ALIKE = 0.8
 
 
 def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
-    """Return the hint `did you mean NAME?` for a similar one of `names`, or else `otherwise`."""
+    """Return the hint `did you mean NAME?` for a similar one of `names`, or else `otherwise`.
+
+    For a name that attnlm had, return what replaces it.
+    """
+    if replaced := _REPLACED.get(_normalised(name)):
+        return replaced
     names = list(names)
     if (similar := equivalent_name(name, names) or _nearest(name, names)) is None:
         return otherwise
