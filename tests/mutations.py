@@ -477,9 +477,6 @@ torch.set_flush_denormal(flush) => pass
 a tool writes through a link |
 test_loggers.py::test_a_logger_writes_nothing_through_a_link_out_of_its_folder
 _check_links(event.run.path, name) => pass
-== see/ladder.py
-a ladder of two seeds claims a difference | test_ladder.py
-apart = True if self.plan.seeds >= _FEWEST_SEEDS else None => apart = self.plan.seeds > 1
 == generation/decoders.py
 what a cache should hold is not looked at | test_sampling.py
 any(cache.length != known for cache in caches) => known == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import write_json
 from attnlm.base.json_records import limited, read_record, record_from_json
-from attnlm.runs.records import ParentRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +91,3 @@ def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
     assert read_record(Whole, path, format=2).name == "a"
     with pytest.raises(AttnlmError, match="was written by another version"):
         read_record(Whole, path, format=1)
-
-
-def test_fields_of_a_mapping_record_can_be_read_as_in_a_dictionary() -> None:
-    parent = ParentRecord(name="a", path="/a", checkpoint="best", step=3, sha256="0")
-    assert parent["step"] == parent.step == 3 and "which" not in parent
-    assert dict(parent) == asdict(parent) and parent.get("age") is None
-    assert [parent] == [asdict(parent)]
-    with pytest.raises(KeyError):
-        parent["which"]

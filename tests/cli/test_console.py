@@ -21,7 +21,9 @@ from tests.models import evaluation_record
 
 def evaluated(step: int, text: str, *, is_last: bool = False) -> Evaluated:
     snapshot = Snapshot(step, text, None)
-    return Evaluated(**evaluation_record(step), improved=True, snapshot=snapshot, is_last=is_last)
+    return Evaluated(
+        **vars(evaluation_record(step)), improved=True, snapshot=snapshot, is_last=is_last
+    )
 
 
 def test_samples_are_dimmed_lines_of_the_terminals_width(

@@ -43,7 +43,7 @@ def test_an_example_holds_and_its_commands_run(path: Path, project: Path) -> Non
     command(*train, *SMALL, "--name", path.stem, cwd=project)
     run = attnlm.open_run(path.stem, checkpoint_dir=project / "checkpoints")
     result = run.result()
-    assert result is not None and result.last["val_loss"] < math.log(run.tokenizer.vocab_size)
+    assert result is not None and result.last.val_loss < math.log(run.tokenizer.vocab_size)
     assert [file.read_bytes() for file in (run.path / "code").iterdir()] == [path.read_bytes()]
     assert len(command("sample", path.stem, "--tokens", 30, cwd=project).stdout) > 20
 

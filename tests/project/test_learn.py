@@ -59,7 +59,7 @@ def run(course: Path, name: str) -> attnlm.Run:
 def loss(course: Path, name: str) -> float:
     result = run(course, name).result()
     assert result is not None
-    return float(result.best["val_loss"])
+    return result.best.val_loss
 
 
 def attention(course: Path, name: str, text: str = TEXT) -> Any:

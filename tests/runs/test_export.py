@@ -211,7 +211,7 @@ def test_the_command_and_its_card(dataset: Dataset, tmp_path: Path) -> None:
     fails("export", "x", "--to", "onnx", cwd=tmp_path, code=2, says="--to", hints="hf")
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     for fact in (
-        *("GPT2LMHeadModel", attnlm.__version__, run.dataset["train_sha256"], "step 1"),
+        *("GPT2LMHeadModel", attnlm.__version__, run.dataset.train_sha256, "step 1"),
         *("validation loss 2.5000", "learning_rate = 0.02", 'model = "gpt2"', "fruits-char"),
     ):
         assert fact in card

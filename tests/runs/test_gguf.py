@@ -185,7 +185,7 @@ def test_metadata_describe_the_model(dataset: Dataset, tmp_path: Path) -> None:
     assert value(reader, "general.name") == run.name == "llama-001"
     assert json.loads(value(reader, "attnlm.settings"))["rotary_base"] == 500
     description = value(reader, "general.description")
-    for fact in ("A llama of", "fruits-char", run.dataset["train_sha256"], "loss 2.5000"):
+    for fact in ("A llama of", "fruits-char", run.dataset.train_sha256, "loss 2.5000"):
         assert fact in description
     keys = set(reader.fields)
     assert not {"general.author", "general.license", "general.organization"} & keys

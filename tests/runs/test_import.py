@@ -200,7 +200,7 @@ def test_exported_runs_import_unchanged(name: str, dataset: Any, tmp_path: Path)
     place: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints"}
     back = attnlm.import_run(source, name="back", **place)
     assert back.tokenizer.to_json() == run.tokenizer.to_json()
-    assert back.imported_from == str(source) and back.dataset["name"] == "out"
+    assert back.imported_from == str(source) and back.dataset.name == "out"
     losses = [attnlm.evaluate(r, data=dataset, device="cpu").loss for r in (run, back)]
     assert losses[0] == losses[1]
     again = attnlm.export(back, tmp_path / "again").path

@@ -127,7 +127,7 @@ def test_downloads_resume_and_the_cache_works_offline(
     ranges = [asked for file, asked in hub.sent if file == "model.safetensors"]
     begin = int(ranges[1].removeprefix("bytes=").removesuffix("-"))
     assert len(ranges) == 2 and 0 < begin <= len(hub.files["model.safetensors"]) // 2
-    assert run.imported_from == f"{MODEL}@{COMMIT}" and run.dataset["name"] == "Tiny-1.0"
+    assert run.imported_from == f"{MODEL}@{COMMIT}" and run.dataset.name == "Tiny-1.0"
     assert "".join(attnlm.sample(run, tokens=3, seed=1))
 
     sent = len(hub.sent)

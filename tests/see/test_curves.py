@@ -63,7 +63,7 @@ def test_curves_are_drawn_rarely_during_training_and_always_at_the_end(
     drawer(next(event for event in events if isinstance(event, Started)))
     for second in range(1, 70):
         now = float(second)
-        drawer(Evaluated(**evaluation_record(second), improved=True))
+        drawer(Evaluated(**vars(evaluation_record(second)), improved=True))
     assert drawn == [20.0, 40.0, 60.0]
 
 

@@ -181,7 +181,7 @@ def test_interrupted_training_closes_tools_and_long_training_logs_few_points(
     dataset: Dataset, tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(event: object) -> None:
-        if isinstance(event, attnlm.Evaluated) and event.record["step"] == 9:
+        if isinstance(event, attnlm.Evaluated) and event.step == 9:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(loggers, "_MOST_POINTS", 3)

@@ -88,7 +88,7 @@ def test_a_report_contains_the_results_of_the_single_commands(runs: Path) -> Non
     np.testing.assert_array_equal(found.attention.probabilities, seen.probabilities)
     assert found.heads == study_heads(run, windows=3, device="cpu")
     assert found.result is not None
-    assert found.result.best["val_loss"] == min(record["val_loss"] for record in run.metrics())
+    assert found.result.best.val_loss == min(record["val_loss"] for record in run.metrics())
     assert found.data_gone == ""
     assert re.match(r"3 of \d+ windows of 16 tokens", found.heads_over)
     tasks = [(event.task, event.done) for event in events if isinstance(event, Progress)]
@@ -111,7 +111,7 @@ def test_every_rung_has_a_page(rung: str, runs: Path) -> None:
     found = of(rung, runs)
     page = html(found)
     assert found.result is not None
-    assert f"{found.result.best['val_loss']:.4f}" in page and found.verdict[1:] in page
+    assert f"{found.result.best.val_loss:.4f}" in page and found.verdict[1:] in page
     for words in (CAUTION, "Heads by measurement", "A head forming"):
         assert (words in page) == (rung != "bigram")
     assert ("The logit lens" in page) == (rung in ("transformer", "tied"))
@@ -193,7 +193,7 @@ def test_the_commands_of_a_report_reproduce_the_run(
     again = open_run(None)
     assert again.name != original.name
     assert again.config.settings() == original.config.settings()
-    assert {**again.dataset, "path": ""} == {**original.dataset, "path": ""}
+    assert replace(again.dataset, path="") == replace(original.dataset, path="")
     assert timeless(again.path) == timeless(original.path)
 
 

@@ -96,7 +96,7 @@ def test_partial_losses_are_labelled_and_the_last_loss_is_complete(
     whole = run.whole()
     for which in ("best", "last"):
         measured = attnlm.evaluate(run, checkpoint=which, data=dataset)
-        assert (whole[which]["val_loss"], whole[which]["evaluated_tokens"]) == (
+        assert (whole[which].val_loss, whole[which].evaluated_tokens) == (
             measured.loss,
             measured.tokens,
         )
@@ -108,7 +108,7 @@ def test_partial_losses_are_labelled_and_the_last_loss_is_complete(
     # A longer training uses the same part, and repeats the last evaluation.
     longer = attnlm.train(resume=run.path, steps=120, **folders)
     assert longer.config.training.eval_tokens == 192
-    assert longer.whole()["last"]["step"] == 120
+    assert longer.whole()["last"].step == 120
     with pytest.raises(UsageError, match="`eval_tokens` cannot be changed"):
         attnlm.train(resume=run.path, eval_tokens=64, steps=120, **folders)
 

@@ -12,7 +12,6 @@ import pytest
 import attnlm
 from attnlm.base import clock as clocks
 from attnlm.base.events import Note
-from attnlm.base.files import read_json, write_json
 from attnlm.base.signals import Interrupted
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
@@ -173,7 +172,7 @@ def test_a_run_that_is_resumed_continues_the_clock(
     clock = paced(constant(1.0))
 
     def stop(event: object) -> None:
-        if isinstance(event, Evaluated) and event.record["step"] > 35:
+        if isinstance(event, Evaluated) and event.step > 35:
             raise Interrupted(2)
 
     folders: dict[str, Any] = {"checkpoint_dir": tmp_path}
@@ -211,15 +210,6 @@ def test_a_run_is_reproduced_by_its_number_of_steps(
     assert (again.config.training.steps, again.config.training.budget) == (steps, None)
     losses = [r.metrics()[-1]["val_loss"] for r in (run, again)]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
-
-
-def test_the_stages_that_attnlm_1_0_0_recorded_are_read(trained: Any, dataset: Dataset) -> None:
-    run = trained(steps=4)
-    path = run.path / "config.json"
-    content = read_json(path)
-    write_json(path, {**content, "config": {**content["config"], "stages": "0:9,2:4"}})
-    assert attnlm.open_run(run.path).config == run.config
-    assert attnlm.evaluate(run.path, data=dataset).loss == run.metrics()[-1]["val_loss"]
 
 
 def test_processes_follow_the_clock_of_rank_0(dataset: Dataset, tmp_path: Path) -> None:

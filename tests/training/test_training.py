@@ -89,8 +89,7 @@ def test_a_run_records_and_reports_its_losses_and_steps(
     assert isinstance(events[0], Started) and events[0].run == run
     assert isinstance(events[-1], Finished) and not events[-1].out_of_patience
     evaluated = [event for event in events if isinstance(event, Evaluated)]
-    assert [event.record for event in evaluated] == records
-    assert [{name: getattr(e, name) for name in e.record} for e in evaluated] == records
+    assert [{name: getattr(e, name) for name in records[0]} for e in evaluated] == records
     stepped = [event for event in events if isinstance(event, Stepped)]
     assert {event.step: event.loss for event in stepped} == losses
     assert [event.step for event in stepped if event.seconds_left <= 0] == [12]
@@ -114,7 +113,7 @@ class StopAt:
         self.step = step
 
     def __call__(self, event: object) -> None:
-        if isinstance(event, Evaluated) and event.record["step"] >= self.step:
+        if isinstance(event, Evaluated) and event.step >= self.step:
             self.step = 10**9
             signal.raise_signal(signal.SIGINT)
 
@@ -251,7 +250,7 @@ def test_a_full_disk_is_reported_with_the_file_and_the_last_step(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # it does not say where
 
     def fill(event: object) -> None:
-        if isinstance(event, Evaluated) and event.record["step"] == 5:
+        if isinstance(event, Evaluated) and event.step == 5:
             monkeypatch.setattr(os, "fsync", full)
 
     with pytest.raises(AttnlmError) as caught:
@@ -285,7 +284,7 @@ def test_a_run_whose_folder_is_gone_writes_nothing_in_its_place(
     def lose(event: object) -> None:
         if not isinstance(event, Evaluated):
             return
-        evaluated.append(event.record["step"])
+        evaluated.append(event.step)
         while not list(path.glob("last*")):  # processes write during training
             time.sleep(0.001)
         path.rename(moved)
@@ -310,7 +309,7 @@ def test_a_training_goes_on_with_data_that_were_replaced(
     folder = shutil.copytree(dataset.path, tmp_path / "data")
 
     def replace(event: object) -> None:
-        if isinstance(event, Evaluated) and event.record["step"] == 5:
+        if isinstance(event, Evaluated) and event.step == 5:
             shutil.rmtree(folder)
             if then == "prepared again":
                 folder.mkdir()

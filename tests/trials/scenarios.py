@@ -122,7 +122,7 @@ def _train(data: Path, run: Path, settings: dict[str, Any], until: int | None = 
     """Train a run, or leave it as it was saved after the step `until`."""
 
     def stop(event: object) -> None:
-        if isinstance(event, Evaluated) and event.record["step"] == until:
+        if isinstance(event, Evaluated) and event.step == until:
             raise ZeroDivisionError
 
     attnlm.train(data, checkpoint_dir=run.parent, name=run.name, on_event=stop, **settings)

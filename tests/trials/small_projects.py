@@ -125,7 +125,7 @@ def open_data(folder: Path, name: str | None) -> str:
 def open_the_run(folder: Path, name: str | None) -> str:
     """Return a digest of all that sampling from the run and resuming it read."""
     run = attnlm.open_run(name, checkpoint_dir=folder / "checkpoints")
-    about = [run.config.settings(), run.vocab_size, run.parameters, dict(run.dataset)]
+    about = [run.config.settings(), run.vocab_size, run.parameters, vars(run.dataset)]
     weights = []
     for which in ("best", "last"):
         model, _ = attnlm.load_model(run, checkpoint=which, device="cpu")
@@ -134,7 +134,7 @@ def open_the_run(folder: Path, name: str | None) -> str:
     weights += [tensor.numpy().tobytes() for tensor in state.optimizer.state().values()]
     records = run.evaluations_until(state.evaluated_step)
     ticker = open_ticker(folder, name)
-    metrics = [dict(record) for record in records]
+    metrics = [vars(record) for record in records]
     return _digest(about, run.tokenizer.to_json(), state.content(), metrics, ticker, *weights)
 
 

@@ -40,7 +40,7 @@ def _paused(data: Path, runs: Path, step: int) -> Iterator[Child]:
     reached, goes_on = multiprocessing.Semaphore(0), multiprocessing.Semaphore(0)
 
     def wait(event: object) -> None:
-        if isinstance(event, Evaluated) and event.record["step"] == step:
+        if isinstance(event, Evaluated) and event.step == step:
             reached.release()
             goes_on.acquire()
 

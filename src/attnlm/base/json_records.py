@@ -6,7 +6,7 @@ check more in `__post_init__`, which raises ValueError.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
@@ -14,28 +14,9 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.files import COPY_AGAIN, read_json, read_sealed
-from attnlm.base.setting_fields import check, fields_of, hints, quoted, setting
+from attnlm.base.setting_fields import check, hints, quoted, setting
 
 _Record = TypeVar("_Record")
-
-
-class MappingRecord(Mapping[str, Any]):
-    """A record whose fields can also be read by name, as in `record["step"]`.
-
-    attnlm 1.0 returned dictionaries. A subclass is a dataclass with `eq=False`, so that it equals a
-    dictionary with the same values.
-    """
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in fields_of(type(self)):
-            raise KeyError(name)
-        return getattr(self, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(fields_of(type(self)))
-
-    def __len__(self) -> int:
-        return len(fields_of(type(self)))
 
 
 def limited(*, default: Any = MISSING, **limits: Any) -> Any:
@@ -55,25 +36,9 @@ def read_record(
     content = (read_sealed if sealed else read_json)(path)
     if content.pop("format", None) != format:
         raise AttnlmError(
-            f"{path} was written by another version of attnlm{_version_in(content)}",
-            f"open it with that version, or {hint}",
+            f"{path} was written by another version of attnlm", f"use that version, or {hint}"
         )
     return record_from_json(record, content, path, hint)
-
-
-def hint_on_version(path: Path, current: str, hint: str) -> str:
-    """Return `hint`, for a value in a JSON file that this version of attnlm does not accept.
-
-    If the file names the version that wrote it, and that is not `current`, the hint names it too.
-    """
-    version = _version_in(read_json(path))
-    is_other = version and version != f" {current}"
-    return f"open it with the version that wrote it,{version}, or {hint}" if is_other else hint
-
-
-def _version_in(content: Mapping[str, Any]) -> str:
-    version = content.get("attnlm")
-    return f" {version}" if isinstance(version, str) else ""
 
 
 def record_from_json(

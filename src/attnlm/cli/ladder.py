@@ -153,7 +153,6 @@ def ladder_facts(ladder: Ladder) -> dict[str, object]:
         "trials": [vars(trial) for trial in ladder.plan.trials],
         "equal": ladder.plan.equal,
         "adapted": [vars(adapted) for adapted in ladder.plan.adapted],
-        "false_claim_probability": ladder.false_claim_probability,
         "warnings": ladder.warnings,
         "pairs": [vars(pair) for pair in ladder.pairs],
         "rungs": [
@@ -163,7 +162,6 @@ def ladder_facts(ladder: Ladder) -> dict[str, object]:
                 "val_loss": rung.loss,
                 "val_losses": rung.losses,
                 "gain": gain and gain.nats,
-                "beyond_seeds": gain and gain.beyond_seeds,
                 "bits_per_byte": rung.result.final.bits_per_byte,
                 "accuracy": rung.result.final.accuracy,
                 "parameters": rung.run.parameters,

@@ -45,11 +45,6 @@ class Config:
     recipe_tokenizer: str | None = None
 
     @property
-    def model(self) -> ModelSpec:
-        """Return `spec`, which had this name in attnlm 1.0."""
-        return self.spec
-
-    @property
     def tokens_per_step(self) -> int:
         """Return the number of tokens per step, summed over all processes."""
         return self.training.batch_size * self.spec.block_size
@@ -78,8 +73,8 @@ RECORD_OF: dict[str, type] = {
 }
 """The record of each setting. The model's settings come first."""
 del RECORD_OF["wide_heads"]
-# Keys that a recipe may also have. attnlm 1.0.0 recorded the changing plan of a budget in "stages".
-_NOT_SETTINGS = ("stages", "tokenizer", CODE)
+# Keys that a recipe may also have.
+_NOT_SETTINGS = ("tokenizer", CODE)
 CHOSEN_BY_NAME = ("model", "attention", "mlp", "scores", "loss")
 """Settings that may name own code."""
 
@@ -128,8 +123,7 @@ def resolve(
     named = {name for name, value in settings.items() if isinstance(value, OwnCode)}
     recipe = {name: value for name, value in (recipe or {}).items() if name not in named}
     tokenizer: Any = recipe.pop("tokenizer", None)
-    for key in ("stages", CODE):
-        recipe.pop(key, None)
+    recipe.pop(CODE, None)
     try:
         config = _resolve_checked(dict(settings), recipe, parent)
     except UsageError as error:

@@ -272,7 +272,6 @@ def read_meta(folder: Path) -> Meta:
             f"{folder} is not a data set: it has no meta.json",
             how_to_make("data set", folder.parent),
         )
-    # Version 1.0.0 wrote a text over 1 GiB in shards, with format 2.
     return read_record(Meta, path, format=FORMAT, hint=_DAMAGED, sealed=True)
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
-from attnlm.base.json_records import MappingRecord, limited, record_from_json
+from attnlm.base.json_records import limited, record_from_json
 from attnlm.model.spec import ModelSpec
 
 _Record = TypeVar("_Record")
@@ -28,7 +28,7 @@ _Record = TypeVar("_Record")
 
 @dataclass(frozen=True)
 class Journal(Generic[_Record]):
-    """A file of records, one per line, oldest first. Older versions added a checksum to each."""
+    """A file of records, one per line, oldest first."""
 
     path: Path
     record: type[_Record]
@@ -72,8 +72,8 @@ def _to_line(record: Any) -> bytes:
     return (json.dumps(non_default) + "\n").encode()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EvaluationRecord(MappingRecord):
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRecord:
     """A line of metrics.jsonl: an evaluation during training. Losses are in nats per token."""
 
     step: int = limited(at_least=0)
@@ -119,7 +119,7 @@ class Snapshot:
     whose heads do not record their weights"""
     scores: NDArray[np.float32] | None = None
     """(P, L, H): the scores of all heads on P patterns, in the order of `heads`, stored with three
-    decimals; None if there are no maps, and in runs of earlier versions"""
+    decimals; None if there are no maps"""
 
 
 @dataclass(frozen=True, kw_only=True)

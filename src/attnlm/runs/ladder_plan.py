@@ -11,7 +11,7 @@ from typing import Any
 import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.json_records import hint_on_version, limited, read_record, record_from_json
+from attnlm.base.json_records import limited, read_record, record_from_json
 from attnlm.base.own_code import OwnCode
 from attnlm.base.setting_fields import check_value, fields_of, quoted, type_of
 from attnlm.base.suggestions import suggestion
@@ -178,13 +178,12 @@ def read_plan(path: Path) -> LadderPlan:
     recorded = read_record(_StoredPlan, path, format=_FORMAT, hint=hint).plan
     if unknown := [quoted(key) for key in recorded if key not in fields_of(LadderPlan)]:
         reason = f"has a setting that attnlm {attnlm.__version__} does not have: {unknown[0]}"
-        raise AttnlmError(f"{path} {reason}", hint_on_version(path, attnlm.__version__, hint))
+        raise AttnlmError(f"{path} {reason}", hint)
     plan = record_from_json(LadderPlan, recorded, path, hint)
     try:
         plan = replace(plan, codes=dict(_stored_codes(plan.codes, path.parent / CODE)))
         plan.check()
     except UsageError as error:
-        hint = hint_on_version(path, attnlm.__version__, hint)
         raise AttnlmError(f"{path} is not valid: {error.message}", hint) from None
     return plan
 

@@ -122,7 +122,7 @@ def parent_record(parent: Run, checkpoint: str) -> ParentRecord:
     return ParentRecord(
         name=parent.name,
         path=str(parent.path.absolute()),
-        checkpoint=start.path.name,
+        checkpoint=start.which,
         step=start.step,
         sha256=_checkpoint_hash(start.path),
     )
@@ -136,8 +136,9 @@ def parent_weights(
     Raises AttnlmError if the parent was trained further after the run began.
     """
     parent_run = open_run(Path(parent.path))
-    weights = load_weights(parent_run, parent_run.checkpoint(parent.which), rank, count)
-    _check_parent_unchanged(parent_run.path / parent.checkpoint, run, parent)
+    start = parent_run.checkpoint(parent.checkpoint)
+    weights = load_weights(parent_run, start, rank, count)
+    _check_parent_unchanged(start.path, run, parent)
     return weights
 
 
@@ -148,7 +149,7 @@ def write_base(run: Run, parent: ParentRecord) -> Run:
     if the parent's file holds only these weights and the file system supports links.
     """
     parent_run = open_run(Path(parent.path))
-    start = parent_run.path / parent.checkpoint
+    start = parent_run.checkpoint(parent.checkpoint).path
     adapters = parent_run.config.training.adapters
     with contextlib.suppress(OSError):
         if start == parent_run.best and start.suffix and adapters is None:

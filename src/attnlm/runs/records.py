@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attnlm.base.json_records import MappingRecord, limited
+from attnlm.base.json_records import limited
 
 if TYPE_CHECKING:
     from attnlm.data.dataset import Dataset
@@ -18,8 +18,8 @@ NOT_COMPARABLE = "not comparable: the model sees later tokens"
 _COUNT: Any = {"at_least": 0, "below": 2**48}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DatasetFacts(MappingRecord):
+@dataclass(frozen=True, kw_only=True)
+class DatasetFacts:
     """The entry in config.json for the run's data set. For an imported run, it has only a name."""
 
     name: str
@@ -37,22 +37,17 @@ class DatasetFacts(MappingRecord):
     """the text that ends an answer; "" for the tokenizer's end-of-text id"""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ParentRecord(MappingRecord):
+@dataclass(frozen=True, kw_only=True)
+class ParentRecord:
     """The record, in config.json, of the run whose weights this run started from."""
 
     name: str
     path: str = limited(matches=r"[^\0]*")
-    checkpoint: str = limited(choices=("best", "last", "best.safetensors", "last.safetensors"))
+    checkpoint: str = limited(choices=("best", "last"))
     step: int = limited(at_least=0)
     sha256: str
     base: str | None = None
     """the digest of base.safetensors, if this run trains adapters"""
-
-    @property
-    def which(self) -> str:
-        """Return best or last."""
-        return self.checkpoint.removesuffix(".safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +91,8 @@ class CheckpointFacts:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Measured(MappingRecord):
+@dataclass(frozen=True, kw_only=True)
+class Measured:
     """A checkpoint's loss on the whole validation split."""
 
     step: int = limited(at_least=0)

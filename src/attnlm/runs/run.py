@@ -20,7 +20,7 @@ from attnlm.base import files
 from attnlm.base.atomic_folders import locked_for_training, remove_unfinished_folders
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import find_folder, how_to_make, is_folder
-from attnlm.base.json_records import hint_on_version, read_record, record_from_json
+from attnlm.base.json_records import read_record, record_from_json
 from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.setting_fields import fields_of
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve, unknown_settings
@@ -61,8 +61,7 @@ _FULL_TICKER = 2**25  # bytes
 
 @dataclass(frozen=True)
 class Result:
-    """The results of a run's evaluations. The fields of a record can also be read as in a
-    dictionary: `record["val_loss"]`."""
+    """The results of a run's evaluations."""
 
     records: Sequence[EvaluationRecord]
     """one per evaluation during training, oldest first"""
@@ -193,7 +192,7 @@ class Run(RunFacts):
         """The origin of its initial weights: `multi-head-001, step 1,000 (best)`; "" if random."""
         if self.parent is None:
             return ""
-        return f"{self.parent.name}, step {self.parent.step:,} ({self.parent.which})"
+        return f"{self.parent.name}, step {self.parent.step:,} ({self.parent.checkpoint})"
 
     @property
     def evaluated_part(self) -> str:
@@ -467,8 +466,7 @@ def _stored_config(stored: StoredRun, path: Path) -> Config:
         except AttnlmError as error:
             reason = f"is not valid: {error.message.removeprefix('in the recipe: ')}"
             advice = f"{error.hint}; or "
-    hint = hint_on_version(path, attnlm.__version__, COPY_THE_RUN)
-    raise AttnlmError(f"{path} {reason}", advice + hint)
+    raise AttnlmError(f"{path} {reason}", advice + COPY_THE_RUN)
 
 
 def _with_own_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ A ladder trains several models on the same batches. Each model is a rung, with a
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,6 @@ from attnlm.see.curves import FEW_STEPS, recent_fall, verdict
 from attnlm.see.verdicts import Pair, compare_pairs
 
 NOTICEABLE = 0.01  # nats per token
-_FEWEST_SEEDS = 5
-"""The number of seeds from which on `beyond_seeds` may be True."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +83,6 @@ class Gain:
     rival: Rung
     nats: float
     """the rival's loss minus the rung's loss, in nats per token"""
-    beyond_seeds: bool | None
-    """False if the losses of the two rungs' seeds overlap, True if they don't; but None if they
-    don't overlap and there are fewer than five seeds, which is often chance"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,10 +113,7 @@ class Ladder:
         gains: list[Gain | None] = [None]
         best = self.rungs[0]
         for rung in self.rungs[1:]:
-            low, high = sorted((rung.losses, best.losses))  # each ascending
-            overlap = self.plan.seeds > 1 and max(low) >= min(high)
-            apart = True if self.plan.seeds >= _FEWEST_SEEDS else None
-            gains.append(Gain(best, best.loss - rung.loss, False if overlap else apart))
+            gains.append(Gain(best, best.loss - rung.loss))
             best = rung if rung.loss < best.loss else best
         return gains
 
@@ -203,17 +194,6 @@ class Ladder:
         counts = {rung.model: _QUANTITIES[self.plan.equal][1](rung) for rung in self.rungs}
         ratios = {model: n / (counts[self.reference] or 1) - 1 for model, n in counts.items()}
         return {m: f" ({ratio:+.0%})" for m, ratio in ratios.items() if abs(ratio) > TOLERANCE}
-
-    @property
-    def false_claim_probability(self) -> float | None:
-        """The probability that `Gain.beyond_seeds` is True for two equal models; None if it can't
-        be True because the ladder has fewer than five seeds."""
-        seeds = self.plan.seeds
-        if seeds < _FEWEST_SEEDS:
-            return None
-        # The (2n choose n) orders of n losses of each model are equally likely, and in two of them
-        # all losses of one model come first.
-        return max(2 / math.comb(2 * seeds, seeds), 1e-6)
 
     @property
     def certainty(self) -> str:

@@ -44,7 +44,8 @@ def train_command(run: Run) -> str:
     if run.parent is not None:
         path = Path(run.parent.path)
         is_usual = path.parent == Path("checkpoints").absolute()
-        words += ["--from", path.name if is_usual else str(path), "--checkpoint", run.parent.which]
+        words += ["--from", path.name if is_usual else str(path)]
+        words += ["--checkpoint", run.parent.checkpoint]
     settings = run.config.settings()
     if "steps" in settings:
         settings.pop("budget", None)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from attnlm.base.formatting import byte_size, duration
-from attnlm.base.setting_fields import fields_of
 from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.run import Run
 
@@ -60,7 +59,7 @@ class Stepped:
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True)
 class Evaluated(EvaluationRecord):
     """An evaluation that was written to disk; losses are in nats per token."""
 
@@ -70,11 +69,6 @@ class Evaluated(EvaluationRecord):
     """a sample and attention maps"""
     is_last: bool = False
     """True if the run ends here"""
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """The line in metrics.jsonl."""
-        return {name: getattr(self, name) for name in fields_of(EvaluationRecord)}
 
     def __str__(self) -> str:
         """Return `step    100  train 2.6485  validation 2.4236*  …`; a star marks the best."""

@@ -83,7 +83,10 @@ class RunWriter:
                 self._saver.save(evaluation.loss if improved else None)
         self.run_schedule.record_evaluation(time.perf_counter() - began, validation_seconds)
         return Evaluated(
-            **record, improved=improved, snapshot=snapshot, is_last=self.run_schedule.should_stop
+            **vars(record),
+            improved=improved,
+            snapshot=snapshot,
+            is_last=self.run_schedule.should_stop,
         )
 
     def _record(
