@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,9 @@ import pytest
 from attnlm.base import files
 from attnlm.base.atomic_folders import locked_for_training, workspace
 from attnlm.base.errors import AttnlmError
+from attnlm.base.folders import find_folder
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows locks no folders")
+TWO_DAYS_AGO = time.time() - 2 * 86_400
 
 
 @pytest.fixture
@@ -39,6 +40,8 @@ def test_files_that_look_like_leftovers_are_kept(victim: Path, tmp_path: Path) -
     (runs / ".unfinished-novel" / "chapter").touch()
     for name in (".latest.y.tmp", ".curve.png.y.tmp"):
         (runs / name).symlink_to("../victim/keys")
+    for name in (".unfinished-aaaaaaaa", ".latest.z.tmp"):  # of a process that is running
+        (runs / name).touch()
     before = everything(tmp_path)
     with workspace(runs):
         files.remove_temporary_files(runs)
@@ -50,11 +53,26 @@ def test_leftovers_are_removed_without_following_links(victim: Path, tmp_path: P
     (runs / ".unfinished-aaaaaaaa" / "new").mkdir(parents=True)
     (runs / ".unfinished-aaaaaaaa" / "linked").symlink_to(victim)
     (runs / ".unfinished-aaaaaaaa" / "new" / "link").symlink_to(victim)
+    (runs / ".curve.png.y.tmp").touch()
+    for path in (*runs.rglob("*"), *runs.iterdir()):
+        os.utime(path, (TWO_DAYS_AGO, TWO_DAYS_AGO), follow_symlinks=False)
     before = everything(victim)
     with workspace(runs):
-        pass
+        files.remove_temporary_files(runs)
     assert not list(runs.iterdir())
     assert everything(victim) == before
+
+
+@pytest.mark.parametrize("renames", [1, 2])
+def test_a_killed_exchange_is_put_back_or_finished(renames: int, tmp_path: Path) -> None:
+    (tmp_path / ".replaced-tales").mkdir()
+    (tmp_path / ".replaced-tales" / "meta.json").write_text("old")
+    if renames == 2:
+        (tmp_path / "tales").mkdir()
+        (tmp_path / "tales" / "meta.json").write_text("new")
+    found = find_folder("tales", tmp_path, kind="data set")
+    assert (found / "meta.json").read_text() == ("old" if renames == 1 else "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["tales"]
 
 
 def test_a_folder_is_trained_in_by_one_also_through_a_link(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnlm.base import atomic_folders
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, Progress, ignore
 from attnlm.data import bin_files, new_dataset, splits
@@ -483,7 +482,6 @@ def test_the_old_data_set_returns_when_the_new_one_cannot_take_its_place(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", interrupted)
-    monkeypatch.setattr(atomic_folders, "_exchange_at_once", lambda *_: False)
     with pytest.raises(KeyboardInterrupt):
         prepare(source, val_fraction=0.5, force=True, data_dir=data)
     assert contents(folder) == before

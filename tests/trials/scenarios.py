@@ -110,8 +110,6 @@ def _training(rung: str, data: Path, folder: Path) -> Iterator[Scenario]:
                 return error.message
             _train(data, place / "other", settings)
             run = attnlm.open_run(place / "other")
-        if left := sorted(str(p.relative_to(place)) for p in place.rglob(".*")):
-            return f"leftovers: {', '.join(left)}"
         return same_run(attnlm.open_run(whole), run)
 
     yield Scenario(f"train {rung}", begin, train, check)
@@ -148,7 +146,8 @@ def _preparation(given: Path) -> Scenario:
         source = Path(there.source).stem
         if there.tokenizer.decode([*there.train, *there.val]) != texts.get(source):
             return f"not the text {source}"
-        left = {path.name for path in place.iterdir()} - {"text", "other", "latest"}
+        visible = {path.name for path in place.iterdir() if not path.name.startswith(".")}
+        left = visible - {"text", "other", "latest"}
         return f"leftovers: {', '.join(sorted(left))}" if left else None
 
     return Scenario("prepare --force", begin, replace, check)

@@ -1,142 +1,89 @@
 """Folders that appear complete or not at all, and locks that end with the process that holds them.
 
-A workspace is a hidden folder in which another folder is made before it is moved into place. The
-next workspace in the same root removes the workspaces that killed processes left.
+A workspace is a hidden folder in which another folder is made before it is moved into place. A
+workspace or temporary file that a killed process left is removed when it is a day old.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import itertools
 import os
-import secrets
 import shutil
-import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from attnlm.base.errors import AttnlmError
 
-if sys.platform != "win32":
-    import fcntl
-
+_LOCK = ".lock"
 _WORKSPACE = ".unfinished-"
-_held: ContextVar[tuple[Path, os.stat_result] | None] = ContextVar("held", default=None)
+_SET_ASIDE = ".replaced-"
+_DAY = 86_400  # seconds
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Lock a file or folder in this context, and yield True. The lock ends with the process.
+def locked_for_training(folder: Path, hint: str) -> Iterator[None]:
+    """Lock the folder of a run or ladder in this context, so that no other process trains in it.
 
-    Yield False on Windows and some network file systems, which have no such locks. If the file is
-    already locked, wait, or raise BlockingIOError if `wait` is False. Raises OSError if `path` does
-    not exist or is a link.
+    The lock is on the file .lock in the folder, which stays. Raises AttnlmError, with `hint`, if
+    another process has locked it.
     """
-    if sys.platform == "win32":
-        yield False
-    else:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-                has_lock = True
-            except BlockingIOError:
-                raise
-            except OSError:
-                has_lock = False
-            yield has_lock
-        finally:
-            os.close(descriptor)
+    from filelock import FileLock, Timeout
 
-
-def is_locked(path: Path) -> bool:
-    """Return True if a process has locked this file or folder, False if not or if unknown."""
+    lock = FileLock(folder / _LOCK, timeout=0, thread_local=False)
     try:
-        with locked(path):
+        lock.acquire()
+    except Timeout:
+        raise AttnlmError(f"{folder.name} is being trained by another process", hint) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_locked(folder: Path) -> bool:
+    """Return True if a process trains in this folder, False if not or if unknown."""
+    if not (folder / _LOCK).exists():
+        return False
+    try:
+        with locked_for_training(folder, ""):
             return False
-    except BlockingIOError:
+    except AttnlmError:
         return True
     except OSError:
         return False
 
 
-@contextlib.contextmanager
-def locked_new(make: Callable[[], Path]) -> Iterator[Path]:
-    """Yield the temporary file or folder of `make`, locked so that `remove_abandoned` keeps it."""
-    while True:
-        made = make()
-        with contextlib.ExitStack() as lock:
-            with contextlib.suppress(FileNotFoundError):
-                lock.enter_context(locked(made, wait=True))
-            # Another process may have removed it as a leftover before it was locked.
-            if made.exists():
-                yield made
-                return
+def remove_leftovers(leftovers: Iterable[Path]) -> None:
+    """Remove the temporary files and folders whose newest file is older than a day.
 
-
-def remove_abandoned(leftovers: Iterable[Path], remove: Callable[[Path], object]) -> None:
-    """Remove the temporary files or folders that are not locked: their makers have ended.
-
-    Links and files that can't be removed stay.
+    Links, and what can't be removed, stay.
     """
     for leftover in leftovers:
-        with contextlib.suppress(OSError), locked(leftover) as is_dead:
-            if is_dead:
-                remove(leftover)
-
-
-@contextlib.contextmanager
-def locked_for_training(path: Path, hint: str) -> Iterator[None]:
-    """Lock the folder of a run or ladder in this context, so that no other process trains in it.
-
-    `check_training_folder` then watches it. Raises AttnlmError, with `hint`, if another process has
-    locked it. Windows and some network file systems have no such locks, so there nothing is raised.
-    """
-    with contextlib.ExitStack() as lock:
-        try:
-            # The path may be a link to a folder that the user keeps elsewhere.
-            lock.enter_context(locked(Path(os.path.realpath(path))))
-        except BlockingIOError:
-            raise AttnlmError(f"{path.name} is being trained by another process", hint) from None
-        lock.callback(_held.reset, _held.set((path, path.stat())))
-        yield
-
-
-class FolderGoneError(AttnlmError):
-    """Raised when the folder that this process trains in was moved, removed or replaced."""
-
-
-def check_training_folder(path: Path) -> None:
-    """Raise FolderGoneError if `path` is in the folder where this process trains, and that is gone.
-
-    A folder that was moved, removed or replaced by another one is gone. Called before each write.
-    """
-    if (held := _held.get()) is None or held[0] not in (path, *path.parents):
-        return
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if os.path.samestat(held[0].stat(), held[1]):
-            return
-    raise FolderGoneError(
-        f"{held[0]} was moved, removed or replaced during training",
-        "nothing was written after that; if the folder was moved, resume the run at its new path",
-    )
+        with contextlib.suppress(OSError):
+            newest = max(path.lstat().st_mtime for path in (leftover, *leftover.rglob("*")))
+            if leftover.is_symlink() or time.time() - newest < _DAY:
+                continue
+            if leftover.is_dir():
+                delete_folder(leftover)
+            else:
+                leftover.unlink()
 
 
 @contextlib.contextmanager
 def workspace(root: Path) -> Iterator[Path]:
-    """Yield a hidden folder in `root`, deleted afterwards. First remove leftover workspaces."""
-    check_training_folder(root)
+    """Yield a hidden folder in `root`, deleted afterwards. First remove old workspaces."""
     root.mkdir(parents=True, exist_ok=True)
     remove_unfinished_folders(root)
-    with locked_new(lambda: Path(tempfile.mkdtemp(prefix=_WORKSPACE, dir=root))) as folder:
-        try:
-            yield folder
-        finally:
-            delete_folder(folder)
+    finish_exchanges(root)
+    folder = Path(tempfile.mkdtemp(prefix=_WORKSPACE, dir=root))
+    try:
+        yield folder
+    finally:
+        delete_folder(folder)
 
 
 def delete_folder(folder: Path) -> None:
@@ -147,45 +94,35 @@ def delete_folder(folder: Path) -> None:
 def exchange_folders(new: Path, target: Path) -> None:
     """Swap the folder `new` of a workspace with the folder `target`; on errors, change nothing.
 
-    Windows and some network file systems need two steps. A process that is killed between them
-    leaves the old folder next to `target` under a hidden name.
+    A process that is killed halfway leaves the old folder under a hidden name, from which
+    `finish_exchanges` puts it back.
     """
-    if _exchange_at_once(new, target):
-        return
-    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.old")
+    aside = target.with_name(_SET_ASIDE + target.name)
     target.rename(aside)
     try:
         new.rename(target)
-    except BaseException:
+    finally:
         if not os.path.lexists(target):
             aside.rename(target)
-        raise
-    aside.rename(new)
+    with contextlib.suppress(FileNotFoundError):  # another process has finished the exchange
+        aside.rename(new)
 
 
-def _exchange_at_once(folder: Path, other: Path) -> bool:
-    """Swap two folders in one step. Return False if the system can't. Raises OSError on failure."""
-    here = -100
-    swap = 2  # AT_FDCWD; RENAME_EXCHANGE, which macOS calls RENAME_SWAP
-    paths = os.fsencode(folder), os.fsencode(other)
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        if sys.platform == "darwin":
-            failed = libc.renamex_np(*paths, swap)
-        else:
-            failed = libc.renameat2(here, paths[0], here, paths[1], swap)
-    except (AttributeError, TypeError):
-        return False
-    error = ctypes.get_errno()
-    if failed and error not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
-        raise OSError(error, os.strerror(error), str(other))
-    return not failed
+def finish_exchanges(root: Path) -> None:
+    """Put back, or else delete, the folders that killed processes set aside in `root`."""
+    for aside in root.glob(_SET_ASIDE + "*"):
+        target = aside.with_name(aside.name.removeprefix(_SET_ASIDE))
+        with contextlib.suppress(OSError):
+            if os.path.lexists(target):
+                delete_folder(aside)
+            else:
+                aside.rename(target)
 
 
 def remove_unfinished_folders(root: Path) -> None:
     """Remove the workspaces that killed processes left in `root`."""
     # Match only names by `mkdtemp`: a folder for exports may also have a file .unfinished-novel.
-    remove_abandoned(root.glob(_WORKSPACE + "?" * 8), delete_folder)
+    remove_leftovers(root.glob(_WORKSPACE + "?" * 8))
 
 
 def numbered_paths(folder: Path, prefix: str) -> Iterator[Path]:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from attnlm.base.atomic_folders import check_training_folder, locked_new, remove_abandoned
+from attnlm.base.atomic_folders import remove_leftovers
 from attnlm.base.errors import AttnlmError
 
 _REMEDIES = {
@@ -28,34 +28,27 @@ COPY_AGAIN = "copy it again from its source, or make it again"
 def open_replacement(path: Path) -> Iterator[IO[bytes]]:
     """Yield a temporary file. If the context succeeds, flush it to disk and replace `path` by it.
 
-    If `path` is a link, the link is replaced. First delete older temporary files for `path`, left
-    by killed processes.
+    If `path` is a link, the link is replaced. First delete old temporary files for `path`, left by
+    killed processes.
     """
-
-    def make() -> Path:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        temporary.touch(exist_ok=False)
-        return temporary
-
     with naming_path_in_errors(path):
         remove_temporary_files(path.parent, glob.escape(path.name))
-        with locked_new(make) as temporary:
-            try:
-                with temporary.open("wb") as file:
-                    yield file
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(path)
-                _flush_folder(path.parent)
-            finally:
-                with contextlib.suppress(OSError):  # an earlier error says more
-                    temporary.unlink(missing_ok=True)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            with temporary.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _flush_folder(path.parent)
+        finally:
+            with contextlib.suppress(OSError):  # an earlier error says more
+                temporary.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def naming_path_in_errors(path: Path) -> Iterator[None]:
     """Name `path` in an OSError of this context that names no file, or a temporary file."""
-    check_training_folder(path)
     try:
         yield
     except OSError as error:
@@ -84,7 +77,7 @@ def explaining_os_errors(folder: Path, then: str = "") -> Iterator[None]:
 
 def remove_temporary_files(folder: Path, name: str = "*") -> None:
     """Remove killed processes' temporary files for the file `name`, a glob pattern, in `folder`."""
-    remove_abandoned(folder.glob(f".{name}.*.tmp"), Path.unlink)
+    remove_leftovers(folder.glob(f".{name}.*.tmp"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:

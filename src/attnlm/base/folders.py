@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attnlm.base import files
+from attnlm.base.atomic_folders import finish_exchanges
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.formatting import listed
@@ -78,6 +79,7 @@ def find_folder(name: str | Path | None, root: Path, *, kind: str) -> Path:
 
     Raises AttnlmError, whose hint lists existing names, if the folder does not exist.
     """
+    finish_exchanges(root)
     if name is None:
         if (usual := default_name(root, kind)) is None:
             raise AttnlmError(f"there is no {kind} in {root} yet", how_to_make(kind, root))

@@ -84,7 +84,7 @@ def run_entry(path: Path) -> RunEntry | None:
         name=path.name,
         path=path,
         kind="ladder" if is_ladder else "run",
-        is_training=is_locked(Path(os.path.realpath(path))),
+        is_training=is_locked(path),
     )
     read_values = functools.partial(_ladder_values if is_ladder else _run_values, path)
     return read_entry(entry, (RECORD, *_FILES[:2]), read_values)

@@ -367,8 +367,9 @@ def _train_or_resume(
                 with run.training_lock():
                     replace(run, dataset=facts_of_data).save_config()
             return train(resume=path, on_event=on_event)
-        with run.training_lock():  # nothing was saved yet: start again
-            delete_folder(path)
+        with run.training_lock():
+            pass  # no other process trains it
+        delete_folder(path)  # nothing was saved yet: start again
     return train(
         dataset, recipe=settings, name=path.name, checkpoint_dir=path.parent, on_event=on_event
     )

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attnlm.base.atomic_folders import FolderGoneError
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import explaining_os_errors
@@ -286,8 +285,6 @@ def _removing_if_unused(run: Run, folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except FolderGoneError:
-        raise  # another run may be at this path
     except BaseException as error:  # own code and listeners may raise anything
         with contextlib.suppress(AttnlmError):
             is_own = own_traceback(error) is not None
