@@ -362,7 +362,7 @@ all processes say the same error | test_processes.py::test_each_machine_prints_t
 ", 1) == 1 => ", 1) >= 1
 the threads that sum gradients of processes do not flush subnormal numbers |
 test_processes.py::test_several_processes_compute_the_same_as_one
-with FlushSubnormals(): => with contextlib.nullcontext():
+flush_subnormals()  # the threads => # the threads
 == model/ops/loss.py
 a loss in pieces keeps the gradient of the last one alone | test_ops.py
 -d_lm_head_VC += (d_logits_mV.T @ x_MC[rows])[:vocab_size]
@@ -396,8 +396,6 @@ _copy(means, state.optimizer.state()) => pass
 what can't fit into memory is begun | test_memory.py
 if available is None or needed <= available: => if available is None or needed:
 == cli/exits.py
-a signal whose exception was kept is forgotten | test_signals.py
-timer.start() => pass
 a reader that leaves is an error | test_cli.py::test_a_closed_pipe_is_not_an_error
 except BrokenPipeError: => except BlockingIOError:
 == cli/help.py
@@ -415,8 +413,10 @@ texts wait for others as long as it takes | test_sampling.py
  or lengths[index] - lengths[group[0]] > tokens: => :
 == base/signals.py
 a second signal waits for whoever is busy | test_signals.py
--            at_second_signal(signum, frame)
-+            pass
+-                exit_now(signum)
++                pass
+a signal whose exception was kept is forgotten | test_signals.py
+timer.start() => pass
 a signal that comes as a training ends is forgotten | test_signals.py
 if self.signum is not None: => if not self._is_deferred:
 == generation/next_token.py
@@ -465,13 +465,12 @@ test_completion.py::test_words_are_completed_from_options_choices_and_names
 - and _PLAIN.fullmatch(word)]
 +]
 == compute/threads.py
-a training does not flush subnormal numbers | test_subnormals.py
-with FlushSubnormals(): => with contextlib.nullcontext():
-the thread pool of PyTorch keeps its mode | test_subnormals.py
--.omp_pause_resource_all(_SOFT_PAUSE)
-+
-threads of a pool do not take the mode of the calling thread | test_subnormals.py
-torch.set_flush_denormal(flush) => pass
+subnormal numbers are not flushed | test_subnormals.py
+torch.set_flush_denormal(True) => pass
+threads of a pool do not flush subnormal numbers | test_subnormals.py
+-        torch.set_num_threads(each)
+-        flush_subnormals()
++        torch.set_num_threads(each)
 == see/loggers.py
 a tool writes through a link |
 test_loggers.py::test_a_logger_writes_nothing_through_a_link_out_of_its_folder
@@ -482,7 +481,9 @@ any(cache.length != known for cache in caches) => known == 0
 a model with changed classes is decoded in C | test_native_decoder.py
 and is_as_built(model): => :
 sampling does not flush subnormal numbers | test_subnormals.py
-, FlushSubnormals(): => :
+-        flush_subnormals()
+-        config
++        config
 """
 
 

@@ -78,6 +78,7 @@ def test_a_signal_ends_an_evaluation_between_windows(
 
 COMMAND = """
 import contextlib, os, signal, time
+from attnlm.base import signals
 from attnlm.cli import exits
 from attnlm.base.signals import Interrupted, StopSignal
 
@@ -106,7 +107,7 @@ def afterwards():
     os._exit = another
     raise Interrupted(signal.SIGTERM)
 
-exits._PATIENCE = 0.5
+signals._PATIENCE = 0.5
 exits.run_and_exit({command})
 """
 

@@ -507,7 +507,12 @@ def test_each_rung_gets_the_best_of_its_own_values(tuned: Ladder, dataset: Datas
     settings |= {"batch_size": 32, "steps": 2, "seed": 1, "checkpoint_dir": tuned.path.parent}
     alone = attnlm.train(part, name="alone", **settings)
     assert tuned.plan.trials[1].loss == alone.evaluations()[-1].val_loss
-    assert {path.name for path in tuned.path.iterdir()} <= {".lock", "code", "ladder.json", "index.html"}
+    assert {path.name for path in tuned.path.iterdir()} <= {
+        ".lock",
+        "code",
+        "ladder.json",
+        "index.html",
+    }
 
 
 def test_a_tuned_ladder_says_what_it_tried(tuned: Ladder) -> None:

@@ -6,10 +6,16 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
-Handler = Callable[[int, FrameType | None], object]
+_PATIENCE = 2.0  # seconds from a signal to the end of the process
+
+ends_process = False
+"""True on the command line, where a signal ends the process within `_PATIENCE` seconds, and a
+second signal immediately. Nothing is saved after the second signal."""
+came: int | None = None
+"""The signal that ends the process, once it was raised."""
 
 HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """The signal that a closed terminal sends several times; None on Windows."""
@@ -36,15 +42,19 @@ def exit_now(signum: int, frame: FrameType | None = None) -> None:
     os._exit(128 + signum)
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
+def interrupt(signum: int, frame: FrameType | None) -> None:
+    """Raise Interrupted and, on the command line, make sure that the process ends."""
+    global came
+    if ends_process:
+        came = signum
+        for other in stop_signals():
+            # A closed terminal sends several hangups.
+            signal.signal(other, signal.SIG_IGN if other == HANGUP else exit_now)
+        # Some code swallows every exception, as PyTorch's import does.
+        timer = threading.Timer(_PATIENCE, exit_now, [signum])
+        timer.daemon = True
+        timer.start()
     raise Interrupted(signum)
-
-
-at_first_signal: Handler = _interrupt
-at_second_signal: Handler = signal.default_int_handler
-"""The functions that a StopSignal calls at the first signal, if that is not deferred, and at a
-second one. Each raises KeyboardInterrupt or ends the process. The command line replaces both by
-its own. Nothing is saved after the second signal."""
 
 
 class StopSignal:
@@ -102,7 +112,9 @@ class StopSignal:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         # A closed terminal sends several hangups; an ending session sends SIGTERM and SIGHUP.
         if self.signum is not None and HANGUP not in (signum, self.signum):
-            at_second_signal(signum, frame)
+            if ends_process:
+                exit_now(signum)
+            raise KeyboardInterrupt
         self.signum = signum if self.signum in (None, HANGUP) else self.signum
         if not self._is_deferred:
-            at_first_signal(signum, frame)
+            interrupt(signum, frame)

@@ -14,9 +14,7 @@ import re
 import shlex
 import signal
 import sys
-import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, NoReturn
 
 import typer
@@ -25,24 +23,22 @@ from attnlm.base import signals
 from attnlm.base.errors import AlreadyReportedError, AttnlmError
 from attnlm.base.files import suggest_remedy
 from attnlm.base.own_code import CodeNotAcceptedError, files_that_ran, own_traceback
-from attnlm.base.signals import Interrupted, exit_now
+from attnlm.base.signals import Interrupted
 from attnlm.base.suggestions import equivalent_name, suggestion
 from attnlm.cli import console
 from attnlm.compute.processes import is_launched
 
-_PATIENCE = 2.0  # seconds from a signal to the end of the process
-_came: int | None = None
-"""The last signal that raised Interrupted; None before any signal."""
-
 
 def run_and_exit(command: Callable[[], object]) -> NoReturn:
     """Run `command` and end the process."""
-    _handle_signals(_interrupt)
-    signals.at_first_signal, signals.at_second_signal = _interrupt, exit_now
+    signals.ends_process = True
+    for signum in signals.stop_signals():
+        signal.signal(signum, signals.interrupt)
     try:
         code = run(command)
         # The command is done, but a signal could still interrupt Python's shutdown.
-        _handle_signals(signal.SIG_IGN)
+        for signum in signals.stop_signals():
+            signal.signal(signum, signal.SIG_IGN)
     except KeyboardInterrupt as error:  # after the command, or while its failure was printed
         code = _exit_code_of(error)
     # Skip Python's shutdown. After a signal, it would wait for threads that still run. In a process
@@ -51,25 +47,6 @@ def run_and_exit(command: Callable[[], object]) -> NoReturn:
     if code > 128 or (code and is_launched()):
         os._exit(code)
     sys.exit(code)
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    """Raise Interrupted. After `_PATIENCE` seconds, or at a second signal, the process ends."""
-    global _came
-    _came = signum
-    _handle_signals(exit_now)
-    if signals.HANGUP is not None:  # a closed terminal sends this signal several times
-        signal.signal(signals.HANGUP, signal.SIG_IGN)
-    # Some code swallows every exception, as PyTorch's import does.
-    timer = threading.Timer(_PATIENCE, exit_now, [signum])
-    timer.daemon = True
-    timer.start()
-    raise Interrupted(signum)
-
-
-def _handle_signals(handler: signals.Handler | signal.Handlers) -> None:
-    for signum in signals.stop_signals():
-        signal.signal(signum, handler)
 
 
 def _prepare_streams() -> None:
@@ -132,8 +109,8 @@ def run(command: Callable[[], object]) -> int:
         # The reader is gone. Send buffered output to the null device, or Python would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except BaseException as error:  # noqa: BLE001 - users see no traceback
-        if _came is not None:  # PyTorch swallowed Interrupted, and is partly loaded
-            return 128 + _came
+        if signals.came is not None:  # PyTorch swallowed Interrupted, and is partly loaded
+            return 128 + signals.came
         return _explain(error)
     return 0
 

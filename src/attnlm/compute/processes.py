@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnlm.base.errors import AlreadyReportedError, AttnlmError
-from attnlm.compute.threads import FlushSubnormals
+from attnlm.compute.threads import flush_subnormals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -235,10 +235,8 @@ def _connect(rank: int, count: int) -> Processes:
         # Each training of a program needs its own keys in the store. So does each restart, since
         # the store still has what the earlier processes wrote.
         store = PrefixStore(f"attnlm/{restart_count()}/{next(_trainings)}", _shared_store())
-        with FlushSubnormals():  # the threads that sum gradients start here
-            dist.init_process_group(
-                backend, store=store, rank=rank, world_size=count, timeout=_TIMEOUT
-            )
+        flush_subnormals()  # the threads that sum gradients start here
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=_TIMEOUT)
         return store
 
     try:

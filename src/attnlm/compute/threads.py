@@ -1,19 +1,16 @@
-"""Thread pools, and the flushing mode: whether a thread replaces subnormal numbers by zero.
+"""Thread pools, and threads that replace subnormal numbers by zero.
 
 PyTorch's own threads wait for each other at every operation, so that on a busy machine, each
 operation takes as long as its slowest thread. The threads here wait for each other once per step.
 
 If attention saturates, probabilities and gradients become subnormal. Intel's processors compute
 with subnormal numbers about a hundred times more slowly, unless the numbers are flushed to zero.
-Each thread has its own flushing mode. On Linux, a new thread inherits the mode of its parent.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -21,9 +18,6 @@ from typing import TypeVar
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-
-_SMALLEST_NORMAL = sys.float_info.min
-_SOFT_PAUSE = 1  # omp_pause_soft of <omp.h>
 
 
 def cores() -> int:
@@ -77,15 +71,13 @@ def new_pool(threads: int, each: int = 1) -> ThreadPoolExecutor:
     The number `each` says how many of PyTorch's own threads a thread of the pool uses for an
     operation. The caller must set PyTorch's number of threads to this number too, so that a job's
     result does not depend on the thread that runs the job. The threads of the pool flush subnormal
-    numbers if the calling thread does.
+    numbers.
     """
     import torch
 
-    flush = flushes_subnormals()
-
     def begin() -> None:
         torch.set_num_threads(each)
-        torch.set_flush_denormal(flush)
+        flush_subnormals()
 
     return ThreadPoolExecutor(max(1, threads - 1), "attnlm", initializer=begin)
 
@@ -103,57 +95,32 @@ def threads_of_torch(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def flushes_subnormals() -> bool:
-    """Return True if the calling thread flushes subnormal numbers to zero."""
-    return _SMALLEST_NORMAL / 2 == 0.0
+def flush_subnormals() -> None:
+    """Flush subnormal numbers to zero in the calling thread from now on.
 
-
-class FlushSubnormals:
-    """A context that flushes subnormal numbers in the calling thread and threads that it starts.
-
-    Entering the context takes less than a microsecond, so it can surround the work for a single
-    token. If PyTorch's thread pool exists already, the pool keeps its mode.
+    On Linux, threads that it starts flush them too.
     """
+    import numpy as np
+    import torch
 
-    def __enter__(self) -> None:
-        import torch
-
-        self._before = flushes_subnormals()
-        torch.set_flush_denormal(True)
-
-    def __exit__(self, *_: object) -> None:
-        import torch
-
-        torch.set_flush_denormal(self._before)
+    for dtype in (np.float32, np.float64):
+        np.finfo(dtype)  # NumPy before version 2 warns if it computes them later
+    torch.set_flush_denormal(True)
 
 
 @contextlib.contextmanager
 def torch_settings_restored() -> Iterator[None]:
-    """Flush subnormal numbers in the calling thread and PyTorch's thread pool.
+    """Restore PyTorch's number of threads and the precision of its matmuls at the end.
 
-    On exit, restore the flushing mode, PyTorch's number of threads and the precision of PyTorch's
-    matmuls. Other threads that exist already keep their mode.
+    Begin with `flush_subnormals`, which stays.
     """
     import torch
 
     threads = torch.get_num_threads()
     precision = torch.get_float32_matmul_precision()
-    before = flushes_subnormals()
+    flush_subnormals()
     try:
-        with FlushSubnormals():
-            if not before:
-                _end_torch_pool()
-            yield
+        yield
     finally:
-        if not before:
-            _end_torch_pool()
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
-
-
-def _end_torch_pool() -> None:
-    """End the calling thread's OpenMP threads. New ones will start in the calling thread's mode."""
-    import torch
-
-    with contextlib.suppress(AttributeError):  # other runtimes set the mode for each operation
-        ctypes.CDLL(torch._C.__file__).omp_pause_resource_all(_SOFT_PAUSE)

@@ -22,7 +22,7 @@ from torch import nn
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
-from attnlm.compute.threads import FlushSubnormals, cores
+from attnlm.compute.threads import cores, flush_subnormals
 from attnlm.generation.batch import Batch, group_texts
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel, tokens_kept_when_full
 from attnlm.generation.next_token import (
@@ -90,6 +90,7 @@ class Decoding:
     def draw_tokens(self, batch: Batch) -> Iterator[tuple[Ids, Probabilities]]:
         """Draw the next token of each text of a batch, in each of its steps. Each time, yield the
         ids (B,) and the unnormalised probabilities from which they were drawn, (B, V)."""
+        flush_subnormals()
         config = batch.config
         decoder = self.new_decoder(len(batch.start))
         window_BS = batch.start
@@ -100,7 +101,7 @@ class Decoding:
                 known = 0
             prompt_ids_1B, uniforms_1B = batch.take(1)
             is_drawn_B = prompt_ids_1B[0] < 0
-            with np.errstate(all="ignore"), FlushSubnormals():
+            with np.errstate(all="ignore"):
                 logits_BV = decoder.logits(window_BS, known)
                 logits_BV[~is_drawn_B] = 0  # they may be infinite
                 p_BV = unnormalised_probabilities(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnlm.base.errors import NotFiniteError
 from attnlm.compute.native.structs import CBlock, CGeneration, CLinear, CMemory, CModel
-from attnlm.compute.threads import FlushSubnormals
+from attnlm.compute.threads import flush_subnormals
 from attnlm.generation.batch import Batch
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import Transformer
@@ -191,6 +191,7 @@ class NativeDecoder:
             sums=np.empty(vocab_size),
             temperature=batch.config.temperature,
         )
+        flush_subnormals()
         count = 1
         steps_left = batch.steps
         while steps_left:
@@ -199,10 +200,9 @@ class NativeDecoder:
             if out_TB.max() >= vocab_size:
                 raise IndexError("an id is outside the vocabulary")
             began = time.perf_counter()
-            with FlushSubnormals():
-                steps = self._generate(
-                    ctypes.addressof(state), count, uniforms_TB.ctypes.data, out_TB.ctypes.data
-                )
+            steps = self._generate(
+                ctypes.addressof(state), count, uniforms_TB.ctypes.data, out_TB.ctypes.data
+            )
             call_seconds = time.perf_counter() - began
             if steps < 0:
                 raise IndexError("an id is outside the vocabulary")

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError
-from attnlm.compute.threads import FlushSubnormals
+from attnlm.compute.threads import flush_subnormals
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import Block, LanguageModel, Transformer
 from attnlm.model.ops.attention import shared_heads
@@ -275,7 +275,8 @@ def record(
 @contextmanager
 def observed(model: Callable[[Tensor], Tensor], recorder: Recorder) -> Iterator[None]:
     """Let a recorder observe the model in a `with` block, in which the model is called once."""
-    with FlushSubnormals(), ExitStack() as hooks:
+    flush_subnormals()
+    with ExitStack() as hooks:
         if isinstance(model, Transformer):
             _record_modules(model, recorder, hooks)
         elif isinstance(model, nn.Module):
