@@ -64,6 +64,17 @@ def test_similar_commands_are_suggested(command: str, hint: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("export out --to gguf", "use --to hf, then llama.cpp's convert_hf_to_gguf.py"),
+        ("export out --type q8_0", "use --to hf, then llama.cpp's convert_hf_to_gguf.py"),
+    ],
+)
+def test_names_that_left_are_answered_with_what_replaces_them(command: str, hint: str) -> None:
+    assert told(command)[1] == f"hint: {hint}"
+
+
+@pytest.mark.parametrize(
     ("settings", "hint"),
     [
         ({"lr": 0.1}, "did you mean learning_rate?"),

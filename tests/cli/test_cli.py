@@ -449,7 +449,7 @@ def test_names_of_folders_need_not_be_unicode(trained: Path, tmp_path: Path) -> 
     done = attnlm("prepare", f"{name}.txt", "--tokenizer", run, cwd=tmp_path)
     assert done.stdout == "data/r-r\n"
     attnlm("ladder", "r-r", "--rungs", "bigram", "--steps", "1", cwd=tmp_path)
-    attnlm("export", run, "x.gguf", "--to", "gguf", cwd=tmp_path)
+    attnlm("export", run, "x", cwd=tmp_path)
     attnlm("rm", run, "--yes", cwd=tmp_path)
     assert not run.exists()
 

@@ -112,7 +112,5 @@ def test_the_commands_of_a_page_run(
     for code in re.findall(r"`mine\.py`.*?```py\n(.*?)```", text, flags=re.DOTALL):
         (folder / "mine.py").write_text(code)
     for words in shown:
-        for made in ("out", "out.gguf"):  # some pages write the same file twice
-            path = folder / made
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        shutil.rmtree(folder / "out", ignore_errors=True)  # some pages write it twice
         attnlm(*shortened(words), cwd=folder, stdin="Once there was a Duck.\n" * 200)

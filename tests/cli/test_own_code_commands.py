@@ -283,7 +283,7 @@ def test_a_report_of_a_part_without_maps_has_the_rest(made: Path) -> None:
     attnlm("report", "conv", cwd=made)
     page = (made / "checkpoints/conv/report.html").read_text()
     assert "multi-head-Convolution" in page and "fruits" in page
-    for arguments in (["trace", "1 apples", "conv"], ["export", "conv", "--format", "gguf"]):
+    for arguments in (["trace", "1 apples", "conv"], ["export", "conv", "out"]):
         done = here_in(made, arguments)
         assert done.code in (1, 2) and done.fault() is None, done.stderr
 

@@ -85,7 +85,6 @@ def test_uses_that_the_page_rules_out_are_refused(folder: Path) -> None:
     for words in (
         ["export", "no", "page.html", "--to", "html"],
         ["export", "no", "out", "--to", "hf"],
-        ["export", "no", "out.gguf", "--to", "gguf"],
         ["trace", "To be", "no"],
         ["train", "--from", "no", "--lora", "2"],
     ):

@@ -20,7 +20,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import Architecture
 from attnlm.model.presets import architecture
 from attnlm.runs.create_run import create_run
-from attnlm.runs.external_formats import GGUF_FORMATS, STOCK_CLASSES, ExternalFormat
+from attnlm.runs.external_formats import STOCK_CLASSES, StockClass
 from attnlm.tokens.tokenizer import CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import library_tokenizer
 from tests.command import attnlm as command
@@ -110,34 +110,32 @@ def test_exported_characters_are_not_special_tokens(
 
 
 @pytest.mark.parametrize(
-    ("name", "to", "reason"),
+    ("name", "reason"),
     [
-        ("bigram", "hf", "a table of logits"),
-        ("multi-head", "hf", "it has no `norm`, no `residual`, `head_bias`;"),
-        ("multi-head:head_size=10", "hf", "it has no `projection`, `positions` learned"),
-        ("gpt2:kv_heads=2", "hf", "has `kv_heads` 2; the closest format is GPT2LMHeadModel"),
-        ("gpt2:head_size=10", "hf", "has `head_size` 10; the closest format is GPT2LMHeadModel"),
-        ("gpt2:query_key_norm=true", "hf", "has `query_key_norm`"),
-        ("llama:positions=none", "hf", "has no `positions`; the closest format is Llama"),
-        ("llama:mlp=gelu", "hf", "has `mlp` gelu"),
-        ("transformer:bias=true", "hf", "has `bias`; the closest format is Qwen3ForCausalLM"),
-        ("transformer:head_bias=true", "hf", "has `head_bias`"),
-        ("transformer:attention=none:positions=learned", "hf", "no `attention`"),
-        ("transformer:mlp=none:norm=none", "hf", "has no `norm`; the closest format is Qwen3"),
-        ("transformer:mlp=none:positions=learned", "hf", "it has `positions` learned; the closest"),
-        ("transformer:attention=uniform:positions=none", "hf", "has `attention` uniform"),
-        ("gpt2:mlp=relu2", "gguf", "it has `mlp` relu2; the closest format is gpt2"),
-        ("llama:rotary_factor=4:rotary_context=60", "gguf", "has `rotary_context` 60"),
+        ("bigram", "a table of logits"),
+        ("multi-head", "it has no `norm`, no `residual`, `head_bias`;"),
+        ("multi-head:head_size=10", "it has no `projection`, `positions` learned"),
+        ("gpt2:kv_heads=2", "has `kv_heads` 2; the closest format is GPT2LMHeadModel"),
+        ("gpt2:head_size=10", "has `head_size` 10; the closest format is GPT2LMHeadModel"),
+        ("gpt2:query_key_norm=true", "has `query_key_norm`"),
+        ("llama:positions=none", "has no `positions`; the closest format is Llama"),
+        ("llama:mlp=gelu", "has `mlp` gelu"),
+        ("transformer:bias=true", "has `bias`; the closest format is Qwen3ForCausalLM"),
+        ("transformer:head_bias=true", "has `head_bias`"),
+        ("transformer:attention=none:positions=learned", "no `attention`"),
+        ("transformer:mlp=none:norm=none", "has no `norm`; the closest format is Qwen3"),
+        ("transformer:mlp=none:positions=learned", "it has `positions` learned; the closest"),
+        ("transformer:attention=uniform:positions=none", "has `attention` uniform"),
     ],
 )
 def test_unsupported_models_are_refused(
-    name: str, to: str, reason: str, dataset: Dataset, tmp_path: Path
+    name: str, reason: str, dataset: Dataset, tmp_path: Path
 ) -> None:
     sizes = {k: v for k, v in EXPORTED.items() if k in ("block_size", "steps") or name != "bigram"}
     config = resolve(variant(name), sizes)
     run = create_run(config, dataset, 1, name=None, checkpoint_dir=tmp_path / "runs")
     with pytest.raises(UsageError) as refused:
-        attnlm.export(run, tmp_path / "out.gguf", to=to)
+        attnlm.export(run, tmp_path / "out")
     assert reason in refused.value.message and "`model`" in refused.value.hint
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
 
@@ -155,9 +153,9 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("form", [*STOCK_CLASSES, *GGUF_FORMATS], ids=lambda form: form.name)
-def test_every_format_refuses_parts_that_it_does_not_list(form: ExternalFormat) -> None:
-    used = next(used for name, used in PLAIN.items() if name in form.name.lower())
+@pytest.mark.parametrize("form", STOCK_CLASSES, ids=lambda form: form.name)
+def test_every_class_refuses_parts_that_it_does_not_list(form: StockClass) -> None:
+    used = PLAIN[form.model_type]
     parts = {field.name: getattr(used, field.name) for field in fields(used)}
     assert form.unsupported_parts(used) == form.unsupported_parts(_Capped(**parts)) == []
     assert form.unsupported_parts(_Capped(**parts, attn_softcap=30.0)) == ["`attn_softcap` 30.0"]
@@ -209,6 +207,8 @@ def test_the_command_and_its_card(dataset: Dataset, tmp_path: Path) -> None:
     fails("export", cwd=tmp_path, code=2, says="to write was given", hints="[RUN] DIR")
     fails("export", "x", "--run", run.name, "y", cwd=tmp_path, code=2, says="--run", hints="one")
     fails("export", "x", "--to", "onnx", cwd=tmp_path, code=2, says="--to", hints="hf")
+    alone = {"says": "--type applies only to --to html", "hints": "leave --type out"}
+    fails("export", "x", "--type", "f16", cwd=tmp_path, code=2, **alone)
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     for fact in (
         *("GPT2LMHeadModel", attnlm.__version__, run.dataset.train_sha256, "step 1"),
@@ -262,7 +262,7 @@ def test_a_single_argument_to_export_is_refused(tmp_path: Path) -> None:
             **shape,
         )
     fails("export", "old", cwd=tmp_path, code=2, says="old is a run", hints="attnlm export old DIR")
-    fails("export", "a.gguf", cwd=tmp_path, code=2, says="the name of a file", hints="--to gguf")
+    fails("export", "a.html", cwd=tmp_path, code=2, says="the name of a file", hints="--to html")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "data"]
     command("export", "new", "out", cwd=tmp_path)
     fails("sample", "out", cwd=tmp_path, code=1, says="Hugging Face's", hints="attnlm import")

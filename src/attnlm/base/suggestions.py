@@ -88,7 +88,10 @@ _OTHER_NAMES = {
 }
 
 # Options, commands and values that attnlm had, and the hint that names what to use in their place.
-_REPLACED: dict[str, str] = {}
+_REPLACED: dict[str, str] = {
+    "gguf": "use `to` hf, then llama.cpp's convert_hf_to_gguf.py",
+    "q8_0": "use `to` hf, then llama.cpp's convert_hf_to_gguf.py",
+}
 
 _NEAR = 0.6  # the default cutoff of difflib.get_close_matches
 _BEGINS_ALIKE = 0.8

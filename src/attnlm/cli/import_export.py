@@ -11,10 +11,8 @@ from attnlm.base.folders import command_for
 from attnlm.cli import completion, console, options
 from attnlm.cli.event_printer import Display, parts_in_words
 from attnlm.cli.options import REQUIRED, argument, option, switch
-from attnlm.runs.external_formats import FORMATS, check_format
+from attnlm.runs.external_formats import FORMATS, PAGE_TYPES, check_format
 from attnlm.runs.hugging_face.download_model import check_source
-
-_SUFFIXES = {".gguf": "gguf", ".html": "html"}
 
 
 def export(
@@ -22,21 +20,19 @@ def export(
         None,
         "[RUN …] DIR|FILE",
         "name or path of the run (one or more for html; default: the run trained last), "
-        "followed by the folder (hf) or file (gguf, html) to create",
+        "followed by the folder (hf) or file (html) to create",
         completion.runs,
         show_default=False,
     ),
     to: str = option(
         "hf",
-        "format: hf (a folder for transformers), gguf (a file for llama.cpp) or html (a "
-        "page in which the model runs)",
+        "format: hf (a folder for transformers) or html (a page in which the model runs)",
         completion.choice_completer(*FORMATS),
     ),
     type: str | None = option(
         None,
-        "number type; gguf: f32 (default), f16 or q8_0 (8 bits); html: f32 or f16; default: "
-        "f32 up to 2 million parameters, else f16",
-        completion.choice_completer(*FORMATS["gguf"]),
+        "with html: number type, f32 or f16; default: f32 up to 2 million parameters, else f16",
+        completion.choice_completer(*PAGE_TYPES),
     ),
     train: bool = switch(
         "with html: models can be trained in the page, on the first 1 MB of the data set DATASET "
@@ -58,7 +54,7 @@ def export(
     run_option: str | None = option(None, "", names=["--run"], hidden=True),
 ) -> None:
     """Write a run for other tools, or as a web page in which it runs."""
-    usage = "attnlm export [RUN] DIR, or attnlm export [RUN] FILE --to gguf|html"
+    usage = "attnlm export [RUN] DIR, or attnlm export [RUN] FILE --to html"
     if not names:
         raise UsageError("no folder or file to write was given", usage)
     data = None
@@ -70,9 +66,10 @@ def export(
     if not runs and run_option is None and (checkpoint_dir / path / "config.json").exists():
         usage = usage.replace("[RUN]", path)
         raise UsageError(f"{path} is a run, and no folder or file to write was given", usage)
-    if to == "hf" and Path(path).suffix in _SUFFIXES:
-        hint = f"use --to {_SUFFIXES[Path(path).suffix]}"
-        raise UsageError(f"{path} is the name of a file, but --to hf writes a folder", hint)
+    if to == "hf" and Path(path).suffix == ".html":
+        raise UsageError(
+            f"{path} is the name of a file, but --to hf writes a folder", "use --to html"
+        )
     check_format(to, type)
     named: list[str | None] = [*runs] or ([] if data and run_option is None else [run_option])
     opened = [attnlm.open_run(run, checkpoint_dir=checkpoint_dir) for run in named]
@@ -95,7 +92,7 @@ def export(
     console.say(f"{exported_runs}: {form}, {parameters:,} parameters" if opened else form)
     facts = {
         "path": str(exported.path),
-        {"hf": "class", "gguf": "architecture", "html": "page"}[to]: exported.form,
+        {"hf": "class", "html": "page"}[to]: exported.form,
         "checkpoint": exported.checkpoint,
         "parameters": parameters,
     }

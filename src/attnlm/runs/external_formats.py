@@ -1,9 +1,8 @@
-"""Formats: model architectures of other tools, with the tools' names of sizes and tensors.
+"""The classes of `transformers` for our models, with their names of sizes and tensors.
 
-The tools are transformers and llama.cpp. Whether a format can express a model depends on the
-model's architecture, not on its name. If a format has parts that a model lacks, parts are stored
-that change no logit: biases, position embeddings and an MLP of zeros, and the identity as a
-projection.
+Whether a class can express a model depends on the model's architecture, not on its name. If a class
+has parts that a model lacks, parts are stored that change no logit: biases, position embeddings and
+an MLP of zeros, and the identity as a projection.
 """
 
 from __future__ import annotations
@@ -11,58 +10,63 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from attnlm.base.errors import UsageError
 from attnlm.base.suggestions import suggestion
 from attnlm.model.architecture import Architecture
 from attnlm.model.linear_maps import MAP_NAMES, map_name
 
-FORMATS = {"hf": (), "gguf": ("f32", "f16", "q8_0"), "html": ("f32", "f16")}
-"""The formats that runs are exported to, each with its number types; hf is always float32."""
+FORMATS = ("hf", "html")
+"""The formats that runs are exported to."""
+PAGE_TYPES = ("f32", "f16")
+"""The number types of a page; the format hf is always float32."""
 
 Supported = Mapping[str, tuple[Any, ...] | None]
-"""The values that a format can express, keyed by field of Architecture; None stands for all values.
-For a field that is not a key, the format can express only the field's default."""
+"""The values that a class can express, keyed by field of Architecture; None stands for all values.
+For a field that is not a key, the class can express only the field's default."""
+
+LLAMA3_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+"""limits for the number of rotations of a frequency within the original context: below the first
+limit, the frequency is divided by the factor; above the second limit, it is unchanged"""
 
 
 class TensorMapping(NamedTuple):
-    """A tensor in another tool's file, which holds one or more parameters of a model of attnlm.
+    """A tensor of `transformers`, which holds one or more parameters of a model of attnlm.
 
     `parameters` are attnlm's names of these. Several parameters are concatenated along their
     outputs. If `transposed`, the tensor is the transpose of attnlm's matrix.
-
-    If `interleaved` is not 0, it is the number of heads, and the outputs of each head (of size D)
-    are in the order 0, D/2, 1, D/2 + 1, …
     """
 
     name: str
     parameters: tuple[str, ...]
     transposed: bool = False
-    interleaved: int = 0
 
 
 @dataclass(frozen=True)
-class ExternalFormat:
-    """A model architecture of another tool."""
+class StockClass:
+    """A class of `transformers` for language models."""
 
     name: str
     supported: Supported
     sizes: Mapping[str, str]
-    """attributes of Architecture, such as embed_dim, keyed by the tool's names, such as n_embd"""
+    """attributes of Architecture, such as embed_dim, keyed by the class's names, such as n_embd"""
     modules: Mapping[str, str]
-    """the tool's names of modules, keyed by our names; {} stands for the number of the block; if
-    the tool stores several of our modules as one, the key has all our names, separated by spaces"""
+    """the class's names of modules, keyed by our names; {} stands for the number of the block; if
+    the class stores several of our modules as one, the key has all our names, separated by
+    spaces"""
     has_bias: Callable[[Architecture, str], bool]
-    """whether the tool's module has a bias; the argument of type str is the last word of our name
+    """whether the class's module has a bias; the argument of type str is the last word of our name
     for the module, such as query"""
+    model_type: str
     transposes: bool = field(default=False, kw_only=True)
-    """whether the tool stores the matrices of linear layers transposed"""
-    interleaves: bool = field(default=False, kw_only=True)
-    """whether the tool rotates adjacent outputs of a head as pairs; attnlm pairs i with i + D/2"""
+    """whether the class stores the matrices of linear layers transposed"""
+    tokenizer: str | None = field(default=None, kw_only=True)
+    """the name of the only tokenizer that `transformers` reads with this class, whatever
+    tokenizer.json has; None if it reads any tokenizer"""
 
     def with_missing_parts(self, a: Architecture) -> Architecture:
-        """Return the model with the parts that this format always has and the model lacks.
+        """Return the model with the parts that this class always has and the model lacks.
 
         These parts change no logit: an MLP with one hidden unit and position embeddings, both of
         zeros, and a projection that is the identity.
@@ -78,7 +82,7 @@ class ExternalFormat:
         return replace(a, **parts)
 
     def unsupported_parts(self, a: Architecture) -> list[str]:
-        """Return, in words, what this format can't express of the model; [] if it fits."""
+        """Return, in words, what this class can't express of the model; [] if it fits."""
         if a.embed_dim is None:
             return ["a table of logits, and no layers"]
         a = self.with_missing_parts(a)
@@ -99,51 +103,8 @@ class ExternalFormat:
         return unsupported
 
     def size_values(self, a: Architecture) -> dict[str, Any]:
-        """Return the model's sizes by the tool's names."""
+        """Return the model's sizes by the class's names."""
         return {name: getattr(a, attribute) for name, attribute in self.sizes.items()}
-
-    def options(self, a: Architecture) -> dict[str, Any]:
-        """Return what the tool's description of the model has in addition to sizes."""
-        if a.rotary_factor is None:
-            return {}
-        return {"rope.scaling.type": "linear", "rope.scaling.factor": float(a.rotary_factor)}
-
-    def tensor_mappings(self, a: Architecture) -> Iterator[TensorMapping]:
-        """Yield the tensors of a file: all except an LM head that is tied to the embedding."""
-        missing = ["head"] if a.tie_embeddings else []
-        missing += [] if a.query_key_norm else ["attention.query_norm", "attention.key_norm"]
-        head_counts = {"query": a.heads, "key": a.num_kv_heads} if self.interleaves else {}
-        for layer in range(-1, a.layers):  # -1 stands for the modules outside of blocks
-            for our_names, external_name in self.modules.items():
-                if ("{}" in external_name) != (layer >= 0) or our_names in missing:
-                    continue
-                name = external_name.format(layer)
-                kind = map_name(our_names)
-                block = f"blocks.{layer}." if layer >= 0 else ""
-                modules = [block + name for name in our_names.split()]
-                weight = "gain" if kind.endswith("norm") else "weight"
-                weights = tuple(f"{module}.{weight}" for module in modules)
-                transposed = self.transposes and kind in MAP_NAMES
-                heads = head_counts.get(kind, 0)
-                yield TensorMapping(f"{name}.weight", weights, transposed, heads)
-                if self.has_bias(a, kind):
-                    biases = tuple(f"{module}.bias" for module in modules)
-                    yield TensorMapping(f"{name}.bias", biases, interleaved=heads)
-
-
-LLAMA3_TURNS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-"""limits for the number of rotations of a frequency within the original context: below the first
-limit, the frequency is divided by the factor; above the second limit, it is unchanged"""
-
-
-@dataclass(frozen=True)
-class StockClass(ExternalFormat):
-    """A class of `transformers` for language models."""
-
-    model_type: str
-    tokenizer: str | None = field(default=None, kw_only=True)
-    """the name of the only tokenizer that `transformers` reads with this class, whatever
-    tokenizer.json has; None if it reads any tokenizer"""
 
     def options(self, a: Architecture) -> dict[str, Any]:
         """Return what config.json contains in addition to sizes."""
@@ -168,6 +129,26 @@ class StockClass(ExternalFormat):
         common |= {"use_sliding_window": False, "sliding_window": None}
         return common | ({"attention_bias": a.qkv_bias} if self.model_type == "qwen3" else {})
 
+    def tensor_mappings(self, a: Architecture) -> Iterator[TensorMapping]:
+        """Yield the tensors of a file: all except an LM head that is tied to the embedding."""
+        missing = ["head"] if a.tie_embeddings else []
+        missing += [] if a.query_key_norm else ["attention.query_norm", "attention.key_norm"]
+        for layer in range(-1, a.layers):  # -1 stands for the modules outside of blocks
+            for our_names, external_name in self.modules.items():
+                if ("{}" in external_name) != (layer >= 0) or our_names in missing:
+                    continue
+                name = external_name.format(layer)
+                kind = map_name(our_names)
+                block = f"blocks.{layer}." if layer >= 0 else ""
+                modules = [block + name for name in our_names.split()]
+                weight = "gain" if kind.endswith("norm") else "weight"
+                weights = tuple(f"{module}.{weight}" for module in modules)
+                transposed = self.transposes and kind in MAP_NAMES
+                yield TensorMapping(f"{name}.weight", weights, transposed)
+                if self.has_bias(a, kind):
+                    biases = tuple(f"{module}.bias" for module in modules)
+                    yield TensorMapping(f"{name}.bias", biases)
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -175,23 +156,21 @@ class Exported:
 
     path: Path
     form: str
-    """a class of `transformers`, an architecture of llama.cpp, or "a page of" and its file size"""
+    """a class of `transformers`, or "a page of" and its file size"""
     checkpoint: str
     """best or last; for a page with several runs, the values that occur, separated by commas"""
 
 
 def check_format(to: str, type: str | None) -> None:
     """Raise UsageError if `to` is not a format, or if that format lacks the number type `type`."""
-    for name, value, choices in (("to", to, tuple(FORMATS)), ("type", type, FORMATS.get(to, ()))):
-        if value is not None and name == "type" and not choices:
-            hint = f"leave `type` out: {to} always has float32"
-            raise UsageError("`type` applies only to `to` gguf and html", hint)
+    for name, value, choices in (("to", to, FORMATS), ("type", type, PAGE_TYPES)):
         if value is not None and value not in choices:
             hint = suggestion(value, choices, f"choose from {', '.join(choices)}")
             raise UsageError(f"invalid value for `{name}`: {value!r}", hint)
-
-
-AnyFormat = TypeVar("AnyFormat", bound=ExternalFormat)
+    if type is not None and to == "hf":
+        raise UsageError(
+            "`type` applies only to `to` html", "leave `type` out: hf always has float32"
+        )
 
 
 def classes_for(tokenizer: str) -> list[StockClass]:
@@ -204,14 +183,12 @@ def fitting_class(a: Architecture) -> StockClass | None:
     return next((stock for stock in STOCK_CLASSES if not stock.unsupported_parts(a)), None)
 
 
-def choose_format(a: Architecture, formats: Sequence[AnyFormat], run: str) -> AnyFormat:
-    """Return the first of `formats` that can express the model of a run. Raises UsageError."""
-    closest = min(formats, key=lambda external: len(external.unsupported_parts(a)))
+def choose_class(a: Architecture, classes: Sequence[StockClass], run: str) -> StockClass:
+    """Return the first of `classes` that can express the model of a run. Raises UsageError."""
+    closest = min(classes, key=lambda stock: len(stock.unsupported_parts(a)))
     if parts := closest.unsupported_parts(a):
-        is_class = isinstance(closest, StockClass)
-        kind = "stock class of transformers" if is_class else "architecture of llama.cpp"
         raise UsageError(
-            f"no {kind} can express {run}: it has {', '.join(parts)}; "
+            f"no stock class of transformers can express {run}: it has {', '.join(parts)}; "
             f"the closest format is {closest.name}",
             "train a `model` transformer, gpt2, llama or qwen3 without these settings",
         )
@@ -245,7 +222,6 @@ _GPT2: Supported = {
     "norm": ("layer",),
     "mlp": ("gelu", "relu2"),
 }
-_LINEAR: Supported = {"rotary_context": (None,)}
 
 
 # --- Which modules have a bias --------------------------------------------------------------------
@@ -268,38 +244,35 @@ def _has_gpt2_bias(a: Architecture, kind: str) -> bool:
     return kind in MAP_NAMES or kind.endswith("norm")
 
 
-# --- Our names, and the names in transformers and llama.cpp ---------------------------------------
+# --- Our names, and the names in transformers -----------------------------------------------------
 
 _GPT2_MODULES = {
-    "token_embedding": ("transformer.wte", "token_embd"),
-    "position_embedding": ("transformer.wpe", "position_embd"),
-    "attention_norm": ("transformer.h.{}.ln_1", "blk.{}.attn_norm"),
-    "attention.query attention.key attention.value": (
-        "transformer.h.{}.attn.c_attn",
-        "blk.{}.attn_qkv",
-    ),
-    "attention.projection": ("transformer.h.{}.attn.c_proj", "blk.{}.attn_output"),
-    "mlp_norm": ("transformer.h.{}.ln_2", "blk.{}.ffn_norm"),
-    "mlp.up": ("transformer.h.{}.mlp.c_fc", "blk.{}.ffn_up"),
-    "mlp.down": ("transformer.h.{}.mlp.c_proj", "blk.{}.ffn_down"),
-    "norm": ("transformer.ln_f", "output_norm"),
-    "head": ("lm_head", "output"),
+    "token_embedding": "transformer.wte",
+    "position_embedding": "transformer.wpe",
+    "attention_norm": "transformer.h.{}.ln_1",
+    "attention.query attention.key attention.value": "transformer.h.{}.attn.c_attn",
+    "attention.projection": "transformer.h.{}.attn.c_proj",
+    "mlp_norm": "transformer.h.{}.ln_2",
+    "mlp.up": "transformer.h.{}.mlp.c_fc",
+    "mlp.down": "transformer.h.{}.mlp.c_proj",
+    "norm": "transformer.ln_f",
+    "head": "lm_head",
 }
 _LLAMA_MODULES = {
-    "token_embedding": ("model.embed_tokens", "token_embd"),
-    "attention_norm": ("model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
-    "attention.query": ("model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
-    "attention.key": ("model.layers.{}.self_attn.k_proj", "blk.{}.attn_k"),
-    "attention.value": ("model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
-    "attention.projection": ("model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
-    "attention.query_norm": ("model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
-    "attention.key_norm": ("model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
-    "mlp_norm": ("model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
-    "mlp.gate": ("model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"),
-    "mlp.up": ("model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
-    "mlp.down": ("model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
-    "norm": ("model.norm", "output_norm"),
-    "head": ("lm_head", "output"),
+    "token_embedding": "model.embed_tokens",
+    "attention_norm": "model.layers.{}.input_layernorm",
+    "attention.query": "model.layers.{}.self_attn.q_proj",
+    "attention.key": "model.layers.{}.self_attn.k_proj",
+    "attention.value": "model.layers.{}.self_attn.v_proj",
+    "attention.projection": "model.layers.{}.self_attn.o_proj",
+    "attention.query_norm": "model.layers.{}.self_attn.q_norm",
+    "attention.key_norm": "model.layers.{}.self_attn.k_norm",
+    "mlp_norm": "model.layers.{}.post_attention_layernorm",
+    "mlp.gate": "model.layers.{}.mlp.gate_proj",
+    "mlp.up": "model.layers.{}.mlp.up_proj",
+    "mlp.down": "model.layers.{}.mlp.down_proj",
+    "norm": "model.norm",
+    "head": "lm_head",
 }
 _GPT2_SIZES = {
     "n_positions": "block_size",
@@ -321,43 +294,21 @@ _LLAMA_SIZES = {
     "rms_norm_eps": "norm_epsilon",
     "tie_word_embeddings": "tie_embeddings",
 }
-_GGUF_SIZES = {
-    "context_length": "block_size",
-    "embedding_length": "embed_dim",
-    "block_count": "layers",
-    "feed_forward_length": "mlp_dim",
-    "attention.head_count": "heads",
-}
-_GGUF_GPT2_SIZES = {**_GGUF_SIZES, "attention.layer_norm_epsilon": "norm_epsilon"}
-_GGUF_LLAMA_SIZES = {
-    **_GGUF_SIZES,
-    "attention.head_count_kv": "num_kv_heads",
-    "attention.key_length": "head_dim",
-    "attention.value_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "norm_epsilon",
-    "rope.dimension_count": "head_dim",
-    "rope.freq_base": "rotary_base",
-}
-
-
-def _module_names(modules: Mapping[str, tuple[str, str]], tool: int) -> dict[str, str]:
-    return {our_name: names[tool] for our_name, names in modules.items()}
-
-
-_HF_LLAMA = (_LLAMA_SIZES, _module_names(_LLAMA_MODULES, 0))
-_HF_GPT2 = (_GPT2_SIZES, _module_names(_GPT2_MODULES, 0))
-_GGUF_LLAMA = (_GGUF_LLAMA_SIZES, _module_names(_LLAMA_MODULES, 1), _has_own_bias)
-_GGUF_GPT2 = (_GGUF_GPT2_SIZES, _module_names(_GPT2_MODULES, 1), _has_gpt2_bias)
+_LLAMA_NAMES = (_LLAMA_SIZES, _LLAMA_MODULES)
 
 STOCK_CLASSES = (
-    StockClass("Qwen3ForCausalLM", _QWEN3, *_HF_LLAMA, _has_llama_bias, "qwen3"),
-    StockClass("Qwen2ForCausalLM", _QWEN2, *_HF_LLAMA, _has_own_bias, "qwen2", tokenizer="qwen2"),
-    StockClass("LlamaForCausalLM", _LLAMA, *_HF_LLAMA, _has_llama_bias, "llama"),
-    StockClass("GPT2LMHeadModel", _GPT2, *_HF_GPT2, _has_gpt2_bias, "gpt2", transposes=True),
-)
-GGUF_FORMATS = (
-    ExternalFormat("qwen3", {**_QWEN3, **_LINEAR}, *_GGUF_LLAMA),
-    ExternalFormat("qwen2", {**_QWEN2, **_LINEAR}, *_GGUF_LLAMA),
-    ExternalFormat("llama", {**_LLAMA, **_LINEAR}, *_GGUF_LLAMA, interleaves=True),
-    ExternalFormat("gpt2", {**_GPT2, "mlp": ("gelu",)}, *_GGUF_GPT2),
+    StockClass("Qwen3ForCausalLM", _QWEN3, *_LLAMA_NAMES, _has_llama_bias, "qwen3"),
+    StockClass(
+        "Qwen2ForCausalLM", _QWEN2, *_LLAMA_NAMES, _has_own_bias, "qwen2", tokenizer="qwen2"
+    ),
+    StockClass("LlamaForCausalLM", _LLAMA, *_LLAMA_NAMES, _has_llama_bias, "llama"),
+    StockClass(
+        "GPT2LMHeadModel",
+        _GPT2,
+        _GPT2_SIZES,
+        _GPT2_MODULES,
+        _has_gpt2_bias,
+        "gpt2",
+        transposes=True,
+    ),
 )

@@ -48,7 +48,7 @@ def library_tokenizer(tokenizer: Tokenizer) -> Any:
     from tokenizers import Tokenizer as LibraryTokenizer
 
     if isinstance(tokenizer, BpeTokenizer):
-        library = pairs_tokenizer(tokenizer, listed_pairs(tokenizer))
+        library = _pairs_tokenizer(tokenizer)
     elif isinstance(tokenizer, CharTokenizer):
         # WordLevel rejects unknown characters, as attnlm does. Byte pairs would leave them out.
         characters = {character: i for i, character in enumerate(tokenizer.characters)}
@@ -97,12 +97,10 @@ def check_equal(tokenizer: Tokenizer, library: Any) -> None:
             )
 
 
-def pairs_tokenizer(
-    tokenizer: BpeTokenizer, pairs: list[tuple[str, str]], *, whole: bool = True
-) -> Any:
-    """Return the `tokenizers.Tokenizer` that merges the byte pairs `pairs`, in their order.
+def _pairs_tokenizer(tokenizer: BpeTokenizer) -> Any:
+    """Return the `tokenizers.Tokenizer` that merges the pairs of `listed_pairs`, in their order.
 
-    A word that is a token becomes this token without merges if `whole` is set.
+    A word that is a token becomes this token without merges.
     """
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as LibraryTokenizer
@@ -111,7 +109,7 @@ def pairs_tokenizer(
     ranks = enumerate(tokenizer.ranks)
     id_of = {byte_characters.to_text(token): rank for rank, token in ranks if token}
     library = LibraryTokenizer(
-        models.BPE({**id_of, **tokenizer.special}, pairs, ignore_merges=whole)
+        models.BPE({**id_of, **tokenizer.special}, listed_pairs(tokenizer), ignore_merges=True)
     )
     if tokenizer.nfc:
         library.normalizer = normalizers.NFC()

@@ -1,36 +1,30 @@
-"""Export runs: folders for `transformers`, GGUF files for llama.cpp, and pages."""
+"""Export runs: folders for `transformers`, and pages."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 import attnlm
 from attnlm.base import files
 from attnlm.base.atomic_folders import workspace
-from attnlm.base.errors import AttnlmError, UsageError, import_optional
-from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.events import OnEvent, ignore
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.architecture import require_architecture
 from attnlm.model.spec import Use
 from attnlm.runs.external_formats import (
-    GGUF_FORMATS,
     Exported,
-    ExternalFormat,
     StockClass,
     check_format,
-    choose_format,
+    choose_class,
     classes_for,
 )
-from attnlm.runs.gguf_vocabulary import vocabulary
 from attnlm.runs.load_model import checked_weights
 from attnlm.runs.run import Checkpoint, Run, open_dataset_of, open_run, run_summary
 from attnlm.runs.safetensors_file import Shape, write_tensors
@@ -59,24 +53,22 @@ def export(
         attnlm.export("transformer-001", "exported")
         attnlm.export(["transformer-001", "multi-head-001"], "page.html", to="html")
 
-    The format hf is a new folder for `transformers`. The format gguf is a new file for llama.cpp,
-    whose numbers have the `type` f32 (default), f16 or q8_0. The format html is a page in which the
-    models of one or more runs work; `type` is f32 (default up to 2 million parameters) or f16. For
-    a page, `force` replaces an existing file, and allows more than 60 million parameters; `title`
-    is its heading (default: the names of the runs), and `text` the text that its box begins with
-    (default: the start of the validation split). A page also says how its models were trained, with
-    the first 200 characters of the training text if the data set is found.
+    The format hf is a new folder for `transformers`. The format html is a page in which the models
+    of one or more runs work; `type` is f32 (default up to 2 million parameters) or f16. For a page,
+    `force` replaces an existing file, and allows more than 60 million parameters; `title` is its
+    heading (default: the names of the runs), and `text` the text that its box begins with (default:
+    the start of the validation split). A page also says how its models were trained, with the first
+    200 characters of the training text if the data set is found.
 
     With `train`, the page also trains models, on the first 1 MB of a data set's text: of the data
     set `train`, or for True of the run's. `run` may then be [], for a page without a trained model:
 
         attnlm.export([], "page.html", to="html", train="tales-char")
 
-    The output is complete or absent. `on_event` receives a Note if llama.cpp will behave
-    differently from attnlm, and if a text is too long. Raises UsageError for an unknown format or
-    type, and for a model that the format can't express or the page can't train. Raises AttnlmError
-    if `path` exists already (for hf, an empty folder may exist), if files are missing or damaged,
-    or if the format can't express the tokenizer.
+    The output is complete or absent. `on_event` receives a Note if a text is too long.
+    Raises UsageError for an unknown format or type, and for a model that the format can't express
+    or the page can't train. Raises AttnlmError if `path` exists already (for hf, an empty folder
+    may exist), if files are missing or damaged, or if the format can't express the tokenizer.
     """
     check_format(to, type)
     if not str(path):
@@ -93,8 +85,6 @@ def export(
         raise UsageError("no run was given", "name a run, or a data set as `train`")
     if to == "hf":
         return _export_hf(runs[0], path, checkpoint)
-    if to == "gguf":
-        return _export_gguf(runs[0], path, type or "f32", checkpoint, on_event)
     return export_to_html(
         runs,
         path,
@@ -141,19 +131,18 @@ def _page_maker(
     return lambda models, _: train_page(text, models, spec, title)
 
 
-_Tensors = tuple[dict[str, Shape], Callable[[str], Tensor]]
-
-
-def _tensors(format: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Tensors:
-    """Return the shape of each tensor that `format` stores, by name, and a function that takes a
+def _tensors(
+    stock: StockClass, run: Run, checkpoint: Checkpoint
+) -> tuple[dict[str, Shape], Callable[[str], Tensor]]:
+    """Return the shape of each tensor that `stock` has, by name, and a function that takes a
     tensor's name and returns the tensor, in float32.
 
-    The returned tensor may be a view that is not contiguous. `ExternalFormat.with_missing_parts`
-    describes the parts that the other tool stores but our model lacks.
+    The returned tensor may be a view that is not contiguous. `StockClass.with_missing_parts`
+    describes the parts that the class has but our model lacks.
     """
-    a = format.with_missing_parts(require_architecture(run.config.spec, Use.EXPORT))
+    a = stock.with_missing_parts(require_architecture(run.config.spec, Use.EXPORT))
     weights = checked_weights(run, checkpoint)
-    mappings = {mapping.name: mapping for mapping in format.tensor_mappings(a)}
+    mappings = {mapping.name: mapping for mapping in stock.tensor_mappings(a)}
     shapes = a.parameter_shapes(run.vocab_size)
     names = [name for mapping in mappings.values() for name in mapping.parameters]
     for name in (name for name in names if name not in weights):
@@ -170,9 +159,6 @@ def _tensors(format: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Tenso
         mapping = mappings[name]
         tensors = [weights[ours] for ours in mapping.parameters]
         joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-        if mapping.interleaved:
-            heads = joined.unflatten(0, (mapping.interleaved, 2, -1))
-            joined = heads.transpose(1, 2).flatten(0, 2)
         return joined.T if mapping.transposed else joined
 
     return {name: tuple(read(name).shape) for name in mappings}, read
@@ -182,7 +168,7 @@ def _tensors(format: ExternalFormat, run: Run, checkpoint: Checkpoint) -> _Tenso
 
 
 def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
-    stock = choose_format(
+    stock = choose_class(
         require_architecture(run.config.spec, Use.EXPORT), classes_for(run.tokenizer.name), run.name
     )
     _check_folder_free(folder)
@@ -248,11 +234,16 @@ def _describe_files(run: Run, checkpoint: Checkpoint, stock: StockClass) -> dict
 def _model_card(run: Run, checkpoint: Checkpoint, stock: StockClass) -> Iterator[str]:
     """Yield the lines of README.md: first the fields that the Hugging Face Hub reads, then text."""
     a = run.config.spec
+    made = "imported into" if run.imported_from else "trained with"
+    rows = {**run_summary(run), "checkpoint": str(checkpoint)}
+    if not run.imported_from:
+        rows["SHA-256 of the training tokens"] = run.dataset.train_sha256
     yield from ("---", "library_name: transformers", "pipeline_tag: text-generation", "---", "")
     yield from (f"# {_escape_markdown(run.name)}", "")
     yield (
-        f"{_description(run)} and exported as {stock.name}. It sees {a.block_size:,} tokens at a "
-        "time: longer texts are out of its range."
+        f"A {a.name} of {run.parameters:,} parameters, {made} attnlm {attnlm.__version__} and "
+        f"exported as {stock.name}. It sees {a.block_size:,} tokens at a time: longer texts are "
+        "out of its range."
     )
     yield from ("", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "")
     yield 'model = AutoModelForCausalLM.from_pretrained("FOLDER")'
@@ -260,7 +251,7 @@ def _model_card(run: Run, checkpoint: Checkpoint, stock: StockClass) -> Iterator
     yield 'ids = tokenizer("The ", return_tensors="pt").input_ids'
     yield f"out = model.generate(ids, max_new_tokens={max(1, min(200, a.block_size // 2))})"
     yield from ("print(tokenizer.decode(out[0]))", "```", "", "## Training", "")
-    for label, value in _card_rows(run, checkpoint).items():
+    for label, value in rows.items():
         yield f"- {label}: {_escape_markdown(value)}"
     if not run.imported_from:
         yield from ("", "## Settings", "", "As a recipe of attnlm:", "", "```toml")
@@ -272,130 +263,3 @@ def _model_card(run: Run, checkpoint: Checkpoint, stock: StockClass) -> Iterator
 def _escape_markdown(text: str) -> str:
     """Return the text as one line of Markdown, with its markup escaped."""
     return "".join(f"\\{c}" if c in r"\`*_[]<>#|" else c if c.isprintable() else "?" for c in text)
-
-
-def _description(run: Run) -> str:
-    made = "imported into" if run.imported_from else "trained with"
-    model = f"A {run.config.spec.name} of {run.parameters:,} parameters"
-    return f"{model}, {made} attnlm {attnlm.__version__}"
-
-
-def _card_rows(run: Run, checkpoint: Checkpoint) -> dict[str, str]:
-    """Return labels and values that describe a checkpoint and how it was trained."""
-    rows = {**run_summary(run), "checkpoint": str(checkpoint)}
-    if not run.imported_from:
-        rows["SHA-256 of the training tokens"] = run.dataset.train_sha256
-    return rows
-
-
-# --- GGUF files for llama.cpp ---------------------------------------------------------------------
-
-_CONTEXT_STEP = 256  # tokens: llama.cpp rounds contexts up to a multiple of this
-_FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}  # as llama.cpp numbers them
-_LARGEST = {"F16": 65_504.0, "Q8_0": 127 * 65_504.0}  # the scale of Q8_0 is a float16
-_BLOCK = 32  # numbers that share one scale
-
-
-def _export_gguf(run: Run, path: Path, type: str, checkpoint: str, on_event: OnEvent) -> Exported:
-    format = choose_format(
-        require_architecture(run.config.spec, Use.EXPORT), GGUF_FORMATS, run.name
-    )
-    if path.suffix != ".gguf":
-        raise UsageError("the name of a GGUF file must end with .gguf", f"name it {path.name}.gguf")
-    _check_file_free(path)
-    import_optional("gguf", "writing GGUF")
-    chosen = run.checkpoint(checkpoint)
-    metadata = _metadata(format, run, chosen, type)
-    tensors = _tensors(format, run, chosen)
-    with files.explaining_os_errors(path, ", or name another file"):
-        path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        _write_gguf(path, format.name, metadata, tensors, type)
-    if format.name == "gpt2" and (context := run.config.spec.block_size) % _CONTEXT_STEP:
-        on_event(
-            Note(
-                f"llama.cpp aborts after {context:,} tokens, the context of this model, because it "
-                f"rounds its own limit up to a multiple of {_CONTEXT_STEP}"
-            )
-        )
-    return Exported(path, format.name, chosen.which)
-
-
-def _check_file_free(path: Path) -> None:
-    if path.is_symlink() or path.exists():
-        raise AttnlmError(f"{path} already exists", "choose a new name, or delete that file first")
-
-
-def _metadata(
-    format: ExternalFormat, run: Run, checkpoint: Checkpoint, type: str
-) -> dict[str, Any]:
-    a = format.with_missing_parts(require_architecture(run.config.spec, Use.EXPORT))
-    summary = "; ".join(f"{label}: {value}" for label, value in _card_rows(run, checkpoint).items())
-    keys_of: dict[str, dict[str, Any]] = {
-        "general": {
-            "type": "model",
-            "name": run.name,
-            "description": f"{_description(run)}. {summary}",
-            "file_type": _FILE_TYPES[type],
-            "quantization_version": 2,
-        },
-        format.name: {**format.size_values(a), **format.options(a), "vocab_size": run.vocab_size},
-        "attnlm": {"version": attnlm.__version__},
-        "tokenizer.ggml": vocabulary(run.tokenizer),
-    }
-    if not run.imported_from:
-        keys_of["attnlm"]["settings"] = json.dumps(run.config.settings())
-    return {f"{group}.{key}": keys[key] for group, keys in keys_of.items() for key in keys}
-
-
-def _write_gguf(
-    path: Path, architecture: str, metadata: dict[str, Any], tensors: _Tensors, type: str
-) -> None:
-    """Write the GGUF file, with one tensor at a time in memory."""
-    from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quant_shape_to_byte_shape
-
-    kinds = {bool: "BOOL", int: "UINT32", float: "FLOAT32", str: "STRING", list: "ARRAY"}
-    shapes, read = tensors
-    types = {name: _choose_type(name, shape, type) for name, shape in shapes.items()}
-    with files.open_replacement(path) as file:
-        writer = GGUFWriter(file.name, architecture)
-        try:
-            for key, value in metadata.items():
-                if isinstance(value, str):  # folder names need not be Unicode
-                    value = value.encode(errors="backslashreplace").decode()
-                writer.add_key_value(key, value, GGUFValueType[kinds[value.__class__]])
-            for name, shape in shapes.items():
-                kind = GGMLQuantizationType[types[name]]
-                count = math.prod(quant_shape_to_byte_shape(shape, kind))
-                writer.add_tensor_info(name, shape, np.dtype(np.float32), count, kind)
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_ti_data_to_file()
-            for name in shapes:
-                numbers = read(name).contiguous().numpy()
-                writer.write_tensor_data(convert_tensor(name, numbers, types[name]))
-        finally:
-            writer.close()
-        _check_file_free(path)
-
-
-def _choose_type(name: str, shape: Shape, chosen: str) -> str:
-    """Return the type of a tensor in a file for which the user chose the type `chosen`.
-
-    The type is the one that llama.cpp's converter would choose. Vectors and positions stay float32.
-    A matrix whose rows don't fill blocks of 32 is float16 instead of Q8_0.
-    """
-    if chosen == "f32" or len(shape) == 1 or name == "position_embd.weight":
-        return "F32"
-    return "F16" if chosen == "f16" or shape[-1] % _BLOCK else "Q8_0"
-
-
-def convert_tensor(name: str, numbers: NDArray[np.float32], to: str) -> NDArray[Any]:
-    """Return the numbers in a GGUF type. Raises AttnlmError for numbers that it can't hold."""
-    from gguf import GGMLQuantizationType, quantize
-
-    if to in _LARGEST and (largest := float(np.abs(numbers).max())) > _LARGEST[to]:
-        raise AttnlmError(
-            f"the tensor {name} has {largest:g}, which is too large for {to}", "use `type` f32"
-        )
-    result: NDArray[Any] = quantize(numbers, GGMLQuantizationType[to])
-    return result

@@ -26,7 +26,7 @@ from attnlm.model.linear_maps import LoRA, map_name, map_shapes
 from attnlm.model.spec import Use
 from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run_folder
-from attnlm.runs.external_formats import STOCK_CLASSES, StockClass, choose_format, fitting_class
+from attnlm.runs.external_formats import STOCK_CLASSES, StockClass, choose_class, fitting_class
 from attnlm.runs.hugging_face.read_model import (
     check_options,
     check_type,
@@ -152,7 +152,7 @@ def import_adapter(
     """Create a run from the adapter in `folder`, which was trained for the weights of `base`."""
     parent = open_run(base, checkpoint_dir=checkpoint_dir)
     a = require_architecture(parent.config.spec, Use.EXPORT)
-    lora, tensors = _read_adapter(folder, a, choose_format(a, STOCK_CLASSES, parent.name))
+    lora, tensors = _read_adapter(folder, a, choose_class(a, STOCK_CLASSES, parent.name))
     training: Settings = {"steps": 1, "lora": lora.rank, "lora_alpha": lora.alpha}
     try:
         config = resolve({**a.settings(), **training, "lora_on": ",".join(lora.on)})
