@@ -1,7 +1,7 @@
 """`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
 
 Parts: steps, losses, best, choices, process, quality, shakespeare, transformer, growth, vocabulary,
-subnormals, lora, busy, processes, sharding, plan, sample, speaking, prepare, pages.
+subnormals, busy, processes, sharding, plan, sample, speaking, prepare, pages.
 ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt; NANOGPT, where it is set, a checkout of
 nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. PROCESSOR=AVX2 limits both sides
 to the instructions of an older processor, one of `make processors`. Run it on a quiet machine.
@@ -27,7 +27,6 @@ from benchmarks import (
     gpt2_generation,
     growth,
     kernel_choice,
-    lora,
     losses,
     pages,
     plan,
@@ -52,7 +51,6 @@ PARTS = {
     "growth": growth.growth,
     "vocabulary": transformer.vocabulary,
     "subnormals": subnormals.subnormals,
-    "lora": lora.lora,
     "busy": busy_machine.busy,
     "processes": processes.processes,
     "sharding": processes.sharding,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from attnlm.base.errors import AttnlmError
+from attnlm.base.folders import find_folder
 from attnlm.base.suggestions import _OTHER_NAMES, equivalent_name, suggestion
 from attnlm.config.settings import RECORD_OF, resolve
 from tests.command import here
+
+_MERGE = "model.merge_and_unload().save_pretrained(DIR)"
 
 
 def told(command: str) -> list[str]:
@@ -68,6 +73,10 @@ def test_similar_commands_are_suggested(command: str, hint: str) -> None:
     [
         ("export out --to gguf", "use --to hf, then llama.cpp's convert_hf_to_gguf.py"),
         ("export out --type q8_0", "use --to hf, then llama.cpp's convert_hf_to_gguf.py"),
+        ("train --lora 8", "use --from, which trains all weights of another run"),
+        ("train --lora-alpha 8", "use --from, which trains all weights of another run"),
+        ("train --lora-on query", "use --from, which trains all weights of another run"),
+        ("import DIR --base RUN", f"merge the adapter with peft first: {_MERGE}"),
     ],
 )
 def test_names_that_left_are_answered_with_what_replaces_them(command: str, hint: str) -> None:
@@ -102,6 +111,14 @@ def test_names_with_a_common_prefix_are_suggested_the_first_in_a_tie() -> None:
     assert suggestion("bigram-1", ["bigram-001", "bigram-002"], "") == "did you mean bigram-001?"
     assert suggestion("nobody", ["multi-head-001", "my"], "none") == "none"
     assert suggestion("x", [], "none") == "none"
+
+
+def test_a_run_may_have_the_name_of_an_option_that_left(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "config.json").touch()
+    with pytest.raises(AttnlmError) as caught:
+        find_folder("base", tmp_path, kind="run")
+    assert caught.value.hint == "there is first"
 
 
 def test_settings_do_not_clash_with_terms_of_other_tools() -> None:

@@ -19,7 +19,6 @@ from attnlm.cli.completion import VARIABLE
 from attnlm.config.recipes import recipe_names
 from attnlm.config.settings import RECORD_OF
 from attnlm.model.architecture import MODELS
-from attnlm.model.linear_maps import MAP_NAMES
 from tests.command import ATTNLM, Done, alone, fails, here
 
 
@@ -80,7 +79,6 @@ def completed(project: Path, *words: str) -> list[str]:
         ("ladder --rungs bigram,b", []),
         ("ladder --rungs bigram,a", ["bigram,average"]),
         ("export ", ["tiny-001"]),
-        ("train --lora-on query,v", ["query,value"]),
         ("prepare --tokenizer t", ["tales-char", "tiny-001"]),
         ("rm tiny-001 ", ["ladder-001"]),
         ("diff tiny-001 ", ["tiny-001"]),
@@ -110,7 +108,6 @@ def test_every_choice_of_a_setting_is_completed() -> None:
     options = {p.name: p for p in root_command().get_command(None, "train").params}
     for name, record in RECORD_OF.items():
         words = fields_of(record)[name].metadata["choices"] or ()
-        words = (*MAP_NAMES, "all") if name == "lora_on" else words  # a list of names
         found = [item.value for item in options[name].shell_complete(None, "")]
         assert found == list(words), name
 

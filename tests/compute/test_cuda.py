@@ -187,20 +187,6 @@ def test_replayed_steps_are_those_launched_one_by_one(
     assert losses(replayed) == pytest.approx(losses(trained(data, **settings)), rel=1e-5)
 
 
-def test_replayed_steps_of_adapters_follow_evaluations(
-    data: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An evaluation merges the adapters into the weights, which a replay reads."""
-    base = trained(data, model="gpt2")
-    settings: dict[str, Any] = {"start_from": base, "lora": 2, "steps": 12, "eval_every": 4}
-    more: dict[str, Any] = {"device": "cuda", "dtype": "float32", "seed": 1}
-    folders = places(data.path.parent.parent)
-    replayed = attnlm.train(data, **settings, **more, **folders)
-    monkeypatch.setattr(cuda_graph, "_WARM_UP", 1000)
-    launched = attnlm.train(data, **settings, **more, **folders)
-    assert losses(replayed) == pytest.approx(losses(launched), rel=1e-5)
-
-
 def test_steps_do_not_wait_for_the_gpu(data: Dataset) -> None:
     def forbid_waiting(steps: int, loss: torch.Tensor) -> None:
         torch.cuda.set_sync_debug_mode("error" if 6 <= steps < 9 else "default")
@@ -214,23 +200,6 @@ def test_steps_do_not_wait_for_the_gpu(data: Dataset) -> None:
 def test_two_runs_with_one_seed_have_the_same_losses(data: Dataset) -> None:
     one, other = (trained(data, model="gpt2", dropout=0.1) for _ in range(2))
     assert losses(one) == pytest.approx(losses(other), rel=1e-5)
-
-
-def test_lora_trains_and_is_resumed(data: Dataset) -> None:
-    base = trained(data, model="gpt2")
-    run = attnlm.train(
-        data,
-        start_from=base,
-        lora=2,
-        steps=6,
-        eval_every=3,
-        device="cuda",
-        seed=1,
-        **places(data.path.parent.parent),
-    )
-    assert losses(run)[-1] < losses(base)[-1] + 0.05
-    resumed = attnlm.train(resume=run, steps=9, data_dir=data.path.parent)
-    assert resumed.evaluations()[-1].step == 9
 
 
 def test_a_run_moves_between_devices(data: Dataset) -> None:

@@ -13,7 +13,7 @@ import pytest
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.setting_fields import Settings
 from attnlm.config.recipes import load_recipe, load_sizes, recipe_names
-from attnlm.config.settings import ADAPTERS_RATE, resolve
+from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.model.inspection import meta_model
 from tests.models import parts_of
@@ -171,10 +171,6 @@ def test_the_default_learning_rate_depends_on_model_and_optimizer(name: str) -> 
         assert _optimizer_and_rate(model, by) == _optimizer_and_rate(by, model) == (optimizer, rate)
         assert _optimizer_and_rate(by, {**model, "learning_rate": 0.5}) == (optimizer, 0.5)
         assert _optimizer_and_rate({"learning_rate": 0.5, **by}, model) == (optimizer, 0.5)
-    if "muon" in rates:
-        adapters: Settings = {**model, "lora": 2}
-        assert _optimizer_and_rate(adapters) == ("adamw", ADAPTERS_RATE)
-        assert _optimizer_and_rate({**adapters, "optimizer": "adamw"}) == ("adamw", ADAPTERS_RATE)
 
 
 def test_an_option_replaces_the_optimizer_of_a_recipe_and_its_default_rate() -> None:

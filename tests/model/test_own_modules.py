@@ -343,6 +343,6 @@ def test_the_measured_costs_are_those_that_pytorch_counts(code: Path, name: str)
     model = spec.build(V).train()
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model.loss(IDS_BT[:1], IDS_BT[:1]).backward()
-    assert spec.costs(V).training_flops() == pytest.approx(counter.get_total_flops() / 9, abs=3)
+    assert spec.costs(V).training_flops == pytest.approx(counter.get_total_flops() / 9, abs=3)
     on_meta = own_modules._costs_on("meta", spec, V)
     assert on_meta == own_modules._costs_on("cpu", spec, V)

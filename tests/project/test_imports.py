@@ -20,7 +20,7 @@ LONGEST = 600
 KNOW_FLAGS = ("base/folders.py", "see/reproduce.py")
 FLAG = re.compile(r"(?<![\w(])--[a-z]")
 KNOW_COMMANDS = (
-    *("base/folders.py", "see/reproduce.py", "runs/run.py", "see/script_export.py"),
+    *("base/folders.py", "see/reproduce.py", "runs/run.py"),
     *("text/corpus.py", "text/download.py", "workflows/autotune.py", "workflows/doctor.py"),
 )
 COMMAND = re.compile(rf"attnlm ({'|'.join(root_command().list_commands(None))})\b")

@@ -86,7 +86,6 @@ def test_uses_that_the_page_rules_out_are_refused(folder: Path) -> None:
         ["export", "no", "page.html", "--to", "html"],
         ["export", "no", "out", "--to", "hf"],
         ["trace", "To be", "no"],
-        ["train", "--from", "no", "--lora", "2"],
     ):
         with contextlib.chdir(folder):
             done = here(words)

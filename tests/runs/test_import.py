@@ -307,6 +307,7 @@ NORM = "model.norm.weight"
 HOSTILE: dict[str, tuple[Change, str]] = {
     "another family": (change_config(model_type="mamba"), "'mamba'"),
     "no family": (change_config(model_type=["llama"]), "model_type"),
+    "an adapter of peft": (write("adapter_config.json", b"{}"), "is an adapter of peft"),
     "a run": (change_config(attnlm="1.0.0"), "is already a run of attnlm"),
     "scaled positions": (
         change_config(rope_scaling={"rope_type": "llama3", "factor": 8.0}),

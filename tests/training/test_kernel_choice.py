@@ -72,7 +72,6 @@ def test_attention_in_c_is_used_for_long_contexts_if_it_can_compute_the_model(
         ("onednn", {}, "onednn"),
         ("blas", {"embed_dim": 192}, "native"),
         ("blas", {"embed_dim": 256}, "blas"),
-        ("blas", {"lora": 2}, "blas"),
         ("blas", {"attention_kernel": "torch"}, "blas"),
         ("blas", {"projection": False}, "blas"),
         ("blas", {"compile": "off"}, "blas"),

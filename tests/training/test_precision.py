@@ -24,7 +24,6 @@ from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
 from attnlm.generation import sampling
 from attnlm.generation.decoders import ModuleDecoder, fastest_decoding, is_fastest_on_cpu
-from attnlm.model.layers import Linear, joined_linear
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
 from attnlm.training import memory
 from attnlm.training.cuda_graph import can_record_gradients, can_record_updates
@@ -65,15 +64,6 @@ def test_a_prompt_has_the_logits_of_its_last_token_alone(name: str) -> None:
     np.testing.assert_allclose(found, model(ids_BT)[:, -1].detach(), rtol=1e-9, atol=1e-12)
     matmuls = [n for name, n, _ in seen.made if name in ("linear", "addmm", "mm", "embedding")]
     assert matmuls[-1] == 3 * V
-
-
-@pytest.mark.parametrize("adapted", [(0,), (0, 2), (0, 1, 2)])
-def test_maps_with_adapters_keep_the_precision_of_autocast(adapted: tuple[int, ...]) -> None:
-    maps = [Linear(8, size).requires_grad_(False) for size in (4, 4, 2)]
-    for i in adapted:
-        maps[i].add_adapter(2, 0.5)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert joined_linear(torch.randn(2, 3, 8), maps).dtype == torch.bfloat16
 
 
 def test_gradients_of_a_bfloat16_head_are_summed_in_float32(

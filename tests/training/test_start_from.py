@@ -61,7 +61,6 @@ def test_a_child_starts_with_the_weights_of_its_parent(folder: Path) -> None:
         "checkpoint": start.which,
         "step": start.step,
         "sha256": files.file_hash(start.path),
-        "base": None,
     }
     assert attnlm.open_run(run.path).parent == run.parent
     shown = command("report", "--json", run.path, "--data-dir", folder / "data", cwd=folder)

@@ -141,7 +141,7 @@ def test_steps_give_each_rung_the_operations_of_the_first_that_has_any(code: Pat
     found = with_steps(given, relative_steps(given, V))
     settings = [config(found, rung) for rung in rungs]
     flops = [
-        one.spec.costs(V).training_flops() * one.tokens_per_step * (one.training.steps or 0)
+        one.spec.costs(V).training_flops * one.tokens_per_step * (one.training.steps or 0)
         for one in settings
     ]
     assert flops[0] == 0 and flops[1:] == [pytest.approx(flops[1], rel=0.005)] * 4

@@ -15,7 +15,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.setting_fields import Settings
 from attnlm.cli.app import root_command
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
@@ -24,7 +23,6 @@ from attnlm.data.prepare import prepare
 from attnlm.model.architecture import MODELS
 from attnlm.model.inspection import parameter_count
 from attnlm.model.layers import dropout_from
-from attnlm.model.lora import add_adapters
 from attnlm.model.ops import Kernels, use_kernels
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.training.memory import FACTOR, estimate_memory
@@ -62,23 +60,7 @@ def test_flops_equal_the_count_of_pytorch(
         assert counter.get_total_flops() == a.costs(vocab_size).forward_flops * ids.numel()
         with counter:
             model.loss(ids, ids).backward()
-        assert counter.get_total_flops() == a.costs(vocab_size).training_flops() * ids.numel()
-
-
-@pytest.mark.parametrize("on", ["query,value", "all", "down"])
-@pytest.mark.parametrize("name", ["transformer", "gpt2", "llama:kv_heads=2"])
-def test_flops_with_adapters_equal_the_count_of_pytorch(name: str, on: str) -> None:
-    """But for what the first block need not pass on to the embeddings, which are frozen."""
-    config = resolve({**variant(name), "lora": 3, "lora_on": on}, {**SIZES, "layers": 9})
-    a, lora = parts_of(config), config.training.adapters
-    assert lora is not None
-    model = a.build(3000)
-    add_adapters(model, lora)
-    ids = torch.zeros((20, a.block_size), dtype=torch.long)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        model.loss(ids, ids).backward()
-    stated = a.costs(3000).training_flops(lora) * ids.numel()
-    assert stated * (1 - 1 / a.layers) < counter.get_total_flops() <= stated
+        assert counter.get_total_flops() == a.costs(vocab_size).training_flops * ids.numel()
 
 
 @pytest.mark.parametrize("name", ["transformer", "gpt2", "wide-head", "llama:kv_heads=2"])
@@ -101,25 +83,13 @@ KEPT = (
 
 @needs_kernels
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize(
-    ("name", "on"),
-    [
-        *((name, "") for name in KEPT),
-        *((name, on) for name in ("gpt2", "transformer") for on in ("query,value", "up,down")),
-        *((name, "all") for name in ("gpt2:dropout=0.1", "llama:kv_heads=2")),
-    ],
-)
-def test_activations_equal_the_tensors_that_autograd_keeps(
-    name: str, on: str, compiled: bool
-) -> None:
+@pytest.mark.parametrize("name", KEPT)
+def test_activations_equal_the_tensors_that_autograd_keeps(name: str, compiled: bool) -> None:
     """The short formula comes near it, but for models that keep hardly anything."""
     sizes = {"embed_dim": 92, "heads": 4, "head_size": 22, "layers": 3, "block_size": 64}
-    adapters: Settings = {"lora": 3, "lora_on": on} if on else {}
-    config = resolve({**variant(name), **adapters}, sizes)
-    a, lora, vocab_size, windows = parts_of(config), config.training.adapters, 7, 5
+    config = resolve(variant(name), sizes)
+    a, vocab_size, windows = parts_of(config), 7, 5
     model = a.build(vocab_size).train()
-    if lora is not None:
-        add_adapters(model, lora)
     tensors = [*model.parameters(), *model.buffers()]
     lasting = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     kept: dict[int, torch.UntypedStorage] = {}
@@ -142,7 +112,7 @@ def test_activations_equal_the_tensors_that_autograd_keeps(
     costs = a.costs(vocab_size)
     by_blocks = costs.layers * (costs.kept_features + costs.kept_inputs)
     estimated = 4 * (by_blocks + 2 * costs.lm_head_inputs + vocab_size)
-    most = 3 if name == "dot-product" or on else FACTOR
+    most = 3 if name == "dot-product" else FACTOR
     assert found / FACTOR < ids.numel() * estimated < most * found
 
 
@@ -220,19 +190,11 @@ def test_the_budget_is_tokens_or_steps_or_twenty_for_each_parameter() -> None:
     assert grown.tokens_per_second == pytest.approx(2 * planned.tokens_per_second)
 
 
-def test_adapters_are_planned_for_one_pass_over_the_data(dataset: Dataset) -> None:
-    settings: dict[str, Any] = {"model": "gpt2", "lora": 2, "peak": 1e12, "device": "cpu"}
-    assert plan(dataset, **settings).tokens == dataset.train_tokens
-    assert plan(vocab_size=7, tokens=99, **settings).tokens == 99
-    with pytest.raises(UsageError, match="without a data set, the number of tokens"):
-        plan(vocab_size=7, **settings)
-
-
 def test_the_model_of_a_run_is_planned(dataset: Dataset, tmp_path: Path) -> None:
     small: dict[str, Any] = {"layers": 1, "embed_dim": 16, "heads": 2, "block_size": 8, "steps": 1}
     run = train(dataset, model="llama", seed=1, device="cpu", checkpoint_dir=tmp_path, **small)
-    planned = plan(dataset, start_from=run.name, checkpoint_dir=tmp_path, lora=2, peak=1e9)
-    assert planned.config.spec == run.config.spec and planned.config.training.lora == 2
+    planned = plan(dataset, start_from=run.name, checkpoint_dir=tmp_path, peak=1e9)
+    assert planned.config.spec == run.config.spec
     with pytest.raises(UsageError, match="`layers` cannot be changed"):
         plan(dataset, start_from=run, layers=2)
     (tmp_path / "other.txt").write_text("another text " * 99)

@@ -87,10 +87,15 @@ _OTHER_NAMES = {
     "doctor": "check diagnose env info system",
 }
 
+_ALL_WEIGHTS = "use `start_from`, which trains all weights of another run"
 # Options, commands and values that attnlm had, and the hint that names what to use in their place.
 _REPLACED: dict[str, str] = {
     "gguf": "use `to` hf, then llama.cpp's convert_hf_to_gguf.py",
     "q8_0": "use `to` hf, then llama.cpp's convert_hf_to_gguf.py",
+    "lora": _ALL_WEIGHTS,
+    "lora_alpha": _ALL_WEIGHTS,
+    "lora_on": _ALL_WEIGHTS,
+    "base": "merge the adapter with peft first: model.merge_and_unload().save_pretrained(DIR)",
 }
 
 _NEAR = 0.6  # the default cutoff of difflib.get_close_matches
@@ -98,12 +103,12 @@ _BEGINS_ALIKE = 0.8
 
 
 def suggestion(name: str, names: Iterable[str], otherwise: str) -> str:
-    """Return the hint `did you mean NAME?` for a similar one of `names`, or else `otherwise`.
+    """Return what replaces a name that attnlm had; for other names, return as `similar_name`."""
+    return _REPLACED.get(_normalised(name)) or similar_name(name, names, otherwise)
 
-    For a name that attnlm had, return what replaces it.
-    """
-    if replaced := _REPLACED.get(_normalised(name)):
-        return replaced
+
+def similar_name(name: str, names: Iterable[str], otherwise: str) -> str:
+    """Return the hint `did you mean NAME?` for a similar one of `names`, or else `otherwise`."""
     names = list(names)
     if (similar := equivalent_name(name, names) or _nearest(name, names)) is None:
         return otherwise

@@ -10,7 +10,7 @@ from attnlm.base.events import Note
 from attnlm.base.formatting import byte_size, duration
 from attnlm.cli.console import say, say_aside, say_facts, with_flags
 from attnlm.cli.help import setting_text
-from attnlm.config.settings import Config, resolve
+from attnlm.config.settings import resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.runs.records import DatasetFacts, reference_losses
 from attnlm.see.progress_bar import ProgressBar
@@ -96,7 +96,6 @@ def _header(event: Started, log: Sequence[str]) -> dict[str, str]:
         f"{dataset.train_tokens:,} tokens to train on, {dataset.val_tokens:,} to validate",
         "model": f"{model.name}, {run.parameters:,} parameters: {parts_in_words(model)}",
         "start": f"the weights of {run.started_from}" if run.started_from else "",
-        "adapters": adapters_in_words(run.config),
         "training": f"{_length_in_words(training)} of {training.batch_size} × {model.block_size} "
         f"tokens, {training.optimizer} {training.learning_rate:g} {training.schedule}, "
         f"seed {training.seed}",
@@ -107,15 +106,6 @@ def _header(event: Started, log: Sequence[str]) -> dict[str, str]:
         "run": str(run.path),
         "log": f"to see it: tensorboard --logdir {folder}" if "tensorboard" in log else "",
     }
-
-
-def adapters_in_words(config: Config) -> str:
-    """Return `rank 8 on query, value: 294,912 trainable parameters`; "" if none is trained."""
-    lora = config.training.adapters
-    if lora is None:
-        return ""
-    numbers = config.spec.costs(vocab_size=0).adapter_numbers(lora)
-    return f"rank {lora.rank} on {', '.join(lora.on)}: {numbers:,} trainable parameters"
 
 
 def division_in_words(training: TrainingConfig) -> str:

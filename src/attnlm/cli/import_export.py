@@ -103,11 +103,8 @@ def import_(
     source: str = argument(
         REQUIRED,
         "DIR|FILE|NAME",
-        "folder in the format of Hugging Face or peft, a safetensors file in such a "
-        "folder, or the name of a model on the Hugging Face Hub, such as Qwen/Qwen3-0.6B",
-    ),
-    base: str | None = option(
-        None, "name or path of the run that a peft adapter was trained for", completion.runs
+        "folder in the format of Hugging Face, a safetensors file in such a folder, or the name of "
+        "a model on the Hugging Face Hub, such as Qwen/Qwen3-0.6B",
     ),
     name: str | None = options.NAME,
     revision: str | None = option(
@@ -117,18 +114,15 @@ def import_(
     checkpoint_dir: Path = options.CHECKPOINT_DIR,
     json: bool = options.JSON,
 ) -> None:
-    """Import a model or an adapter from Hugging Face files as a run.
+    """Import a model from Hugging Face files as a run.
 
-    Models: GPT-2, Llama, Mistral, Qwen2 and Qwen3, and files that a page saved. Adapters: LoRA of
-    peft.
+    Models: GPT-2, Llama, Mistral, Qwen2 and Qwen3, and files that a page saved.
     """
-    if base is None:
-        check_source(source)
+    check_source(source)
 
     with contextlib.closing(Display()) as display:
         run = attnlm.import_run(
             source,
-            base=base,
             name=name,
             revision=revision,
             block_size=block_size,

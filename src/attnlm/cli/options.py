@@ -23,7 +23,6 @@ from attnlm.cli import completion
 from attnlm.cli.help import help_with_default
 from attnlm.config.settings import RECORD_OF, check_setting, parse_seconds
 from attnlm.generation.sampling_config import SamplingConfig
-from attnlm.model.linear_maps import MAP_NAMES
 
 REQUIRED = ...
 
@@ -55,8 +54,6 @@ def setting_option(name: str, help: str | None = None, default: Any = None, **mo
     """Declare an option for a training setting, with its completion, and its help by default."""
     words = fields_of(RECORD_OF[name])[name].metadata["choices"]
     completed = completion.choice_completer(*words) if words else None
-    if name == "lora_on":
-        completed = completion.list_completer(*MAP_NAMES, "all")
     if name != "budget":
         return option(default, help or help_with_default(name), completed, **more)
     usual = "time for the whole command, such as 90s, 5m or 1h30m, instead of --steps; "

@@ -14,7 +14,7 @@ from attnlm.base.folders import find_folder
 from attnlm.base.formatting import byte_size, duration, quantity
 from attnlm.base.setting_fields import fields_of
 from attnlm.cli import console, options
-from attnlm.cli.event_printer import Display, adapters_in_words, division_in_words, parts_in_words
+from attnlm.cli.event_printer import Display, division_in_words, parts_in_words
 from attnlm.cli.options import option, with_options
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_run import resolve_typed
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from attnlm.workflows.plan import Plan
 
 _TRAINING = (
-    "batch_size", "micro_batch_size", "optimizer", "lora", "lora_on",
+    "batch_size", "micro_batch_size", "optimizer",
     "recipe", "vocab_size", "start_from", "checkpoint_dir", "data_dir",
 )  # fmt: skip
 _WHERE = (
@@ -40,7 +40,7 @@ GROUPS = {
     "Budget": ("tokens", "steps"),
 }
 COMMON = (
-    "model", "embed_dim", "layers", "block_size", "heads", "batch_size", "optimizer", "lora",
+    "model", "embed_dim", "layers", "block_size", "heads", "batch_size", "optimizer",
     "recipe", "vocab_size", "start_from", "device", "dtype", "processes", "peak", "share",
     "tokens", "steps",
 )  # fmt: skip
@@ -57,9 +57,7 @@ def plan(
     dataset: str | None = options.DATASET,
     *,
     vocab_size: int | None = option(None, "size of the vocabulary, instead of a data set"),
-    tokens: int | None = option(
-        None, "tokens to train on; default: 20 per parameter, or one epoch for adapters"
-    ),
+    tokens: int | None = option(None, "tokens to train on; default: 20 per parameter"),
     steps: int | None = option(None, "steps to train for, instead of --tokens"),
     peak: float | None = option(
         None,
@@ -142,10 +140,7 @@ def _plan_lines(planned: Plan) -> Iterator[str]:
 def _cost_summary(planned: Plan) -> dict[str, str]:
     model = planned.config.spec
     training = planned.config.training
-    # With adapters, tokens per trained parameter would say little: most parameters are frozen.
-    each = update = ""
-    if training.adapters is None:
-        each = f", {planned.tokens / planned.parameters:.3g} per parameter"
+    update = ""
     if planned.update_flops:
         update = f"; update {quantity(planned.update_flops, 'FLOP')} a step ({training.optimizer})"
     amounts = {"PF-days": planned.pf_days, "device-hours": planned.device_hours}
@@ -158,14 +153,14 @@ def _cost_summary(planned: Plan) -> dict[str, str]:
         "model": f"{model.name}, {planned.parameters:,} parameters, "
         f"{planned.parameters_without_embeddings:,} without embeddings: {parts_in_words(model)}, "
         f"{planned.vocab_size:,} ids",
-        "adapters": adapters_in_words(planned.config),
         "batch": f"{training.batch_size:,} × {model.block_size:,} = "
         f"{planned.config.tokens_per_step:,} tokens a step, in "
         f"{division_in_words(training) or '1 process'}",
         "FLOPs": f"{quantity(planned.costs.forward_flops)} per token forward, "
         f"{quantity(planned.training_flops)} training{update}",
         "speed": f"{quantity(planned.tokens_per_second)} tokens/s: {_speed_source(planned)}",
-        "budget": f"{planned.tokens:,} tokens{each}: {planned.steps:,} steps",
+        "budget": f"{planned.tokens:,} tokens, {planned.tokens / planned.parameters:.3g} per "
+        f"parameter: {planned.steps:,} steps",
         "time": f"{duration(planned.seconds)}, without evaluations and checkpoints",
         "compute": quantity(planned.flops, "FLOP") + "".join(large),
     }

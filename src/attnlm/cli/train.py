@@ -49,7 +49,7 @@ GROUPS = {
 COMMON = (
     "model", "embed_dim", "layers", "block_size", "heads", "dropout",
     "batch_size", "steps", "budget", "learning_rate", "optimizer", "eval_every", "seed",
-    "device", "recipe", "print_config", "name", "resume", "start_from", "lora", "log",
+    "device", "recipe", "print_config", "name", "resume", "start_from", "log",
 )  # fmt: skip
 
 

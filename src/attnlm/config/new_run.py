@@ -43,11 +43,6 @@ def resolve_new(
     if len(sizes) > 1:
         candidates = _size_candidates(f"the recipe {recipe}", sizes, dict(settings), parent)
     config = resolve_typed(settings, sizes[0], parent)
-    if parent is None and config.training.lora is not None:
-        raise UsageError(
-            "`lora` needs a run to adapt",
-            "name the run with `start_from`, or leave `lora` out",
-        )
     return Request(config, candidates)
 
 

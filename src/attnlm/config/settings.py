@@ -99,8 +99,6 @@ _LEARNING_RATES: dict[str, dict[str, float]] = {
     "llama": {"muon": 0.02, "adamw": 0.005},
     "qwen3": {"muon": 0.02, "adamw": 0.003},
 }
-ADAPTERS_RATE = 0.001
-"""The learning rate of low-rank adapters. AdamW trains them, whatever trained the model."""
 
 
 def unknown_settings(recorded: Iterable[str]) -> str:
@@ -159,7 +157,6 @@ def _resolve_checked(settings: Settings, recipe: Settings, parent: ParentRun | N
     model, dropped = _model_and_dropped(parts, settings)
     training = TrainingConfig(**(_training_defaults(model, chosen) | chosen))  # type: ignore[arg-type]
     _check_training(model, training)
-    training = _with_adapter_defaults(model, training)
     if training.budget is None and training.steps is not None:
         every = training.eval_every or max(1, math.ceil(training.steps / 10))
         training = replace(training, eval_every=every)
@@ -262,8 +259,6 @@ def _training_defaults(model: ModelSpec, chosen: Settings) -> Settings:
         optimizer = str(chosen.get("optimizer", "muon"))
         rate = _LEARNING_RATES.get(preset, usual)[optimizer]
         defaults |= {"optimizer": optimizer, "learning_rate": rate}
-    if "lora" in chosen:
-        defaults |= {"optimizer": "adamw", "learning_rate": ADAPTERS_RATE}
     if "budget" in chosen:
         del defaults["steps"]
     return defaults
@@ -275,13 +270,10 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
         ("`min_learning_rate`", "`schedule` constant"): training.schedule == "constant"
         and training.min_learning_rate,
         ("`compile` on", "`shard`"): training.compile == "on" and training.shard,
-        ("`compile` on", "`lora`"): training.compile == "on" and training.lora,
-        ("`shard`", "`lora`"): training.shard and training.lora,
-        ("`optimizer` muon", "`lora`"): training.optimizer == "muon" and training.lora,
     }.items():
         if are_both_set:
             raise UsageError(f"{first} cannot be combined with {second}", "leave one out")
-    uses = {"recompute": Use.RECOMPUTE, "lora": Use.LORA, "shard": Use.SHARDING}
+    uses = {"recompute": Use.RECOMPUTE, "shard": Use.SHARDING}
     for name, use in uses.items():
         if getattr(training, name) and (reason := model.reason_against(use)) is not None:
             raise UsageError(
@@ -314,27 +306,6 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
             f"`warmup` {training.warmup} is longer than the run of {steps} steps",
             f"use `warmup` {steps} or less",
         )
-
-
-def _with_adapter_defaults(model: ModelSpec, training: TrainingConfig) -> TrainingConfig:
-    """Check the low-rank adapters' settings; return `training` with the missing ones filled in."""
-    if training.lora is None:
-        for name in ("lora_alpha", "lora_on"):
-            if getattr(training, name) is not None:
-                raise UsageError(f"`{name}` has no effect without `lora`", f"leave `{name}` out")
-        return training
-    matrices = tuple(model.costs(vocab_size=0).matrices)
-    on = training.lora_on or ("query,value" if "query" in matrices else "up,down")
-    chosen = matrices if on == "all" else [name.strip() for name in on.split(",")]
-    for name in chosen:
-        if name not in matrices:
-            raise UsageError(
-                f"invalid value for `lora_on`: this {model.name} has no projection {quoted(name)}",
-                suggestion(name, matrices, f"choose from {', '.join(matrices)}, or all"),
-            )
-    ordered = ",".join(name for name in matrices if name in chosen)
-    alpha = training.lora_alpha or 2.0 * training.lora
-    return replace(training, lora_alpha=alpha, lora_on=ordered)
 
 
 def check_setting(name: str, value: Setting) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from attnlm.base.formatting import duration
 from attnlm.base.setting_fields import setting
-from attnlm.model.linear_maps import LoRA
 
 LARGEST_BATCH = 2**20  # windows
 _MOST_STEPS = 2**40
@@ -175,19 +174,6 @@ class TrainingConfig:
     recompute: bool = setting(
         "recompute activations in the backward pass: less memory, more time", default=False
     )
-    lora: int | None = _count_field(
-        "train low-rank adapters of this rank instead of all weights; default: all weights",
-        at_most=2**12,
-    )
-    lora_alpha: float | None = setting(
-        "alpha of the adapters, which are scaled by alpha / rank; default: twice the rank",
-        above=0,
-        at_most=2**20,
-    )
-    lora_on: str | None = setting(
-        "projections with adapters, separated by commas: query, key, value, projection, gate, up, "
-        "down, or all; default: query,value (without attention: up,down)"
-    )
 
     @property
     def length_text(self) -> str:
@@ -205,14 +191,6 @@ class TrainingConfig:
     def is_sharded(self) -> bool:
         """Return True if each process holds only some rows of the weights."""
         return self.shard and self.processes > 1
-
-    @property
-    def adapters(self) -> LoRA | None:
-        """Return the low-rank adapters to train. None means that all weights are trained."""
-        if self.lora is None:
-            return None
-        assert self.lora_alpha is not None and self.lora_on is not None
-        return LoRA(self.lora, self.lora_alpha, tuple(self.lora_on.split(",")))
 
     def complete(self) -> CompleteTraining:
         """Return the settings of a run that has chosen its seed and threads. Raises ValueError."""

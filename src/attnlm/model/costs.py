@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attnlm.model.linear_maps import LoRA, Shape, map_path, map_shapes
-
 if TYPE_CHECKING:
     from attnlm.model.architecture import Architecture
+
+Shape = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,31 +58,29 @@ class Costs:
         """Return the FLOPs of the forward pass."""
         return 2 * self.multiplied_weights + self.layers * self.mixing_flops
 
-    def training_flops(self, lora: LoRA | None = None) -> int:
+    @property
+    def training_flops(self) -> int:
         """Return the FLOPs of the forward and backward pass, without the optimizer's update.
 
-        The backward pass of a matmul takes two matmuls, one for each factor's gradient. If adapters
-        are trained, the model's own weights are frozen and need no gradient.
+        The backward pass of a matmul takes two matmuls, one for each factor's gradient.
         """
-        flops = 6 * self.multiplied_weights
-        flops += self.layers * (self.mixing_flops + self.mixing_gradient_flops)
-        if lora is not None:
-            flops += 6 * self.adapter_numbers(lora) - 2 * self.multiplied_weights
-        return flops
+        mixing = self.layers * (self.mixing_flops + self.mixing_gradient_flops)
+        return 6 * self.multiplied_weights + mixing
 
-    def adapter_shapes(self, lora: LoRA) -> dict[str, Shape]:
-        """Return the shapes of the adapters' parameters by their names in the model."""
-        named: dict[str, Shape] = {}
-        for layer in range(self.layers):
-            for name in lora.on:
-                outputs, inputs = self.matrices[name]
-                named[f"{map_path(layer, name)}.lora_down"] = lora.rank, inputs
-                named[f"{map_path(layer, name)}.lora_up"] = outputs, lora.rank
-        return named
 
-    def adapter_numbers(self, lora: LoRA) -> int:
-        """Return the number of parameters of the adapters; only these are trained."""
-        return sum(rows * columns for rows, columns in self.adapter_shapes(lora).values())
+def map_shapes(a: Architecture) -> dict[str, Shape]:
+    """Return the shape (outputs, inputs) of each linear map of a block."""
+    width = a.width
+    shapes = dict[str, Shape]()
+    if a.attention == "softmax":
+        heads = a.heads * a.head_dim
+        kv_heads = a.num_kv_heads * a.head_dim
+        shapes |= {"query": (heads, width), "key": (kv_heads, width), "value": (kv_heads, width)}
+        shapes |= {"projection": (width, heads)} if a.projection else {}
+    if a.mlp != "none":
+        shapes |= {"gate": (a.mlp_dim, width)} if a.mlp == "swiglu" else {}
+        shapes |= {"up": (a.mlp_dim, width), "down": (width, a.mlp_dim)}
+    return shapes
 
 
 def compute_costs(a: Architecture, vocab_size: int) -> Costs:

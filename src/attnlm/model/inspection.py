@@ -21,7 +21,7 @@ _TOLERANCE = 1e-3
 """The largest difference of two results that are equal, as a fraction of the largest number."""
 _OURS = ("attnlm", "torch", "builtins", "collections", "typing")
 """The packages that define what the modules of models use."""
-_CHANGEABLE = ("_", "training", "recompute", "lora")
+_CHANGEABLE = ("_", "training", "recompute")
 """The beginnings of the names of attributes that differ between models of the same settings."""
 
 

@@ -50,22 +50,17 @@ def is_plain(module: nn.Module | None, kind: type[Hookable]) -> bool:
 
 
 class Linear(Hookable, nn.Linear):
-    """A linear map x Wᵀ + b. An adapter (Hu et al., 2021) replaces W by W + scale · B A.
+    """A linear map x Wᵀ + b.
 
     Weights are initialised from N(0, std²) and biases to zeros. If `std` is None, both are
     initialised as in nn.Linear.
     """
-
-    lora_down: nn.Parameter | None
-    lora_up: nn.Parameter | None
 
     def __init__(
         self, inputs: int, outputs: int, bias: bool = True, std: float | None = None
     ) -> None:
         self._std = std
         super().__init__(inputs, outputs, bias)
-        self.lora_down = self.lora_up = None
-        self.lora_scale = 0.0
 
     def reset_parameters(self) -> None:
         """Draw the initial weights."""
@@ -76,28 +71,17 @@ class Linear(Hookable, nn.Linear):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def add_adapter(self, rank: int, scale: float) -> None:
-        """Add an adapter that changes nothing yet: A is uniform, as in PEFT, and B is zero."""
-        down = torch.empty(rank, self.in_features, device=self.weight.device)
-        self.lora_down = nn.Parameter(down.uniform_(-1, 1).mul_(self.in_features**-0.5))
-        self.lora_up = nn.Parameter(self.weight.new_zeros(self.out_features, rank))
-        self.lora_scale = scale
-
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., inputs) → (..., outputs)."""
-        out = linear(x, self.weight, self.bias)
-        if self.lora_down is None or self.lora_up is None:
-            return out
-        return out + F.linear(F.linear(x, self.lora_down) * self.lora_scale, self.lora_up)
+        return linear(x, self.weight, self.bias)
 
 
 def joined_linear(x: Tensor, maps: Sequence[nn.Module], *, joins_weights: bool = True) -> Tensor:
     """Return the concatenated outputs of `maps`: (..., C) → (..., N), N the sum of their widths.
 
     One matmul with joined weights is faster. The maps are called one by one, however, if
-    `joins_weights` is False, if they are not plain, or if their weights are frozen. Autograd would
-    keep a joined copy of frozen weights, and frozen maps may have adapters, which the joined matmul
-    would leave out.
+    `joins_weights` is False, if they are not plain, or if their weights are frozen, since Autograd
+    would keep a joined copy of frozen weights.
     """
     plain = [m for m in maps if isinstance(m, Linear) and is_plain(m, Linear)]
     if not joins_weights or len(plain) < len(maps) or not plain[0].weight.requires_grad:

@@ -43,8 +43,6 @@ def make_native_block(block: Block) -> NativeBlock | None:
     modules = (attention, mlp, block.dropout, *norms.values(), *maps.values())
     if not attention.joins_weights or not all(map(_has_plain_call, modules)):
         return None
-    if any(linear.lora_down is not None for linear in maps.values()):
-        return None
     return NativeBlock(
         heads=attention.heads,
         kv_heads=attention.kv_heads,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnlm.model.linear_maps import map_shapes
+from attnlm.model.costs import map_shapes
 from attnlm.model.spec import Use
 
 if TYPE_CHECKING:
@@ -62,8 +62,6 @@ def needed_for(use: Use, a: Architecture) -> dict[str, bool]:
                 "heads of at most 64 features": a.head_dim <= _ONE_LAYER_HEAD,
                 "at most 256 tokens of context": a.block_size <= _ONE_LAYER_CONTEXT,
             }
-        case Use.LORA:
-            return {"linear maps in its blocks": bool(map_shapes(a))}
         case Use.SLIDING_WINDOW:
             return {
                 "one layer": a.layers == 1,

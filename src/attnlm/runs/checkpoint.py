@@ -32,7 +32,6 @@ from attnlm.base.formatting import listed
 from attnlm.base.setting_fields import quoted
 from attnlm.compute.processes import Processes, reporting_lost_processes, rows_of_rank
 from attnlm.model.inspection import check_finite
-from attnlm.model.linear_maps import LoRA
 from attnlm.model.spec import ModelSpec
 from attnlm.runs.safetensors_file import (
     Shape,
@@ -89,17 +88,16 @@ def load_checkpoint(
     vocab_size: int,
     rank: int = 0,
     count: int = 1,
-    lora: LoRA | None = None,
 ) -> tuple[Mapping[str, Any], dict[str, Tensor], dict[str, Tensor]]:
     """Return a checkpoint's facts, weights and optimizer state.
 
     If `count` is above 1, return only the rows of each tensor that belong to process `rank` of
-    `count` (see `rows_of_rank`). If `lora` is set, the weights are only the adapters.
+    `count` (see `rows_of_rank`).
 
     Raises AttnlmError if the file is missing, damaged or of another model. Raises NotFiniteError if
     weights are NaN or infinite; training never saves such weights.
     """
-    header, tensors = _read_checkpoint(path, _stored_shapes(spec, vocab_size, lora), rank, count)
+    header, tensors = _read_checkpoint(path, _stored_shapes(spec, vocab_size), rank, count)
     if path.suffix and count > 1:  # a file is always read and checked whole
         tensors = {n: t[rows_of_rank(len(t), rank, count)].clone() for n, t in tensors.items()}
     weights, state = (
@@ -111,17 +109,13 @@ def load_checkpoint(
     return header.facts, weights, state
 
 
-def load_header(
-    path: Path, spec: ModelSpec, vocab_size: int, lora: LoRA | None = None
-) -> CheckpointHeader:
+def load_header(path: Path, spec: ModelSpec, vocab_size: int) -> CheckpointHeader:
     """Return a checkpoint's header without reading the tensors or checking the digest."""
-    return _read_checkpoint(path, _stored_shapes(spec, vocab_size, lora), with_tensors=False)[0]
+    return _read_checkpoint(path, _stored_shapes(spec, vocab_size), with_tensors=False)[0]
 
 
-def _stored_shapes(spec: ModelSpec, vocab_size: int, lora: LoRA | None) -> Mapping[str, Shape]:
+def _stored_shapes(spec: ModelSpec, vocab_size: int) -> Mapping[str, Shape]:
     """Return the shapes of the parameters and buffers in a checkpoint."""
-    if lora is not None:
-        return spec.costs(vocab_size).adapter_shapes(lora)
     return {**spec.parameter_shapes(vocab_size), **spec.buffer_shapes(vocab_size)}
 
 
@@ -280,8 +274,8 @@ def save_checkpoint(
 ) -> None:
     """Write weights by name, `facts` (JSON values) and, if given, the optimizer's state to a file.
 
-    For a model with adapters, `weights` are only the adapters. An older file is replaced
-    atomically. The file contains a digest of its content. Equal content gives equal bytes.
+    An older file is replaced atomically. The file contains a digest of its content. Equal content
+    gives equal bytes.
     """
     tensors = named_tensors(weights, optimizer or {})
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

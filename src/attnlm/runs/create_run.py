@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,6 @@ from attnlm.base.folders import check_name, resume_command, write_latest
 from attnlm.config.settings import Config
 from attnlm.data.dataset import Dataset
 from attnlm.model.own_specs import CODE
-from attnlm.runs.load_model import write_base
 from attnlm.runs.records import DatasetFacts, ParentRecord
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
@@ -33,9 +31,8 @@ def create_run(
 ) -> Run:
     """Create the folder of a new run atomically; default names are `<model>-001` and so on.
 
-    `leaks` is as in Run. `parent` describes the run whose weights the new run starts from. If the
-    new run trains adapters, its folder also gets these weights. Raises AttnlmError if the name
-    exists, UsageError if it can't be a folder's name.
+    `leaks` is as in Run. `parent` describes the run whose weights the new run starts from. Raises
+    AttnlmError if the name exists, UsageError if it can't be a folder's name.
     """
     # The data set's reference losses count the answers only.
     is_comparable = dataset.examples is None or config.training.loss_on == "answers"
@@ -61,10 +58,7 @@ def create_run(
         parent=parent,
         leaks=leaks,
     )
-    fill = None
-    if parent is not None and config.training.adapters is not None:
-        fill = functools.partial(write_base, parent=parent)
-    return create_run_folder(run, dataset.tokenizer, name, checkpoint_dir, fill)
+    return create_run_folder(run, dataset.tokenizer, name, checkpoint_dir)
 
 
 def check_name_is_free(name: str, checkpoint_dir: Path, *, is_trained: bool = True) -> None:
@@ -84,13 +78,12 @@ def create_run_folder(
     tokenizer: Tokenizer,
     name: str | None,
     checkpoint_dir: Path,
-    fill: Callable[[Run], Run] | None = None,
+    fill: Callable[[Run], object] = lambda run: None,
 ) -> Run:
     """Create the folder of `run` in a temporary place, then move it into `checkpoint_dir`.
 
-    `fill(run)` writes more files to the temporary folder `run.path`, and returns the run to save in
-    config.json. If `name` is None, the run gets the first free name of `<model>-001`,
-    `<model>-002`, … Raises as `create_run` does.
+    `fill(run)` writes more files to the temporary folder `run.path`. If `name` is None, the run
+    gets the first free name of `<model>-001`, `<model>-002`, … Raises as `create_run` does.
     """
     if name is not None:
         check_name_is_free(name, checkpoint_dir, is_trained=not run.imported_from)
@@ -103,7 +96,7 @@ def create_run_folder(
             (folder / CODE).mkdir(exist_ok=True)
             files.write_bytes(folder / CODE / code.file, code.content())
             code.remember()
-        run = run if fill is None else fill(run)
+        fill(run)
         run.save_config()
         places = numbered_paths(checkpoint_dir, run.config.spec.name)
         if name is not None:

@@ -7,7 +7,7 @@ an MLP of zeros, and the identity as a projection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from attnlm.base.errors import UsageError
 from attnlm.base.suggestions import suggestion
 from attnlm.model.architecture import Architecture
-from attnlm.model.linear_maps import MAP_NAMES, map_name
 
 FORMATS = ("hf", "html")
 """The formats that runs are exported to."""
@@ -138,12 +137,12 @@ class StockClass:
                 if ("{}" in external_name) != (layer >= 0) or our_names in missing:
                     continue
                 name = external_name.format(layer)
-                kind = map_name(our_names)
+                kind = our_names.rpartition(".")[2]
                 block = f"blocks.{layer}." if layer >= 0 else ""
                 modules = [block + name for name in our_names.split()]
                 weight = "gain" if kind.endswith("norm") else "weight"
                 weights = tuple(f"{module}.{weight}" for module in modules)
-                transposed = self.transposes and kind in MAP_NAMES
+                transposed = self.transposes and kind in _MAPS
                 yield TensorMapping(f"{name}.weight", weights, transposed)
                 if self.has_bias(a, kind):
                     biases = tuple(f"{module}.bias" for module in modules)
@@ -173,18 +172,12 @@ def check_format(to: str, type: str | None) -> None:
         )
 
 
-def classes_for(tokenizer: str) -> list[StockClass]:
-    """Return the classes of transformers for models with a tokenizer of this name."""
-    return [stock for stock in STOCK_CLASSES if stock.tokenizer in (None, tokenizer)]
+def choose_class(a: Architecture, tokenizer: str, run: str) -> StockClass:
+    """Return the first class that can express the model of a run and its tokenizer, given by name.
 
-
-def fitting_class(a: Architecture) -> StockClass | None:
-    """Return the class of transformers that expresses a model exactly, or None."""
-    return next((stock for stock in STOCK_CLASSES if not stock.unsupported_parts(a)), None)
-
-
-def choose_class(a: Architecture, classes: Sequence[StockClass], run: str) -> StockClass:
-    """Return the first of `classes` that can express the model of a run. Raises UsageError."""
+    Raises UsageError if there is none.
+    """
+    classes = [stock for stock in STOCK_CLASSES if stock.tokenizer in (None, tokenizer)]
     closest = min(classes, key=lambda stock: len(stock.unsupported_parts(a)))
     if parts := closest.unsupported_parts(a):
         raise UsageError(
@@ -226,10 +219,12 @@ _GPT2: Supported = {
 
 # --- Which modules have a bias --------------------------------------------------------------------
 
+_MAPS = ("query", "key", "value", "projection", "gate", "up", "down")  # the linear maps of a block
+
 
 def _has_own_bias(a: Architecture, kind: str) -> bool:
     """Return True if modules named `kind` have a bias in our models with RMS norm."""
-    return a.qkv_bias if kind in ("query", "key", "value") else a.bias and kind in MAP_NAMES
+    return a.qkv_bias if kind in ("query", "key", "value") else a.bias and kind in _MAPS
 
 
 def _has_llama_bias(a: Architecture, kind: str) -> bool:
@@ -241,7 +236,7 @@ def _has_llama_bias(a: Architecture, kind: str) -> bool:
 
 
 def _has_gpt2_bias(a: Architecture, kind: str) -> bool:
-    return kind in MAP_NAMES or kind.endswith("norm")
+    return kind in _MAPS or kind.endswith("norm")
 
 
 # --- Our names, and the names in transformers -----------------------------------------------------

@@ -63,10 +63,9 @@ def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> 
             check_finite(tensor)
             return tensor
 
-        def add_checkpoint(run: Run) -> Run:
+        def add_checkpoint(run: Run) -> None:
             facts = CheckpointFacts(step=metadata.step).content()
             save_one_by_one(run.best, named_tensors(shapes, {}), read_weight, facts)
-            return run
 
         run = Run(
             Path(),

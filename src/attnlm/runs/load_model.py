@@ -1,31 +1,20 @@
-"""Load the model of a run, and the weights of the run's parent.
-
-The parent is the run whose weights a run started from. If a run trains adapters, its checkpoints
-hold only the adapters, and the parent's weights are in the run's folder, in base.safetensors. That
-file is a hard link to the parent's checkpoint if possible: a link takes no space, and stays valid
-if the parent's checkpoint is replaced. Loading merges the adapters into the weights.
-"""
+"""Load the model of a run, and the weights of its parent: the run whose weights it started from."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
 from attnlm.base import files
-from attnlm.base.errors import AttnlmError, NotFiniteError
+from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device, choose_device
-from attnlm.compute.processes import rows_of_rank
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import build_with_weights, check_textbook
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.lora import merge_lora
-from attnlm.runs.checkpoint import FACTS, load_checkpoint, load_header, save_checkpoint
-from attnlm.runs.records import CheckpointFacts, ParentRecord
+from attnlm.runs.checkpoint import FACTS, load_checkpoint
+from attnlm.runs.records import ParentRecord
 from attnlm.runs.run import COPY_THE_RUN, Checkpoint, Run, open_run
 from attnlm.runs.safetensors_file import explaining_read_errors
 
@@ -62,21 +51,11 @@ def load_model(
 def load_weights(
     run: Run, checkpoint: Checkpoint, rank: int = 0, count: int = 1
 ) -> dict[str, Tensor]:
-    """Return the weights of a run's model, with adapters merged.
+    """Return the weights of a run's model.
 
     If `count` is above 1, return only the rows that belong to process `rank` of `count`.
     """
-    path = checkpoint.path
-    architecture = run.config.spec
-    lora = run.config.training.adapters
-    if lora is None:
-        return load_checkpoint(path, architecture, run.vocab_size, rank, count)[1]
-    _, adapters, _ = load_checkpoint(path, architecture, run.vocab_size, lora=lora)
-    weights = base_weights(run)
-    merge_lora(weights, adapters, lora)
-    if count > 1:
-        weights = {n: w[rows_of_rank(len(w), rank, count)].clone() for n, w in weights.items()}
-    return weights
+    return load_checkpoint(checkpoint.path, run.config.spec, run.vocab_size, rank, count)[1]
 
 
 def checked_weights(run: Run, checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -87,21 +66,6 @@ def checked_weights(run: Run, checkpoint: Checkpoint) -> dict[str, Tensor]:
     weights = load_weights(run, checkpoint)
     check_textbook(build_with_weights(run.config.spec, run.vocab_size, weights).eval(), run.name)
     return weights
-
-
-def base_weights(run: Run) -> dict[str, Tensor]:
-    """Return the weights in a run's base.safetensors. Raises as `load_checkpoint` does."""
-    architecture = run.config.spec
-    hint = "copy the run's folder again, with all of its files"
-    try:
-        header = load_header(run.base, architecture, run.vocab_size)
-        if run.parent is not None and header.digest == run.parent.base:
-            return load_checkpoint(run.base, architecture, run.vocab_size)[1]
-    except NotFiniteError:
-        raise
-    except AttnlmError as error:  # `checkpoint` can't help: best and last both need the base
-        raise AttnlmError(error.message, hint) from None
-    raise AttnlmError(f"{run.base} does not contain the frozen weights of this run", hint)
 
 
 # --- The run that a run starts from ---------------------------------------------------------------
@@ -140,27 +104,6 @@ def parent_weights(
     weights = load_weights(parent_run, start, rank, count)
     _check_parent_unchanged(start.path, run, parent)
     return weights
-
-
-def write_base(run: Run, parent: ParentRecord) -> Run:
-    """Copy the parent's weights to the run's base.safetensors.
-
-    Return the run with the digest of that file in `Run.parent`. Make a hard link instead of a copy
-    if the parent's file holds only these weights and the file system supports links.
-    """
-    parent_run = open_run(Path(parent.path))
-    start = parent_run.checkpoint(parent.checkpoint).path
-    adapters = parent_run.config.training.adapters
-    with contextlib.suppress(OSError):
-        if start == parent_run.best and start.suffix and adapters is None:
-            os.link(start.resolve(), run.base)
-    if run.base.exists():
-        _check_parent_unchanged(run.base, run, parent)
-    else:
-        facts = CheckpointFacts(step=parent.step).content()
-        save_checkpoint(run.base, parent_weights(run, parent), facts)
-    base = load_header(run.base, run.config.spec, run.vocab_size)
-    return replace(run, parent=replace(parent, base=base.digest))
 
 
 def _check_parent_unchanged(path: Path, run: Run, parent: ParentRecord) -> None:

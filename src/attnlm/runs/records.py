@@ -46,8 +46,6 @@ class ParentRecord:
     checkpoint: str = limited(choices=("best", "last"))
     step: int = limited(at_least=0)
     sha256: str
-    base: str | None = None
-    """the digest of base.safetensors, if this run trains adapters"""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -178,16 +178,6 @@ class Run(RunFacts):
         return self.path / (which if self.config.training.shard else f"{which}.safetensors")
 
     @property
-    def base(self) -> Path:
-        """The file of frozen weights; it exists only if the run trains adapters."""
-        return self.path / "base.safetensors"
-
-    @property
-    def adapter(self) -> Path:
-        """The folder with the best adapters in the format of `peft`."""
-        return self.path / "adapter"
-
-    @property
     def started_from(self) -> str:
         """The origin of its initial weights: `multi-head-001, step 1,000 (best)`; "" if random."""
         if self.parent is None:
@@ -228,8 +218,7 @@ class Run(RunFacts):
     def _read_facts(self, path: Path) -> CheckpointFacts:
         from attnlm.runs.checkpoint import load_header  # loads torch
 
-        lora = self.config.training.adapters
-        header = load_header(path, self.config.spec, self.vocab_size, lora)
+        header = load_header(path, self.config.spec, self.vocab_size)
         return record_from_json(CheckpointFacts, header.facts, path, COPY_THE_RUN)
 
     def _describe_checkpoint(self, which: str, facts: CheckpointFacts) -> Checkpoint:

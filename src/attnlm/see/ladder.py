@@ -52,7 +52,7 @@ class Rung:
     @property
     def flops(self) -> int:
         """The floating-point operations of `run`: matmuls, forward and backward."""
-        per_token = self.run.config.spec.costs(self.run.vocab_size).training_flops()
+        per_token = self.run.config.spec.costs(self.run.vocab_size).training_flops
         return per_token * self.result.last.tokens
 
     @property

@@ -91,7 +91,7 @@ def run_data(
     name: str | None = None,
     data_dir: Path = Path("data"),
 ) -> dict[str, Any]:
-    """Return `model_data` for a run's checkpoint, with adapters merged; default name: the run's.
+    """Return `model_data` for a run's checkpoint; default name: the run's.
 
     The values say how the run was trained, with an excerpt of its training text if its data set is
     still there.

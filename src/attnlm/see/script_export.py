@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 
-from attnlm.base.errors import AttnlmError
 from attnlm.model import textbook
 from attnlm.model.architecture import Architecture, require_architecture
 from attnlm.model.inspection import check_textbook
@@ -47,18 +46,13 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     """Return a script of at most 80 lines that computes the `logits` (T, V) of `text`.
 
     The script loads the checkpoint file and prints the likeliest next tokens. Raises AttnlmError
-    if the text does not fit the context or the vocabulary, if the run has adapters, if files are
-    missing or damaged, or if the model's classes were changed.
+    if the text does not fit the context or the vocabulary, if files are missing or damaged, or if
+    the model's classes were changed.
     """
     ids = ids_within_context(run, text)
     chosen = run.checkpoint(checkpoint)
     architecture = require_architecture(run.config.spec, Use.TEXTBOOK)
     check_textbook(load_model(run, checkpoint=chosen, device="cpu")[0], run.name)
-    if run.config.training.adapters is not None:
-        raise AttnlmError(
-            f"{run.name} has adapters, so its weights are not in one file",
-            f"merge them first: attnlm export {run.name} DIR, then attnlm import DIR",
-        )
     weights = _SHARDED_WEIGHTS if run.config.training.shard else _WEIGHTS
     is_small = run.vocab_size <= 257  # bytes and the end of text
     vocabulary = token_texts(run.tokenizer, list(range(run.vocab_size))) if is_small else []

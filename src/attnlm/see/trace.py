@@ -70,7 +70,7 @@ class Trace:
         """Return a PyTorch script of at most 80 lines that computes the same logits.
 
         The script loads the run's weights. It needs PyTorch and safetensors, not attnlm. Raises
-        AttnlmError if the run has adapters, or if its files are missing or damaged.
+        AttnlmError if the run's files are missing or damaged.
         """
         return as_script(open_run(self.path), self.text, checkpoint=self.checkpoint)
 

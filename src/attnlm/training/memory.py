@@ -72,7 +72,6 @@ def estimate_memory(
     """Estimate the memory of each process, without building the model."""
     costs = config.spec.costs(vocab_size)
     training = config.training
-    lora = training.adapters
     threads = (training.threads or torch.get_num_threads()) if device == "cpu" else 1
     split = split_batch(training, threads)
     tokens = split.windows * config.spec.block_size
@@ -86,22 +85,20 @@ def estimate_memory(
         and has_native_ops(config.spec, vocab_size, training.batch_size * config.spec.block_size)
     )
     own_parameters = parameters // shards
-    trained = own_parameters if lora is None else costs.adapter_numbers(lora)
-    weights = own_parameters if lora is None else own_parameters + trained
     gathered = copied = 0
     if shards > 1:  # gathered: two blocks at a time, and always embeddings and LM head
         blocks = costs.layers - min(2, costs.layers)
         gathered = parameters - blocks * costs.block_matrices
-    elif is_half or lora is None:
+    else:
         copied = costs.multiplied_weights
     most_threads = min(threads, MOST_REPLICAS)
     copies = most_threads if device == "cpu" else 0
-    optimizer = _optimizer_numbers(training, costs, trained, shards, copies)
+    optimizer = _optimizer_numbers(training, costs, own_parameters, shards, copies)
     activations = split.replicas * tokens * _activation_bytes(training, costs, bytes_per_input)
     at_once = 2 * LOGITS_AT_ONCE[device]
     if native:
         at_once = min(MOST_COMPILED * vocab_size, LOGITS_AT_ONCE[device])
-    if native and shards == 1 and lora is None and is_one_layer(config.spec, vocab_size, tokens):
+    if native and shards == 1 and is_one_layer(config.spec, vocab_size, tokens):
         logits = tokens * vocab_size
     else:
         logits = _logits_of_step(training, costs, vocab_size, tokens, device, at_once)
@@ -113,14 +110,14 @@ def estimate_memory(
         # An evaluation reuses the memory of a step, but a recorded step keeps it.
         evaluation = max(0, evaluation - activations - _FLOAT * logits)
     return MemoryEstimate(
-        weights=_FLOAT * weights + bytes_per_input * (gathered + split.replicas * copied),
-        gradients=_FLOAT * (split.replicas * trained + gathered),
+        weights=_FLOAT * own_parameters + bytes_per_input * (gathered + split.replicas * copied),
+        gradients=_FLOAT * (split.replicas * own_parameters + gathered),
         optimizer=_FLOAT * optimizer,
         activations=activations,
         logits=_FLOAT * split.replicas * logits,
         evaluation=evaluation,
         # Two copies are written while training goes on; rank 0 gathers the model to sample from it.
-        checkpoint=_FLOAT * (2 * (trained + optimizer) + parameters) if shards > 1 else 0,
+        checkpoint=_FLOAT * (2 * (own_parameters + optimizer) + parameters) if shards > 1 else 0,
         process=_PROCESS[device] + _PER_ID * vocab_size,
     )
 
@@ -154,8 +151,7 @@ def _logits_of_step(
         return 3 * tokens * vocab_size
     # The gradients of the LM head and of its input are computed with the loss. Three copies of the
     # former fit the peaks measured with 50,257 ids.
-    lm_head_gradients = 3 * vocab_size if training.adapters is None else 0
-    return at_once + (tokens + lm_head_gradients) * costs.lm_head_inputs
+    return at_once + (tokens + 3 * vocab_size) * costs.lm_head_inputs
 
 
 def _evaluation_bytes(costs: Costs, vocab_size: int, tokens: int, device: str, at_once: int) -> int:

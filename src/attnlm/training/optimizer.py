@@ -23,7 +23,6 @@ from attnlm.compute.threads import compute_all
 from attnlm.config.training import TrainingConfig
 from attnlm.model.inspection import stored_buffers
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.lora import frozen_weights
 from attnlm.model.ops import use_kernels
 from attnlm.model.ops.linear import matmul
 from attnlm.training.cuda_graph import CudaGraph, can_record_updates
@@ -353,9 +352,9 @@ class FlatOptimizer(Optimizer):
 
     def weights(self) -> dict[str, Tensor]:
         """Return the parameters by name, and the buffers of own code, which may be new ones."""
-        if self._config.lora is not None:
-            return super().weights()
-        return super().weights() | frozen_weights(self._model) | stored_buffers(self._model)
+        named = self._model.named_parameters()
+        frozen = {name: p.data for name, p in named if not p.requires_grad}
+        return super().weights() | frozen | stored_buffers(self._model)
 
     def _make_rules(
         self, group: ParameterGroup, spans: list[Span], decay: float

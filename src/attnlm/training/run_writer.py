@@ -17,7 +17,6 @@ from attnlm.compute.processes import LostProcessError
 from attnlm.data.dataset import Dataset
 from attnlm.data.examples import limit_per_window
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.lora import merged_lora
 from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.run import Run
 from attnlm.training.budget_clock import expected_steps
@@ -61,13 +60,12 @@ class RunWriter:
         training = self.run.config.training
         loss_sum = self.stepper.read_loss_sum()  # waits for a GPU, before the clock is read
         tokens_per_second = self.watch.tokens_per_second()
-        with merged_lora(state.model):
-            validation_began = time.perf_counter()
-            evaluation = _evaluate(self.stepper, self.dataset, training.eval_tokens)
-            validation_seconds = time.perf_counter() - validation_began
-            if not math.isfinite(evaluation.loss):
-                raise StepNotFiniteError(state.step, state.step)
-            snapshot_and_passage = self._snapshot()
+        validation_began = time.perf_counter()
+        evaluation = _evaluate(self.stepper, self.dataset, training.eval_tokens)
+        validation_seconds = time.perf_counter() - validation_began
+        if not math.isfinite(evaluation.loss):
+            raise StepNotFiniteError(state.step, state.step)
+        snapshot_and_passage = self._snapshot()
         new_steps = state.step - max(0, state.evaluated_step)
         train_loss = loss_sum / new_steps if new_steps else None
         accuracy = evaluation.accuracy if training.best_by == "accuracy" else None
@@ -110,8 +108,7 @@ class RunWriter:
 
     def add_snapshot(self) -> None:
         """Add a snapshot to the run, without an evaluation."""
-        with merged_lora(self._state.model):
-            snapshot_and_passage = self._snapshot()
+        snapshot_and_passage = self._snapshot()
         if snapshot_and_passage is not None:
             with explaining_write_errors(self.run, self._state):
                 self.run.append_snapshot(*snapshot_and_passage)

@@ -18,7 +18,6 @@ from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.model.lora import add_adapters, frozen_weights
 from attnlm.runs.checkpoint import (
     ShardedCheckpoints,
     load_checkpoint,
@@ -27,9 +26,8 @@ from attnlm.runs.checkpoint import (
     parameter_name,
     save_checkpoint,
 )
-from attnlm.runs.hugging_face.adapter import write_adapter
 from attnlm.runs.journal import ranking_key
-from attnlm.runs.load_model import base_weights, parent_weights
+from attnlm.runs.load_model import parent_weights
 from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import COPY_THE_RUN, Run
 from attnlm.training.optimizer import FlatOptimizer, Optimizer
@@ -137,8 +135,6 @@ def initial_state(
             optimizer: Optimizer = ShardedOptimizer(model, training, processes)
         else:
             model = config.spec.build(vocab_size).to(device.torch)
-            if training.adapters is not None:
-                add_adapters(model, training.adapters)
             optimizer = FlatOptimizer(model, training)
     if isinstance(model, Transformer):
         model.recompute = training.recompute
@@ -152,8 +148,8 @@ def load_or_init_state(
 
     All processes get the same state; if the model is sharded, each gets only its rows of the
     tensors. If a fresh run starts from the weights of another run, its parent, the state has the
-    parent's weights, and new adapters if the run trains adapters. Only rank 0 reads the state,
-    unless the model is sharded. Raises AttnlmError if a file is missing or damaged.
+    parent's weights. Only rank 0 reads the state, unless the model is sharded. Raises AttnlmError
+    if a file is missing or damaged.
     """
     config = run.config
     is_sharded = config.training.is_sharded
@@ -161,12 +157,9 @@ def load_or_init_state(
     rank, count = (processes.rank, processes.count) if is_sharded else (0, 1)
     saved = None
     if is_reader and not fresh:
-        adapters = config.training.adapters
-        saved = load_checkpoint(run.last, config.spec, run.vocab_size, rank, count, adapters)
+        saved = load_checkpoint(run.last, config.spec, run.vocab_size, rank, count)
     state = initial_state(config, run.vocab_size, device, processes)
-    if is_reader and config.training.adapters is not None:
-        _copy(base_weights(run), frozen_weights(state.model))
-    elif is_reader and fresh and run.parent is not None:
+    if is_reader and fresh and run.parent is not None:
         _copy(parent_weights(run, run.parent, rank, count), state.optimizer.weights())
     if saved is not None:
         state = _restore(run, state, *saved)
@@ -204,7 +197,7 @@ def _broadcast(state: TrainingState, processes: Processes, *, with_tensors: bool
     state = replace(state, **processes.broadcast_object(state.content()))
     if with_tensors:
         optimizer = state.optimizer
-        for named in (optimizer.weights(), optimizer.state(), frozen_weights(state.model)):
+        for named in (optimizer.weights(), optimizer.state()):
             for tensor in named.values():
                 processes.broadcast(tensor)
     return state
@@ -217,7 +210,7 @@ def _copy(source: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
 
 def read_saved_state(run: Run) -> SavedState:
     """Return the numbers in the run's last checkpoint. Raises AttnlmError."""
-    header = load_header(run.last, run.config.spec, run.vocab_size, run.config.training.adapters)
+    header = load_header(run.last, run.config.spec, run.vocab_size)
     return record_from_json(SavedState, header.facts, run.last, COPY_THE_RUN)
 
 
@@ -243,11 +236,10 @@ class Saver:
         state = self._state
         optimizer = state.optimizer
         facts_of_best = CheckpointFacts(step=state.step, val_loss=best_loss).content()
-        weights = optimizer.weights()  # all, even within `merged_lora`
+        weights = optimizer.weights()
         if self._sharded is None:
             if best_loss is not None:
                 save_checkpoint(run.best, weights, facts_of_best)
-                write_adapter(run, weights)
             save_checkpoint(run.last, weights, state.content(), optimizer.state())
             state.record_checkpoint(state.step)
             return

@@ -69,7 +69,7 @@ class Replica:
         if can_record_gradients(config, device.name):
             self._graph = CudaGraph()
         self._one_layer_form = None
-        if not training.is_sharded and training.lora is None and training.loss is None:
+        if not training.is_sharded and training.loss is None:
             self._one_layer_form = one_layer_form(model, windows, device, kernels)
 
     def backward(

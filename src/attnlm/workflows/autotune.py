@@ -115,7 +115,7 @@ def _choose_compile(config: Config, device: Device, dataset: Dataset) -> str:
             "`compile` on needs a C++ compiler, but none was found",
             "install g++ or clang++, or use `compile` off",
         )
-    whole = not config.training.shard and config.training.lora is None
+    whole = not config.training.shard
     if setting == "auto" and device.name == "cuda" and whole and _is_long(config, dataset):
         setting = "on"
     if setting in ("on", "off"):
@@ -162,14 +162,14 @@ def _choose_kernels(config: Config, device: Device) -> dict[str, str]:
             )
     matmul = training.matmul
     attention = training.attention_kernel
-    if matmul == "native" and (training.is_sharded or training.lora or attention == "torch"):
+    if matmul == "native" and (training.is_sharded or attention == "torch"):
         raise UsageError(
-            "`matmul` native, which computes whole blocks in C, cannot be combined with `shard`, "
-            "`lora` or `attention_kernel` torch",
+            "`matmul` native, which computes whole blocks in C, cannot be combined with `shard` or "
+            "`attention_kernel` torch",
             "leave `matmul` out",
         )
     if matmul == "auto":
-        large = training.compile == "parts" or training.optimizer == "muon" or training.lora
+        large = training.compile == "parts" or training.optimizer == "muon"
         matmul = choose_matmul(spec, training) if large else "blas"
     if attention == "auto":
         attention = faster_attention(spec, matmul) if training.compile == "parts" else "torch"

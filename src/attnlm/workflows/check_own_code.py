@@ -306,7 +306,7 @@ def _cost_findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     numbers: dict[str, list[str]] = {"parameters": [], "operations": [], "time": []}
     for label, compared in configs.items():
         parameters = parameter_count(compared.spec, vocab_size)
-        flops = compared.spec.costs(vocab_size).training_flops()
+        flops = compared.spec.costs(vocab_size).training_flops
         milliseconds = 1e3 * _step_seconds(compared, vocab_size)
         numbers["parameters"].append(f"{label}{parameters:,}")
         numbers["operations"].append(f"{label}{quantity(flops, 'FLOP')} per token")

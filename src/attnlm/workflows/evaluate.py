@@ -73,10 +73,7 @@ def evaluate(
     training = run.config.training
     if chosen.name == training.device:
         chosen = choose_device(chosen.name, training.dtype)
-    if training.lora is None:
-        flatten_parameters(model, training)
-    else:
-        model.requires_grad_(False)  # other libraries compute with frozen parameters
+    flatten_parameters(model, training)
     only_answers = dataset.examples is not None and training.loss_on != "all"
     with torch_settings_restored():
         use_precision(chosen)

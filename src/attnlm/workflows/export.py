@@ -23,7 +23,6 @@ from attnlm.runs.external_formats import (
     StockClass,
     check_format,
     choose_class,
-    classes_for,
 )
 from attnlm.runs.load_model import checked_weights
 from attnlm.runs.run import Checkpoint, Run, open_dataset_of, open_run, run_summary
@@ -168,9 +167,8 @@ def _tensors(
 
 
 def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
-    stock = choose_class(
-        require_architecture(run.config.spec, Use.EXPORT), classes_for(run.tokenizer.name), run.name
-    )
+    architecture = require_architecture(run.config.spec, Use.EXPORT)
+    stock = choose_class(architecture, run.tokenizer.name, run.name)
     _check_folder_free(folder)
     chosen = run.checkpoint(checkpoint)
     content = _describe_files(run, chosen, stock)

@@ -28,7 +28,7 @@ def relative_steps(plan: LadderPlan, vocab_size: int) -> dict[str, float]:
     untuned = replace(plan, trials=())
     for rung in plan.rungs if plan.equal == "flops" else ():
         config = resolve({}, untuned.settings(rung, plan.seed))
-        flops[rung] = config.spec.costs(vocab_size).training_flops() * config.tokens_per_step
+        flops[rung] = config.spec.costs(vocab_size).training_flops * config.tokens_per_step
     reference = next(filter(None, flops.values()), 1)
     return {rung: reference / (per_step or reference) for rung, per_step in flops.items()}
 

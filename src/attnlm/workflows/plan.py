@@ -75,7 +75,7 @@ class StepCosts:
     @property
     def training_flops(self) -> int:
         """Return the operations of the forward and backward passes for one token."""
-        return self.costs.training_flops(self.config.training.adapters)
+        return self.costs.training_flops
 
     @property
     def update_flops(self) -> int:
@@ -251,8 +251,8 @@ def plan(
     that were started measure the time of a step over ten steps on this machine. If `peak` is given,
     nothing is measured: each process is assumed to reach the fraction `share` of `peak` FLOP/s.
     `tokens` is the number of tokens to train on. By default, it follows from `steps` if
-    `steps` is given; else it is one epoch for a training of adapters, and 20 per parameter for
-    others. If `start_from` is given, the model is that run's, whose weights are not read.
+    `steps` is given; else it is 20 per parameter. If `start_from` is given, the model is that
+    run's, whose weights are not read.
 
     Raises AttnlmError for the same reasons as `train`.
     """
@@ -281,13 +281,6 @@ def plan(
         opened = _open_data(dataset, vocab_size, config, parent, data_dir)
         if tokens is None and "steps" in settings:
             tokens = int(config.training.max_steps) * config.tokens_per_step
-        if tokens is None and config.training.adapters is not None:
-            if vocab_size is not None:
-                raise UsageError(
-                    "without a data set, the number of tokens for training adapters is unknown",
-                    "use `tokens` or `steps`",
-                )
-            tokens = len(opened.train)
         if peak is None:
             check_launched(config.training, processes)
             config, seconds = _measure_step(config, opened, processes, on_event or ignore)

@@ -76,9 +76,9 @@ def train(
     `resume` continues a run; only steps, eval_every, patience and how to compute (device, dtype,
     threads, compile, …) can be changed. `start_from` begins a new run with the model of another run
     and the weights of its `checkpoint` (auto, best or last); the data must have the same tokenizer,
-    and the training settings are new. With `lora`, the new run trains adapters for these weights.
-    If a run called `name` exists, train raises AttnlmError; but if `exist_ok` is True, train
-    returns the existing run, provided that it is finished and has this configuration and data set.
+    and the training settings are new. If a run called `name` exists, train raises AttnlmError; but
+    if `exist_ok` is True, train returns the existing run, provided that it is finished and has this
+    configuration and data set.
     A model with own code whose logits depend on later tokens is trained only if `force` is True.
     The hashes of large .bin files are checked in samples, or in whole if `verify` is True. `budget`
     is the time for the whole call; the learning rate and the evaluations then depend on the time

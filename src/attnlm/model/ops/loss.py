@@ -68,8 +68,7 @@ class _LinearCrossEntropy(Function):
         # A sum of many pieces' gradients in bfloat16 would be 2% wrong.
         precise = torch.promote_types(weight_VC.dtype, torch.float32)
         d_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=precise)
-        is_frozen = not ctx.needs_input_grad[1]
-        d_weight_VC = None if is_frozen else torch.zeros_like(weight_VC, dtype=precise)
+        d_weight_VC = torch.zeros_like(weight_VC, dtype=precise)
         ctx.gradients = torch.empty_like(x_MC), d_weight_VC, d_bias_V
         return _loss_in_pieces(x_MC, weight_VC, bias_V, targets_M, ctx.gradients)
 
@@ -82,10 +81,10 @@ class _LinearCrossEntropy(Function):
         return *gradients, None
 
 
-_Gradients = tuple[Tensor, Tensor | None, Tensor | None] | None
-"""Tensors that receive the gradients of x (M, C), weights (V, C) and bias (V), with None for each
-gradient that is not needed; or only None if no gradient is needed. The gradient of x replaces the
-content of its tensor. The gradients of weights and bias are added to the content of theirs."""
+_Gradients = tuple[Tensor, Tensor, Tensor | None] | None
+"""Tensors that receive the gradients of x (M, C), weights (V, C) and, if there is one, bias (V); or
+only None if no gradient is needed. The gradient of x replaces the content of its tensor. The
+gradients of weights and bias are added to the content of theirs."""
 
 
 def _loss_in_pieces(
@@ -132,8 +131,7 @@ def _loss_by_torch(
             d_logits_mV = F.pad(d_logits_mV, (0, missing))
         d_x_MC, d_lm_head_VC, d_bias_V = into
         torch.mm(d_logits_mV, lm_head_VC, out=d_x_MC[rows])
-        if d_lm_head_VC is not None:
-            d_lm_head_VC += (d_logits_mV.T @ x_MC[rows])[:vocab_size]
+        d_lm_head_VC += (d_logits_mV.T @ x_MC[rows])[:vocab_size]
         if d_bias_V is not None:
             d_bias_V += d_logits_mV.sum(0)[:vocab_size]
     return total / count
@@ -156,7 +154,7 @@ def _loss_by_kernels(
     count = int(count_targets(targets_M))
     at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), MOST_COMPILED)
     at_once = min(at_once, max(1, LOGITS_AT_ONCE["cpu"] // lm_head_VC.size(0)))
-    d_x_MC, d_lm_head_VC, d_bias_V = into or (None, None, None)
+    d_bias_V = None if into is None else into[2]
     for rows in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
         x_mC = x_MC[rows]
         targets_m = targets_M[rows]
@@ -172,8 +170,7 @@ def _loss_by_kernels(
             data_pointer(total),
             data_pointer(d_bias_V),
         )
-        if d_x_MC is not None:
-            d_x_MC[rows] = matmul(logits_Vm.T, lm_head_VC.T)
-        if d_lm_head_VC is not None:
-            d_lm_head_VC.addmm_(logits_Vm, x_mC)
+        if into is not None:
+            into[0][rows] = matmul(logits_Vm.T, lm_head_VC.T)
+            into[1].addmm_(logits_Vm, x_mC)
     return (total / count).float()

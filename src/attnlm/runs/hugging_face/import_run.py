@@ -1,4 +1,4 @@
-"""Create a run from a Hugging Face model or adapter."""
+"""Create a run from a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from attnlm.base.formatting import byte_size
 from attnlm.compute.device import machine_memory
 from attnlm.runs.checkpoint import named_tensors, parameter_name, save_one_by_one
 from attnlm.runs.create_run import create_run_folder
-from attnlm.runs.hugging_face.adapter import import_adapter, is_adapter
 from attnlm.runs.hugging_face.download_model import DESCRIPTION, WEIGHTS, check_source, download
 from attnlm.runs.hugging_face.read_model import (
     DescribedModel,
@@ -33,7 +32,6 @@ _OPENED = 1.3  # memory to sample, as a multiple of the weights: measured
 def import_run(
     source: str | Path,
     *,
-    base: str | Path | Run | None = None,
     name: str | None = None,
     revision: str | None = None,
     block_size: int | None = None,
@@ -51,9 +49,6 @@ def import_run(
     Hugging Face Hub; `revision` is a branch, tag or commit there. The run has a context of
     `block_size` tokens, by default the model's context. Only one tensor at a time is in memory.
 
-    A folder with an adapter of `peft` becomes a run with adapters. `base` is then the run that the
-    adapter was trained for.
-
     Raises AttnlmError if files are missing or damaged, if our models can't express the model
     exactly, or if its weights do not fit into this machine's memory. Raises UsageError for invalid
     arguments.
@@ -64,17 +59,6 @@ def import_run(
     path = Path(source)
     file = None
     with files.explaining_os_errors(checkpoint_dir, ", or name another `checkpoint_dir`"):
-        if is_adapter(path) or base is not None:
-            if base is None:
-                raise UsageError(
-                    f"{source} is an adapter", "name the run that it was trained for: `base` RUN"
-                )
-            if (revision, block_size) != (None, None):
-                raise UsageError(
-                    "`revision` and `block_size` cannot be combined with an adapter",
-                    "leave them out: the adapter uses the context of its run",
-                )
-            return import_adapter(path, base, name=name, checkpoint_dir=checkpoint_dir)
         check_source(source)
         is_local = os.path.lexists(source)
         if is_local:
@@ -91,6 +75,11 @@ def import_run(
                 return import_page_model(path, name=name, checkpoint_dir=checkpoint_dir)
             origin = str(path.absolute())
             folder, file = (path, None) if is_folder(path) else (path.parent, path)
+            if (folder / "adapter_config.json").is_file():
+                raise AttnlmError(
+                    f"{source} is an adapter of peft, not a model",
+                    "merge it with peft first: model.merge_and_unload().save_pretrained(DIR)",
+                )
         else:
             folder = download(str(source), revision, DESCRIPTION, on_event or ignore)
             origin = f"{source}@{folder.name}"
@@ -101,11 +90,10 @@ def import_run(
             model = without_empty_mlp(model, read_weight)
             tokenizer = _read_tokenizer_files(folder, model.vocab_size)
 
-            def add_checkpoint(run: Run) -> Run:
+            def add_checkpoint(run: Run) -> None:
                 shapes = named_tensors(model.shapes, {})
                 facts = CheckpointFacts(step=0).content()
                 save_one_by_one(run.best, shapes, lambda n: read_weight(parameter_name(n)), facts)
-                return run
 
             run = Run(
                 Path(),

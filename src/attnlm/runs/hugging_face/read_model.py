@@ -145,7 +145,7 @@ def read_config(path: Path, block_size: int | None = None) -> DescribedModel:
         )
     stock = next(stock for stock in STOCK_CLASSES if stock.model_type == family.stock)
     elsewhere = dict.fromkeys((*_NO_EFFECT, *stock.sizes, "vocab_size"), _ELSEWHERE)
-    check_options(path, content, {**elsewhere, **family.allowed}, _HINT)
+    _check_options(path, content, {**elsewhere, **family.allowed})
     settings: dict[str, Any] = {}
     for key, attribute in stock.sizes.items():
         value, default = content.get(key), family.defaults.get(key)
@@ -207,22 +207,16 @@ def without_empty_mlp(model: DescribedModel, weight: Callable[[str], Tensor]) ->
     return replace(model, config=config, shapes=shapes)
 
 
-def check_options(
-    path: Path,
-    content: Content,
-    allowed: Mapping[str, tuple[Any, ...]],
-    hint: str,
-    off: tuple[Any, ...] = (None,),
-) -> None:
+def _check_options(path: Path, content: Content, allowed: Mapping[str, tuple[Any, ...]]) -> None:
     """Raise AttnlmError if `content` has a value that our models can't express.
 
     `allowed` maps a key to the values that it may have; () permits any value. A key that is not in
-    `allowed` must have a value in `off`.
+    `allowed` must be null.
     """
     for key, value in content.items():
-        if (values := allowed.get(key, off)) and value not in values:
+        if (values := allowed.get(key, (None,))) and value not in values:
             raise AttnlmError(
-                f"{path} has {quoted(key)} {quoted(value)}, which attnlm does not support", hint
+                f"{path} has {quoted(key)} {quoted(value)}, which attnlm does not support", _HINT
             )
 
 
@@ -371,7 +365,11 @@ def _check_tensors(
             raise AttnlmError(
                 f"the tensor {name} has shape {tensor.shape}, but config.json gives {shape}", _COPY
             )
-        check_type(name, tensor.dtype, "import a model that is not quantized")
+        if tensor.dtype not in FLOATS:
+            raise AttnlmError(
+                f"the tensor {name} has the type {tensor.dtype}, not one of {', '.join(FLOATS)}",
+                "import a model that is not quantized",
+            )
     embedding = places["token_embedding.weight"][0].name
     if is_tied and not torch.equal(*(file_of[name].read(name) for name in (head, embedding))):
         raise AttnlmError(
@@ -410,11 +408,3 @@ def open_tensors(path: Path) -> Iterator[TensorFile]:
             file = opening.enter_context(path.open("rb"))
             opened = TensorFile.of(file)
         yield opened
-
-
-def check_type(name: str, kind: str, hint: str) -> None:
-    """Raise AttnlmError for a tensor whose type is not a supported float."""
-    if kind not in FLOATS:
-        raise AttnlmError(
-            f"the tensor {name} has the type {kind}, not one of {', '.join(FLOATS)}", hint
-        )
