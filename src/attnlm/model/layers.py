@@ -80,8 +80,8 @@ def joined_linear(x: Tensor, maps: Sequence[nn.Module], *, joins_weights: bool =
     """Return the concatenated outputs of `maps`: (..., C) → (..., N), N the sum of their widths.
 
     One matmul with joined weights is faster. The maps are called one by one, however, if
-    `joins_weights` is False, if they are not plain, or if their weights are frozen, since Autograd
-    would keep a joined copy of frozen weights.
+    `joins_weights` is False, if they are not plain, or if their weights are frozen, as for sampling
+    in bfloat16, which would copy the weights again for each token.
     """
     plain = [m for m in maps if isinstance(m, Linear) and is_plain(m, Linear)]
     if not joins_weights or len(plain) < len(maps) or not plain[0].weight.requires_grad:
