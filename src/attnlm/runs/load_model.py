@@ -102,16 +102,12 @@ def parent_weights(
     parent_run = open_run(Path(parent.path))
     start = parent_run.checkpoint(parent.checkpoint)
     weights = load_weights(parent_run, start, rank, count)
-    _check_parent_unchanged(start.path, run, parent)
-    return weights
-
-
-def _check_parent_unchanged(path: Path, run: Run, parent: ParentRecord) -> None:
-    if _checkpoint_hash(path) != parent.sha256:
+    if _checkpoint_hash(start.path) != parent.sha256:
         raise AttnlmError(
             f"{parent.name} has changed since {run.name} was created from it",
             "wait until its training has ended, then start again",
         )
+    return weights
 
 
 def _checkpoint_hash(checkpoint: Path) -> str:
