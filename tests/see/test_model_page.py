@@ -620,7 +620,7 @@ def test_a_page_that_cannot_be_written_is_refused_in_one_line(
 
     refused("bigram", "there.html", code=1, says="there.html already exists", hints="--force")
     refused("bigram", "page", code=2, says="must end with .html", hints="page.html")
-    refused("bigram", "x.html", "--type", "q8_0", code=2, says="q8_0", hints="f16")
+    refused("bigram", "x.html", "--type", "q4", code=2, says="q4", hints="f16")
     refused("bigram", "x.html", "--text", "Ω", code=1, says="Ω", hints="")
     refused("bigram", "x.html", "--text", "a", "--train", code=2, says="--train", hints="type")
     refused("bigrm", "x.html", code=1, says="bigrm", hints="bigram")
