@@ -228,9 +228,9 @@ a page draws initial weights of another size |
 test_train_page.py::test_initial_weights_have_the_distributions_of_pytorch
 return "normal", settings["std"] => return "normal", 2 * settings["std"]
 == see/pages/chart.js
-a script uses a name that it does not import |
-test_javascript.py::test_each_name_is_declared_imported_or_of_the_browser
-{element, fractionsAt, withCommas} => {element, fractionsAt}
+a script imports a name that no other exports |
+test_javascript.py::test_modules_are_valid_and_import_what_others_export
+{element, fractionsAt, withCommas} => {element, fractionsAt, commas}
 == model/recorder.py
 the wrong head is silenced | test_recorder.py
 head = self.silenced[1] => head = 0

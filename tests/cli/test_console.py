@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import time
-from pathlib import Path
 
 import pytest
 
@@ -118,19 +116,6 @@ def test_settings_are_named_as_they_are_typed(
     console.fail(library, library)
     event_printer.Display()(Note(library))
     assert capsys.readouterr().err == f"error: {shown}\nhint: {shown}\n{shown}\n"
-
-
-def test_every_word_in_backticks_is_an_option() -> None:
-    """Commands and other names in the library's messages stand without backticks."""
-    others = []
-    for path in Path(console.__file__).parents[1].rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and id(node) not in docstrings:
-                words = re.findall(r"(?<!`)`\w+`", str(node.value))
-                others += [f"{path.name}: {w}" for w in words if console.with_flags(w) == w]
-    assert others == []
 
 
 def test_a_model_is_described_by_its_sizes_and_changed_parts() -> None:

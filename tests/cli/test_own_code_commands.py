@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -252,7 +253,8 @@ def test_an_error_in_the_code_shows_its_own_frames_only(
     shown = done.stderr
     assert all(line in shown for line in lines), shown
     assert "attnlm/" not in shown and "internal error" not in shown
-    assert shown.count(str(project / "bad.py")) == shown.count('File "') or "torch/" in shown
+    for file in re.findall('File "(.*?)"', shown):
+        assert file == str(project / "bad.py") or "/torch/" in file, file
     assert sorted(project.glob("checkpoints/*")) == before
 
 

@@ -54,14 +54,6 @@ def test_no_compiler_warns(compiler: str, tmp_path: Path) -> None:
             assert (done.returncode, done.stderr) == (0, "")
 
 
-@needs_kernels
-def test_the_kernels_are_newer_than_their_sources() -> None:
-    """Otherwise they are of other code; `make test` compiles them again."""
-    libraries = list(SOURCES[0].parent.glob("kernels-*"))
-    newest = max(path.stat().st_mtime for path in (*SOURCES, *SOURCES[0].parent.glob("*.h")))
-    assert libraries and min(path.stat().st_mtime for path in libraries) >= newest
-
-
 @pytest.mark.parametrize(
     ("capability", "expected"),
     [("DEFAULT", "sse4.2"), ("AVX2", "avx2"), ("AVX512", "avx512"), ("SOMETHING NEW", "sse4.2")],

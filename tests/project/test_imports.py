@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 import functools
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import attnlm
-from attnlm.cli.app import root_command
 
 SOURCE = Path(attnlm.__file__).parent
 SUBPACKAGES = (
@@ -17,13 +15,6 @@ SUBPACKAGES = (
     *("training", "generation", "see", "workflows", "cli"),
 )
 LONGEST = 600
-KNOW_FLAGS = ("base/folders.py", "see/reproduce.py")
-FLAG = re.compile(r"(?<![\w(])--[a-z]")
-KNOW_COMMANDS = (
-    *("base/folders.py", "see/reproduce.py", "runs/run.py"),
-    *("text/corpus.py", "text/download.py", "workflows/autotune.py", "workflows/doctor.py"),
-)
-COMMAND = re.compile(rf"attnlm ({'|'.join(root_command().list_commands(None))})\b")
 SCREEN = ("see/progress_bar.py", "see/loggers.py", "base/own_code.py", "model/own_arguments.py")
 """Modules that write to the screen, or redirect what tools and own code write."""
 UPWARDS = {
@@ -92,38 +83,13 @@ def test_imports_of_the_packages_root_are_seen() -> None:
     assert set(imported(tree)) == found
 
 
-@functools.cache
-def below_the_command_line() -> list[tuple[str, ast.AST]]:
-    """Return each node of the modules outside cli, without docstrings, after its module's name."""
-    found: list[tuple[str, ast.AST]] = []
-    for path in modules():
-        name = str(path.relative_to(SOURCE))
-        if not name.startswith(("cli/", "__main__")):
-            tree = tree_of(path)
-            docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-            found += ((name, node) for node in ast.walk(tree) if id(node) not in docstrings)
-    return found
-
-
-def modules_with(pattern: re.Pattern[str]) -> set[str]:
-    """Return the modules outside cli with a string, not a docstring, in which the pattern is."""
-    return {
-        name
-        for name, node in below_the_command_line()
-        if isinstance(node, ast.Constant)
-        if isinstance(node.value, str) and pattern.search(node.value)
-    }
-
-
-def test_only_these_modules_outside_cli_name_flags_and_commands() -> None:
-    assert modules_with(FLAG) == set(KNOW_FLAGS)
-    assert modules_with(COMMAND) == set(KNOW_COMMANDS)
-
-
 def test_only_these_modules_outside_cli_write_to_the_screen() -> None:
+    names = {str(path.relative_to(SOURCE)): path for path in modules()}
     writing = {
         name
-        for name, node in below_the_command_line()
+        for name, path in names.items()
+        if not name.startswith(("cli/", "__main__"))
+        for node in ast.walk(tree_of(path))
         if is_named(node, "print")
         or (
             isinstance(node, ast.Attribute)

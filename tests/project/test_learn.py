@@ -23,9 +23,7 @@ from tests.command import attnlm as command
 from tests.command import here
 
 DOCS = Path(__file__).parents[2] / "docs"
-COURSE, LESSON, GLOSSARY = (
-    (DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("learn", "teach", "glossary")
-)
+COURSE, LESSON = ((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("learn", "teach"))
 PLAIN = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", COURSE)  # without the addresses of links
 TALES = " ".join(re.sub(r"\[[^]]*\d[^]]*\]", "", PLAIN).split())
 ANSWERS = " ".join(LESSON.split())
@@ -188,29 +186,6 @@ def test_the_words_of_each_rung_are_right_as_often_as_the_course_says(course: Pa
         assert words in TALES and least <= share(name) <= most, name
 
 
-def test_each_rung_of_the_course_writes_a_text_that_the_course_shows() -> None:
-    steps = re.split(r"^## \d", COURSE, flags=re.MULTILINE)[1:]
-    assert len(steps) == 8
-    for step in steps:
-        first, *others = commands(step)
-        first = others[0] if first[0] == "prepare" else first
-        assert first[0] in ("train", "ladder") and "**Read**" in step
-        if first[0] == "ladder":
-            assert first[first.index("--prompt") + 1] == "Once "
-        else:
-            name = first[first.index("--name") + 1]
-            sample = next(words for words in others if words[0] == "sample")
-            assert sample[1] == name and sample[sample.index("--prompt") + 1] == "Once "
-            assert "```text\n" in step
-
-
-def test_every_command_whose_output_is_read_line_by_line_is_piped() -> None:
-    """`attend` draws shades on a terminal; `--show-probs` shows the ten least likely."""
-    for line in re.findall(r"^\$ (attnlm .*)$", COURSE, flags=re.MULTILINE):
-        is_shaded = " attend " in line and "--output" not in line
-        assert (is_shaded or "--show-probs" in line) == line.endswith(" | cat"), line
-
-
 def names(page: str) -> list[str]:
     """The names that a page gives to runs, ladders and files."""
     given = [words[words.index("--name") + 1] for words in commands(page) if "--name" in words]
@@ -228,24 +203,6 @@ def test_both_pages_use_names_of_their_own_and_only_runs_that_they_made() -> Non
                 assert {word for word in runs if not word.endswith(".html")} <= made, words
             if "--name" in words:
                 made.add(words[words.index("--name") + 1])
-
-
-def test_each_exercise_names_its_models_and_each_time_has_a_machine() -> None:
-    exercises = re.findall(r"^\*\*\d\. .*?(?=<details>)", LESSON, flags=re.DOTALL | re.MULTILINE)
-    assert len(exercises) == 6
-    for exercise in exercises:
-        assert "`lesson-" in exercise or "four models" in exercise, exercise
-    assert len(re.findall(r"^\*The commands take \d+ seconds\.\*$", COURSE, re.MULTILINE)) == 8
-    (times,) = re.findall(r"^- \*\*Times\*\* .*?(?=^- )", COURSE, flags=re.DOTALL | re.MULTILINE)
-    assert re.search("AMD|Intel|Apple", times) and "start" in times
-
-
-def test_answers_are_hidden_and_shown_as_markdown() -> None:
-    """GitHub and Sphinx need blank lines around Markdown within HTML."""
-    for page, count in ((COURSE, 10), (LESSON, 7)):
-        whole = r"^<details><summary>Answer</summary>\n\n(?:(?!<details>).)+?\n\n</details>$"
-        answers = re.findall(whole, page, flags=re.DOTALL | re.MULTILINE)
-        assert len(answers) == page.count("<details>") == page.count("</details>") == count
 
 
 def test_the_pages_have_the_buttons_and_titles_that_the_lesson_names() -> None:
@@ -318,25 +275,3 @@ def test_the_head_of_the_exercise_scores_by_distance_only(project: Path) -> None
 def test_the_commands_within_the_sentences_of_the_lesson_exist() -> None:
     for name in {words.split()[0] for words in re.findall(r"`attnlm (\w[^`\n]*)`", LESSON)}:
         assert here([name, "--help"]).code == 0, name
-
-
-EVERYDAY = {"step", "run", "split"}
-"""Terms that the course also uses as everyday words."""
-
-
-def test_terms_are_linked_to_the_glossary_where_the_course_first_uses_them() -> None:
-    """The first place of a term may also be within the link of a longer term."""
-    others = r"^```.*?^```|^#[^\n]*|`[^`\n]*`|\[[^]]*\]\((?!glossary\.md#)[^)]*\)"
-    prose = re.sub(others, "", COURSE, flags=re.DOTALL | re.MULTILINE)
-    links = [*re.finditer(r"\[([^]]*)\]\(glossary\.md#([\w-]+)\)", prose)]
-    terms = re.findall(r"^### (.+)$", GLOSSARY, flags=re.MULTILINE)
-    assert len(terms) > 70
-    for term in terms:
-        anchor = re.sub(r"[^\w -]", "", term.lower()).replace(" ", "-")
-        words = "|".join(map(re.escape, filter(None, re.split(r", | \(|\)", term))))
-        places = re.finditer(rf"(?<![\w#-])(?:{words})s?(?![\w-])", prose, re.IGNORECASE)
-        first = next(places, None)
-        if first is not None and term not in EVERYDAY:
-            around = [link[2] for link in links if link.start() < first.start() < link.end()]
-            assert around, f"{term}: {prose[first.start() - 40 : first.end() + 20]!r}"
-            assert anchor in [link[2] for link in links], f"{term} has no link of its own"

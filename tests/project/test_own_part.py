@@ -38,13 +38,6 @@ def fewer(words: list[str]) -> list[str]:
     return [FEWER.get(option, word) for option, word in zip(["", *words], words, strict=False)]
 
 
-def test_the_page_begins_with_twelve_lines_and_ends_its_first_part_with_a_ladder() -> None:
-    first = next(content for language, content in BLOCKS if language == "python")
-    assert len(first.splitlines()) == 12
-    part = PAGE.split("\n## ")[1]
-    assert re.findall(r"^\$ attnlm (\w+)", part, flags=re.MULTILINE)[-1] == "ladder"
-
-
 def run_commands(page: str, folder: Path) -> int:
     """Run the commands of a page, which must print the lines that it shows; return their number."""
     blocks = re.findall(r"^```console\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)

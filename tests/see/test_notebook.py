@@ -213,14 +213,6 @@ def test_saved_outputs_match_the_code() -> None:
     assert NOTEBOOK.stat().st_size < 500_000
 
 
-def test_numbers_in_the_prose_appear_in_outputs() -> None:
-    prose = "".join("".join(c["source"]) for c in SAVED["cells"] if c["cell_type"] == "markdown")
-    outputs = json.dumps([cell["outputs"] for cell in CODE])
-    named = set(re.findall(r"\d+\.\d{2,}", prose))
-    assert len(named) > 4
-    assert {number for number in named if number not in outputs} == set()
-
-
 @pytest.mark.usefixtures("few_tales")
 def test_the_code_of_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the cells in this process with few steps and without pandas."""

@@ -1,7 +1,4 @@
-"""Downloads: what arrives is whole and as expected, and nothing else is left behind.
-
-The trial `network` has more servers: silent, redirecting, compressing and breaking off ones.
-"""
+"""Downloads: what arrives is whole and as expected, and nothing else is left behind."""
 
 from __future__ import annotations
 

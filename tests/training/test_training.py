@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import sys
-import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,17 +27,15 @@ from attnlm.base.setting_fields import Setting
 from attnlm.base.signals import Interrupted
 from attnlm.compute.device import choose_device
 from attnlm.compute.threads import threads_of_torch
-from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset, sampled_hash
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.training import reporter
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
-from attnlm.training.one_layer import OneLayer
 from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.state import load_or_init_state
 from tests.command import attnlm as command
-from tests.models import FRUITS, assert_same_run, needs_kernels, prepared, timeless
+from tests.models import FRUITS, assert_same_run, prepared, timeless
 
 SMALL: dict[str, Setting] = {"block_size": 8, "batch_size": 4, "steps": 12, "eval_every": 5}
 SMALL |= {"seed": 1, "device": "cpu"}
@@ -318,32 +315,6 @@ def test_folders_that_the_user_keeps_elsewhere_work_through_links(
     assert attnlm.open_run(tmp_path / "elsewhere").metrics()[-1]["step"] == 14
     opened = attnlm.open_run("mine", checkpoint_dir=tmp_path / "checkpoints")
     assert len("".join(attnlm.sample(opened, tokens=5, seed=1, device="cpu"))) == 5
-
-
-@needs_kernels
-def test_few_functions_stand_between_the_command_and_a_gradient(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Eleven with `main` and `run_and_exit`, which a command in this process goes without."""
-    package, stacks, resolved = str(Path(attnlm.__file__).parent), [], []
-    backward = OneLayer._backward
-
-    def spy(self: OneLayer, tokens: torch.Tensor) -> None:
-        stack = traceback.extract_stack()
-        stacks.append([frame.name for frame in stack if frame.filename.startswith(package)])
-        backward(self, tokens)
-
-    def counted(*settings: Any) -> Config:
-        resolved.append(settings)
-        return resolve(*settings)
-
-    monkeypatch.setattr(OneLayer, "_backward", spy)
-    monkeypatch.setattr("attnlm.config.new_run.resolve", counted)
-    arguments = ["train", dataset.path, "--heads", "4", "--threads", "1", "--device", "cpu"]
-    command(*arguments, "--steps", "1", "--block-size", "8", cwd=tmp_path)
-    step = stacks[-1]  # the call before compares the form with the modules
-    assert len(step) + 2 <= 11, step
-    assert len(resolved) == 2  # by the command before torch is loaded, and by `train`
 
 
 def test_the_settings_of_a_run_are_a_recipe(trained: Any) -> None:
