@@ -25,7 +25,7 @@ help:
 	@echo "make trials     robustness tests in full, TRIALS=\"kill …\" or all"
 	@echo "make mutations  check that the tests notice faults made on purpose"
 	@echo "make audit      known vulnerabilities in the dependencies; needs a network"
-	@echo "make bench      compare speed with other programs, PARTS=\"steps quality …\" or all"
+	@echo "make bench      compare speed with other programs, PARTS=\"steps sample …\" or all"
 	@echo "make site       the documentation as HTML, in build/site"
 	@echo "make notebook   run docs/ladder.ipynb and save its outputs"
 	@echo "make package    the distributions in dist, built twice, checked and tried"
@@ -104,7 +104,7 @@ emulator: arm64
 
 cuda: $(READY)
 	ATTNLM_TEST_CUDA=1 $(BIN)/pytest tests/compute/test_cuda.py
-	$(BIN)/python -m benchmarks.cuda
+	$(BIN)/python -m benchmarks gpu
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow

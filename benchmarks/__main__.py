@@ -1,14 +1,13 @@
-"""`python -m benchmarks [PART…]`: ours and its rivals in the same run, as one table.
+"""`python -m benchmarks [PART…]`: attnlm and its rivals in the same run, as one table.
 
-Parts: steps, losses, best, choices, process, quality, shakespeare, transformer, growth, vocabulary,
-subnormals, busy, processes, sharding, plan, sample, speaking, prepare, pages.
-ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt; NANOGPT, where it is set, a checkout of
-nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. PROCESSOR=AVX2 limits both sides
-to the instructions of an older processor, one of `make processors`. Run it on a quiet machine.
+ATTNLM_TEST_DATA names a folder with tinyshakespeare.txt; NANOGPT, if it is set, a checkout of
+nanoGPT, and TIKTOKEN_CACHE_DIR a folder with GPT-2's vocabulary. A rival that is missing is left
+out, with the reason. Run it on a quiet machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import subprocess
@@ -20,76 +19,83 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from attnlm.workflows.speed_check import peak_matmul_speed
-from benchmarks import (
-    best,
-    busy_machine,
-    gpt2_generation,
-    growth,
-    kernel_choice,
-    losses,
-    pages,
-    plan,
-    preparation,
-    processes,
-    sampling,
-    subnormals,
-    training,
-    transformer,
-)
+import attnlm
+from benchmarks import preparation, sampling, training
+from benchmarks.measure import Bench
 from tests.on_processors import limited
 
 PARTS = {
     "steps": training.steps,
-    "losses": losses.losses,
-    "best": best.best,
-    "choices": kernel_choice.choices,
     "process": training.process,
-    "quality": training.quality,
-    "shakespeare": training.shakespeare,
-    "transformer": transformer.transformer,
-    "growth": growth.growth,
-    "vocabulary": transformer.vocabulary,
-    "subnormals": subnormals.subnormals,
-    "busy": busy_machine.busy,
-    "processes": processes.processes,
-    "sharding": processes.sharding,
-    "plan": plan.plan,
     "sample": sampling.sample,
-    "speaking": gpt2_generation.speaking,
     "prepare": preparation.prepare,
-    "pages": pages.pages,
+    "growth": training.growth,
+    "busy": training.busy,
+    "gpu": training.gpu,
+    "losses": training.losses,
 }
 
 
 def main() -> None:
-    """Measures the parts that were named, or all."""
-    if (limit := os.environ.pop("PROCESSOR", None)) is not None:
-        command = [sys.executable, "-m", "benchmarks", *sys.argv[1:]]
-        with tempfile.TemporaryDirectory() as folder:
-            sys.exit(subprocess.run(command, env=limited(limit, Path(folder))).returncode)
-    named = sys.argv[1:] or list(PARTS)
-    unknown = set(named) - set(PARTS)
-    if unknown:
-        sys.exit(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    text = Path(os.environ.get("ATTNLM_TEST_DATA", ".")) / "tinyshakespeare.txt"
+    """Measure the parts that were named, or all but the losses, and print the table."""
+    given = _options()
+    if given.processor is not None:
+        place = sys.argv.index("--processor")
+        command = [sys.executable, "-m", "benchmarks", *sys.argv[1:place], *sys.argv[place + 2 :]]
+        with tempfile.TemporaryDirectory() as copy:
+            variables = limited(given.processor, Path(copy))
+            sys.exit(subprocess.run(command, env=variables).returncode)
+    text = Path(os.environ.get("ATTNLM_TEST_DATA", ".")).resolve() / "tinyshakespeare.txt"
     if not text.is_file():
         sys.exit("ATTNLM_TEST_DATA must name a folder with tinyshakespeare.txt in it")
-    table = Table("measured", "attnlm", "beside", "ratio", title=_machine())
+    nanogpt = os.environ.get("NANOGPT")
+    table = Table("measured: beside", "attnlm", "rival", "ratio", title=_machine())
     with tempfile.TemporaryDirectory() as folder:
-        dataset = training.prepared(text, Path(folder))
-        for part in named:
-            for row in PARTS[part](dataset, text):
+        bench = Bench(
+            text=text,
+            dataset=attnlm.prepare(text, data_dir=folder).path.resolve(),
+            folder=Path(folder),
+            nanogpt=None if nanogpt is None else Path(nanogpt).resolve(),
+            rounds=given.rounds,
+            seconds=given.seconds,
+            trainings=given.training,
+        )
+        for part in given.parts or [name for name in PARTS if name != "losses"]:
+            for row in PARTS[part](bench):
+                print(*row, sep="  ", file=sys.stderr, flush=True)
                 table.add_row(*row)
-    Console(width=120).print(table)
+    Console(width=140).print(table)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="of a measurement of tokens per second"
+    )
+    parser.add_argument(
+        "--processor", help="limit both sides to an older one, such as AVX2, of `make processors`"
+    )
+    parser.add_argument(
+        "--training",
+        action="append",
+        default=[],
+        help='of the part losses: a model or recipe, with options: "best --budget 30s"',
+    )
+    given = parser.parse_args()
+    if unknown := set(given.parts) - set(PARTS):
+        parser.error(f"no part is called {', '.join(sorted(unknown))}")
+    return given
 
 
 def _machine() -> str:
-    peak = peak_matmul_speed(os.cpu_count() or 1) / 1e9
+    peak = training.matmul_speed("cpu", torch.float32) / 1e9
     capability = torch.backends.cpu.get_cpu_capability()
+    gpus = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return (
         f"{_processor()}, {os.cpu_count()} cores, {capability}, {peak:.0f} GFLOP/s in float32 "
-        f"matmuls, torch {torch.__version__}"
+        f"matmuls{gpus}, torch {torch.__version__}"
     )
 
 

@@ -1,13 +1,14 @@
 """The plain loop: a small attention model written and trained the way lectures do it.
 
 Separate heads in a list, a mask that is registered, windows stacked from a list, PyTorch's AdamW
-with its defaults, one step per call. It is what attnlm is measured against, and is run as a script
-of its own too: `python benchmarks/plain.py TEXT --heads 4 --steps 10000`.
+with its defaults, one step per call. attnlm is measured against
+`python -m benchmarks.plain TEXT --heads 4 --steps 10000`, which prints its loss and speed as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 
@@ -117,19 +118,30 @@ def validation_loss(model: PlainModel, data: Tensor) -> float:
 
 
 def main() -> None:
-    """Trains on a text file and samples from the model, as the script of a lecture does."""
+    """Train on a text file and sample from the model, as the script of a lecture does.
+
+    The speed is that of the steps, or, without steps, of tokens that are sampled past the context.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("text", type=Path)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--steps", type=int, default=10_000)
-    arguments = parser.parse_args()
+    parser.add_argument("--tokens", type=int, default=100)
+    given = parser.parse_args()
     torch.manual_seed(1)
-    train_data, val_data, vocab_size = encode(arguments.text.read_text(encoding="utf-8"))
-    model = PlainModel(vocab_size, embed_dim=32, heads=arguments.heads, block_size=32)
-    speed = train(model, train_data, arguments.steps, batch_size=16)
-    print(f"{speed:.1f} steps/s, validation {validation_loss(model, val_data):.4f}")
-    sampled = model.generate(torch.zeros(1, 1, dtype=torch.long), 100)
-    print(len(sampled[0]), "tokens")
+    train_data, val_data, vocab_size = encode(given.text.read_text(encoding="utf-8"))
+    model = PlainModel(vocab_size, embed_dim=32, heads=given.heads, block_size=32)
+    figures = {}
+    if given.steps:
+        train(model, train_data, 5, batch_size=16)
+        steps_per_second = train(model, train_data, given.steps, batch_size=16)
+        figures["tokens_per_second"] = steps_per_second * 16 * model.block_size
+        figures["val_loss"] = validation_loss(model, val_data)
+    text = model.generate(torch.zeros(1, 1, dtype=torch.long), model.block_size)
+    began = time.perf_counter()
+    model.generate(text, given.tokens)
+    figures.setdefault("tokens_per_second", given.tokens / (time.perf_counter() - began))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

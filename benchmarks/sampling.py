@@ -1,111 +1,105 @@
-"""Tokens per second of attnlm, nanoGPT and the plain loop, all past their context.
+"""Sampling: tokens per second beside nanoGPT, the plain loop, and `transformers`.
 
-nanoGPT is measured if the environment variable NANOGPT names a checkout. Runs alternate and the
-best run of each side counts, since other load on the machine only slows them down.
+`python -m benchmarks.sampling RUN …` prints our tokens per second as JSON.
 """
 
 from __future__ import annotations
 
-import os
+import argparse
+import importlib.util
+import json
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import torch
+import attnlm as library
+from benchmarks import nanogpt
+from benchmarks.measure import Bench, Row, attnlm, compare, measure, python
+from benchmarks.nanogpt import Shape
 
-from attnlm.base.setting_fields import Setting
-from attnlm.compute.device import Device
-from attnlm.config.settings import resolve
-from attnlm.data.dataset import Dataset
-from attnlm.generation.decoders import fastest_decoding
-from attnlm.generation.sampling_config import SamplingConfig
-from attnlm.model.language_model import LanguageModel
-from benchmarks.nanogpt import Shape, model_of
-from benchmarks.plain import PlainModel
-from benchmarks.table import Row
-from tests.models import parts_of
-
-VOCAB_SIZE = 65
-CPU = Device("cpu", "float32", "to be measured")
-
-Timed = Callable[[], int]
-"""Makes tokens, and says how many."""
+SPEED = ("tokens_per_second",)
 
 
-_ROUNDS = int(os.environ.get("ROUNDS", 5))
+def sample(bench: Bench) -> Iterator[Row]:
+    """Texts past the context, of models that are hardly trained, which does not affect the cost."""
+    shape = Shape(layers=4, width=128, heads=4, context=64, batch=1)
+    sizes = {"layers": 4, "embed-dim": 128, "heads": 4, "block-size": 64}
+    run = _trained(bench, "transformer", sizes)
+    rival = nanogpt.command(bench.nanogpt, "sample", shape, prompt=shape.context)
+    for tokens, samples in ((500, 1), (10_000, 1), (1000, 64)):
+        name = f"transformer 4 × 128, {samples} × {tokens:,} tokens: one of nanoGPT"
+        ours = speed_command(run, tokens, samples)
+        yield from compare(name, SPEED, ours, rival, bench.rounds)
+    for model, heads in (("single-head", 1), ("multi-head", 4)):
+        sizes = {"embed-dim": 32, "block-size": 32, **({"heads": heads} if heads > 1 else {})}
+        ours = speed_command(_trained(bench, model, sizes), 150_000)
+        plain = python(
+            *("benchmarks.plain", bench.text, "--heads", heads, "--steps", 0, "--tokens", 300)
+        )
+        yield from compare(f"{model}, 150,000 tokens: plain loop", SPEED, ours, plain, bench.rounds)
+    yield from _imported(bench)
 
 
-def sample(dataset: Dataset, text: Path) -> list[Row]:
-    """Models of random weights: what they say costs as much as what a trained one says."""
-    rows = []
-    if "NANOGPT" in os.environ:
-        nanogpt = _nanogpt(Path(os.environ["NANOGPT"]))
-        model = _model(model="transformer", layers=4, embed_dim=128, heads=4, block_size=64)
-        for tokens, num_samples in ((500, 1), (10_000, 1), (1000, 64)):
-            ours = _ours(model, tokens, num_samples)
-            name = f"transformer, {num_samples} × {tokens:,}"
-            rows.append(_compare(name, ours, "nanoGPT, one stream", nanogpt))
-    for rung, heads in (("single-head", 1), ("multi-head", 4)):
-        settings: dict[str, Setting] = {"heads": heads} if heads > 1 else {}
-        model = _model(model=rung, embed_dim=32, block_size=32, **settings)
-        for tokens in (2000, 150_000):
-            name = f"{rung}, {tokens:,}"
-            rows.append(_compare(name, _ours(model, tokens, 1), "plain loop", _plain(heads)))
-    return rows
+def _imported(bench: Bench) -> Iterator[Row]:
+    """A model of GPT-2's shape that was imported, and `transformers`, whose text is the same."""
+    name = "imported GPT-2, 128 tokens: transformers"
+    if importlib.util.find_spec("transformers") is None:
+        yield Row(name, "", "transformers is not installed", "–")
+        return
+    source = bench.folder / "gpt2"
+    measure(python("benchmarks.hugging_face", source))
+    run = library.import_run(source, checkpoint_dir=bench.folder / "checkpoints").path
+    text = bench.text.read_text(encoding="utf-8")
+    for characters in (50, 2000):
+        prompt = text[:characters]
+        ours = [*speed_command(str(run), 128), "--prompt", prompt, "--temperature", "0"]
+        rival = python("benchmarks.hugging_face", source, "--prompt", prompt, "--tokens", 128)
+        texts = [measure(command)["text"] for command in (ours, rival)]
+        assert texts[0] == texts[1], f"other greedy tokens than those of transformers: {texts}"
+        named = f"{name}, after {characters:,} characters"
+        yield from compare(named, SPEED, ours, rival, bench.rounds)
 
 
-def _compare(name: str, ours: Timed, other: str, theirs: Timed) -> Row:
-    best = {ours: 0.0, theirs: 0.0}
-    for _ in range(_ROUNDS):
-        for timed in best:
-            best[timed] = max(best[timed], _rate(timed))
-    speeds = f"{best[ours]:,.0f} tokens/s", f"{other} {best[theirs]:,.0f} tokens/s"
-    return Row(f"sampling, {name} tokens", *speeds, f"{best[ours] / best[theirs]:.1f}")
+def _trained(bench: Bench, model: str, sizes: dict[str, int]) -> str:
+    """Return the folder of a run after one step."""
+    options = [word for name, value in sizes.items() for word in (f"--{name}", value)]
+    command = attnlm(
+        *("train", bench.dataset, "--model", model, *options, "--steps", 1, "--seed", 1),
+        *("--eval-tokens", 64, "--checkpoint-dir", bench.folder / "checkpoints", "--json"),
+    )
+    return str(measure(command)["run"])
 
 
-def _rate(timed: Timed) -> float:
-    began = time.perf_counter()
-    return timed() / (time.perf_counter() - began)
+def speed_command(run: str, tokens: int, samples: int = 1, device: str = "cpu") -> list[str]:
+    """Return the command that prints the speed with which a run generates texts."""
+    options = ("--tokens", tokens, "--samples", samples, "--device", device)
+    return python("benchmarks.sampling", run, *options)
 
 
-def _model(**settings: Setting) -> LanguageModel:
-    torch.manual_seed(1)
-    model = parts_of(resolve(settings)).build(VOCAB_SIZE).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.02)
-    return model
+def main() -> None:
+    """Print the tokens per second of a call, which loads the model of several texts itself."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--tokens", type=int, required=True)
+    parser.add_argument("--samples", type=int, required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--prompt", default="")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    given = parser.parse_args()
+    how = {"prompt": given.prompt, "device": given.device, "temperature": given.temperature}
+    "".join(library.sample(given.run, tokens=2, seed=1, **how))
+    if given.samples > 1:
+        began = time.perf_counter()
+        text = library.samples(
+            given.run, tokens=given.tokens, num_samples=given.samples, seed=1, **how
+        )[0]
+    else:
+        pieces = library.sample(given.run, tokens=given.tokens, seed=1, **how)
+        began = time.perf_counter()  # the model is loaded
+        text = "".join(pieces)
+    seconds = time.perf_counter() - began
+    print(json.dumps({"tokens_per_second": given.samples * given.tokens / seconds, "text": text}))
 
 
-def _ours(model: LanguageModel, tokens: int, num_samples: int) -> Timed:
-    config = SamplingConfig(tokens=tokens, num_samples=num_samples)
-
-    def timed() -> int:
-        if num_samples > 1:
-            fastest_decoding(model, CPU).generate_all([[0]], config, lambda sample, ids: False)
-            return tokens * num_samples
-        return sum(len(block_TB) for block_TB in fastest_decoding(model, CPU).generate([0], config))
-
-    return timed
-
-
-def _plain(heads: int) -> Timed:
-    model = PlainModel(VOCAB_SIZE, embed_dim=32, heads=heads, block_size=32)
-    return _timed_generate(model, 300)
-
-
-def _nanogpt(checkout: Path) -> Timed:
-    shape = Shape(layers=4, width=128, heads=4, context=64, batch=1, vocab_size=VOCAB_SIZE)
-    return _timed_generate(model_of(checkout, shape, bias=False).eval(), 100)
-
-
-def _timed_generate(model: Any, tokens: int) -> Timed:
-    first = torch.zeros(1, 1, dtype=torch.long)
-    full = model.generate(first, 64)  # from a full context on
-
-    def timed() -> int:
-        model.generate(full, tokens)
-        return tokens
-
-    return timed
+if __name__ == "__main__":
+    main()

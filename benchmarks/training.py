@@ -1,189 +1,286 @@
-"""Training: steps per second for the same work, time to the same loss, whole processes."""
+"""Training: tokens per second, their growth with the model's size, whole processes and losses."""
 
 from __future__ import annotations
 
-import json
-import os
+import contextlib
+import shutil
+import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
 
 import attnlm as library
-from attnlm.compute.device import choose_device
-from attnlm.config.recipes import load_recipe
-from attnlm.config.settings import resolve
-from attnlm.data.dataset import Dataset
-from attnlm.training.state import initial_state
-from attnlm.training.step import Stepper
-from attnlm.training.validation_loss import validation_loss
-from attnlm.workflows.autotune import autotune
-from attnlm.workflows.speed_check import peak_matmul_speed
-from benchmarks import plain
-from benchmarks.table import Row, attnlm, in_turn, seconds_of
+from benchmarks import nanogpt
+from benchmarks.measure import (
+    SEED,
+    Bench,
+    Row,
+    attnlm,
+    compare,
+    in_turns,
+    measure,
+    python,
+    row,
+    within,
+)
+from benchmarks.nanogpt import Shape
+from benchmarks.sampling import speed_command
+
+SPEED = ("tokens_per_second",)
+SHAPES = (
+    Shape(4, 128, 4, 64, 12),
+    Shape(6, 384, 6, 256, 8),
+    Shape(4, 256, 4, 2048, 1),
+    Shape(4, 256, 4, 256, 4, 50257),
+)
+GPT2 = Shape(12, 768, 12, 1024, 12, 50257)
+BASE = Shape(layers=4, width=128, heads=4, context=256, batch=4)
+AXES: dict[str, tuple[int, ...]] = {
+    "width": (64, 128, 256, 512),
+    "layers": (1, 2, 4, 8),
+    "context": (64, 256, 1024, 4096),
+    "batch": (1, 4, 16, 64),
+}
+RUNGS = (
+    *("bigram", "average", "dot-product", "single-head", "multi-head", "wide-head"),
+    "transformer",
+)
+BUSY = {"multi-head": "model", "transformer": "model", "shakespeare-fast": "recipe"}
+R2 = {4: "r2-multi-head", 1: "r2-single-head"}
+"""The recipes of reference system R2, by their numbers of heads."""
 
 
-def steps(dataset: Dataset, text: Path) -> list[Row]:
-    """Compare training of reference system R2 with the plain loop, on the same batches."""
-    rows = []
-    peak = peak_matmul_speed(os.cpu_count() or 1)
-    for heads, recipe in ((4, "r2-multi-head"), (1, "r2-single-head")):
-        stepper = stepper_of(dataset, recipe)
-        threads = torch.get_num_threads()
+def steps(bench: Bench) -> Iterator[Row]:
+    """Tokens per second of `attnlm train`, beside nanoGPT's loop and the plain loop."""
+    for shape in SHAPES:
+        rival = nanogpt.command(bench.nanogpt, "train", shape, seconds=bench.seconds)
+        for model in ("gpt2", "transformer"):
+            ours = _steps_of(bench, model, shape)
+            yield from compare(f"{model}, {shape}: nanoGPT", SPEED, ours, rival, bench.rounds)
+    for heads, recipe in R2.items():
+        ours = _timed(bench, bench.dataset, {"recipe": recipe, "seed": 1}, batch_tokens=16 * 32)
+        plain = _plain(bench, heads, steps=500)
+        yield from compare(f"R2, heads {heads}: plain loop", SPEED, ours, plain, bench.rounds)
 
-        def ours(stepper: Stepper = stepper, threads: int = threads) -> float:
-            torch.set_num_threads(threads)
-            return speed(stepper, 2000)
 
-        def rival(heads: int = heads) -> float:
-            torch.set_num_threads(os.cpu_count() or 1)
-            data, _, vocab_size = plain.encode(text.read_text(encoding="utf-8"))
-            model = plain.PlainModel(vocab_size, 32, heads, 32)
-            plain.train(model, data, 20, batch_size=16)
-            return plain.train(model, data, 500, batch_size=16)
+def growth(bench: Bench) -> Iterator[Row]:
+    """Microseconds per token for each size of each axis; draws build/growth.png beside nanoGPT."""
+    figure = Figure(figsize=(10, 2.8), layout="constrained")
+    panels = figure.subplots(1, len(AXES), sharey=True)
+    for panel, (axis, sizes) in zip(panels, AXES.items(), strict=True):
+        points: list[list[float]] = []
+        for size in sizes:
+            shape = BASE._replace(**{axis: size})
+            if axis == "context":  # the tokens of a step stay as many
+                shape = shape._replace(batch=max(1, BASE.batch * BASE.context // size))
+            rival = nanogpt.command(bench.nanogpt, "train", shape, seconds=bench.seconds)
+            if isinstance(rival, str):
+                yield Row("growth", "", rival, "–")
+                return
+            sides = [_steps_of(bench, "gpt2", shape), rival]
+            rounds = [
+                [{"us_per_token": 1e6 / one["tokens_per_second"]} for one in both]
+                for both in in_turns(sides, bench.rounds)
+            ]
+            ours, theirs = zip(*rounds, strict=True)
+            yield row(f"gpt2, {shape}: nanoGPT", "us_per_token", ours, theirs)
+            costs = [[one["us_per_token"] for one in side] for side in (ours, theirs)]
+            points.append([size, *map(statistics.median, costs)])
+        for column, (label, style) in enumerate((("attnlm", "o-"), ("nanoGPT", "s--")), 1):
+            panel.plot([p[0] for p in points], [p[column] for p in points], style, label=label)
+        panel.set(xscale="log", yscale="log", xlabel=axis, xticks=sizes, xticklabels=sizes)
+        panel.minorticks_off()
+    panels[0].set_ylabel("µs per token of a step")
+    panels[0].legend(frameon=False)
+    picture = Path("build", "growth.png")
+    picture.parent.mkdir(exist_ok=True)
+    figure.savefig(picture, dpi=110)
 
-        own, other, ratio = in_turn(ours, rival, rounds=5)
-        share = own * _arithmetic(stepper) / peak
-        rows.append(
-            Row(
-                f"R2, heads {heads}: steps/s",
-                f"{own:,.0f} ({threads} thread{'s' * (threads > 1)}, {share:.0%} of peak)",
-                f"plain loop {other:,.0f}",
-                f"{ratio:.1f}",
+
+def busy(bench: Bench) -> Iterator[Row]:
+    """How many times as long steps take beside one and two busy processes, and the plain loop's."""
+    for name, option in BUSY.items():
+        training = _timed(bench, bench.dataset, {option: name, "seed": 1})
+        sides = [training, _plain(bench, 4, steps=500)]
+        idle = list(in_turns(sides, bench.rounds))
+        for count in (1, 2):
+            with _busy_processes(count):
+                made = list(in_turns(sides, bench.rounds))
+            ours, theirs = (
+                [
+                    {"slowdown": before[side]["tokens_per_second"] / one["tokens_per_second"]}
+                    for before, one in zip(idle, (both[side] for both in made), strict=True)
+                ]
+                for side in (0, 1)
             )
+            yield row(f"{name} beside {count} busy: plain loop", "slowdown", ours, theirs)
+
+
+@contextlib.contextmanager
+def _busy_processes(count: int) -> Iterator[None]:
+    loop = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(loop) for _ in range(count)]
+    time.sleep(0.5)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def process(bench: Bench) -> Iterator[Row]:
+    """Whole processes: R2's steps, R2's loss, and nanoGPT's recipe for CPUs. Seeds differ."""
+    figures = ("process_seconds",)
+    plain = _plain(bench, 4, steps=10_000)
+    for recipe in (R2[4], "multi-head-fast"):
+        ours = _train(bench.dataset, recipe=recipe, seed=SEED)
+        yield from compare(f"{recipe}: plain script", figures, ours, plain, bench.rounds)
+    ours = _train(bench.dataset, recipe="shakespeare-fast", seed=SEED)
+    rival = _recipe_of_nanogpt(bench)
+    yield from compare("shakespeare-fast: nanoGPT's recipe", figures, ours, rival, bench.rounds)
+
+
+def losses(bench: Bench) -> Iterator[Row]:
+    """Losses over the whole validation split, a seed in each round. They have no rival."""
+    recipes = {entry.name for entry in library.list_recipes()}
+    for words in bench.trainings or RUNGS:
+        name, *options = words.split()
+        option = "recipe" if name in recipes else "model"
+        ours = [*_train(bench.dataset, **{option: name}, seed=SEED), *options]
+        found = [measure(ours, seed) for seed in range(1, bench.rounds + 1)]
+        of_best = [{"val_loss": (one["whole"].get("best") or one)["val_loss"]} for one in found]
+        yield row(f"{words}: loss", "val_loss", of_best, "")
+
+
+def gpu(bench: Bench) -> Iterator[Row]:
+    """GPT-2's shape in bfloat16 on one GPU and on all, and sampling, beside nanoGPT."""
+    if torch.cuda.is_available():
+        yield from gpu_rows(bench, GPT2, "cuda", torch.cuda.device_count())
+    else:
+        yield Row("GPU", "PyTorch finds no CUDA device", "", "–")
+
+
+def gpu_rows(bench: Bench, shape: Shape, device: str, count: int) -> Iterator[Row]:
+    """Return the rows of `gpu` for a shape on a device, and on `count` devices."""
+    on_gpu = {"dtype": "bfloat16", "compile": "on"} if device == "cuda" else {}
+    settings = {**_settings("gpt2", shape), **on_gpu, "device": device}
+    data = _dataset(bench, shape.vocab_size)
+    # GPUs make about 40 steps per second; the first ones compile and are recorded.
+    number = max(3, round(40 * bench.seconds))
+    name = f"gpt2, {shape}"
+    rival = nanogpt.command(bench.nanogpt, "train", shape, device=device, seconds=bench.seconds)
+    ours = _train(data, **settings, **_counts(number, shape.tokens))
+    yield from compare(f"{name}: nanoGPT", SPEED, ours, rival, bench.rounds)
+    speed = measure(ours)["tokens_per_second"]
+    peak = matmul_speed(device, torch.bfloat16)
+    share = f"{speed * shape.flops_per_token / peak:.0%} of {peak / 1e12:,.1f} TFLOP/s"
+    yield Row(f"{name}: share of the speed of matmuls", share)
+    if count > 1:
+        settings["batch-size"] = count * shape.batch
+        alone = _train(data, **settings, **_counts(number, shape.tokens))
+        launcher = python("torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
+        several = [*launcher, *alone[1:]]  # without the name of Python
+        yield from compare(f"{name}, {count} GPUs: one GPU", SPEED, several, ours, bench.rounds)
+    settings["checkpoint-dir"] = bench.folder / "checkpoints"
+    made = measure(_train(data, **settings, **_counts(1, shape.tokens)))
+    for samples in (1, 64):
+        rival = nanogpt.command(
+            bench.nanogpt, "sample", shape._replace(batch=samples), device=device, tokens=200
         )
-    return rows
+        ours = speed_command(made["run"], 200, samples, device)
+        name = f"sampling gpt2, {samples} × 200 tokens: nanoGPT"
+        yield from compare(name, SPEED, ours, rival, bench.rounds)
 
 
-def process(dataset: Dataset, text: Path) -> list[Row]:
-    """Recipe r2-multi-head as a whole process, its eleven evaluations included."""
-    command = [*_train(dataset, "r2-multi-head"), "--seed", "1"]
-    script = [sys.executable, "-m", "benchmarks.plain", str(text), "--heads", "4"]
-    rounds = int(os.environ.get("ROUNDS", 3))
-    own, other, ratio = in_turn(
-        lambda: 1 / seconds_of(command), lambda: 1 / seconds_of(script), rounds
-    )
-    return [
-        Row(
-            "R2, heads 4: 10,000 steps, process",
-            f"{1 / own:.1f} s",
-            f"{1 / other:.1f} s",
-            f"{ratio:.1f}",
-        )
-    ]
+def matmul_speed(device: str, dtype: torch.dtype) -> float:
+    """Return the FLOP/s of large matmuls on a device: the fastest of ten."""
+    size = 8192 if device == "cuda" else 2048
+    one = torch.ones(size, size, dtype=dtype, device=device)
 
-
-def quality(dataset: Dataset, text: Path) -> list[Row]:
-    """Compare the time to R2's loss: recipe multi-head-fast against 10,000 plain steps."""
-    data, val, vocab_size = plain.encode(text.read_text(encoding="utf-8"))
-    torch.manual_seed(1)
-    torch.set_num_threads(os.cpu_count() or 1)
-    model = plain.PlainModel(vocab_size, 32, 4, 32)
-    began = time.perf_counter()
-    plain.train(model, data, 10_000, batch_size=16)
-    theirs = time.perf_counter() - began
-    reached = plain.validation_loss(model, val)
-    seconds, losses = [], []
-    for seed in range(1, 6):
-        stepper = stepper_of(dataset, "multi-head-fast", seed=seed)
-        count = stepper.training.steps or 0
+    def seconds() -> float:
         began = time.perf_counter()
-        speed(stepper, count)
-        seconds.append(time.perf_counter() - began)
-        losses.append(_loss(stepper, dataset))
-    return [
-        Row(
-            "R2's four heads to its loss: loop",
-            f"{max(seconds):.2f} s, {min(losses):.3f}–{max(losses):.3f} (slowest, 5 seeds)",
-            f"plain loop {theirs:.1f} s, {reached:.3f}",
-            f"{theirs / max(seconds):.1f}",
-        )
+        torch.mm(one, one)[0, 0].item()  # waits for the GPU
+        return time.perf_counter() - began
+
+    seconds()
+    return 2.0 * size**3 / min(seconds() for _ in range(10))
+
+
+def _steps_of(bench: Bench, model: str, shape: Shape) -> list[str]:
+    data = _dataset(bench, shape.vocab_size)
+    return _timed(bench, data, _settings(model, shape), shape.tokens)
+
+
+def _dataset(bench: Bench, vocab_size: int) -> Path:
+    """Return the data set of a vocabulary: the text's characters, or its GPT-2 byte pairs."""
+    if vocab_size != 50257:
+        return bench.dataset
+    return library.prepare(bench.text, tokenizer="gpt2", data_dir=bench.folder, force=True).path
+
+
+def _settings(model: str, shape: Shape) -> dict[str, object]:
+    """Return the options of a training of this shape, with nanoGPT's optimizer and clipping."""
+    return {
+        "model": model,
+        "layers": shape.layers,
+        "embed-dim": shape.width,
+        "heads": shape.heads,
+        "block-size": shape.context,
+        "batch-size": shape.batch,
+        "optimizer": "adamw",
+        "gradient-clip": 1.0,
+        "seed": 1,
+        **({"tie-embeddings": True} if shape.vocab_size == 50257 else {}),
+    }
+
+
+def _timed(
+    bench: Bench, dataset: Path, settings: dict[str, object], batch_tokens: int = 2048
+) -> list[str]:
+    """Return a training whose speed is that of its second half, which takes `bench.seconds`."""
+    first = _counts(max(3, 10_000 // batch_tokens), batch_tokens)
+    speed = measure(_train(dataset, **settings, **first))["tokens_per_second"]
+    number = max(3, round(speed * bench.seconds / batch_tokens))
+    return _train(dataset, **settings, **_counts(number, batch_tokens))
+
+
+def _counts(number: int, eval_tokens: int) -> dict[str, object]:
+    """Return the options that make as many steps twice; the speed printed is of the second half."""
+    return {"steps": 2 * number, "eval-every": number, "eval-tokens": eval_tokens}
+
+
+def _train(dataset: Path, **settings: object) -> list[str]:
+    given = [
+        word
+        for name, value in settings.items()
+        for word in ([f"--{name}"] if value is True else [f"--{name}", str(value)])
     ]
+    return attnlm("train", dataset, *given, "--json")
 
 
-def shakespeare(dataset: Dataset, text: Path) -> list[Row]:
-    """Compare recipe shakespeare-fast with nanoGPT's recipe for CPUs, as whole processes."""
-    runs = []
-    for seed in range(6):
-        command = [*_train(dataset, "shakespeare-fast"), "--seed", str(seed), "--json"]
-        began = time.perf_counter()
-        done = subprocess.run(
-            command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        if seed > 0:  # the first run of a machine compiles C code and tries its threads
-            runs.append((time.perf_counter() - began, json.loads(done.stdout)["val_loss"]))
-    slowest = max(seconds for seconds, _ in runs)
-    losses = [loss for _, loss in runs]
-    ours = f"{slowest:.1f} s, {min(losses):.3f}–{max(losses):.3f} (slowest, 5 seeds)"
-    folder = os.environ.get("NANOGPT")
-    if folder is None:
-        return [Row("shakespeare-fast: process", ours, "nanoGPT: NANOGPT is not set", "–")]
-    theirs = _nanogpt(Path(folder), text)
-    return [
-        Row(
-            "shakespeare-fast: process",
-            ours,
-            f"nanoGPT's CPU recipe {theirs:.1f} s",
-            f"{theirs / slowest:.1f}",
-        )
-    ]
+def _plain(bench: Bench, heads: int, steps: int) -> list[str]:
+    return python("benchmarks.plain", bench.text, "--heads", heads, "--steps", steps)
 
 
-def _arithmetic(stepper: Stepper) -> float:
-    """Return the FLOPs of matmuls in a step of the reference implementation, both passes."""
-    model, batches = stepper.state.model, stepper.batches
-    in_products = sum(p.numel() for name, p in model.named_parameters() if "embedding" not in name)
-    attention = model.spec.costs(model.vocab_size).mixing_flops
-    tokens = batches.batch_size * batches.block_size
-    return 3.0 * tokens * (2 * in_products + attention)
-
-
-def _nanogpt(folder: Path, text: Path) -> float:
-    """Seconds of its training on 2,000 batches, with the flags of its README for CPUs."""
-    target = folder / "data" / "shakespeare_char"
-    (target / "input.txt").write_bytes(text.read_bytes())
-    prepare = [sys.executable, "prepare.py"]
-    subprocess.run(prepare, cwd=target, check=True, stdout=subprocess.DEVNULL)
+def _recipe_of_nanogpt(bench: Bench) -> list[str] | str:
+    """Return its training on 2,000 batches, with the flags of its README for CPUs, in a copy."""
+    if bench.nanogpt is None:
+        return "NANOGPT is not set"
+    copy = bench.folder / "nanoGPT"
+    shutil.copytree(bench.nanogpt, copy, dirs_exist_ok=True)
+    shutil.copy(bench.text, copy / "data" / "shakespeare_char" / "input.txt")
+    script = "data/shakespeare_char/prepare.py"
+    subprocess.run([sys.executable, script], cwd=copy, check=True, stdout=subprocess.DEVNULL)
     flags = (
         "--device=cpu --compile=False --eval_iters=20 --log_interval=1 --block_size=64 "
         "--batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 "
         "--lr_decay_iters=2000 --dropout=0.0"
     )
-    script = [sys.executable, "train.py", "config/train_shakespeare_char.py", *flags.split()]
-    return seconds_of(script, cwd=folder)
-
-
-def _train(dataset: Dataset, recipe: str) -> list[str]:
-    folders = ["--checkpoint-dir", str(dataset.path.parent / "checkpoints")]
-    return attnlm("train", str(dataset.path), "--recipe", recipe, *folders)
-
-
-def stepper_of(dataset: Dataset, recipe: str, seed: int = 1) -> Stepper:
-    """A recipe's training on a data set, before its first step."""
-    config = resolve({"seed": seed}, load_recipe(recipe))
-    device = choose_device("cpu")
-    torch.set_num_threads(os.cpu_count() or 1)
-    config = autotune(config, device, dataset)
-    state = initial_state(config, dataset.vocab_size, device)
-    return Stepper(state, config, dataset)
-
-
-def speed(stepper: Stepper, count: int) -> float:
-    """Return the steps per second over `count` steps."""
-    began = time.perf_counter()
-    for _ in range(count):
-        stepper.step()
-    return count / (time.perf_counter() - began)
-
-
-def _loss(stepper: Stepper, dataset: Dataset) -> float:
-    return validation_loss(
-        stepper.state.model, dataset.val, stepper.state.device, bytes_per_token=1.0
-    ).loss
-
-
-def prepared(text: Path, folder: Path) -> Dataset:
-    """Tiny Shakespeare's characters as a data set."""
-    return library.prepare(text, data_dir=folder)
+    config = "config/train_shakespeare_char.py"
+    return within(copy, [sys.executable, "train.py", config, *flags.split()])

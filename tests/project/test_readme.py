@@ -58,9 +58,9 @@ def test_every_prompt_can_be_read_by_a_model_of_any_data(few_tales: str) -> None
 OTHERS = {
     *("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"),
     *("--local-addr", "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--max-restarts"),
-    *("--local-dir", "--logdir", "--signal", "--hed"),
+    *("--local-dir", "--logdir", "--signal", "--hed", "--rounds", "--processor", "--training"),
 }
-"""Options of torchrun, hf, TensorBoard and sbatch, and a misspelled one."""
+"""Options of torchrun, hf, TensorBoard, sbatch and the benchmarks, and a misspelled one."""
 
 
 def test_every_flag_that_they_name_exists() -> None:

@@ -1,6 +1,6 @@
 """Choice of the kernels of a training step on a CPU, by rules, so that no timing decides a result.
 
-docs/speed.md has the measurements behind the rules; `make bench PARTS=choices` repeats them.
+docs/speed.md lists the rules.
 """
 
 from __future__ import annotations
