@@ -246,7 +246,7 @@ def _timed(
     """Return a training whose speed is that of its second half, which takes `bench.seconds`."""
     first = _counts(max(3, 10_000 // batch_tokens), batch_tokens)
     speed = measure(_train(dataset, **settings, **first))["tokens_per_second"]
-    number = max(3, round(speed * bench.seconds / batch_tokens))
+    number = max(5, round(speed * bench.seconds / batch_tokens))
     return _train(dataset, **settings, **_counts(number, batch_tokens))
 
 
