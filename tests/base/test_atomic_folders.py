@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnlm.base import files
-from attnlm.base.atomic_folders import locked_for_training, workspace
+from attnlm.base.atomic_folders import is_locked, locked_for_training, workspace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder
 
@@ -73,6 +73,17 @@ def test_a_killed_exchange_is_put_back_or_finished(renames: int, tmp_path: Path)
     found = find_folder("tales", tmp_path, kind="data set")
     assert (found / "meta.json").read_text() == ("old" if renames == 1 else "new")
     assert [path.name for path in tmp_path.iterdir()] == ["tales"]
+
+
+def test_a_lock_is_not_taken_through_a_link(victim: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs" / ".lock").symlink_to(victim / "keys")
+    with (
+        pytest.raises(AttnlmError, match=r"cannot lock .*\.lock"),
+        locked_for_training(tmp_path / "runs", "wait"),
+    ):
+        pass
+    assert not is_locked(tmp_path / "runs")
+    assert (victim / "keys").read_text() == "secret"
 
 
 def test_a_folder_is_trained_in_by_one_also_through_a_link(tmp_path: Path) -> None:

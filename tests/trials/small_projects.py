@@ -110,8 +110,8 @@ def make_all(folder: Path) -> None:
 
 
 def read_back(folder: Path) -> list[Path]:
-    """Return the files of a data set or run that a command reads again: all but its picture."""
-    return sorted(path for path in folder.iterdir() if path.suffix != ".png")
+    """Return the files of a data set or run that a command reads again."""
+    return sorted(path for path in folder.iterdir() if path.name not in ("curve.png", ".lock"))
 
 
 def open_data(folder: Path, name: str | None) -> str:

@@ -29,7 +29,7 @@ def locked_for_training(folder: Path, hint: str) -> Iterator[None]:
     """Lock the folder of a run or ladder in this context, so that no other process trains in it.
 
     The lock is on the file .lock in the folder, which stays. Raises AttnlmError, with `hint`, if
-    another process has locked it.
+    another process has locked it, or if the file can't be opened.
     """
     from filelock import FileLock, Timeout
 
@@ -38,6 +38,9 @@ def locked_for_training(folder: Path, hint: str) -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise AttnlmError(f"{folder.name} is being trained by another process", hint) from None
+    except OSError as error:
+        message = f"cannot lock {folder / _LOCK}: {error.strerror}"
+        raise AttnlmError(message, "check its permissions, or remove it if it is a link") from None
     try:
         yield
     finally:
@@ -46,12 +49,14 @@ def locked_for_training(folder: Path, hint: str) -> Iterator[None]:
 
 def is_locked(folder: Path) -> bool:
     """Return True if a process trains in this folder, False if not or if unknown."""
+    from filelock import FileLock, Timeout
+
     if not (folder / _LOCK).exists():
         return False
     try:
-        with locked_for_training(folder, ""):
+        with FileLock(folder / _LOCK, timeout=0):
             return False
-    except AttnlmError:
+    except Timeout:
         return True
     except OSError:
         return False
