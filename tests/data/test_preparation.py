@@ -25,7 +25,7 @@ from attnlm.data import bin_files, new_dataset, splits
 from attnlm.data import prepare as preparation
 from attnlm.data.dataset import Dataset, id_dtype, open_dataset
 from attnlm.data.prepare import prepare
-from attnlm.text import corpus_names, text_files
+from attnlm.text import corpus_tales, text_files
 from attnlm.text.corpus import Corpus, TextFile, get_corpus
 from tests.models import contents
 from tests.web_server import WebServer, body
@@ -231,9 +231,9 @@ def test_the_floor_is_the_nats_of_the_validation_split_by_its_tokens(
 
 
 def test_any_source_can_be_the_validation_split(source: Path, data: Path) -> None:
-    dataset = prepare(source, val_file="names", data_dir=data)
-    assert dataset.val_source == "names"
-    assert dataset.tokenizer.decode([*dataset.val]) == corpus_names.generate_names()
+    dataset = prepare(source, val_file="tales", data_dir=data)
+    assert dataset.val_source == "tales"
+    assert dataset.tokenizer.decode([*dataset.val]) == corpus_tales.generate_tales()[0]
 
 
 def test_tiny_shakespeare_has_its_known_sizes(data: Path) -> None:

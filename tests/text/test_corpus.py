@@ -225,6 +225,7 @@ def test_stdin_and_pipes_contain_records_if_a_column_is_given(here: Path, spool:
     [
         ("shakespeare", "did you mean tinyshakespeare?"),
         ("Tale", "did you mean tales?"),
+        ("names", "prepare a file or a URL of names, such as names.txt of karpathy/makemore"),
         ("Book.tx", "did you mean book.txt?"),
         ("folder/nowt.txt", "did you mean folder/note.txt?".replace("/", os.sep)),
         *(

@@ -96,6 +96,7 @@ _REPLACED: dict[str, str] = {
     "lora_alpha": _ALL_WEIGHTS,
     "lora_on": _ALL_WEIGHTS,
     "base": "merge the adapter with peft first: model.merge_and_unload().save_pretrained(DIR)",
+    "names": "prepare a file or a URL of names, such as names.txt of karpathy/makemore",
 }
 
 _NEAR = 0.6  # the default cutoff of difflib.get_close_matches

@@ -44,7 +44,7 @@ def prepare(
     val_file: str | None = option(
         None,
         "a source for the validation split; all of SOURCE is then for training",
-        completion.choice_completer("tales", "names"),
+        completion.choice_completer("tales"),
     ),
     split: str | None = option(
         None,

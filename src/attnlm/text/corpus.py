@@ -45,7 +45,7 @@ TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca
 DEFAULT_TIMEOUT = 3.0  # seconds of silence at each try, before `tales` replaces the default
 
 _STDIN = "-"
-NAMES = ("tinyshakespeare", "tales", "names")
+NAMES = ("tinyshakespeare", "tales")
 SOURCES = f"a file, a folder, a pattern, a URL, hf:NAME, {', '.join(NAMES)}, or - for stdin"
 MOST_PARTS = 64
 """The most parts of a text whose losses are measured separately."""
@@ -175,7 +175,7 @@ def get_corpus(
 
     def corpus_of(source: Source | None) -> Corpus:
         match source:
-            case None | "tinyshakespeare" | "tales" | "names":
+            case None | "tinyshakespeare" | "tales":
                 corpus = _built_in_corpus(source, offline, spool, on_event)
             case "-":
                 path = _copy_stream(stdin or sys.stdin.buffer, spool, suffix)
@@ -251,12 +251,6 @@ def _file_corpus(name: str, source: str, path: Path, encoding: str = "utf-8") ->
 
 def _built_in_corpus(source: str | None, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
     """Return a text by its name; for None, `tales` only if Tiny Shakespeare is not available."""
-    if source == "names":
-        from attnlm.text import corpus_names
-
-        path = spool / "names.txt"
-        write_bytes(path, corpus_names.generate_names().encode())
-        return _file_corpus("names", "names", path)
     if source != "tales":
         url = os.environ.get("ATTNLM_TINYSHAKESPEARE_URL") or TINY_SHAKESPEARE_URL
         name = "tinyshakespeare"
