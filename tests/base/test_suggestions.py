@@ -40,6 +40,7 @@ def told(command: str) -> list[str]:
         ("sample --qqq 1", "see attnlm sample --help"),
         ("attend --model mine", "RUN is an argument, not an option: attnlm attend TEXT RUN"),
         ("ladder --model bigram", "did you mean --rungs?"),
+        ("prepare --newlines unix", "line ends are kept: dos2unix converts those of a file"),
     ],
 )
 def test_similar_options_are_suggested(command: str, hint: str) -> None:

@@ -99,7 +99,7 @@ def test_the_tokenizer_of_another_data_set_is_refused(data: Path, folder: Path) 
     "changes",
     [
         {"format": 3},
-        {"newlines": "dos"},
+        {"encoding": 8},
         {"train_tokens": 10**30},
         {"train_tokens": 2**47},
         {"val_tokens": 0},

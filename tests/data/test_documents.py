@@ -195,8 +195,6 @@ def test_another_column_line_ends_and_blank_lines_of_records(here: Path) -> None
     assert text_of(dataset) == f"a\r\nb\r{END_OF_TEXT}c{END_OF_TEXT}" * 30
     assert open_dataset(dataset.path).column == "story"
     assert "--column story" in prepare_command(dataset)
-    unix = prepare("cats.jsonl", column="story", newlines="unix", name="unix")
-    assert text_of(unix) == f"a\nb\n{END_OF_TEXT}c{END_OF_TEXT}" * 30
 
 
 @pytest.mark.parametrize("column", [None, "text", "story"])
@@ -264,7 +262,7 @@ def test_records_longer_than_a_piece_have_one_end(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(record_files, "PIECE", 10)
     found = [("row", text) for text in ("a" * 25, "", "bb", "c" * 10)]
     monkeypatch.setattr(record_files, "_parquet_values", lambda *_: iter(found))
-    pieces = list(record_files.record_pieces(Path("x"), "text", "keep", "x", marks_ends=True))
+    pieces = list(record_files.record_pieces(Path("x"), "text", "x", marks_ends=True))
     assert pieces == [
         Piece("a" * 10),
         Piece("a" * 10),

@@ -286,7 +286,7 @@ def test_the_end_of_answers_within_an_answer_is_refused(records: Any, tmp_path: 
         ({"q": "a", "a": "b"}, "--answer-column a", "`answer_column` does not apply to a text"),
         ({"q": "a", "a": "b"}, "--prompt-column q --answer-column a", "validation split has none"),
         ({"q": [{"role": "user", "content": None}]}, "--prompt-column q", "content of a message"),
-        ({"q": "a", "a": "b"}, "--prompt-column q --newlines unix", "--newlines does not apply"),
+        ({"q": "a", "a": "b"}, "--prompt-column q --column q", "--column does not apply"),
     ],
 )
 def test_wrong_records_are_named(
@@ -330,7 +330,7 @@ def test_a_task_with_a_typing_error_is_found(tmp_path: Path) -> None:
         ("copy --val-fraction 0.2", "--val-fraction"),
         ("tales --length 3", "--length"),
         ("copy --encoding latin-1", "--encoding"),
-        ("copy --newlines unix", "--newlines"),
+        ("copy --column a", "--column"),
         ("addition copy", "the task addition"),
     ],
 )

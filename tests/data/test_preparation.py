@@ -255,27 +255,15 @@ def notes_of(events: list[object]) -> list[str]:
 WINDOWS = ("One line.\r\nAnother\rline.\r\n" * 40).encode()
 
 
-def test_line_ends_are_kept_and_reported_or_converted(
-    source: Path, tmp_path: Path, data: Path
-) -> None:
+def test_line_ends_are_kept_and_reported(source: Path, tmp_path: Path, data: Path) -> None:
     (tmp_path / "w.txt").write_bytes(WINDOWS)
-    lf = WINDOWS.decode().replace("\r\n", "\n").replace("\r", "\n")
-    for given, newlines, text in (
-        ({}, "keep", WINDOWS.decode()),
-        ({"newlines": "unix"}, "unix", lf),
-    ):
-        events: list[object] = []
-        arguments: dict[str, Any] = {"data_dir": data, "on_event": events.append, **given}
-        dataset = prepare(tmp_path / "w.txt", name=newlines, **arguments)
-        assert dataset.tokenizer.decode([*dataset.train, *dataset.val]) == text
-        assert (dataset.newlines, dataset.characters) == (newlines, len(text))
-        told = ["w.txt has carriage returns" in note for note in notes_of(events)]
-        assert told == [True] * (not given)
-        dataset = prepare(source, val_file=tmp_path / "w.txt", name=f"val-{newlines}", **arguments)
-        assert ("\r" in dataset.tokenizer.decode(dataset.val)) == (not given)
-        with pytest.raises(AttnlmError, match="other content"):
-            other = "keep" if given else "unix"
-            prepare(tmp_path / "w.txt", newlines=other, name=newlines, data_dir=data)
+    events: list[object] = []
+    dataset = prepare(tmp_path / "w.txt", data_dir=data, on_event=events.append)
+    assert dataset.tokenizer.decode([*dataset.train, *dataset.val]) == WINDOWS.decode()
+    assert dataset.characters == len(WINDOWS)
+    assert ["w.txt has carriage returns" in note for note in notes_of(events)] == [True]
+    dataset = prepare(source, val_file=tmp_path / "w.txt", data_dir=data)
+    assert dataset.tokenizer.decode(dataset.val) == WINDOWS.decode()
 
 
 def test_several_sources_are_one_text_however_long_their_names(
@@ -317,7 +305,7 @@ def test_a_text_too_small_for_the_defaults_is_reported(tmp_path: Path, data: Pat
     [
         ("val_fraction", (0.0, 1.0, -0.1, 1.5, math.nan, math.inf)),
         ("name", ("..", "a/b", "latest", ".hidden", "", "a\\b")),
-        ("newlines", ("", "dos", "Unix")),
+        ("split", ("", "head", "Tail")),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_read(
@@ -403,7 +391,7 @@ def test_the_same_content_is_left_as_it_is(source: Path, data: Path) -> None:
     written = {path: path.stat().st_mtime_ns for path in first.path.iterdir()}
     prepare(source, tokenizer="byte", data_dir=data)
     events: list[object] = []
-    again = prepare(source, newlines="unix", data_dir=data, on_event=events.append)
+    again = prepare(source, data_dir=data, on_event=events.append)
     assert again.path == first.path
     assert {path: path.stat().st_mtime_ns for path in first.path.iterdir()} == written
     notes = [event.text for event in events if isinstance(event, Note)]

@@ -204,7 +204,7 @@ def test_the_prepare_command_reproduces_the_data_set(
     Path("b c.txt").write_bytes(("Größe und Maß.\r\n" * 60).encode("latin-1"))
     Path("a.txt").write_bytes(b"the first\r" * 9)
     Path("val.txt").write_bytes(("Maß und Größe. " * 9).encode("latin-1"))
-    how: dict[str, Any] = {"encoding": "latin-1", "newlines": "unix", "val_file": "val.txt"}
+    how: dict[str, Any] = {"encoding": "latin-1", "val_file": "val.txt"}
     sources = ["b c.txt", "a.txt"]
     dataset = attnlm.prepare(sources, tokenizer="bpe:260", data_dir="else where", **how)
     run = attnlm.train(dataset.path, model="bigram", steps=1, block_size=4, seed=1, threads=1)

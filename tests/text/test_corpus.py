@@ -93,21 +93,16 @@ def test_text_is_what_was_encoded(content: bytes, encoding: str, text: str, tmp_
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-7", "gb18030"])
 @pytest.mark.parametrize("size", [1, 2, 3, 5, PIECE])
-def test_unix_newlines_are_exact_wherever_a_read_ends(
+def test_characters_are_exact_wherever_a_read_ends(
     size: int, encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_files, "PIECE", size)
     text = "\ra\r\nb\rc\n\r\n\r\r\n\n\n\r \r\né\x85\x0b\r\r"
     path = tmp_path / "a"
     path.write_bytes(text.encode(encoding))
-    for newlines, expected in (
-        ("unix", text.replace("\r\n", "\n").replace("\r", "\n")),
-        ("keep", text),
-    ):
-        found = get_corpus(path, encoding=encoding, newlines=newlines, spool=tmp_path)
-        pieces = texts(found)
-        assert "".join(pieces) == expected
-        assert all(0 < len(piece) <= size for piece in pieces)
+    pieces = texts(get_corpus(path, encoding=encoding, spool=tmp_path))
+    assert "".join(pieces) == text
+    assert all(0 < len(piece) <= size for piece in pieces)
 
 
 @pytest.mark.parametrize("offset", [0, 7, PIECE - 2, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE])
@@ -120,7 +115,7 @@ def test_bad_bytes_are_found_where_they_are(
     (tmp_path / "a").write_bytes(content)
     says = rf"a is not valid utf-8 at byte {offset}\nhint: .*`encoding` latin-1"
     with pytest.raises(AttnlmError, match=says):
-        list(get_corpus(tmp_path / "a", newlines="unix", spool=tmp_path).pieces())
+        list(get_corpus(tmp_path / "a", spool=tmp_path).pieces())
 
 
 @pytest.mark.parametrize(
@@ -150,7 +145,7 @@ def test_files_are_decoded_one_by_one(here: Path, spool: Path) -> None:
     write_all(here, wide)
     assert "".join(texts(get_corpus("wide", encoding="UTF16", spool=spool))) == "onetwo"
     write_all(here, {"ends/a": b"a\r", "ends/b": b"\nb"})
-    assert "".join(texts(get_corpus("ends", newlines="unix", spool=spool))) == "a\n\nb"
+    assert texts(get_corpus("ends", spool=spool)) == ["a\r", "\nb"]
     write_all(here, {"marks/a": codecs.BOM_UTF8 + b"x", "marks/b": codecs.BOM_UTF8 + b"x"})
     assert texts(get_corpus("marks", spool=spool)) == ["x", "x"]
     write_all(here, {"half/a": b"x\xe2\x82", "half/b": b"\xac"})

@@ -120,7 +120,6 @@ def _text(place: Path, generator: Random) -> _Command:
 _OF_PREPARE = {
     "--tokenizer": ("char", "byte", "bpe:257", "bpe:300", "gpt2x", ""),
     "--encoding": ("utf-8", "latin-1", "utf-16", "utf-16-le", "ascii", "shift_jis", "utf-7"),
-    "--newlines": ("unix", "keep", "dos"),
     "--val-fraction": ("0.5", "0.001", "0.999", "0", "1", "nan"),
     "--split": ("tail", "documents", "head"),
     "--split-seed": ("0", "7", "-1", "9" * 30),

@@ -59,11 +59,6 @@ def prepare(
     name: str | None = option(None, "name of the data set; default: <source>-<tokenizer>"),
     data_dir: Path = options.DATA_DIR,
     encoding: str = option("utf-8", "character encoding of the text"),
-    newlines: str = option(
-        "keep",
-        "line endings: keep them, or convert CR LF and CR to LF: keep|unix",
-        completion.choice_completer("keep", "unix"),
-    ),
     column: str | None = option(
         None,
         "name of the column with the text, in .jsonl and .parquet files, hf: data, and "
@@ -97,7 +92,6 @@ def prepare(
             name=name,
             data_dir=data_dir,
             encoding=encoding,
-            newlines=newlines,
             column=column,
             prompt_column=prompt_column,
             answer_column=answer_column,

@@ -85,7 +85,6 @@ class DatasetProperties:
     val_source: str | None
     val_source_sha256: str | None
     encoding: str
-    newlines: str = limited(choices=("keep", "unix"))
     column: str
     records_on_stdin: bool = False
     documents: int = limited(at_least=0)

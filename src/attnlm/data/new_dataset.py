@@ -147,7 +147,6 @@ def write_dataset(
         sources=unencoded.corpus.sources,
         val_source=unencoded.val_corpus.source if unencoded.val_corpus else None,
         encoding=unencoded.corpus.encoding,
-        newlines=unencoded.corpus.newlines,
         column=unencoded.corpus.column,
         tokenizer=tokenizer.name,
         tokenizer_from=None if tokenizer_folder is None else str(tokenizer_folder),

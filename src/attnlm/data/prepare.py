@@ -36,7 +36,7 @@ _DEFAULT_SEED = 1
 _OF_TASK: tuple[str, ...] = ("examples", "length", "digits")
 _SPLITTING = ("encoding", "split_seed", "val_fraction", "val_file")
 _OF_RECORDS = ("prompt_column", "answer_column", *_SPLITTING)
-_OF_TEXT = ("column", "newlines", "split", *_SPLITTING)
+_OF_TEXT = ("column", "split", *_SPLITTING)
 
 
 def prepare(
@@ -50,7 +50,6 @@ def prepare(
     name: str | None = None,
     data_dir: str | Path = "data",
     encoding: str = "utf-8",
-    newlines: str = "keep",
     column: str | None = None,
     prompt_column: str | None = None,
     answer_column: str | None = None,
@@ -82,8 +81,6 @@ def prepare(
     0.1), else "tail". If `val_file`, a source like `source`, is given, the validation split is its
     whole text instead.
 
-    Line ends are kept; if `newlines` is "unix", CR LF and CR become LF.
-
     A data set can consist of examples: questions with answers, on which training counts the loss of
     the answers only. They are read from records whose columns `prompt_column` and `answer_column`
     hold the questions and answers; without `answer_column`, the first holds lists of messages, each
@@ -114,7 +111,6 @@ def prepare(
         prompt_column=prompt_column,
         answer_column=answer_column,
         encoding=None if encoding == "utf-8" else encoding,
-        newlines=None if newlines == "keep" else newlines,
         split=split,
         split_seed=split_seed,
         val_fraction=val_fraction,
@@ -157,7 +153,6 @@ class _Request:
     prompt_column: str | None
     answer_column: str | None
     encoding: str | None
-    newlines: str | None
     split: str | None
     split_seed: int | None
     val_fraction: float | None
@@ -193,7 +188,7 @@ class _Request:
         for name, value in vars(self).items():
             if value is not None and name not in ("source", *allowed):
                 raise UsageError(f"`{name}` does not apply to {kind}", f"leave `{name}` out")
-            if value is not None and name in ("newlines", "split", "split_seed", "val_fraction"):
+            if value is not None and name in ("split", "split_seed", "val_fraction"):
                 check_value(DatasetProperties, name, value)
         for name in ("val_fraction", "split", "split_seed"):
             if getattr(self, name) is not None and self.val_file is not None:
@@ -229,7 +224,6 @@ def _read_source(
     open_corpus = functools.partial(
         get_corpus,
         encoding=request.encoding or "utf-8",
-        newlines=request.newlines or "keep",
         column=request.column or request.prompt_column,
         marks_ends=marks_ends,
         offline=offline,

@@ -259,7 +259,7 @@ def survey_text(corpus: Corpus, held_out: HeldOut, on_event: OnEvent) -> Surveye
         on_event(
             Note(
                 f"{corpus.shown} has carriage returns (Windows line ends, CR LF), which are kept; "
-                "use `newlines` unix to convert them to LF"
+                "dos2unix converts CR LF to LF"
             )
         )
     return SurveyedText(

@@ -27,7 +27,7 @@ def prepare_command(dataset: Dataset) -> str:
         if dataset.val_source is None and getattr(dataset, name) is not None:
             words += [flag(name), str(getattr(dataset, name))]
     column = None if dataset.records_on_stdin else "text"  # if given, stdin has records
-    for name, default in (("encoding", "utf-8"), ("newlines", "keep"), ("column", column)):
+    for name, default in (("encoding", "utf-8"), ("column", column)):
         if getattr(dataset, name) != default:
             words += [flag(name), getattr(dataset, name)]
     words += ["--name", dataset.name, *folder_flag(dataset.path.parent, "data set")]

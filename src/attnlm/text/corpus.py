@@ -68,9 +68,8 @@ class Corpus:
     """A text stored in files. The method `pieces` reads the text.
 
     `name` is valid as a file name on every system. `sources` are the sources that the user named.
-    If `newlines` is "keep", line ends stay; if it is "unix", CR LF and CR become LF. `floor_nats`,
-    for `tales` only, maps the character offset at which each story begins to −ln p, where p is the
-    probability of the text from this offset to the end.
+    `floor_nats`, for `tales` only, maps the character offset at which each story begins to −ln p,
+    where p is the probability of the text from this offset to the end.
 
     Each record of a .jsonl or .parquet file is a document, whose text is in `column`. If the user
     named several files or a folder, each file of another kind is a document too. `has_documents` is
@@ -82,7 +81,6 @@ class Corpus:
     sources: tuple[str, ...]
     files: tuple[TextFile, ...]
     encoding: str = "utf-8"
-    newlines: str = "keep"
     column: str = "text"
     has_documents: bool = False
     marks_ends: bool = False
@@ -130,9 +128,9 @@ class Corpus:
         """Yield each piece of `pieces`, after the index of its file."""
         for number, (path, shown, encoding, _) in enumerate(self.files):
             if record_suffix(path):
-                pieces = record_pieces(path, self.column, self.newlines, shown, self.marks_ends)
+                pieces = record_pieces(path, self.column, shown, self.marks_ends)
             else:
-                pieces = text_pieces(path, encoding, self.newlines, shown)
+                pieces = text_pieces(path, encoding, shown)
             try:
                 for piece in with_last_end(pieces) if self.has_documents else pieces:
                     yield number, piece
@@ -151,7 +149,6 @@ def get_corpus(
     source: Source | Iterable[Source] | None,
     *,
     encoding: str = "utf-8",
-    newlines: str = "keep",
     column: str | None = None,
     marks_ends: bool | None = None,
     offline: bool = False,
@@ -193,7 +190,6 @@ def get_corpus(
                 corpus = _path_corpus(os.fspath(source), encoding, spool, suffix, on_event)
         return replace(
             corpus,
-            newlines=newlines,
             column=column or "text",
             marks_ends=corpus.has_documents and has_end_marks(corpus.files),
         )

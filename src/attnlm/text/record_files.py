@@ -15,9 +15,7 @@ from attnlm.text.text_files import PIECE, Piece, open_decompressed, record_suffi
 _ONE_RECORD = 'each line must be one record in UTF-8, such as {"text": "…"}'
 
 
-def record_pieces(
-    path: Path, column: str, newlines: str, shown: str, marks_ends: bool
-) -> Iterator[Piece]:
+def record_pieces(path: Path, column: str, shown: str, marks_ends: bool) -> Iterator[Piece]:
     """Yield, in pieces, the texts in one column of a file of records. Empty texts are left out.
 
     Pieces have the end of each text. Unless `marks_ends` is set, each text ends with a newline.
@@ -27,8 +25,6 @@ def record_pieces(
     ends: list[int] = []
     length = 0
     for text in filter(None, record_texts(path, column, shown)):
-        if newlines == "unix":
-            text = text.replace("\r\n", "\n").replace("\r", "\n")
         if not marks_ends and not text.endswith("\n"):
             text += "\n"
         for i in range(0, len(text), PIECE):

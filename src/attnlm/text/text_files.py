@@ -122,7 +122,7 @@ def _is_text(path: Path, encoding: str) -> bool:
         return path.stat().st_size > 0
     may_have_nuls = encoding.startswith(("utf-16", "utf-32"))
     is_text = False
-    for piece in text_pieces(path, encoding, "keep", shown):
+    for piece in text_pieces(path, encoding, shown):
         if not may_have_nuls and "\0" in piece.text:
             raise NotTextError(shown, "has NUL characters", "leave it out")
         is_text = True
@@ -194,15 +194,12 @@ def text_encoding(name: str) -> str:
         ) from None
 
 
-def text_pieces(path: Path, encoding: str, newlines: str, shown: str) -> Iterator[Piece]:
+def text_pieces(path: Path, encoding: str, shown: str) -> Iterator[Piece]:
     """Yield a file's text in pieces, without a byte order mark.
 
     Raises NotTextError, with the byte offset in the decompressed file, for bytes that are no text.
     """
-    decoder: codecs.IncrementalDecoder | io.IncrementalNewlineDecoder
     decoder = codecs.getincrementaldecoder(encoding)()
-    if newlines == "unix":
-        decoder = io.IncrementalNewlineDecoder(decoder, translate=True)
     chunk = None
     start = b""
     read = 0
