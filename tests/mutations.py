@@ -86,10 +86,10 @@ a text that changed is not noticed |
 test_preparation.py::test_a_text_that_changes_during_preparation_is_refused
 if digest.hexdigest() != self.sha256: => if not digest:
 the split is one character late | test_preparation.py::test_the_split_is_exact_to_the_character
--return math.floor(self.text.characters * (1 - self.text.held_out.fraction))
-+return math.floor(self.text.characters * (1 - self.text.held_out.fraction)) + 1
-the seed chooses no documents | test_splits.py
-f"{self.seed} {row}".encode() => f"{row}".encode()
+-return math.floor(self.text.characters * (1 - self.text.fraction))
++return math.floor(self.text.characters * (1 - self.text.fraction)) + 1
+other documents are chosen | test_splits.py
+f"1 {row}".encode() => f"{row}".encode()
 a document that spans pieces is divided | test_splits.py
 if is_chosen and is_complete: => if is_chosen:
 == runs/checkpoint.py

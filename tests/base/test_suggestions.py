@@ -40,6 +40,7 @@ def told(command: str) -> list[str]:
         ("sample --qqq 1", "see attnlm sample --help"),
         ("attend --model mine", "RUN is an argument, not an option: attnlm attend TEXT RUN"),
         ("ladder --model bigram", "did you mean --rungs?"),
+        ("prepare --split-seed 7", "leave it out: --split documents always makes the same choice"),
         ("prepare --newlines unix", "line ends are kept: dos2unix converts those of a file"),
     ],
 )

@@ -145,8 +145,8 @@ def test_a_large_text_is_sampled_evenly(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(splits, "SAMPLE_BYTES", 2000)
     monkeypatch.setattr(splits, "_SAMPLE_BLOCK", 100)
     (tmp_path / "t.txt").write_text("ab" * 5000 + "cd" * 5000 + "ef" * 5000)
-    choice = splits.HeldOut(Fraction("0.1"), 1)
-    text = splits.survey_text(get_corpus(tmp_path / "t.txt", spool=tmp_path), choice, ignore)
+    found = get_corpus(tmp_path / "t.txt", spool=tmp_path)
+    text = splits.survey_text(found, Fraction("0.1"), ignore)
     sample = "".join(splits.Split(text).train_sample())
     assert 1600 <= len(sample) <= 2000
     counts = {pair: sample.count(pair) // 100 for pair in ("ab", "cd", "ef")}

@@ -23,7 +23,7 @@ from attnlm.base.events import Note
 from attnlm.data import bin_files
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.data.prepare import prepare
-from attnlm.data.splits import Divider, HeldOut, join_pieces
+from attnlm.data.splits import Divider, chosen_documents, join_pieces
 from attnlm.see.reproduce import prepare_command
 from attnlm.text import corpus, record_files, text_files
 from attnlm.text.text_files import Piece
@@ -49,9 +49,9 @@ def texts_of(dataset: Dataset) -> tuple[str, str]:
     return dataset.tokenizer.decode(dataset.train), dataset.tokenizer.decode(dataset.val)
 
 
-def chosen(count: int, fraction: str = "0.1", seed: int = 1) -> list[int]:
+def chosen(count: int, fraction: str = "0.1") -> list[int]:
     """Return the indices of the documents for validation among `count` documents."""
-    indices = HeldOut(Fraction(fraction), seed).indices()
+    indices = chosen_documents(Fraction(fraction))
     return list(itertools.takewhile(lambda index: index < count, indices))
 
 
@@ -67,8 +67,11 @@ def test_one_document_of_each_row_is_chosen(fraction: str, row: int) -> None:
     found = chosen(1000, fraction)
     assert [index // row for index in found] == list(range(1000 // row))
     assert len({index % row for index in found}) == row if row < 100 else len(found) == 10
-    assert found != chosen(1000, fraction, seed=2)
     assert found[:5] == chosen(found[5], fraction)  # later documents change no earlier choice
+
+
+def test_the_choice_of_documents_is_fixed() -> None:
+    assert chosen(100) == [4, 18, 25, 39, 42, 55, 63, 74, 88, 95]
 
 
 @pytest.mark.parametrize("fraction", ["0.3", "0.15", "0.75", "0.999", "0.07"])
@@ -88,7 +91,7 @@ def test_pieces_of_any_size_are_divided_alike(
     texts = [chr(ord("a") + i) * length for i, length in enumerate(lengths)]
     whole, ends = "".join(texts), np.cumsum(lengths).tolist()
     cuts = sorted({0, len(whole), *chance.choices(range(len(whole) + 1), k=5)})
-    divider = Divider(HeldOut(Fraction(fraction), 1))
+    divider = Divider(Fraction(fraction))
     found: dict[str, list[Piece]] = {"train": [], "val": []}
     for a, b in itertools.pairwise(cuts):
         piece = Piece(whole[a:b], tuple(end - a for end in ends if a < end <= b))
@@ -111,7 +114,7 @@ def test_each_source_is_in_both_splits(pets: list[str]) -> None:
     train, val = texts_of(dataset)
     assert val == joined(documents, for_val)
     assert train == joined(documents, sorted(set(range(350)) - set(for_val)))
-    assert (dataset.split, dataset.split_seed, dataset.documents) == ("documents", 1, 350)
+    assert (dataset.split, dataset.documents) == ("documents", 350)
     characters = [len(text.replace(END_OF_TEXT, "")) for text in (train, val)]
     assert characters == [dataset.train_characters, dataset.val_characters]
     about = [(part.source, part.bytes, part.tokens) for part in dataset.val_parts]
@@ -173,7 +176,7 @@ def test_the_tail_of_several_sources_is_divided_exactly(spec: str, here: Path) -
         begin += part.tokens
     assert found[1:] == ["ccc ddd\n" * 10, "猫 fff\n" * 10]
     assert "a" * 3 in found[0] and begin == dataset.val_tokens
-    assert dataset.split == "tail" and dataset.split_seed is None
+    assert dataset.split == "tail"
 
 
 # --- Which kind of split --------------------------------------------------------------------------
@@ -210,7 +213,7 @@ def test_many_documents_are_split_by_default(
 def test_recorded_options_reproduce_the_data_set(
     pets: list[str], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for options in ({"split": "tail"}, {"split_seed": 5, "val_fraction": 0.2}, {}):
+    for options in ({"split": "tail"}, {"split": "documents", "val_fraction": 0.2}, {}):
         dataset = prepare(pets, name="pets", force=True, **options)
         words = shlex.split(prepare_command(dataset))
         expected = {path.name: path.read_bytes() for path in dataset.path.iterdir()}
@@ -224,10 +227,10 @@ def test_recorded_options_reproduce_the_data_set(
 def test_another_choice_of_documents_is_other_content(pets: list[str]) -> None:
     events: list[object] = []
     prepare(pets, name="pets")
-    prepare(pets, name="pets", split="documents", split_seed=1, on_event=events.append)
+    prepare(pets, name="pets", split="documents", on_event=events.append)
     assert any(isinstance(event, Note) and "the same text" in event.text for event in events)
     with pytest.raises(AttnlmError, match="exists with other content"):
-        prepare(pets, name="pets", split_seed=2)
+        prepare(pets, name="pets", val_fraction=0.2)
     (Path("cats.jsonl")).write_bytes(json_lines([*CATS[1:], CATS[0]]))
     with pytest.raises(AttnlmError, match="exists with other content"):
         prepare(pets, name="pets")
@@ -250,8 +253,7 @@ def test_documents_of_very_different_lengths_are_reported(here: Path) -> None:
     events: list[object] = []
     prepare("cats.jsonl", on_event=events.append)
     (note,) = [event.text for event in events if isinstance(event, Note) and "of the" in event.text]
-    assert "the documents for validation have 9" in note and "`split_seed`" in note
-    assert "`split` tail" in note
+    assert "the documents for validation have 9" in note and "`split` tail" in note
 
 
 # --- Messages -------------------------------------------------------------------------------------
@@ -270,12 +272,12 @@ def test_prepare_says_what_the_validation_split_is_made_of(pets: list[str], here
     assert said("a.txt", "b.txt") == "the last 10%, only from b.txt"
     assert said("a.txt", "b.txt", "--val-fraction", "0.75").startswith("the last 75%, from a.txt 4")
     assert said("a.txt", "--val-file", "b.txt") == "b.txt"
-    words = said(*pets, "--split-seed", "7")
-    assert words.startswith("10% of the documents, chosen with seed 7, from cats.jsonl ")
+    words = said(*pets)
+    assert words.startswith("10% of the documents, chosen at random, from cats.jsonl ")
     assert ", dogs.jsonl " in words and words.endswith("%")
-    done = command("prepare", *pets, "--split-seed", "7", "--force", "--json", cwd=here)
+    done = command("prepare", *pets, "--force", "--json", cwd=here)
     found = json.loads(done.stdout)
-    assert (found["split"], found["split_seed"]) == ("documents", 7)
+    assert found["split"] == "documents"
     assert [part["source"] for part in found["val_parts"]] == pets
 
 
@@ -286,11 +288,8 @@ def test_indivisible_texts_are_refused(here: Path) -> None:
     for arguments, code, says, hints in (
         (("a.txt", *by_documents), 1, "a.txt is a single document", "--split tail"),
         (("a.txt", "b.txt", *by_documents), 1, "0.1 of 2 documents", "--val-fraction 0.5 or"),
-        (("a.txt", "--split-seed", "1"), 2, "--split-seed needs --split documents", "leave out"),
         (("a.txt", "--val-file", "b.txt", *by_documents), 2, "combined with --split", "only one"),
-        (("a.txt", "--val-file", "b.txt", "--split-seed", "1"), 2, "--split-seed", "only one"),
         (("a.txt", "--split", "tial"), 2, "--split", "tail"),
-        (("a.txt", "--split-seed", "-1"), 2, "--split-seed", "at least 0"),
     ):
         fails("prepare", *arguments, cwd=here, code=code, says=says, hints=hints)
         assert not list((here / "data").glob("*"))
@@ -302,12 +301,11 @@ def test_indivisible_texts_are_refused(here: Path) -> None:
 
 def test_a_chosen_document_of_one_token_is_too_short(here: Path) -> None:
     (here / "t").mkdir()
+    (short,) = chosen(20, "0.05")
     for i in range(20):  # files, which no end-of-text id follows
-        (here / "t" / f"{i:02}.txt").write_text("abc" if i < 9 else "\n")
-    by_documents: dict[str, Any] = {"split": "documents", "val_fraction": 0.05}
-    seed = next(seed for seed in range(99) if chosen(20, "0.05", seed)[0] > 9)
+        (here / "t" / f"{i:02}.txt").write_text("\n" if i == short else "abc")
     with pytest.raises(AttnlmError, match="validation split of t has fewer than two"):
-        prepare("t", split_seed=seed, **by_documents)
+        prepare("t", split="documents", val_fraction=0.05)
 
 
 # --- Losses of sources ----------------------------------------------------------------------------
@@ -411,10 +409,10 @@ def test_data_sets_of_version_1_0_have_the_tail(here: Path) -> None:
     (here / "cats.txt").write_text("The cat sat.\n" * 50)
     path = prepare("cats.txt").path / "meta.json"
     meta = files.read_json(path)
-    older = {key: meta[key] for key in meta if key not in ("split", "split_seed", "val_parts")}
+    older = {key: meta[key] for key in meta if key not in ("split", "val_parts")}
     files.write_json(path, older)
     dataset = open_dataset("cats-char")
-    assert (dataset.split, dataset.split_seed, dataset.val_parts) == ("tail", None, ())
+    assert (dataset.split, dataset.val_parts) == ("tail", ())
     assert prepare("cats.txt").path == path.parent  # it is the same
     assert attnlm.evaluate(train(dataset), device="cpu", by_source=True).sources == ()
 
@@ -423,7 +421,6 @@ def test_data_sets_of_version_1_0_have_the_tail(here: Path) -> None:
     "changes",
     [
         {"split": "head"},
-        {"split_seed": -1},
         {"val_parts": [{"source": "a", "tokens": 0, "bytes": 3}]},
         {"val_parts": [5]},
     ],

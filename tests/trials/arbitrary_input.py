@@ -122,7 +122,6 @@ _OF_PREPARE = {
     "--encoding": ("utf-8", "latin-1", "utf-16", "utf-16-le", "ascii", "shift_jis", "utf-7"),
     "--val-fraction": ("0.5", "0.001", "0.999", "0", "1", "nan"),
     "--split": ("tail", "documents", "head"),
-    "--split-seed": ("0", "7", "-1", "9" * 30),
     "--name": ("a b", "é", "con", "..", "x" * 130, "🙂"),
 }
 _OF_TRAIN = {
@@ -155,7 +154,7 @@ def _some(flags: Mapping[str, Sequence[str]], often: float, generator: Random) -
 
 def _any_prepare(place: Path, generator: Random) -> _Command:
     flags = ("--tokenizer", "--val-fraction", "--val-file", "--name", "--encoding", "--force")
-    words = _words(generator, (*flags, "--split", "--split-seed", "--json"))
+    words = _words(generator, (*flags, "--split", "--json"))
     return ["prepare", "--offline", "--data-dir", str(place / "data"), *words], b"abc\n" * 9
 
 

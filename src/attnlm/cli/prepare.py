@@ -17,7 +17,7 @@ from attnlm.text.tasks import TASKS
 
 _FACTS = (
     "characters", "documents", "vocab_size", "train_tokens", "val_tokens",
-    "bigram_loss", "floor", "split", "split_seed",
+    "bigram_loss", "floor", "split",
 )  # fmt: skip
 _SHOWN = 60  # characters of an example
 
@@ -53,9 +53,6 @@ def prepare(
         "split, else tail",
         completion.choice_completer("tail", "documents"),
     ),
-    split_seed: int | None = option(
-        None, "random seed for the choice of documents for validation; default: 1"
-    ),
     name: str | None = option(None, "name of the data set; default: <source>-<tokenizer>"),
     data_dir: Path = options.DATA_DIR,
     encoding: str = option("utf-8", "character encoding of the text"),
@@ -88,7 +85,6 @@ def prepare(
             val_fraction=val_fraction,
             val_file=val_file,
             split=split,
-            split_seed=split_seed,
             name=name,
             data_dir=data_dir,
             encoding=encoding,
@@ -148,7 +144,7 @@ def _validation_summary(dataset: attnlm.Dataset) -> str:
     elif dataset.val_source is not None:
         validation = dataset.val_source
     elif dataset.split == "documents":
-        validation = f"{share} of the documents, chosen with seed {dataset.split_seed}"
+        validation = f"{share} of the documents, chosen at random"
     else:
         validation = f"the last {share}"
     parts = dataset.val_parts

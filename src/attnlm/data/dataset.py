@@ -90,7 +90,6 @@ class DatasetProperties:
     documents: int = limited(at_least=0)
     val_fraction: float | None = limited(above=0, below=1)
     split: str | None = limited(default="tail", choices=("tail", "documents"))
-    split_seed: int | None = limited(default=None, at_least=0, below=2**63)
     characters: int = limited(at_least=1)
     train_characters: int = limited(at_least=1)
     val_characters: int = limited(at_least=1)
@@ -151,8 +150,8 @@ class Dataset(DatasetProperties):
     `source` names the origin of the text; `sources` lists the origins if there were several.
     `records_on_stdin` is True if stdin had records instead of a plain text.
     `documents` counts the documents that the end-of-text id follows, or that were divided among the
-    splits. `split` says which part of the text is for validation: its "tail", or the "documents"
-    that `split_seed` chose; None stands for a text of its own, `val_source`. `val_bytes` is the
+    splits. `split` says which part of the text is for validation: its "tail", or some of its
+    "documents"; None stands for a text of its own, `val_source`. `val_bytes` is the
     length of the validation text in UTF-8. If the text has several sources, `val_parts` lists the
     part of each in the validation split, in order. `bigram_loss` (the loss of bigrams counted in
     the training split) and `floor` (the least possible loss) are in nats per token of the

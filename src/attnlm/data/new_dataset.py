@@ -29,7 +29,6 @@ class Content(NamedTuple):
     val_source_sha256: str | None
     train_characters: int
     split: str | None
-    split_seed: int | None
 
 
 @dataclass(frozen=True, kw_only=True)

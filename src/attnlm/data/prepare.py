@@ -26,15 +26,13 @@ from attnlm.data.new_dataset import (
 )
 from attnlm.data.prepare_examples import dataset_from_records, dataset_from_task
 from attnlm.data.prepare_text import dataset_from_text
-from attnlm.data.splits import HeldOut
 from attnlm.text.corpus import Source, TextFile, get_corpus
 from attnlm.text.tasks import TASKS
 from attnlm.text.text_files import record_suffix, text_encoding
 
-_DEFAULT_SEED = 1
 # The arguments of each kind of data.
 _OF_TASK: tuple[str, ...] = ("examples", "length", "digits")
-_SPLITTING = ("encoding", "split_seed", "val_fraction", "val_file")
+_SPLITTING = ("encoding", "val_fraction", "val_file")
 _OF_RECORDS = ("prompt_column", "answer_column", *_SPLITTING)
 _OF_TEXT = ("column", "split", *_SPLITTING)
 
@@ -46,7 +44,6 @@ def prepare(
     val_fraction: float | None = None,
     val_file: Source | None = None,
     split: str | None = None,
-    split_seed: int | None = None,
     name: str | None = None,
     data_dir: str | Path = "data",
     encoding: str = "utf-8",
@@ -75,11 +72,10 @@ def prepare(
     has such an id. The tokenizers char, byte and bpe:N have it if there are records.
 
     If `split` is "tail", the validation split is the last `val_fraction` (default: 0.1) of the
-    characters. If `split` is "documents", it is this fraction of the documents, chosen by
-    `split_seed` (default: 1), so that every source can be in both splits. The default is
-    "documents" if both splits then have at least 10 documents (100 documents at a `val_fraction` of
-    0.1), else "tail". If `val_file`, a source like `source`, is given, the validation split is its
-    whole text instead.
+    characters. If `split` is "documents", it is this fraction of the documents, always the same
+    random choice, so that every source can be in both splits. The default is "documents" if both
+    splits then have at least 10 documents (100 documents at a `val_fraction` of 0.1), else "tail".
+    If `val_file`, a source like `source`, is given, the validation split is its whole text instead.
 
     A data set can consist of examples: questions with answers, on which training counts the loss of
     the answers only. They are read from records whose columns `prompt_column` and `answer_column`
@@ -112,7 +108,6 @@ def prepare(
         answer_column=answer_column,
         encoding=None if encoding == "utf-8" else encoding,
         split=split,
-        split_seed=split_seed,
         val_fraction=val_fraction,
         val_file=val_file,
     )
@@ -154,7 +149,6 @@ class _Request:
     answer_column: str | None
     encoding: str | None
     split: str | None
-    split_seed: int | None
     val_fraction: float | None
     val_file: Source | None
 
@@ -164,11 +158,10 @@ class _Request:
         return self.source if isinstance(self.source, str) and self.source in TASKS else None
 
     @property
-    def held_out(self) -> HeldOut:
-        """Return the choice of the validation documents."""
+    def fraction(self) -> Fraction:
+        """Return the share of the text or of the documents that is for validation."""
         # The digits as written count: the double 0.9 exceeds 9/10, which would cost a character.
-        fraction = Fraction(str(float(0.1 if self.val_fraction is None else self.val_fraction)))
-        return HeldOut(fraction, _DEFAULT_SEED if self.split_seed is None else self.split_seed)
+        return Fraction(str(float(0.1 if self.val_fraction is None else self.val_fraction)))
 
     def check(self) -> None:
         """Raise UsageError for arguments that are invalid, or don't apply to this kind of data."""
@@ -188,9 +181,9 @@ class _Request:
         for name, value in vars(self).items():
             if value is not None and name not in ("source", *allowed):
                 raise UsageError(f"`{name}` does not apply to {kind}", f"leave `{name}` out")
-            if value is not None and name in ("split", "split_seed", "val_fraction"):
+            if value is not None and name in ("split", "val_fraction"):
                 check_value(DatasetProperties, name, value)
-        for name in ("val_fraction", "split", "split_seed"):
+        for name in ("val_fraction", "split"):
             if getattr(self, name) is not None and self.val_file is not None:
                 message = f"`val_file` cannot be combined with `{name}`"
                 raise UsageError(message, "use only one")
@@ -236,9 +229,8 @@ def _read_source(
     request.check_effect(corpus.shown, (*corpus.files, *val_files))
     if request.prompt_column is not None:
         columns = (request.prompt_column, request.answer_column)
-        return dataset_from_records(corpus, val_corpus, request.held_out, *columns)
-    seed = request.split_seed
-    return dataset_from_text(corpus, val_corpus, request.held_out, request.split, seed, on_event)
+        return dataset_from_records(corpus, val_corpus, request.fraction, *columns)
+    return dataset_from_text(corpus, val_corpus, request.fraction, request.split, on_event)
 
 
 def _note_short_text(dataset: Dataset, on_event: OnEvent) -> None:

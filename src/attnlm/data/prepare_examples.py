@@ -8,6 +8,7 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from attnlm.data.bin_files import MOST_BIGRAM_IDS, WrittenBins, bigram_loss
 from attnlm.data.dataset import ExampleFacts, SplitFacts, id_dtype, sampled_hash
 from attnlm.data.examples import EncodedExamples, encode_examples, write_marks
 from attnlm.data.new_dataset import Content, EncodedDataset, UnencodedDataset
-from attnlm.data.splits import SAMPLE_BYTES, HeldOut
+from attnlm.data.splits import SAMPLE_BYTES, chosen_documents
 from attnlm.text import tasks
 from attnlm.text.corpus import Corpus
 from attnlm.text.example_files import END_OF_TEXT, QUESTION_END, Example, read_examples
@@ -45,8 +46,8 @@ class _SplitExamples:
 
     train: Sequence[Example]
     val: Sequence[Example]
-    held_out: HeldOut | None
-    """the choice of the validation examples, if they were chosen"""
+    val_fraction: Fraction | None
+    """the share of the examples that were chosen for validation; None if none were chosen"""
     question_end: str
     answer_end: str | None
     """None for the tokenizer's end-of-text id or, if it has none, the control character"""
@@ -84,7 +85,7 @@ def dataset_from_task(
     split = _SplitExamples(
         train,
         val,
-        held_out=None,
+        val_fraction=None,
         question_end=tasks.TASKS[name].question_end,
         answer_end=tasks.ANSWER_END,
         longer=longer,
@@ -96,20 +97,20 @@ def dataset_from_task(
 def dataset_from_records(
     corpus: Corpus,
     val_corpus: Corpus | None,
-    held_out: HeldOut,
+    fraction: Fraction,
     prompt_column: str,
     answer_column: str | None,
 ) -> UnencodedDataset:
     """Return the data set of records to be made. Raises AttnlmError as `read_examples`."""
     examples = list(read_examples(corpus.files, prompt_column, answer_column))
     if val_corpus is None:
-        chosen = set(itertools.takewhile(lambda i: i < len(examples), held_out.indices()))
+        chosen = set(itertools.takewhile(lambda i: i < len(examples), chosen_documents(fraction)))
         val = [example for i, example in enumerate(examples) if i in chosen]
         train = [example for i, example in enumerate(examples) if i not in chosen]
     else:
         train = examples
         val = list(read_examples(val_corpus.files, prompt_column, answer_column))
-    split = _SplitExamples(train, val, None if val_corpus else held_out, QUESTION_END, None)
+    split = _SplitExamples(train, val, None if val_corpus else fraction, QUESTION_END, None)
     for examples, name, source in (
         (train, "training", corpus),
         (val, "validation", val_corpus or corpus),
@@ -117,7 +118,7 @@ def dataset_from_records(
         if not examples:
             raise AttnlmError(
                 f"{source.shown} has too few examples: the {name} split has none",
-                "add examples, or use another `val_fraction`" if split.held_out else "add examples",
+                "add examples" if val_corpus else "add examples, or use another `val_fraction`",
             )
     return _unencoded_dataset(split, corpus, val_corpus)
 
@@ -133,8 +134,7 @@ def _unencoded_dataset(
             _hash_examples(split.train),
             _hash_examples(split.val),
             _count_characters(split.train),
-            split="documents" if split.held_out else None,
-            split_seed=split.held_out.seed if split.held_out else None,
+            split="documents" if split.val_fraction else None,
         ),
         alphabet="".join(sorted(set(split.answer_end or "").union(*texts))),
         sample=functools.partial(_training_sample, split.train),
@@ -182,7 +182,7 @@ def _encode_splits(split: _SplitExamples, folder: Path, tokenizer: Tokenizer) ->
         bins=WrittenBins(train, val, val_bytes, bigrams),
         floor=split.floor,
         documents=len(split.train) + len(split.val),
-        val_fraction=float(split.held_out.fraction) if split.held_out else None,
+        val_fraction=float(split.val_fraction) if split.val_fraction else None,
         characters=_count_characters([*split.train, *split.val]),
         examples=ExampleFacts(
             train=len(split.train),

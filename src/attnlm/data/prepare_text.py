@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+from fractions import Fraction
 from pathlib import Path
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.data.bin_files import write_bins
 from attnlm.data.new_dataset import Content, EncodedDataset, UnencodedDataset
-from attnlm.data.splits import HeldOut, Split, SurveyedText, survey_text
+from attnlm.data.splits import Split, SurveyedText, survey_text
 from attnlm.text.corpus import MOST_PARTS, Corpus
 from attnlm.tokens.tokenizer import Tokenizer
 
@@ -18,21 +19,21 @@ from attnlm.tokens.tokenizer import Tokenizer
 def dataset_from_text(
     corpus: Corpus,
     val_corpus: Corpus | None,
-    held_out: HeldOut,
+    fraction: Fraction,
     split: str | None,
-    split_seed: int | None,
     on_event: OnEvent,
 ) -> UnencodedDataset:
     """Return the data set to be made of a text, and of another one for validation, if given."""
-    text = survey_text(corpus, held_out, on_event)
+    text = survey_text(corpus, fraction, on_event)
     if len(corpus.sources) > MOST_PARTS:
         on_event(Note(f"the losses of more than {MOST_PARTS} sources are not measured separately"))
     if val_corpus is None:
         by_documents = split == "documents" or (split is None and text.has_many_documents)
-        _check_documents(text, by_documents, split_seed, on_event)
+        if by_documents:
+            _check_documents(text, on_event)
         splits = Split(text, by_documents=by_documents)
     else:
-        splits = Split(text, survey_text(val_corpus, held_out, on_event))
+        splits = Split(text, survey_text(val_corpus, fraction, on_event))
     return UnencodedDataset(
         corpus,
         val_corpus,
@@ -44,19 +45,9 @@ def dataset_from_text(
     )
 
 
-def _check_documents(
-    text: SurveyedText, by_documents: bool, seed: int | None, on_event: OnEvent
-) -> None:
-    """Raise AttnlmError if the documents are too few to choose from; note an unusual fraction.
-
-    If the validation split is the tail, raise UsageError for a seed, which has no effect.
-    """
-    if not by_documents:
-        if seed is not None:
-            hint = "use it, or leave out the seed"
-            raise UsageError("`split_seed` needs `split` documents", hint)
-        return
-    fraction = float(text.held_out.fraction)
+def _check_documents(text: SurveyedText, on_event: OnEvent) -> None:
+    """Raise AttnlmError if the documents are too few to choose from; note an unusual fraction."""
+    fraction = float(text.fraction)
     if text.documents < 2:
         raise AttnlmError(
             f"{text.corpus.shown} is a single document, which `split` documents cannot divide",
@@ -73,8 +64,8 @@ def _check_documents(
         on_event(
             Note(
                 f"the documents for validation have {share:.2%} of the text, not {fraction:.2%}: "
-                "documents differ in length; another `split_seed` chooses others, and `split` tail "
-                "divides the text between any two characters"
+                "documents differ in length; `split` tail divides the text between any two "
+                "characters"
             )
         )
 
@@ -86,7 +77,6 @@ def _split_content(split: Split) -> Content:
         val_text.sha256 if val_text else None,
         split.train_characters,
         None if val_text else "documents" if split.by_documents else "tail",
-        split.text.held_out.seed if split.by_documents else None,
     )
 
 
@@ -107,7 +97,7 @@ def _encode_splits(
         documents=sum(
             text.documents for text in split.texts if text.corpus.marks_ends or split.by_documents
         ),
-        val_fraction=None if val_text else float(text.held_out.fraction),
+        val_fraction=None if val_text else float(text.fraction),
         characters=split.characters,
         records_on_stdin=corpus.has_records_on_stdin,
     )

@@ -29,30 +29,24 @@ _ENOUGH = 10  # documents of each split, for which documents are split by defaul
 SPLITS = ("train", "val")
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """A choice of documents for the validation split: of 1/`fraction` documents in a row, one.
+def chosen_documents(fraction: Fraction) -> Iterator[int]:
+    """Yield the indices of the documents for validation, without end.
 
-    The choice of a document depends only on its index, the fraction and `seed`.
+    Of 1/`fraction` documents in a row, one is chosen. The choice of a document depends only on its
+    index and the fraction.
     """
-
-    fraction: Fraction
-    seed: int
-
-    def indices(self) -> Iterator[int]:
-        """Yield the indices of the chosen documents, without end."""
-        for row in itertools.count():
-            first = math.ceil(row / self.fraction)
-            end = math.ceil((row + 1) / self.fraction)
-            digest = hashlib.blake2b(f"{self.seed} {row}".encode(), digest_size=8).digest()
-            yield first + int.from_bytes(digest) % (end - first)
+    for row in itertools.count():
+        first = math.ceil(row / fraction)
+        end = math.ceil((row + 1) / fraction)
+        digest = hashlib.blake2b(f"1 {row}".encode(), digest_size=8).digest()
+        yield first + int.from_bytes(digest) % (end - first)
 
 
 class Divider:
     """Divides a text, piece by piece, into the documents of the two splits."""
 
-    def __init__(self, held_out: HeldOut) -> None:
-        self._chosen = held_out.indices()
+    def __init__(self, fraction: Fraction) -> None:
+        self._chosen = chosen_documents(fraction)
         self._next = next(self._chosen)  # the next document that is chosen
         self._document = 0  # the document in which the next piece begins
 
@@ -88,12 +82,13 @@ class TextPart(NamedTuple):
 class SurveyedText:
     """A corpus, and its size, hash and characters, found in a first reading.
 
+    `fraction` is the share of the text that is for validation, if it is to be split.
     `sha256` covers the text in UTF-8 and the ends of its documents, if the corpus marks them.
     `alphabet` has the distinct characters of the text, sorted. `parts` are named by the corpus.
     """
 
     corpus: Corpus
-    held_out: HeldOut
+    fraction: Fraction
     characters: int
     utf8_bytes: int
     sha256: str
@@ -104,8 +99,7 @@ class SurveyedText:
     @property
     def has_many_documents(self) -> bool:
         """Return True if documents are split by default: each split then has at least 10."""
-        share = self.held_out.fraction
-        return self.documents * min(share, 1 - share) >= _ENOUGH
+        return self.documents * min(self.fraction, 1 - self.fraction) >= _ENOUGH
 
     def pieces(self) -> Iterator[Piece]:
         """Read the text again and yield it. Raises AttnlmError at the end if it has changed."""
@@ -143,7 +137,7 @@ class Split:
             return self.text.characters
         if self.by_documents:
             return self.text.characters - sum(part.chosen for part in self.text.parts)
-        return math.floor(self.text.characters * (1 - self.text.held_out.fraction))
+        return math.floor(self.text.characters * (1 - self.text.fraction))
 
     @property
     def val_parts(self) -> list[tuple[str, int]]:
@@ -185,7 +179,7 @@ class Split:
 
     def _all_pieces(self) -> Iterator[tuple[str, Piece]]:
         if self.by_documents:
-            divider = Divider(self.text.held_out)
+            divider = Divider(self.text.fraction)
             for piece in self.text.pieces():
                 parts = divider.divide(piece)
                 for key in SPLITS:
@@ -217,11 +211,11 @@ class Split:
         return blocks
 
 
-def survey_text(corpus: Corpus, held_out: HeldOut, on_event: OnEvent) -> SurveyedText:
+def survey_text(corpus: Corpus, fraction: Fraction, on_event: OnEvent) -> SurveyedText:
     """Read a corpus once to count and hash it. Raises AttnlmError if it is empty."""
     characters = utf8_bytes = documents = 0
     digest = hashlib.sha256()
-    divider = Divider(held_out)
+    divider = Divider(fraction)
     names = corpus.parts
     parts: list[TextPart] = []
     has_occurred = np.zeros(0x110000, np.bool_)
@@ -264,7 +258,7 @@ def survey_text(corpus: Corpus, held_out: HeldOut, on_event: OnEvent) -> Surveye
         )
     return SurveyedText(
         corpus,
-        held_out,
+        fraction,
         characters,
         utf8_bytes,
         digest.hexdigest(),

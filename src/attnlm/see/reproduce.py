@@ -23,7 +23,7 @@ def prepare_command(dataset: Dataset) -> str:
     words += ["--tokenizer", dataset.tokenizer_from or dataset.tokenizer.name]
     if dataset.val_source is not None:
         words += ["--val-file", dataset.val_source]
-    for name in ("val_fraction", "split", "split_seed"):
+    for name in ("val_fraction", "split"):
         if dataset.val_source is None and getattr(dataset, name) is not None:
             words += [flag(name), str(getattr(dataset, name))]
     column = None if dataset.records_on_stdin else "text"  # if given, stdin has records
