@@ -77,8 +77,6 @@ a document's own text can end it | test_documents.py
 if not tokenizer.has_special(piece.text): => if True:
 bigrams are smoothed twice | test_preparation.py::test_the_bigram_loss_equals_counted_pairs
 smoothed_VV = train_VV + 1 => smoothed_VV = train_VV + 2
-a source has the tokens of the piece in which it ends | test_splits.py
-if place < end: => if False:
 == data/splits.py
 documents are hashed without their ends | test_documents.py
 if not piece.ends or not marks_ends: => if True:
@@ -130,8 +128,6 @@ torch.eye(a.width) => torch.zeros(a.width, a.width)
 what the ticker says of later steps is kept | test_ticker.py
 self._ticker.records() if line.step in steps] => self._ticker.records()]
 == workflows/evaluate.py
-the loss of a source is measured at the beginning of the split | test_splits.py
-begin += part.tokens => begin += 0
 an attention that records nothing stops a training | test_ticker.py
 -with contextlib.suppress(AttnlmError):
 -            maps = recorded

@@ -100,6 +100,7 @@ def test_the_tokenizer_of_another_data_set_is_refused(data: Path, folder: Path) 
     [
         {"format": 3},
         {"encoding": 8},
+        {"split": "head"},
         {"train_tokens": 10**30},
         {"train_tokens": 2**47},
         {"val_tokens": 0},

@@ -1,4 +1,4 @@
-"""The validation split: the tail of a text, or documents of all its sources; and its losses."""
+"""The validation split: the tail of a text, or documents of all its sources."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.data.prepare import prepare
 from attnlm.data.splits import Divider, chosen_documents, join_pieces
 from attnlm.see.reproduce import prepare_command
-from attnlm.text import corpus, record_files, text_files
+from attnlm.text import record_files, text_files
 from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import END_OF_TEXT
-from attnlm.workflows import evaluate as evaluation
 from tests.command import attnlm as command
 from tests.command import fails
 from tests.texts import GPT2_END, json_lines, needs_gpt2
@@ -117,13 +116,6 @@ def test_each_source_is_in_both_splits(pets: list[str]) -> None:
     assert (dataset.split, dataset.documents) == ("documents", 350)
     characters = [len(text.replace(END_OF_TEXT, "")) for text in (train, val)]
     assert characters == [dataset.train_characters, dataset.val_characters]
-    about = [(part.source, part.bytes, part.tokens) for part in dataset.val_parts]
-    of_cats, of_dogs = ([documents[i] for i in for_val if (i < 200) == cats] for cats in (1, 0))
-    assert about == [
-        (name, len("".join(texts).encode()), len("".join(texts)) + len(texts))
-        for name, texts in (("cats.jsonl", of_cats), ("dogs.jsonl", of_dogs))
-    ]
-    assert open_dataset(dataset.path).val_parts == dataset.val_parts
 
 
 @needs_gpt2
@@ -140,7 +132,6 @@ def test_chunks_of_any_size_make_the_same_splits(
     for name in ("train.bin", "val.bin", "tokenizer.json"):
         assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
     assert (again.bigram_loss, again.val_bytes) == (whole.bigram_loss, whole.val_bytes)
-    assert sum(part.tokens for part in again.val_parts) == again.val_tokens
 
 
 @needs_gpt2
@@ -153,29 +144,16 @@ def test_chosen_documents_keep_their_ends(pets: list[str]) -> None:
         assert found.pop().size == 0
         texts = [dataset.tokenizer.decode(part[:-1]) for part in found]
         assert texts == [documents[i] for i in sorted(expected[key])]
-    begin = 0
-    for part, marks in zip(dataset.val_parts, ("Cat", "DOG"), strict=True):
-        ids = dataset.val[begin : begin + part.tokens]
-        assert ids[-1] == GPT2_END
-        text = dataset.tokenizer.decode(ids[ids != GPT2_END])
-        assert text.count(marks) == sum(ids == GPT2_END) and part.bytes == len(text.encode())
-        begin += part.tokens
-    assert begin == dataset.val_tokens
 
 
 @pytest.mark.parametrize("spec", ["char", "byte", "bpe:300"])
 def test_the_tail_of_several_sources_is_divided_exactly(spec: str, here: Path) -> None:
-    for name, text in {"a": "aaa bbb\n" * 30, "b": "ccc ddd\n" * 10, "c": "猫 fff\n" * 10}.items():
-        (here / name).write_text(text, encoding="utf-8")
+    texts = {"a": "aaa bbb\n" * 30, "b": "ccc ddd\n" * 10, "c": "猫 fff\n" * 10}
+    for name, content in texts.items():
+        (here / name).write_text(content, encoding="utf-8")
     dataset = prepare(["a", "b", "c"], tokenizer=spec, val_fraction=0.5)
-    assert [part.source for part in dataset.val_parts] == ["a", "b", "c"]
-    begin, found = 0, []
-    for part in dataset.val_parts:
-        found.append(dataset.tokenizer.decode(dataset.val[begin : begin + part.tokens]))
-        assert part.bytes == len(found[-1].encode())
-        begin += part.tokens
-    assert found[1:] == ["ccc ddd\n" * 10, "猫 fff\n" * 10]
-    assert "a" * 3 in found[0] and begin == dataset.val_tokens
+    text = "".join(texts.values())
+    assert texts_of(dataset) == (text[: len(text) // 2], text[len(text) // 2 :])
     assert dataset.split == "tail"
 
 
@@ -269,16 +247,11 @@ def test_prepare_says_what_the_validation_split_is_made_of(pets: list[str], here
         return line.removeprefix("validation").strip()
 
     assert said("a.txt") == "the last 10%"
-    assert said("a.txt", "b.txt") == "the last 10%, only from b.txt"
-    assert said("a.txt", "b.txt", "--val-fraction", "0.75").startswith("the last 75%, from a.txt 4")
+    assert said("a.txt", "b.txt", "--val-fraction", "0.75") == "the last 75%"
     assert said("a.txt", "--val-file", "b.txt") == "b.txt"
-    words = said(*pets)
-    assert words.startswith("10% of the documents, chosen at random, from cats.jsonl ")
-    assert ", dogs.jsonl " in words and words.endswith("%")
+    assert said(*pets) == "10% of the documents, chosen at random"
     done = command("prepare", *pets, "--force", "--json", cwd=here)
-    found = json.loads(done.stdout)
-    assert found["split"] == "documents"
-    assert [part["source"] for part in found["val_parts"]] == pets
+    assert json.loads(done.stdout)["split"] == "documents"
 
 
 def test_indivisible_texts_are_refused(here: Path) -> None:
@@ -308,127 +281,10 @@ def test_a_chosen_document_of_one_token_is_too_short(here: Path) -> None:
         prepare("t", split="documents", val_fraction=0.05)
 
 
-# --- Losses of sources ----------------------------------------------------------------------------
-
-
-def train(dataset: Dataset, **settings: Any) -> attnlm.Run:
-    sizes: dict[str, Any] = {"model": "bigram", "block_size": 8, "steps": 3, "seed": 1}
-    return attnlm.train(dataset, device="cpu", **{**sizes, **settings})
-
-
-def test_the_loss_of_each_source_equals_the_loss_of_its_part(pets: list[str], here: Path) -> None:
-    dataset = prepare(pets)
-    run = train(dataset)
-    plain = attnlm.evaluate(run, device="cpu")
-    found = attnlm.evaluate(run, device="cpu", by_source=True)
-    assert (found.loss, found.tokens) == (plain.loss, plain.tokens) and plain.sources == ()
-    for (source, part), name, texts in zip(found.sources, pets, (CATS, DOGS), strict=True):
-        begin = 0 if texts is CATS else 200
-        own = [texts[i - begin] for i in chosen(350) if 0 <= i - begin < len(texts)]
-        (here / f"val-{name}").write_bytes(json_lines(own))
-        alone = prepare("cats.jsonl", val_file=f"val-{name}", tokenizer=dataset.path, name=name)
-        expected = attnlm.evaluate(run, data=alone, device="cpu")
-        assert source == name and part is not None
-        assert part.tokens == len("".join(own)) + len(own) - 1 == expected.tokens
-        assert part.loss == pytest.approx(expected.loss, rel=1e-6)
-        assert part.bits_per_byte == pytest.approx(expected.bits_per_byte, rel=1e-6)
-    done = command("eval", run.path, "--json", cwd=here)
-    listed = json.loads(done.stdout)["sources"]
-    assert [one["source"] for one in listed] == pets
-    for one, (_, part) in zip(listed, found.sources, strict=True):
-        assert part is not None and one["val_loss"] == pytest.approx(part.loss, rel=1e-6)
-        assert one["bits_per_byte"] == pytest.approx(part.bits_per_byte, rel=1e-6)
-        assert one["tokens"] == part.tokens
-    table = command("eval", run.path, cwd=here).stdout.splitlines()
-    assert [line.split()[0] for line in table[1:]] == ["source", *pets]
-
-
-def test_a_part_shorter_than_a_window_has_no_loss(here: Path) -> None:
-    for name, size in {"a": 900, "b": 12, "c": 100}.items():
-        (here / name).write_text("ab" * (size // 2))
-    run = train(prepare(["a", "b", "c"], val_fraction=0.2), block_size=12)
-    listed = json.loads(command("eval", run.path, "--json", cwd=here).stdout)["sources"]
-    assert [one["val_loss"] is None for one in listed] == [False, True, False]
-    assert listed[1] == {"source": "b", "val_loss": None, "bits_per_byte": None, "tokens": 0}
-    shown = command("eval", run.path, cwd=here)
-    assert shown.stdout.splitlines()[3].split() == ["b", "–", "–", "–"]
-    assert "– shorter than a window of 12 tokens" in shown.stderr
-
-
-def test_a_single_source_has_no_table(here: Path) -> None:
-    (here / "a").write_text("ab" * 500)
-    (here / "b").write_text("ba" * 500)
-    run = train(prepare("a"))
-    assert json.loads(command("eval", run.path, "--json", cwd=here).stdout)["sources"] == []
-    run = train(prepare(["a", "b"]))
-    found = json.loads(command("eval", run.path, "--json", cwd=here).stdout)
-    assert [one["source"] for one in found["sources"]] == ["b"]
-    assert found["sources"][0]["val_loss"] == found["val_loss"]
-    assert len(command("eval", run.path, cwd=here).stdout.splitlines()) == 1
-
-
-def test_long_splits_measure_a_fraction_of_each_source(
-    pets: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = prepare(pets)
-    run = train(dataset)
-    monkeypatch.setattr(evaluation, "MOST_TOKENS", dataset.val_tokens // 2)
-    for part, (_, found) in zip(
-        dataset.val_parts,
-        attnlm.evaluate(run, device="cpu", by_source=True).sources,
-        strict=True,
-    ):
-        assert found is not None and part.tokens / 2 - 8 <= found.tokens <= part.tokens / 2
-
-
-def test_more_sources_than_can_be_listed_are_one(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(corpus, "MOST_PARTS", 3)
-    monkeypatch.setattr("attnlm.data.prepare_text.MOST_PARTS", 3)
-    (here / "many").mkdir()
-    for name in "abcd":
-        (here / "many" / name).write_text(name * 300)
-    for sources, parts in ((["many/a", "many/b", "many/c"], ["many/c"]), ("many", [])):
-        dataset = prepare(sources, name=str(len(parts)))
-        assert [part.source for part in dataset.val_parts] == parts
-    (here / "many" / "d").unlink()
-    assert [part.source for part in prepare("many", val_fraction=0.5).val_parts] == [
-        *("many/b", "many/c")
-    ]
-    (here / "d").write_text("d" * 300)
-    events: list[object] = []
-    alternating = [*["many/c", "d"] * 2]
-    assert prepare(alternating, name="alternating", val_fraction=0.9).val_parts == ()
-    four = prepare(["many/a", "many/b", "many/c", "d"], name="four", on_event=events.append)
-    assert four.val_parts == ()
-    assert any(isinstance(event, Note) and "more than 3 sources" in event.text for event in events)
-
-
 def test_data_sets_of_version_1_0_have_the_tail(here: Path) -> None:
     (here / "cats.txt").write_text("The cat sat.\n" * 50)
     path = prepare("cats.txt").path / "meta.json"
     meta = files.read_json(path)
-    older = {key: meta[key] for key in meta if key not in ("split", "val_parts")}
-    files.write_json(path, older)
-    dataset = open_dataset("cats-char")
-    assert (dataset.split, dataset.val_parts) == ("tail", ())
+    files.write_json(path, {key: meta[key] for key in meta if key != "split"})
+    assert open_dataset("cats-char").split == "tail"
     assert prepare("cats.txt").path == path.parent  # it is the same
-    assert attnlm.evaluate(train(dataset), device="cpu", by_source=True).sources == ()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"split": "head"},
-        {"val_parts": [{"source": "a", "tokens": 0, "bytes": 3}]},
-        {"val_parts": [5]},
-    ],
-    ids=str,
-)
-def test_a_hostile_description_of_the_split_is_refused(changes: dict[str, Any], here: Path) -> None:
-    (here / "cats.txt").write_text("The cat sat.\n" * 50)
-    path = prepare("cats.txt").path / "meta.json"
-    files.write_json(path, {**files.read_json(path), **changes})
-    with pytest.raises(AttnlmError, match=r"meta\.json is not valid"):
-        open_dataset("cats-char")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attnlm
 from attnlm.base.errors import UsageError
@@ -13,12 +13,8 @@ from attnlm.cli.event_printer import baselines
 from attnlm.cli.options import option, switch
 from attnlm.runs.records import NOT_COMPARABLE
 
-if TYPE_CHECKING:
-    from attnlm.training.validation_loss import Evaluation
-
 _MOST_ERRORS = 20
 _MOST_SHOWN = 200  # characters of a question or answer
-_UNKNOWN = "–"
 
 
 def evaluate(
@@ -41,9 +37,8 @@ def evaluate(
 ) -> None:
     """Measure a model's loss on the validation split and, for examples, the share of right answers.
 
-    Of a larger split, the first 4,194,304 tokens are used. If the text has several sources, the
-    loss on the part of each is measured too. Answers are decoded greedily; they are right if every
-    token is.
+    Of a larger split, the first 4,194,304 tokens are used. Answers are decoded greedily; they are
+    right if every token is.
     """
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
     if pairs is not None:
@@ -65,7 +60,6 @@ def evaluate(
         device=device,
         data_dir=data_dir,
         verify=verify,
-        by_source=True,
     )
     console.say(
         f"{opened.name}, step {chosen.step} ({chosen.which}), "
@@ -100,15 +94,6 @@ def evaluate(
         "accuracy": evaluation.accuracy,
         "longer_accuracy": longer,
         **({"errors": [answered._asdict() for answered in wrong]} if errors else {}),
-        "sources": [
-            {
-                "source": source,
-                "val_loss": part and part.loss,
-                "bits_per_byte": part and part.bits_per_byte,
-                "tokens": part.tokens if part else 0,
-            }
-            for source, part in evaluation.sources
-        ],
     }
     perplexity = evaluation.perplexity
     shown = f"{perplexity:,.3f}" if perplexity < 1e6 else "above a million"
@@ -120,8 +105,6 @@ def evaluate(
     if longer is not None and not json:
         console.say(f"{longer:.1%} of answers to longer questions right")
     _print_errors([] if json else wrong)
-    if len(evaluation.sources) > 1 and not json:
-        _print_sources(evaluation.sources, opened.config.spec.block_size)
 
 
 def _evaluate_pairs(
@@ -157,16 +140,3 @@ def _print_errors(wrong: Sequence[attnlm.Answered]) -> None:
     if wrong:
         rows = [[repr(text[:_MOST_SHOWN])[1:-1] for text in answered] for answered in wrong]
         console.print_table(("question", "answer", "model's answer"), rows, ("question",))
-
-
-def _print_sources(sources: Sequence[tuple[str, Evaluation | None]], block_size: int) -> None:
-    """Print a table of the losses on the parts of the sources."""
-    rows = [
-        [source, f"{part.loss:.4f}", f"{part.bits_per_byte:.4f}", f"{part.tokens:,}"]
-        if part
-        else [source, *[_UNKNOWN] * 3]
-        for source, part in sources
-    ]
-    console.print_table(("source", "loss", "bits per byte", "tokens"), rows, ("source",))
-    if not all(part for _, part in sources):
-        console.say(f"{_UNKNOWN} shorter than a window of {block_size:,} tokens and its targets")

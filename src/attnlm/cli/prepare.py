@@ -8,7 +8,6 @@ from pathlib import Path
 
 import attnlm
 from attnlm.base.folders import command_for
-from attnlm.base.formatting import listed
 from attnlm.cli import completion, console, options
 from attnlm.cli.event_printer import Display, baselines
 from attnlm.cli.options import argument, option, switch
@@ -118,7 +117,6 @@ def prepare(
         console.say_next(command_for("attnlm train", dataset.path, *flags, kind="data set"))
     facts = {"dataset": str(dataset.path)} | {name: getattr(dataset, name) for name in _FACTS}
     facts["examples"] = dataset.examples and asdict(dataset.examples)
-    facts["val_parts"] = [*map(asdict, dataset.val_parts)]
     console.print_result_or_json(str(dataset.path), facts, json)
 
 
@@ -137,18 +135,12 @@ def _examples_summary(dataset: attnlm.Dataset) -> str:
 
 
 def _validation_summary(dataset: attnlm.Dataset) -> str:
-    """Return which text the validation split consists of: `the last 10%, only from jargon.txt`."""
-    share = f"{100 * (dataset.val_fraction or 0):g}%"
+    """Return which text the validation split consists of, such as `the last 10%`."""
     if dataset.examples is not None and dataset.split is None:
-        validation = f"{dataset.examples.val:,} examples of {dataset.val_source}"
-    elif dataset.val_source is not None:
-        validation = dataset.val_source
-    elif dataset.split == "documents":
-        validation = f"{share} of the documents, chosen at random"
-    else:
-        validation = f"the last {share}"
-    parts = dataset.val_parts
-    if len(parts) == 1:
-        return f"{validation}, only from {parts[0].source}"
-    named = [f"{part.source} {part.tokens / dataset.val_tokens:.0%}" for part in parts]
-    return f"{validation}, from {listed(named)}" if named else validation
+        return f"{dataset.examples.val:,} examples of {dataset.val_source}"
+    if dataset.val_source is not None:
+        return dataset.val_source
+    share = f"{100 * (dataset.val_fraction or 0):g}%"
+    if dataset.split == "documents":
+        return f"{share} of the documents, chosen at random"
+    return f"the last {share}"

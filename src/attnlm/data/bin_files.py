@@ -6,8 +6,6 @@ import contextlib
 import functools
 import hashlib
 import itertools
-from collections import deque
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -18,7 +16,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent, Progress
 from attnlm.base.files import open_replacement
 from attnlm.compute.threads import cores, map_ahead
-from attnlm.data.dataset import Ids, SourcePart, SplitFacts, id_dtype, sampled_hash
+from attnlm.data.dataset import Ids, SplitFacts, id_dtype, sampled_hash
 from attnlm.data.splits import SPLITS, Split
 from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import (
@@ -41,7 +39,6 @@ class WrittenBins(NamedTuple):
     val: SplitFacts
     val_bytes: int
     bigram_loss: float | None
-    val_parts: tuple[SourcePart, ...] = ()
 
 
 def write_bins(folder: Path, split: Split, tokenizer: Tokenizer, on_event: OnEvent) -> WrittenBins:
@@ -54,7 +51,6 @@ def write_bins(folder: Path, split: Split, tokenizer: Tokenizer, on_event: OnEve
     workers = min(cores(), _MOST_WORKERS) if is_bpe else 1
     pieces = split.pieces()
     encode = functools.partial(_encode_piece, piece_encoder(tokenizer), tokenizer, split)
-    parts = _PartCounter(split.val_parts, encode)
     characters = 0
     if is_bpe or tokenizer.special:
         pieces = safe_pieces_of_texts(pieces, PIECE)
@@ -66,8 +62,6 @@ def write_bins(folder: Path, split: Split, tokenizer: Tokenizer, on_event: OnEve
         }
         for encoded in opening.enter_context(contextlib.closing(ahead)):
             bins[encoded.key].add(encoded)
-            if encoded.key == "val":
-                parts.add(encoded)
             characters += len(encoded.piece.text)
             on_event(Progress("encode", characters, split.characters, "chars"))
     split_facts = {}
@@ -84,7 +78,6 @@ def write_bins(folder: Path, split: Split, tokenizer: Tokenizer, on_event: OnEve
         split_facts["val"],
         bins["val"].utf8_bytes,
         bigram_loss(bins["train"].pairs_VV, bins["val"].pairs_VV),
-        tuple(parts.parts),
     )
 
 
@@ -150,40 +143,6 @@ class _BinWriter:
         self._last = ids[-1]
         self.tokens += len(ids)
         self.utf8_bytes += piece.utf8_bytes
-
-
-class _PartCounter:
-    """The parts of the validation split: their tokens and bytes are counted piece by piece.
-
-    `sizes` are the names and characters of the parts. A token across the end of a part counts for
-    either part.
-    """
-
-    def __init__(
-        self, sizes: Sequence[tuple[str, int]], encode: Callable[[tuple[str, Piece]], _EncodedPiece]
-    ) -> None:
-        ends = itertools.accumulate(characters for _, characters in sizes)
-        self._ends = deque(zip((name for name, _ in sizes), ends, strict=True))
-        self._encode = encode
-        self._characters = self._tokens = self._bytes = 0  # of the pieces so far
-        self.parts: list[SourcePart] = []
-
-    def add(self, piece: _EncodedPiece) -> None:
-        """Add the next piece of the validation split, and the parts that end in it."""
-        end = self._characters + len(piece.piece.text)
-        while self._ends and self._ends[0][1] <= end:
-            source, place = self._ends.popleft()
-            before = piece
-            if place < end:
-                before = self._encode((piece.key, piece.piece.cut(place - self._characters)[0]))
-            tokens = self._tokens + min(len(before.ids), len(piece.ids))
-            tokens -= sum(part.tokens for part in self.parts)
-            size = self._bytes + before.utf8_bytes - sum(part.bytes for part in self.parts)
-            if tokens > 0:
-                self.parts.append(SourcePart(source=source, tokens=tokens, bytes=size))
-        self._characters = end
-        self._tokens += len(piece.ids)
-        self._bytes += piece.utf8_bytes
 
 
 def bigram_loss(

@@ -29,18 +29,6 @@ _DAMAGED = "prepare it again with `force`, or copy it again from its source"
 Ids: TypeAlias = NDArray[np.uint16] | NDArray[np.uint32]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourcePart:
-    """A part of a validation split: its tokens, and the UTF-8 bytes of its text.
-
-    `source` is one of the sources or, if a folder or pattern was the only source, a file.
-    """
-
-    source: str
-    tokens: int = limited(at_least=1)
-    bytes: int = limited(at_least=1)
-
-
 class SplitFacts(NamedTuple):
     """The properties of the files of a split."""
 
@@ -96,7 +84,6 @@ class DatasetProperties:
     train_tokens: int = limited(at_least=1, below=2**48)
     val_tokens: int = limited(at_least=1, below=2**48)
     val_bytes: int = limited(at_least=1, below=2**53)
-    val_parts: tuple[SourcePart, ...] = ()
     train_sha256: str
     val_sha256: str
     train_sampled_sha256: str
@@ -151,14 +138,13 @@ class Dataset(DatasetProperties):
     `records_on_stdin` is True if stdin had records instead of a plain text.
     `documents` counts the documents that the end-of-text id follows, or that were divided among the
     splits. `split` says which part of the text is for validation: its "tail", or some of its
-    "documents"; None stands for a text of its own, `val_source`. `val_bytes` is the
-    length of the validation text in UTF-8. If the text has several sources, `val_parts` lists the
-    part of each in the validation split, in order. `bigram_loss` (the loss of bigrams counted in
-    the training split) and `floor` (the least possible loss) are in nats per token of the
-    validation split; None stands for unknown. `tokenizer_from` is the folder of the run or data set
-    from which the tokenizer was taken, if any. `source_sha256` covers the text in UTF-8 and the end
-    of each document that an end-of-text id follows. `val_source_sha256` covers the same for a
-    validation text that has its own source. The other hashes cover files.
+    "documents"; None stands for a text of its own, `val_source`. `val_bytes` is the length of the
+    validation text in UTF-8. `bigram_loss` (the loss of bigrams counted in the training split) and
+    `floor` (the least possible loss) are in nats per token of the validation split; None stands for
+    unknown. `tokenizer_from` is the folder of the run or data set from which the tokenizer was
+    taken, if any. `source_sha256` covers the text in UTF-8 and the end of each document that an
+    end-of-text id follows. `val_source_sha256` covers the same for a validation text that has its
+    own source. The other hashes cover files.
 
     `examples` describes a data set of questions with answers, whose losses are those of the
     answers; `train_examples` and `val_examples` are the places of the examples. All three are None

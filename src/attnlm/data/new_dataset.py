@@ -159,7 +159,6 @@ def write_dataset(
         val_sha256=bins.val.sha256,
         val_sampled_sha256=bins.val.sampled_sha256,
         val_bytes=bins.val_bytes,
-        val_parts=bins.val_parts,
         bigram_loss=bins.bigram_loss,
         floor=encoded.floor,
         documents=encoded.documents,

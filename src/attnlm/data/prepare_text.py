@@ -12,7 +12,7 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.data.bin_files import write_bins
 from attnlm.data.new_dataset import Content, EncodedDataset, UnencodedDataset
 from attnlm.data.splits import Split, SurveyedText, survey_text
-from attnlm.text.corpus import MOST_PARTS, Corpus
+from attnlm.text.corpus import Corpus
 from attnlm.tokens.tokenizer import Tokenizer
 
 
@@ -25,8 +25,6 @@ def dataset_from_text(
 ) -> UnencodedDataset:
     """Return the data set to be made of a text, and of another one for validation, if given."""
     text = survey_text(corpus, fraction, on_event)
-    if len(corpus.sources) > MOST_PARTS:
-        on_event(Note(f"the losses of more than {MOST_PARTS} sources are not measured separately"))
     if val_corpus is None:
         by_documents = split == "documents" or (split is None and text.has_many_documents)
         if by_documents:
@@ -53,7 +51,7 @@ def _check_documents(text: SurveyedText, on_event: OnEvent) -> None:
             f"{text.corpus.shown} is a single document, which `split` documents cannot divide",
             "use `split` tail, or name several files, or a file of records (.jsonl, .parquet)",
         )
-    share = sum(part.chosen for part in text.parts) / text.characters
+    share = text.chosen / text.characters
     if share == 0:
         least_fraction = math.ceil(100 / text.documents) / 100
         raise AttnlmError(

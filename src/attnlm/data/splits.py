@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,21 +70,14 @@ class Divider:
         return parts
 
 
-class TextPart(NamedTuple):
-    """A part of a text: its name, its characters, and the characters of its chosen documents."""
-
-    name: str
-    characters: int
-    chosen: int
-
-
 @dataclass(frozen=True)
 class SurveyedText:
     """A corpus, and its size, hash and characters, found in a first reading.
 
     `fraction` is the share of the text that is for validation, if it is to be split.
     `sha256` covers the text in UTF-8 and the ends of its documents, if the corpus marks them.
-    `alphabet` has the distinct characters of the text, sorted. `parts` are named by the corpus.
+    `alphabet` has the distinct characters of the text, sorted. `chosen` is the number of characters
+    of the documents that are chosen for validation, if the text is split by documents.
     """
 
     corpus: Corpus
@@ -94,7 +87,7 @@ class SurveyedText:
     sha256: str
     alphabet: str
     documents: int
-    parts: tuple[TextPart, ...]
+    chosen: int
 
     @property
     def has_many_documents(self) -> bool:
@@ -136,25 +129,8 @@ class Split:
         if self.val_text:
             return self.text.characters
         if self.by_documents:
-            return self.text.characters - sum(part.chosen for part in self.text.parts)
+            return self.text.characters - self.text.chosen
         return math.floor(self.text.characters * (1 - self.text.fraction))
-
-    @property
-    def val_parts(self) -> list[tuple[str, int]]:
-        """Return the name and the characters of each part of the validation split that is not
-        empty; [] if the text has only one part."""
-        parts = self.text_of("val").parts
-        if self.val_text:
-            sizes = [(part.name, part.characters) for part in parts]
-        elif self.by_documents:
-            sizes = [(part.name, part.chosen) for part in parts]
-        else:
-            ends = itertools.accumulate(part.characters for part in parts)
-            after = (end - self.train_characters for end in ends)
-            sizes = [
-                (part.name, min(n, part.characters)) for part, n in zip(parts, after, strict=True)
-            ]
-        return [(name, n) for name, n in sizes if n > 0] if len(parts) > 1 else []
 
     @property
     def characters(self) -> int:
@@ -213,36 +189,27 @@ class Split:
 
 def survey_text(corpus: Corpus, fraction: Fraction, on_event: OnEvent) -> SurveyedText:
     """Read a corpus once to count and hash it. Raises AttnlmError if it is empty."""
-    characters = utf8_bytes = documents = 0
+    characters = utf8_bytes = documents = chosen = 0
     digest = hashlib.sha256()
     divider = Divider(fraction)
-    names = corpus.parts
-    parts: list[TextPart] = []
     has_occurred = np.zeros(0x110000, np.bool_)
 
-    def survey_piece(
-        item: tuple[int, Piece],
-    ) -> tuple[int, Piece, bytes, NDArray[np.unsignedinteger[Any]]]:
-        """Return the item, the piece in UTF-8, and its code points that `has_occurred` lacks."""
-        text = item[1].text
+    def survey_piece(piece: Piece) -> tuple[Piece, bytes, NDArray[np.unsignedinteger[Any]]]:
+        """Return the piece, its text in UTF-8, and its code points that `has_occurred` lacks."""
+        text = piece.text
         utf8 = encode_unicode(text, "utf-8")
         if text.isascii():
             known_bytes = np.flatnonzero(has_occurred[:128]).astype(np.uint8).tobytes()
-            return *item, utf8, np.frombuffer(utf8.translate(None, known_bytes), np.uint8)
+            return piece, utf8, np.frombuffer(utf8.translate(None, known_bytes), np.uint8)
         points = code_points(text)
-        return *item, utf8, points[~has_occurred.take(points)]
+        return piece, utf8, points[~has_occurred.take(points)]
 
-    with contextlib.closing(map_ahead(survey_piece, corpus.pieces_of_files())) as surveyed_pieces:
-        for file, piece, utf8, new_points in surveyed_pieces:
+    with contextlib.closing(map_ahead(survey_piece, corpus.pieces())) as surveyed_pieces:
+        for piece, utf8, new_points in surveyed_pieces:
             digest.update(_with_end_marks(piece, utf8, corpus.marks_ends))
             has_occurred[new_points] = True
             characters += len(piece.text)
-            chosen = sum(len(part.text) for key, part in divider.divide(piece) if key == "val")
-            if parts and parts[-1].name == names[file]:
-                _, before, chosen_before = parts.pop()
-            else:
-                before = chosen_before = 0
-            parts.append(TextPart(names[file], before + len(piece.text), chosen_before + chosen))
+            chosen += sum(len(part.text) for key, part in divider.divide(piece) if key == "val")
             utf8_bytes += len(utf8)
             documents += len(piece.ends)
             on_event(Progress("read", characters, None, "chars"))
@@ -264,7 +231,7 @@ def survey_text(corpus: Corpus, fraction: Fraction, on_event: OnEvent) -> Survey
         digest.hexdigest(),
         alphabet,
         documents,
-        tuple(parts),
+        chosen,
     )
 
 

@@ -47,20 +47,14 @@ DEFAULT_TIMEOUT = 3.0  # seconds of silence at each try, before `tales` replaces
 _STDIN = "-"
 NAMES = ("tinyshakespeare", "tales")
 SOURCES = f"a file, a folder, a pattern, a URL, hf:NAME, {', '.join(NAMES)}, or - for stdin"
-MOST_PARTS = 64
-"""The most parts of a text whose losses are measured separately."""
 
 
 class TextFile(NamedTuple):
-    """A file with text, called `shown` in messages. .jsonl and .parquet files ignore `encoding`.
-
-    `source` is the index of the source to which the file belongs.
-    """
+    """A file with text, called `shown` in messages. .jsonl and .parquet files ignore `encoding`."""
 
     path: Path
     shown: str
     encoding: str = "utf-8"
-    source: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,20 +92,6 @@ class Corpus:
         return _label(self.source)
 
     @property
-    def parts(self) -> list[str]:
-        """Return, for each file, the name of the part of the text to which the file belongs.
-
-        A part is a source, or a file if the user named only one source. If there are more than 64
-        parts, the whole text counts as one part.
-        """
-        if len(self.sources) > 1:
-            names = [_label(self.sources[file.source]) for file in self.files]
-        else:
-            names = [os.fsencode(file.shown).decode(errors="replace") for file in self.files]
-        count = sum(1 for _ in itertools.groupby(names))
-        return names if count <= MOST_PARTS else [self.shown] * len(names)
-
-    @property
     def has_records_on_stdin(self) -> bool:
         """Return True if text came from stdin as records, False if it came as plain text."""
         return any(file.shown == _label(_STDIN) and record_suffix(file.path) for file in self.files)
@@ -122,18 +102,13 @@ class Corpus:
         Raises AttnlmError for a file that can't be read. The error names the byte offset of text
         that can't be decoded, or the line or row of an invalid record.
         """
-        return (piece for _, piece in self.pieces_of_files())
-
-    def pieces_of_files(self) -> Iterator[tuple[int, Piece]]:
-        """Yield each piece of `pieces`, after the index of its file."""
-        for number, (path, shown, encoding, _) in enumerate(self.files):
+        for path, shown, encoding in self.files:
             if record_suffix(path):
                 pieces = record_pieces(path, self.column, shown, self.marks_ends)
             else:
                 pieces = text_pieces(path, encoding, shown)
             try:
-                for piece in with_last_end(pieces) if self.has_documents else pieces:
-                    yield number, piece
+                yield from with_last_end(pieces) if self.has_documents else pieces
             except OSError as error:
                 raise _unreadable_error(shown, error) from error
             except NotTextError as error:
@@ -213,9 +188,7 @@ def get_corpus(
                 on_event(Note(f"{corpus.shown} is empty"))
         except NotTextError as error:
             raise _several_files_error(error) from error
-    files = tuple(
-        file._replace(source=i) for i, corpus in enumerate(corpora) for file in corpus.files
-    )
+    files = tuple(file for corpus in corpora for file in corpus.files)
     return replace(
         corpora[0],
         name=f"{corpora[0].name}-and-{len(corpora) - 1}-more",

@@ -44,7 +44,7 @@ def read_examples(
     `prompt_column` has the questions and `answer_column` the answers, both texts. Without
     `answer_column`, `prompt_column` has lists of messages, each with a role and a content.
     """
-    for path, shown, _, _ in files:
+    for path, shown, _ in files:
         if not record_suffix(path):
             raise AttnlmError(
                 f"{shown} has no columns", "`prompt_column` needs a .jsonl or .parquet file"

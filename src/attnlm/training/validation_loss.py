@@ -36,15 +36,11 @@ class Evaluation:
 
     `accuracy` is the share of examples whose answers are right when decoded greedily; None for a
     text.
-
-    `sources` has the losses on the parts of several sources, if the caller wants them: pairs of a
-    source's name and the loss on its part, None if the part is shorter than a window.
     """
 
     loss: float
     tokens: int
     bits_per_byte: float
-    sources: tuple[tuple[str, Evaluation | None], ...] = ()
     accuracy: float | None = None
 
     @property

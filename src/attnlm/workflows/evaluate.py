@@ -15,7 +15,7 @@ from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import Note, OnEvent
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.threads import torch_settings_restored
-from attnlm.data.dataset import Dataset, Ids, ids_at, open_dataset
+from attnlm.data.dataset import Dataset, ids_at, open_dataset
 from attnlm.data.examples import limit_per_window
 from attnlm.generation.decoders import is_fastest_on_cpu
 from attnlm.generation.sampling import Sampler
@@ -44,7 +44,6 @@ def evaluate(
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
     verify: bool = False,
-    by_source: bool = False,
 ) -> Evaluation:
     """Return the loss of a run's checkpoint on the validation split of a data set.
 
@@ -55,10 +54,6 @@ def evaluate(
     equals bit for bit what training logged for the same tokens, because `evaluate` keeps the
     layout of parameters in memory, the threads and the precision of the training. `open_dataset`
     explains `verify`.
-
-    If `by_source` is true, the result's `sources` have the loss on each part of `val_parts` of the
-    data set. Each part is measured as a text of its own: its first token is not predicted, and no
-    window crosses its end. This takes as long again as the loss itself.
 
     Raises AttnlmError if something is missing or damaged, if `data` was encoded with another
     tokenizer, or if the loss is not finite.
@@ -77,45 +72,24 @@ def evaluate(
     only_answers = dataset.examples is not None and training.loss_on != "all"
     with torch_settings_restored():
         use_precision(chosen)
-
-        def measured(tokens: Ids, bytes_per_token: float, most: int | None = None) -> Evaluation:
-            evaluation = validation_loss(
-                model,
-                tokens,
-                chosen,
-                bytes_per_token=bytes_per_token,
-                kernels=configured_kernels(training),
-                threads=max(training.threads or 1, torch.get_num_threads()),  # training may leave 1
-                most=most,
-                examples=limit_per_window(dataset.val_examples, training.examples_per_window),
-                only_answers=only_answers,
-            )
-            if not math.isfinite(evaluation.loss):
-                raise NotFiniteError
+        evaluation = validation_loss(
+            model,
+            dataset.val,
+            chosen,
+            bytes_per_token=(
+                dataset.bytes_per_answer_token if only_answers else dataset.bytes_per_token
+            ),
+            kernels=configured_kernels(training),
+            threads=max(training.threads or 1, torch.get_num_threads()),  # training may leave 1
+            examples=limit_per_window(dataset.val_examples, training.examples_per_window),
+            only_answers=only_answers,
+        )
+        if not math.isfinite(evaluation.loss):
+            raise NotFiniteError
+        if dataset.val_examples is None:
             return evaluation
-
-        per_token = dataset.bytes_per_answer_token if only_answers else dataset.bytes_per_token
-        whole = measured(dataset.val, per_token)
-        if dataset.val_examples is not None:
-            is_right = right_answers(model, dataset.val, dataset.val_examples, chosen)
-            return replace(whole, accuracy=float(is_right.mean()))
-        if not by_source:
-            return whole
-        if len(dataset.val_parts) == 1:
-            return replace(whole, sources=((dataset.val_parts[0].source, whole),))
-        share = min(1.0, MOST_TOKENS / dataset.val_tokens)
-        begin = 0
-        sources: list[tuple[str, Evaluation | None]] = []
-        for part in dataset.val_parts:
-            place = slice(begin, begin + part.tokens)
-            tokens = ids_at(dataset.val, place, model.vocab_size, "val.bin")
-            evaluation = None
-            if len(tokens) > model.block_size:
-                most = None if share == 1 else int(share * part.tokens)
-                evaluation = measured(tokens, part.bytes / part.tokens, most)
-            sources.append((part.source, evaluation))
-            begin += part.tokens
-        return replace(whole, sources=tuple(sources))
+        is_right = right_answers(model, dataset.val, dataset.val_examples, chosen)
+        return replace(evaluation, accuracy=float(is_right.mean()))
 
 
 def measure_on_whole(run: Run, dataset: Dataset, on_event: OnEvent) -> None:
