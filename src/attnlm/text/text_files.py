@@ -24,7 +24,6 @@ ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"  
 # The maximum number of characters in a piece of text, and of bytes in a read. All that is computed
 # from such a piece, up to its token ids, fits into a processor's cache.
 PIECE = 2**18
-UTF16_SNIFFED_BYTES = 2**16
 
 
 class NotTextError(AttnlmError):
@@ -201,19 +200,11 @@ def text_pieces(path: Path, encoding: str, shown: str) -> Iterator[Piece]:
     """
     decoder = codecs.getincrementaldecoder(encoding)()
     chunk = None
-    start = b""
     read = 0
     is_first = True
     with open_decompressed(path, shown) as file:
         while chunk != b"":
             chunk = file.read(PIECE)
-            start = start or chunk[:UTF16_SNIFFED_BYTES]
-            if encoding == "utf-8" and read == 0 and _is_full_of_nuls(start):
-                raise NotTextError(
-                    shown,
-                    "looks like UTF-16: many of its bytes are NUL",
-                    f"if it is a text, try `encoding` {_likely_encoding(start, encoding)}",
-                )
             read += len(chunk)
             try:
                 text = decoder.decode(chunk, final=not chunk)
@@ -225,7 +216,7 @@ def text_pieces(path: Path, encoding: str, shown: str) -> Iterator[Piece]:
                 raise NotTextError(
                     shown,
                     f"is not valid {encoding}",
-                    f"set its encoding; try `encoding` {_likely_encoding(start, encoding)}",
+                    "name its `encoding`, such as utf-16 or latin-1",
                     f"byte {offset}",
                 ) from error
             if text and is_first:
@@ -234,18 +225,3 @@ def text_pieces(path: Path, encoding: str, shown: str) -> Iterator[Piece]:
             # Some decoders hold characters back, and then return more than one read contained.
             for i in range(0, len(text), PIECE):
                 yield Piece(text[i : i + PIECE])
-
-
-def _is_full_of_nuls(start: bytes) -> bool:
-    """Return True if a quarter of the bytes or more are NUL, which is typical of UTF-16."""
-    return 4 * start.count(0) >= len(start) > 0
-
-
-def _likely_encoding(start: bytes, refused: str) -> str:
-    """Return an encoding to try if a file begins with `start` and can't be decoded as `refused`."""
-    has_mark = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    if has_mark and refused != "utf-16":
-        return "utf-16"
-    if refused == "utf-16" or _is_full_of_nuls(start):
-        return "utf-16-le" if start[1::2].count(0) >= start[::2].count(0) else "utf-16-be"
-    return "latin-1"
