@@ -244,16 +244,6 @@ shares are not relative to the corrupted pass | test_patch.py
 d_B - d_N[pair]) => d_B)
 later pairs take the place of earlier ones | test_patch.py
 sums[site] + recovered_I if number else recovered_I => recovered_I
-== compute/native/word_table.c
-words in C end anywhere before whitespace | test_word_table.py
-(after == ' ' || ends == BEFORE_ANY_WHITESPACE) => 1
-new words in C stand beside each other without a filler | test_word_table.py
-n > known && !is_boundary => 0 && !is_boundary
-words in C with a common start collide | test_word_table.py
-(uint64_t)product ^ (uint64_t)(product >> 64) => (uint64_t)product
-== tokens/word_table.py
-a token that reaches over two words is not noticed | test_word_table.py
-np.array_equal(tokens_at[places], starts - starts[0]) => True
 == compute/native/one_layer.c
 compiled gradients of keys come from the queries before them | test_one_layer.py
 sum_queries(row, length, d_scores, h->q => sum_keys(row, length, d_scores, h->q

@@ -31,7 +31,7 @@ from tests.emulated import EMULATED
 _ROOT = Path(__file__).parent.parent
 _OF_C = (
     *("model/test_ops", "model/test_block", "generation/test_native_decoder"),
-    *("training/test_one_layer", "tokens/test_word_table"),
+    "training/test_one_layer",
 )
 _ALL = (
     *_OF_C,

@@ -81,7 +81,7 @@ def test_a_variable_overrides_the_instruction_set(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(native.VARIABLE, named)
         native.instruction_set.cache_clear()
         assert native.instruction_set() == named
-    assert native.native_library() is None and native.baseline_library() is None
+    assert native.native_library() is None
     monkeypatch.setenv(native.VARIABLE, "avx1024")
     native.instruction_set.cache_clear()
     with pytest.raises(UsageError, match="avx1024, which is not an instruction set of this"):
@@ -94,7 +94,6 @@ def test_every_instruction_set_of_this_processor_has_kernels(
 ) -> None:
     monkeypatch.delenv(native.VARIABLE, raising=False)
     assert all(native.load(name) is not None for name in native.instruction_sets())
-    assert native.baseline_library() is not None
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no library"])

@@ -248,7 +248,7 @@ def test_pieces_of_any_size_have_the_text_of_each_document(
     assert safe == list(safe_pieces([Piece(whole, tuple(map(int, ends)))], limit))
     assert "".join(piece.text for piece in safe) == whole
     assert all(len(piece.text) <= limit for piece in safe)
-    ids = [encode_documents(tokenizer.encode_piece, tokenizer, piece).tolist() for piece in safe]
+    ids = [encode_documents(tokenizer, piece).tolist() for piece in safe]
     by_document: list[list[int]] = [[]]
     for token in [token for piece in ids for token in piece]:
         if token == tokenizer.end_of_text:

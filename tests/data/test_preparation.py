@@ -505,8 +505,6 @@ def test_a_stopped_command_leaves_nothing_of_its_own(
 
 IMPORTED = """
 import sys, attnlm
-from attnlm.compute.native import baseline_library
-baseline_library()  # for byte pairs
 dir(attnlm); attnlm.AttnlmError, attnlm.Note, attnlm.Dataset
 attnlm.prepare(sys.argv[1], data_dir=sys.argv[2])
 late = {"torch", "tokenizers", "tiktoken", "requests", "rich", "tqdm"}

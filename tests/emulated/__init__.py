@@ -163,7 +163,6 @@ def pytest_configure() -> None:
     emulated = EMULATED[os.environ["ATTNLM_EMULATED"]]
     _libraries.append(library := _Library(emulated, Path(_folder.name)))
     native.instruction_sets = lambda: (emulated.instruction_set,)
-    native._machine_sets = native.instruction_sets
     native.load = lambda name: library  # type: ignore[assignment]
 
 

@@ -26,7 +26,6 @@ from attnlm.tokens.tokenizer import (
     UnknownCharactersError,
     safe_pieces_of_texts,
 )
-from attnlm.tokens.word_table import PieceEncoder, piece_encoder
 
 MOST_BIGRAM_IDS = 1024
 _MOST_WORKERS = 8
@@ -50,7 +49,7 @@ def write_bins(folder: Path, split: Split, tokenizer: Tokenizer, on_event: OnEve
     # Characters take one worker: this thread, which reads, hashes and writes, has as much to do.
     workers = min(cores(), _MOST_WORKERS) if is_bpe else 1
     pieces = split.pieces()
-    encode = functools.partial(_encode_piece, piece_encoder(tokenizer), tokenizer, split)
+    encode = functools.partial(_encode_piece, tokenizer, split)
     characters = 0
     if is_bpe or tokenizer.special:
         pieces = safe_pieces_of_texts(pieces, PIECE)
@@ -95,18 +94,16 @@ class _EncodedPiece(NamedTuple):
     pair_counts: NDArray[np.int64] | None
 
 
-def _encode_piece(
-    encode_piece: PieceEncoder, tokenizer: Tokenizer, split: Split, item: tuple[str, Piece]
-) -> _EncodedPiece:
+def _encode_piece(tokenizer: Tokenizer, split: Split, item: tuple[str, Piece]) -> _EncodedPiece:
     """Return a piece of a split encoded. Raises AttnlmError if the text has changed."""
     key, piece = item
     vocab_size = tokenizer.vocab_size
     text = split.text_of(key)
     try:
         if text.corpus.marks_ends:
-            ids = encode_documents(encode_piece, tokenizer, piece)
+            ids = encode_documents(tokenizer, piece)
         else:
-            ids = encode_piece(piece.text)
+            ids = tokenizer.encode_piece(piece.text)
     except UnknownCharactersError:  # the vocabulary was made from the whole text
         raise text.changed_error() from None
     counts_VV: NDArray[np.int64] | None = None
@@ -160,9 +157,7 @@ def bigram_loss(
     return 0.0 - float((val_VV * log_p_VV).sum() / val_VV.sum())  # never −0
 
 
-def encode_documents(
-    encode_piece: PieceEncoder, tokenizer: Tokenizer, piece: Piece
-) -> NDArray[np.unsignedinteger[Any]]:
+def encode_documents(tokenizer: Tokenizer, piece: Piece) -> NDArray[np.unsignedinteger[Any]]:
     """Return the ids of a piece, with the end-of-text id at the ends of its documents.
 
     A special text in the piece itself, such as "<|endoftext|>", is encoded as ordinary text.
@@ -171,7 +166,7 @@ def encode_documents(
     texts = [piece.text[begin:end] for begin, end in places]
     if not tokenizer.has_special(piece.text):
         # The fast way: every special text in the joined text is the end of a document.
-        return encode_piece(tokenizer.end_text.join(texts))
+        return tokenizer.encode_piece(tokenizer.end_text.join(texts))
     end = np.array([tokenizer.end_of_text], np.uint32)
     ended = [part for text in texts for part in (tokenizer.encode_ordinary(text), end)]
     return np.concatenate(ended[:-1])

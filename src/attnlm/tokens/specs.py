@@ -70,8 +70,3 @@ _PATTERNS = {
 def pattern_of(name: str) -> str:
     """Return the split pattern of a vocabulary. Vocabularies trained by attnlm use GPT-2's."""
     return _PATTERNS.get(name, GPT2_PATTERN)
-
-
-def takes_line_ends(pattern: str) -> bool:
-    """Return True if the pattern puts punctuation and the line ends after it into one word."""
-    return pattern not in (GPT2_PATTERN, SMOLLM_PATTERN)

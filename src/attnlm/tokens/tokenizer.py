@@ -259,17 +259,13 @@ class BpeTokenizer(Tokenizer):
         }
 
     def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        return self._encode_text(self.normalised(text), set(self.special))
+        if self.nfc and not text.isascii():
+            parts = self._special.split(text)  # odd parts are special and stay unchanged
+            text = "".join(part if i % 2 else _to_nfc(part) for i, part in enumerate(parts))
+        return self._encode_text(text, set(self.special))
 
     def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
         return self._encode_text(_to_nfc(text) if self.nfc else text, set())
-
-    def normalised(self, text: str) -> str:
-        """Return `text`, normalised to NFC (except special texts) if `nfc` is set."""
-        if not self.nfc or text.isascii():
-            return text
-        parts = self._special.split(text)  # odd parts are special and stay unchanged
-        return "".join(part if i % 2 else _to_nfc(part) for i, part in enumerate(parts))
 
     def _encode_text(self, text: str, special: set[str]) -> NDArray[np.unsignedinteger[Any]]:
         encode_unicode(text, "utf-8")  # for its error: tiktoken replaces what is not Unicode

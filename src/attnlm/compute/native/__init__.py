@@ -54,8 +54,6 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     ),
     "generate": ([*[_POINTER] * 2, *[_NUMBER] * 2, _POINTER, _NUMBER, *[_POINTER] * 2], _NUMBER),
     "is_intel": ([], _NUMBER),
-    "find_words": ([_POINTER, ctypes.c_char_p, _NUMBER, _POINTER, _POINTER], _NUMBER),
-    "copy_ids": ([_POINTER, _NUMBER, _POINTER, _POINTER], _NUMBER),
 }
 
 
@@ -65,14 +63,6 @@ def native_library() -> ctypes.CDLL | None:
     Raises UsageError if $ATTNLM_KERNELS names no instruction set of this processor.
     """
     return load(instruction_set())
-
-
-def baseline_library() -> ctypes.CDLL | None:
-    """Return the kernels that every processor of this kind can run, without loading PyTorch.
-
-    Return None if they cannot be loaded. The instruction set makes no difference to word_table.c.
-    """
-    return load("none" if os.environ.get(VARIABLE) == "none" else _machine_sets()[0])
 
 
 @functools.cache
@@ -98,17 +88,12 @@ def instruction_sets() -> tuple[str, ...]:
     """
     import torch
 
-    possible = _machine_sets()
+    machine = platform.machine().lower()
+    known = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
+    possible = known.get(machine, ("none",))
     if possible is _X86:
         return _X86[: {"AVX2": 2, "AVX512": 3}.get(torch.backends.cpu.get_cpu_capability(), 1)]
     return possible
-
-
-def _machine_sets() -> tuple[str, ...]:
-    """Return the instruction sets for this kind of processor, from the baseline on."""
-    machine = platform.machine().lower()
-    known = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
-    return known.get(machine, ("none",))
 
 
 @functools.cache

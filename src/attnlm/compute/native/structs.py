@@ -13,7 +13,7 @@ import numpy as np
 
 _INTEGER = ctypes.c_int64
 _POINTER = ctypes.c_void_p
-_TYPES = (np.float32, np.float64, np.int32, np.int64, np.uint8, np.uint32, np.uint64, np.uintp)
+_TYPES = (np.float32, np.float64, np.int64, np.uintp)
 
 
 class Struct(ctypes.Structure):
@@ -140,16 +140,6 @@ class CPass(Struct):
     )
 
 
-class CWords(Struct):
-    """A table of words (word_table.c)."""
-
-    _fields_ = (
-        *_fields(_INTEGER, "most_words", "most_bytes", "slots"),
-        ("keys", ctypes.c_uint64 * 2),
-        *_fields(_POINTER, "words", "word_at", "ids_at", "slot", "hashes", "ends", "bytes", "ids"),
-    )
-
-
 class _Layout(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), ("offset", _INTEGER), ("size", _INTEGER))
 
@@ -159,7 +149,6 @@ _STRUCTS: dict[str, tuple[type[Struct], ...]] = {
     "attention_layouts": (CHeads, CAttention),
     "block_layouts": (CWeights, CPass),
     "pointwise_layouts": (CQK,),
-    "words_layouts": (CWords,),
 }
 
 
