@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnlm
-from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note
 from attnlm.data import bin_files
@@ -279,12 +278,3 @@ def test_a_chosen_document_of_one_token_is_too_short(here: Path) -> None:
         (here / "t" / f"{i:02}.txt").write_text("\n" if i == short else "abc")
     with pytest.raises(AttnlmError, match="validation split of t has fewer than two"):
         prepare("t", split="documents", val_fraction=0.05)
-
-
-def test_data_sets_of_version_1_0_have_the_tail(here: Path) -> None:
-    (here / "cats.txt").write_text("The cat sat.\n" * 50)
-    path = prepare("cats.txt").path / "meta.json"
-    meta = files.read_json(path)
-    files.write_json(path, {key: meta[key] for key in meta if key != "split"})
-    assert open_dataset("cats-char").split == "tail"
-    assert prepare("cats.txt").path == path.parent  # it is the same

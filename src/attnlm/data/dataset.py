@@ -77,7 +77,7 @@ class DatasetProperties:
     records_on_stdin: bool = False
     documents: int = limited(at_least=0)
     val_fraction: float | None = limited(above=0, below=1)
-    split: str | None = limited(default="tail", choices=("tail", "documents"))
+    split: str | None = limited(choices=("tail", "documents"))
     characters: int = limited(at_least=1)
     train_characters: int = limited(at_least=1)
     val_characters: int = limited(at_least=1)
