@@ -20,7 +20,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import write_bytes
 from attnlm.base.folders import is_safe_name
-from attnlm.base.suggestions import suggestion
+from attnlm.base.suggestions import similar_name, suggestion
 from attnlm.text import hub_datasets
 from attnlm.text.download import TIMEOUT, PinnedFile, fetch, fetch_cached, without_password
 from attnlm.text.record_files import record_pieces
@@ -293,7 +293,7 @@ def _path_corpus(source: str, encoding: str, spool: Path, suffix: str, on_event:
         names = [*NAMES, *TASKS]
         with contextlib.suppress(OSError, ValueError):  # no folder to list
             siblings = itertools.islice(path.parent.iterdir(), 1000)
-            names += (str(file) for file in siblings if suggestion(path.name, [file.name], ""))
+            names += (str(file) for file in siblings if similar_name(path.name, [file.name], ""))
         hint = suggestion(source, names, f"use {SOURCES}")
         raise AttnlmError(f"no such file or corpus: {source!r}", hint) from None
     except OSError as error:
