@@ -61,7 +61,7 @@ def write_bins(folder: Path, split: Split, tokenizer: Tokenizer, on_event: OnEve
         }
         for encoded in opening.enter_context(contextlib.closing(ahead)):
             bins[encoded.key].add(encoded)
-            characters += len(encoded.piece.text)
+            characters += encoded.characters
             on_event(Progress("encode", characters, split.characters, "chars"))
     split_facts = {}
     for (key, bin_file), title in zip(bins.items(), ("training", "validation"), strict=True):
@@ -88,7 +88,7 @@ class _EncodedPiece(NamedTuple):
     """
 
     key: str
-    piece: Piece
+    characters: int
     ids: Ids
     utf8_bytes: int
     pair_counts: NDArray[np.int64] | None
@@ -114,7 +114,7 @@ def _encode_piece(tokenizer: Tokenizer, split: Split, item: tuple[str, Piece]) -
         counts_VV = np.bincount(pairs, minlength=vocab_size**2).reshape(vocab_size, vocab_size)
     stored = ids.astype(id_dtype(vocab_size), copy=False)
     utf8_bytes = len(piece.text) if piece.text.isascii() else len(piece.text.encode())
-    return _EncodedPiece(key, piece, stored, utf8_bytes, counts_VV)
+    return _EncodedPiece(key, len(piece.text), stored, utf8_bytes, counts_VV)
 
 
 class _BinWriter:
