@@ -1,7 +1,7 @@
 """`attnlm prepare` and `--help` as whole processes: seconds, and peak memory.
 
 Characters are compared with nanoGPT's script; GPT-2's byte pairs with one thread of tiktoken that
-only encodes, also on the Python files of this environment, whose words vary more.
+only encodes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +30,7 @@ print(json.dumps({"process_seconds": time.perf_counter() - began}))
 
 
 def prepare(bench: Bench) -> Iterator[Row]:
-    """100 MB of the text, which is repeated, 100 MB of Python, and the start of a command."""
+    """100 MB of the text, which is repeated, and the start of a command."""
     long = bench.folder / "input.txt"
     short = bench.text.read_bytes()
     long.write_bytes(short * max(1, round(_BYTES / len(short))))
@@ -41,14 +40,10 @@ def prepare(bench: Bench) -> Iterator[Row]:
         rival = [sys.executable, str(shutil.copy(script, bench.folder))]
     ours = _preparing(bench, long, "char")
     yield from compare("prepare, char: nanoGPT's script", BOTH, ours, rival, bench.rounds)
-    sources = bench.folder / "sources.txt"
-    sources.write_bytes(_python_sources())
     if "TIKTOKEN_CACHE_DIR" in os.environ:
-        for text, name in ((long, "gpt2"), (sources, "gpt2, Python")):
-            ours = _preparing(bench, text, "gpt2")
-            encoding = [sys.executable, "-c", _ENCODING, str(text)]
-            named = f"prepare, {name}: one tiktoken thread"
-            yield from compare(named, BOTH, ours, encoding, bench.rounds)
+        ours = _preparing(bench, long, "gpt2")
+        encoding = [sys.executable, "-c", _ENCODING, str(long)]
+        yield from compare("prepare, gpt2: one tiktoken thread", BOTH, ours, encoding, bench.rounds)
     else:
         yield Row("prepare, gpt2", "", "TIKTOKEN_CACHE_DIR is not set", "–")
     start = [sys.executable, "-c", ""]
@@ -60,13 +55,3 @@ def _preparing(bench: Bench, text: Path, tokenizer: str) -> list[str]:
     folder = bench.folder / "prepared"
     options = ("--tokenizer", tokenizer, "--data-dir", folder, "--force")
     return attnlm("prepare", text, *options)
-
-
-def _python_sources() -> bytes:
-    """Return Python files of the environment, about as long in UTF-8 as the other text."""
-    taken, size = [], 0
-    for path in sorted(Path(sysconfig.get_path("purelib")).rglob("*.py")):
-        if size < _BYTES:
-            taken.append(path.read_text(encoding="utf-8", errors="replace").encode())
-            size += len(taken[-1])
-    return b"".join(taken)
