@@ -7,7 +7,9 @@ import hashlib
 import importlib
 import json
 import random
+import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +258,20 @@ def test_training_is_quick_on_a_text_without_spaces() -> None:
     draw = random.Random(1)
     text = "".join(draw.choices("ACGT", k=200_000))
     assert bpe.train_vocabulary("bpe:270", 270, [text]).vocab_size == 270
+
+
+def test_threads_share_no_encoding() -> None:
+    """If they shared one, they would wait for each other at each word."""
+    both = threading.Barrier(2, timeout=60)
+
+    def encoded(text: str) -> tuple[list[int], object]:
+        both.wait()
+        return TRAINED.encode(text), TRAINED._of_thread.encoding
+
+    with ThreadPoolExecutor(2) as pool:
+        (first, one), (second, other) = pool.map(encoded, [TALE, TALE])
+    assert first == second == TRAINED.encode(TALE)
+    assert len({one, other, TRAINED._of_thread.encoding}) == 3
 
 
 def test_patterns_equal_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:

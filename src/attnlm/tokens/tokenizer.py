@@ -7,6 +7,7 @@ import base64
 import bisect
 import itertools
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -219,8 +220,6 @@ class BpeTokenizer(Tokenizer):
         beginning: int | None = None,
         nfc: bool = False,
     ) -> None:
-        import tiktoken
-
         special = dict(special or {})
         if end_of_text is not None and end_of_text not in special.values():
             special[END_OF_TEXT] = end_of_text
@@ -243,9 +242,8 @@ class BpeTokenizer(Tokenizer):
         self.ranks = ranks
         self.beginning = beginning
         self.nfc = nfc
-        self._encoding = tiktoken.Encoding(
-            name, pat_str=self.pattern, mergeable_ranks=rank_of, special_tokens=special
-        )
+        self._rank_of = rank_of
+        self._of_thread = threading.local()
 
     def to_json(self) -> dict[str, Any]:
         optional_fields = {"special": self.special, "beginning": self.beginning, "nfc": self.nfc}
@@ -268,8 +266,22 @@ class BpeTokenizer(Tokenizer):
         return self._encode_text(_to_nfc(text) if self.nfc else text, set())
 
     def _encode_text(self, text: str, special: set[str]) -> NDArray[np.unsignedinteger[Any]]:
+        import tiktoken
+
         encode_unicode(text, "utf-8")  # for its error: tiktoken replaces what is not Unicode
-        return self._encoding.encode_to_numpy(text, allowed_special=special, disallowed_special=())
+        if not hasattr(self._of_thread, "encoding"):
+            # Threads that share an encoding wait for each other at each word: two are then slower
+            # than one.
+            self._of_thread.encoding = tiktoken.Encoding(
+                self.name,
+                pat_str=self.pattern,
+                mergeable_ranks=self._rank_of,
+                special_tokens=dict(self.special),
+            )
+        ids: NDArray[np.unsignedinteger[Any]] = self._of_thread.encoding.encode_to_numpy(
+            text, allowed_special=special, disallowed_special=()
+        )
+        return ids
 
 
 def are_unambiguous(special: Iterable[str]) -> bool:
