@@ -195,6 +195,6 @@ def alone(
 def forked() -> ForkServerContext:
     """Return a context that forks processes from one that has loaded every module they need."""
     context = multiprocessing.get_context("forkserver")
-    preloaded = ["tests.processes", "tests.trials", "torch.distributed.fsdp", "torch._dynamo"]
+    preloaded = ["tests.processes", "tests.trials", "torch._dynamo"]
     context.set_forkserver_preload(preloaded)  # works only before the first process is started
     return context

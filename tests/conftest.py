@@ -32,7 +32,7 @@ if sys.platform == "darwin":
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the longest tests first, so that no worker ends with them."""
-    longest = ("test_trials", "test_processes", "test_commands", "test_sharding")
+    longest = ("test_trials", "test_processes", "test_commands")
     items.sort(key=lambda item: item.path.stem not in longest)
 
 

@@ -26,7 +26,6 @@ from attnlm.compute.processes import Processes, join_processes
 from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.training.sharding import whole_model
 from attnlm.training.state import initial_state
 from attnlm.training.step import Replica, StepNotFiniteError, Stepper
 from attnlm.training.validation_loss import validation_loss
@@ -34,38 +33,29 @@ from tests.command import ATTNLM, forked
 from tests.models import timeless
 
 NAMES = ("bigram", "average", "single-head", "multi-head:dropout=0.2", "transformer:dropout=0.2")
-SHARDED = ("bigram", "multi-head", "transformer:dropout=0.2", "gpt2:embed_dim=20")
 STEPS = 6
 
 
-def config_of(name: str, processes: int, *, shard: bool = False) -> Config:
+def config_of(name: str, processes: int) -> Config:
     settings: dict[str, Any] = {"batch_size": 12, "block_size": 12, "seed": 3, "steps": 20}
     if name != "bigram":
         settings["micro_batch_size"] = 4
-    if shard:
-        settings |= {"shard": True, "gradient_clip": 0.5, "recompute": name != "bigram"}
     settings["processes"] = processes
     return resolve({**variant(name), **settings, "threads": 1})
 
 
-def numbers(
-    name: str, dataset: Dataset, processes: Processes, *, shard: bool = False
-) -> dict[str, Any]:
-    """Return gradients and norms of some steps, their losses, the loss over the validation split,
-    and all weights. Every process returns what it found: all must have the same bytes."""
-    config, device = config_of(name, processes.count, shard=shard), choose_device("cpu")
-    is_sharded = config.training.is_sharded
-    state = initial_state(config, dataset.vocab_size, device, processes)
+def numbers(name: str, dataset: Dataset, processes: Processes) -> dict[str, Any]:
+    """Return the gradients of a step, the losses of some, the loss over the validation split, and
+    all weights. Every process returns what it found: all must have the same bytes."""
+    config, device = config_of(name, processes.count), choose_device("cpu")
+    state = initial_state(config, dataset.vocab_size, device)
     stepper, optimizer = Stepper(state, config, dataset, processes), state.optimizer
     update = optimizer.update
     gradients = []
-    norms = []
 
     def recording(*arguments: Any, **options: Any) -> None:
-        if not is_sharded:
-            named = state.model.named_parameters()
-            gradients.append({n: p.grad.clone() for n, p in named if p.grad is not None})
-        norms.append(optimizer._norm().item())
+        named = state.model.named_parameters()
+        gradients.append({n: p.grad.clone() for n, p in named if p.grad is not None})
         update(*arguments, **options)
 
     optimizer.update = recording  # type: ignore[method-assign]
@@ -77,17 +67,12 @@ def numbers(
         bytes_per_token=1.0,
         threads=2,
         processes=processes,
-        is_sharded=is_sharded,
     )
-    model = whole_model(state.model, processes) if is_sharded else state.model
-    parameters = [] if model is None else [p.detach().flatten() for p in model.parameters()]
     return {
         "gradients": gradients[:1],
-        "norms": norms,
         "losses": losses,
         "validation": evaluation.loss,
-        "values": torch.cat(parameters).numpy() if parameters else None,
-        "share": sum(vector.numel() for vector in optimizer.state().values()),
+        "values": torch.cat([p.detach().flatten() for p in state.model.parameters()]).numpy(),
     }
 
 
@@ -254,10 +239,9 @@ def some_way_on(project: Path, arguments: Sequence[str]) -> Iterator[Training]:
 
 
 def train_by_the_clock(data: Path, runs: Path) -> None:
-    """Train for 1.5 seconds, and once more with sharded weights."""
+    """Train for 1.5 seconds."""
     settings: dict[str, Any] = {"block_size": 8, "batch_size": 4, "device": "cpu", "budget": 1.5}
-    for name in ("whole", "sharded"):
-        attnlm.train(data, checkpoint_dir=runs, name=name, shard=name == "sharded", **settings)
+    attnlm.train(data, checkpoint_dir=runs, name="run", **settings)
 
 
 def compute(data: Path, out: Path) -> None:
@@ -265,13 +249,10 @@ def compute(data: Path, out: Path) -> None:
     dataset = open_dataset(data)
     with join_processes() as processes:
         found = {name: numbers(name, dataset, processes) for name in NAMES}
-        sharded = {name: numbers(name, dataset, processes, shard=True) for name in SHARDED}
     with join_processes() as processes:  # as in a program that trains twice
         subnormal = torch.full((8,), torch.finfo(torch.float32).tiny / 8)
         processes.all_reduce(subnormal)
         told = processes.broadcast_object({"a": [1, None, "ü"]} if processes.is_main else None)
-        content = (
-            *(found, failure(dataset, processes), told, subnormal.tolist()),
-            *(stopped(dataset, processes), sharded),
-        )
+        failed = failure(dataset, processes)
+        content = found, failed, told, subnormal.tolist(), stopped(dataset, processes)
         (out / f"{processes.rank}.pickle").write_bytes(pickle.dumps(content))

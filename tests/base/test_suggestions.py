@@ -42,6 +42,7 @@ def told(command: str) -> list[str]:
         ("ladder --model bigram", "did you mean --rungs?"),
         ("prepare --split-seed 7", "leave it out: --split documents always makes the same choice"),
         ("prepare --newlines unix", "line ends are kept: dos2unix converts those of a file"),
+        ("train --shard", "to train with less memory, lower --micro-batch-size or use --recompute"),
     ],
 )
 def test_similar_options_are_suggested(command: str, hint: str) -> None:

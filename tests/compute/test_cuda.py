@@ -318,13 +318,12 @@ def test_a_model_is_read_on_the_gpu(run: Run) -> None:
 # --- Processes, memory and choices ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shard", [[], ["--shard"]], ids=str)
-def test_nccl_trains_one_process(shard: list[str], data: Dataset, tmp_path: Path) -> None:
+def test_torchrun_trains_one_process(data: Dataset, tmp_path: Path) -> None:
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"),
         *("-m", "attnlm", "train", str(data.path), "--model", "gpt2", "--layers", "2"),
         *("--embed-dim", "24", "--heads", "4", "--block-size", "12", "--batch-size", "4"),
-        *("--steps", "6", "--device", "cuda", "--checkpoint-dir", str(tmp_path), *shard),
+        *("--steps", "6", "--device", "cuda", "--checkpoint-dir", str(tmp_path)),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -250,7 +250,6 @@ def test_a_resumed_run_chooses_the_kernels_that_fit_a_changed_one(
         {"model": "multi-head"},
         {"model": "transformer", "compile": "off"},
         {"model": "transformer", "attention_kernel": "torch"},
-        {"model": "transformer", "shard": True, "processes": 2},
     ],
 )
 def test_unsupported_blocks_in_c_are_refused(settings: Settings, dataset: Dataset) -> None:

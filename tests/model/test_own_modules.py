@@ -111,12 +111,6 @@ def test_an_mlp_can_be_replaced(code: Path) -> None:
         config(code, model="multi-head", mlp="parts:Gate")
 
 
-def test_sharding_is_refused(code: Path) -> None:
-    """Its checkpoints hold rows of trained parameters: buffers would be lost."""
-    with pytest.raises(UsageError, match="does not support `shard`"):
-        config(code, attention="parts:Head", model="transformer", shard=True, **SIZES)
-
-
 def test_attention_and_mlp_can_be_replaced_together(code: Path) -> None:
     both = {"attention": "parts:Head", "mlp": "parts:Gate"}
     spec = config(code, model="transformer", **both, **SIZES, set={"start": 3}).spec

@@ -15,7 +15,7 @@ from attnlm.model.architecture import RUNGS
 from attnlm.model.inspection import build_with_weights
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
-from attnlm.training.optimizer import FlatOptimizer
+from attnlm.training.optimizer import Optimizer
 from tests.models import parts_of
 
 V = 11
@@ -26,7 +26,7 @@ def test_checkpoints_round_trip_exactly(rung: str, tmp_path: Path) -> None:
     muon = {} if rung in ("bigram", "average", "dot-product") else {"optimizer": "muon"}
     config = resolve({"model": rung, "block_size": 6, **muon})
     model = parts_of(config).build(V)
-    optimizer = FlatOptimizer(model, config.training)
+    optimizer = Optimizer(model, config.training)
     tokens_BT = torch.randint(V, (2, 6))
     for step in range(2):
         cross_entropy(model(tokens_BT), tokens_BT.roll(1, 1)).backward()

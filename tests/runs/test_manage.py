@@ -71,11 +71,11 @@ def test_runs_data_sets_and_recipes_are_listed(project: Path) -> None:
     fails("list", "run", cwd=project, code=2, says="'run'", hints="runs")
 
 
-def test_folders_of_sharded_runs_count_and_imported_runs_have_no_result(project: Path) -> None:
+def test_files_in_folders_count_and_imported_runs_have_no_result(project: Path) -> None:
     first = project / "checkpoints" / "first"
     before = listed(project, "runs")["runs"][1]["bytes"]
-    (first / "last").mkdir()
-    (first / "last" / "part").write_bytes(bytes(1000))
+    (first / "tensorboard").mkdir()
+    (first / "tensorboard" / "events").write_bytes(bytes(1000))
     assert listed(project, "runs")["runs"][1]["bytes"] == before + 1000
     run = attnlm.open_run(first)
     replace(run, imported_from="elsewhere").save_config()

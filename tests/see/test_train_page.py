@@ -28,7 +28,7 @@ from attnlm.see.train_page import (
 )
 from attnlm.text import corpus_tales
 from attnlm.training.learning_rate import learning_rate
-from attnlm.training.optimizer import FlatOptimizer
+from attnlm.training.optimizer import Optimizer
 from docs.gallery import TRAIN, data_of
 from tests.browser import asks_for_nothing, check_fits, opened, until
 from tests.command import attnlm as attnlm_command
@@ -103,7 +103,7 @@ def test_twenty_updates_equal_our_optimizer(name: str, view: Any) -> None:
     arguments = described(model)
     config = resolve({"model": name, "optimizer": "adamw", **SETTINGS, "steps": 40})
     ids = some_ids(20, B, T + 1)
-    optimizer = FlatOptimizer(model, config.training)
+    optimizer = Optimizer(model, config.training)
     losses = []
     for step, ids_BT in enumerate(ids):
         optimizer.gradient.zero_()

@@ -13,7 +13,7 @@ from attnlm.config.settings import Config, resolve
 from attnlm.model.language_model import LanguageModel
 from attnlm.training import optimizer as optimizers
 from attnlm.training.learning_rate import learning_rate
-from attnlm.training.optimizer import FlatOptimizer, orthogonalize
+from attnlm.training.optimizer import Optimizer, orthogonalize
 from tests.models import parts_of
 from tests.tolerances import assert_near
 
@@ -113,7 +113,7 @@ def test_updates_equal_pytorch(
             by_muon, weight_decay=0.3, momentum=beta1, adjust_lr_fn="match_rms_adamw"
         )
         references.append(muon)
-    updates = FlatOptimizer(ours, config.training)
+    updates = Optimizer(ours, config.training)
     for step in range(5):
         give_gradients(ours, step)
         give_gradients(theirs, step)
@@ -133,7 +133,7 @@ def test_updates_wait_for_no_device(optimizer: str) -> None:
     model, config = a_model_with_gradients(
         1, model="transformer", heads=2, optimizer=optimizer, gradient_clip=1.0
     )
-    updates = FlatOptimizer(model.to("meta"), config.training)
+    updates = Optimizer(model.to("meta"), config.training)
     for step in range(2):
         updates.update(step)
     assert all(p.is_meta for p in model.parameters()) and updates.norm() is not None
@@ -149,7 +149,7 @@ def test_threads_share_an_update_and_change_nothing(
     results = []
     for threads in (1, 3):
         model, config = a_model_with_gradients(1, heads=2, **settings)
-        updates = FlatOptimizer(model, config.training)
+        updates = Optimizer(model, config.training)
         with new_pool(threads) as pool:
             for step in range(3):
                 give_gradients(model, step)
@@ -163,7 +163,7 @@ def test_threads_share_an_update_and_change_nothing(
 def test_the_reported_norm_is_the_gradients_before_clipping(clip: float | None) -> None:
     settings: dict[str, Setting] = {} if clip is None else {"gradient_clip": clip}
     model, config = a_model_with_gradients(1, model="multi-head", heads=2, **settings)
-    updates = FlatOptimizer(model, config.training)
+    updates = Optimizer(model, config.training)
     give_gradients(model, 0)
     expected = torch.linalg.vector_norm(updates.gradient).item()
     updates.update(0)

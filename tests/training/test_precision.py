@@ -187,7 +187,6 @@ def test_a_run_is_resumed_on_another_device(
         ({"dropout": 0.1, "compile": "on"}, True, True),
         ({"recompute": True}, False, True),
         ({"processes": 2}, False, False),
-        ({"shard": True}, False, False),
     ],
 )
 def test_cuda_graphs_hold_only_steps_that_repeat_themselves(

@@ -113,21 +113,13 @@ def test_data_of_another_tokenizer_are_refused_until_they_have_this_one(folder: 
     fails(*again, cwd=folder, code=1, says="the vocabulary of parent lacks", hints="byte")
 
 
-def test_a_sharded_run_is_a_parent_and_a_child(folder: Path) -> None:
-    parent = child(folder, shard=True)
-    assert parent.parent is not None and parent.parent.checkpoint == "best"
-    run = child(folder, start_from=parent)
-    assert run.parent is not None and run.parent.checkpoint == "best"
-    assert run.metrics()[0]["val_loss"] == min(r["val_loss"] for r in parent.metrics())
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
 def test_several_processes_start_from_it_and_one_logs(folder: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     alone = child(folder)
     settings = [("--" + name.replace("_", "-"), str(value)) for name, value in SMALL.items()]
-    arguments = "train", "fruits-char", "--from", "parent", "--processes", "2", "--shard"
+    arguments = "train", "fruits-char", "--from", "parent", "--processes", "2"
     more = (*sum(settings, ()), "--log", "tensorboard", "--name", "two")
     ended(started(*ATTNLM, *arguments, *more, cwd=folder), 0)
     two = attnlm.open_run(folder / "checkpoints" / "two")

@@ -32,7 +32,7 @@ from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run
 from attnlm.training import reporter
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
-from attnlm.training.optimizer import FlatOptimizer
+from attnlm.training.optimizer import Optimizer
 from attnlm.training.state import load_or_init_state
 from tests.command import attnlm as command
 from tests.models import FRUITS, assert_same_run, prepared, timeless
@@ -100,6 +100,18 @@ def test_the_same_configuration_gives_the_same_bytes(trained: Any) -> None:
     assert one.last.name == other.last.name and one.path != other.path
     assert_same_run(one, other)
     assert timeless(trained(**settings, seed=2).path) != timeless(one.path)
+
+
+def test_recomputed_gradients_are_the_same(trained: Any) -> None:
+    settings = {"model": "transformer", "dropout": 0.3, "threads": 2}
+    first, second = (
+        dict(trained(**settings, recompute=recompute).model(checkpoint="last").named_parameters())
+        for recompute in (False, True)
+    )
+    for name, values in first.items():
+        assert torch.equal(values, second[name])
+    with pytest.raises(UsageError, match="bigram does not support `recompute`"):
+        trained(model="bigram", recompute=True)
 
 
 class StopAt:
@@ -197,14 +209,14 @@ def test_auto_selects_last_until_a_trained_checkpoint_is_evaluated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The best of a training that was stopped early may be of step 0, or not be there."""
-    original = FlatOptimizer.update
+    original = Optimizer.update
 
-    def update(self: FlatOptimizer, number: int, **options: Any) -> None:
+    def update(self: Optimizer, number: int, **options: Any) -> None:
         original(self, number, **options)
         if number == stop - 1:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(FlatOptimizer, "update", update)
+    monkeypatch.setattr(Optimizer, "update", update)
     with pytest.raises(Interrupted):
         trained(model="bigram", name="stopped", **settings)
     run = attnlm.open_run(tmp_path / "checkpoints" / "stopped")
@@ -222,16 +234,16 @@ def test_a_second_signal_within_a_step_saves_nothing(
     trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = trained()
-    original = FlatOptimizer.update
+    original = Optimizer.update
 
-    def update(self: FlatOptimizer, number: int, **options: Any) -> None:
+    def update(self: Optimizer, number: int, **options: Any) -> None:
         if number == 7:
             signal.raise_signal(signal.SIGINT)
         original(self, number, **options)
         if number == 7:  # the weights are new, and the step is not counted yet
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(FlatOptimizer, "update", update)
+    monkeypatch.setattr(Optimizer, "update", update)
     with pytest.raises(KeyboardInterrupt) as caught:
         trained(name="stopped")
     monkeypatch.undo()

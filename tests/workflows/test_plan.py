@@ -26,7 +26,7 @@ from attnlm.model.layers import dropout_from
 from attnlm.model.ops import Kernels, use_kernels
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
 from attnlm.training.memory import FACTOR, estimate_memory
-from attnlm.training.optimizer import FlatOptimizer
+from attnlm.training.optimizer import Optimizer
 from attnlm.workflows.plan import Plan, plan
 from attnlm.workflows.train import train
 from tests.command import alone, attnlm, fails
@@ -67,7 +67,7 @@ def test_flops_equal_the_count_of_pytorch(
 def test_flops_of_an_update_equal_the_count_of_pytorch(name: str) -> None:
     config = resolve({**variant(name), "optimizer": "muon"}, SIZES)
     model = parts_of(config).build(65)
-    optimizer = FlatOptimizer(model, config.training)
+    optimizer = Optimizer(model, config.training)
     with FlopCounterMode(display=False) as counter:
         optimizer.update(0)
     of_settings = {**variant(name), **{k: v for k, v in SIZES.items() if k in config.settings()}}
@@ -116,23 +116,17 @@ def test_activations_equal_the_tensors_that_autograd_keeps(name: str, compiled: 
     assert found / FACTOR < ids.numel() * estimated < most * found
 
 
-def test_memory_is_divided_among_shards_and_given_for_computation() -> None:
+def test_memory_is_given_for_computation() -> None:
     config = resolve({**LLAMA_1B, "batch_size": 64, "processes": 64})
     parameters = parameter_count(config.spec, 32_000)
     sizes = config, 32_000, parameters, 10**6, "cuda"
     whole = estimate_memory(*sizes)
-    sharded = replace(config, training=replace(config.training, shard=True))
-    shared = estimate_memory(sharded, *sizes[1:])
-    less = replace(sharded, training=replace(sharded.training, recompute=True))
+    less = replace(config, training=replace(config.training, recompute=True))
     recomputed = estimate_memory(less, *sizes[1:])
     assert whole.gradients == 4 * parameters and whole.optimizer == 8 * parameters
-    assert shared.optimizer == whole.optimizer // 64
-    # Embeddings and two of 16 blocks are gathered, in half precision.
-    assert 4 * parameters / 64 < shared.weights < whole.weights / 2
-    assert shared.activations == whole.activations
     # Of each block its input only, and all of one.
     assert recomputed.activations < whole.activations / 4
-    assert recomputed.weights == shared.weights
+    assert recomputed.weights == whole.weights
     doubled = replace(config, training=replace(config.training, processes=32))
     assert estimate_memory(doubled, *sizes[1:]).activations == 2 * whole.activations
 

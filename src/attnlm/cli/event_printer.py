@@ -109,9 +109,8 @@ def _header(event: Started, log: Sequence[str]) -> dict[str, str]:
 
 
 def division_in_words(training: TrainingConfig) -> str:
-    """Return `2 processes, sharded, at most 8 windows at once`, as far as this applies."""
+    """Return `2 processes, at most 8 windows at once`, as far as this applies."""
     words = [_counted(training.processes, "process")] if training.processes > 1 else []
-    words += ["sharded"] if training.is_sharded else []
     if training.micro_batch_size is not None:
         words.append(f"at most {_counted(training.micro_batch_size, 'window')} at once")
     return ", ".join([*words, *(["activations recomputed"] if training.recompute else [])])

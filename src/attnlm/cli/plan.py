@@ -30,7 +30,7 @@ _TRAINING = (
     "recipe", "vocab_size", "start_from", "checkpoint_dir", "data_dir",
 )  # fmt: skip
 _WHERE = (
-    "device", "dtype", "compile", "threads", "processes", "shard", "recompute",
+    "device", "dtype", "compile", "threads", "processes", "recompute",
     "peak", "share",
 )  # fmt: skip
 GROUPS = {

@@ -269,11 +269,10 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
         ("`stride`", "`sampling` random"): training.stride and training.sampling == "random",
         ("`min_learning_rate`", "`schedule` constant"): training.schedule == "constant"
         and training.min_learning_rate,
-        ("`compile` on", "`shard`"): training.compile == "on" and training.shard,
     }.items():
         if are_both_set:
             raise UsageError(f"{first} cannot be combined with {second}", "leave one out")
-    uses = {"recompute": Use.RECOMPUTE, "shard": Use.SHARDING}
+    uses = {"recompute": Use.RECOMPUTE}
     for name, use in uses.items():
         if getattr(training, name) and (reason := model.reason_against(use)) is not None:
             raise UsageError(

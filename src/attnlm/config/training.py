@@ -168,9 +168,6 @@ class TrainingConfig:
     processes: int = _count_field(
         "number of processes; each computes an equal part of each batch", default=1, at_most=2**16
     )
-    shard: bool = setting(
-        "divide weights, gradients and optimizer state among the processes", default=False
-    )
     recompute: bool = setting(
         "recompute activations in the backward pass: less memory, more time", default=False
     )
@@ -186,11 +183,6 @@ class TrainingConfig:
     def max_steps(self) -> float:
         """Return the number of steps, or infinity if a budget alone ends the run."""
         return math.inf if self.steps is None else self.steps
-
-    @property
-    def is_sharded(self) -> bool:
-        """Return True if each process holds only some rows of the weights."""
-        return self.shard and self.processes > 1
 
     def complete(self) -> CompleteTraining:
         """Return the settings of a run that has chosen its seed and threads. Raises ValueError."""

@@ -23,7 +23,7 @@ _BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 _CODE = r"(?:[A-Za-z]:)?[^:=]*\.py:\w+"
 # A word is the name of own code, perhaps behind `=`, or has no colon.
 _WORD = re.compile(rf"((?:[\w-]+\s*=\s*)?{_CODE}|[^:]*)(?::|$)")
-SHARED = ("seed", "steps", "budget", "eval_every", "eval_tokens", "processes", "shard")
+SHARED = ("seed", "steps", "budget", "eval_every", "eval_tokens", "processes")
 """Training settings that all rungs of a ladder share."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -268,14 +268,12 @@ class Architecture:
             if values[n] is not None and missing_requirement(n, values) is None
         }
 
-    def build(
-        self, vocab_size: int, wrap_block: Callable[[Any], Any] = lambda block: block
-    ) -> Bigram | Transformer:
+    def build(self, vocab_size: int) -> Bigram | Transformer:
         from attnlm.model.language_model import Bigram, Transformer
 
         if self.embed_dim is None:
             return Bigram(self, vocab_size)
-        return Transformer(self, vocab_size, wrap_block)
+        return Transformer(self, vocab_size)
 
     def costs(self, vocab_size: int) -> Costs:
         return compute_costs(self, vocab_size)

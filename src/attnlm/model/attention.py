@@ -76,8 +76,6 @@ class SelfAttention(Hookable):
     normalised (Henry et al., 2020) and rotated according to their positions, as in Qwen3.
     """
 
-    joins_weights = True
-
     scores: nn.Module | None
     """the user's own scores of queries and keys; see `attention`"""
 
@@ -113,8 +111,7 @@ class SelfAttention(Hookable):
         cache: LayerCache | None = None,
     ) -> Tensor:
         """Map (B, T, C) → (B, T, C), or (B, T, H·D) without a projection."""
-        maps = self.query, self.key, self.value
-        packed_BTN = joined_linear(x_BTC, maps, joins_weights=self.joins_weights)
+        packed_BTN = joined_linear(x_BTC, (self.query, self.key, self.value))
         query, key, value = self._split(packed_BTN, rotation)
         dropout = self.dropout if self.training else 0.0
         if cache is not None:

@@ -7,7 +7,6 @@ from top to bottom. Axes are as in attention.py; V is the vocabulary size.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -89,11 +88,7 @@ class Transformer(LanguageModel):
     """True to recompute the activations of blocks in the backward pass instead of keeping them."""
 
     def __init__(
-        self,
-        architecture: Architecture,
-        vocab_size: int,
-        wrap_block: Callable[[Block], Block],
-        own: OwnParts | None = None,
+        self, architecture: Architecture, vocab_size: int, own: OwnParts | None = None
     ) -> None:
         super().__init__()
         a = self.architecture = architecture
@@ -110,7 +105,7 @@ class Transformer(LanguageModel):
             self.position_embedding = nn.Embedding(a.block_size, a.width)
             nn.init.normal_(self.position_embedding.weight, std=std if a.residual else 0.5)
         self.dropout = Dropout(a.dropout if a.residual else 0.0)
-        self.blocks = nn.ModuleList(wrap_block(Block(a, own, layer)) for layer in range(a.layers))
+        self.blocks = nn.ModuleList(Block(a, own, layer) for layer in range(a.layers))
         self.norm = build_norm(a, lm_head_inputs)
         self.head = nn.Linear(lm_head_inputs, vocab_size, bias=a.head_bias)
         # An LM head of zeros makes equal logits: the initial loss is ln V.

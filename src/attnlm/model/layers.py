@@ -76,15 +76,15 @@ class Linear(Hookable, nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def joined_linear(x: Tensor, maps: Sequence[nn.Module], *, joins_weights: bool = True) -> Tensor:
+def joined_linear(x: Tensor, maps: Sequence[nn.Module]) -> Tensor:
     """Return the concatenated outputs of `maps`: (..., C) → (..., N), N the sum of their widths.
 
-    One matmul with joined weights is faster. The maps are called one by one, however, if
-    `joins_weights` is False, if they are not plain, or if their weights are frozen, as for sampling
-    in bfloat16, which would copy the weights again for each token.
+    One matmul with joined weights is faster. The maps are called one by one, however, if they are
+    not plain, or if their weights are frozen, as for sampling in bfloat16, which would copy the
+    weights again for each token.
     """
     plain = [m for m in maps if isinstance(m, Linear) and is_plain(m, Linear)]
-    if not joins_weights or len(plain) < len(maps) or not plain[0].weight.requires_grad:
+    if len(plain) < len(maps) or not plain[0].weight.requires_grad:
         return torch.cat([m(x) for m in maps], dim=-1)
     bias_N = None if plain[0].bias is None else torch.cat([m.bias for m in plain])
     return linear(x, torch.cat([m.weight for m in plain]), bias_N)

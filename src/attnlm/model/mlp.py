@@ -16,8 +16,6 @@ class MLP(Hookable):
     With SwiGLU (Shazeer, 2020), the MLP is down(silu(gate(x)) · up(x)).
     """
 
-    joins_weights = True
-
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         self.kind = a.mlp
@@ -33,8 +31,7 @@ class MLP(Hookable):
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Map (B, T, C) → (B, T, C)."""
         if self.gate is not None:
-            maps = self.gate, self.up
-            hidden_BTF = swiglu(joined_linear(x_BTC, maps, joins_weights=self.joins_weights))
+            hidden_BTF = swiglu(joined_linear(x_BTC, (self.gate, self.up)))
         elif self.kind == "gelu":
             hidden_BTF = gelu(self.up(x_BTC))
         else:

@@ -41,7 +41,7 @@ def make_native_block(block: Block) -> NativeBlock | None:
         return None
     norms |= {"query": attention.query_norm, "key": attention.key_norm}
     modules = (attention, mlp, block.dropout, *norms.values(), *maps.values())
-    if not attention.joins_weights or not all(map(_has_plain_call, modules)):
+    if not all(map(_has_plain_call, modules)):
         return None
     return NativeBlock(
         heads=attention.heads,

@@ -8,7 +8,7 @@ module does not load torch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -125,12 +125,10 @@ class OwnParts(_OwnSpec):
         unreplaced = {name: v for name, v in settings.items() if name not in self.codes}
         return unreplaced | self._code_settings()
 
-    def build(
-        self, vocab_size: int, wrap_block: Callable[[Any], Any] = lambda block: block
-    ) -> LanguageModel:
+    def build(self, vocab_size: int) -> LanguageModel:
         from attnlm.model.language_model import Transformer
 
-        return Transformer(self.architecture, vocab_size, wrap_block, self)
+        return Transformer(self.architecture, vocab_size, self)
 
     def reason_against(self, use: Use) -> str | None:
         if use in (*_SUPPORTED, Use.RECOMPUTE):
@@ -185,10 +183,7 @@ class OwnModel(_OwnSpec):
     def settings(self) -> Settings:
         return {"block_size": self.block_size, **self._code_settings()}
 
-    def build(
-        self, vocab_size: int, wrap_block: Callable[[Any], Any] = lambda block: block
-    ) -> LanguageModel:
-        """Return a model; see ModelSpec. `wrap_block` is not used: no blocks are known."""
+    def build(self, vocab_size: int) -> LanguageModel:
         from attnlm.model.own_modules import OwnLanguageModel
 
         sizes = {"vocab_size": vocab_size, "block_size": self.block_size}

@@ -8,8 +8,8 @@ from `require_architecture`, which refuses other implementations.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from attnlm.base.setting_fields import Settings
 
@@ -38,7 +38,6 @@ class Use(enum.Enum):
     GROWTH = "twice its sizes"
     CACHE = "a cache of keys and values"
     MUON = "the optimizer Muon"
-    SHARDING = "`shard`"
     SLIDING_WINDOW = "a context that slides by one token"
     """Sliding is exact for one layer only. With several layers, rotary positions or an MLP, the
     model keeps the newer half of a full context and computes it again."""
@@ -66,12 +65,8 @@ class ModelSpec(Protocol):
     def settings(self) -> Settings:
         """Return the settings that together define the model."""
 
-    def build(self, vocab_size: int, wrap_block: Callable[[Any], Any] = ...) -> LanguageModel:
-        """Return a model, initialised from torch's global random state.
-
-        `wrap_block` is applied to each block before the next block is built, since all blocks
-        together may be too large for one device.
-        """
+    def build(self, vocab_size: int) -> LanguageModel:
+        """Return a model, initialised from torch's global random state."""
 
     def reason_against(self, use: Use) -> str | None:
         """Return why the model does not support `use`, or None if it supports it."""

@@ -13,7 +13,7 @@ from attnlm.compute.device import Device, choose_device
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import build_with_weights, check_textbook
 from attnlm.model.language_model import LanguageModel
-from attnlm.runs.checkpoint import FACTS, load_checkpoint
+from attnlm.runs.checkpoint import load_checkpoint
 from attnlm.runs.records import ParentRecord
 from attnlm.runs.run import COPY_THE_RUN, Checkpoint, Run, open_run
 from attnlm.runs.safetensors_file import explaining_read_errors
@@ -48,14 +48,9 @@ def load_model(
     return model.to(placed.torch).eval(), placed
 
 
-def load_weights(
-    run: Run, checkpoint: Checkpoint, rank: int = 0, count: int = 1
-) -> dict[str, Tensor]:
-    """Return the weights of a run's model.
-
-    If `count` is above 1, return only the rows that belong to process `rank` of `count`.
-    """
-    return load_checkpoint(checkpoint.path, run.config.spec, run.vocab_size, rank, count)[1]
+def load_weights(run: Run, checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return the weights of a run's model."""
+    return load_checkpoint(checkpoint.path, run.config.spec, run.vocab_size)[1]
 
 
 def checked_weights(run: Run, checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -92,16 +87,14 @@ def parent_record(parent: Run, checkpoint: str) -> ParentRecord:
     )
 
 
-def parent_weights(
-    run: Run, parent: ParentRecord, rank: int = 0, count: int = 1
-) -> Mapping[str, Tensor]:
+def parent_weights(run: Run, parent: ParentRecord) -> Mapping[str, Tensor]:
     """Return the weights that a run starts from: its parent's, as `load_weights` returns them.
 
     Raises AttnlmError if the parent was trained further after the run began.
     """
     parent_run = open_run(Path(parent.path))
     start = parent_run.checkpoint(parent.checkpoint)
-    weights = load_weights(parent_run, start, rank, count)
+    weights = load_weights(parent_run, start)
     if _checkpoint_hash(start.path) != parent.sha256:
         raise AttnlmError(
             f"{parent.name} has changed since {run.name} was created from it",
@@ -111,7 +104,6 @@ def parent_weights(
 
 
 def _checkpoint_hash(checkpoint: Path) -> str:
-    """Return the hash of a checkpoint's file or, for a folder, of its facts.json."""
-    path = checkpoint if checkpoint.suffix else checkpoint / FACTS
-    with explaining_read_errors(path, "", COPY_THE_RUN):
-        return files.file_hash(path)
+    """Return the hash of a checkpoint. Raises AttnlmError if it can't be read."""
+    with explaining_read_errors(checkpoint, "", COPY_THE_RUN):
+        return files.file_hash(checkpoint)

@@ -167,15 +167,11 @@ class Run(RunFacts):
 
     @property
     def best(self) -> Path:
-        return self._checkpoint_path("best")
+        return self.path / "best.safetensors"
 
     @property
     def last(self) -> Path:
-        return self._checkpoint_path("last")
-
-    def _checkpoint_path(self, which: str) -> Path:
-        """Return the path of a checkpoint: a file, or for a sharded run a folder."""
-        return self.path / (which if self.config.training.shard else f"{which}.safetensors")
+        return self.path / "last.safetensors"
 
     @property
     def started_from(self) -> str:
@@ -227,7 +223,7 @@ class Run(RunFacts):
             with contextlib.suppress(AttnlmError):  # the checkpoint is usable without metrics
                 losses = {record.step: record.val_loss for record in self.evaluations()}
                 loss = losses.get(facts.step)
-        path = self._checkpoint_path(which)
+        path = self.path / f"{which}.safetensors"
         return Checkpoint(which, path, facts.step, loss, self.evaluated_part, bool(self.leaks))
 
     def model(self, *, checkpoint: str = "auto", device: str = "cpu") -> LanguageModel:

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 {functions}
 
-{weights}
+weights = load_file({path!r})
 weights = {{name.removeprefix("model."): w for name, w in weights.items()}}
 ids = torch.tensor({ids})  # {text!r}
 logits = forward(weights, ids)
@@ -34,12 +34,6 @@ probabilities = torch.softmax(logits[-1], dim=-1)
 for i in probabilities.argsort(descending=True)[:5].tolist():
     print(f"{{probabilities[i]:.4f}}", {shown})
 """
-_WEIGHTS = "weights = load_file({path!r})"
-_SHARDED_WEIGHTS = """\
-from pathlib import Path
-files = sorted(Path({path!r}).glob("shard-*-model-00001-*.safetensors"))
-shards = [load_file(file) for file in files]  # the rows of each process, in order
-weights = {{name: torch.cat([shard[name] for shard in shards]) for name in shards[0]}}"""
 
 
 def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
@@ -53,13 +47,12 @@ def as_script(run: Run, text: str, *, checkpoint: str = "best") -> str:
     chosen = run.checkpoint(checkpoint)
     architecture = require_architecture(run.config.spec, Use.TEXTBOOK)
     check_textbook(load_model(run, checkpoint=chosen, device="cpu")[0], run.name)
-    weights = _SHARDED_WEIGHTS if run.config.training.shard else _WEIGHTS
     is_small = run.vocab_size <= 257  # bytes and the end of text
     vocabulary = token_texts(run.tokenizer, list(range(run.vocab_size))) if is_small else []
     return _SCRIPT.format(
         model=run.config.spec.name,
         functions=specialise_textbook(architecture),
-        weights=weights.format(path=str(chosen.path.resolve())),
+        path=str(chosen.path.resolve()),
         ids=ids,
         text=run.tokenizer.decode(ids),
         vocabulary=f"\nvocabulary = {vocabulary}" if is_small else "",

@@ -25,7 +25,7 @@ def can_record_updates(training: TrainingConfig, device: str) -> bool:
     PyTorch calls AMD's GPUs cuda too; recordings were not tested there.
     """
     is_nvidia = device == "cuda" and torch.version.hip is None
-    return is_nvidia and training.processes == 1 and not training.shard
+    return is_nvidia and training.processes == 1
 
 
 def can_record_gradients(config: Config, device: str) -> bool:

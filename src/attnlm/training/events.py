@@ -46,8 +46,7 @@ class Stepped:
     tokens_per_second: float
     seconds_left: float
     gradient_norm: float | None = None
-    """Norm of the batch's whole gradient before clipping; None if not computed. For a sharded
-    model the norm needs all processes, and is computed only if gradients are clipped."""
+    """Norm of the batch's whole gradient before clipping; None if not computed."""
     learning_rate: float | None = None
     steps: int | None = None
 

@@ -44,13 +44,12 @@ def choose_matmul(spec: ModelSpec, training: TrainingConfig) -> str:
     """Return what computes a step's large matmuls: native, onednn or blas.
 
     Blocks in C are faster than single operations as long as their matmuls are small. The library is
-    faster for large ones. Blocks in C need all weights of a block in one process.
+    faster for large ones. Blocks in C need all weights of a block.
     """
     library = faster_matmul()
     by_blocks = (
         training.compile == "parts"
         and training.attention_kernel != "torch"
-        and not training.is_sharded
         and spec.reason_against(Use.NATIVE_BLOCKS) is None
         and spec.costs(vocab_size=0).width <= _NARROW
     )

@@ -46,10 +46,9 @@ def fit(
 
     The `clock` of rank 0 ends a run with a budget; the returned run says how many steps were made.
     `take_snapshot` is called at each evaluation and at early steps, `on_step` after each step. A
-    signal to one process stops all processes. Rank 0 writes the files, but if the model is sharded,
-    each process writes its own rows. Raises AttnlmError if numbers are no longer finite or a file
-    can't be written, and LostProcessError if another process has ended or does not answer. After a
-    signal, saves the run if a step was made, then raises Interrupted.
+    signal to one process stops all processes. Rank 0 writes the files. Raises AttnlmError if
+    numbers are no longer finite, a file can't be written, or another process has ended or does not
+    answer. After a signal, saves the run if a step was made, then raises Interrupted.
     """
     with keeping_random_state(state.device):
         stepper = Stepper(state, run.config, dataset, processes, clock)
@@ -86,7 +85,6 @@ def fit(
                     if on_step is not None:
                         with watch.paused():
                             on_step(state.step, loss)
-                writer.finish()
             if training.budget is not None and run_schedule.is_over:
                 warmup = min(training.warmup, state.step // 4)
                 run = record_settings(run, stepper, steps=state.step, warmup=warmup)

@@ -47,8 +47,8 @@ class MemoryEstimate:
     """
 
     weights: int
-    """Weights in float32, and copies of weights: joined into one matrix, gathered from all
-    processes, transposed or in bfloat16."""
+    """Weights in float32, and copies of weights: joined into one matrix, transposed or in
+    bfloat16."""
     gradients: int
     """One set of gradients for each thread."""
     optimizer: int
@@ -57,8 +57,6 @@ class MemoryEstimate:
     logits: int
     """The logits that are in memory at the same time, with their softmax and gradient."""
     evaluation: int
-    checkpoint: int
-    """The copies of a sharded model for checkpoints and samples."""
     process: int
 
     @property
@@ -75,7 +73,6 @@ def estimate_memory(
     threads = (training.threads or torch.get_num_threads()) if device == "cpu" else 1
     split = split_batch(training, threads)
     tokens = split.windows * config.spec.block_size
-    shards = training.processes if training.is_sharded else 1
     is_half = training.dtype == "bfloat16" or (training.dtype == "auto" and device == "cuda")
     bytes_per_input = 2 if is_half else _FLOAT
     native = (
@@ -84,21 +81,14 @@ def estimate_memory(
         and training.compile in ("auto", "parts")
         and has_native_ops(config.spec, vocab_size, training.batch_size * config.spec.block_size)
     )
-    own_parameters = parameters // shards
-    gathered = copied = 0
-    if shards > 1:  # gathered: two blocks at a time, and always embeddings and LM head
-        blocks = costs.layers - min(2, costs.layers)
-        gathered = parameters - blocks * costs.block_matrices
-    else:
-        copied = costs.multiplied_weights
     most_threads = min(threads, MOST_REPLICAS)
     copies = most_threads if device == "cpu" else 0
-    optimizer = _optimizer_numbers(training, costs, own_parameters, shards, copies)
+    optimizer = _optimizer_numbers(training, costs, parameters, copies)
     activations = split.replicas * tokens * _activation_bytes(training, costs, bytes_per_input)
     at_once = 2 * LOGITS_AT_ONCE[device]
     if native:
         at_once = min(MOST_COMPILED * vocab_size, LOGITS_AT_ONCE[device])
-    if native and shards == 1 and is_one_layer(config.spec, vocab_size, tokens):
+    if native and is_one_layer(config.spec, vocab_size, tokens):
         logits = tokens * vocab_size
     else:
         logits = _logits_of_step(training, costs, vocab_size, tokens, device, at_once)
@@ -110,26 +100,22 @@ def estimate_memory(
         # An evaluation reuses the memory of a step, but a recorded step keeps it.
         evaluation = max(0, evaluation - activations - _FLOAT * logits)
     return MemoryEstimate(
-        weights=_FLOAT * own_parameters + bytes_per_input * (gathered + split.replicas * copied),
-        gradients=_FLOAT * (split.replicas * own_parameters + gathered),
+        weights=_FLOAT * parameters + bytes_per_input * split.replicas * costs.multiplied_weights,
+        gradients=_FLOAT * split.replicas * parameters,
         optimizer=_FLOAT * optimizer,
         activations=activations,
         logits=_FLOAT * split.replicas * logits,
         evaluation=evaluation,
-        # Two copies are written while training goes on; rank 0 gathers the model to sample from it.
-        checkpoint=_FLOAT * (2 * (own_parameters + optimizer) + parameters) if shards > 1 else 0,
         process=_PROCESS[device] + _PER_ID * vocab_size,
     )
 
 
-def _optimizer_numbers(
-    training: TrainingConfig, costs: Costs, trained: int, shards: int, copies: int
-) -> int:
+def _optimizer_numbers(training: TrainingConfig, costs: Costs, trained: int, copies: int) -> int:
     """Return the numbers of the optimizer's state, and of `copies` sets of Muon's copies."""
     if training.optimizer != "muon":
         return 2 * trained
     largest = max((rows * columns for rows, columns in costs.matrices.values()), default=0)
-    state = 2 * trained - costs.layers * costs.block_matrices // shards
+    state = 2 * trained - costs.layers * costs.block_matrices
     return state + _COPIES_BY_MUON * copies * largest
 
 

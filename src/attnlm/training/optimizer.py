@@ -10,8 +10,7 @@ import copy
 import functools
 import itertools
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -51,8 +50,7 @@ class ParameterGroup(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A parameter and its slice, `place`, of each flat vector of the optimizer. If the model is
-    sharded, `values` holds only this process's rows of the parameter."""
+    """A parameter and its slice, `place`, of each flat vector of the optimizer."""
 
     group: ParameterGroup
     name: str
@@ -60,13 +58,10 @@ class Span(NamedTuple):
     place: slice
 
 
-def make_spans(
-    model: LanguageModel, config: TrainingConfig, local: Callable[[Tensor], Tensor]
-) -> list[Span]:
+def _make_spans(model: LanguageModel, config: TrainingConfig) -> list[Span]:
     """Return the spans of the trained parameters, sorted by their groups.
 
-    If `optimizer` is muon, Muon takes the matrices inside blocks. `local` returns the rows of a
-    parameter that this process holds.
+    If `optimizer` is muon, Muon takes the matrices inside blocks.
     """
     spans = []
     for name, parameter in model.named_parameters():
@@ -74,7 +69,7 @@ def make_spans(
         by_muon = config.optimizer == "muon" and model.is_matrix(name, parameter)
         if parameter.requires_grad:
             group = ParameterGroup(tuple(parameter.shape[-2:]) if by_muon else (), decays)
-            spans.append(Span(group, name, local(parameter.data), slice(0, 0)))
+            spans.append(Span(group, name, parameter.data, slice(0, 0)))
     spans.sort(key=lambda span: span.group)
     ends = list(itertools.accumulate(span.values.numel() for span in spans))
     begins = [0, *ends[:-1]]
@@ -90,7 +85,7 @@ def flatten_parameters(model: LanguageModel, config: TrainingConfig) -> tuple[Te
     Rounding in matmuls depends on the alignment of the operands. An evaluation therefore repeats a
     training run's numbers only if the parameters have the same layout in memory as in that run.
     """
-    spans = make_spans(model, config, lambda values: values)
+    spans = _make_spans(model, config)
     flat = torch.cat([span.values.flatten() for span in spans])
     flat_spans = [span._replace(values=flat[span.place].view(span.values.shape)) for span in spans]
     for span in flat_spans:
@@ -103,13 +98,13 @@ Rate = float | Tensor
 
 
 class AdamW:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), for tensors of any shapes."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), for vectors of one length."""
 
     def __init__(
-        self, tensors: Sequence[tuple[Tensor, ...]], weight_decay: float, config: TrainingConfig
+        self, vectors: Sequence[Tensor], weight_decay: float, config: TrainingConfig
     ) -> None:
-        """Take a tuple for each parameter: its values, gradient, mean and mean square."""
-        self._columns = [list(column) for column in zip(*tensors, strict=True)]
+        """Take the values, their gradient, its running mean and the running mean of its square."""
+        self._vectors = [[vector] for vector in vectors]
         self._options: dict[str, Any] = {
             "beta1": config.beta1,
             "beta2": config.beta2,
@@ -118,24 +113,21 @@ class AdamW:
             "amsgrad": False,
             "maximize": False,
         }
-        self.work = 100.0 * sum(v.numel() for v in self._columns[0])  # bound by memory
+        self.work = 100.0 * len(vectors[0])  # bound by memory
 
     def update(self, rate: Rate, count: Tensor) -> None:
         """Make the next update. `count`, (), is the number of updates including this one."""
-        counts = [count] * len(self._columns[0])
         # torch.optim.AdamW(fused=True) calls this: one pass over memory.
         update: Any = torch._fused_adamw_  # its types do not allow a dictionary of options
-        update(*self._columns, [], counts, lr=rate, **self._options)
+        update(*self._vectors, [], [count], lr=rate, **self._options)
 
 
 class Muon:
     """Momentum, orthogonalized before each update of a matrix (Jordan et al., 2024).
 
-    Updates N matrices of the same `shape`, (R, C). If the model is sharded, this process updates
-    its rows of each matrix, and `orthogonalized` gathers the matrices and orthogonalizes them.
-    Gradient and mean are stacked, (N, rows, C). Updates are multiplied by 0.2 √max(R, C), which
-    makes them as large as AdamW's, so that both rules can use the same learning rate and weight
-    decay (Liu et al., 2025, "Muon is scalable for LLM training").
+    Updates N matrices, (N, R, C), of which gradient and mean are stacked. Updates are multiplied by
+    0.2 √max(R, C), which makes them as large as AdamW's, so that both rules can use the same
+    learning rate and weight decay (Liu et al., 2025, "Muon is scalable for LLM training").
     """
 
     def __init__(
@@ -145,17 +137,15 @@ class Muon:
         mean: Tensor,
         weight_decay: float,
         config: TrainingConfig,
-        shape: tuple[int, ...],
-        orthogonalized: Callable[[Tensor, torch.dtype], Tensor] | None = None,
     ) -> None:
         self._values = list(values)
         self._gradient = gradient
         self._mean = mean
         self._weight_decay = weight_decay
         self._momentum = config.beta1
+        shape = gradient.shape[1:]
         self._scale = 0.2 * math.sqrt(max(shape))
         self.work = 30.0 * gradient.numel() * min(shape)
-        self._orthogonalized = orthogonalized or orthogonalize
         # On most CPUs matmuls in bfloat16 are slow.
         half = config.dtype == "bfloat16" and gradient.is_cuda
         self._dtype = torch.bfloat16 if half else gradient.dtype
@@ -165,7 +155,7 @@ class Muon:
         self._mean.lerp_(self._gradient, 1 - self._momentum)
         # Nesterov: one step further along the momentum.
         direction = self._gradient.lerp(self._mean, self._momentum)
-        changes = self._orthogonalized(direction, self._dtype)
+        changes = orthogonalize(direction, self._dtype)
         if self._weight_decay:
             torch._foreach_mul_(self._values, 1 - rate * self._weight_decay)
         if isinstance(rate, Tensor):
@@ -200,28 +190,31 @@ def _products(x_NRC: Tensor, y_NSC: Tensor) -> Tensor:
     return torch.stack([matmul(x, y) for x, y in zip(x_NRC, y_NSC, strict=True)])
 
 
-class Optimizer(ABC):
+class Optimizer:
     """Gradients, their running means, and updates by AdamW and Muon.
 
-    Gradients and means are flat vectors. The Span of a parameter says which slice of a vector
-    belongs to the parameter. Weight decay applies to matrices (embeddings and LM head included) or,
-    if the configuration says so, to all parameters. The subclasses differ in where they keep
-    weights and in which numbers they sum over all processes.
+    Weights, gradients and means are flat vectors. The model's parameters become views of the first.
+    The Span of a parameter says which slice of a vector belongs to the parameter. All parameters of
+    a group are contiguous in memory, so that an update takes a handful of operations for any number
+    of parameters. Weight decay applies to matrices (embeddings and LM head included) or, if the
+    configuration says so, to all parameters.
     """
 
-    def __init__(self, spans: Sequence[Span], config: TrainingConfig) -> None:
+    def __init__(self, model: LanguageModel, config: TrainingConfig) -> None:
         self._config = config
-        self._spans = spans
+        self._model = model
+        self._values, self._spans = flatten_parameters(model, config)
         self._kernels = configured_kernels(config)
-        new_zeros = spans[0].values.new_zeros
-        count = spans[-1].place.stop
-        by_adamw = sum(span.values.numel() for span in spans if not span.group.by_muon)
+        new_zeros = self._values.new_zeros
+        count = len(self._values)
+        by_adamw = sum(span.values.numel() for span in self._spans if not span.group.by_muon)
         self._gradient_and_numbers = new_zeros(count + _ROOM)
         self.gradient = self._gradient_and_numbers[:count]
+        self._point_gradients(model, self.gradient)
         self._mean = new_zeros(count)
         self._square = new_zeros(by_adamw)
         self._rules: list[AdamW | Muon] = []
-        for group, members in itertools.groupby(spans, key=lambda span: span.group):
+        for group, members in itertools.groupby(self._spans, key=lambda span: span.group):
             decay = config.weight_decay if group.decays else 0.0
             self._rules += self._make_rules(group, list(members), decay)
         self._norm_before_clipping: Tensor | None = None
@@ -232,23 +225,49 @@ class Optimizer(ABC):
         if can_record_updates(config, self.gradient.device.type):
             self._graph = CudaGraph()
 
-    @abstractmethod
     def _make_rules(
         self, group: ParameterGroup, spans: list[Span], decay: float
     ) -> Iterator[AdamW | Muon]:
         """Yield the update rules of `spans`, all parameters of `group`."""
+        whole = slice(spans[0].place.start, spans[-1].place.stop)
+        values = self._values[whole]
+        gradient = self.gradient[whole]
+        mean = self._mean[whole]
+        on_cpu = values.device.type == "cpu"
+        if not group.by_muon:
+            size = _ADAMW_AT_ONCE if on_cpu else len(values)
+            vectors = (values, gradient, mean, self._square[whole])
+            for piece in zip(*(vector.split(size) for vector in vectors), strict=True):
+                yield AdamW(piece, decay, self._config)
+            return
+        size = max(1, _MUON_AT_ONCE // math.prod(group.shape)) if on_cpu else len(spans)
+        stacks = (v.view(-1, *group.shape).split(size) for v in (values, gradient, mean))
+        for matrices, gradients, means in zip(*stacks, strict=True):
+            yield Muon(matrices.unbind(), gradients, means, decay, self._config)
+
+    def _point_gradients(self, model: nn.Module, gradient: Tensor) -> None:
+        for span in self._spans:
+            model.get_parameter(span.name).grad = gradient[span.place].view(span.values.shape)
+
+    def replica(self, model: nn.Module) -> tuple[Any, Tensor]:
+        """Return a copy of the model that uses the same weights, and the copy's gradient vector."""
+        shared: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
+        copied = copy.deepcopy(model, shared)
+        gradient = torch.zeros_like(self._values)
+        for span in self._spans:
+            copied.get_parameter(span.name).data = span.values
+        self._point_gradients(copied, gradient)
+        return copied, gradient
 
     def all_reduce(self, processes: Processes, numbers: Sequence[Tensor | float]) -> Tensor:
         """Return the sums of `numbers` over all processes.
 
-        The same call sums the gradients, in place, unless FSDP has averaged them.
+        The same call sums the gradients, in place.
         """
         numbers_behind = self._gradient_and_numbers[len(self.gradient) :][: len(numbers)]
         for i, number in enumerate(numbers):
             numbers_behind[i] = number
-        processes.all_reduce(
-            numbers_behind if self._config.is_sharded else self._gradient_and_numbers
-        )
+        processes.all_reduce(self._gradient_and_numbers)
         return numbers_behind
 
     def _norm(self) -> Tensor:
@@ -257,12 +276,9 @@ class Optimizer(ABC):
         return norm
 
     def norm(self) -> Tensor | None:
-        """Return the norm of the newest step's gradient before clipping.
-
-        Return None for a sharded model without clipping, whose norm would need all processes.
-        """
-        is_kept = self._config.gradient_clip is not None or self._config.is_sharded
-        return self._norm_before_clipping if is_kept else self._norm()
+        """Return the norm of the newest step's gradient before clipping; None before a step."""
+        is_clipped = self._config.gradient_clip is not None
+        return self._norm_before_clipping if is_clipped else self._norm()
 
     def update(
         self,
@@ -322,8 +338,11 @@ class Optimizer(ABC):
         return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the trained parameters by name."""
-        return {span.name: span.values for span in self._spans}
+        """Return the parameters by name, and the buffers of own code, which may be new ones."""
+        trained = {span.name: span.values for span in self._spans}
+        named = self._model.named_parameters()
+        frozen = {name: p.data for name, p in named if not p.requires_grad}
+        return trained | frozen | stored_buffers(self._model)
 
     def state(self) -> dict[str, Tensor]:
         """Return views of the running means, named `<parameter>/mean` and `<parameter>/square`."""
@@ -334,57 +353,3 @@ class Optimizer(ABC):
             if not span.group.by_muon:
                 views[f"{span.name}/square"] = self._square[span.place].view(shape)
         return views
-
-
-class FlatOptimizer(Optimizer):
-    """The optimizer of a model that is not sharded, with all weights in one vector.
-
-    All parameters of a group, and their gradients, are contiguous in memory, so that an update
-    takes a handful of operations for any number of parameters. The model's parameters become views
-    of the vector.
-    """
-
-    def __init__(self, model: LanguageModel, config: TrainingConfig) -> None:
-        self._values, spans = flatten_parameters(model, config)
-        super().__init__(spans, config)
-        self._point_gradients(model, self.gradient)
-        self._model = model
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return the parameters by name, and the buffers of own code, which may be new ones."""
-        named = self._model.named_parameters()
-        frozen = {name: p.data for name, p in named if not p.requires_grad}
-        return super().weights() | frozen | stored_buffers(self._model)
-
-    def _make_rules(
-        self, group: ParameterGroup, spans: list[Span], decay: float
-    ) -> Iterator[AdamW | Muon]:
-        whole = slice(spans[0].place.start, spans[-1].place.stop)
-        values = self._values[whole]
-        gradient = self.gradient[whole]
-        mean = self._mean[whole]
-        on_cpu = values.device.type == "cpu"
-        if not group.by_muon:
-            size = _ADAMW_AT_ONCE if on_cpu else len(values)
-            vectors = (values, gradient, mean, self._square[whole])
-            for piece in zip(*(vector.split(size) for vector in vectors), strict=True):
-                yield AdamW([piece], decay, self._config)
-            return
-        size = max(1, _MUON_AT_ONCE // math.prod(group.shape)) if on_cpu else len(spans)
-        stacks = (v.view(-1, *group.shape).split(size) for v in (values, gradient, mean))
-        for matrices, gradients, means in zip(*stacks, strict=True):
-            yield Muon(matrices.unbind(), gradients, means, decay, self._config, group.shape)
-
-    def _point_gradients(self, model: nn.Module, gradient: Tensor) -> None:
-        for span in self._spans:
-            model.get_parameter(span.name).grad = gradient[span.place].view(span.values.shape)
-
-    def replica(self, model: nn.Module) -> tuple[Any, Tensor]:
-        """Return a copy of the model that uses the same weights, and the copy's gradient vector."""
-        shared: dict[int, Any] = {id(p): p for p in model.parameters() if not p.requires_grad}
-        copied = copy.deepcopy(model, shared)
-        gradient = torch.zeros_like(self._values)
-        for span in self._spans:
-            copied.get_parameter(span.name).data = span.values
-        self._point_gradients(copied, gradient)
-        return copied, gradient

@@ -26,8 +26,7 @@ from attnlm.training.kernel_choice import configured_kernels
 from attnlm.training.learning_rate import learning_rate
 from attnlm.training.reporter import Stopwatch
 from attnlm.training.run_schedule import RunSchedule
-from attnlm.training.sharding import whole_model
-from attnlm.training.state import Saver, TrainingState
+from attnlm.training.state import TrainingState, save_state
 from attnlm.training.step import StepNotFiniteError, Stepper
 from attnlm.training.validation_loss import Evaluation, right_answers, validation_loss
 
@@ -51,7 +50,6 @@ class RunWriter:
 
     def __post_init__(self) -> None:
         self._state = self.stepper.state
-        self._saver = Saver(self.run, self._state, self.stepper.processes)
 
     def add_evaluation(self) -> Evaluated:
         """Evaluate, then write the metrics, the snapshot and the checkpoints."""
@@ -77,8 +75,8 @@ class RunWriter:
             if snapshot_and_passage is not None:
                 snapshot, passage = snapshot_and_passage
                 self.run.append_evaluation(record, snapshot, passage)
-            if self._saver.is_writer:
-                self._saver.save(evaluation.loss if improved else None)
+            if self.stepper.processes.is_main:
+                save_state(self.run, state, evaluation.loss if improved else None)
         self.run_schedule.record_evaluation(time.perf_counter() - began, validation_seconds)
         return Evaluated(
             **vars(record),
@@ -114,20 +112,10 @@ class RunWriter:
                 self.run.append_snapshot(*snapshot_and_passage)
 
     def _snapshot(self) -> tuple[Snapshot, list[str]] | None:
-        """Take a snapshot in rank 0. For a sharded model, all processes must call this."""
-        device = self._state.device
-        model: LanguageModel | None = self._state.model
-        if self.run.config.training.is_sharded:  # rank 0 gathers the model
-            device = Device("cpu", "float32", "gathered")
-            model = whole_model(self._state.model, self.stepper.processes)
-        if model is None or not self.stepper.processes.is_main:
+        """Return a snapshot in rank 0, and None in other processes."""
+        if not self.stepper.processes.is_main:
             return None
-        return self.take_snapshot(self._state.step, model, device)
-
-    def finish(self) -> None:
-        """Wait until all files are written."""
-        with explaining_write_errors(self.run, self._state):
-            self._saver.finish()
+        return self.take_snapshot(self._state.step, self._state.model, self._state.device)
 
     @contextlib.contextmanager
     def saving_when_stopped(self) -> Iterator[None]:
@@ -144,15 +132,13 @@ class RunWriter:
             raise
 
     def _save_stopped(self) -> None:
-        if not self._saver.is_writer:
+        if not self.stepper.processes.is_main:
             return
         seconds = round(self.watch.seconds(), 3)
         self._state.record_stop(self.stepper.read_loss_sum())
         with explaining_write_errors(self.run, self._state):
-            self._saver.save()
-            self._saver.finish()
-            if self.stepper.processes.is_main:
-                replace(self.run, stopped_after=seconds).save_config()
+            save_state(self.run, self._state)
+            replace(self.run, stopped_after=seconds).save_config()
 
 
 @contextlib.contextmanager
@@ -211,7 +197,6 @@ def _evaluate(stepper: Stepper, dataset: Dataset, most: int | None) -> Evaluatio
         threads=stepper.training.threads,
         most=most,
         processes=stepper.processes,
-        is_sharded=stepper.training.is_sharded,
         stop=stepper.stop,
         examples=limit_per_window(dataset.val_examples, stepper.training.examples_per_window),
         only_answers=only_answers,
@@ -222,7 +207,7 @@ def _evaluate(stepper: Stepper, dataset: Dataset, most: int | None) -> Evaluatio
     if most is not None:  # all would take too long
         affordable = most * len(dataset.val_examples) // len(dataset.val)
         answers = min(answers, max(_FEWEST_ANSWERS, affordable))
-    # All processes compute the same answers: a sharded model needs all of them for each.
+    # All processes compute the same answers: by their accuracy, each decides alike what is best.
     is_right = right_answers(
         stepper.state.model, dataset.val, dataset.val_examples, stepper.state.device, most=answers
     )

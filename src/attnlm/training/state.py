@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -18,20 +17,12 @@ from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.runs.checkpoint import (
-    ShardedCheckpoints,
-    load_checkpoint,
-    load_header,
-    named_tensors,
-    parameter_name,
-    save_checkpoint,
-)
+from attnlm.runs.checkpoint import load_checkpoint, load_header, save_checkpoint
 from attnlm.runs.journal import ranking_key
 from attnlm.runs.load_model import parent_weights
 from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import COPY_THE_RUN, Run
-from attnlm.training.optimizer import FlatOptimizer, Optimizer
-from attnlm.training.sharding import ShardedOptimizer, from_shard, sharded_model
+from attnlm.training.optimizer import Optimizer
 
 
 @dataclass(kw_only=True)
@@ -99,9 +90,9 @@ class TrainingState(SavedState):
         """Record the sum of the training losses since the newest evaluation, before a stop."""
         self.loss_sum = loss_sum
 
-    def record_checkpoint(self, step: int) -> None:
-        """Record that the last checkpoint on disk is the one of this step."""
-        self.saved_step = step
+    def record_checkpoint(self) -> None:
+        """Record that the last checkpoint on disk is the one of the current step."""
+        self.saved_step = self.step
 
 
 @contextlib.contextmanager
@@ -120,22 +111,13 @@ def keeping_random_state(device: Device) -> Iterator[None]:
                 torch.mps.set_rng_state(apple)
 
 
-def initial_state(
-    config: Config, vocab_size: int, device: Device, processes: Processes = ALONE
-) -> TrainingState:
-    """Return the state before the first step; the weights are drawn from the seed.
-
-    If the model is sharded, each process keeps only its rows, and all processes must call this.
-    """
+def initial_state(config: Config, vocab_size: int, device: Device) -> TrainingState:
+    """Return the state before the first step; the weights are drawn from the seed."""
     training = config.training.complete()
     with keeping_random_state(device):
         torch.manual_seed(training.seed)
-        if training.is_sharded:
-            model = sharded_model(config.spec, vocab_size, device, processes)
-            optimizer: Optimizer = ShardedOptimizer(model, training, processes)
-        else:
-            model = config.spec.build(vocab_size).to(device.torch)
-            optimizer = FlatOptimizer(model, training)
+        model = config.spec.build(vocab_size).to(device.torch)
+        optimizer = Optimizer(model, training)
     if isinstance(model, Transformer):
         model.recompute = training.recompute
     return TrainingState(model=model, optimizer=optimizer, device=device)
@@ -146,24 +128,20 @@ def load_or_init_state(
 ) -> TrainingState:
     """Return the state to train from: the initial state if `fresh`, else the last checkpoint's.
 
-    All processes get the same state; if the model is sharded, each gets only its rows of the
-    tensors. If a fresh run starts from the weights of another run, its parent, the state has the
-    parent's weights. Only rank 0 reads the state, unless the model is sharded. Raises AttnlmError
-    if a file is missing or damaged.
+    All processes get the same state. If a fresh run starts from the weights of another run, its
+    parent, the state has the parent's weights. Only rank 0 reads the state. Raises AttnlmError if a
+    file is missing or damaged.
     """
     config = run.config
-    is_sharded = config.training.is_sharded
-    is_reader = processes.is_main or is_sharded
-    rank, count = (processes.rank, processes.count) if is_sharded else (0, 1)
     saved = None
-    if is_reader and not fresh:
-        saved = load_checkpoint(run.last, config.spec, run.vocab_size, rank, count)
-    state = initial_state(config, run.vocab_size, device, processes)
-    if is_reader and fresh and run.parent is not None:
-        _copy(parent_weights(run, run.parent, rank, count), state.optimizer.weights())
+    if processes.is_main and not fresh:
+        saved = load_checkpoint(run.last, config.spec, run.vocab_size)
+    state = initial_state(config, run.vocab_size, device)
+    if processes.is_main and fresh and run.parent is not None:
+        _copy(parent_weights(run, run.parent), state.optimizer.weights())
     if saved is not None:
         state = _restore(run, state, *saved)
-    return _broadcast(state, processes, with_tensors=not is_sharded)
+    return _broadcast(state, processes)
 
 
 def _restore(
@@ -190,16 +168,15 @@ def _restore(
     )
 
 
-def _broadcast(state: TrainingState, processes: Processes, *, with_tensors: bool) -> TrainingState:
-    """Return the numbers of rank 0's state and, `with_tensors`, fill the tensors with its own."""
+def _broadcast(state: TrainingState, processes: Processes) -> TrainingState:
+    """Return the state with the numbers of rank 0's, and fill the tensors with rank 0's own."""
     if processes.count == 1:
         return state
     state = replace(state, **processes.broadcast_object(state.content()))
-    if with_tensors:
-        optimizer = state.optimizer
-        for named in (optimizer.weights(), optimizer.state()):
-            for tensor in named.values():
-                processes.broadcast(tensor)
+    optimizer = state.optimizer
+    for named in (optimizer.weights(), optimizer.state()):
+        for tensor in named.values():
+            processes.broadcast(tensor)
     return state
 
 
@@ -214,48 +191,11 @@ def read_saved_state(run: Run) -> SavedState:
     return record_from_json(SavedState, header.facts, run.last, COPY_THE_RUN)
 
 
-class Saver:
-    """Writer of checkpoints.
-
-    Rank 0 writes the files. But if the model is sharded, each process copies its rows and writes
-    the copies while training goes on.
-    """
-
-    def __init__(self, run: Run, state: TrainingState, processes: Processes) -> None:
-        self._run = run
-        self._state = state
-        self._processes = processes
-        is_sharded = run.config.training.shard
-        self._sharded = ShardedCheckpoints(processes) if is_sharded else None
-        self.is_writer = is_sharded or processes.is_main
-        """Whether this process has to call `save`."""
-
-    def save(self, best_loss: float | None = None) -> None:
-        """Write the best checkpoint if `best_loss` is given, then the last one. Raises OSError."""
-        run = self._run
-        state = self._state
-        optimizer = state.optimizer
+def save_state(run: Run, state: TrainingState, best_loss: float | None = None) -> None:
+    """Write the best checkpoint if `best_loss` is given, then the last one. Raises OSError."""
+    weights = state.optimizer.weights()
+    if best_loss is not None:
         facts_of_best = CheckpointFacts(step=state.step, val_loss=best_loss).content()
-        weights = optimizer.weights()
-        if self._sharded is None:
-            if best_loss is not None:
-                save_checkpoint(run.best, weights, facts_of_best)
-            save_checkpoint(run.last, weights, state.content(), optimizer.state())
-            state.record_checkpoint(state.step)
-            return
-        tensors = named_tensors(weights, optimizer.state())
-        copies = {name: rows.detach().cpu().clone() for name, rows in tensors.items()}
-        if isinstance(optimizer, ShardedOptimizer):
-            mesh = self._processes.mesh("cpu")
-            for name, rows in copies.items():
-                copies[name] = from_shard(rows, optimizer.shapes[parameter_name(name)], mesh)
-        best = {name: copies[name] for name in named_tensors(weights, {})}
-        checkpoints = {} if best_loss is None else {run.best.name: (best, facts_of_best)}
-        checkpoints[run.last.name] = (copies, state.content())
-        record_checkpoint = functools.partial(state.record_checkpoint, state.step)
-        self._sharded.save(run.path, checkpoints, record_checkpoint)
-
-    def finish(self) -> None:
-        """Wait until all files are written. Raises OSError."""
-        if self._sharded is not None:
-            self._sharded.finish()
+        save_checkpoint(run.best, weights, facts_of_best)
+    save_checkpoint(run.last, weights, state.content(), state.optimizer.state())
+    state.record_checkpoint()

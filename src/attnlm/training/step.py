@@ -33,7 +33,6 @@ from attnlm.training.cuda_graph import CudaGraph, can_record_gradients
 from attnlm.training.dropout import DropoutDraws, draws_or_changes_buffers
 from attnlm.training.kernel_choice import configured_kernels
 from attnlm.training.one_layer import one_layer_form
-from attnlm.training.optimizer import FlatOptimizer
 from attnlm.training.state import TrainingState
 
 
@@ -69,7 +68,7 @@ class Replica:
         if can_record_gradients(config, device.name):
             self._graph = CudaGraph()
         self._one_layer_form = None
-        if not training.is_sharded and training.loss is None:
+        if training.loss is None:
             self._one_layer_form = one_layer_form(model, windows, device, kernels)
 
     def backward(
@@ -149,9 +148,10 @@ def new_replicas(
     kernels = configured_kernels(config.training)
     if kernels.matmul == "native" and not is_as_built(state.model):
         kernels = dataclasses.replace(kernels, matmul="blas")
-    models = [(state.model, state.optimizer.gradient)]
-    if isinstance(state.optimizer, FlatOptimizer):  # a sharded model has only one replica
-        models += [state.optimizer.replica(state.model) for _ in range(1, split.replicas)]
+    models = [
+        (state.model, state.optimizer.gradient),
+        *(state.optimizer.replica(state.model) for _ in range(1, split.replicas)),
+    ]
     return [
         Replica(model, gradient, config, state.device, kernels, split.windows, first_window)
         for model, gradient in models
@@ -217,9 +217,8 @@ class Stepper:
         self._threads = threads // self._split.replicas
         self._pool = new_pool(self._split.replicas, self._threads)
         self._replicas = new_replicas(state, config, self._split, rows.start)
-        # FSDP has already averaged the gradients over processes.
-        summed = 1 if training.is_sharded else processes.count
-        self._gradient_count = summed * self._split.micro_batches * self._split.replicas
+        per_process = self._split.micro_batches * self._split.replicas
+        self._gradient_count = processes.count * per_process
         self._ignores_targets = dataset.train_examples is not None
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._finite_step = state.step
@@ -316,14 +315,9 @@ class Stepper:
         """Return the sum of losses since the newest evaluation.
 
         Raises StepNotFiniteError unless the sum, the weights and the optimizer's state are finite.
-        All processes that hold a sharded model have to call this.
         """
         total = self._loss_sum.item()
         is_finite = math.isfinite(total) and self.state.optimizer.is_finite()
-        if self.training.is_sharded:
-            failures = torch.tensor(float(not is_finite))
-            self.processes.all_reduce(failures)
-            is_finite = not failures
         self._check(is_finite, self.state.step)
         self._finite_step = self.state.step
         return total

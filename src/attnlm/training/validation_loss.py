@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from attnlm.base.errors import AttnlmError
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import Device
-from attnlm.compute.processes import ALONE, Processes, reporting_lost_processes
+from attnlm.compute.processes import ALONE, Processes
 from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Ids, evenly_spaced, ids_at
@@ -59,7 +59,6 @@ def validation_loss(
     threads: int = 1,
     most: int | None = None,
     processes: Processes = ALONE,
-    is_sharded: bool = False,
     stop: StopSignal | None = None,
     examples: Examples | None = None,
     only_answers: bool = False,
@@ -84,22 +83,12 @@ def validation_loss(
         groups = _groups_of_examples(tokens, examples, most, model, at_once, only_answers)
     count = processes.count
     threads = max(1, min(threads, len(groups) // count, MOST_REPLICAS))
-    if is_sharded or device.name != "cpu":
+    if device.name != "cpu":
         threads = 1
-    # To compute a group, all processes have to gather the weights of a sharded model together. A
-    # process that has no group left therefore computes the first group again.
-    end = -(-len(groups) // count) * count if is_sharded else len(groups)
     firsts = range(processes.rank, processes.rank + threads * count, count)
-    sum_losses = functools.partial(
-        _sum_losses, model, device, kernels, groups, at_once, is_sharded, stop
-    )
-    with (
-        evaluating(model),
-        reporting_lost_processes(),
-        threads_of_torch(torch.get_num_threads() if is_sharded else 1),
-        new_pool(threads) as pool,
-    ):
-        numbers_of = [range(first, end, threads * count) for first in firsts]
+    sum_losses = functools.partial(_sum_losses, model, device, kernels, groups, at_once, stop)
+    with evaluating(model), threads_of_torch(1), new_pool(threads) as pool:
+        numbers_of = [range(first, len(groups), threads * count) for first in firsts]
         results = compute_all([functools.partial(sum_losses, n) for n in numbers_of], pool)
     sums = {number: loss for result in results for number, loss in result.items()}
     sums_and_stop = [*(sums.get(n, 0.0) for n in range(len(groups))), stop.has_come]
@@ -128,25 +117,20 @@ def _sum_losses(
     kernels: Kernels,
     groups: Sequence[_Group],
     at_once: int,
-    is_sharded: bool,
     stop: StopSignal,
     numbers: range,
 ) -> dict[int, float]:
-    """Return the sum of the losses in each group of `numbers`, until a signal comes.
-
-    Numbers from `len(groups)` on stand for the first group.
-    """
+    """Return the sum of the losses in each group of `numbers`, until a signal comes."""
     full = (at_once, model.block_size)
     form = None
-    if not is_sharded and groups[0][0].shape == full:
+    if groups[0][0].shape == full:
         form = one_layer_form(model, at_once, device, kernels)
     sums = {}
-    without_gradients = torch.no_grad() if is_sharded else torch.inference_mode()
-    with without_gradients, use_kernels(kernels), device.autocast():
+    with torch.inference_mode(), use_kernels(kernels), device.autocast():
         for number in numbers:
-            if stop.has_come and not is_sharded:
+            if stop.has_come:
                 break
-            group = groups[number if number < len(groups) else 0]
+            group = groups[number]
             inputs_BT, targets_BT = (
                 torch.from_numpy(ids.astype(np.int64)).to(device.torch) for ids in group
             )

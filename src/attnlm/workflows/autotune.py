@@ -115,8 +115,7 @@ def _choose_compile(config: Config, device: Device, dataset: Dataset) -> str:
             "`compile` on needs a C++ compiler, but none was found",
             "install g++ or clang++, or use `compile` off",
         )
-    whole = not config.training.shard
-    if setting == "auto" and device.name == "cuda" and whole and _is_long(config, dataset):
+    if setting == "auto" and device.name == "cuda" and _is_long(config, dataset):
         setting = "on"
     if setting in ("on", "off"):
         return setting
@@ -162,9 +161,9 @@ def _choose_kernels(config: Config, device: Device) -> dict[str, str]:
             )
     matmul = training.matmul
     attention = training.attention_kernel
-    if matmul == "native" and (training.is_sharded or attention == "torch"):
+    if matmul == "native" and attention == "torch":
         raise UsageError(
-            "`matmul` native, which computes whole blocks in C, cannot be combined with `shard` or "
+            "`matmul` native, which computes whole blocks in C, cannot be combined with "
             "`attention_kernel` torch",
             "leave `matmul` out",
         )
@@ -199,7 +198,7 @@ def _choose_threads(config: Config, device: Device, dataset: Dataset) -> int:
     """Return the number of threads: one for a small step, else all."""
     everything = torch.get_num_threads()
     training = config.training
-    is_divided = device.name == "cpu" and training.compile != "on" and not training.is_sharded
+    is_divided = device.name == "cpu" and training.compile != "on"
     return 1 if is_divided and _step_flops(config, dataset) < _SMALL_FOR_THREADS else everything
 
 
@@ -209,7 +208,7 @@ def make_trial_stepper(
     """Return a stepper for a new model, on which steps can be measured."""
     use_precision(device)
     config = config.with_training(steps=2**30, budget=None)
-    state = initial_state(config, dataset.vocab_size, device, processes)
+    state = initial_state(config, dataset.vocab_size, device)
     return Stepper(state, config, dataset, processes)
 
 

@@ -90,13 +90,9 @@ class StepCosts:
 
     @property
     def step_flops(self) -> int:
-        """Return the operations of one process in a step.
-
-        Each process computes the whole update, or only a part if the model is sharded.
-        """
-        training = self.config.training
-        shared = self.training_flops * self.config.tokens_per_step // training.processes
-        return shared + self.update_flops // (training.processes if training.is_sharded else 1)
+        """Return the operations of one process in a step: each computes the whole update."""
+        processes = self.config.training.processes
+        return self.training_flops * self.config.tokens_per_step // processes + self.update_flops
 
     @property
     def work(self) -> int:
