@@ -21,6 +21,7 @@ import attnlm
 import attnlm.see.curves
 from attnlm.__main__ import main
 from attnlm.base.signals import Interrupted
+from attnlm.compute import processes as compute_processes
 from attnlm.compute.device import choose_device
 from attnlm.compute.processes import Processes, join_processes
 from attnlm.config.settings import Config, resolve
@@ -130,7 +131,10 @@ def free_port() -> int:
 
 
 def together(count: int, work: Callable[..., None], *arguments: object, code: int = 0) -> None:
-    """Call `work(*arguments)` in `count` processes as a launcher would; check their exit code."""
+    """Call `work(*arguments)` in `count` processes; check their exit code.
+
+    Nobody ends the others when one fails, so an error does not wait for that.
+    """
     port, context = free_port(), forked()
     running = [
         context.Process(target=_as_rank, args=(rank, count, port, work, arguments), daemon=True)
@@ -150,6 +154,7 @@ def _as_rank(
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     attnlm.see.curves.draw_run = lambda run, path: path.touch()
+    compute_processes._SECONDS_TO_BE_STOPPED = 0.0
     work(*arguments)
 
 
@@ -209,9 +214,9 @@ def until_evaluated(path: Path, times: int) -> None:
     raise AssertionError("it does not train")
 
 
-def ranks(launcher: int) -> dict[int, int]:
+def ranks(torchrun: int) -> dict[int, int]:
     """Return the process id of each rank."""
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    children = Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split()
     found = {}
     for child in map(int, children):
         variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,17 @@ import pytest
 import torch
 
 import attnlm
-from attnlm.base.errors import AlreadyReportedError
 from attnlm.base.signals import Interrupted
-from attnlm.compute import launcher
+from attnlm.compute import processes
 from attnlm.compute.device import choose_device
 from attnlm.compute.launcher import run_processes
-from attnlm.compute.processes import ALONE, LostProcessError, Processes, reporting_lost_processes
+from attnlm.compute.processes import (
+    ALONE,
+    LostProcessError,
+    Processes,
+    _reporting_lost_processes,
+    join_processes,
+)
 from attnlm.runs.run import open_run
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
@@ -42,7 +46,6 @@ from tests.processes import (
     some_way_on,
     started,
     together,
-    until_evaluated,
 )
 from tests.tolerances import assert_near
 
@@ -112,29 +115,6 @@ def training(project: Path) -> Iterator[Training]:
         yield training
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for a signal")
-def test_processes_save_and_end_when_their_launcher_is_killed(training: Training) -> None:
-    children = list(ranks(training.process.pid).values())
-    training.process.kill()
-    training.process.communicate(timeout=60)
-    for _ in range(3000):
-        if not any(map(runs, children)):
-            break
-        time.sleep(0.01)
-    assert not any(map(runs, children))
-    run = attnlm.open_run(training.path)
-    assert 0 < run.checkpoint("last").step < 300
-    attnlm.load_model(run, checkpoint="last")
-
-
-def runs(process: int) -> bool:
-    """Return True if the process exists and is not a zombie."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def test_a_signal_to_one_process_saves_once_and_ends_all(
     whole: Path, project: Path, tmp_path: Path
 ) -> None:
@@ -151,33 +131,49 @@ def test_a_signal_to_one_process_saves_once_and_ends_all(
     assert timeless(path) == timeless(whole)
 
 
-def test_all_processes_end_when_one_is_killed(training: Training) -> None:
-    os.kill(ranks(training.process.pid)[0], signal.SIGKILL)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_command_saves_once(signum: signal.Signals, training: Training) -> None:
+    training.process.send_signal(signum)
+    _, stderr = ended(training.process, 128 + signum)
+    assert stderr.count("stopped; the last complete step, ") == 1
+    assert "error: " not in stderr
+    assert attnlm.open_run(training.path).checkpoint("last").step % 30
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_processes_end_when_one_is_killed(rank: int, training: Training) -> None:
+    os.kill(ranks(training.process.pid)[rank], signal.SIGKILL)
     _, stderr = ended(training.process, 1)
     assert stderr.count("error: ") == 1
-    assert "error: process 0 of the training was killed (SIGKILL)" in stderr
-    assert attnlm.open_run(training.path).checkpoint("last").step > 0
+    assert f"error: process {rank} of the training was killed (SIGKILL)" in stderr
+    step = attnlm.open_run(training.path).checkpoint("last").step
+    assert step > 0
+    data_dir = training.path.parents[1] / "data"
+    run = attnlm.train(resume=training.path, processes=1, steps=step + 1, data_dir=data_dir)
+    assert run.metrics()[-1]["step"] == step + 1
 
 
-@pytest.mark.slow
-def test_a_restarting_launcher_resumes(whole: Path, project: Path) -> None:
-    path = project / "checkpoints" / "again"
-    launcher = sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"
-    two = ("--nproc-per-node", "2", "-m", "attnlm")
-    process = started(*launcher, *two, *TRAIN, "--name", path.name, cwd=project)
-    until_evaluated(path, 3)
-    os.kill(ranks(process.pid)[1], signal.SIGKILL)
-    ended(process, 0)
-    assert (path / "last.safetensors").read_bytes() == (whole / "last.safetensors").read_bytes()
-    assert timeless(path) == timeless(whole)
+def test_nothing_in_the_current_folder_is_imported_and_the_error_is_one_line(
+    project: Path, tmp_path: Path
+) -> None:
+    """`python -m`, by which torchrun starts the processes, would import it."""
+    (tmp_path / "torch").mkdir()
+    for name in ("torch/__init__.py", "typer.py"):
+        (tmp_path / name).write_text("raise SystemExit('imported')")
+    attnlm = sys.executable, "-P", "-m", "attnlm"
+    folders = "--data-dir", project / "data", "--checkpoint-dir", tmp_path
+    arguments = changed(TRAIN, "--block-size", "9999")
+    _, stderr = ended(started(*attnlm, *arguments, *folders, cwd=tmp_path), 1)
+    error, hint = stderr.splitlines()
+    assert error.startswith("error: the training split has ") and hint.startswith("hint: ")
 
 
 def test_a_signal_ends_a_process_that_waits_for_the_others(project: Path) -> None:
     variables = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     # The library tells when it begins to wait.
     program = (
-        "import attnlm.__main__ as a, attnlm.compute.processes as p; begin = p._run_in_thread\n"
-        "p._run_in_thread = lambda work: begin(lambda: (print(1, flush=True), work())[1])\n"
+        "import attnlm.__main__ as a, torch.distributed as d; begin = d.init_process_group\n"
+        "d.init_process_group = lambda *x, **y: (print(1, flush=True), begin(*x, **y))\n"
         "a.main()"
     )
     process = started(
@@ -189,8 +185,8 @@ def test_a_signal_ends_a_process_that_waits_for_the_others(project: Path) -> Non
     assert process.stdout is not None and process.stdout.readline() == "1\n"
     time.sleep(0.5)  # until C++ code waits
     process.send_signal(signal.SIGTERM)
-    _, stderr = ended(process, 143)
-    assert stderr == "stopped before the first step; nothing was saved\n"
+    _, stderr = ended(process, -signal.SIGTERM)
+    assert stderr == ""
 
 
 def test_a_gpus_training_looks_for_signals_after_each_step(project: Path) -> None:
@@ -213,53 +209,66 @@ def test_a_gpus_training_looks_for_signals_after_each_step(project: Path) -> Non
         stepper.stop.check()
 
 
-def test_each_machine_prints_the_error_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._C._distributed_c10d import HashStore
+@pytest.mark.parametrize(
+    ("rank", "error", "seconds"),
+    [
+        ("0", RuntimeError("of ours"), 0.0),
+        ("0", LostProcessError("another has ended", "see there"), 5.0),
+        ("1", RuntimeError("of ours"), 5.0),
+        ("1", LostProcessError("another has ended", "see there"), 10.0),
+    ],
+)
+def test_an_error_is_raised_first_where_it_should_be_reported(
+    rank: str, error: Exception, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    monkeypatch.setattr(processes, "_connect", lambda: Processes(int(rank), 2))
+    for name, value in {"WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(type(error)), join_processes():
+        raise error
+    assert waited == [seconds]
 
-    store, said = HashStore(), []
-    for rank, machine in enumerate("0011"):
-        monkeypatch.setenv("WORLD_SIZE", "4")
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("GROUP_RANK", machine)
-        said.append(Processes(rank, 4, store).is_first_to_report())
-    assert said == [True, False, True, False]
 
-
-def test_an_error_of_a_collective_is_a_lost_process_or_nccls_own() -> None:
-    from torch.distributed import DistBackendError, DistNetworkError
+def test_an_error_of_a_collective_is_a_lost_process() -> None:
+    from torch.distributed import DistBackendError
 
     gloo = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer"
-    for lost in (RuntimeError(gloo), RuntimeError("Operation timed out!"), DistNetworkError("x")):
-        with pytest.raises(LostProcessError), reporting_lost_processes():
-            raise lost
-    with pytest.raises(attnlm.AttnlmError) as caught, reporting_lost_processes():
-        raise DistBackendError("NCCL error: unhandled cuda error\nOther line")
-    said = "communication of the processes failed: NCCL error: unhandled cuda error"
-    assert caught.value.message == said
-    with pytest.raises(RuntimeError, match="of ours"), reporting_lost_processes():
-        raise RuntimeError("of ours")
+    nccl = "NCCL error: unhandled cuda error\nOther line"
+    for error, message in {
+        RuntimeError(gloo): "another process of this training has ended or does not answer",
+        DistBackendError(nccl): "communication of the processes failed: "
+        "NCCL error: unhandled cuda error",
+    }.items():
+        with pytest.raises(LostProcessError) as caught, _reporting_lost_processes():
+            raise error
+        assert caught.value.message == message
 
 
 @pytest.mark.parametrize(
-    ("codes", "message", "code"),
-    [
-        ({0: 75, 1: 75}, "the connection between the processes of this training broke", 1),
-        ({0: 75, 1: -9}, "process 1 of the training was killed (SIGKILL)", 1),
-        ({0: 75, 1: 2}, None, 2),
-        ({0: 75, 1: 70}, None, 70),
-        ({0: 75, 1: 130}, "stopped by SIGINT", 130),
-    ],
+    ("code", "said"),
+    [(-9, "process 1 of the training was killed (SIGKILL)"), (130, "stopped by SIGINT"), (2, None)],
 )
-def test_the_launcher_prints_errors_that_processes_leave_to_it(
-    codes: dict[int, int], message: str | None, code: int
+def test_the_command_ends_as_the_process_that_failed_first(
+    code: int, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meant = launcher._make_exception(codes)
-    if isinstance(meant, Interrupted):
-        assert (str(meant), 128 + meant.signum) == (message, code)
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    def fail(arguments: list[str]) -> None:
+        assert arguments[-3:] == ["-m", "attnlm", "train"]
+        raise ChildFailedError("attnlm", {1: ProcessFailure(1, 1234, code, "no.json")})
+
+    monkeypatch.setattr(run, "main", fail)
+    for name in ("OMP_NUM_THREADS", "PYTHONSAFEPATH", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+        monkeypatch.setenv(name, "1")
+    if said is None:
+        assert run_processes(2, ["train"]) == code
         return
-    assert isinstance(meant, attnlm.AttnlmError) and meant.exit_code == code
-    assert isinstance(meant, AlreadyReportedError) == (message is None)
-    assert message is None or meant.message == message
+    with pytest.raises((attnlm.AttnlmError, Interrupted)) as caught:
+        run_processes(2, ["train"])
+    assert str(caught.value) == said
 
 
 @pytest.mark.parametrize("rate", ["0.003", "0.004"])
@@ -275,25 +284,9 @@ def test_processes_accept_a_finished_run_or_end_with_one_error(
             "whole exists, is finished, and has this configuration: nothing to train\n"
         )
     else:
-        told = [line for line in (main[1] + other[1]).splitlines() if line.startswith("error: ")]
-        assert told == ["error: a run called whole exists, but its --learning-rate differs"]
+        errors = (text.splitlines()[0] for text in (main[1], other[1]))
+        assert list(errors) == [
+            "error: a run called whole exists, but its --learning-rate differs",
+            "error: another process of this training has ended or does not answer",
+        ]
     assert contents(whole) == content
-
-
-def test_a_launcher_of_older_pytorch_has_no_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch before 2.13 has no `shutdown_timeout`."""
-    from torch.distributed.launcher import api
-
-    launched = []
-
-    class OlderConfig(SimpleNamespace):
-        def __init__(self, **options: Any) -> None:
-            assert "shutdown_timeout" not in options
-            super().__init__(**options)
-
-    monkeypatch.setattr(api, "LaunchConfig", OlderConfig)
-    monkeypatch.setattr(api, "elastic_launch", lambda config, _: lambda *_: launched.append(config))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("ATTNLM_LAUNCHER", "")
-    run_processes(2, ["train"])
-    assert [config.nproc_per_node for config in launched] == [2]

@@ -164,7 +164,7 @@ def _stop(
     said = _said(place)
     if "Traceback" in said or "Exception ignored" in said:
         return said[-300:].replace("\n", " | ")
-    if code != 128 + signum:
+    if code != 128 + signum and not (command.variables and code == -signum):
         return f"exit {code}: {said[-200:]!r}"
     is_insisted = gap is not None and signum != signal.SIGHUP
     return f"it took {took:.1f} s" if took > (_AT_ONCE if is_insisted else _SECONDS) else None

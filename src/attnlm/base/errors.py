@@ -31,14 +31,6 @@ class NotFiniteError(AttnlmError):
         )
 
 
-class AlreadyReportedError(AttnlmError):
-    """Raised when another process of the same training run has failed and reports the error."""
-
-    def __init__(self, exit_code: int = 1) -> None:
-        super().__init__("another process has failed", "see its error message")
-        self.exit_code = exit_code
-
-
 class UsageError(AttnlmError):
     """Raised for arguments that are invalid no matter which files exist and what they contain."""
 

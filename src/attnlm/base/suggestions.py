@@ -100,6 +100,7 @@ _REPLACED: dict[str, str] = {
     "newlines": "line ends are kept: dos2unix converts those of a file",
     "names": "prepare a file or a URL of names, such as names.txt of karpathy/makemore",
     "shard": "to train with less memory, lower --micro-batch-size or use --recompute",
+    "shard": "to train with less memory, lower `micro_batch_size` or use `recompute`",
 }
 
 _NEAR = 0.6  # the default cutoff of difflib.get_close_matches

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import typer
 
 from attnlm.base import signals
-from attnlm.base.errors import AlreadyReportedError, AttnlmError
+from attnlm.base.errors import AttnlmError
 from attnlm.base.files import suggest_remedy
 from attnlm.base.own_code import CodeNotAcceptedError, files_that_ran, own_traceback
 from attnlm.base.signals import Interrupted
@@ -42,9 +42,9 @@ def run_and_exit(command: Callable[[], object]) -> NoReturn:
     except KeyboardInterrupt as error:  # after the command, or while its failure was printed
         code = _exit_code_of(error)
     # Skip Python's shutdown. After a signal, it would wait for threads that still run. In a process
-    # of torchrun that failed, it would wait for the other processes, which may never answer.
-    # No output is lost: it is flushed, or has no reader.
-    if code > 128 or (code and is_launched()):
+    # of torchrun, it would wait for the other processes, which may never answer, and with gloo's
+    # thread it may wait for itself. No output is lost: it is flushed, or has no reader.
+    if code > 128 or is_launched():
         os._exit(code)
     sys.exit(code)
 
@@ -92,8 +92,6 @@ def run(command: Callable[[], object]) -> int:
     _prepare_streams()
     try:
         command()
-    except AlreadyReportedError as error:
-        return error.exit_code
     except CodeNotAcceptedError as error:
         again = shlex.join(["attnlm", *sys.argv[1:], "--code", str(error.path)])
         console.fail(error.message, f"read it, then: {again}")

@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder
@@ -88,8 +90,7 @@ def plan(
     if config.training.processes > 1 and peak is None and not is_launched():
         from attnlm.compute.launcher import run_processes
 
-        run_processes(config.training.processes, sys.argv[1:])
-        return
+        raise typer.Exit(run_processes(config.training.processes, sys.argv[1:]))
 
     from attnlm.workflows.plan import plan as make_plan
 

@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for, find_folder, folder_flag
@@ -123,8 +125,7 @@ def train(
     if count > 1:
         from attnlm.compute.launcher import run_processes
 
-        run_processes(count, sys.argv[1:])
-        return
+        raise typer.Exit(run_processes(count, sys.argv[1:]))
 
     from attnlm.workflows.seeds import add_seeds, check_seeds
 

@@ -122,10 +122,15 @@ class RunWriter:
         """If a signal ends this context after a step, save the last complete step."""
         try:
             yield
+        except LostProcessError:
+            # torchrun signals the others when a process has failed, which may be noticed later.
+            if self.stepper.stop.signum is not None:
+                raise Interrupted(self.stepper.stop.signum) from None
+            raise
         except Interrupted:
             if self.stepper.has_stepped:
                 self._save_stopped()
-                # A launcher stops all processes when the first one ends: wait for rank 0.
+                # torchrun stops all processes when the first one ends: wait for rank 0.
                 if not self.stepper.processes.is_main:
                     with contextlib.suppress(LostProcessError):
                         self.stepper.processes.broadcast_object(None)

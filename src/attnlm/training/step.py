@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import Device, keep_freed_memory
-from attnlm.compute.processes import ALONE, Processes, reporting_lost_processes
+from attnlm.compute.processes import ALONE, Processes
 from attnlm.compute.threads import compute_all, new_pool
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
@@ -236,14 +236,13 @@ class Stepper:
         inputs, targets = self.batches(state.step)
         windows = self._split.windows
         losses: list[Tensor] = []
-        with reporting_lost_processes():
-            for first in range(0, len(inputs), windows * self._split.replicas):
-                begins = range(first, len(inputs), windows)
-                jobs = [
-                    functools.partial(replica.backward, state.step, begin, inputs, targets)
-                    for begin, replica in zip(begins, self._replicas, strict=False)
-                ]
-                losses += compute_all(jobs, self._pool)
+        for first in range(0, len(inputs), windows * self._split.replicas):
+            begins = range(first, len(inputs), windows)
+            jobs = [
+                functools.partial(replica.backward, state.step, begin, inputs, targets)
+                for begin, replica in zip(begins, self._replicas, strict=False)
+            ]
+            losses += compute_all(jobs, self._pool)
         for replica in self._replicas[1:]:
             gradient.add_(replica.gradient)
             replica.gradient.zero_()
@@ -268,13 +267,12 @@ class Stepper:
         if scale != 1:
             self.state.optimizer.gradient.mul_(scale)
         made = self.state.step
-        with reporting_lost_processes():
-            self.state.optimizer.update(
-                made,
-                total_steps=expected_steps(self.training, made + 1, sums.progress),
-                pool=self._pool,
-                threads=self._split.replicas,
-            )
+        self.state.optimizer.update(
+            made,
+            total_steps=expected_steps(self.training, made + 1, sums.progress),
+            pool=self._pool,
+            threads=self._split.replicas,
+        )
         return sums.loss if counted == 1 else sums.loss / counted
 
     def _sum_over_processes(self, loss: Tensor, counted: float) -> StepSums:

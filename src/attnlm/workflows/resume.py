@@ -13,7 +13,6 @@ from attnlm.base.files import explaining_os_errors
 from attnlm.base.folders import resume_command
 from attnlm.base.setting_fields import Setting, Settings, differing_names
 from attnlm.compute.device import choose_device
-from attnlm.compute.processes import restart_count
 from attnlm.config.new_run import Request
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
@@ -67,18 +66,15 @@ def resumed_job(
         if "device" not in settings:
             device = replace(device, reason="recorded in the run")
         dataset = open_dataset_of(run, call.data_dir, verify=call.verify)
-        is_fresh = (
-            not run.last.exists() and restart_count() > 0
-        )  # it ended before its first checkpoint
-        saved = SavedState() if is_fresh else read_saved_state(run)
+        saved = read_saved_state(run)
         _check_steps(run, saved, config.training.steps, call.on_event)
         run = replace(run, config=autotune(config, device, dataset, is_resumed=True))
         with explaining_os_errors(run.path, f", then: {resume_command(run.path)}"):
             run.discard_after(saved.evaluated_step, saved.step)
             if is_changed:
                 run.save_config()
-        announce(call.processes, run, is_fresh=is_fresh)
-        yield start_job(call, run, dataset, device, is_fresh=is_fresh)
+        announce(call.processes, run)
+        yield start_job(call, run, dataset, device, is_fresh=False)
 
 
 def _changed_config(

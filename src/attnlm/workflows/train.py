@@ -17,7 +17,6 @@ from attnlm.base.formatting import duration
 from attnlm.base.own_code import own_traceback
 from attnlm.base.setting_fields import describe_settings
 from attnlm.compute.device import Device
-from attnlm.compute.processes import restart_count
 from attnlm.config.new_run import Request, resolve_new
 from attnlm.config.settings import RECORD_OF, Config
 from attnlm.data.dataset import Dataset, open_dataset
@@ -172,11 +171,6 @@ def new_job(
     existing = None if name is None else call.checkpoint_dir / name
     if existing is not None and not existing.exists():
         existing = None
-    if existing is not None and restart_count():
-        # The launcher has restarted the processes after a process failed.
-        with resumed_job(call, existing, {}) as job:
-            yield job
-        return
     if checkpoint != "auto" and parent is None:
         raise UsageError(
             "`checkpoint` needs `start_from`: it selects the weights of that run",
