@@ -99,7 +99,6 @@ _REPLACED: dict[str, str] = {
     "split_seed": "leave it out: `split` documents always makes the same choice",
     "newlines": "line ends are kept: dos2unix converts those of a file",
     "names": "prepare a file or a URL of names, such as names.txt of karpathy/makemore",
-    "shard": "to train with less memory, lower --micro-batch-size or use --recompute",
     "shard": "to train with less memory, lower `micro_batch_size` or use `recompute`",
 }
 
