@@ -276,24 +276,6 @@ def test_wandb_offline_gets_maps_and_continues_with_a_resumed_run(
     assert not [n for n in notes if isinstance(n, Note)]
 
 
-def test_mlflow_with_local_files(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
-    run = train(dataset, tmp_path / "checkpoints", log="mlflow")
-    attnlm.train(resume=run, steps=9, log="mlflow")
-    client = mlflow.MlflowClient()
-    experiment = client.get_experiment_by_name("attnlm").experiment_id
-    (found,) = client.search_runs([experiment])
-    history = client.get_metric_history(found.info.run_id, "loss/batch")
-    assert [metric.step for metric in history] == [*range(1, 10)]
-    assert (found.info.run_name, found.info.status) == (run.name, "FINISHED")
-    assert found.data.params["embed_dim"] == "16"
-    assert len(client.list_artifacts(found.info.run_id, "sample")) == 4
-
-
 def test_trackio_on_this_machine(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

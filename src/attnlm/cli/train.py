@@ -84,9 +84,9 @@ def train(
     ),
     log: str | None = option(
         None,
-        "tools to log to, separated by commas: tensorboard|wandb|mlflow|trackio, "
-        "or none; name them again to continue the log of a resumed run",
-        completion.list_completer("tensorboard", "wandb", "mlflow", "trackio", "none"),
+        "tools to log to, separated by commas: tensorboard|wandb|trackio, or none; name them "
+        "again to continue the log of a resumed run",
+        completion.list_completer("tensorboard", "wandb", "trackio", "none"),
     ),
     json: bool = options.JSON,
     quiet: bool = options.QUIET,

@@ -16,7 +16,6 @@ import importlib.util
 import os
 import secrets
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,41 +106,6 @@ class WeightsAndBiases:
         self._run.finish(exit_code=0 if is_finished else 1)
 
 
-class MLflow:
-    """An adapter for MLflow at MLFLOW_TRACKING_URI, experiment MLFLOW_EXPERIMENT_NAME or attnlm."""
-
-    def __init__(self, run: Run, id: str, first_step: int) -> None:
-        import mlflow
-        from mlflow.entities import Metric, Param
-
-        self._metric: Any = Metric
-        self._client: Any = mlflow.MlflowClient()
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
-        experiment = mlflow.set_experiment(name).experiment_id
-        if runs := self._client.search_runs([experiment], f"tags.{_PROJECT} = '{id}'"):
-            self._id = runs[0].info.run_id
-            self._client.update_run(self._id, status="RUNNING")
-            return
-        new_run = self._client.create_run(experiment, tags={_PROJECT: id}, run_name=run.name)
-        self._id = new_run.info.run_id
-        params = [Param(name, str(value)) for name, value in run.config.settings().items()]
-        self._client.log_batch(self._id, params=params)
-
-    def numbers(self, step: int, values: Mapping[str, float]) -> None:
-        now = int(time.time() * 1000)
-        metrics = [self._metric(name, value, now, step) for name, value in values.items()]
-        self._client.log_batch(self._id, metrics=metrics)
-
-    def text(self, step: int, name: str, text: str) -> None:
-        self._client.log_text(self._id, text, f"{name}/{step:08}.txt")
-
-    def image(self, step: int, name: str, pixels: Pixels) -> None:
-        self._client.log_image(self._id, pixels, key=name, step=step)
-
-    def close(self, *, is_finished: bool) -> None:
-        self._client.set_terminated(self._id, "FINISHED" if is_finished else "KILLED")
-
-
 class Trackio:
     """An adapter for Trackio project attnlm, on this machine or where Trackio's settings point."""
 
@@ -169,11 +133,10 @@ class Trackio:
         self._trackio.finish()
 
 
-Tool = TensorBoard | WeightsAndBiases | MLflow | Trackio
+Tool = TensorBoard | WeightsAndBiases | Trackio
 TOOLS: dict[str, type[Tool]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
-    "mlflow": MLflow,
     "trackio": Trackio,
 }
 """The adapters by package name."""

@@ -86,7 +86,7 @@ def train(
     `on_event` is called with the events Note, Started, Stepped, Evaluated and Finished. The run's
     curve.png is redrawn at each evaluation. `on_step` is called after every step, with the number
     of steps made and the batch's loss, a tensor of shape () on the device. `log` names tools to log
-    to (tensorboard, wandb, mlflow, trackio). Name them again to continue a resumed run's log.
+    to (tensorboard, wandb, trackio). Name them again to continue a resumed run's log.
 
     Raises AttnlmError (UsageError for invalid arguments). On SIGINT, SIGTERM and SIGHUP, training
     saves the last complete step and raises Interrupted, a KeyboardInterrupt. So `on_event` can stop
