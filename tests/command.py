@@ -98,7 +98,7 @@ def fails(*arguments: object, cwd: Path, code: int, says: str, hints: str) -> No
 
 
 def on_a_terminal(
-    *arguments: str, cwd: Path, streams: Sequence[str] = ("stdout",), answer: str = "", **env: str
+    *arguments: str, cwd: Path, streams: Sequence[str] = ("stdout",), **env: str
 ) -> str:
     """Return what a command shows on a terminal that is connected to `streams`."""
     ours, theirs = pty.openpty()
@@ -111,7 +111,6 @@ def on_a_terminal(
 
     reader = threading.Thread(target=read)
     reader.start()
-    os.write(ours, answer.encode())
     variables = {"TERM": "xterm-256color", "COLUMNS": "80", **env}
     with contextlib.ExitStack() as stack:
         terminal: dict[str, Any] = {

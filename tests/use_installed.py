@@ -43,7 +43,6 @@ _OTHERS: tuple[tuple[str, ...], ...] = (
     ("import", "folder", "--name", "imported"),
     ("diff", "transformer-001", "imported"),
     ("plan", "--peak", "1e12"),
-    ("rm", "imported", "--yes"),
     ("list",),
     ("doctor", "--offline"),
 )

@@ -22,7 +22,6 @@
     open_run      a Run that was trained before, by name or path
     list_runs     the runs in a folder; see also `list_datasets` and `list_recipes`
     diff_runs     what differs between two Runs
-    remove_run    removes a Run
     doctor        what this machine has, and what to do about what it lacks
     load_model    a Run's model, a torch.nn.Module: ids (B, T) → logits (B, T, V)
 
@@ -84,7 +83,6 @@ if TYPE_CHECKING:
     from attnlm.runs.manage import RunEntry as RunEntry
     from attnlm.runs.manage import diff_runs as diff_runs
     from attnlm.runs.manage import list_runs as list_runs
-    from attnlm.runs.manage import remove_run as remove_run
     from attnlm.runs.run import Run as Run
     from attnlm.runs.run import open_run as open_run
     from attnlm.see.attend import Attention as Attention
@@ -143,7 +141,7 @@ _NAMES = {
     "generation.sampling": "sample samples",
     "runs.hugging_face.import_run": "import_run",
     "runs.load_model": "load_model",
-    "runs.manage": "RunDiff RunEntry diff_runs list_runs remove_run",
+    "runs.manage": "RunDiff RunEntry diff_runs list_runs",
     "runs.run": "Run open_run",
     "see.attend": "Attention attend",
     "see.heads": "HeadsReport heads",

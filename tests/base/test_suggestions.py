@@ -61,7 +61,7 @@ def test_similar_options_are_suggested(command: str, hint: str) -> None:
         ("resume", "did you mean train?"),
         ("qqqqq", "see attnlm --help"),
         *((name, "did you mean list?") for name in ("runs", "ls")),
-        ("delete", "did you mean rm?"),
+        ("rm", "delete the folder of the run"),
     ],
 )  # fmt: skip
 def test_similar_commands_are_suggested(command: str, hint: str) -> None:

@@ -82,7 +82,7 @@ def test_nothing_opens_a_socket(project: Path, monkeypatch: pytest.MonkeyPatch) 
 HELPED = ("", "prepare", "train", "ladder", "sample", "eval", "plan", *SEEING)
 NAMED = "train, ladder, train --resume, sample, eval, heads, report, plan, attend a, trace a"
 WITHOUT_TORCH = {
-    0: "prepare text.txt, list, diff small small, rm gone --yes",
+    0: "prepare text.txt, list, diff small small",
     1: NAMED.replace(",", " nowhere,") + " nowhere, import no/such/place",
     2: "eval --device x, heads --windows 0, export a --to b, ladder --rungs a, plan --heads 3",
 }
@@ -124,8 +124,6 @@ run({SAME!r} + " process-" + os.fsdecode(b"\\xce\\xb6"))
 @pytest.fixture(scope="module")
 def another(project: Path) -> Done:
     """PROGRAM in a process of its own, with another hash seed and in a locale of ASCII."""
-    small = project / "checkpoints" / "small"
-    shutil.copytree(small, small.with_name("gone"))
     own_code.written(project)
     env = {"PYTHONHASHSEED": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     env |= {"PYTHONIOENCODING": "latin-1"}
@@ -450,8 +448,6 @@ def test_names_of_folders_need_not_be_unicode(trained: Path, tmp_path: Path) -> 
     assert done.stdout == "data/r-r\n"
     attnlm("ladder", "r-r", "--rungs", "bigram", "--steps", "1", cwd=tmp_path)
     attnlm("export", run, "x", cwd=tmp_path)
-    attnlm("rm", run, "--yes", cwd=tmp_path)
-    assert not run.exists()
 
 
 def test_an_error_names_what_is_wrong_and_a_hint(project: Path) -> None:

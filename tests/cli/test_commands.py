@@ -58,11 +58,9 @@ def commands(page: str) -> Iterator[tuple[str, ...]]:
 
 
 def shortened(command: Iterable[str]) -> list[str]:
-    """The same command, with options that save time or say yes."""
+    """The same command, with options that save time."""
     words = [{"RUN": "spare", "OTHER": "tuned"}.get(word, word) for word in command]
-    options = {"prepare": ["--offline"], "sample": ["--tokens", "5"], "rm": ["--yes"]}.get(
-        words[0], []
-    )
+    options = {"prepare": ["--offline"], "sample": ["--tokens", "5"]}.get(words[0], [])
     if words[0] in ("train", "ladder") and "--resume" not in words:
         options += ["--budget", "0.1s"] if "--budget" in words else ["--steps", "1"]
     if "--seeds" in words:

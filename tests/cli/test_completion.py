@@ -80,7 +80,6 @@ def completed(project: Path, *words: str) -> list[str]:
         ("ladder --rungs bigram,a", ["bigram,average"]),
         ("export ", ["tiny-001"]),
         ("prepare --tokenizer t", ["tales-char", "tiny-001"]),
-        ("rm tiny-001 ", ["ladder-001"]),
         ("diff tiny-001 ", ["tiny-001"]),
         ("list d", ["datasets"]),
         ("nonsense --", ["--version", "--install-completion", "--show-completion", "--help"]),

@@ -91,17 +91,7 @@ def test_parts_of_a_model_are_given_as_options(tmp_path: Path) -> None:
 def test_a_run_is_an_argument_of_every_command_that_reads_one() -> None:
     commands = root_command().list_commands(None)
     having = {name for name in commands if "RUN" in sections(name).get("Arguments", "")}
-    assert having == {
-        "sample",
-        "eval",
-        "attend",
-        "trace",
-        "heads",
-        "patch",
-        "report",
-        "export",
-        "rm",
-    }
+    assert having == {"sample", "eval", "attend", "trace", "heads", "patch", "report", "export"}
     assert not any("--run " in here([name, "--help"]).stdout for name in commands)
 
 

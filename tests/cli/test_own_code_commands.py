@@ -100,7 +100,6 @@ def test_commands_that_need_no_model_never_run_the_code(made: Path, stranger: Pa
     (entry,) = json.loads(attnlm("list", "runs", "--json", cwd=stranger).stdout)["runs"][:1]
     assert entry["leaks"] is None
     attnlm("diff", "x", "y", cwd=stranger)
-    attnlm("rm", "y", "--yes", cwd=stranger)
     run = open_run(stranger / "checkpoints/x")
     assert run.evaluations()[-1].step == 4
     assert run.references() and "Head" in repr(run)

@@ -1,4 +1,4 @@
-"""`list`, `diff` and `rm`, in folders with any other files."""
+"""`list` and `diff`, in folders with any other files."""
 
 from __future__ import annotations
 
@@ -86,8 +86,6 @@ def test_files_in_folders_count_and_imported_runs_have_no_result(project: Path) 
     assert "from elsewhere" in command("list", "runs", cwd=project).stdout
     done = command("diff", "first", "second", cwd=project)
     assert "not like for like" not in done.stderr and "elsewhere" in done.stdout
-    command("rm", "first", "--yes", cwd=project)
-    assert not first.exists()
 
 
 def test_empty_lists_are_not_an_error(tmp_path: Path) -> None:
@@ -145,16 +143,9 @@ def test_lists_mark_ladders_and_running_jobs(project: Path) -> None:
     with locked_for_training(project / "checkpoints" / "second", "wait"):
         found = {entry["name"]: entry for entry in listed(project, "runs")["runs"]}
         assert "second is being trained now" in command("list", "runs", cwd=project).stderr
-        fails("rm", "second", "--yes", cwd=project, code=1, says="being trained", hints="wait")
     assert found["ladder-001"]["kind"] == "ladder"
     assert found["ladder-001"]["rungs"] == ["ladder-001-bigram", "ladder-001-average"]
     assert [name for name, entry in found.items() if entry["is_training"]] == ["second"]
-    told = command("rm", "ladder-001-average", "--json", cwd=project, code=2).stderr
-    assert "belongs to ladder-001" in told
-    told = command("rm", "ladder-001-average", "ladder-001", "--yes", cwd=project).stderr
-    assert "its runs stay: ladder-001-bigram" in told
-    left = {entry["name"] for entry in listed(project, "runs")["runs"]}
-    assert left == {"first", "second", "ladder-001-bigram"}
 
 
 def test_two_runs_are_compared(project: Path) -> None:
@@ -174,52 +165,6 @@ def test_two_runs_are_compared(project: Path) -> None:
     told = command("diff", "first", "other", cwd=project).stderr
     assert "bits per byte" in told and "different validation splits" in told
     fails("diff", "first", "nobody", cwd=project, code=1, says="nobody", hints="there are")
-
-
-def test_a_run_is_removed_after_a_question_only(project: Path) -> None:
-    runs = project / "checkpoints"
-    fails("rm", "second", cwd=project, code=2, says="no terminal", hints="--yes")
-    asked: dict[str, Any] = {"cwd": project, "streams": ("stdin", "stdout", "stderr")}
-    assert "nothing was removed" in on_a_terminal("rm", "second", answer="\n", **asked)
-    assert (runs / "second").is_dir()
-    told = on_a_terminal("rm", "first", answer="y\n", **asked)
-    assert "started from first: second" in told and "removed checkpoints/first" in told
-    assert sorted(path.name for path in runs.iterdir()) == ["latest", "second"]
-    done = command("rm", "checkpoints/second/", "--yes", "--json", cwd=project)
-    assert json.loads(done.stdout) == {"removed": ["checkpoints/second"]}
-    assert [path.name for path in runs.iterdir()] == ["latest"]
-    fails("sample", cwd=project, code=1, says="there is no run", hints="attnlm train")
-
-
-def test_rm_removes_nothing_outside_of_the_folder(project: Path, tmp_path: Path) -> None:
-    runs, elsewhere = project / "checkpoints", tmp_path / "elsewhere"
-    shutil.copytree(runs / "first", elsewhere)
-    (runs / "link").symlink_to(elsewhere)
-    (runs / "folder").mkdir()
-    (runs / "second" / "out").symlink_to(elsewhere)
-    before = sorted(path.name for path in runs.iterdir())
-    for named in (elsewhere, "folder", ".", runs, "checkpoints/first/..", ""):
-        fails("rm", named, "--yes", cwd=project, code=1, says="is not a run", hints="")
-    for named in ("latest", "missing"):
-        fails("rm", named, "--yes", cwd=project, code=1, says=f"run '{named}' not found", hints="")
-    # One that can't be removed keeps the others.
-    fails("rm", "first", "folder", "--yes", cwd=project, code=1, says="not a run", hints="")
-    assert sorted(path.name for path in runs.iterdir()) == before
-    told = command("rm", "link", "second", "--yes", cwd=project).stderr
-    assert f"{elsewhere} stays" in told
-    assert sorted(path.name for path in runs.iterdir()) == ["first", "folder", "latest"]
-    assert attnlm.open_run(checkpoint_dir=runs).name == "first"
-    assert sorted(path.name for path in elsewhere.iterdir()) == sorted(
-        path.name for path in (runs / "first").iterdir()
-    )
-
-
-def test_an_incomplete_run_can_be_removed(project: Path) -> None:
-    runs = project / "checkpoints"
-    (runs / "first" / "config.json").write_text("{")
-    attnlm.remove_run("first", checkpoint_dir=runs)
-    with pytest.raises(AttnlmError, match="run 'first' not found"):
-        attnlm.remove_run("first", checkpoint_dir=runs)
 
 
 def test_a_table_leaves_out_empty_columns_and_wraps_on_a_terminal(project: Path) -> None:

@@ -207,6 +207,7 @@ def test_missing_tools_are_reported_before_the_run_is_created(
     for tool, code, says, hints in (
         ("wandb", 1, "wandb, which is", "pip install wandb"),
         ("wand", 2, "invalid value for --log: 'wand'", "wandb"),
+        ("mlflow", 2, "invalid value for --log: 'mlflow'", "use tensorboard, wandb or trackio"),
     ):
         fails("train", "--log", tool, cwd=project, code=code, says=says, hints=hints)
     assert not (project / "checkpoints").exists()

@@ -124,4 +124,3 @@ def test_the_last_loss_is_partial_if_the_split_is_too_large(
     about = ("--checkpoint-dir", tmp_path / "runs")
     shown = command("list", "runs", *about, cwd=tmp_path)
     assert f"~{entry.val_loss:.4f}" in shown.stdout and "~ measured on a part" in shown.stderr
-    assert part in command("rm", run.name, "--yes", *about, cwd=tmp_path).stderr

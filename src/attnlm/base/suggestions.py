@@ -83,7 +83,6 @@ _OTHER_NAMES = {
     "attend": "attention",
     "list": "checkpoints datasets ls models recipes runs show",
     "diff": "compare",
-    "rm": "del delete remove",
     "doctor": "check diagnose env info system",
 }
 
@@ -100,6 +99,8 @@ _REPLACED: dict[str, str] = {
     "newlines": "line ends are kept: dos2unix converts those of a file",
     "names": "prepare a file or a URL of names, such as names.txt of karpathy/makemore",
     "shard": "to train with less memory, lower `micro_batch_size` or use `recompute`",
+    "mlflow": "use tensorboard, wandb or trackio",
+    "rm": "delete the folder of the run",
 }
 
 _NEAR = 0.6  # the default cutoff of difflib.get_close_matches

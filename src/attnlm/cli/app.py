@@ -36,7 +36,6 @@ _COMMANDS = {
     "Manage": {
         "list": "manage:list_",
         "diff": "manage:diff",
-        "rm": "manage:rm",
         "plan": "plan:plan",
         "doctor": "manage:doctor",
     },

@@ -58,13 +58,6 @@ runs, ladders, datasets = (
 recipes = choice_completer(*recipe_names())
 
 
-def complete_removable(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the runs and ladders that start with `incomplete`, except those already typed."""
-    typed = ctx.params.get("runs") or ()
-    names = [*runs(ctx, incomplete), *ladders(ctx, incomplete)]
-    return [name for name in names if name not in typed]
-
-
 def list_completer(*words: str) -> Completer:
     """Return a completer for a comma-separated list, which offers `words` that the list lacks."""
 

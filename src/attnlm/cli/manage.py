@@ -1,4 +1,4 @@
-"""`attnlm list`, `diff`, `rm` and `doctor`: manage runs, data sets, recipes; check the machine."""
+"""`attnlm list`, `diff` and `doctor`: manage runs, data sets, recipes; check the machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attnlm.base.formatting import age, duration, quantity
 from attnlm.base.suggestions import suggestion
 from attnlm.cli import completion, console, options
 from attnlm.cli.help import setting_text
-from attnlm.cli.options import REQUIRED, argument, switch
+from attnlm.cli.options import REQUIRED, argument
 from attnlm.model.own_specs import CODE
 from attnlm.runs.records import NOT_COMPARABLE
 
@@ -209,59 +209,6 @@ def _value_text(name: str, value: Any) -> str:
     if type(value) is int and name != "seed":
         return f"{value:,}"
     return setting_text(value)
-
-
-# --- rm -------------------------------------------------------------------------------------------
-
-
-def rm(
-    runs: list[str] = argument(
-        REQUIRED, "RUN...", "names or paths of runs or ladders", completion.complete_removable
-    ),
-    yes: bool = switch("delete without asking", "--yes", "-y"),
-    checkpoint_dir: Path = options.CHECKPOINT_DIR,
-    json: bool = options.JSON,
-) -> None:
-    """Delete runs, after asking."""
-    from attnlm.runs.manage import find_removable, removal_warnings
-
-    entries = list(
-        {(entry := find_removable(run, checkpoint_dir)).name: entry for run in runs}.values()
-    )
-    going = {entry.name for entry in entries}
-    others = [entry for entry in attnlm.list_runs(checkpoint_dir) if entry.name not in going]
-    for entry in entries:
-        console.say(f"{entry.path}: {_entry_summary(entry)}")
-        for warning in removal_warnings(entry, others):
-            console.say(f"  {warning}")
-    if not yes:
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise UsageError("rm cannot ask for confirmation: there is no terminal", "use --yes")
-        what = "it" if len(entries) == 1 else f"these {len(entries)}"
-        print(f"delete {what} permanently? [y/N] ", end="", file=sys.stderr, flush=True)  # noqa: T201
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            console.say("nothing was removed")
-            entries = []
-    for entry in entries:
-        attnlm.remove_run(entry.path, checkpoint_dir=checkpoint_dir)
-        if not json:
-            console.print_result(f"removed {console.escape_unprintable(str(entry.path))}")
-    if json:
-        console.print_json({"removed": [entry.path for entry in entries]})
-
-
-def _entry_summary(entry: attnlm.RunEntry) -> str:
-    """Return a run's description: `multi-head, 1,000 steps, loss 2.0713, 612 kB`."""
-    part = f" on {entry.evaluated_part}" if entry.evaluated_part else ""
-    parts = [
-        entry.kind if entry.model is None else entry.model,
-        f"{entry.step:,} steps" if entry.step is not None else "",
-        f"loss {entry.val_loss:.4f}{part}" if entry.val_loss is not None else "",
-        f"imported from {entry.imported_from}" if entry.imported_from else "",
-        quantity(entry.bytes, "B") if entry.bytes else "",
-        "unreadable" if entry.problem is not None else "",
-    ]
-    return ", ".join(filter(None, parts))
 
 
 # --- doctor ---------------------------------------------------------------------------------------

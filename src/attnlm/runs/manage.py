@@ -1,4 +1,4 @@
-"""List, remove and compare runs, without torch."""
+"""List and compare runs, without torch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnlm.base.atomic_folders import is_locked, locked_for_training, workspace
-from attnlm.base.errors import AttnlmError
+from attnlm.base.atomic_folders import is_locked
 from attnlm.base.events import OnEvent
-from attnlm.base.files import explaining_os_errors
-from attnlm.base.folders import (
-    FolderEntry,
-    find_folder,
-    is_folder,
-    is_safe_name,
-    newest_first,
-    read_entry,
-)
+from attnlm.base.folders import FolderEntry, newest_first, read_entry
 from attnlm.runs.ladder_plan import RECORD, read_plan
 from attnlm.runs.records import NOT_COMPARABLE
 from attnlm.runs.run import Run, open_run
@@ -111,70 +102,6 @@ def _run_values(path: Path) -> dict[str, Any]:
         "evaluated_part": None if result is None else result.part or None,
         **({} if result is None else result.facts()),
     }
-
-
-# --- Removing -------------------------------------------------------------------------------------
-
-_WAIT = "wait until that process ends, or stop it"
-
-
-def find_removable(run: str | Path | Run, checkpoint_dir: str | Path = "checkpoints") -> RunEntry:
-    """Return the run or ladder that `remove_run` would remove. A link is not followed.
-
-    Raises AttnlmError if it does not exist, is not in `checkpoint_dir`, or is being trained.
-    """
-    parent = Path(checkpoint_dir)
-    name_or_path = run.path if isinstance(run, Run) else run
-    path = parent / name_or_path if is_safe_name(str(name_or_path)) else Path(name_or_path)
-    if not (is_folder(path) or path.is_symlink()):
-        path = find_folder(name_or_path, parent, kind="run")  # its error names the runs that exist
-    is_in_parent = is_folder(parent) and path.absolute().parent.samefile(parent)
-    if path.name in ("", "..") or not is_in_parent:
-        raise AttnlmError(
-            f"{path} is not a run in {parent}, and only runs there can be removed",
-            f"name a run there, or use `checkpoint_dir` {path.absolute().parent}",
-        )
-    entry = run_entry(parent / path.name)
-    if entry is None:
-        raise AttnlmError(f"{path} is not a run", "only runs and ladders can be removed")
-    if entry.is_training:
-        raise AttnlmError(f"{entry.name} is being trained by another process", _WAIT)
-    return entry
-
-
-def remove_run(run: str | Path | Run, *, checkpoint_dir: str | Path = "checkpoints") -> None:
-    """Remove a run or a ladder from `checkpoint_dir` atomically. The runs of a ladder stay.
-
-        attnlm.remove_run("transformer-001")
-
-    If the folder is a link, the link is removed and its target stays. Raises AttnlmError as
-    `find_removable` does.
-    """
-    entry = find_removable(run, checkpoint_dir)
-    with explaining_os_errors(entry.path):
-        if entry.link is not None:
-            entry.path.unlink()
-            return
-        # One rename removes it. If killed here, the next command deletes the leftovers.
-        with locked_for_training(entry.path, _WAIT), workspace(entry.path.parent) as work:
-            entry.path.rename(work / "removed")
-
-
-def removal_warnings(entry: RunEntry, others: list[RunEntry]) -> list[str]:
-    """Return warnings to show before a run or ladder is removed; `others` are those next to it."""
-    name = entry.name
-    warnings = []
-    if entry.link is not None:
-        warnings.append(f"{name} is a link: {entry.link} stays")
-    if children := [other.name for other in others if other.parent == name]:
-        warnings.append(f"runs started from {name}: {', '.join(children)}")
-    if ladders := [other.name for other in others if name in other.rungs]:
-        warnings.append(
-            f"{name} belongs to {', '.join(ladders)}, which would train it again if resumed"
-        )
-    if remaining := [other.name for other in others if other.name in entry.rungs]:
-        warnings.append(f"its runs stay: {', '.join(remaining)}")
-    return warnings
 
 
 # --- Comparing ------------------------------------------------------------------------------------

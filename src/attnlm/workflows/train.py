@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import explaining_os_errors
@@ -24,7 +25,6 @@ from attnlm.model.inspection import parameter_count
 from attnlm.model.own_specs import with_defaults
 from attnlm.runs.create_run import check_name_is_free, create_run
 from attnlm.runs.load_model import check_tokenizer, parent_record
-from attnlm.runs.manage import remove_run
 from attnlm.runs.records import ParentRecord
 from attnlm.runs.run import Run, open_run
 from attnlm.see.curves import FEW_STEPS
@@ -191,7 +191,7 @@ def new_job(
         yield run
         return
     run, device = _create_run(call, request, opened, record, name, force)
-    with _removing_if_unused(run, call.checkpoint_dir), run.training_lock():
+    with _removing_if_unused(run), run.training_lock():
         announce(call.processes, run, is_fresh=True)
         yield start_job(call, run, opened, device, is_fresh=True)
 
@@ -272,7 +272,7 @@ def _with_loss_on(config: Config, dataset: Dataset) -> Config:
 
 
 @contextlib.contextmanager
-def _removing_if_unused(run: Run, folder: Path) -> Iterator[None]:
+def _removing_if_unused(run: Run) -> Iterator[None]:
     """Remove a new run if this context fails or is interrupted before the first checkpoint.
 
     After an error in own code, remove it also if it has the untrained weights only.
@@ -280,8 +280,10 @@ def _removing_if_unused(run: Run, folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:  # own code and listeners may raise anything
-        with contextlib.suppress(AttnlmError):
+        with contextlib.suppress(AttnlmError, OSError):
             is_own = own_traceback(error) is not None
             if not run.last.exists() or (is_own and read_saved_state(run).step == 0):
-                remove_run(run, checkpoint_dir=folder)
+                # One rename removes it. If killed here, the next command deletes the leftovers.
+                with workspace(run.path.parent) as work:
+                    run.path.rename(work / "removed")
         raise
