@@ -2,7 +2,6 @@
 
     prepare       a text → a Dataset: tokenizer, training and validation split
     train         a Dataset → a Run: a folder with configuration, metrics and weights
-    train_seeds   Runs of one model with several seeds, and the interval of their mean loss
     sample        text from a Run, piece by piece; `samples` returns several whole texts
     evaluate      a Run's loss on a validation split
     generate      a Run's answers to questions; `answer_pairs` compares them with the right ones
@@ -115,8 +114,6 @@ if TYPE_CHECKING:
     from attnlm.workflows.ladder import LadderStarted as LadderStarted
     from attnlm.workflows.ladder import ladder as ladder
     from attnlm.workflows.save_run import save_run as save_run
-    from attnlm.workflows.seeds import SeedRuns as SeedRuns
-    from attnlm.workflows.seeds import train_seeds as train_seeds
     from attnlm.workflows.train import train as train
 
 __version__ = "1.0.0"
@@ -136,7 +133,6 @@ _NAMES = {
     "workflows.export": "export",
     "workflows.ladder": "LadderStarted ladder",
     "workflows.save_run": "save_run",
-    "workflows.seeds": "SeedRuns train_seeds",
     "workflows.train": "train",
     "generation.sampling": "sample samples",
     "runs.hugging_face.import_run": "import_run",

@@ -30,6 +30,7 @@ def told(command: str) -> list[str]:
         ("train --n_embd 1", "did you mean --embed-dim?"),
         ("train --hed 1", "did you mean --heads?"),
         ("train --max-length 1", "did you mean --block-size?"),
+        ("train --seeds 3", "--seeds is an option of attnlm ladder"),
         ("train --data text", "DATASET is an argument, not an option: attnlm train DATASET"),
         ("train --tokens 1", "--tokens is an option of attnlm sample, ladder, plan"),
         ("train -n 1", "see attnlm train --help"),

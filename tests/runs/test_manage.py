@@ -13,7 +13,6 @@ import pytest
 
 import attnlm
 from attnlm.base.atomic_folders import locked_for_training
-from attnlm.base.errors import AttnlmError
 from attnlm.base.formatting import age
 from attnlm.cli.console import table_lines
 from attnlm.config.recipes import list_recipes, load_recipe, load_sizes, recipe_names

@@ -475,6 +475,20 @@ def test_a_difference_that_is_not_shown_comes_with_the_seeds_to_show_it(
     assert not climbed.verdicts()[1] and climbed.pairs[0].interval is None
 
 
+def test_one_rung_with_several_seeds_has_a_mean_and_its_interval(
+    climbed: Ladder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The interval is the mean 2.5 ± 4.303 · 0.1 / √3: t of 2 degrees of freedom."""
+    ladder = with_losses(climbed, bigram=(2.4, 2.5, 2.6))
+    say_table(ladder)
+    told = capsys.readouterr().err
+    assert "the mean of 3 seeds is 2.5000; its 95% interval, by Student's t, is 2.2516 to" in told
+    (rung,) = ladder_facts(ladder)["rungs"]  # type: ignore[misc]
+    assert rung["mean"] == pytest.approx(2.5)
+    assert rung["interval"] == pytest.approx((2.2516, 2.7484), abs=1e-4)
+    assert climbed.rungs[0].interval is None
+
+
 TUNED: dict[str, Any] = {**SMALL, "steps": 10, "tune": "learning_rate"}
 
 

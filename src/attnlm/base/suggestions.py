@@ -101,6 +101,7 @@ _REPLACED: dict[str, str] = {
     "shard": "to train with less memory, lower `micro_batch_size` or use `recompute`",
     "mlflow": "use tensorboard, wandb or trackio",
     "rm": "delete the folder of the run",
+    "seeds": "use attnlm ladder --rungs MODEL --seeds N",
 }
 
 _NEAR = 0.6  # the default cutoff of difflib.get_close_matches

@@ -161,6 +161,8 @@ def ladder_facts(ladder: Ladder) -> dict[str, object]:
                 "run": str(rung.run.path),
                 "val_loss": rung.loss,
                 "val_losses": rung.losses,
+                "mean": rung.mean,
+                "interval": rung.interval,
                 "gain": gain and gain.nats,
                 "bits_per_byte": rung.result.final.bits_per_byte,
                 "accuracy": rung.result.final.accuracy,

@@ -37,8 +37,7 @@ _MOST_FOR_EACH_CORE = 4  # processes; resuming a run of more needs --processes
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
     "recipe", "print_config", "name", "exist_ok", "checkpoint_dir", "resume", "start_from",
-    "force", "code", "seeds",
-    "checkpoint", "log", "device", "dtype", "compile", "threads", "processes",
+    "force", "code", "checkpoint", "log", "device", "dtype", "compile", "threads", "processes",
 )  # fmt: skip
 
 
@@ -70,11 +69,6 @@ def train(
     verify: bool = options.VERIFY,
     set_: list[str] | None = options.SET,
     force: bool = switch("train also a model that sees later tokens", "--force"),
-    seeds: int | None = option(
-        None,
-        "train this many runs with consecutive seeds, <name> and <name>-seed-K, and print how much "
-        "the loss depends on the seed",
-    ),
     resume: str | None = option(None, "name or path of a run to resume", completion.runs),
     start_from: str | None = options.START_FROM,
     checkpoint: str = option(
@@ -120,41 +114,34 @@ def train(
     else:  # errors are reported before torch is loaded
         count = resolve_new(settings, recipe, parent).config.training.processes
         data = find_folder(dataset, data_dir, kind="data set")
-    if seeds is not None and (count > 1 or is_launched()):
-        raise UsageError("`seeds` and `processes` cannot be combined", "use only one")
     if count > 1:
         from attnlm.compute.launcher import run_processes
 
         raise typer.Exit(run_processes(count, sys.argv[1:]))
 
-    from attnlm.workflows.seeds import add_seeds, check_seeds
-
-    if seeds is not None:
-        check_seeds(seeds, resume, count)
     with contextlib.closing(Display(quiet, tools or ())) as display:
-        arguments: dict[str, Any] = {
-            "start_from": parent or start_from,
-            "checkpoint": checkpoint,
-            "exist_ok": exist_ok,
-            "force": force,
-            "checkpoint_dir": checkpoint_dir,
-            "data_dir": data_dir,
-            "verify": verify,
-            "log": tools,
-            "on_event": display,
-        }
         try:
             run = attnlm.train(
-                data, recipe=recipe, resume=resume, name=name, **arguments, **settings
+                data,
+                recipe=recipe,
+                resume=resume,
+                start_from=parent or start_from,
+                checkpoint=checkpoint,
+                name=name,
+                exist_ok=exist_ok,
+                force=force,
+                checkpoint_dir=checkpoint_dir,
+                data_dir=data_dir,
+                verify=verify,
+                log=tools,
+                on_event=display,
+                **settings,
             )
-            seed_runs = None if seeds is None else add_seeds(run, data, seeds, arguments)
         except KeyboardInterrupt:
             display.close()
             _say_stopped(display.run, tools or (), quiet)
             raise
-    if seed_runs is not None:
-        _report_seeds(seed_runs, json)
-    elif is_main():
+    if is_main():
         _report(run, json, quiet, display.memory)
         if run.config.spec.name in RUNGS and not (recipe or resume or start_from or quiet):
             folders = [*folder_flag(data_dir, "data set"), *folder_flag(checkpoint_dir)]
@@ -266,22 +253,6 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
         "leaks": run.leaks,
     }
     console.print_result_or_json(str(run.path), facts, json)
-
-
-def _report_seeds(seed_runs: attnlm.SeedRuns, json: bool) -> None:
-    from attnlm.see.ladder import interval_text, median
-
-    middle, (low, *_, high) = median(seed_runs.losses, key=float), sorted(seed_runs.losses)
-    summary = {
-        "median": f"{middle:.4f} nats per token, of {len(seed_runs.runs)} seeds",
-        "range": f"{low:.4f} to {high:.4f}",
-        "mean": f"95% interval {interval_text(seed_runs.interval)} (Student's t)",
-        "baselines": baselines(seed_runs.runs[0].vocab_size, seed_runs.runs[0].dataset),
-    }
-    console.say_facts(summary)
-    paths = [str(run.path) for run in seed_runs.runs]
-    facts = {"runs": paths, "val_losses": seed_runs.losses, "median": middle}
-    console.print_result_or_json("\n".join(paths), {**facts, "interval": seed_runs.interval}, json)
 
 
 def _loss_summary(measured: EvaluationRecord | Measured) -> str:

@@ -6,6 +6,7 @@ A ladder trains several models on the same batches. Each model is a rung, with a
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from attnlm.model.own_specs import WIDTHS, size_settings
 from attnlm.runs.ladder_plan import TOLERANCE, LadderPlan
 from attnlm.runs.run import Result, Run
 from attnlm.see.curves import FEW_STEPS, recent_fall, verdict
-from attnlm.see.verdicts import Pair, compare_pairs
+from attnlm.see.verdicts import Pair, compare_pairs, interval
 
 NOTICEABLE = 0.01  # nats per token
 
@@ -43,6 +44,16 @@ class Rung:
     def losses(self) -> list[float]:
         """The loss of each seed's best checkpoint, ascending."""
         return sorted(result.final.val_loss for result in self.results)
+
+    @property
+    def mean(self) -> float:
+        """The mean of `losses`."""
+        return statistics.fmean(self.losses)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95% interval for the mean loss of all seeds that there are; None for one seed."""
+        return interval(self.losses) if len(self.losses) > 1 else None
 
     @property
     def loss(self) -> float:
@@ -200,6 +211,12 @@ class Ladder:
         """A sentence on what the number of seeds can tell."""
         if self.plan.seeds == 1:
             return "with one seed the spread is unknown, and a gain may be chance: use 3 or more"
+        if not self.pairs:
+            rung = self.rungs[0]
+            return (
+                f"the mean of {self.plan.seeds} seeds is {rung.mean:.4f}; its 95% interval, by "
+                f"Student's t, is {interval_text(rung.interval)}"
+            )
         return (
             "a ladder of equal models claims a difference, better or worse, in at most 5 of 100 "
             f"cases: an interval is 95% by Student's t over the differences of {self.plan.seeds} "
