@@ -44,7 +44,7 @@ _OTHERS: tuple[tuple[str, ...], ...] = (
     ("diff", "transformer-001", "imported"),
     ("plan", "--peak", "1e12"),
     ("list",),
-    ("doctor", "--offline"),
+    ("doctor",),
 )
 _PAGES = ("attention.html", "patch.html", "report.html", "page.html")
 

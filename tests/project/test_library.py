@@ -19,7 +19,6 @@ import attnlm
 from attnlm.base.setting_fields import describe_settings, help_of
 from attnlm.config.settings import RECORD_OF
 from attnlm.generation.sampling_config import SAMPLING
-from attnlm.workflows import speed_check
 from tests.command import attnlm as command
 
 SMALL: dict[str, Any] = {"model": "single-head", "embed_dim": 8, "block_size": 8, "seed": 1}
@@ -124,7 +123,6 @@ def test_the_examples_run(
 ) -> None:
     shutil.copytree(small_project, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(speed_check, "check_speed", lambda: ("fast", ""))
     if "export(" in example:
         shutil.rmtree("exported")
     sizes = "" if "ladder(" in example else ", embed_dim=8, block_size=16"

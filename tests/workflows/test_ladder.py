@@ -483,7 +483,8 @@ def test_one_rung_with_several_seeds_has_a_mean_and_its_interval(
     say_table(ladder)
     told = capsys.readouterr().err
     assert "the mean of 3 seeds is 2.5000; its 95% interval, by Student's t, is 2.2516 to" in told
-    (rung,) = ladder_facts(ladder)["rungs"]  # type: ignore[misc]
+    rungs: Any = ladder_facts(ladder)["rungs"]
+    (rung,) = rungs
     assert rung["mean"] == pytest.approx(2.5)
     assert rung["interval"] == pytest.approx((2.2516, 2.7484), abs=1e-4)
     assert climbed.rungs[0].interval is None

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -214,13 +210,9 @@ def _value_text(name: str, value: Any) -> str:
 # --- doctor ---------------------------------------------------------------------------------------
 
 
-def doctor(
-    offline: bool = options.OFFLINE,
-    json: bool = options.JSON,
-) -> None:
-    """Check this machine: devices, kernels, caches, network, speed."""
-    checks = attnlm.doctor(offline=offline, on_event=console.say_aside)
-    findings = console.collect_findings(itertools.chain(checks, [_check_terminal()]), show=not json)
+def doctor(json: bool = options.JSON) -> None:
+    """Check this machine: versions, folders, devices, memory, kernels."""
+    findings = console.collect_findings(attnlm.doctor(), show=not json)
     remedies = len([finding for finding in findings if finding.remedy])
     is_fatal = any(finding.is_fatal for finding in findings)
     if json:
@@ -233,12 +225,3 @@ def doctor(
         console.say("no problems found")
     if is_fatal:
         raise typer.Exit(1)
-
-
-def _check_terminal() -> attnlm.Finding:
-    """Return a finding about the terminal, which the library does not check."""
-    streams = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name).isatty()]
-    colour = "colour" if console.has_colour() else "no colour"
-    kind = os.environ.get("TERM") or "TERM is not set"
-    text = f"{kind}, {shutil.get_terminal_size().columns} columns, {colour}; connected to it: "
-    return attnlm.Finding("terminal", text + (", ".join(streams) or "none"))
