@@ -39,13 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No curve.png, which takes longer to draw than most tests take to train, and no waiting for
-    the disk; test_curves.py draws it, and test_files.py sees that files are flushed. A plan times
-    ten steps, however short. The list of accepted code is not the user's."""
+    the disk; test_curves.py draws it, and test_files.py sees that files are flushed. The list of
+    accepted code is not the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLM_CONFIG_DIR", str(tmp_path_factory.mktemp("config")))
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr("attnlm.see.curves.draw_run", lambda run, path: path.touch())
-        patch.setattr("attnlm.workflows.plan._SHORTEST", 0.0)
         yield
 
 

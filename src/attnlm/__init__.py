@@ -2,6 +2,7 @@
 
     prepare       a text → a Dataset: tokenizer, training and validation split
     train         a Dataset → a Run: a folder with configuration, metrics and weights
+    estimate      what `train` would cost: parameters, memory, operations, time
     sample        text from a Run, piece by piece; `samples` returns several whole texts
     evaluate      a Run's loss on a validation split
     generate      a Run's answers to questions; `answer_pairs` compares them with the right ones
@@ -109,6 +110,8 @@ if TYPE_CHECKING:
     from attnlm.workflows.check_own_code import check as check
     from attnlm.workflows.doctor import Finding as Finding
     from attnlm.workflows.doctor import doctor as doctor
+    from attnlm.workflows.estimate import Estimate as Estimate
+    from attnlm.workflows.estimate import estimate as estimate
     from attnlm.workflows.evaluate import evaluate as evaluate
     from attnlm.workflows.export import export as export
     from attnlm.workflows.ladder import LadderStarted as LadderStarted
@@ -129,6 +132,7 @@ _NAMES = {
     "workflows.answers": "Answered answer_pairs generate",
     "workflows.check_own_code": "check",
     "workflows.doctor": "Finding doctor",
+    "workflows.estimate": "Estimate estimate",
     "workflows.evaluate": "evaluate",
     "workflows.export": "export",
     "workflows.ladder": "LadderStarted ladder",

@@ -36,7 +36,6 @@ _COMMANDS = {
     "Manage": {
         "list": "manage:list_",
         "diff": "manage:diff",
-        "plan": "plan:plan",
         "doctor": "manage:doctor",
     },
     "Other tools": {"export": "import_export:export", "import": "import_export:import_"},

@@ -88,7 +88,7 @@ def _header(event: Started, log: Sequence[str]) -> dict[str, str]:
     training = run.config.training.complete()
     device = event.device
     part = run.evaluated_part
-    threads = f", {_counted(training.threads, 'thread')}" if device.name == "cpu" else ""
+    threads = f", {counted(training.threads, 'thread')}" if device.name == "cpu" else ""
     folder = shlex.quote(str(run.path.parent))
     each = ", in each process" if training.processes > 1 else ""
     return {
@@ -110,9 +110,9 @@ def _header(event: Started, log: Sequence[str]) -> dict[str, str]:
 
 def division_in_words(training: TrainingConfig) -> str:
     """Return `2 processes, at most 8 windows at once`, as far as this applies."""
-    words = [_counted(training.processes, "process")] if training.processes > 1 else []
+    words = [counted(training.processes, "process")] if training.processes > 1 else []
     if training.micro_batch_size is not None:
-        words.append(f"at most {_counted(training.micro_batch_size, 'window')} at once")
+        words.append(f"at most {counted(training.micro_batch_size, 'window')} at once")
     return ", ".join([*words, *(["activations recomputed"] if training.recompute else [])])
 
 
@@ -121,13 +121,14 @@ def _length_in_words(training: TrainingConfig) -> str:
 
     The header continues it: `2 min in steps of 32 × 64 tokens`.
     """
-    steps = "in steps" if training.steps is None else _counted(training.steps, "step")
+    steps = "in steps" if training.steps is None else counted(training.steps, "step")
     if training.budget is None:
         return steps
     most = "" if training.steps is None else ", at most"
     return f"{duration(training.budget)}{most} {steps}"
 
 
-def _counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """Return `1 step` or `800 steps`."""
     plural = "es" if noun.endswith("s") else "s"
     return f"{number:,} {noun}{plural if number != 1 else ''}"

@@ -110,8 +110,7 @@ def _run_option(run_option: str | None = typer.Option(None, "--run", hidden=True
 
 # Commands that load the model of a run, and so may run its own code.
 _MAY_RUN_CODE = (
-    "train", "sample", "eval", "ladder", "attend", "trace", "heads", "patch", "report",
-    "plan", "export",
+    "train", "sample", "eval", "ladder", "attend", "trace", "heads", "patch", "report", "export",
 )  # fmt: skip
 _CODE = "accept the code of its own that a run has: code/FILE.py in its folder, once you read it"
 

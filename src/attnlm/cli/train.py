@@ -16,10 +16,16 @@ import typer
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for, find_folder, folder_flag
-from attnlm.base.formatting import duration
+from attnlm.base.formatting import byte_size, duration, quantity
 from attnlm.base.setting_fields import fields_of
 from attnlm.cli import completion, console, options
-from attnlm.cli.event_printer import Display, baselines
+from attnlm.cli.event_printer import (
+    Display,
+    baselines,
+    counted,
+    division_in_words,
+    parts_in_words,
+)
 from attnlm.cli.options import option, switch, with_options
 from attnlm.compute.processes import is_launched, is_main
 from attnlm.config.new_run import resolve_new
@@ -36,7 +42,8 @@ if TYPE_CHECKING:
 _MOST_FOR_EACH_CORE = 4  # processes; resuming a run of more needs --processes
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
-    "recipe", "print_config", "name", "exist_ok", "checkpoint_dir", "resume", "start_from",
+    "recipe", "print_config", "dry_run", "vocab_size", "name", "exist_ok", "checkpoint_dir",
+    "resume", "start_from",
     "force", "code", "checkpoint", "log", "device", "dtype", "compile", "threads", "processes",
 )  # fmt: skip
 
@@ -50,7 +57,7 @@ GROUPS = {
 COMMON = (
     "model", "embed_dim", "layers", "block_size", "heads", "dropout",
     "batch_size", "steps", "budget", "learning_rate", "optimizer", "eval_every", "seed",
-    "device", "recipe", "print_config", "name", "resume", "start_from", "log",
+    "device", "recipe", "print_config", "dry_run", "name", "resume", "start_from", "log",
 )  # fmt: skip
 
 
@@ -60,6 +67,13 @@ def train(
     *,
     recipe: str | None = options.RECIPE,
     print_config: bool = switch("print the settings as a recipe, and exit", "--print-config"),
+    dry_run: bool = switch(
+        "print parameters, memory, FLOPs and the predicted time, and exit without training",
+        "--dry-run",
+    ),
+    vocab_size: int | None = option(
+        None, "size of the vocabulary, instead of a data set, with --dry-run"
+    ),
     name: str | None = options.NAME,
     exist_ok: bool = switch(
         "accept a finished run of that name if its configuration is the same", "--exist-ok"
@@ -113,7 +127,27 @@ def train(
         count = _processes_to_resume(resumed, settings)
     else:  # errors are reported before torch is loaded
         count = resolve_new(settings, recipe, parent).config.training.processes
-        data = find_folder(dataset, data_dir, kind="data set")
+        if vocab_size is None:
+            data = find_folder(dataset, data_dir, kind="data set")
+    if dry_run:
+        if is_main():
+            estimate = attnlm.estimate(
+                data,
+                vocab_size=vocab_size,
+                recipe=recipe,
+                resume=resume,
+                start_from=parent or start_from,
+                force=force,
+                checkpoint_dir=checkpoint_dir,
+                data_dir=data_dir,
+                verify=verify,
+                on_event=Display(quiet),
+                **settings,
+            )
+            _report_estimate(estimate, json)
+        return
+    if vocab_size is not None:
+        raise UsageError("`vocab_size` needs `dry_run`", "name a data set to train on")
     if count > 1:
         from attnlm.compute.launcher import run_processes
 
@@ -253,6 +287,33 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
         "leaks": run.leaks,
     }
     console.print_result_or_json(str(run.path), facts, json)
+
+
+def _report_estimate(estimate: attnlm.Estimate, json: bool) -> None:
+    if json:
+        console.print_json(estimate.facts())
+        return
+    config = estimate.config
+    training = config.training.complete()
+    device = estimate.device
+    threads = f", {counted(training.threads, 'thread')}" if device.name == "cpu" else ""
+    each = " in each process" if training.processes > 1 else ""
+    steps = counted(estimate.steps, "step")
+    lines = {
+        "model": f"{config.spec.name}, {estimate.parameters:,} parameters: "
+        f"{parts_in_words(config.spec)}, {estimate.vocab_size:,} ids",
+        "batch": f"{training.batch_size:,} × {config.spec.block_size:,} = "
+        f"{config.tokens_per_step:,} tokens a step, in "
+        f"{division_in_words(training) or '1 process'}",
+        "device": f"{device.name} ({device.reason}), {device.dtype}{threads}",
+        "memory": f"about {byte_size(estimate.memory)} in addition to PyTorch{each}",
+        "FLOPs": f"{quantity(estimate.step_flops, 'FLOP')} a step, "
+        f"{quantity(estimate.flops, 'FLOP')} in all",
+        "speed": f"{quantity(estimate.tokens_per_second)} tokens/s, measured",
+        "time": f"{duration(estimate.seconds)} for {steps}, without evaluations and checkpoints",
+    }
+    for label, text in lines.items():
+        console.print_result(f"{label:<8}{text}")
 
 
 def _loss_summary(measured: EvaluationRecord | Measured) -> str:

@@ -3,7 +3,7 @@
 A matmul of (M, K) and (K, N) takes 2·M·K·N floating-point operations (FLOPs). Only matmuls count,
 as in PyTorch's FLOP counter. Attention counts in full, including the scores that are masked.
 
-Running a model on PyTorch's meta device gives the same FLOPs (tests/workflows/test_plan.py), but
+Running a model on PyTorch's meta device gives the same FLOPs (tests/model/test_costs.py), but
 its first use imports PyTorch's compiler, which takes a second: a third of a whole default run.
 """
 

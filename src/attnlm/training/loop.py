@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.events import OnEvent
+from attnlm.base.events import Note, OnEvent
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
@@ -60,9 +60,7 @@ def fit(
             writer = RunWriter(run, dataset, stepper, run_schedule, watch, take_snapshot)
             reporter = Reporter(training, stepper, run_schedule, watch, on_event)
 
-            memory = estimate_memory(
-                run.config, run.vocab_size, run.parameters, dataset.val_tokens, state.device.name
-            )
+            memory = estimate_memory(run.config, run.vocab_size, state.device.name)
             reporter.tell(Started(run, state.device, state.step, memory.total))
             watch.restart()
             state.model.train()
@@ -81,6 +79,12 @@ def fit(
                     began = time.perf_counter()
                     loss = stepper.step()
                     run_schedule.stepped(time.perf_counter() - began)
+                    fitting = stepper.training.micro_batch_size
+                    if fitting != run.config.training.micro_batch_size:
+                        run = record_settings(run, stepper, micro_batch_size=fitting)
+                        writer.run = run
+                        words = f"memory ran out: `micro_batch_size` {fitting} is used from now on"
+                        reporter.tell(Note(words))
                     reporter.stepped(loss)
                     if on_step is not None:
                         with watch.paused():

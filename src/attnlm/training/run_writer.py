@@ -182,7 +182,7 @@ def tune_eval_tokens(run: Run, dataset: Dataset, stepper: Stepper) -> Run:
     return record_settings(run, stepper, eval_tokens=tokens)
 
 
-def record_settings(run: Run, stepper: Stepper, **settings: int) -> Run:
+def record_settings(run: Run, stepper: Stepper, **settings: int | None) -> Run:
     """Return the run with settings that were chosen during the training; rank 0 saves them."""
     run = replace(run, config=run.config.with_training(**settings))
     if stepper.processes.is_main:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from attnlm.base.errors import AttnlmError
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import Device, keep_freed_memory
 from attnlm.compute.processes import ALONE, Processes
@@ -211,41 +212,41 @@ class Stepper:
         self.stop = StopSignal(alone=processes.count == 1)
         self.has_stepped = False
         """True once this object has made a step, which a signal must not lose."""
-        rows = rows_of_process(training, processes)
-        self.batches = new_batches(config, dataset, rows)
-        self._split = split_batch(training, threads if can_replicate else 1)
-        self._threads = threads // self._split.replicas
-        self._pool = new_pool(self._split.replicas, self._threads)
-        self._replicas = new_replicas(state, config, self._split, rows.start)
-        per_process = self._split.micro_batches * self._split.replicas
-        self._gradient_count = processes.count * per_process
+        self._config = config
+        self._all_threads = threads
+        self._most_replicas = threads if can_replicate else 1
+        self._rows = rows_of_process(training, processes)
+        self.batches = new_batches(config, dataset, self._rows)
+        self._divide_batch()
         self._ignores_targets = dataset.train_examples is not None
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._finite_step = state.step
 
+    def _divide_batch(self) -> None:
+        """Divide the batch among micro-batches and replicas, and make the replicas."""
+        training = self.training
+        self._split = split_batch(training, self._most_replicas)
+        self._threads = self._all_threads // self._split.replicas
+        self._pool = new_pool(self._split.replicas, self._threads)
+        self._replicas = new_replicas(self.state, self._config, self._split, self._rows.start)
+        per_process = self._split.micro_batches * self._split.replicas
+        self._gradient_count = self.processes.count * per_process
+
     def step(self) -> Tensor:
         """Make the next step and return its loss, a tensor () on the device.
 
-        Raises StepNotFiniteError, and LostProcessError if a process has ended.
+        If a GPU's memory runs out in the first step, the micro-batch is halved until the step fits,
+        and `training` says so. Raises AttnlmError if one window does not fit, StepNotFiniteError,
+        and LostProcessError if a process has ended.
         """
         state = self.state
-        gradient = state.optimizer.gradient
-        gradient.zero_()
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         inputs, targets = self.batches(state.step)
-        windows = self._split.windows
-        losses: list[Tensor] = []
-        for first in range(0, len(inputs), windows * self._split.replicas):
-            begins = range(first, len(inputs), windows)
-            jobs = [
-                functools.partial(replica.backward, state.step, begin, inputs, targets)
-                for begin, replica in zip(begins, self._replicas, strict=False)
-            ]
-            losses += compute_all(jobs, self._pool)
-        for replica in self._replicas[1:]:
-            gradient.add_(replica.gradient)
-            replica.gradient.zero_()
+        if self.has_stepped:
+            losses = self._compute_gradients(inputs, targets)
+        else:
+            losses = self._compute_first_gradients(inputs, targets)
         counted = _counted_share(targets) if self._ignores_targets else 1.0
         sums = self._sum_over_processes(torch.stack(losses).mean(), counted)
         self._check(sums.is_finite, state.step + 1)
@@ -257,6 +258,50 @@ class Stepper:
         self.has_stepped = True
         self.stop.defer()  # from now on, there is something to save
         return loss
+
+    def _compute_gradients(
+        self, inputs: NDArray[np.int64], targets: NDArray[np.int64]
+    ) -> list[Tensor]:
+        """Sum the gradients of this process's rows, and return the losses of groups of rows."""
+        gradient = self.state.optimizer.gradient
+        gradient.zero_()
+        windows = self._split.windows
+        losses: list[Tensor] = []
+        for first in range(0, len(inputs), windows * self._split.replicas):
+            begins = range(first, len(inputs), windows)
+            jobs = [
+                functools.partial(replica.backward, self.state.step, begin, inputs, targets)
+                for begin, replica in zip(begins, self._replicas, strict=False)
+            ]
+            losses += compute_all(jobs, self._pool)
+        for replica in self._replicas[1:]:
+            gradient.add_(replica.gradient)
+            replica.gradient.zero_()
+        return losses
+
+    def _compute_first_gradients(
+        self, inputs: NDArray[np.int64], targets: NDArray[np.int64]
+    ) -> list[Tensor]:
+        """Do as `_compute_gradients`; halve the micro-batch while a GPU's memory runs out."""
+        while True:
+            losses = None
+            with contextlib.suppress(torch.OutOfMemoryError):
+                losses = self._compute_gradients(inputs, targets)
+            failed = torch.full((), float(losses is None), device=self.state.device.torch)
+            self.processes.all_reduce(failed)
+            if losses is not None and not failed:
+                return losses
+            windows = self._split.windows * self._split.replicas
+            if windows == 1:
+                raise AttnlmError(
+                    f"one window of `block_size` {self._config.spec.block_size} does not fit into "
+                    "the memory of the GPU",
+                    "lower `block_size`, or use a smaller model",
+                )
+            if self.state.device.name == "cuda":
+                torch.cuda.empty_cache()
+            self.training = dataclasses.replace(self.training, micro_batch_size=windows // 2)
+            self._divide_batch()
 
     def _update(self, sums: StepSums) -> Tensor:
         """Update the weights by the summed gradients; return the loss per counted target, ()."""

@@ -71,10 +71,7 @@ def autotune(
     if config.training.seed is None:
         config = config.with_training(seed=secrets.randbits(31))
     if config.training.micro_batch_size is None and not is_resumed:
-        parameters = parameter_count(config.spec, dataset.vocab_size)
-        size = affordable_micro_batch(
-            config, dataset.vocab_size, parameters, dataset.val_tokens, device
-        )
+        size = affordable_micro_batch(config, dataset.vocab_size, device)
         config = config.with_training(micro_batch_size=size)
     check_fits(config, dataset, device)
     config = config.with_training(**_choose_kernels(config, device))
@@ -98,8 +95,7 @@ def check_fits(config: Config, dataset: Dataset, device: Device) -> None:
                 f"`block_size` {length} ends before every answer of the {split} split",
                 f"use `block_size` {longest - 1}",
             )
-    parameters = parameter_count(config.spec, dataset.vocab_size)
-    check_memory(config, dataset.vocab_size, parameters, dataset.val_tokens, device)
+    check_memory(config, dataset.vocab_size, device)
 
 
 def _choose_compile(config: Config, device: Device, dataset: Dataset) -> str:

@@ -6,13 +6,14 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import explaining_os_errors
 from attnlm.base.folders import resume_command
 from attnlm.base.setting_fields import Setting, Settings, differing_names
-from attnlm.compute.device import choose_device
+from attnlm.compute.device import Device, choose_device
 from attnlm.config.new_run import Request
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
@@ -46,35 +47,66 @@ def check_resume(settings: Mapping[str, Setting], **of_new_runs: object) -> None
             )
 
 
-@contextlib.contextmanager
-def resumed_job(
-    call: TrainCall, resume: str | Path | Run, settings: Mapping[str, Setting]
-) -> Iterator[Job]:
-    """Open a run as it was last saved, record the settings that changed, and yield its job."""
+def open_saved_run(resume: str | Path | Run, checkpoint_dir: str | Path) -> Run:
+    """Open a run as it was last saved. Raises AttnlmError if it was imported."""
     # The run may have been trained further since it was opened.
     where = resume.path.absolute() if isinstance(resume, Run) else resume
-    run = open_run(where, checkpoint_dir=call.checkpoint_dir)
+    run = open_run(where, checkpoint_dir=checkpoint_dir)
     if run.imported_from:
         raise AttnlmError(
             f"{run.name} was imported: there is no training to resume",
             f"fine-tune it: `start_from` {run.name}",
         )
+    return run
+
+
+@contextlib.contextmanager
+def resumed_job(
+    call: TrainCall, resume: str | Path | Run, settings: Mapping[str, Setting]
+) -> Iterator[Job]:
+    """Open a run as it was last saved, record the settings that changed, and yield its job."""
+    run = open_saved_run(resume, call.checkpoint_dir)
     with run.training_lock():
-        config, is_changed = _changed_config(run, settings, call.on_event)
-        check_launched(config.training, call.processes)
-        device = choose_device(config.training.device, config.training.dtype)
-        if "device" not in settings:
-            device = replace(device, reason="recorded in the run")
-        dataset = open_dataset_of(run, call.data_dir, verify=call.verify)
         saved = read_saved_state(run)
-        _check_steps(run, saved, config.training.steps, call.on_event)
-        run = replace(run, config=autotune(config, device, dataset, is_resumed=True))
+        rest = open_rest(run, saved, settings, call.data_dir, call.verify, call.on_event)
+        check_launched(rest.config.training, call.processes)
+        run = replace(run, config=rest.config)
         with explaining_os_errors(run.path, f", then: {resume_command(run.path)}"):
             run.discard_after(saved.evaluated_step, saved.step)
-            if is_changed:
+            if rest.is_changed:
                 run.save_config()
         announce(call.processes, run)
-        yield start_job(call, run, dataset, device, is_fresh=False)
+        yield start_job(call, run, rest.dataset, rest.device, is_fresh=False)
+
+
+class Rest(NamedTuple):
+    """What a resumed run trains with, from its saved step on."""
+
+    config: Config
+    """complete, with the settings that changed"""
+    device: Device
+    dataset: Dataset
+    is_changed: bool
+    """True if a setting changed"""
+
+
+def open_rest(
+    run: Run,
+    saved: SavedState,
+    settings: Mapping[str, Setting],
+    data_dir: str | Path,
+    verify: bool,
+    on_event: OnEvent,
+) -> Rest:
+    """Return what the run, saved as `saved`, trains with if `settings` change. Writes nothing."""
+    config, is_changed = _changed_config(run, settings, on_event)
+    device = choose_device(config.training.device, config.training.dtype)
+    if "device" not in settings:
+        device = replace(device, reason="recorded in the run")
+    dataset = open_dataset_of(run, Path(data_dir), verify=verify)
+    _check_steps(run, saved, config.training.steps, on_event)
+    config = autotune(config, device, dataset, is_resumed=True)
+    return Rest(config, device, dataset, is_changed)
 
 
 def _changed_config(

@@ -205,12 +205,8 @@ def _create_run(
     force: bool,
 ) -> tuple[Run, Device]:
     """Return a new run with a complete configuration, and the device to train on."""
-    spec = request.config.spec
-    leaks = check_causal(spec, dataset.vocab_size)
-    if leaks and not force:
-        leak, _, remedy = leaks.partition("; ")
-        raise AttnlmError(f"{spec.name} is not causal: {leak}", f"{remedy}; or use `force`")
-    config, device = _complete_config(request, dataset, call.began, call.on_event)
+    leaks = refuse_leaks(request.config, dataset.vocab_size, force)
+    config, device = complete_config(request, dataset, call.began, call.on_event)
     with explaining_os_errors(call.checkpoint_dir, ", or name another `checkpoint_dir`"):
         run = create_run(
             config,
@@ -224,7 +220,19 @@ def _create_run(
     return run, device
 
 
-def _complete_config(
+def refuse_leaks(config: Config, vocab_size: int, force: bool) -> str:
+    """Return how the model's logits depend on later tokens; "" if they don't.
+
+    Raises AttnlmError if they do, unless `force` is True.
+    """
+    leaks = check_causal(config.spec, vocab_size)
+    if leaks and not force:
+        leak, _, remedy = leaks.partition("; ")
+        raise AttnlmError(f"{config.spec.name} is not causal: {leak}", f"{remedy}; or use `force`")
+    return leaks
+
+
+def complete_config(
     request: Request, dataset: Dataset, began: float, on_event: OnEvent
 ) -> tuple[Config, Device]:
     """Return the complete configuration of a new run, and the device to train on."""

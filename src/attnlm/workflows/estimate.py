@@ -1,0 +1,211 @@
+"""Estimate what a training run costs before it starts: parameters, memory, operations, time."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from attnlm.base.clock import budget_start
+from attnlm.base.errors import UsageError
+from attnlm.base.events import Note, OnEvent, ignore
+from attnlm.base.setting_fields import quoted
+from attnlm.compute.device import Device
+from attnlm.compute.threads import cores, torch_settings_restored
+from attnlm.config.new_run import Request, resolve_new
+from attnlm.config.settings import Config
+from attnlm.data.dataset import Dataset, id_dtype, open_dataset
+from attnlm.model.inspection import parameter_count
+from attnlm.runs.load_model import check_tokenizer
+from attnlm.runs.run import Run, open_run
+from attnlm.training.cuda_graph import FIRST_CALLS
+from attnlm.training.memory import estimate_memory
+from attnlm.training.state import keeping_random_state, read_saved_state
+from attnlm.workflows.autotune import make_trial_stepper
+from attnlm.workflows.resume import check_resume, open_rest, open_saved_run
+from attnlm.workflows.train import complete_config, refuse_leaks
+
+# Warm-up steps and timed steps of a measurement. More steps are timed if the timed steps take less
+# than a second together, fewer if they take more than a minute.
+_FIRST = 2
+_STEPS = 10
+_SHORTEST = 1.0
+_LONGEST = 60.0
+# Random tokens in place of a data set.
+_WINDOWS = 64
+_LARGEST_VOCABULARY = 2**32
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a training run costs: counted, estimated and, for the time of a step, measured."""
+
+    config: Config
+    """the configuration, with what `train` chooses"""
+    vocab_size: int
+    device: Device
+    memory: int
+    """bytes that each process takes in addition to PyTorch, within a factor of 2 on a CPU"""
+    step_seconds: float
+    steps: int
+    """steps that are left to make; with a budget, those that fit into its rest"""
+
+    @property
+    def parameters(self) -> int:
+        return parameter_count(self.config.spec, self.vocab_size)
+
+    @property
+    def step_flops(self) -> int:
+        """The operations of the model in a step of all processes, forward and backward."""
+        flops = self.config.spec.costs(self.vocab_size).training_flops()
+        return flops * self.config.tokens_per_step
+
+    @property
+    def flops(self) -> int:
+        """The operations of all `steps`."""
+        return self.steps * self.step_flops
+
+    @property
+    def seconds(self) -> float:
+        """The time of all `steps`, without evaluations and checkpoints."""
+        return self.steps * self.step_seconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.config.tokens_per_step / self.step_seconds
+
+    def facts(self) -> dict[str, Any]:
+        """Return the estimate as JSON values."""
+        names = ("memory", "parameters", "step_flops", "flops", "steps", "step_seconds", "seconds")
+        return {
+            "settings": self.config.settings(),
+            "vocab_size": self.vocab_size,
+            "device": self.device.name,
+            **{name: getattr(self, name) for name in (*names, "tokens_per_second")},
+        }
+
+
+def estimate(
+    dataset: str | Path | Dataset | None = None,
+    *,
+    vocab_size: int | None = None,
+    recipe: str | Path | Mapping[str, Any] | None = None,
+    resume: str | Path | Run | None = None,
+    start_from: str | Path | Run | None = None,
+    force: bool = False,
+    checkpoint_dir: str | Path = "checkpoints",
+    data_dir: str | Path = "data",
+    verify: bool = False,
+    on_event: OnEvent | None = None,
+    **settings: Any,
+) -> Estimate:
+    """Return what `train` would cost with the same arguments, without writing anything.
+
+        cost = attnlm.estimate("tales-char", model="transformer", steps=500)
+        print(cost.parameters, cost.memory, cost.seconds)
+
+    The time of a step is measured over ten steps or more. If `vocab_size` is given, random tokens
+    take the place of a data set. With several `processes`, none is started: this process measures
+    its part of the batch, and the communication between processes does not count.
+
+    Raises AttnlmError for the same reasons as `train`.
+    """
+    on_event = on_event or ignore
+    began = budget_start()
+    made, progress = 0, 0.0
+    with torch_settings_restored():
+        if resume is not None:
+            check_resume(
+                settings,
+                dataset=dataset,
+                vocab_size=vocab_size,
+                recipe=recipe,
+                start_from=start_from,
+                force=force,
+            )
+            run = open_saved_run(resume, checkpoint_dir)
+            saved = read_saved_state(run)
+            config, device, data, _ = open_rest(run, saved, settings, data_dir, verify, on_event)
+            made, progress = saved.step, saved.progress
+        else:
+            parent = None
+            if start_from is not None:
+                parent = open_run(start_from, checkpoint_dir=checkpoint_dir)
+            request = resolve_new(settings, recipe, parent)
+            processes = request.config.training.processes
+            if processes > 1 and "OMP_NUM_THREADS" not in os.environ:
+                torch.set_num_threads(max(1, cores() // processes))  # as several have
+            if vocab_size is None:
+                data = open_dataset(dataset, data_dir=data_dir, verify=verify)
+                if parent is not None:
+                    check_tokenizer(parent, data)
+            else:
+                data = _random_data(vocab_size, dataset, request)
+            refuse_leaks(request.config, data.vocab_size, force)
+            config, device = complete_config(request, data, began, on_event)
+        on_event(Note("measuring ten steps"))
+        config, seconds = _measure_step(config, device, data)
+    steps = config.training.max_steps - made
+    if config.training.budget is not None:
+        steps = min(steps, (1 - progress) * config.training.budget // seconds)
+    memory = estimate_memory(config, data.vocab_size, device.name).total
+    return Estimate(config, data.vocab_size, device, memory, seconds, int(steps))
+
+
+def _random_data(vocab_size: int, dataset: object, request: Request) -> Dataset:
+    """Return random tokens, with what a training needs to know of a data set."""
+    if dataset is not None:
+        raise UsageError("a data set and `vocab_size` cannot be combined", "use only one")
+    if not 1 <= vocab_size <= _LARGEST_VOCABULARY:
+        raise UsageError(
+            f"invalid value for `vocab_size`: {quoted(vocab_size)}",
+            f"it must be between 1 and {_LARGEST_VOCABULARY:,}",
+        )
+    if request.candidates is not None:
+        raise UsageError(
+            "this recipe chooses the size of the model for a text",
+            "name a data set, or use another recipe",
+        )
+    length = _WINDOWS * request.config.spec.block_size + 1
+    ids: Any = np.random.default_rng(0).integers(vocab_size, size=length)
+    made_up = SimpleNamespace(
+        name="a vocabulary",
+        vocab_size=vocab_size,
+        tokenizer=SimpleNamespace(name=request.config.recipe_tokenizer),
+        train=ids.astype(id_dtype(vocab_size)),
+        val_tokens=length,
+        examples=None,
+        train_examples=None,
+        val_examples=None,
+    )
+    return cast(Dataset, made_up)
+
+
+def _measure_step(config: Config, device: Device, data: Dataset) -> tuple[Config, float]:
+    """Return the mean seconds of a step, and the configuration with the micro-batch that fits.
+
+    The mean is of ten steps, or of more steps if ten take less than 1 s, or of fewer if they take
+    more than 60 s.
+    """
+    with keeping_random_state(device):
+        stepper = make_trial_stepper(config, device, data)
+        for _ in range(FIRST_CALLS if device.name == "cuda" else _FIRST):
+            began = time.perf_counter()
+            stepper.step().item()
+            once = time.perf_counter() - began
+        count = max(1, min(max(_STEPS, math.ceil(_SHORTEST / once)), int(_LONGEST / once)))
+        began = time.perf_counter()
+        for _ in range(count):
+            loss = stepper.step()
+        loss.item()
+        seconds = (time.perf_counter() - began) / count
+    fitting = stepper.training.micro_batch_size
+    return config.with_training(micro_batch_size=fitting), seconds
