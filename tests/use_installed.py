@@ -42,7 +42,7 @@ _OTHERS: tuple[tuple[str, ...], ...] = (
     ("export", "transformer-001", "folder"),
     ("import", "folder", "--name", "imported"),
     ("diff", "transformer-001", "imported"),
-    ("plan", "--peak", "1e12"),
+    ("train", "--dry-run"),
     ("list",),
     ("doctor",),
 )

@@ -30,9 +30,11 @@ def told(command: str) -> list[str]:
         ("train --n_embd 1", "did you mean --embed-dim?"),
         ("train --hed 1", "did you mean --heads?"),
         ("train --max-length 1", "did you mean --block-size?"),
+        ("train --peak 1e12", "attnlm train --dry-run measures steps on this machine"),
+        ("train --share 1", "attnlm train --dry-run measures steps on this machine"),
         ("train --seeds 3", "--seeds is an option of attnlm ladder"),
         ("train --data text", "DATASET is an argument, not an option: attnlm train DATASET"),
-        ("train --tokens 1", "--tokens is an option of attnlm sample, ladder, plan"),
+        ("train --tokens 1", "--tokens is an option of attnlm sample, ladder"),
         ("train -n 1", "see attnlm train --help"),
         ("sample --temp 1", "did you mean --temperature?"),
         ("sample --max-length 1", "did you mean --tokens?"),
@@ -63,6 +65,7 @@ def test_similar_options_are_suggested(command: str, hint: str) -> None:
         ("qqqqq", "see attnlm --help"),
         *((name, "did you mean list?") for name in ("runs", "ls")),
         ("rm", "delete the folder of the run"),
+        ("plan", "use attnlm train --dry-run"),
     ],
 )  # fmt: skip
 def test_similar_commands_are_suggested(command: str, hint: str) -> None:

@@ -79,12 +79,14 @@ def test_nothing_opens_a_socket(project: Path, monkeypatch: pytest.MonkeyPatch) 
         attnlm(command, "alone", cwd=project)
 
 
-HELPED = ("", "prepare", "train", "ladder", "sample", "eval", "plan", *SEEING)
-NAMED = "train, ladder, train --resume, sample, eval, heads, report, plan, attend a, trace a"
+HELPED = ("", "prepare", "train", "ladder", "sample", "eval", *SEEING)
+NAMED = (
+    "train, ladder, train --resume, train --dry-run, sample, eval, heads, report, attend a, trace a"
+)
 WITHOUT_TORCH = {
     0: "prepare text.txt, list, diff small small",
     1: NAMED.replace(",", " nowhere,") + " nowhere, import no/such/place",
-    2: "eval --device x, heads --windows 0, export a --to b, ladder --rungs a, plan --heads 3",
+    2: "eval --device x, heads --windows 0, export a --to b, ladder --rungs a, train --heads 3",
 }
 """Commands by exit code."""
 SAME = " ".join(["train --model single-head --dropout 0.2 --name same", *QUICK, "--checkpoint-dir"])

@@ -67,8 +67,8 @@ def shortened(command: Iterable[str]) -> list[str]:
         options += ["--seeds", "2"]
     if "--tune" in words:  # five trainings for each rung
         options += ["--rungs", "bigram"]
-    if words[0] in ("train", "plan") and not {"--resume", "--budget", "--processes"} & set(words):
-        options += ["--batch-size", "1" if words[0] == "plan" else "4"]
+    if words[0] == "train" and not {"--resume", "--budget", "--processes"} & set(words):
+        options += ["--batch-size", "1" if "--dry-run" in words else "4"]
     return changed(words, *options)
 
 

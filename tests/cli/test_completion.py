@@ -117,7 +117,7 @@ import sys, attnlm.__main__ as program
 try: program.main()
 except SystemExit as end: assert end.code == 0
 loaded = {"torch", "numpy", "rich.console", "tokenizers"} & set(sys.modules)
-commands = {"attnlm.cli." + name for name in ("train", "plan", "see", "manage")} & set(sys.modules)
+commands = {"attnlm.cli." + name for name in ("train", "see", "manage")} & set(sys.modules)
 assert not loaded | commands, loaded | commands
 """
     env = {"_TYPER_COMPLETE_ARGS": "attnlm sample ", VARIABLE: "complete_zsh"}

@@ -63,7 +63,7 @@ NEEDING = {
     "report": ["report", "x"],
     "resume": ["train", "--resume", "x", "--steps", "6"],
     "from": ["train", "--from", "x", "fruits-char", "--steps", "2"],
-    "plan": ["plan", "--from", "x", "fruits-char"],
+    "dry run": ["train", "--dry-run", "--from", "x", "fruits-char"],
 }
 
 
@@ -148,8 +148,8 @@ def here_in(folder: Path, arguments: list[str]) -> Done:
 def test_a_name_in_a_recipe_runs_nothing(made: Path, stranger: Path, kind: str) -> None:
     (stranger / "evil.py").write_text(MARK.format(folder=str(made)))
     (stranger / "r.toml").write_text(f'{kind} = "evil.py:Head"\n')
-    for command in ("train", "plan"):
-        fails(command, "--recipe", "r.toml", *DATA, "fruits-char",
+    for command in (["train"], ["train", "--dry-run"]):
+        fails(*command, "--recipe", "r.toml", *DATA, "fruits-char",
               cwd=stranger, code=1, says="evil.py:Head", hints="")  # fmt: skip
     config = stranger / "checkpoints/x/config.json"
     forge(config.parent, **{kind: "evil.py:Head"})
@@ -163,7 +163,7 @@ def test_a_name_in_a_recipe_runs_nothing(made: Path, stranger: Path, kind: str) 
 )
 def test_forged_arguments_are_refused_in_one_line(stranger: Path, name: str, value: object) -> None:
     forge(stranger / "checkpoints/x", **{f"set.{name}": value})
-    for arguments in (NEEDING["sample"], NEEDING["plan"], NEEDING["resume"], ["diff", "x", "x"]):
+    for arguments in (NEEDING["sample"], NEEDING["dry run"], NEEDING["resume"], ["diff", "x", "x"]):
         done = here_in(stranger, arguments)
         assert done.code == 1 and done.fault() is None, done.stderr
         assert "config.json is not valid: invalid value for the argument" in done.stderr
