@@ -372,7 +372,7 @@ resuming forgets the mean gradient | test_training.py
 _copy(means, state.optimizer.state()) => pass
 == training/memory.py
 what can't fit into memory is begun | test_memory.py
-if available is None or needed <= available: => if available is None or needed:
+estimate.model) <= available: => estimate.model):
 == cli/exits.py
 a reader that leaves is an error | test_cli.py::test_a_closed_pipe_is_not_an_error
 except BrokenPipeError: => except BlockingIOError:
@@ -427,9 +427,6 @@ if key in settings: => if False:
 == config/recipes.py
 a recipe that can't be parsed is our own fault | test_settings.py
 except (ValueError, RecursionError) as error: => except RecursionError as error:
-== runs/manage.py
-a run that lies elsewhere is removed | test_manage.py::test_rm_removes_nothing_outside_of_the_folder
-or not is_in_parent: => or False:
 == base/folders.py
 what lies there and is no run stops the list |
 test_manage.py::test_other_files_do_not_stop_a_list

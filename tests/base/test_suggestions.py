@@ -30,8 +30,8 @@ def told(command: str) -> list[str]:
         ("train --n_embd 1", "did you mean --embed-dim?"),
         ("train --hed 1", "did you mean --heads?"),
         ("train --max-length 1", "did you mean --block-size?"),
-        ("train --peak 1e12", "attnlm train --dry-run measures steps on this machine"),
-        ("train --share 1", "attnlm train --dry-run measures steps on this machine"),
+        ("train --peak 1e12", "train with --dry-run measures steps on this machine"),
+        ("train --share 1", "train with --dry-run measures steps on this machine"),
         ("train --seeds 3", "--seeds is an option of attnlm ladder"),
         ("train --data text", "DATASET is an argument, not an option: attnlm train DATASET"),
         ("train --tokens 1", "--tokens is an option of attnlm sample, ladder"),
@@ -65,7 +65,7 @@ def test_similar_options_are_suggested(command: str, hint: str) -> None:
         ("qqqqq", "see attnlm --help"),
         *((name, "did you mean list?") for name in ("runs", "ls")),
         ("rm", "delete the folder of the run"),
-        ("plan", "use attnlm train --dry-run"),
+        ("plan", "use train with --dry-run"),
     ],
 )  # fmt: skip
 def test_similar_commands_are_suggested(command: str, hint: str) -> None:
@@ -95,6 +95,7 @@ def test_names_that_left_are_answered_with_what_replaces_them(command: str, hint
     [
         ({"lr": 0.1}, "did you mean learning_rate?"),
         ({"n_head": 4}, "did you mean heads?"),
+        ({"seeds": 3}, "use a ladder of one rung, with `seeds`"),
         ({"context": 64}, "did you mean block_size?"),
         ({"epochs": 3}, "did you mean steps? (a step is one batch)"),
         ({"embed_dmi": 3}, "did you mean embed_dim?"),

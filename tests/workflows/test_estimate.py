@@ -137,7 +137,7 @@ def test_the_output_of_a_dry_run(folder: Path) -> None:
         ("fruits-char --dry-run --vocab-size 9", 2, "--vocab-size cannot be combined", "only one"),
         ("--vocab-size 9", 2, "--vocab-size needs --dry-run", "name a data set"),
         ("--dry-run nowhere", 1, "data set 'nowhere' not found", ""),
-        ("--dry-run --share 0.4", 2, "no such option: --share", "train --dry-run measures steps"),
+        ("--dry-run --share 0.4", 2, "no such option: --share", "train with --dry-run measures"),
     ],
 )
 def test_bad_input_is_one_line_and_a_hint(

@@ -100,11 +100,11 @@ _REPLACED: dict[str, str] = {
     "names": "prepare a file or a URL of names, such as names.txt of karpathy/makemore",
     "shard": "to train with less memory, lower `micro_batch_size` or use `recompute`",
     "mlflow": "use tensorboard, wandb or trackio",
-    "peak": "attnlm train --dry-run measures steps on this machine",
-    "plan": "use attnlm train --dry-run",
+    "peak": "train with `dry_run` measures steps on this machine",
+    "plan": "use train with `dry_run`",
     "rm": "delete the folder of the run",
-    "seeds": "use attnlm ladder --rungs MODEL --seeds N",
-    "share": "attnlm train --dry-run measures steps on this machine",
+    "seeds": "use a ladder of one rung, with `seeds`",
+    "share": "train with `dry_run` measures steps on this machine",
 }
 
 _NEAR = 0.6  # the default cutoff of difflib.get_close_matches
