@@ -43,8 +43,8 @@ _MOST_FOR_EACH_CORE = 4  # processes; resuming a run of more needs --processes
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
     "recipe", "print_config", "dry_run", "vocab_size", "name", "exist_ok", "checkpoint_dir",
-    "resume", "start_from",
-    "force", "code", "checkpoint", "log", "device", "dtype", "compile", "threads", "processes",
+    "resume", "start_from", "force", "code",
+    "checkpoint", "log", "device", "dtype", "compile", "threads", "processes",
 )  # fmt: skip
 
 
@@ -309,7 +309,7 @@ def _report_estimate(estimate: attnlm.Estimate, json: bool) -> None:
         "memory": f"about {byte_size(estimate.memory)} in addition to PyTorch{each}",
         "FLOPs": f"{quantity(estimate.step_flops, 'FLOP')} a step, "
         f"{quantity(estimate.flops, 'FLOP')} in all",
-        "speed": f"{quantity(estimate.tokens_per_second)} tokens/s, measured",
+        "speed": f"{quantity(estimate.tokens_per_second)} tokens/s, measured on this machine",
         "time": f"{duration(estimate.seconds)} for {steps}, without evaluations and checkpoints",
     }
     for label, text in lines.items():

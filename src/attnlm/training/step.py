@@ -240,13 +240,32 @@ class Stepper:
         and LostProcessError if a process has ended.
         """
         state = self.state
-        if torch.get_num_threads() != self._threads:
-            torch.set_num_threads(self._threads)
+        gradient = state.optimizer.gradient
         inputs, targets = self.batches(state.step)
-        if self.has_stepped:
-            losses = self._compute_gradients(inputs, targets)
-        else:
-            losses = self._compute_first_gradients(inputs, targets)
+        losses: list[Tensor] = []
+        while not losses:
+            gradient.zero_()
+            if torch.get_num_threads() != self._threads:
+                torch.set_num_threads(self._threads)
+            windows = self._split.windows
+            try:
+                for first in range(0, len(inputs), windows * self._split.replicas):
+                    begins = range(first, len(inputs), windows)
+                    jobs = [
+                        functools.partial(replica.backward, state.step, begin, inputs, targets)
+                        for begin, replica in zip(begins, self._replicas, strict=False)
+                    ]
+                    losses += compute_all(jobs, self._pool)
+            except torch.OutOfMemoryError:
+                if self.has_stepped:
+                    raise
+                losses = []
+            if not self.has_stepped and not self._fits_everywhere(bool(losses)):
+                losses = []
+                self._halve_micro_batch()
+        for replica in self._replicas[1:]:
+            gradient.add_(replica.gradient)
+            replica.gradient.zero_()
         counted = _counted_share(targets) if self._ignores_targets else 1.0
         sums = self._sum_over_processes(torch.stack(losses).mean(), counted)
         self._check(sums.is_finite, state.step + 1)
@@ -259,49 +278,25 @@ class Stepper:
         self.stop.defer()  # from now on, there is something to save
         return loss
 
-    def _compute_gradients(
-        self, inputs: NDArray[np.int64], targets: NDArray[np.int64]
-    ) -> list[Tensor]:
-        """Sum the gradients of this process's rows, and return the losses of groups of rows."""
-        gradient = self.state.optimizer.gradient
-        gradient.zero_()
-        windows = self._split.windows
-        losses: list[Tensor] = []
-        for first in range(0, len(inputs), windows * self._split.replicas):
-            begins = range(first, len(inputs), windows)
-            jobs = [
-                functools.partial(replica.backward, self.state.step, begin, inputs, targets)
-                for begin, replica in zip(begins, self._replicas, strict=False)
-            ]
-            losses += compute_all(jobs, self._pool)
-        for replica in self._replicas[1:]:
-            gradient.add_(replica.gradient)
-            replica.gradient.zero_()
-        return losses
+    def _fits_everywhere(self, fits: bool) -> bool:
+        """Return True if the step `fits` into the memory of each process."""
+        failures = torch.full((), float(not fits), device=self.state.device.torch)
+        self.processes.all_reduce(failures)
+        return not failures
 
-    def _compute_first_gradients(
-        self, inputs: NDArray[np.int64], targets: NDArray[np.int64]
-    ) -> list[Tensor]:
-        """Do as `_compute_gradients`; halve the micro-batch while a GPU's memory runs out."""
-        while True:
-            losses = None
-            with contextlib.suppress(torch.OutOfMemoryError):
-                losses = self._compute_gradients(inputs, targets)
-            failed = torch.full((), float(losses is None), device=self.state.device.torch)
-            self.processes.all_reduce(failed)
-            if losses is not None and not failed:
-                return losses
-            windows = self._split.windows * self._split.replicas
-            if windows == 1:
-                raise AttnlmError(
-                    f"one window of `block_size` {self._config.spec.block_size} does not fit into "
-                    "the memory of the GPU",
-                    "lower `block_size`, or use a smaller model",
-                )
-            if self.state.device.name == "cuda":
-                torch.cuda.empty_cache()
-            self.training = dataclasses.replace(self.training, micro_batch_size=windows // 2)
-            self._divide_batch()
+    def _halve_micro_batch(self) -> None:
+        """Compute half as many windows at once. Raises AttnlmError if there is only one."""
+        windows = self._split.windows * self._split.replicas
+        if windows == 1:
+            raise AttnlmError(
+                f"one window of `block_size` {self._config.spec.block_size} does not fit into the "
+                "memory of the GPU",
+                "lower `block_size`, or use a smaller model",
+            )
+        if self.state.device.name == "cuda":
+            torch.cuda.empty_cache()
+        self.training = dataclasses.replace(self.training, micro_batch_size=windows // 2)
+        self._divide_batch()
 
     def _update(self, sums: StepSums) -> Tensor:
         """Update the weights by the summed gradients; return the loss per counted target, ()."""
