@@ -33,7 +33,7 @@ def test_steps_are_counted_estimated_and_measured(dataset: Dataset) -> None:
     assert [getattr(note, "text", "") for note in notes] == ["measuring ten steps"]
     assert cost.vocab_size == dataset.vocab_size and cost.config.training.compile != "auto"
     costs = cost.config.spec.costs(cost.vocab_size)
-    assert cost.step_flops == 4 * 8 * costs.training_flops()
+    assert cost.step_flops == 4 * 8 * costs.training_flops
     assert (cost.steps, cost.flops) == (50, 50 * cost.step_flops)
     assert 0 < cost.step_seconds < 1
     assert cost.seconds == 50 * cost.step_seconds

@@ -65,7 +65,7 @@ class Estimate:
     @property
     def step_flops(self) -> int:
         """The operations of the model in a step of all processes, forward and backward."""
-        flops = self.config.spec.costs(self.vocab_size).training_flops()
+        flops = self.config.spec.costs(self.vocab_size).training_flops
         return flops * self.config.tokens_per_step
 
     @property
