@@ -42,17 +42,9 @@ def resolve_new(
     candidates = None
     if len(sizes) > 1:
         candidates = _size_candidates(f"the recipe {recipe}", sizes, dict(settings), parent)
-    config = resolve_typed(settings, sizes[0], parent)
+    config = resolve(settings, sizes[0], parent)
+    config = replace(config, spec=with_defaults(config.spec, settings))
     return Request(config, candidates)
-
-
-def resolve_typed(
-    settings: Mapping[str, Any], recipe: Mapping[str, Setting], parent: ParentRun | None = None
-) -> Config:
-    """Resolve settings that the user gave, which may name own code. Raises as `resolve` does."""
-    settings = with_own_code(settings)
-    config = resolve(settings, recipe, parent)
-    return replace(config, spec=with_defaults(config.spec, settings))
 
 
 def with_own_code(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,6 @@ class Use(enum.Enum):
     NATIVE_BLOCKS = "blocks in C"
     ONE_LAYER = "the one-layer form"
     RECOMPUTE = "`recompute`"
-    GROWTH = "twice its sizes"
     CACHE = "a cache of keys and values"
     MUON = "the optimizer Muon"
     SLIDING_WINDOW = "a context that slides by one token"

@@ -280,7 +280,7 @@ class Stepper:
 
     def _fits_everywhere(self, fits: bool) -> bool:
         """Return True if the step `fits` into the memory of each process."""
-        failures = torch.full((), float(not fits), device=self.state.device.torch)
+        failures = torch.full_like(self._loss_sum, not fits)
         self.processes.all_reduce(failures)
         return not failures
 

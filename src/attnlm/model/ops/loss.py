@@ -19,7 +19,7 @@ LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26, "meta": 2**26}
 head's weights fit the last-level cache."""
 # Bounds of the tokens per matmul in C. Between them, the number of features is fastest.
 _FEWEST_COMPILED = 64
-MOST_COMPILED = 128
+_MOST_COMPILED = 128
 
 
 def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def _loss_by_kernels(
     total = torch.zeros((), dtype=torch.float64)
     targets_M = targets_M.contiguous()
     count = int(count_targets(targets_M))
-    at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), MOST_COMPILED)
+    at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), _MOST_COMPILED)
     at_once = min(at_once, max(1, LOGITS_AT_ONCE["cpu"] // lm_head_VC.size(0)))
     d_bias_V = None if into is None else into[2]
     for rows in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
