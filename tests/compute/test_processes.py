@@ -256,18 +256,20 @@ def test_the_command_ends_as_the_process_that_failed_first(
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+    given = ["train", "--log", "tensorboard", "--max-restarts", "--", "-m"]
+
     def fail(arguments: list[str]) -> None:
-        assert arguments[-3:] == ["-m", "attnlm", "train"]
+        assert run.parse_args(arguments).training_script_args == given
         raise ChildFailedError("attnlm", {1: ProcessFailure(1, 1234, code, "no.json")})
 
     monkeypatch.setattr(run, "main", fail)
     for name in ("OMP_NUM_THREADS", "PYTHONSAFEPATH", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
         monkeypatch.setenv(name, "1")
     if said is None:
-        assert run_processes(2, ["train"]) == code
+        assert run_processes(2, given) == code
         return
     with pytest.raises((attnlm.AttnlmError, Interrupted)) as caught:
-        run_processes(2, ["train"])
+        run_processes(2, given)
     assert str(caught.value) == said
 
 

@@ -34,7 +34,8 @@ def run_processes(count: int, arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="attnlm-", ignore_cleanup_errors=True) as folder:
         options = ["--standalone", "--local-addr=localhost", f"--log-dir={folder}"]
         try:
-            torchrun([*options, f"--nproc-per-node={count}", "-m", "attnlm", *arguments])
+            # Without `--`, torchrun takes `--log` for an option of its own.
+            torchrun([*options, f"--nproc-per-node={count}", "-m", "--", "attnlm", *arguments])
             return 0
         except SignalException as stopped:
             raise Interrupted(int(stopped.sigval)) from None
