@@ -264,7 +264,7 @@ def test_own_code_trains(
 
 def test_a_batch_too_large_for_the_gpu_is_reported(data: Dataset, tmp_path: Path) -> None:
     code = (
-        "from attnlm.training import memory; memory._available_memory = lambda device: None; "
+        "from attnlm.training import memory; memory._available_memory = lambda *_: None; "
         "from attnlm.__main__ import main; main()"
     )
     command = [

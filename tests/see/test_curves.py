@@ -48,7 +48,7 @@ def test_curves_are_drawn_rarely_during_training_and_always_at_the_end(
 ) -> None:
     run = train(dataset, tmp_path)
     assert (run.path / "curve.png").read_bytes().startswith(PNG)
-    assert not list(run.path.glob(".*"))
+    assert [path.name for path in run.path.glob(".*")] == [".lock"]
     drawn: list[float] = []
     monkeypatch.setattr(curves, "draw_run", lambda run, path: drawn.append(len(run.metrics())))
     events: list[object] = []

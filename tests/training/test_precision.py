@@ -120,7 +120,7 @@ def test_long_training_on_a_gpu_is_compiled_if_a_compiler_exists(
     monkeypatch.setattr(shutil, "which", lambda name: name == compiler)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     cuda = Device("cuda", "bfloat16", "tests")
-    monkeypatch.setattr(memory, "_available_memory", lambda device: None)
+    monkeypatch.setattr(memory, "_available_memory", lambda *_: None)
     changes: list[str] = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", changes.append)
     settled = autotune(resolve({"model": "transformer", **settings}), cuda, data)

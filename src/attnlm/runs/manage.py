@@ -17,7 +17,7 @@ from attnlm.runs.records import NOT_COMPARABLE
 from attnlm.runs.run import Run, open_run
 
 # A folder with such a file counts as a run, even if other files are missing.
-_FILES = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetensors", "last", "best")
+_FILES = ("config.json", "metrics.jsonl", "last.safetensors", "best.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
