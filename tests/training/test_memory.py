@@ -63,6 +63,16 @@ def test_jobs_that_exceed_memory_are_refused(
     check_memory(config, vocab_size, CPU)
 
 
+def test_a_compiled_step_holds_all_logits() -> None:
+    gpt2: Settings = {"model": "gpt2", "layers": 12, "embed_dim": 768, "heads": 12}
+    gpt2 |= {"block_size": 1024, "batch_size": 64}
+    compiled, eager = (
+        estimate_memory(resolve({**gpt2, "compile": compile}), 50_257, "cpu").batch
+        for compile in ("on", "off")
+    )
+    assert compiled - eager > 2 * 4 * 64 * 1024 * 50_257
+
+
 def test_the_micro_batch_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     config = resolve({"model": "transformer", "batch_size": 64, "threads": 1})
 

@@ -64,7 +64,7 @@ def suggest_remedy(error: OSError) -> str:
 
 @contextlib.contextmanager
 def explaining_os_errors(folder: Path, then: str = "") -> Iterator[None]:
-    """Turn an OSError of this context into AttnlmError. Its hint is `remedy(error) + then`."""
+    """Turn an OSError of this context into AttnlmError, with the hint `suggest_remedy` + `then`."""
     try:
         yield
     except BrokenPipeError:

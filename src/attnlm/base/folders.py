@@ -1,7 +1,6 @@
 """Folders of data sets, runs and ladders: their names, and the commands that use them.
 
-Hints of errors show these commands, so this module knows their flags. Outside `cli`, only one other
-module knows flags: see/reproduce.py, which writes the commands that reproduce a run.
+Hints of errors show these commands, so this module knows their flags.
 """
 
 from __future__ import annotations

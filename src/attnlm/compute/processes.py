@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TIMEOUT = timedelta(minutes=30)
-"""How long a collective waits for the other processes: they may compile, plan and write first."""
+"""How long a collective waits for the other processes: they may compile and write first."""
 _SECONDS_TO_BE_STOPPED = 5.0
 """How long an error waits for torchrun to end this process because another one failed first."""
 

@@ -272,12 +272,10 @@ def _check_training(model: ModelSpec, training: TrainingConfig) -> None:
     }.items():
         if are_both_set:
             raise UsageError(f"{first} cannot be combined with {second}", "leave one out")
-    uses = {"recompute": Use.RECOMPUTE}
-    for name, use in uses.items():
-        if getattr(training, name) and (reason := model.reason_against(use)) is not None:
-            raise UsageError(
-                f"{model.name} does not support `{name}`: {reason}", f"leave `{name}` out"
-            )
+    if training.recompute and (reason := model.reason_against(Use.RECOMPUTE)) is not None:
+        raise UsageError(
+            f"{model.name} does not support `recompute`: {reason}", "leave `recompute` out"
+        )
     processes = training.processes
     windows = training.batch_size
     if windows % processes:

@@ -249,7 +249,7 @@ def _read_examples(folder: Path, split: str, meta: Meta) -> Examples | None:
 
 
 def read_meta(folder: Path) -> Meta:
-    """Return the content of meta.json. Raises AttnlmError if it is missing, damaged or too old."""
+    """Return the content of meta.json. Raises AttnlmError if it is missing, damaged or foreign."""
     path = folder / "meta.json"
     if not path.is_file():
         raise AttnlmError(

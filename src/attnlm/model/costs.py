@@ -35,9 +35,7 @@ class Costs:
     mixing_gradient_flops: int
     """operations of the gradient of one layer's attention"""
     kept_features: int
-    """numbers that one block keeps for the backward pass in float32, as residual streams are"""
-    kept_inputs: int
-    """numbers that one block keeps as inputs of matmuls, in the precision of the matmuls"""
+    """numbers that one block keeps for the backward pass"""
     cached: int
     """numbers in the caches of keys and values of one layer; 0 for a model without caches"""
     peak_activations: int
@@ -100,7 +98,9 @@ def compute_costs(a: Architecture, vocab_size: int) -> Costs:
         mixing_flops=mixing,
         mixing_gradient_flops=gradient,
         cached=2 * max(a.width, a.num_kv_heads * a.head_dim) if a.maps_per_layer else 0,
-        kept_features=(5 if a.residual else 1) * a.width,
-        kept_inputs=(6 if is_softmax else 2) * mixed + 3 * a.mlp_dim + 3 * maps,
+        kept_features=(5 if a.residual else 1) * a.width
+        + (6 if is_softmax else 2) * mixed
+        + 3 * a.mlp_dim
+        + 3 * maps,
         peak_activations=2 * a.width + max(3 * a.mlp_dim, 4 * mixed + 2 * maps),
     )

@@ -169,7 +169,6 @@ def _costs_on(device: str, spec: ModelSpec, vocab_size: int) -> Costs:
         mixing_flops=forward // spec.block_size - counted,
         mixing_gradient_flops=(both - forward) // spec.block_size - 2 * counted,
         kept_features=features,
-        kept_inputs=0,
         cached=0,
         peak_activations=-(-features // 4),
     )

@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,32 +27,11 @@ from attnlm.runs.safetensors_file import (
     write_tensors,
 )
 
-_Value = TypeVar("_Value")
-
 _MODEL = "model."
 _OPTIMIZER = "optimizer."
 
 
-@dataclass(frozen=True)
-class CheckpointHeader:
-    """The facts and the digest of a checkpoint, whose tensors have not been read.
-
-    The names, shapes and types of all tensors match the model.
-    """
-
-    facts: Mapping[str, Any]
-    digest: str
-    """the digest stored in the file, which `load_checkpoint` checks"""
-
-
-def named_tensors(weights: Mapping[str, _Value], state: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Return tensors, or shapes, by their names in a checkpoint: `model.<name>` for weights, and
-    `optimizer.<name>` for the optimizer's state."""
-    named = {_MODEL + name: tensor for name, tensor in weights.items()}
-    return named | {_OPTIMIZER + name: tensor for name, tensor in state.items()}
-
-
-def parameter_name(name: str) -> str:
+def _parameter_name(name: str) -> str:
     """Return a parameter's name, given its name in a checkpoint: `model.<parameter>`, or
     `optimizer.<parameter>/<what>` for its optimizer state."""
     if name.startswith(_OPTIMIZER):
@@ -72,18 +50,18 @@ def load_checkpoint(
     Raises AttnlmError if the file is missing, damaged or of another model. Raises NotFiniteError if
     weights are NaN or infinite; training never saves such weights.
     """
-    header, tensors = _read_checkpoint(path, _stored_shapes(spec, vocab_size))
+    facts, tensors = _read_checkpoint(path, _stored_shapes(spec, vocab_size))
     weights, state = (
         {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
         for prefix in (_MODEL, _OPTIMIZER)
     )
     parameters = weights.keys() - spec.buffer_shapes(vocab_size).keys()  # a mask may have -inf
     check_finite(*(weights[name] for name in parameters))
-    return header.facts, weights, state
+    return facts, weights, state
 
 
-def load_header(path: Path, spec: ModelSpec, vocab_size: int) -> CheckpointHeader:
-    """Return a checkpoint's header without reading the tensors or checking the digest."""
+def load_facts(path: Path, spec: ModelSpec, vocab_size: int) -> Mapping[str, Any]:
+    """Return a checkpoint's facts without reading the tensors or checking the digest."""
     return _read_checkpoint(path, _stored_shapes(spec, vocab_size), with_tensors=False)[0]
 
 
@@ -94,8 +72,8 @@ def _stored_shapes(spec: ModelSpec, vocab_size: int) -> Mapping[str, Shape]:
 
 def _read_checkpoint(
     path: Path, shapes: Mapping[str, Shape], *, with_tensors: bool = True
-) -> tuple[CheckpointHeader, dict[str, Tensor]]:
-    """Return a checkpoint's header and tensors.
+) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
+    """Return a checkpoint's facts and tensors.
 
     If `with_tensors` is False, return no tensors, and do not check the digest.
     """
@@ -115,14 +93,13 @@ def _read_checkpoint(
         metadata = file.metadata
         _check_shapes(path, shapes, stored)
         _refuse(path, [f"{name} is missing" for name in shapes if _MODEL + name not in stored])
-        facts = json.loads(metadata.get("facts", ""))
-        header = CheckpointHeader(facts, metadata.get("digest", ""))
+        facts = json.loads(metadata["facts"])
         if not with_tensors:
-            return header, {}
+            return facts, {}
         tensors = {name: file.read(name) for name in stored}
-        if header.digest != _content_digest(metadata["facts"], tensors):
+        if metadata["digest"] != _content_digest(metadata["facts"], tensors):
             raise ValueError("another digest")
-    return header, tensors
+    return facts, tensors
 
 
 def _check_shapes(
@@ -134,7 +111,7 @@ def _check_shapes(
     """
     differing = []
     for name, tensor in stored.items():
-        expected = shapes.get(parameter_name(name))
+        expected = shapes.get(_parameter_name(name))
         shown = quoted(name.removeprefix(_MODEL))[1:-1]
         if expected is None:
             differing.append(f"{shown} is not a tensor of this model")
@@ -179,9 +156,10 @@ def save_checkpoint(
     An older file is replaced atomically. The file contains a digest of its content. Equal content
     gives equal bytes.
     """
-    tensors = named_tensors(weights, optimizer or {})
+    tensors = {_MODEL + name: tensor for name, tensor in weights.items()}
+    tensors |= {_OPTIMIZER + name: tensor for name, tensor in (optimizer or {}).items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    save_one_by_one(path, shapes, lambda name: tensors[name].detach().cpu(), facts)
+    _write_checkpoint(path, shapes, lambda name: tensors[name].detach().cpu(), facts)
 
 
 def save_one_by_one(
@@ -190,11 +168,20 @@ def save_one_by_one(
     tensor: Callable[[str], Tensor],
     facts: Mapping[str, Any],
 ) -> None:
-    """Write a checkpoint, holding one tensor in memory at a time.
+    """Write the weights of a model, holding one tensor in memory at a time.
 
-    `tensor(name)` returns a tensor in float32 with the shape `shapes[name]`. The names are those of
-    `named_tensors`.
+    `tensor(name)` returns a tensor in float32 with the shape `shapes[name]`.
     """
+    stored = {_MODEL + name: shape for name, shape in shapes.items()}
+    _write_checkpoint(path, stored, lambda name: tensor(name.removeprefix(_MODEL)), facts)
+
+
+def _write_checkpoint(
+    path: Path,
+    shapes: Mapping[str, Shape],
+    tensor: Callable[[str], Tensor],
+    facts: Mapping[str, Any],
+) -> None:
     facts_json = json.dumps(facts, sort_keys=True)
     digest = hashlib.sha256(facts_json.encode())
 

@@ -17,7 +17,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.json_records import limited, record_from_json
 from attnlm.config.settings import resolve
 from attnlm.model.inspection import check_finite, parameter_count
-from attnlm.runs.checkpoint import named_tensors, parameter_name, save_one_by_one
+from attnlm.runs.checkpoint import save_one_by_one
 from attnlm.runs.create_run import create_run_folder
 from attnlm.runs.hugging_face.read_model import open_tensors
 from attnlm.runs.records import CheckpointFacts, DatasetFacts
@@ -59,13 +59,13 @@ def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> 
             raise AttnlmError(f"{path} is damaged: its tensors are not those of its model", _HINT)
 
         def read_weight(name: str) -> Tensor:
-            tensor = file.read(parameter_name(name))
+            tensor = file.read(name)
             check_finite(tensor)
             return tensor
 
         def add_checkpoint(run: Run) -> None:
             facts = CheckpointFacts(step=metadata.step).content()
-            save_one_by_one(run.best, named_tensors(shapes, {}), read_weight, facts)
+            save_one_by_one(run.best, shapes, read_weight, facts)
 
         run = Run(
             Path(),

@@ -212,10 +212,10 @@ class Run(RunFacts):
         return self._describe_checkpoint("best", best)
 
     def _read_facts(self, path: Path) -> CheckpointFacts:
-        from attnlm.runs.checkpoint import load_header  # loads torch
+        from attnlm.runs.checkpoint import load_facts  # loads torch
 
-        header = load_header(path, self.config.spec, self.vocab_size)
-        return record_from_json(CheckpointFacts, header.facts, path, COPY_THE_RUN)
+        facts = load_facts(path, self.config.spec, self.vocab_size)
+        return record_from_json(CheckpointFacts, facts, path, COPY_THE_RUN)
 
     def _describe_checkpoint(self, which: str, facts: CheckpointFacts) -> Checkpoint:
         loss = facts.val_loss
@@ -289,7 +289,7 @@ class Run(RunFacts):
         return records
 
     def ticker(self) -> list[Snapshot]:
-        """Return the snapshots of the model, oldest first; [] for old runs.
+        """Return the snapshots of the model, oldest first; [] for imported runs.
 
         Training takes them at evaluations and at steps 1, 3, 10 and 30.
 
@@ -301,16 +301,15 @@ class Run(RunFacts):
             raise self._ticker.damaged_error() from None
 
     def ticker_passage(self) -> list[str]:
-        """Return the tokens whose attention the snapshots' maps show, or [] for old runs."""
+        """Return the tokens whose attention the snapshots' maps show, or [] if there are none."""
         return next((list(r.passage) for r in self._ticker.records() if r.passage), [])
 
     def whole(self) -> dict[str, Measured]:
         """Return the losses of the `best` and the `last` checkpoint on the whole validation split.
 
-        Each value has the fields step, val_loss, bits_per_byte and evaluated_tokens, which can also
-        be read as in a dictionary. The result is empty if evaluations covered the whole split
-        anyway, or if measuring the whole split would have taken too long. Raises AttnlmError if the
-        file is damaged.
+        Each value has the fields step, val_loss, bits_per_byte and evaluated_tokens. The result is
+        empty if evaluations covered the whole split anyway, or if measuring the whole split would
+        have taken too long. Raises AttnlmError if the file is damaged.
         """
         path = self.path / _WHOLE
         if not path.exists():

@@ -60,20 +60,15 @@ class TensorFile(NamedTuple):
         }
         return cls(file, tensors, metadata, 8 + length)
 
-    def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """Return a tensor, or some of its rows, in new memory.
+    def read(self, name: str) -> Tensor:
+        """Return a tensor in new memory.
 
         Raises OSError if reading fails, ValueError if the file was truncated.
         """
         stored = self.tensors[name]
-        shape = stored.shape
-        begin = stored.begin
-        if rows is not None:
-            begin += (stored.end - begin) // shape[0] * rows.start
-            shape = (rows.stop - rows.start, *shape[1:])
-        tensor = torch.empty(shape, dtype=FLOATS[stored.dtype])
+        tensor = torch.empty(stored.shape, dtype=FLOATS[stored.dtype])
         memory = tensor.flatten().view(torch.uint8).numpy().data
-        self.file.seek(self.begin + begin)
+        self.file.seek(self.begin + stored.begin)
         if self.file.readinto(memory) != len(memory):  # type: ignore[attr-defined]
             raise ValueError("it became shorter")
         return tensor

@@ -54,16 +54,18 @@ def estimate_memory(config: Config, vocab_size: int, device: str) -> MemoryEstim
     split = split_batch(training, threads)
     parameters = parameter_count(config.spec, vocab_size)
     tokens = split.windows * config.spec.block_size
-    block = costs.kept_features + costs.kept_inputs
-    kept = costs.layers * block
+    kept = costs.layers * costs.kept_features
     if training.recompute:  # one block, computed again, and the input of each block
-        kept = 2 * block + costs.layers * costs.width
+        kept = 2 * costs.kept_features + costs.layers * costs.width
     # One block also has its gradients. Evaluations keep one block, of more tokens at times.
     evaluated = windows_at_once(config.spec, vocab_size, device) * config.spec.block_size
     activations = tokens * kept + 2 * max(tokens, evaluated) * costs.peak_activations
-    # Only some of the logits are in memory together, with their softmax and gradient. The LM head's
-    # gradient is then computed with the loss, in two tensors.
-    logits = min(3 * tokens * vocab_size, 2 * LOGITS_AT_ONCE[device])
+    # Logits have their softmax and gradient. Only some are in memory together, unless the loss is
+    # compiled, or no LM head computes them. The LM head's gradient is then computed with the loss,
+    # in two tensors.
+    logits = 3 * tokens * vocab_size
+    if costs.width and training.compile != "on":
+        logits = min(logits, 2 * LOGITS_AT_ONCE[device])
     lm_head = 2 * vocab_size * costs.lm_head_inputs
     return MemoryEstimate(
         model=4 * _FLOAT * parameters,

@@ -17,7 +17,7 @@ from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.runs.checkpoint import load_checkpoint, load_header, save_checkpoint
+from attnlm.runs.checkpoint import load_checkpoint, load_facts, save_checkpoint
 from attnlm.runs.journal import ranking_key
 from attnlm.runs.load_model import parent_weights
 from attnlm.runs.records import CheckpointFacts
@@ -187,8 +187,8 @@ def _copy(source: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
 
 def read_saved_state(run: Run) -> SavedState:
     """Return the numbers in the run's last checkpoint. Raises AttnlmError."""
-    header = load_header(run.last, run.config.spec, run.vocab_size)
-    return record_from_json(SavedState, header.facts, run.last, COPY_THE_RUN)
+    facts = load_facts(run.last, run.config.spec, run.vocab_size)
+    return record_from_json(SavedState, facts, run.last, COPY_THE_RUN)
 
 
 def save_state(run: Run, state: TrainingState, best_loss: float | None = None) -> None:

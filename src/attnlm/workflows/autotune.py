@@ -19,7 +19,6 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.native import native_library
-from attnlm.compute.processes import ALONE, Processes
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.new_run import SizeCandidates
 from attnlm.config.settings import Config, resolve
@@ -198,14 +197,12 @@ def _choose_threads(config: Config, device: Device, dataset: Dataset) -> int:
     return 1 if is_divided and _step_flops(config, dataset) < _SMALL_FOR_THREADS else everything
 
 
-def make_trial_stepper(
-    config: Config, device: Device, dataset: Dataset, processes: Processes = ALONE
-) -> Stepper:
+def make_trial_stepper(config: Config, device: Device, dataset: Dataset) -> Stepper:
     """Return a stepper for a new model, on which steps can be measured."""
     use_precision(device)
     config = config.with_training(steps=2**30, budget=None)
     state = initial_state(config, dataset.vocab_size, device)
-    return Stepper(state, config, dataset, processes)
+    return Stepper(state, config, dataset)
 
 
 def _has_compiler(*commands: str) -> bool:

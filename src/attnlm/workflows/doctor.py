@@ -16,7 +16,10 @@ from attnlm.base.caches import cache_folder, writable_cache
 from attnlm.base.errors import AttnlmError
 from attnlm.base.formatting import byte_size
 
-_PACKAGES = ("numpy", "safetensors", "tiktoken", "tokenizers", "typer", "matplotlib", "requests")
+_PACKAGES = (
+    "numpy", "safetensors", "tiktoken", "tokenizers", "typer", "rich", "tqdm", "matplotlib",
+    "requests", "filelock",
+)  # fmt: skip
 _FREE = 10**9  # bytes: a disk with less free space is soon full
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from attnlm.base import clock
 from attnlm.base.errors import AttnlmError, UsageError
@@ -52,21 +51,6 @@ class Job:
     """the length of the text that each snapshot samples"""
 
 
-@dataclass(frozen=True)
-class _Message:
-    """The message of rank 0 to the other processes about the run, in JSON values."""
-
-    path: str
-    run: Mapping[str, Any]
-    """the content of config.json"""
-    code: Sequence[str]
-    """the files with the run's own code"""
-    is_fresh: bool
-    """True if the training begins without a checkpoint"""
-    is_finished: bool
-    """True if there is nothing to train"""
-
-
 @contextlib.contextmanager
 def open_call(
     checkpoint_dir: str | Path,
@@ -110,8 +94,7 @@ def announce(
     for own in run.config.codes:
         own.check_accepted()  # the other processes run what they receive
     code = [own.content().decode() for own in run.config.codes]
-    message = _Message(str(run.path), run.content(), code, is_fresh, is_finished)
-    processes.broadcast_object(asdict(message))
+    processes.broadcast_object((str(run.path), run.content(), code, is_fresh, is_finished))
 
 
 @contextlib.contextmanager
@@ -120,11 +103,11 @@ def joined_job(call: TrainCall) -> Iterator[Job | Run]:
 
     Raises AttnlmError if the data set is missing or differs.
     """
-    message = _Message(**call.processes.broadcast_object(None))
-    for content in message.code:
+    path, config, code, is_fresh, is_finished = call.processes.broadcast_object(None)
+    for content in code:
         register_content(content.encode())
-    run = run_from_content(Path(message.path), message.run)
-    if message.is_finished:
+    run = run_from_content(Path(path), config)
+    if is_finished:
         yield run
         return
     try:
@@ -133,7 +116,7 @@ def joined_job(call: TrainCall) -> Iterator[Job | Run]:
         hint = "each machine needs the same data set: copy it from the first one"
         raise AttnlmError(error.message, hint) from None
     device = choose_device(run.config.training.device, run.config.training.dtype)
-    yield start_job(call, run, dataset, device, is_fresh=message.is_fresh)
+    yield start_job(call, run, dataset, device, is_fresh=is_fresh)
 
 
 def check_launched(training: TrainingConfig, processes: Processes) -> None:

@@ -11,7 +11,7 @@ from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import check_name, is_folder
 from attnlm.base.formatting import byte_size
 from attnlm.compute.device import machine_memory
-from attnlm.runs.checkpoint import named_tensors, parameter_name, save_one_by_one
+from attnlm.runs.checkpoint import save_one_by_one
 from attnlm.runs.create_run import create_run_folder
 from attnlm.runs.hugging_face.download_model import DESCRIPTION, WEIGHTS, check_source, download
 from attnlm.runs.hugging_face.read_model import (
@@ -91,9 +91,8 @@ def import_run(
             tokenizer = _read_tokenizer_files(folder, model.vocab_size)
 
             def add_checkpoint(run: Run) -> None:
-                shapes = named_tensors(model.shapes, {})
                 facts = CheckpointFacts(step=0).content()
-                save_one_by_one(run.best, shapes, lambda n: read_weight(parameter_name(n)), facts)
+                save_one_by_one(run.best, model.shapes, read_weight, facts)
 
             run = Run(
                 Path(),

@@ -323,10 +323,8 @@ def open_weights(
             mapping, place = places[name]
             begin = sum(shapes[before][0] for before in mapping.parameters[:place])
             rows = slice(begin, begin + shapes[name][0])
-            if mapping.transposed:
-                values = file_of[mapping.name].read(mapping.name)[:, rows].T
-            else:
-                values = file_of[mapping.name].read(mapping.name, rows)
+            tensor = file_of[mapping.name].read(mapping.name)
+            values = tensor[:, rows].T if mapping.transposed else tensor[rows]
             check_finite(values)
             return values.to(torch.float32)
 
