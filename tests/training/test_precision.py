@@ -25,7 +25,6 @@ from attnlm.data.dataset import Dataset
 from attnlm.generation import sampling
 from attnlm.generation.decoders import ModuleDecoder, fastest_decoding, is_fastest_on_cpu
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
-from attnlm.training import memory
 from attnlm.training.cuda_graph import can_record_gradients, can_record_updates
 from attnlm.workflows import autotune as launch
 from attnlm.workflows.autotune import autotune
@@ -120,7 +119,6 @@ def test_long_training_on_a_gpu_is_compiled_if_a_compiler_exists(
     monkeypatch.setattr(shutil, "which", lambda name: name == compiler)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     cuda = Device("cuda", "bfloat16", "tests")
-    monkeypatch.setattr(memory, "_available_memory", lambda *_: None)
     changes: list[str] = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", changes.append)
     settled = autotune(resolve({"model": "transformer", **settings}), cuda, data)
