@@ -67,7 +67,10 @@ test_trials.py::test_a_short_trial_finds_no_failure[disk]
 -            aside.rename(target)
 +        pass
 a killed exchange is not put back | test_atomic_folders.py
-if os.path.lexists(target): => if True:
+-                aside.rename(target)
+-            elif
++                pass
++            elif
 folders only seem to change places | test_preparation.py
 new.rename(target) => pass
 locks are ignored | test_trials.py::test_a_short_trial_finds_no_failure[two]

@@ -11,7 +11,7 @@ import pytest
 from attnlm.base import files
 from attnlm.base.atomic_folders import is_locked, locked_for_training, workspace
 from attnlm.base.errors import AttnlmError
-from attnlm.base.folders import find_folder
+from attnlm.base.folders import find_folder, put_back
 
 TWO_DAYS_AGO = time.time() - 2 * 86_400
 
@@ -63,16 +63,30 @@ def test_leftovers_are_removed_without_following_links(victim: Path, tmp_path: P
     assert everything(victim) == before
 
 
+@pytest.mark.parametrize("name", ["tales", None])
 @pytest.mark.parametrize("renames", [1, 2])
-def test_a_killed_exchange_is_put_back_or_finished(renames: int, tmp_path: Path) -> None:
-    (tmp_path / ".replaced-tales").mkdir()
-    (tmp_path / ".replaced-tales" / "meta.json").write_text("old")
-    if renames == 2:
-        (tmp_path / "tales").mkdir()
-        (tmp_path / "tales" / "meta.json").write_text("new")
-    found = find_folder("tales", tmp_path, kind="data set")
-    assert (found / "meta.json").read_text() == ("old" if renames == 1 else "new")
+def test_a_killed_exchange_is_put_back_or_finished(
+    renames: int, name: str | None, tmp_path: Path
+) -> None:
+    aside = tmp_path / ".replaced-0123abcd-tales"
+    for folder in (aside, *([tmp_path / "tales"] if renames == 2 else [])):
+        folder.mkdir()
+        (folder / "meta.json").write_text(folder.name)
+    found = find_folder(name, tmp_path, kind="data set")
+    assert (found / "meta.json").read_text() == (aside.name if renames == 1 else "tales")
     assert [path.name for path in tmp_path.iterdir()] == ["tales"]
+
+
+def test_an_exchange_that_another_program_could_have_named_is_left_alone(tmp_path: Path) -> None:
+    for name in (".replaced-notes", ".replaced-0123abcd-notes", ".replaced-", ".replaced-x"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.txt").touch()
+    (tmp_path / ".replaced-0123abcd-tales").touch()
+    (tmp_path / "notes").mkdir()
+    before = everything(tmp_path)
+    with workspace(tmp_path):
+        put_back(tmp_path)
+    assert everything(tmp_path) == before
 
 
 def test_a_lock_is_not_taken_through_a_link(victim: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import itertools
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -83,7 +84,6 @@ def workspace(root: Path) -> Iterator[Path]:
     """Yield a hidden folder in `root`, deleted afterwards. First remove old workspaces."""
     root.mkdir(parents=True, exist_ok=True)
     remove_unfinished_folders(root)
-    finish_exchanges(root)
     folder = Path(tempfile.mkdtemp(prefix=_WORKSPACE, dir=root))
     try:
         yield folder
@@ -102,7 +102,7 @@ def exchange_folders(new: Path, target: Path) -> None:
     A process that is killed halfway leaves the old folder under a hidden name, from which
     `finish_exchanges` puts it back.
     """
-    aside = target.with_name(_SET_ASIDE + target.name)
+    aside = target.with_name(f"{_SET_ASIDE}{secrets.token_hex(4)}-{target.name}")
     target.rename(aside)
     try:
         new.rename(target)
@@ -113,15 +113,19 @@ def exchange_folders(new: Path, target: Path) -> None:
         aside.rename(new)
 
 
-def finish_exchanges(root: Path) -> None:
-    """Put back, or else delete, the folders that killed processes set aside in `root`."""
-    for aside in root.glob(_SET_ASIDE + "*"):
-        target = aside.with_name(aside.name.removeprefix(_SET_ASIDE))
+def finish_exchanges(root: Path, file: str) -> None:
+    """Put back, or else delete, the folders with this file that killed processes set aside."""
+    for aside in root.glob(f"{_SET_ASIDE}{'[0-9a-f]' * 8}-?*"):
+        target = aside.with_name(aside.name[len(_SET_ASIDE) + 9 :])
         with contextlib.suppress(OSError):
-            if os.path.lexists(target):
-                delete_folder(aside)
-            else:
+            if not (aside / file).is_file():
+                continue  # not ours
+            if not os.path.lexists(target):
                 aside.rename(target)
+            elif aside.is_symlink():
+                aside.unlink()
+            else:
+                delete_folder(aside)
 
 
 def remove_unfinished_folders(root: Path) -> None:

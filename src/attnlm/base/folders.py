@@ -78,7 +78,7 @@ def find_folder(name: str | Path | None, root: Path, *, kind: str) -> Path:
 
     Raises AttnlmError, whose hint lists existing names, if the folder does not exist.
     """
-    finish_exchanges(root)
+    put_back(root)
     if name is None:
         if (usual := default_name(root, kind)) is None:
             raise AttnlmError(f"there is no {kind} in {root} yet", how_to_make(kind, root))
@@ -93,6 +93,7 @@ def find_folder(name: str | Path | None, root: Path, *, kind: str) -> Path:
     below = root / name
     if is_safe_name(str(name)) and is_folder(below):
         return below
+    put_back(Path(name).parent)
     if is_folder(Path(name)):
         return Path(name)
     hint = how_to_make(kind, root)
@@ -100,6 +101,11 @@ def find_folder(name: str | Path | None, root: Path, *, kind: str) -> Path:
         verb = "are" if len(names) > 1 else "is"
         hint = similar_name(str(name), names, f"there {verb} {listed(names)}")
     raise AttnlmError(f"{kind} {str(name)!r} not found in {root}", hint)
+
+
+def put_back(root: Path) -> None:
+    """Put back the data sets in `root` that killed processes set aside to replace them."""
+    finish_exchanges(root, KINDS["data set"][0])
 
 
 def is_folder(path: Path) -> bool:

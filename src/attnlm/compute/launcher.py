@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Sequence
 
+from attnlm.base import signals
 from attnlm.base.errors import AttnlmError
 from attnlm.base.signals import Interrupted
 from attnlm.compute.threads import cores
@@ -26,6 +27,9 @@ def run_processes(count: int, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
+    if signals.came is not None:  # PyTorch's import swallowed Interrupted
+        raise Interrupted(signals.came)
+    signals.ends_process = False  # torchrun ends its processes first
     os.environ["PYTHONSAFEPATH"] = "1"  # nothing is imported from the current folder
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
     # PyTorch before 2.13 waits 30 seconds.

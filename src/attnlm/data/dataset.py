@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
 from attnlm.base.files import file_hash
-from attnlm.base.folders import FolderEntry, find_folder, how_to_make, newest_first, read_entry
+from attnlm.base.folders import (
+    FolderEntry,
+    find_folder,
+    how_to_make,
+    newest_first,
+    put_back,
+    read_entry,
+)
 from attnlm.base.json_records import limited, read_record
 from attnlm.data.examples import Examples, read_marks
 from attnlm.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -348,6 +355,7 @@ def list_datasets(
     Hashes are not checked. Folders that are not data sets are left out; `on_event` receives a Note
     with their names. Raises AttnlmError if `data_dir` can't be read.
     """
+    put_back(Path(data_dir))
     return newest_first(Path(data_dir), _dataset_entry, "data set", on_event)
 
 

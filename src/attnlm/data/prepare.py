@@ -13,7 +13,7 @@ from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining_os_errors
-from attnlm.base.folders import check_name, write_latest
+from attnlm.base.folders import check_name, put_back, write_latest
 from attnlm.base.setting_fields import check_value
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset, DatasetProperties, open_dataset_folder
@@ -112,6 +112,7 @@ def prepare(
         val_file=val_file,
     )
     request.check()
+    put_back(data_dir)
     origin = find_tokenizer(tokenizer, data_dir)
     if name is not None:
         check_name(name)

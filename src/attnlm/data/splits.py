@@ -223,6 +223,8 @@ def survey_text(corpus: Corpus, fraction: Fraction, on_event: OnEvent) -> Survey
                 "dos2unix converts CR LF to LF"
             )
         )
+    if "\0" in alphabet:
+        on_event(Note(f"{corpus.shown} has NUL characters: if it is UTF-16, name its `encoding`"))
     return SurveyedText(
         corpus,
         fraction,

@@ -193,7 +193,7 @@ def _measure_step(config: Config, device: Device, data: Dataset) -> tuple[Config
     """Return the mean seconds of a step, and the configuration with the micro-batch that fits.
 
     The mean is of ten steps, or of more steps if ten take less than 1 s, or of fewer if they take
-    more than 60 s.
+    more than 60 s. The first step counts if it alone takes more than 60 s.
     """
     with keeping_random_state(device):
         stepper = make_trial_stepper(config, device, data)
@@ -201,6 +201,10 @@ def _measure_step(config: Config, device: Device, data: Dataset) -> tuple[Config
             began = time.perf_counter()
             stepper.step().item()
             once = time.perf_counter() - began
+            if once > _LONGEST:
+                return config.with_training(
+                    micro_batch_size=stepper.training.micro_batch_size
+                ), once
         count = max(1, min(max(_STEPS, math.ceil(_SHORTEST / once)), int(_LONGEST / once)))
         began = time.perf_counter()
         for _ in range(count):
