@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.formatting import listed
 from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.setting_fields import Setting, Settings, check_value, fields_of, quoted
 from attnlm.base.suggestions import suggestion
@@ -73,8 +72,6 @@ RECORD_OF: dict[str, type] = {
 }
 """The record of each setting. The model's settings come first."""
 del RECORD_OF["wide_heads"]
-# Keys that a recipe may also have.
-_NOT_SETTINGS = ("tokenizer", CODE)
 CHOSEN_BY_NAME = ("model", "attention", "mlp", "scores", "loss")
 """Settings that may name own code."""
 
@@ -99,13 +96,6 @@ _LEARNING_RATES: dict[str, dict[str, float]] = {
     "llama": {"muon": 0.02, "adamw": 0.005},
     "qwen3": {"muon": 0.02, "adamw": 0.003},
 }
-
-
-def unknown_settings(recorded: Iterable[str]) -> str:
-    """Return the keys in a run's configuration that are not settings, for a message, or ""."""
-    known = (*RECORD_OF, *_NOT_SETTINGS)
-    unknown = [quoted(k) for k in recorded if k not in known and not k.startswith(PREFIX)]
-    return listed(unknown)
 
 
 def resolve(

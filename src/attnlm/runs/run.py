@@ -23,7 +23,7 @@ from attnlm.base.folders import find_folder, how_to_make, is_folder
 from attnlm.base.json_records import read_record, record_from_json
 from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.setting_fields import fields_of
-from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve, unknown_settings
+from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.model.own_specs import CODE
 from attnlm.runs.journal import (
@@ -435,22 +435,15 @@ def run_from_content(path: Path, content: Mapping[str, Any]) -> Run:
 
 
 def _run_from_record(path: Path, stored: StoredRun) -> Run:
-    config = _stored_config(stored, path / "config.json")
+    """Return the run with this content of config.json. Raises AttnlmError for a wrong setting."""
+    try:
+        config = resolve({}, _with_own_code(stored.config, path / CODE))
+    except AttnlmError as error:
+        reason = error.message.removeprefix("in the recipe: ")
+        raise AttnlmError(
+            f"{path / 'config.json'} is not valid: {reason}", f"{error.hint}; or {COPY_THE_RUN}"
+        ) from None
     return Run(path, **{**vars(stored), "config": config})
-
-
-def _stored_config(stored: StoredRun, path: Path) -> Config:
-    """Return the configuration in config.json. Raises AttnlmError, which names the wrong value."""
-    advice = ""
-    if unknown := unknown_settings(stored.config):
-        reason = f"has settings that attnlm {attnlm.__version__} does not have: {unknown}"
-    else:
-        try:
-            return resolve({}, _with_own_code(stored.config, path.parent / CODE))
-        except AttnlmError as error:
-            reason = f"is not valid: {error.message.removeprefix('in the recipe: ')}"
-            advice = f"{error.hint}; or "
-    raise AttnlmError(f"{path} {reason}", advice + COPY_THE_RUN)
 
 
 def _with_own_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:

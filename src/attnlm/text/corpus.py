@@ -27,7 +27,6 @@ from attnlm.text.record_files import record_pieces
 from attnlm.text.text_files import (
     COMPRESSED,
     RECORDS,
-    NotTextError,
     Piece,
     bare_stem,
     files_in,
@@ -111,10 +110,6 @@ class Corpus:
                 yield from with_last_end(pieces) if self.has_documents else pieces
             except OSError as error:
                 raise _unreadable_error(shown, error) from error
-            except NotTextError as error:
-                if len(self.files) > 1:
-                    raise _several_files_error(error) from error
-                raise
 
 
 Source: TypeAlias = str | os.PathLike[str]
@@ -183,11 +178,8 @@ def get_corpus(
         return corpora[0]
     sources = tuple(corpus.source for corpus in corpora)
     for corpus in corpora:
-        try:
-            if not any(corpus.pieces()):
-                on_event(Note(f"{corpus.shown} is empty"))
-        except NotTextError as error:
-            raise _several_files_error(error) from error
+        if not any(corpus.pieces()):
+            on_event(Note(f"{corpus.shown} is empty"))
     files = tuple(file for corpus in corpora for file in corpus.files)
     return replace(
         corpora[0],
@@ -315,11 +307,6 @@ def _copy_stream(stream: BinaryIO, spool: Path, suffix: str) -> Path:
 
 def _label(source: str) -> str:
     return "stdin" if source == _STDIN else source
-
-
-def _several_files_error(error: NotTextError) -> AttnlmError:
-    """Return the error for one of several files. Another encoding would garble the others."""
-    return AttnlmError(error.message, "convert it, or leave it out: `encoding` holds for all files")
 
 
 def _unreadable_error(shown: object, error: OSError) -> AttnlmError:
