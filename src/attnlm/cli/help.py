@@ -56,7 +56,11 @@ class Command(TyperCommand):
             for path in ctx.params.pop("code", None) or ():
                 accept_code(path)
         if not ctx.resilient_parsing:
-            _refuse_repeated(self.make_parser(ctx).parse_args(typed)[2])
+            for parameter, count in Counter(self.make_parser(ctx).parse_args(typed)[2]).items():
+                if count > 1 and parameter.param_type_name == "option" and not parameter.multiple:
+                    spellings = (*parameter.opts, *parameter.secondary_opts)
+                    names = " or ".join(name for name in spellings if name[2:])
+                    raise UsageError(f"{names} was given {count} times", "use it only once")
         if "run" in ctx.params and (named := ctx.params.pop("run_option")) is not None:
             if ctx.params["run"] is not None:
                 raise UsageError("RUN and --run cannot be combined", "use only one")
@@ -66,8 +70,12 @@ class Command(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the pieces of the usage line: `[OPTIONS]`, `TEXT`, `[RUN]`."""
         parameters: list[Any] = self.get_params(ctx)
-        arguments = [p for p in parameters if p.param_type_name == "argument"]
-        return ["[OPTIONS]", *(_in_usage(p.metavar, p.required) for p in arguments)]
+        pieces = ["[OPTIONS]"]
+        for p in parameters:
+            if p.param_type_name == "argument":
+                is_bare = p.required or p.metavar.startswith("[")
+                pieces.append(p.metavar if is_bare else f"[{p.metavar}]")
+        return pieces
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections of the help."""
@@ -89,19 +97,6 @@ class Command(TyperCommand):
         for group in filter(rows.get, rows):
             with formatter.section(group):
                 formatter.write_dl(rows[group])
-
-
-def _in_usage(metavar: str, is_required: bool) -> str:
-    """Return an argument as the usage line shows it, in brackets if it may be left out."""
-    return metavar if is_required or metavar.startswith("[") else f"[{metavar}]"
-
-
-def _refuse_repeated(typed: Iterable[Any]) -> None:
-    """Raise UsageError if an option occurs twice, unless it takes several values."""
-    for parameter, count in Counter(typed).items():
-        if count > 1 and parameter.param_type_name == "option" and not parameter.multiple:
-            names = [name for name in (*parameter.opts, *parameter.secondary_opts) if name[2:]]
-            raise UsageError(f"{' or '.join(names)} was given {count} times", "use it only once")
 
 
 def _run_option(run_option: str | None = typer.Option(None, "--run", hidden=True)) -> None:

@@ -328,20 +328,15 @@ def _converse(
             turns.append(len(ids))
             line = format.prompt(line.rstrip("\n"))
         if _extend_conversation(ids, sampler, line, format):
-            if format is not None:
-                _forget_oldest(ids, turns, sampler.model.block_size)
+            # Remove the oldest turns, so that half of the context is left for the answer.
+            while len(turns) > 1 and len(ids) > sampler.model.block_size // 2:
+                length = turns[1] - turns[0]
+                del ids[:length]
+                turns = [place - length for place in turns[1:]]
             for piece in sampler.stream(ids, config):
                 console.write(piece)
             console.write("\n")
             config = replace(config, seed=(config.seed + 1) % 2**63)
-
-
-def _forget_oldest(ids: list[int], turns: list[int], block_size: int) -> None:
-    """Remove the oldest turns from `ids` so that half of the context is left for the answer."""
-    while len(turns) > 1 and len(ids) > block_size // 2:
-        length = turns[1] - turns[0]
-        del ids[:length]
-        turns[:] = [place - length for place in turns[1:]]
 
 
 def _extend_conversation(

@@ -113,9 +113,17 @@ def train(
     if start_from is not None and not is_launched():
         parent = attnlm.open_run(start_from, checkpoint_dir=checkpoint_dir)
     if print_config:
-        _print_config(settings, recipe, parent)
+        request = resolve_new(settings, recipe, parent)
+        if request.candidates is not None:
+            raise several_sizes_error(str(recipe), len(request.candidates.sizes))
+        console.print_result(to_toml(request.config.settings()).rstrip())
         return
-    tools = None if log is None else _log_tools(log)
+    tools = None
+    if log is not None:
+        from attnlm.see.loggers import check_tools
+
+        tools = [] if log == "none" else [tool.strip() for tool in log.split(",")]
+        check_tools(tools)
     data: str | Path | None = dataset
     count = 1
     if is_launched():
@@ -180,25 +188,6 @@ def train(
         if run.config.spec.name in RUNGS and not (recipe or resume or start_from or quiet):
             folders = [*folder_flag(data_dir, "data set"), *folder_flag(checkpoint_dir)]
             _say_next_rung(run.config.spec.name, dataset, folders)
-
-
-def _print_config(
-    settings: Mapping[str, Any], recipe: str | None, parent: attnlm.Run | None
-) -> None:
-    """Print the settings as a recipe."""
-    request = resolve_new(settings, recipe, parent)
-    if request.candidates is not None:
-        raise several_sizes_error(str(recipe), len(request.candidates.sizes))
-    console.print_result(to_toml(request.config.settings()).rstrip())
-
-
-def _log_tools(log: str) -> list[str]:
-    """Return the tools named by --log."""
-    from attnlm.see.loggers import check_tools
-
-    tools = [] if log == "none" else [tool.strip() for tool in log.split(",")]
-    check_tools(tools)
-    return tools
 
 
 def _say_stopped(run: attnlm.Run | None, tools: Sequence[str], quiet: bool) -> None:

@@ -57,7 +57,13 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
     for name in ("cuda", "mps") if device == "auto" else (device,):
         problem = _reason_against(name)
         if problem is None:
-            _check_one_each(name)
+            count = local_count()
+            # NCCL refuses processes that share a GPU.
+            if name == "cuda" and count > (gpus := max(1, torch.cuda.device_count())):
+                raise AttnlmError(
+                    f"{count} processes cannot share {gpus} GPU{'s' if gpus > 1 else ''}",
+                    "start one process per GPU, or use `device` cpu",
+                )
             reason = "requested"
             if device == "auto":
                 reason = torch.cuda.get_device_name() if name == "cuda" else "Apple GPU"
@@ -73,16 +79,6 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
 def try_devices() -> dict[str, str | None]:
     """Return for each device why the device can't train, or None if a small trial succeeded."""
     return {device: _reason_against(device) for device in DEVICES if device != "auto"}
-
-
-def _check_one_each(device: str) -> None:
-    """Raise AttnlmError if `device` is cuda and processes outnumber GPUs, which NCCL refuses."""
-    count = local_count()
-    if device == "cuda" and count > (gpus := max(1, torch.cuda.device_count())):
-        raise AttnlmError(
-            f"{count} processes cannot share {gpus} GPU{'s' if gpus > 1 else ''}",
-            "start one process per GPU, or use `device` cpu",
-        )
 
 
 def use_precision(device: Device) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,13 +45,8 @@ def _torch_compiled(loss: BatchLoss) -> BatchLoss:
     # PyTorch compiles the same function for a few models at most, and runs it uncompiled for
     # further models: discard the code of earlier training runs of this process.
     torch._dynamo.reset()
-    return torch.compile(loss, options=_compiler_options())
-
-
-def _compiler_options() -> dict[str, Any]:
-    """Return options that keep the compiler from using a folder that another user may have made.
-
-    PyTorch keeps precompiled headers in the system's temporary folder, not in the compiler's cache.
-    """
+    # PyTorch keeps precompiled headers in the system's temporary folder, not in the compiler's
+    # cache: another user may have made the folder.
     headers = "cpp_cache_precompile_headers"  # older versions of PyTorch have no such option
-    return {headers: False} if headers in torch._inductor.list_options() else {}
+    has_option = headers in torch._inductor.list_options()
+    return torch.compile(loss, options={headers: False} if has_option else {})

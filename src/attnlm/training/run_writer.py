@@ -140,7 +140,7 @@ class RunWriter:
         if not self.stepper.processes.is_main:
             return
         seconds = round(self.watch.seconds(), 3)
-        self._state.record_stop(self.stepper.read_loss_sum())
+        self._state.loss_sum = self.stepper.read_loss_sum()
         with explaining_write_errors(self.run, self._state):
             save_state(self.run, self._state)
             replace(self.run, stopped_after=seconds).save_config()

@@ -64,11 +64,6 @@ class TrainingState(SavedState):
     saved_step: int | None = None
     """The step of the last checkpoint on disk."""
 
-    def record_step(self, progress: float) -> None:
-        """Record a step, and the progress of the run after it."""
-        self.step += 1
-        self.progress = progress
-
     def record_evaluation(self, loss: float, accuracy: float | None = None) -> bool:
         """Record an evaluation of the current weights; return True if it is the best.
 
@@ -85,14 +80,6 @@ class TrainingState(SavedState):
         self.evaluated_step = self.step
         self.loss_sum = 0.0
         return improved
-
-    def record_stop(self, loss_sum: float) -> None:
-        """Record the sum of the training losses since the newest evaluation, before a stop."""
-        self.loss_sum = loss_sum
-
-    def record_checkpoint(self) -> None:
-        """Record that the last checkpoint on disk is the one of the current step."""
-        self.saved_step = self.step
 
 
 @contextlib.contextmanager
@@ -198,4 +185,4 @@ def save_state(run: Run, state: TrainingState, best_loss: float | None = None) -
         facts_of_best = CheckpointFacts(step=state.step, val_loss=best_loss).content()
         save_checkpoint(run.best, weights, facts_of_best)
     save_checkpoint(run.last, weights, state.content(), state.optimizer.state())
-    state.record_checkpoint()
+    state.saved_step = state.step

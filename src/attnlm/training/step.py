@@ -19,7 +19,6 @@ from attnlm.compute.device import Device, keep_freed_memory
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.compute.threads import compute_all, new_pool
 from attnlm.config.settings import Config
-from attnlm.config.training import TrainingConfig
 from attnlm.data.batches import Batches
 from attnlm.data.dataset import Dataset
 from attnlm.data.examples import limit_per_window
@@ -119,12 +118,6 @@ def _counted_share(targets: NDArray[np.int64]) -> float:
     return float(np.count_nonzero(targets >= 0)) / targets.size
 
 
-def rows_of_process(training: TrainingConfig, processes: Processes) -> slice:
-    """Return the rows of each batch that this process computes."""
-    rows = training.batch_size // training.processes
-    return slice(processes.rank * rows, (processes.rank + 1) * rows)
-
-
 def new_batches(config: Config, dataset: Dataset, rows: slice) -> Batches:
     """Return these rows of the training batches of a run."""
     training = config.training.complete()
@@ -215,7 +208,8 @@ class Stepper:
         self._config = config
         self._all_threads = threads
         self._most_replicas = threads if can_replicate else 1
-        self._rows = rows_of_process(training, processes)
+        rows = training.batch_size // training.processes
+        self._rows = slice(processes.rank * rows, (processes.rank + 1) * rows)
         self.batches = new_batches(config, dataset, self._rows)
         self._divide_batch()
         self._ignores_targets = dataset.train_examples is not None
@@ -260,9 +254,12 @@ class Stepper:
                 if self.has_stepped:
                     raise
                 losses = []
-            if not self.has_stepped and not self._fits_everywhere(bool(losses)):
-                losses = []
-                self._halve_micro_batch()
+            if not self.has_stepped:
+                failures = torch.full_like(self._loss_sum, not losses)
+                self.processes.all_reduce(failures)
+                if failures:  # the step does not fit into the memory of each process
+                    losses = []
+                    self._halve_micro_batch()
         for replica in self._replicas[1:]:
             gradient.add_(replica.gradient)
             replica.gradient.zero_()
@@ -273,16 +270,11 @@ class Stepper:
             self.stop.agree_to_stop()
         loss = self._update(sums)
         self._loss_sum += loss
-        state.record_step(sums.progress)
+        state.step += 1
+        state.progress = sums.progress
         self.has_stepped = True
         self.stop.defer()  # from now on, there is something to save
         return loss
-
-    def _fits_everywhere(self, fits: bool) -> bool:
-        """Return True if the step `fits` into the memory of each process."""
-        failures = torch.full_like(self._loss_sum, not fits)
-        self.processes.all_reduce(failures)
-        return not failures
 
     def _halve_micro_batch(self) -> None:
         """Compute half as many windows at once. Raises AttnlmError if there is only one."""

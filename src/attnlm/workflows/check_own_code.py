@@ -314,14 +314,11 @@ def _cost_findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     for name, texts in numbers.items():
         yield Finding(name, "".join(texts))
     if config.training.optimizer == "muon":
-        yield Finding("optimizer", updated_in_words(_built_model(spec, vocab_size)))
-
-
-def updated_in_words(model: LanguageModel) -> str:
-    """Return which parameters Muon updates."""
-    names = [name for name, p in model.named_parameters() if model.is_matrix(name, p)]
-    by_adamw = sum(1 for _ in model.parameters()) - len(names)
-    return f"Muon updates {listed(names, 6) or 'no parameter'}; AdamW the other {by_adamw}"
+        model = _built_model(spec, vocab_size)
+        names = [name for name, p in model.named_parameters() if model.is_matrix(name, p)]
+        by_adamw = sum(1 for _ in model.parameters()) - len(names)
+        updated = f"Muon updates {listed(names, 6) or 'no parameter'}; AdamW the other {by_adamw}"
+        yield Finding("optimizer", updated)
 
 
 def _step_seconds(config: Config, vocab_size: int) -> float:

@@ -284,7 +284,11 @@ def _new_plan(dataset: Dataset, arguments: dict[str, Any], on_event: OnEvent) ->
     block_size = min(_BLOCK_SIZE, dataset.largest_block_size)
     if block_size < _BLOCK_SIZE:
         on_event(Note(f"{dataset.name} is small: the context of the rungs is {block_size} tokens"))
-    prompt = _first_question(dataset)
+    prompt = ""
+    if dataset.examples is not None:
+        format = QuestionFormat(dataset.examples.question_end)
+        questions = (format.prompt(question) for question, _ in select_pairs(dataset, 1))
+        prompt = next(questions, "")
     defaults = {"rungs": DEFAULT_RUNGS, "prompt": prompt, "tokens": 200, "seed": draw_seed()}
     if "steps" not in arguments:
         defaults["budget"] = DEFAULT_BUDGET
@@ -318,14 +322,6 @@ def _new_plan(dataset: Dataset, arguments: dict[str, Any], on_event: OnEvent) ->
     sizes = dataset.vocab_size, dataset.val_tokens
     counts = [n for c in configs if (n := affordable_eval_tokens(c, *sizes)) is not None]
     return replace(plan, eval_tokens=plan.eval_tokens or min(counts, default=None))
-
-
-def _first_question(dataset: Dataset) -> str:
-    """Return a question of the validation split, with its end; "" for a text."""
-    if dataset.examples is None:
-        return ""
-    format = QuestionFormat(dataset.examples.question_end)
-    return next((format.prompt(question) for question, _ in select_pairs(dataset, 1)), "")
 
 
 def _new_folder(plan: LadderPlan, name: str | None, folder: Path) -> Path:

@@ -131,7 +131,12 @@ def train(
                 on_step=on_step if processes.is_main else None,
             )
             if processes.is_main:
-                _note_few_steps(run, job.state.step, call.on_event)
+                budget = run.config.training.budget
+                steps = job.state.step
+                if budget is not None and steps < FEW_STEPS:
+                    made = "1 step was" if steps == 1 else f"{steps} steps were"
+                    better = "use a smaller model, a smaller `batch_size` or a longer `budget`"
+                    call.on_event(Note(f"only {made} made in {duration(budget)}: {better}"))
                 measure_on_whole(run, job.dataset, call.on_event)
             return run
 
@@ -142,15 +147,6 @@ Settings; their defaults depend on the model:
 
 {describe_settings(RECORD_OF)}
 """
-
-
-def _note_few_steps(run: Run, steps: int, on_event: OnEvent) -> None:
-    """Report that a budget allowed only a few steps, and how to get more."""
-    budget = run.config.training.budget
-    if budget is not None and steps < FEW_STEPS:
-        made = "1 step was" if steps == 1 else f"{steps} steps were"
-        better = "use a smaller model, a smaller `batch_size` or a longer `budget`"
-        on_event(Note(f"only {made} made in {duration(budget)}: {better}"))
 
 
 @contextlib.contextmanager

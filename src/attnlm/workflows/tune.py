@@ -35,10 +35,20 @@ def run_trials(
     for rung in plan.rungs:
         share = _TRIAL_FRACTION * durations[rung] / sum(durations.values()) / (1 + plan.seeds)
         tried = [trial.value for trial in plan.trials if trial.rung == rung]
-        untried = [value for value in plan.grid(rung) if value not in tried]
+        values = plan.grid(rung)
+        untried = [value for value in values if value not in tried]
         for value in untried:
             settings = {**plan.settings(rung, plan.seed), str(plan.tune): value}
-            settings |= _trial_length(plan, rung, share * (plan.budget or 0))
+            steps: Any = settings.get("steps")
+            if steps is not None:
+                steps = max(1, round(steps * _TRIAL_FRACTION))
+            else:  # the rung's first trial has a budget, and the others make as many steps
+                made = (trial.steps for trial in plan.trials if trial.rung == rung)
+                steps = next(filter(None, made), None)
+            if steps is None:
+                settings["budget"] = share * (plan.budget or 0)
+            else:
+                settings |= {"steps": steps, "eval_every": steps}
             trial = _run_trial(path, rung, value, settings, held_out, on_event)
             plan = replace(plan, trials=(*plan.trials, trial))
             plan.write(path)
@@ -46,23 +56,11 @@ def run_trials(
             if trial.loss is not None:
                 result = f"loss {trial.loss:.4f}"
             on_event(Note(f"tried {rung} with {plan.tune} {value:g}: {result}"))
-        if untried:
-            _note_best_at_end(plan, rung, on_event)
+        best = plan.settings(rung, plan.seed).get(str(plan.tune))
+        if untried and best in (max(values), min(values)):
+            end = "largest" if best == max(values) else "smallest"
+            on_event(Note(f"{rung} prefers {plan.tune} {best:g}, the {end} value that was tried"))
     return plan
-
-
-def _trial_length(plan: LadderPlan, rung: str, seconds: float) -> Settings:
-    """Return the settings for the length of a rung's next trial.
-
-    Within a budget, the rung's first trial takes `seconds`, and the others make as many steps.
-    """
-    steps = plan.settings(rung, plan.seed).get("steps")
-    if steps is not None:
-        steps = max(1, round(steps * _TRIAL_FRACTION))
-    else:
-        made = (trial.steps for trial in plan.trials if trial.rung == rung)
-        steps = next(filter(None, made), None)
-    return {"budget": seconds} if steps is None else {"steps": steps, "eval_every": steps}
 
 
 def _run_trial(
@@ -88,15 +86,6 @@ def _run_trial(
             return Trial(rung, value, None)
         last = run.evaluations()[-1]
         return Trial(rung, value, last.val_loss, last.step)
-
-
-def _note_best_at_end(plan: LadderPlan, rung: str, on_event: OnEvent) -> None:
-    """Report it if the best value of a rung is the smallest or largest that was tried."""
-    best = plan.settings(rung, plan.seed).get(str(plan.tune))
-    values = plan.grid(rung)
-    if best in (max(values), min(values)):
-        end = "largest" if best == max(values) else "smallest"
-        on_event(Note(f"{rung} prefers {plan.tune} {best:g}, the {end} value that was tried"))
 
 
 def _with_held_out(dataset: Dataset) -> Dataset:
