@@ -204,7 +204,13 @@ def read_entry(
     for name in dated_by:
         with contextlib.suppress(OSError):
             times.append((path / name).stat().st_mtime)
-    size = 0 if link is not None else folder_size(path)
+    size = 0
+    if link is None:
+        for root, _, names in os.walk(path):
+            for name in names:
+                with contextlib.suppress(OSError):
+                    status = Path(root, name).lstat()
+                    size += status.st_size if stat.S_ISREG(status.st_mode) else 0
     entry = replace(entry, bytes=size, modified=max(times), link=link)
     try:
         return replace(entry, **read())
@@ -241,14 +247,3 @@ def newest_first(
     if others and on_event is not None:
         on_event(Note(f"skipped (not a {kind}): {', '.join(others)}"))
     return sorted(entries, key=lambda entry: (-entry.modified, entry.name))
-
-
-def folder_size(folder: Path) -> int:
-    """Return the size in bytes of all files in a folder, excluding links and unreadable files."""
-    total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                status = Path(root, name).lstat()
-                total += status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return total

@@ -42,14 +42,10 @@ class Costs:
     """numbers that one block holds at the peak of its memory"""
 
     @property
-    def block_matrices(self) -> int:
-        """Return the number of weights in the matrices of one block."""
-        return sum(rows * columns for rows, columns in self.matrices.values())
-
-    @property
     def multiplied_weights(self) -> int:
         """Return the number of weights in the matmuls of one token, in blocks and LM head."""
-        return self.vocab_size * self.lm_head_inputs + self.layers * self.block_matrices
+        in_block = sum(rows * columns for rows, columns in self.matrices.values())
+        return self.vocab_size * self.lm_head_inputs + self.layers * in_block
 
     @property
     def forward_flops(self) -> int:

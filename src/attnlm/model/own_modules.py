@@ -60,18 +60,15 @@ class OwnLanguageModel(LanguageModel):
         targets = (tokens_BT if targets_BT is None else targets_BT).contiguous()
         named_targets = {} if self.targets_name is None else {self.targets_name: targets}
         with on_device_of(tokens_BT):
-            logits, loss = _logits_in(self.module(tokens_BT, **named_targets))
+            output = self.module(tokens_BT, **named_targets)
+            if isinstance(output, tuple | list) and output:
+                logits, loss = output[0], output[1] if len(output) > 1 else None
+            else:
+                logits, loss = getattr(output, "logits", output), getattr(output, "loss", None)
         batch, length = tokens_BT.shape
         if isinstance(logits, Tensor) and logits.shape == (batch * length, self.vocab_size):
             logits = logits.view(batch, length, self.vocab_size)
         return require_shape(self._code, logits, (batch, length, self.vocab_size)), loss
-
-
-def _logits_in(output: Any) -> tuple[Any, Any]:
-    """Return the logits and the loss in what a module returned."""
-    if isinstance(output, tuple | list) and output:
-        return output[0], output[1] if len(output) > 1 else None
-    return getattr(output, "logits", output), getattr(output, "loss", None)
 
 
 # --- What running the code tells ------------------------------------------------------------------

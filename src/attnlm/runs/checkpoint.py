@@ -31,14 +31,6 @@ _MODEL = "model."
 _OPTIMIZER = "optimizer."
 
 
-def _parameter_name(name: str) -> str:
-    """Return a parameter's name, given its name in a checkpoint: `model.<parameter>`, or
-    `optimizer.<parameter>/<what>` for its optimizer state."""
-    if name.startswith(_OPTIMIZER):
-        return name.removeprefix(_OPTIMIZER).rpartition("/")[0]
-    return name.removeprefix(_MODEL)
-
-
 # --- Reading --------------------------------------------------------------------------------------
 
 
@@ -111,7 +103,10 @@ def _check_shapes(
     """
     differing = []
     for name, tensor in stored.items():
-        expected = shapes.get(_parameter_name(name))
+        parameter = name.removeprefix(_MODEL)
+        if name.startswith(_OPTIMIZER):  # optimizer.<parameter>/<what>
+            parameter = name.removeprefix(_OPTIMIZER).rpartition("/")[0]
+        expected = shapes.get(parameter)
         shown = quoted(name.removeprefix(_MODEL))[1:-1]
         if expected is None:
             differing.append(f"{shown} is not a tensor of this model")

@@ -101,10 +101,6 @@ class StockClass:
                 )
         return unsupported
 
-    def size_values(self, a: Architecture) -> dict[str, Any]:
-        """Return the model's sizes by the class's names."""
-        return {name: getattr(a, attribute) for name, attribute in self.sizes.items()}
-
     def options(self, a: Architecture) -> dict[str, Any]:
         """Return what config.json contains in addition to sizes."""
         if self.model_type == "gpt2":

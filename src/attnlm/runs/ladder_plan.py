@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
@@ -181,18 +181,16 @@ def read_plan(path: Path) -> LadderPlan:
         raise AttnlmError(f"{path} {reason}", hint)
     plan = record_from_json(LadderPlan, recorded, path, hint)
     try:
-        plan = replace(plan, codes=dict(_stored_codes(plan.codes, path.parent / CODE)))
+        codes = {}
+        for name, sha256 in plan.codes.items():
+            file = PurePath(name.rpartition(":")[0]).name  # the ladder keeps a copy of the code
+            copy = path.parent / CODE / file
+            codes[name] = OwnCode(f"{file}:{name.rpartition(':')[2]}", copy, str(sha256))
+        plan = replace(plan, codes=codes)
         plan.check()
     except UsageError as error:
         raise AttnlmError(f"{path} is not valid: {error.message}", hint) from None
     return plan
-
-
-def _stored_codes(hashes: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, OwnCode]]:
-    """Yield the names of own code in rungs, and the code that the ladder keeps in a folder."""
-    for name, sha256 in hashes.items():
-        file = PurePath(name.rpartition(":")[0]).name
-        yield name, OwnCode(f"{file}:{name.rpartition(':')[2]}", folder / file, str(sha256))
 
 
 def check_rungs(rungs: Sequence[str]) -> None:

@@ -93,6 +93,7 @@ def ladder_page(ladder: Ladder) -> bytes:
     if ladder.plan.tune and (trials := _trial_curves(ladder)):
         pictures[ladder.plan.tune] = panel_svg(trials, {}, ladder.plan.tune)
     header, rows = ladder.table()
+    notes = ladder.certainty, ladder.equality, ladder.tuning
     models = _models(ladder)
     prompt = ladder.plan.prompt or first_text([rung.run for rung in ladder.rungs])
     return render(
@@ -101,7 +102,7 @@ def ladder_page(ladder: Ladder) -> bytes:
         header=header,
         rows=list(zip(ladder.rungs, rows, strict=True)),
         verdicts=ladder.verdicts(),
-        notes=[_with_flags(s) for s in (ladder.certainty, ladder.equality, ladder.tuning)],
+        notes=[re.sub(r"`(\w+)`", lambda setting: flag(setting[1]), note) for note in notes],
         explained=explain_rungs(ladder),
         captions=_captions(ladder, pictures),
         what="variant changes" if any(":" in r.model for r in ladder.rungs) else "rung adds",
@@ -141,11 +142,6 @@ def _captions(ladder: Ladder, pictures: Mapping[str, str]) -> dict[str, str]:
         tried = f"the loss on the last tenth of the training split by {ladder.plan.tune}"
         captions[ladder.plan.tune] = f"What tuning tried: {tried}"
     return captions
-
-
-def _with_flags(text: str) -> str:
-    """Return the text with settings as options of the command line: `tune` becomes --tune."""
-    return re.sub(r"`(\w+)`", lambda setting: flag(setting[1]), text)
 
 
 def explain_rungs(ladder: Ladder) -> list[tuple[str, str]]:

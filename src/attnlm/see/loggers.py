@@ -29,7 +29,6 @@ from attnlm.base.events import Note, OnEvent
 from attnlm.base.json_records import limited, record_from_json
 from attnlm.base.setting_fields import quoted
 from attnlm.base.suggestions import suggestion
-from attnlm.runs.journal import Snapshot
 from attnlm.runs.run import Run
 from attnlm.see.pictures import Pixels, maps_image
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
@@ -197,8 +196,11 @@ class LogListener:
                     "accuracy": event.accuracy,
                 },
             )
-            if event.snapshot is not None:
-                self._log_snapshot(event.snapshot)
+            if (snapshot := event.snapshot) is not None:
+                self._call_tools(lambda tool: tool.text(snapshot.step, "sample", snapshot.text))
+                if snapshot.maps is not None:
+                    maps = maps_image(snapshot.maps)
+                    self._call_tools(lambda tool: tool.image(snapshot.step, "attention", maps))
         elif isinstance(event, Finished):
             self._is_finished = True
             curve = event.run.path / "curve.png"
@@ -230,12 +232,6 @@ class LogListener:
     def _log_numbers(self, step: int, values: Mapping[str, float | None]) -> None:
         measured = {name: value for name, value in values.items() if value is not None}
         self._call_tools(lambda tool: tool.numbers(step, measured))
-
-    def _log_snapshot(self, snapshot: Snapshot) -> None:
-        self._call_tools(lambda tool: tool.text(snapshot.step, "sample", snapshot.text))
-        if snapshot.maps is not None:
-            maps = maps_image(snapshot.maps)
-            self._call_tools(lambda tool: tool.image(snapshot.step, "attention", maps))
 
     def _call_tools(self, call: Callable[[Tool], None]) -> None:
         for name, tool in list(self._tools.items()):

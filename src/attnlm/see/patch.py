@@ -30,7 +30,6 @@ from attnlm.runs.run import Run, open_run
 from attnlm.see.attend import Numbers
 from attnlm.see.heat_maps import Grid, HeatMaps
 from attnlm.see.shown_tokens import ids_within_context, token_texts, visible
-from attnlm.tokens.tokenizer import Tokenizer
 
 _BATCH_TOKENS = 2**11
 _DIFFERING = "…"
@@ -215,12 +214,14 @@ def patch(
             "use texts that the model continues differently, or name two tokens by `answers`",
         )
     total = len(answers) * (clean_d - corrupted_d)
-    clean, corrupted = _tokens_of_all_pairs(run.tokenizer, texts_N2T)
+    tokens = [token_texts(run.tokenizer, ids) for ids in texts_N2T[0].tolist()]
+    for side, t in (texts_N2T != texts_N2T[0]).any(0).nonzero().tolist():  # where pairs differ
+        tokens[side][t] = _DIFFERING
     return Patching(
         run=run.name,
         model=run.config.spec.name,
-        clean=clean,
-        corrupted=corrupted,
+        clean=tokens[0],
+        corrupted=tokens[1],
         first=int((texts_N2T[:, 0] != texts_N2T[:, 1]).any(0).int().argmax()),
         answers=answers,
         left_out=len(answers_N2) - len(answers),
@@ -253,14 +254,6 @@ def _sums_of_kinds(sums: Mapping[Site, Tensor]) -> dict[str, list[Tensor]]:
 def _shares(layer_sums: list[Tensor], total: float) -> Numbers:
     """Return the sums as shares of the total difference between clean and corrupted passes."""
     return (torch.stack(layer_sums) / total).numpy() if layer_sums else np.empty((0, 0), np.float32)
-
-
-def _tokens_of_all_pairs(tokenizer: Tokenizer, texts_N2T: Tensor) -> list[list[str]]:
-    """Return the tokens of the clean and of the corrupted texts; … where pairs differ."""
-    tokens = [token_texts(tokenizer, ids) for ids in texts_N2T[0].tolist()]
-    for side, t in (texts_N2T != texts_N2T[0]).any(0).nonzero().tolist():
-        tokens[side][t] = _DIFFERING
-    return tokens
 
 
 def _pairs_by_origin(pairs: Sequence[tuple[str, ...]] | str | Path) -> dict[str, Sequence[str]]:

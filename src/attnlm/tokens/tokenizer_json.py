@@ -162,7 +162,12 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
         model = content["model"]
         splits = content["pre_tokenizer"]
         kind = model["type"]
-        tokens = _tokens_by_id(model["vocab"], special, vocab_size)
+        vocabulary = model["vocab"]
+        ids = [i for i in vocabulary.values() if type(i) is int and 0 <= i < vocab_size]
+        if len(set(ids)) < len(vocabulary):
+            raise ValueError("its ids are not those of its model")
+        token_of = {i: token for token, i in vocabulary.items() if special.get(token) != i}
+        tokens = [token_of.get(i, "") for i in range(max(token_of, default=-1) + 1)]
         is_char = kind == "WordLevel" and _has_entries(splits, _CHARACTERS)
         if is_char or _has_entries(splits, {**_BYTES, "use_regex": False}):
             has_end = bool(special)
@@ -184,7 +189,7 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
         for key in ("dropout", "unk_token", "byte_fallback", *affixes):
             _expect(key, model.get(key), not model.get(key))
         merges = [pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"]]
-        merged_ids = [model["vocab"][left + right] for left, right in merges]
+        merged_ids = [vocabulary[left + right] for left, right in merges]
         _expect("merges", "in another order than its ids", merged_ids == sorted(merged_ids))
         ranks = list(map(byte_characters.to_bytes, tokens))
         pattern = _pattern_name(splits)
@@ -303,14 +308,3 @@ def _pattern_name(splits: Any) -> str:
     is_alike = before[0]["behavior"] == "Isolated" and not before[0].get("invert")
     _expect("the split pattern", regex, is_alike and regex in name_of)
     return name_of[regex]
-
-
-def _tokens_by_id(
-    vocabulary: Mapping[str, Any], special: Mapping[str, int], vocab_size: int
-) -> list[str]:
-    """Return the token of each id, "" if it has none. Raises ValueError for invalid ids."""
-    token_of = {i: token for token, i in vocabulary.items() if special.get(token) != i}
-    ids = [i for i in vocabulary.values() if type(i) is int and 0 <= i < vocab_size]
-    if len(set(ids)) < len(vocabulary):
-        raise ValueError("its ids are not those of its model")
-    return [token_of.get(i, "") for i in range(max(token_of, default=-1) + 1)]

@@ -207,7 +207,8 @@ def _describe_files(run: Run, checkpoint: Checkpoint, stock: StockClass) -> dict
     special = {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end}
     texts = {key: tokenizer.decode([i]) for key, i in special.items() if i is not None}
     class_names = {"architectures": [stock.name], "model_type": stock.model_type}
-    sizes = {"vocab_size": run.vocab_size, **stock.size_values(a), **stock.options(a)}
+    own_sizes = {name: getattr(a, attribute) for name, attribute in stock.sizes.items()}
+    sizes = {"vocab_size": run.vocab_size, **own_sizes, **stock.options(a)}
     # Sample from all tokens at temperature 1, the defaults of `attnlm sample`.
     sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
     tables: dict[str, dict[str, Any]] = {

@@ -155,7 +155,13 @@ _STRUCTS: dict[str, tuple[type[Struct], ...]] = {
 def check_layouts(library: ctypes.CDLL) -> None:
     """Raise ValueError if a struct's size, or a field's offset or size, differs in the library."""
     for table, structs in _STRUCTS.items():
-        layouts = {name: layout for struct in structs for name, layout in _layout(struct).items()}
+        layouts = {}
+        for struct in structs:
+            name = struct.__name__.removeprefix("C").lower()
+            layouts[name] = (0, ctypes.sizeof(struct))
+            for field, *_ in struct._fields_:
+                layout = getattr(struct, field)
+                layouts[f"{name}.{field}"] = (layout.offset, layout.size)
         in_c = {}
         entries = (_Layout * (len(layouts) + 1)).in_dll(library, table)
         for entry in entries:
@@ -165,12 +171,3 @@ def check_layouts(library: ctypes.CDLL) -> None:
         for name in layouts.keys() | in_c.keys():
             if layouts.get(name) != in_c.get(name):
                 raise ValueError(f"struct {name} is {in_c.get(name)} in C, not {layouts.get(name)}")
-
-
-def _layout(struct: type[Struct]) -> dict[str, tuple[int, int]]:
-    """Return the size of a struct, and the offset and size of each field, in bytes, by name."""
-    name = struct.__name__.removeprefix("C").lower()
-    fields = [(field, getattr(struct, field)) for field, *_ in struct._fields_]
-    return {name: (0, ctypes.sizeof(struct))} | {
-        f"{name}.{field}": (layout.offset, layout.size) for field, layout in fields
-    }

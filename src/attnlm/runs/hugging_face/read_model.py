@@ -145,7 +145,12 @@ def read_config(path: Path, block_size: int | None = None) -> DescribedModel:
         )
     stock = next(stock for stock in STOCK_CLASSES if stock.model_type == family.stock)
     elsewhere = dict.fromkeys((*_NO_EFFECT, *stock.sizes, "vocab_size"), _ELSEWHERE)
-    _check_options(path, content, {**elsewhere, **family.allowed})
+    allowed = {**elsewhere, **family.allowed}
+    for key, value in content.items():  # () permits any value; a key not in `allowed` must be null
+        if (values := allowed.get(key, (None,))) and value not in values:
+            raise AttnlmError(
+                f"{path} has {quoted(key)} {quoted(value)}, which attnlm does not support", _HINT
+            )
     settings: dict[str, Any] = {}
     for key, attribute in stock.sizes.items():
         value, default = content.get(key), family.defaults.get(key)
@@ -205,19 +210,6 @@ def without_empty_mlp(model: DescribedModel, weight: Callable[[str], Tensor]) ->
     config = replace(model.config, spec=replace(a, mlp="none", mlp_width=None))
     shapes = config.spec.parameter_shapes(model.vocab_size)
     return replace(model, config=config, shapes=shapes)
-
-
-def _check_options(path: Path, content: Content, allowed: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise AttnlmError if `content` has a value that our models can't express.
-
-    `allowed` maps a key to the values that it may have; () permits any value. A key that is not in
-    `allowed` must be null.
-    """
-    for key, value in content.items():
-        if (values := allowed.get(key, (None,))) and value not in values:
-            raise AttnlmError(
-                f"{path} has {quoted(key)} {quoted(value)}, which attnlm does not support", _HINT
-            )
 
 
 def _size(path: Path, content: Content, key: str, at_most: int = 2**31) -> int:
