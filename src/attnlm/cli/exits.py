@@ -120,7 +120,10 @@ def _explain(error: BaseException) -> int:
             console.say(line)
         return 1
     if hasattr(error, "format_message"):  # an exception of Typer: invalid arguments
-        return _explain_usage(error)
+        message = str(error.format_message()).splitlines()[0]
+        message = re.split(r" Did you mean | \(Possible options: ", message)[0].removesuffix(".")
+        console.fail(message[:1].lower() + message[1:], _usage_hint(error))
+        return 2
     has_no_memory = "out of memory" in text or "can't allocate memory" in text
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and has_no_memory):
         console.fail(
@@ -155,13 +158,6 @@ def _explain(error: BaseException) -> int:
         "please report it with the output of ATTNLM_DEBUG=1",
     )
     return 70
-
-
-def _explain_usage(error: Any) -> int:
-    message = str(error.format_message()).splitlines()[0]
-    message = re.split(r" Did you mean | \(Possible options: ", message)[0].removesuffix(".")
-    console.fail(message[:1].lower() + message[1:], _usage_hint(error))
-    return 2
 
 
 def _usage_hint(error: Any) -> str:

@@ -78,9 +78,15 @@ def sample(
     config = SamplingConfig(
         **settings, stop=[decode_argument(text, "--stop") for text in stop or ()]
     )
-    prompt_texts = (
-        [_read_prompt(prompt, prompt_file)] if prompts is None else _read_prompts(prompts)
-    )
+    if prompts is not None:
+        prompt_texts = _read_prompts(prompts)
+    elif prompt == "-":
+        text = decode_utf8(sys.stdin.buffer.read(), "the prompt on stdin")
+        prompt_texts = [text.removesuffix("\n")]
+    elif prompt_file is not None:
+        prompt_texts = [read_text(prompt_file)]
+    else:
+        prompt_texts = [decode_argument(prompt, "--prompt") if prompt else ""]
     if many or json:  # memory holds the texts to the end
         config.check_room(len(prompt_texts), MOST_CHOICES_HELD if show_probs else MOST_HELD)
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
@@ -152,14 +158,6 @@ def _check_combinations(
     if sources > 1:
         message = "only one of --prompt, --prompt-file and --prompts can be used"
         raise UsageError(message, "leave the others out")
-
-
-def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    if prompt == "-":
-        return decode_utf8(sys.stdin.buffer.read(), "the prompt on stdin").removesuffix("\n")
-    if prompt_file is not None:
-        return read_text(prompt_file)
-    return decode_argument(prompt, "--prompt") if prompt else ""
 
 
 def _read_prompts(path: Path) -> list[str]:

@@ -90,11 +90,20 @@ def ladder_page(ladder: Ladder) -> bytes:
     """Return the page, in UTF-8, which works offline."""
     references = _references(ladder)
     pictures = {x: panel_svg(loss_curves(ladder, x), references, x) for x in ("tokens", "seconds")}
-    if ladder.plan.tune and (trials := _trial_curves(ladder)):
+    trials = []
+    for rung, label in ladder.labels.items():
+        points = {t.value: t.loss for t in ladder.plan.trials if t.rung == rung and t.loss}
+        if points:
+            trials.append(Line(label, [*points], [*points.values()], _colours(ladder)[rung]))
+    if ladder.plan.tune and trials:
         pictures[ladder.plan.tune] = panel_svg(trials, {}, ladder.plan.tune)
     header, rows = ladder.table()
     notes = ladder.certainty, ladder.equality, ladder.tuning
-    models = _models(ladder)
+    runs = {ladder.labels[rung.model]: rung.run for rung in ladder.rungs}
+    models: list[dict[str, Any]] = []
+    if sum(run.parameters for run in runs.values()) <= _MOST_TO_TRY:
+        with contextlib.suppress(ChangedModelError, UnsupportedError):  # can't run in a page
+            models = [run_data(run, run.checkpoint(), name=label) for label, run in runs.items()]
     prompt = ladder.plan.prompt or first_text([rung.run for rung in ladder.rungs])
     return render(
         "ladder.html",
@@ -119,16 +128,6 @@ def ladder_page(ladder: Ladder) -> bytes:
 
 def _references(ladder: Ladder) -> Mapping[str, float]:
     return ladder.rungs[-1].run.references()
-
-
-def _models(ladder: Ladder) -> list[dict[str, Any]]:
-    """Return the models to try in the page: none if they are large, or one can't run in a page."""
-    runs = {ladder.labels[rung.model]: rung.run for rung in ladder.rungs}
-    models: list[dict[str, Any]] = []
-    if sum(run.parameters for run in runs.values()) <= _MOST_TO_TRY:
-        with contextlib.suppress(ChangedModelError, UnsupportedError):
-            models = [run_data(run, run.checkpoint(), name=label) for label, run in runs.items()]
-    return models
 
 
 def _captions(ladder: Ladder, pictures: Mapping[str, str]) -> dict[str, str]:
@@ -189,16 +188,6 @@ def _colours(ladder: Ladder) -> dict[str, str]:
     free = [colour for model, colour in _COLOUR_OF.items() if model not in models]
     others = itertools.cycle(free or _COLOURS)
     return {m: _COLOUR_OF[m] if m in _COLOUR_OF else next(others) for m in models}
-
-
-def _trial_curves(ladder: Ladder) -> list[Line]:
-    """Return the losses of each rung's trials by the value tried."""
-    lines = []
-    for rung, label in ladder.labels.items():
-        points = {t.value: t.loss for t in ladder.plan.trials if t.rung == rung and t.loss}
-        if points:
-            lines.append(Line(label, [*points], [*points.values()], _colours(ladder)[rung]))
-    return lines
 
 
 def loss_curves(ladder: Ladder, x: str) -> list[Line]:

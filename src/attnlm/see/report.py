@@ -180,7 +180,13 @@ def report(
     checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
     sampler = Sampler(model, run.tokenizer, choose_device("cpu", "float32"), on_event)
-    dataset, why_missing = _find_dataset(run, Path(data_dir))
+    dataset: Dataset | None = None
+    why_missing = "it has no data set" if run.imported_from else ""
+    if not run.imported_from:
+        try:
+            dataset = open_dataset_of(run, Path(data_dir))
+        except AttnlmError as error:
+            why_missing = error.message
     if text_ids is None:
         ids, text_is = _default_text(run, dataset, sampler, why_missing)
     else:
@@ -223,16 +229,6 @@ def report(
         sample="".join(sampler.stream(sampler.prompt_ids(""), config)),
         sample_command=sample_command(run, checkpoint, _TOKENS, _SEED),
     )
-
-
-def _find_dataset(run: Run, data_dir: Path) -> tuple[Dataset | None, str]:
-    """Return the run's data set and "", or None and why it is missing."""
-    if run.imported_from:
-        return None, "it has no data set"
-    try:
-        return open_dataset_of(run, data_dir), ""
-    except AttnlmError as error:
-        return None, error.message
 
 
 def _scores_of_heads(

@@ -312,7 +312,10 @@ class Stepper:
 
         One all-reduce sums both. Raises LostProcessError if a process has ended.
         """
-        progress = self._progress() if self.processes.is_main else 0.0
+        progress = self.state.progress if self.processes.is_main else 0.0
+        if self.processes.is_main and self.clock is not None:
+            by_steps = (self.state.step + 1) / self.training.max_steps  # 0 for a budget alone
+            progress = max(self.clock.advance(progress), by_steps)
         count = self.processes.count
         if count == 1:
             # Reading the loss would wait for a GPU: `check_loss` checks it at each report.
@@ -324,13 +327,6 @@ class Stepper:
         total, counted, progress, stopping = sums.tolist()
         is_finite = math.isfinite(total)
         return StepSums(sums[0] / count, counted / count, progress, is_finite, stopping > 0)
-
-    def _progress(self) -> float:
-        """Return the progress after this step: by the clock or by steps, whichever is larger."""
-        if self.clock is None:
-            return self.state.progress
-        by_steps = (self.state.step + 1) / self.training.max_steps  # 0 for a budget alone
-        return max(self.clock.advance(self.state.progress), by_steps)
 
     def _check(self, is_finite: bool, step: int) -> None:
         """Raise StepNotFiniteError unless the numbers are still finite at this step."""
