@@ -57,8 +57,8 @@ test: $(READY)
 	@{ $(BIN)/mypy && for system in darwin win32; do \
 		$(BIN)/mypy --platform $$system --cache-dir .mypy_cache/$$system src || exit 1; done; } \
 		>build/types 2>&1 & types=$$!; \
-	echo '$(BIN)/pytest -m "not slow" --numprocesses 3 --dist worksteal'; \
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "not slow" --numprocesses 3 --dist worksteal; tests=$$?; \
+	echo '$(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal'; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal; tests=$$?; \
 	echo '$(BIN)/mypy'; wait $$types; types=$$?; cat build/types; \
 	exit $$((tests ? tests : types))
 

@@ -21,6 +21,8 @@ examples.register_profile("steady", deadline=None, derandomize=True)
 examples.load_profile("steady")
 # The models of the tests are so small that a second thread only waits for the first.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Where a test has two threads, they would spin for each other beside the other workers.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # What most tests expect is what a CPU computes. Set before torch is loaded, for new processes too.
 if not os.environ.get("ATTNLM_TEST_CUDA"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
