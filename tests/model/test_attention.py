@@ -37,12 +37,13 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 1e-30])  # of the latter nothing is dropped
 @pytest.mark.parametrize("new", [1, 4, T])
-def test_attention_equals_an_explicit_softmax(new: int) -> None:
+def test_attention_equals_an_explicit_softmax(new: int, dropout: float) -> None:
     """The mask is aligned to the last key."""
     query, key = torch.randn(B, 6, new, D).double(), torch.randn(B, H, T, D).double()
     value = torch.randn(B, H, T, 7).double()
-    found = attention(query, key, value)
+    found = attention(query, key, value, dropout=dropout)
     key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
     torch.testing.assert_close(found, explicit_attention(query, key, value))
 
