@@ -63,6 +63,17 @@ def test_jobs_that_exceed_memory_are_refused(
     check_memory(config, vocab_size, CPU)
 
 
+@pytest.mark.parametrize(
+    ("model", "width", "measured"), [("gpt2", 256, 688), ("transformer", 128, 405)]
+)
+def test_large_vocabularies_are_estimated_from_above(model: str, width: int, measured: int) -> None:
+    """The peaks of one thread's training steps with GPT-2's vocabulary, in MB."""
+    sizes: Settings = {"layers": 4, "embed_dim": width, "heads": 4, "block_size": 256}
+    more: Settings = {"batch_size": 4, "tie_embeddings": True, "optimizer": "adamw", "threads": 1}
+    config = resolve({"model": model, **sizes, **more})
+    assert measured < estimate_memory(config, 50_257, "cpu").total / 1e6 < 1.25 * measured
+
+
 def test_a_compiled_step_holds_all_logits() -> None:
     gpt2: Settings = {"model": "gpt2", "layers": 12, "embed_dim": 768, "heads": 12}
     gpt2 |= {"block_size": 1024, "batch_size": 64}
