@@ -137,22 +137,22 @@ def train(
         count = resolve_new(settings, recipe, parent).config.training.processes
         if vocab_size is None:
             data = find_folder(dataset, data_dir, kind="data set")
+    arguments: dict[str, Any] = {
+        "recipe": recipe,
+        "resume": resume,
+        "start_from": parent or start_from,
+        "force": force,
+        "checkpoint_dir": checkpoint_dir,
+        "data_dir": data_dir,
+        "verify": verify,
+        **settings,
+    }
     if dry_run:
         if is_main():
-            estimate = attnlm.estimate(
-                data,
-                vocab_size=vocab_size,
-                recipe=recipe,
-                resume=resume,
-                start_from=parent or start_from,
-                force=force,
-                checkpoint_dir=checkpoint_dir,
-                data_dir=data_dir,
-                verify=verify,
-                on_event=Display(quiet),
-                **settings,
+            cost = attnlm.estimate(
+                data, vocab_size=vocab_size, on_event=Display(quiet), **arguments
             )
-            _report_estimate(estimate, json)
+            _report_estimate(cost, json)
         return
     if vocab_size is not None:
         raise UsageError("`vocab_size` needs `dry_run`", "name a data set to train on")
@@ -165,19 +165,12 @@ def train(
         try:
             run = attnlm.train(
                 data,
-                recipe=recipe,
-                resume=resume,
-                start_from=parent or start_from,
                 checkpoint=checkpoint,
                 name=name,
                 exist_ok=exist_ok,
-                force=force,
-                checkpoint_dir=checkpoint_dir,
-                data_dir=data_dir,
-                verify=verify,
                 log=tools,
                 on_event=display,
-                **settings,
+                **arguments,
             )
         except KeyboardInterrupt:
             display.close()
