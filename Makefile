@@ -81,7 +81,7 @@ newest oldest: wheel
 	build/$@/bin/python -m pip install --quiet --constraint build/$@/versions.txt torch
 	build/$@/bin/python -m pip install --quiet --constraint build/$@/versions.txt \
 		--upgrade --upgrade-strategy eager build/wheel/*.whl
-	env -u PYTHONPATH build/$@/bin/python -m tests.use_installed
+	env -u PYTHONPATH build/$@/bin/python -m tools.use_installed
 
 # The tests of pages are skipped without it.
 browser:
@@ -90,7 +90,7 @@ browser:
 		{ echo "install Chromium from your system's packages, as chromium" >&2; exit 1; }
 
 processors: $(READY)
-	$(BIN)/python -m tests.on_processors $(NAMES)
+	$(BIN)/python -m tools.on_processors $(NAMES)
 
 # `make processors` skips ARM64 and Windows without them.
 arm64:
@@ -110,10 +110,10 @@ test-slow: $(READY)
 	$(BIN)/pytest -m slow
 
 trials: $(READY)
-	$(BIN)/python -m tests.trials $(TRIALS)
+	$(BIN)/python -m trials $(TRIALS)
 
 mutations: $(READY)
-	$(BIN)/python -m tests.mutations
+	$(BIN)/python -m tools.mutations
 
 audit:
 	$(PYTHON) -m venv build/audit
@@ -137,7 +137,7 @@ notebook: $(READY)
 
 package: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[package]'
-	$(BIN)/python -m tests.check_packages
+	$(BIN)/python -m tools.check_packages
 	$(MAKE) newest oldest
 
 format: $(READY)

@@ -22,7 +22,7 @@ from rich.table import Table
 import attnlm
 from benchmarks import preparation, sampling, training
 from benchmarks.measure import Bench
-from tests.on_processors import limited
+from tools.on_processors import limited
 
 PARTS = {
     "steps": training.steps,

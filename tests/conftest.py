@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings as examples
 
 from tests.browser import launched
-from tests.fake_clock import Clock
+from tests.kit import Clock
 from tests.web_server import WebServer, serving
 
 # Neither the pace of the machine nor chance decides whether a property test passes.
@@ -33,21 +33,41 @@ if sys.platform == "darwin":
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest tests first, so that no worker ends with them."""
-    longest = ("test_trials", "test_processes", "test_commands")
+    """Mark the variants that show no value of a part that others do not, and what a browser shows.
+
+    The longest tests come first, so that no worker ends with them.
+    """
+    from tests.models import MORE_VARIANTS
+
+    for item in items:
+        of_case = getattr(item, "callspec", None)
+        if of_case and not MORE_VARIANTS.isdisjoint(map(str, of_case.params.values())):
+            item.add_marker("variants")
+        if "browser" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("smoke"):
+            item.add_marker("pages")
+    longest = ("test_processes", "test_commands")
     items.sort(key=lambda item: item.path.stem not in longest)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No curve.png, which takes longer to draw than most tests take to train, and no waiting for
-    the disk; test_curves.py draws it, and test_files.py sees that files are flushed. The list of
-    accepted code is not the user's."""
+    the disk; test_curves.py draws it, and test_files.py sees that files are flushed. Snapshots have
+    few tokens, except with `whole_snapshots`. The list of accepted code is not the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ATTNLM_CONFIG_DIR", str(tmp_path_factory.mktemp("config")))
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr("attnlm.see.curves.draw_run", lambda run, path: path.touch())
+        patch.setattr("attnlm.training.eval_budget._SAMPLED_TOKENS", 8)
+        patch.setattr("attnlm.see.head_scores._SNAPSHOT_TOKENS", 24)
         yield
+
+
+@pytest.fixture
+def whole_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots as users get them: 80 sampled tokens, and scores from 256."""
+    monkeypatch.setattr("attnlm.training.eval_budget._SAMPLED_TOKENS", 80)
+    monkeypatch.setattr("attnlm.see.head_scores._SNAPSHOT_TOKENS", 256)
 
 
 @pytest.fixture

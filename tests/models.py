@@ -5,7 +5,9 @@ Sizes differ from each other, so that swapped axes fail.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +71,33 @@ VARIANTS = (
 """Every preset, and others of every part."""
 
 
+def _values(name: str) -> set[tuple[str, Setting]]:
+    """What a variant shows of each part: its value, or for a number whether it is the default."""
+    shown = dataclasses.asdict(parts_of(resolve(variant(name))))
+    usual = dataclasses.asdict(Architecture())
+    return {
+        (part, value if isinstance(value, str | bool) else value == usual[part])
+        for part, value in shown.items()
+        if part != "model"
+    }
+
+
+def _few() -> Iterator[str]:
+    """Yield variants, greedily, until each value of each part was shown."""
+    missing = set().union(*map(_values, VARIANTS))
+    while missing:
+        yield (most := max(VARIANTS, key=lambda name: len(missing & _values(name))))
+        missing -= _values(most)
+
+
 def parts_of(config: Config) -> Architecture:
     """The parts of the model that a configuration describes."""
     assert isinstance(config.spec, Architecture)
     return config.spec
+
+
+MORE_VARIANTS = frozenset(VARIANTS) - {*_few(), *MODELS}
+"""The variants that `make test` leaves out; `make test-all` has them."""
 
 
 def variants_with(use: Use) -> list[str]:

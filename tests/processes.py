@@ -30,7 +30,7 @@ from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.training.state import initial_state
 from attnlm.training.step import Replica, StepNotFiniteError, Stepper
 from attnlm.training.validation_loss import validation_loss
-from tests.command import ATTNLM, forked
+from tests.kit import ATTNLM, forked
 from tests.models import timeless
 
 NAMES = ("bigram", "average", "single-head", "multi-head:dropout=0.2", "transformer:dropout=0.2")
@@ -130,7 +130,7 @@ def free_port() -> int:
         return port
 
 
-def together(count: int, work: Callable[..., None], *arguments: object, code: int = 0) -> None:
+def in_processes(count: int, work: Callable[..., None], *arguments: object, code: int = 0) -> None:
     """Call `work(*arguments)` in `count` processes; check their exit code.
 
     Nobody ends the others when one fails, so an error does not wait for that.
@@ -165,7 +165,7 @@ def commands(
 
     The last rank gets the signal `signum`, if any, before its 71st step.
     """
-    together(len(ranks), _command, project, out, ranks, signum, code=code)
+    in_processes(len(ranks), _command, project, out, ranks, signum, code=code)
     return [
         ((out / f"{rank}-1").read_text(), (out / f"{rank}-2").read_text())
         for rank in range(len(ranks))
@@ -188,7 +188,7 @@ def _command(project: Path, out: Path, ranks: Sequence[Sequence[str]], signum: i
     main()
 
 
-def started(*arguments: object, cwd: Path, **variables: str) -> subprocess.Popen[str]:
+def start(*arguments: object, cwd: Path, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*map(str, arguments)],
         cwd=cwd,
@@ -199,7 +199,7 @@ def started(*arguments: object, cwd: Path, **variables: str) -> subprocess.Popen
     )
 
 
-def ended(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
+def finish(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == code, stderr
     assert "Traceback" not in stderr
@@ -214,7 +214,7 @@ def until_evaluated(path: Path, times: int) -> None:
     raise AssertionError("it does not train")
 
 
-def ranks(torchrun: int) -> dict[int, int]:
+def processes_of_ranks(torchrun: int) -> dict[int, int]:
     """Return the process id of each rank."""
     children = Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split()
     found = {}
@@ -232,12 +232,12 @@ class Training(NamedTuple):
 
 
 @contextlib.contextmanager
-def some_way_on(project: Path, arguments: Sequence[str]) -> Iterator[Training]:
+def training_some_way_on(project: Path, arguments: Sequence[str]) -> Iterator[Training]:
     """Train with these arguments, some way before the end."""
     if not Path("/proc/self/task").exists():
         pytest.skip("the ranks of processes are read from /proc")
     path = project / "checkpoints" / f"long-{time.monotonic_ns()}"
-    process = started(*ATTNLM, *arguments, "--name", path.name, cwd=project)
+    process = start(*ATTNLM, *arguments, "--name", path.name, cwd=project)
     until_evaluated(path, 3)
     yield Training(process, path)
     process.kill()

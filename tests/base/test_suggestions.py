@@ -10,13 +10,13 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import find_folder
 from attnlm.base.suggestions import _OTHER_NAMES, equivalent_name, suggestion
 from attnlm.config.settings import RECORD_OF, resolve
-from tests.command import here
+from tests.kit import try_command
 
 _MERGE = "model.merge_and_unload().save_pretrained(DIR)"
 
 
 def told(command: str) -> list[str]:
-    done = here(command.split())
+    done = try_command(command.split())
     assert done.code == 2 and done.stdout == ""
     return done.stderr.splitlines()
 

@@ -27,7 +27,15 @@ from attnlm.model.architecture import RUNGS
 from attnlm.runs.run import open_run
 from attnlm.training.step import Stepper
 from tests import own_code
-from tests.command import Done, alone, attnlm, changed, fails, here, on_a_terminal
+from tests.kit import (
+    Done,
+    command,
+    fails,
+    on_a_terminal,
+    run_in_new_process,
+    try_command,
+    with_options,
+)
 
 TEXT = "the quick brown fox jumps over the lazy dog.\nso the dog naps; the fox jumps on.\n" * 40
 TRAIN = len(TEXT) * 9 // 10
@@ -41,14 +49,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder where `text.txt` was prepared and a small model trained on it."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "text.txt").write_text(TEXT)
-    attnlm("prepare", "text.txt", cwd=folder)
-    attnlm("train", *QUICK, "--name", "small", cwd=folder)
+    command("prepare", "text.txt", cwd=folder)
+    command("train", *QUICK, "--name", "small", cwd=folder)
     return folder
 
 
 @pytest.mark.parametrize("rung", RUNGS)
 def test_every_rung_from_text_to_text(rung: str, project: Path) -> None:
-    trained = attnlm("train", "--model", rung, *QUICK, "--json", cwd=project)
+    trained = command("train", "--model", rung, *QUICK, "--json", cwd=project)
     facts = json.loads(trained.stdout)
     assert trained.stdout.count("\n") == 1
     higher = RUNGS[RUNGS.index(rung) + 1 :]
@@ -57,11 +65,11 @@ def test_every_rung_from_text_to_text(rung: str, project: Path) -> None:
     assert facts["model"] == rung and facts["steps"] == 6
     assert Path(facts["run"]).parts == ("checkpoints", f"{rung}-001")
 
-    measured = json.loads(attnlm("eval", facts["run"], "--json", cwd=project).stdout)
+    measured = json.loads(command("eval", facts["run"], "--json", cwd=project).stdout)
     assert measured["val_loss"] == pytest.approx(facts["best_val_loss"], rel=1e-5)
     assert measured["tokens"] == VAL - 1
 
-    sampled = attnlm("sample", "--tokens", "30", "--seed", "3", cwd=project)
+    sampled = command("sample", "--tokens", "30", "--seed", "3", cwd=project)
     assert len(sampled.stdout) == 30
     assert f"{rung}-001" in sampled.stderr
 
@@ -73,10 +81,10 @@ def test_nothing_opens_a_socket(project: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(socket.socket, "__init__", opened)
     with pytest.raises(AssertionError, match="a socket is opened"):
         socket.create_connection(("127.0.0.1", 9))
-    attnlm("train", *QUICK, "--name", "alone", cwd=project)
-    attnlm("train", "--resume", "alone", "--steps", "8", cwd=project)
-    for command in ("sample", "eval", "report"):
-        attnlm(command, "alone", cwd=project)
+    command("train", *QUICK, "--name", "alone", cwd=project)
+    command("train", "--resume", "alone", "--steps", "8", cwd=project)
+    for name in ("sample", "eval", "report"):
+        command(name, "alone", cwd=project)
 
 
 HELPED = ("", "prepare", "train", "ladder", "sample", "eval", *SEEING)
@@ -129,7 +137,7 @@ def another(project: Path) -> Done:
     own_code.written(project)
     env = {"PYTHONHASHSEED": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     env |= {"PYTHONIOENCODING": "latin-1"}
-    return alone([], project, env=env, through=[sys.executable, "-c", PROGRAM])
+    return run_in_new_process([], project, env=env, through=[sys.executable, "-c", PROGRAM])
 
 
 def test_commands_load_no_torch_that_need_none_and_no_compiler(another: Done) -> None:
@@ -145,7 +153,7 @@ def test_commands_load_no_torch_that_need_none_and_no_compiler(another: Done) ->
 def test_the_same_command_writes_the_same_bytes_in_any_process(
     project: Path, another: Done
 ) -> None:
-    attnlm(*SAME.split(), "process-0", cwd=project)
+    command(*SAME.split(), "process-0", cwd=project)
     names = ["best.safetensors", "last.safetensors", "ticker.jsonl", "config.json"]
     runs = [project / folder / "same" for folder in ("process-0", "process-ζ")]
     for name in names:
@@ -155,17 +163,17 @@ def test_the_same_command_writes_the_same_bytes_in_any_process(
 def test_output_is_utf8_in_any_locale(tmp_path: Path, another: Done) -> None:
     assert "process-ζ/same\n" in another.stdout
     (tmp_path / "ζ.txt").write_text("αβγδε ζητα " * 60, encoding="utf-8")
-    attnlm("prepare", "ζ.txt", cwd=tmp_path)
-    attnlm("train", *QUICK, cwd=tmp_path)
+    command("prepare", "ζ.txt", cwd=tmp_path)
+    command("train", *QUICK, cwd=tmp_path)
     in_ascii = "αβ".encode().decode("ascii", "surrogateescape")
-    done = attnlm("sample", "--prompt", in_ascii, "--tokens", "4", cwd=tmp_path)
+    done = command("sample", "--prompt", in_ascii, "--tokens", "4", cwd=tmp_path)
     assert done.stdout.startswith("αβ") and len(done.stdout) == 6
     wrong = {"says": "--prompt is not UTF-8", "hints": "convert"}
     fails("sample", "--prompt", os.fsdecode(b"\xff"), cwd=tmp_path, code=1, **wrong)
 
 
 def test_prepare_reports_and_prints_the_folder(project: Path) -> None:
-    done = attnlm("prepare", "text.txt", cwd=project)
+    done = command("prepare", "text.txt", cwd=project)
     assert Path(done.stdout.strip()) == Path("data/text-char")
     for word in (
         f"{len(TEXT):,} characters",
@@ -175,44 +183,44 @@ def test_prepare_reports_and_prints_the_folder(project: Path) -> None:
         "attnlm train",
     ):
         assert word in done.stderr
-    facts = json.loads(attnlm("prepare", "text.txt", "--json", cwd=project).stdout)
+    facts = json.loads(command("prepare", "text.txt", "--json", cwd=project).stdout)
     assert facts["characters"] == len(TEXT) and facts["val_tokens"] == VAL
     assert facts["floor"] is None and 0 < facts["bigram_loss"] < 3.3
-    quiet = attnlm("prepare", "text.txt", "--name", "quiet", "--quiet", cwd=project)
+    quiet = command("prepare", "text.txt", "--name", "quiet", "--quiet", cwd=project)
     assert (quiet.stdout, quiet.stderr) == ("data/quiet\n", "")
     (project / "data" / "latest").write_text("text-char\n")
 
 
 def test_train_reports_progress_and_the_next_command(project: Path) -> None:
-    done = attnlm("train", *QUICK, cwd=project)
+    done = command("train", *QUICK, cwd=project)
     run = done.stdout.strip()
     assert (project / run / "last.safetensors").is_file()
     for word in ("parameters", "cpu", "seed 1", "validation", "ln V", "attnlm sample", run):
         assert word in done.stderr
     assert " |*" not in done.stderr
-    quiet = attnlm("train", *QUICK, "-q", cwd=project)
+    quiet = command("train", *QUICK, "-q", cwd=project)
     assert "step " not in quiet.stderr.replace("at step", "") and "baselines" in quiet.stderr
-    command = ["train", *QUICK, "--name", "drawn"]
-    shown = on_a_terminal(*command, cwd=project, streams=("stderr",))
+    words = ["train", *QUICK, "--name", "drawn"]
+    shown = on_a_terminal(*words, cwd=project, streams=("stderr",))
     assert " |*" in shown and "- counted bigram" in shown and "step 6\r\n" in shown
     assert (project / "checkpoints" / "drawn" / "curve.png").is_file()
 
 
 def test_quiet_commands_name_no_command_to_type_next(project: Path) -> None:
     rungs = ["--rungs", "bigram", "--steps", "1", "--seed", "1"]
-    for command in (
+    for words in (
         ["prepare", "text.txt", "--name", "silent"],
         ["train", "text-char", *QUICK],
         ["ladder", "text-char", *rungs],
         ["sample", "small", "--tokens", "5", "--seed", "1"],
         ["sample", "small", "--tokens", "5", "--seed", "1", "--num-samples", "2"],
     ):
-        loud = attnlm(*command, cwd=project)
-        quiet = attnlm(*command, "-q", cwd=project)
-        assert quiet.stdout and len(quiet.stderr) < len(loud.stderr), command
-        assert "next  " not in quiet.stderr, command
-        assert command[0] == "ladder" or "next  attnlm" in loud.stderr, command
-        assert command[0] != "sample" or quiet.stderr == "", command
+        loud = command(*words, cwd=project)
+        quiet = command(*words, "-q", cwd=project)
+        assert quiet.stdout and len(quiet.stderr) < len(loud.stderr), words
+        assert "next  " not in quiet.stderr, words
+        assert words[0] == "ladder" or "next  attnlm" in loud.stderr, words
+        assert words[0] != "sample" or quiet.stderr == "", words
     (project / "data" / "latest").write_text("text-char\n")
 
 
@@ -221,26 +229,26 @@ def test_prompts_of_a_file_are_continued_as_alone(project: Path) -> None:
     (project / "prompts.txt").write_text("\r\n\nthe\na quick brown\r\nfox \n\nthe")
     (project / "prompts.jsonl").write_text("".join(f'{{"prompt": "{p}"}}\n' for p in prompts))
     flags = ["sample", "small", "--tokens", "20", "--seed", "4"]
-    alone = [attnlm(*flags, "--prompt", prompt, cwd=project).stdout for prompt in prompts]
+    alone = [command(*flags, "--prompt", prompt, cwd=project).stdout for prompt in prompts]
     for file, stdin in (("prompts.txt", ""), ("prompts.jsonl", ""), ("-", "\n".join(prompts))):
-        done = attnlm(*flags, "--prompts", file, cwd=project, stdin=stdin)
+        done = command(*flags, "--prompts", file, cwd=project, stdin=stdin)
         assert done.stdout == "\n---\n".join(alone)
         found = json.loads(
-            attnlm(*flags, "--prompts", file, "--json", cwd=project, stdin=stdin).stdout
+            command(*flags, "--prompts", file, "--json", cwd=project, stdin=stdin).stdout
         )
         assert (found["prompts"], found["texts"], found["text"]) == (prompts, alone, alone[0])
         assert found["tokens"] == 80
     two = [*flags, "--num-samples", "2", "--json"]
-    both = json.loads(attnlm(*two, "--prompts", "prompts.txt", cwd=project).stdout)["texts"]
+    both = json.loads(command(*two, "--prompts", "prompts.txt", cwd=project).stdout)["texts"]
     assert both[::2] == alone and len(both) == 8
     assert (
-        both[2:4] == json.loads(attnlm(*two, "--prompt", prompts[1], cwd=project).stdout)["texts"]
+        both[2:4] == json.loads(command(*two, "--prompt", prompts[1], cwd=project).stdout)["texts"]
     )
 
 
 def test_the_ladder_from_outside(project: Path) -> None:
     flags = ["--rungs", "bigram,multi-head", "--steps", "4", "--seed", "1", "--prompt", "the "]
-    done = attnlm("ladder", *flags, "--tokens", "9", "--name", "steps", cwd=project)
+    done = command("ladder", *flags, "--tokens", "9", "--name", "steps", cwd=project)
     page = project / done.stdout.strip()
     assert page == project / "checkpoints" / "steps" / "index.html" and page.is_file()
     header = next(line for line in done.stderr.splitlines() if line.startswith("rung   "))
@@ -248,7 +256,7 @@ def test_the_ladder_from_outside(project: Path) -> None:
     for words in ("rung 2 of 2: multi-head", "not like for like: optimizer", "── multi-head\nthe "):
         assert words in done.stderr
 
-    facts = json.loads(attnlm("ladder", "--resume", "steps", "--json", cwd=project).stdout)
+    facts = json.loads(command("ladder", "--resume", "steps", "--json", cwd=project).stdout)
     assert [rung["model"] for rung in facts["rungs"]] == ["bigram", "multi-head"]
     assert facts["steps"] == 4 and facts["rungs"][0]["gain"] is None
     assert all(len(rung["text"]) == len("the ") + 9 for rung in facts["rungs"])
@@ -260,8 +268,8 @@ def test_the_ladder_from_outside(project: Path) -> None:
     # What the page says makes it again does.
     text = page.read_text(encoding="utf-8")
     tagged = text.split('<pre class="command">')[1].split("</pre>")[0]
-    command = html.unescape(re.sub("<[^>]*>", "", tagged))
-    again = json.loads(attnlm(*shlex.split(command)[1:], "--json", cwd=project).stdout)
+    again_by = html.unescape(re.sub("<[^>]*>", "", tagged))
+    again = json.loads(command(*shlex.split(again_by)[1:], "--json", cwd=project).stdout)
     assert again["ladder"] != facts["ladder"]
     for one, other in zip(again["rungs"], facts["rungs"], strict=True):
         assert (one["val_loss"], one["text"]) == (other["val_loss"], other["text"])
@@ -273,22 +281,22 @@ def test_the_ladder_from_outside(project: Path) -> None:
 
 def test_print_config_is_a_recipe_that_trains_the_same(project: Path) -> None:
     flags = ["--heads", "2", "--embed-dim", "6", "--learning-rate", "0.01", *QUICK]
-    printed = attnlm("train", *flags, "--print-config", cwd=project).stdout
+    printed = command("train", *flags, "--print-config", cwd=project).stdout
     assert tomllib.loads(printed)["heads"] == 2
     (project / "mine.toml").write_text(printed)
-    one = json.loads(attnlm("train", *flags, "--json", cwd=project).stdout)
-    other = json.loads(attnlm("train", "--recipe", "mine.toml", "--json", cwd=project).stdout)
+    one = json.loads(command("train", *flags, "--json", cwd=project).stdout)
+    other = json.loads(command("train", "--recipe", "mine.toml", "--json", cwd=project).stdout)
     assert one["val_loss"] == other["val_loss"] and one["run"] != other["run"]
     config = Path(one["run"]) / "config.json"
-    third = json.loads(attnlm("train", "--recipe", config, "--json", cwd=project).stdout)
+    third = json.loads(command("train", "--recipe", config, "--json", cwd=project).stdout)
     assert third["val_loss"] == one["val_loss"]
 
 
 def test_a_recipes_unused_keys_and_other_tokenizer_are_named(project: Path) -> None:
     flags = ["--recipe", "r2-multi-head", "--model", "average", *QUICK]
-    done = attnlm("train", *flags, cwd=project)
+    done = command("train", *flags, cwd=project)
     assert "ignoring the recipe's heads" in done.stderr and "made for" not in done.stderr
-    done = attnlm("train", "--recipe", "r4-gpt2-windows", *QUICK, cwd=project)
+    done = command("train", "--recipe", "r4-gpt2-windows", *QUICK, cwd=project)
     note = "the recipe was made for --tokenizer gpt2, but text-char was prepared with char"
     assert done.stderr.splitlines().count(note) == 1
 
@@ -317,16 +325,16 @@ def test_invalid_times_are_refused(text: str) -> None:
 
 def test_the_next_command_after_a_small_text_works(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT[:200])
-    done = attnlm("prepare", "text.txt", cwd=tmp_path)
+    done = command("prepare", "text.txt", cwd=tmp_path)
     assert "text-char is too small for the default context of 64 tokens" in done.stderr
-    (command,) = re.findall("^next  attnlm (.*)$", done.stderr, flags=re.MULTILINE)
-    assert command == "train --block-size 19"
-    attnlm(*command.split(), "--steps", "1", cwd=tmp_path)
+    (following,) = re.findall("^next  attnlm (.*)$", done.stderr, flags=re.MULTILINE)
+    assert following == "train --block-size 19"
+    command(*following.split(), "--steps", "1", cwd=tmp_path)
 
 
 def test_patience_stops_a_run_that_gets_no_better(project: Path) -> None:
-    flags = changed(QUICK, "--steps", "4000", "--eval-every", "2", "--patience", "3")
-    done = attnlm("train", *flags, "--learning-rate", "1e-9", "--json", cwd=project)
+    flags = with_options(QUICK, "--steps", "4000", "--eval-every", "2", "--patience", "3")
+    done = command("train", *flags, "--learning-rate", "1e-9", "--json", cwd=project)
     assert json.loads(done.stdout)["steps"] < 4000
     assert "no improvement in --patience evaluations" in done.stderr
 
@@ -343,36 +351,36 @@ def test_a_signal_saves_and_says_how_to_go_on(
 
     monkeypatch.setattr(Stepper, "step", interrupted)
     code = 128 + signal.SIGTERM
-    done = attnlm("train", *QUICK, "--name", "stopped", cwd=project, code=code)
+    done = command("train", *QUICK, "--name", "stopped", cwd=project, code=code)
     assert "next  attnlm train --resume stopped\n" in done.stderr
     run = open_run("stopped", checkpoint_dir=project / "checkpoints")
     assert run.checkpoint("last").step == 4
 
 
 def test_sampling_prints_text_and_nothing_else(project: Path) -> None:
-    done = attnlm("sample", "small", "--prompt", "the ", "--tokens", "20", cwd=project)
+    done = command("sample", "small", "--prompt", "the ", "--tokens", "20", cwd=project)
     assert done.stdout.startswith("the ") and len(done.stdout) == 24
     read = r"small, step \d+, validation loss \d\.\d{4} \(best\) on cpu, temperature 1, seed \d+\n"
     assert re.match(read, done.stderr) and "tokens/s" in done.stderr
-    piped = attnlm(
+    piped = command(
         "sample", "small", "--prompt", "-", "--tokens", "0", cwd=project, stdin="dog\n\n"
     )
     assert piped.stdout == "dog\n"  # without the newline that `echo` adds
-    wrong = attnlm("sample", "small", "--prompt", "Ü", cwd=project, code=1)
+    wrong = command("sample", "small", "--prompt", "Ü", cwd=project, code=1)
     assert wrong.stderr.startswith("error: the vocabulary of text-char lacks 'Ü'")
     (project / "prompt.txt").write_text("fox ")
     filed = ["sample", "small", "--prompt-file", "prompt.txt", "--tokens", "9", "--seed", "4"]
-    once, again = (attnlm(*filed, cwd=project).stdout for _ in range(2))
+    once, again = (command(*filed, cwd=project).stdout for _ in range(2))
     assert once == again and once[:4] == "fox " and len(once) == 13
 
 
 def test_json_of_samples_has_each_text_and_its_checkpoint(project: Path) -> None:
     flags = ["small", "--tokens", "9", "--seed", "2", "--json"]
-    facts = json.loads(attnlm("sample", *flags, cwd=project).stdout)
+    facts = json.loads(command("sample", *flags, cwd=project).stdout)
     assert len(facts["text"]) == 9 and facts["tokens"] == 9 and facts["seed"] == 2
     assert facts["texts"] == [facts["text"]]
     assert facts["checkpoint"] == "best" and facts["step"] > 0
-    several = json.loads(attnlm("sample", *flags, "--num-samples", "3", cwd=project).stdout)
+    several = json.loads(command("sample", *flags, "--num-samples", "3", cwd=project).stdout)
     assert [len(text) for text in several["texts"]] == [9, 9, 9]
     assert several["texts"][0] == several["text"] == facts["text"]
     assert len(set(several["texts"])) == 3 and several["tokens"] == 27
@@ -380,22 +388,22 @@ def test_json_of_samples_has_each_text_and_its_checkpoint(project: Path) -> None
 
 def test_a_conversation_ends_with_bye_or_the_end_of_input(project: Path) -> None:
     flags = ["sample", "small", "-i", "--tokens", "5", "--seed", "1"]
-    bye = attnlm(*flags, cwd=project, stdin="the dog\n/bye\nnever read\n")
+    bye = command(*flags, cwd=project, stdin="the dog\n/bye\nnever read\n")
     assert len(bye.stdout) == 6
     for end in ("quit", "exit", "/quit"):
-        assert attnlm(*flags, cwd=project, stdin=f"the dog\n{end}\nfox\n").stdout == bye.stdout
-    ended = attnlm(*flags, cwd=project, stdin="the dog\nÜ\nfox\n")
+        assert command(*flags, cwd=project, stdin=f"the dog\n{end}\nfox\n").stdout == bye.stdout
+    ended = command(*flags, cwd=project, stdin="the dog\nÜ\nfox\n")
     assert len(ended.stdout) == 12
     assert "lacks 'Ü'" in ended.stderr
-    prompted = attnlm(*flags, "--prompt", "Ü", cwd=project, stdin="the dog\n")
+    prompted = command(*flags, "--prompt", "Ü", cwd=project, stdin="the dog\n")
     assert "lacks 'Ü'" in prompted.stderr and prompted.stdout == bye.stdout
 
 
 def test_commands_in_a_conversation_are_not_text(project: Path) -> None:
     flags = ["sample", "small", "-i", "--tokens", "5"]
-    plain = attnlm(*flags, "--seed", "1", "--temperature", "0.5", cwd=project, stdin="the dog\n")
+    plain = command(*flags, "--seed", "1", "--temperature", "0.5", cwd=project, stdin="the dog\n")
     lines = ["/help", "/seed x", "/seed 1", "/temperature -1", "/temperature 0.5", "/nothing"]
-    done = attnlm(*flags, cwd=project, stdin="\n".join([*lines, "the dog", ""]))
+    done = command(*flags, cwd=project, stdin="\n".join([*lines, "the dog", ""]))
     assert done.stdout == plain.stdout
     for words in (
         "/temperature X",
@@ -405,26 +413,26 @@ def test_commands_in_a_conversation_are_not_text(project: Path) -> None:
         "error: unknown command /nothing\nhint: choose from /seed N, /temperature X, ",
     ):
         assert words in done.stderr
-    last = attnlm(*flags, f"--seed={2**63 - 1}", cwd=project, stdin="the dog\nfox\n")
+    last = command(*flags, f"--seed={2**63 - 1}", cwd=project, stdin="the dog\nfox\n")
     assert len(last.stdout) == 12
 
 
 def test_next_lines_name_a_run_that_is_not_the_newest(project: Path) -> None:
-    attnlm("train", *QUICK, "--name", "older", cwd=project)
-    attnlm("train", *QUICK, "--name", "newer", cwd=project)
-    longer = attnlm("train", "--resume", "older", "--steps", "8", cwd=project)
+    command("train", *QUICK, "--name", "older", cwd=project)
+    command("train", *QUICK, "--name", "newer", cwd=project)
+    longer = command("train", "--resume", "older", "--steps", "8", cwd=project)
     assert longer.stderr.endswith("next  attnlm sample older --tokens 500\n")
-    sampled = attnlm("sample", "newer", "--tokens", "1", cwd=project)
+    sampled = command("sample", "newer", "--tokens", "1", cwd=project)
     assert sampled.stderr.endswith("next  attnlm report\n")
-    sampled = attnlm("sample", "older", "--tokens", "1", cwd=project)
+    sampled = command("sample", "older", "--tokens", "1", cwd=project)
     assert sampled.stderr.endswith("next  attnlm report older\n")
     away = project / "away"
     away.mkdir()
     (project / "checkpoints" / "older").rename(away / "older")
     for arguments in (["away/older"], ["older", "--checkpoint-dir", "away"]):
-        sampled = attnlm("sample", *arguments, "--tokens", "1", cwd=project)
+        sampled = command("sample", *arguments, "--tokens", "1", cwd=project)
         assert sampled.stderr.endswith("next  attnlm report older --checkpoint-dir away\n")
-    longer = attnlm("train", "--resume", "away/older", "--steps", "9", cwd=project)
+    longer = command("train", "--resume", "away/older", "--steps", "9", cwd=project)
     assert longer.stderr.endswith("next  attnlm sample older --tokens 500 --checkpoint-dir away\n")
 
 
@@ -432,7 +440,7 @@ def test_a_closed_pipe_is_not_an_error(project: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with contextlib.chdir(project), os.fdopen(writer, "w") as stdout:
-        done = here(["sample", "small", "--tokens", "30"], streams={"stdout": stdout})
+        done = try_command(["sample", "small", "--tokens", "30"], streams={"stdout": stdout})
     assert done.code == 0 and "BrokenPipe" not in done.stderr
 
 
@@ -442,14 +450,14 @@ def test_names_of_folders_need_not_be_unicode(trained: Path, tmp_path: Path) -> 
     shutil.copytree(trained / "data", tmp_path / name)
     run = tmp_path / "checkpoints" / name
     shutil.copytree(trained / "checkpoints" / "transformer", run)
-    attnlm("report", run, "--windows", "1", cwd=tmp_path)
+    command("report", run, "--windows", "1", cwd=tmp_path)
     assert r"r\udcff" in (run / "report.html").read_text(encoding="utf-8")
-    assert r"r\udcff" in attnlm("trace", "the", run, "--as-code", cwd=tmp_path).stdout
+    assert r"r\udcff" in command("trace", "the", run, "--as-code", cwd=tmp_path).stdout
     (tmp_path / f"{name}.txt").write_text("the quick " * 60)
-    done = attnlm("prepare", f"{name}.txt", "--tokenizer", run, cwd=tmp_path)
+    done = command("prepare", f"{name}.txt", "--tokenizer", run, cwd=tmp_path)
     assert done.stdout == "data/r-r\n"
-    attnlm("ladder", "r-r", "--rungs", "bigram", "--steps", "1", cwd=tmp_path)
-    attnlm("export", run, "x", cwd=tmp_path)
+    command("ladder", "r-r", "--rungs", "bigram", "--steps", "1", cwd=tmp_path)
+    command("export", run, "x", cwd=tmp_path)
 
 
 def test_an_error_names_what_is_wrong_and_a_hint(project: Path) -> None:
@@ -547,19 +555,19 @@ def test_damage_is_refused_by_name(project: Path, tmp_path: Path) -> None:
     content[-5] ^= 1
     (run / "best.safetensors").write_bytes(content)
     fails("sample", run, cwd=project, code=1, says="best.safetensors", hints="last")
-    assert attnlm("sample", run, "--checkpoint", "last", "--tokens", "3", cwd=project).stdout
+    assert command("sample", run, "--checkpoint", "last", "--tokens", "3", cwd=project).stdout
 
 
 def test_version_and_no_command(tmp_path: Path) -> None:
-    assert attnlm("--version", cwd=tmp_path).stdout == f"attnlm {__version__}\n"
-    assert "Start here:" in attnlm(cwd=tmp_path).stdout
+    assert command("--version", cwd=tmp_path).stdout == f"attnlm {__version__}\n"
+    assert "Start here:" in command(cwd=tmp_path).stdout
 
 
 def test_closed_streams_are_not_an_error(project: Path) -> None:
     closed = dict.fromkeys(("stdin", "stdout", "stderr"))  # as Python shows them
     with contextlib.chdir(project):
         for words in ("prepare text.txt", "sample small --prompt - --tokens 3"):
-            assert here(words.split(), streams=closed).code == 0
+            assert try_command(words.split(), streams=closed).code == 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no non-blocking pipes")
@@ -583,7 +591,7 @@ def test_non_blocking_pipes_lose_no_output(project: Path) -> None:
         read = threads.submit(read_late, reader)
         with os.fdopen(stdin) as ours, os.fdopen(stdout, "w") as theirs, contextlib.chdir(project):
             words = ["sample", "small", "--prompt", "-", "--tokens", "0"]
-            done = here(words, streams={"stdin": ours, "stdout": theirs})
+            done = try_command(words, streams={"stdin": ours, "stdout": theirs})
         assert done.code == 0, done.stderr
         assert read.result() == prompt
 
@@ -594,6 +602,6 @@ def test_a_deleted_working_folder_is_named(tmp_path: Path) -> None:
         gone.mkdir()
         os.chdir(gone)
         gone.rmdir()
-        done = here(["list"])
+        done = try_command(["list"])
     assert (done.code, done.fault()) == (1, None)
     assert "error: the current folder: No such file or directory" in done.stderr

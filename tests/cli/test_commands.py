@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import attnlm, changed
+from tests.kit import command, with_options
 
 ROOT = Path(__file__).parents[2]
 NETWORK = ("https:", "hf:", "tinyshakespeare", "/")  # the last: a model of the Hub, for `import`
@@ -69,7 +69,7 @@ def shortened(command: Iterable[str]) -> list[str]:
         options += ["--rungs", "bigram"]
     if words[0] == "train" and not {"--resume", "--budget", "--processes"} & set(words):
         options += ["--batch-size", "1" if "--dry-run" in words else "4"]
-    return changed(words, *options)
+    return with_options(words, *options)
 
 
 @pytest.fixture
@@ -105,10 +105,10 @@ def test_the_commands_of_a_page_run(
     shown = dict.fromkeys(commands(page))
     assert shown
     for line in filter(None, BEFORE[page].split("; ")):
-        attnlm(*shortened(line.split()), cwd=folder)
+        command(*shortened(line.split()), cwd=folder)
     text = (ROOT / page).read_text(encoding="utf-8")
     for code in re.findall(r"`mine\.py`.*?```py\n(.*?)```", text, flags=re.DOTALL):
         (folder / "mine.py").write_text(code)
     for words in shown:
         shutil.rmtree(folder / "out", ignore_errors=True)  # some pages write it twice
-        attnlm(*shortened(words), cwd=folder, stdin="Once there was a Duck.\n" * 200)
+        command(*shortened(words), cwd=folder, stdin="Once there was a Duck.\n" * 200)

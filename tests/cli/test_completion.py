@@ -19,7 +19,7 @@ from attnlm.cli.completion import VARIABLE
 from attnlm.config.recipes import recipe_names
 from attnlm.config.settings import RECORD_OF
 from attnlm.model.architecture import MODELS
-from tests.command import ATTNLM, Done, alone, fails, here
+from tests.kit import ATTNLM, Done, fails, run_in_new_process, try_command
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def asked(project: Path, shell: str, *words: str, **variables: str) -> Done:
     rich = {"rich": sys.modules["rich"]} if "rich" in sys.modules else {}
     with contextlib.chdir(project), mock.patch.dict(os.environ, env):
         try:
-            return here([])
+            return try_command([])
         finally:  # completion takes it away, in a process that has nothing else to do
             del sys.modules["rich"]
             sys.modules.update(rich)
@@ -121,7 +121,7 @@ commands = {"attnlm.cli." + name for name in ("train", "see", "manage")} & set(s
 assert not loaded | commands, loaded | commands
 """
     env = {"_TYPER_COMPLETE_ARGS": "attnlm sample ", VARIABLE: "complete_zsh"}
-    done = alone([], project, env=env, through=[ATTNLM[0], "-c", program])
+    done = run_in_new_process([], project, env=env, through=[ATTNLM[0], "-c", program])
     assert done.code == 0 and '"tiny-001"' in done.stdout and "gone" not in done.stdout
 
 
@@ -133,7 +133,7 @@ def test_a_shell_takes_what_is_installed(shell: str, project: Path, tmp_path: Pa
     # A shell would become its last command, if that were one of ours.
     both = f"{command} --install-completion; {command} --show-completion; exit"
     run = [program, "-c", both]
-    done = alone([], project, env={"HOME": str(tmp_path)}, through=run)
+    done = run_in_new_process([], project, env={"HOME": str(tmp_path)}, through=run)
     assert done.code == 0 and f"completion for {shell} is in {tmp_path}" in done.stderr
     assert "_attnlm_completion" in done.stdout or "complete --command attnlm" in done.stdout
     script = tmp_path / "script"

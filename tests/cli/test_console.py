@@ -13,7 +13,7 @@ from attnlm.cli import console, event_printer
 from attnlm.config.settings import resolve
 from attnlm.runs.journal import Snapshot
 from attnlm.training.events import Evaluated, Stepped
-from tests.command import terminal
+from tests.kit import terminal
 from tests.models import evaluation_record
 
 

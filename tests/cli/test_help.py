@@ -14,12 +14,12 @@ from attnlm.cli.help import help_with_default, setting_text
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.model.architecture import MODELS, Architecture
 from attnlm.workflows.ladder import DEFAULT_BUDGET, DEFAULT_RUNGS
-from tests.command import attnlm, here
+from tests.kit import command, try_command
 
 
 def sections(command: str, option: str = "--help") -> dict[str, str]:
     """The text of each section of a command's help, without its line breaks."""
-    shown = here([command, option]).stdout
+    shown = try_command([command, option]).stdout
     parts = re.split(r"^(\w+):\n", shown, flags=re.MULTILINE)
     return {
         heading: re.sub(r"\s+", " ", re.sub(r"-\n\s+", "-", body))
@@ -41,7 +41,7 @@ def test_every_setting_is_an_option_in_its_section() -> None:
 
 
 def test_help_shows_the_common_options_and_help_all_the_others() -> None:
-    few, everything = (here(["train", option]).stdout for option in ("--help", "--help-all"))
+    few, everything = (try_command(["train", option]).stdout for option in ("--help", "--help-all"))
     assert len(few.splitlines()) < 80 < 120 < len(everything.splitlines())
     for name in ("--steps", "--model", "--batch-size", "--from", "--json", "--help-all"):
         assert name in few, name
@@ -49,7 +49,7 @@ def test_help_shows_the_common_options_and_help_all_the_others() -> None:
     words = set(re.findall("--[a-z-]+", everything))
     assert words >= set(re.findall("--[a-z-]+", few))
     # What --help shows does not depend on what was shown before.
-    assert here(["train", "--help"]).stdout == few
+    assert try_command(["train", "--help"]).stdout == few
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -81,7 +81,7 @@ def test_help_states_the_defaults_of_the_ladder() -> None:
 def test_parts_of_a_model_are_given_as_options(tmp_path: Path) -> None:
     flags = ["--model", "transformer", "--positions", "none", "--no-residual", "--kv-heads", "2"]
     more = ["--norm-epsilon", "1e-4", "--bias", "--no-query-key-norm", "--budget", "1h"]
-    printed = attnlm("train", *flags, *more, "--print-config", cwd=tmp_path).stdout
+    printed = command("train", *flags, *more, "--print-config", cwd=tmp_path).stdout
     expected = {"positions": "none", "residual": False, "kv_heads": 2, "norm_epsilon": 1e-4}
     expected |= {"bias": True, "query_key_norm": False, "budget": 3600.0}
     assert expected.items() <= tomllib.loads(printed).items()
@@ -91,7 +91,7 @@ def test_a_run_is_an_argument_of_every_command_that_reads_one() -> None:
     commands = root_command().list_commands(None)
     having = {name for name in commands if "RUN" in sections(name).get("Arguments", "")}
     assert having == {"sample", "eval", "attend", "trace", "heads", "patch", "report", "export"}
-    assert not any("--run " in here([name, "--help"]).stdout for name in commands)
+    assert not any("--run " in try_command([name, "--help"]).stdout for name in commands)
 
 
 def test_no_option_is_named_after_what_it_takes() -> None:

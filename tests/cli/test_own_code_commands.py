@@ -18,7 +18,7 @@ from attnlm.base.files import read_json, write_json
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import open_run
 from tests import own_code
-from tests.command import Done, attnlm, fails, here
+from tests.kit import Done, command, fails, try_command
 
 SMALL = [f"--{n.replace('_', '-')}={v}" for n, v in own_code.SMALL.items()]
 SMALL += ["--embed-dim=8", "--heads=2"]
@@ -35,7 +35,7 @@ def made(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(dataset.path.parent, folder / "data")
     content = own_code.PARTS + MARK.format(folder=str(folder))
     (folder / "mine.py").write_text(content)
-    attnlm("train", "--attention", "mine.py:Head", "--set", "start=2", "--name", "x", *SMALL,
+    command("train", "--attention", "mine.py:Head", "--set", "start=2", "--name", "x", *SMALL,
            "fruits-char", cwd=folder)  # fmt: skip
     (folder / "ran").unlink()
     return folder
@@ -74,7 +74,7 @@ def test_no_command_runs_the_code_of_a_copied_run(
     path = Path("checkpoints/x/code/mine.py")
     sha256 = hashlib.sha256((stranger / path).read_bytes()).hexdigest()
     before = sorted(stranger.rglob("*"))
-    done = attnlm(*arguments, cwd=stranger, code=1)
+    done = command(*arguments, cwd=stranger, code=1)
     error, hint = done.stderr.splitlines()[-2:]
     assert error == f"error: this run needs code of its own: {path} (sha256 {sha256})"
     words = " ".join(f"'{word}'" if " " in word else word for word in arguments)
@@ -87,19 +87,19 @@ def test_no_command_runs_the_code_of_a_copied_run(
 def test_the_hint_lets_the_code_run_now_and_later(
     made: Path, stranger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attnlm(*NEEDING["sample"], "--code", "checkpoints/x/code/mine.py", cwd=stranger)
+    command(*NEEDING["sample"], "--code", "checkpoints/x/code/mine.py", cwd=stranger)
     assert ran(made)
     own_code.become_a_new_process(monkeypatch)
     for arguments in NEEDING.values():
-        attnlm(*arguments, cwd=stranger)
+        command(*arguments, cwd=stranger)
 
 
 def test_commands_that_need_no_model_never_run_the_code(made: Path, stranger: Path) -> None:
     shutil.copytree(stranger / "checkpoints/x", stranger / "checkpoints/y")
-    assert "Head" in attnlm("list", "runs", cwd=stranger).stdout
-    (entry,) = json.loads(attnlm("list", "runs", "--json", cwd=stranger).stdout)["runs"][:1]
+    assert "Head" in command("list", "runs", cwd=stranger).stdout
+    (entry,) = json.loads(command("list", "runs", "--json", cwd=stranger).stdout)["runs"][:1]
     assert entry["leaks"] is None
-    attnlm("diff", "x", "y", cwd=stranger)
+    command("diff", "x", "y", cwd=stranger)
     run = open_run(stranger / "checkpoints/x")
     assert run.evaluations()[-1].step == 4
     assert run.references() and "Head" in repr(run)
@@ -141,15 +141,15 @@ def test_a_name_in_config_json_runs_nothing(
 
 def here_in(folder: Path, arguments: list[str]) -> Done:
     with contextlib.chdir(folder):
-        return here(arguments)
+        return try_command(arguments)
 
 
 @pytest.mark.parametrize("kind", ["attention", "mlp", "model", "loss", "scores"])
 def test_a_name_in_a_recipe_runs_nothing(made: Path, stranger: Path, kind: str) -> None:
     (stranger / "evil.py").write_text(MARK.format(folder=str(made)))
     (stranger / "r.toml").write_text(f'{kind} = "evil.py:Head"\n')
-    for command in (["train"], ["train", "--dry-run"]):
-        fails(*command, "--recipe", "r.toml", *DATA, "fruits-char",
+    for words in (["train"], ["train", "--dry-run"]):
+        fails(*words, "--recipe", "r.toml", *DATA, "fruits-char",
               cwd=stranger, code=1, says="evil.py:Head", hints="")  # fmt: skip
     config = stranger / "checkpoints/x/config.json"
     forge(config.parent, **{kind: "evil.py:Head"})
@@ -171,12 +171,12 @@ def test_forged_arguments_are_refused_in_one_line(stranger: Path, name: str, val
 
 def test_print_config_prints_a_recipe(made: Path) -> None:
     given = ("train", "--attention", "mine.py:Head", "--print-config")
-    printed = attnlm(*given, *SMALL, "--set", "start=3", cwd=made).stdout
+    printed = command(*given, *SMALL, "--set", "start=3", cwd=made).stdout
     assert '"set.start" = 3.0' in printed
     (made / "printed.toml").write_text(printed)
-    assert attnlm(*given, "--recipe", "printed.toml", cwd=made).stdout == printed
+    assert command(*given, "--recipe", "printed.toml", cwd=made).stdout == printed
     config = made / "checkpoints/x/config.json"
-    assert '"set.start" = 2.0' in attnlm(*given, "--recipe", config, cwd=made).stdout
+    assert '"set.start" = 2.0' in command(*given, "--recipe", config, cwd=made).stdout
 
 
 def test_a_changed_file_is_not_resumed_with(made: Path, stranger: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_changed_file_is_not_resumed_with(made: Path, stranger: Path) -> None:
     fails(*NEEDING["resume"], cwd=stranger, code=1, says=changed, hints="--code")
     fails(*NEEDING["resume"], "--code", file, cwd=stranger, code=1, says=changed, hints="--code")
     assert not ran(made)
-    attnlm(*NEEDING["resume"], "--code", "mine.py", cwd=stranger)  # the original
+    command(*NEEDING["resume"], "--code", "mine.py", cwd=stranger)  # the original
     assert ran(made)
 
 
@@ -204,8 +204,8 @@ def test_arguments_of_the_code_are_settings(made: Path) -> None:
     config = read_json(made / "checkpoints/x/config.json")["config"]
     assert (config["set.start"], config["attention"]) == (2.0, "mine.py:Head")
     about = ("train", "--attention", "mine.py:Head", *SMALL, "fruits-char")
-    attnlm(*about, "--name", "y", "--set", "start=3", "--set", "dropout=0.5", cwd=made)
-    shown = attnlm("diff", "x", "y", cwd=made).stdout
+    command(*about, "--name", "y", "--set", "start=3", "--set", "dropout=0.5", cwd=made)
+    shown = command("diff", "x", "y", cwd=made).stdout
     assert [line.split() for line in shown.splitlines() if "set." in line] == [
         ["set.start", "2", "3"],
         ["set.dropout", "0", "0.5"],
@@ -222,9 +222,9 @@ def test_arguments_of_the_code_are_settings(made: Path) -> None:
 
 def test_a_file_name_may_have_spaces(made: Path) -> None:
     shutil.copy(made / "mine.py", made / "my head (2).py")
-    attnlm("train", "--attention", "my head (2).py:Head", "--name", "spaces", *SMALL,
+    command("train", "--attention", "my head (2).py:Head", "--name", "spaces", *SMALL,
            "fruits-char", cwd=made)  # fmt: skip
-    attnlm("sample", "spaces", "--tokens", "3", cwd=made)
+    command("sample", "spaces", "--tokens", "3", cwd=made)
 
 
 # --- Errors in own code ---------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def test_an_error_during_training_leaves_no_run(project: Path) -> None:
 
 
 def test_a_report_of_a_part_without_maps_has_the_rest(made: Path) -> None:
-    attnlm("train", "--attention", "mine.py:Convolution", "--name", "conv", *SMALL[:-1],
+    command("train", "--attention", "mine.py:Convolution", "--name", "conv", *SMALL[:-1],
            "fruits-char", cwd=made)  # fmt: skip
     for arguments in (
         ["attend", "1 apples", "conv"],
@@ -281,7 +281,7 @@ def test_a_report_of_a_part_without_maps_has_the_rest(made: Path) -> None:
         ["heads", "conv", "--ablate"],
     ):
         fails(*arguments, cwd=made, code=1, says="no attention weights were found", hints="softmax")
-    attnlm("report", "conv", cwd=made)
+    command("report", "conv", cwd=made)
     page = (made / "checkpoints/conv/report.html").read_text()
     assert "multi-head-Convolution" in page and "fruits" in page
     for arguments in (["trace", "1 apples", "conv"], ["export", "conv", "out"]):

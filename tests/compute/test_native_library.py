@@ -18,9 +18,9 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.compute import native
 from attnlm.compute.native import structs
 from hatch_build import FLAGS, KernelsHook
-from tests.command import attnlm
-from tests.compile_kernels import SOURCES
+from tests.kit import command
 from tests.models import needs_kernels
+from tools.compile_kernels import SOURCES
 
 COMPILERS = ("gcc", "clang", "aarch64-linux-gnu-gcc")
 
@@ -140,12 +140,12 @@ def test_kernels_that_lack_a_function_are_an_error(monkeypatch: pytest.MonkeyPat
 def test_training_and_sampling_work_without_kernels(tmp_path: Path) -> None:
     """The package may have been built without a compiler."""
     without: dict[str, Any] = {native.VARIABLE: "none"}
-    attnlm("prepare", "tales", cwd=tmp_path, **without)
+    command("prepare", "tales", cwd=tmp_path, **without)
     train = ("train", "--steps", "2", "--seed", "1", "--model", "transformer", "--embed-dim", "8")
     sizes = ("--heads", "2", "--block-size", "8")
-    attnlm(*train, *sizes, cwd=tmp_path, **without)
-    assert attnlm("sample", "--tokens", "20", cwd=tmp_path, **without).stdout
-    done = attnlm(*train, *sizes, "--compile", "parts", cwd=tmp_path, code=1, **without)
+    command(*train, *sizes, cwd=tmp_path, **without)
+    assert command("sample", "--tokens", "20", cwd=tmp_path, **without).stdout
+    done = command(*train, *sizes, "--compile", "parts", cwd=tmp_path, code=1, **without)
     assert "--compile parts needs attnlm's kernels in C" in done.stderr
 
 

@@ -31,7 +31,7 @@ from attnlm.compute.processes import (
 from attnlm.runs.run import open_run
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
-from tests.command import changed
+from tests.kit import with_options
 from tests.models import contents, timeless
 from tests.processes import (
     NAMES,
@@ -39,13 +39,13 @@ from tests.processes import (
     commands,
     compute,
     config_of,
-    ended,
+    finish,
     free_port,
+    in_processes,
     numbers,
-    ranks,
-    some_way_on,
-    started,
-    together,
+    processes_of_ranks,
+    start,
+    training_some_way_on,
 )
 from tests.tolerances import assert_near
 
@@ -59,7 +59,7 @@ TRAIN = (
 
 def test_several_processes_compute_the_same_as_one(project: Path, tmp_path: Path) -> None:
     opened = attnlm.open_dataset("fruits-char", data_dir=project / "data")
-    together(3, compute, opened.path, tmp_path)
+    in_processes(3, compute, opened.path, tmp_path)
     (first, failure, told, flushed, stopped), *others = (
         pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(3)
     )
@@ -111,7 +111,7 @@ def test_two_processes_write_the_same_run_as_one(whole: Path, project: Path) -> 
 
 @pytest.fixture
 def training(project: Path) -> Iterator[Training]:
-    with some_way_on(project, TRAIN) as training:
+    with training_some_way_on(project, TRAIN) as training:
         yield training
 
 
@@ -134,7 +134,7 @@ def test_a_signal_to_one_process_saves_once_and_ends_all(
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_the_command_saves_once(signum: signal.Signals, training: Training) -> None:
     training.process.send_signal(signum)
-    _, stderr = ended(training.process, 128 + signum)
+    _, stderr = finish(training.process, 128 + signum)
     assert stderr.count("stopped; the last complete step, ") == 1
     assert "error: " not in stderr
     assert attnlm.open_run(training.path).checkpoint("last").step % 30
@@ -142,8 +142,8 @@ def test_a_signal_to_the_command_saves_once(signum: signal.Signals, training: Tr
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_processes_end_when_one_is_killed(rank: int, training: Training) -> None:
-    os.kill(ranks(training.process.pid)[rank], signal.SIGKILL)
-    _, stderr = ended(training.process, 1)
+    os.kill(processes_of_ranks(training.process.pid)[rank], signal.SIGKILL)
+    _, stderr = finish(training.process, 1)
     assert stderr.count("error: ") == 1
     assert f"error: process {rank} of the training was killed (SIGKILL)" in stderr
     step = attnlm.open_run(training.path).checkpoint("last").step
@@ -162,8 +162,8 @@ def test_nothing_in_the_current_folder_is_imported_and_the_error_is_one_line(
         (tmp_path / name).write_text("raise SystemExit('imported')")
     attnlm = sys.executable, "-P", "-m", "attnlm"
     folders = "--data-dir", project / "data", "--checkpoint-dir", tmp_path
-    arguments = changed(TRAIN, "--block-size", "9999")
-    _, stderr = ended(started(*attnlm, *arguments, *folders, cwd=tmp_path), 1)
+    arguments = with_options(TRAIN, "--block-size", "9999")
+    _, stderr = finish(start(*attnlm, *arguments, *folders, cwd=tmp_path), 1)
     error, hint = stderr.splitlines()
     assert error.startswith("error: the training split has ") and hint.startswith("hint: ")
 
@@ -176,7 +176,7 @@ def test_a_signal_ends_a_process_that_waits_for_the_others(project: Path) -> Non
         "d.init_process_group = lambda *x, **y: (print(1, flush=True), begin(*x, **y))\n"
         "a.main()"
     )
-    process = started(
+    process = start(
         *(sys.executable, "-c", program, "train", "fruits-char", "--name", "alone"),
         cwd=project,
         MASTER_PORT=str(free_port()),
@@ -185,7 +185,7 @@ def test_a_signal_ends_a_process_that_waits_for_the_others(project: Path) -> Non
     assert process.stdout is not None and process.stdout.readline() == "1\n"
     time.sleep(0.5)  # until C++ code waits
     process.send_signal(signal.SIGTERM)
-    _, stderr = ended(process, -signal.SIGTERM)
+    _, stderr = finish(process, -signal.SIGTERM)
     assert stderr == ""
 
 
@@ -278,7 +278,7 @@ def test_processes_accept_a_finished_run_or_end_with_one_error(
     rate: str, whole: Path, project: Path, tmp_path: Path
 ) -> None:
     content = contents(whole)
-    arguments = tuple(changed(TRAIN, "--learning-rate", rate, "--name", "whole", "--exist-ok"))
+    arguments = tuple(with_options(TRAIN, "--learning-rate", rate, "--name", "whole", "--exist-ok"))
     main, other = commands(project, tmp_path, int(rate != "0.003"), arguments, arguments)
     if rate == "0.003":
         assert other == ("", "") and main[0] == "checkpoints/whole\n"

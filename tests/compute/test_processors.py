@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import on_processors
-from tests.on_processors import ENVIRONMENTS, outcome, skipped
+from tools import on_processors
+from tools.on_processors import ENVIRONMENTS, outcome, skipped
 
 
 def test_a_limit_without_effect_is_a_failure(

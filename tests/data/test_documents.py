@@ -29,7 +29,7 @@ from attnlm.text import record_files, text_files
 from attnlm.text.hub_datasets import HubName, parsed
 from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import END_OF_TEXT, BpeTokenizer, safe_pieces
-from tests.command import attnlm, fails
+from tests.kit import command, fails
 from tests.texts import GPT2_END, json_lines, needs_gpt2
 
 zstd = import_optional(text_files.ZSTD, "the tests")
@@ -207,7 +207,7 @@ def test_records_on_stdin_are_prepared_again_alike(
     assert dataset.records_on_stdin == (column is not None)
     assert text_of(dataset) == (f"a b c d e f{END_OF_TEXT}" * 30 if column else content.decode())
     words = prepare_command(dataset).removesuffix(" < TEXT").split()[1:]
-    again = attnlm(*words, "--force", cwd=here, stdin=content.decode())
+    again = command(*words, "--force", cwd=here, stdin=content.decode())
     assert open_dataset(here / again.stdout.strip()).source_sha256 == dataset.source_sha256
 
 
@@ -422,12 +422,12 @@ def hub(here: Path) -> Path:
 @needs_gpt2
 def test_a_data_set_of_the_hub_is_streamed(hub: Path, here: Path) -> None:
     options = ("--tokenizer", "gpt2", "--column", "story", "--offline", "--split=tail", "--json")
-    done = attnlm("prepare", "hf:./stories", *options, cwd=here)
+    done = command("prepare", "hf:./stories", *options, cwd=here)
     assert json.loads(done.stdout)["documents"] == len(TEXTS)
     dataset = open_dataset()
     assert documents_of(dataset) == TEXTS
     assert (dataset.name, dataset.source) == ("stories-gpt2", "hf:./stories")
-    attnlm("prepare", "hf:./stories:test", *options, "--name", "test", cwd=here)
+    command("prepare", "hf:./stories:test", *options, "--name", "test", cwd=here)
     assert documents_of(open_dataset()) == ["Dogs."] * 40
     (here / "tables").mkdir()
     write_table(here / "tables" / "x.parquet", TEXTS)

@@ -28,8 +28,7 @@ from attnlm.text.example_files import Turn
 from attnlm.text.tasks import TASKS, generate_examples
 from attnlm.tokens.tokenizer import END_OF_TEXT, CharTokenizer
 from attnlm.workflows.answers import longer_pairs, select_pairs
-from tests.command import attnlm as command
-from tests.command import fails
+from tests.kit import command, fails
 
 _MATCHES = {"(": ")", "[": "]", "{": "}"}
 

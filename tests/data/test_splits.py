@@ -27,8 +27,7 @@ from attnlm.see.reproduce import prepare_command
 from attnlm.text import record_files, text_files
 from attnlm.text.text_files import Piece
 from attnlm.tokens.tokenizer import END_OF_TEXT
-from tests.command import attnlm as command
-from tests.command import fails
+from tests.kit import command, fails
 from tests.texts import GPT2_END, json_lines, needs_gpt2
 
 CATS = [f"Cat {i} sat." for i in range(200)]

@@ -28,9 +28,9 @@ from attnlm.generation.next_token import Ids
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import Transformer
 from attnlm.model.spec import Use
-from tests.compile_kernels import compile_native
 from tests.models import CHANGES, V, by_the_book, small_model, some_ids, variants_with
 from tests.tolerances import assert_near
+from tools.compile_kernels import compile_native
 
 CPU = Device("cpu", "float32", "tests")
 BLOCK = 13

@@ -33,7 +33,7 @@ from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import RUNGS
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
-from tests.command import attnlm, fails
+from tests.kit import command, fails
 from tests.models import V, WithoutCache, small_model, some_ids
 
 CPU = Device("cpu", "float32", "tests")
@@ -327,14 +327,14 @@ def test_all_decoders_end_at_the_same_token(native: bool, monkeypatch: pytest.Mo
 
 
 def test_the_command_ends_texts_and_counts_like_the_library(project: Path) -> None:
-    attnlm("train", "--steps", "1", "--eval-tokens", "64", "--seed", "1", "-q", cwd=project)
+    command("train", "--steps", "1", "--eval-tokens", "64", "--seed", "1", "-q", cwd=project)
     flags = ("sample", "--tokens", "60", "--seed", "1")
-    whole = attnlm(*flags, cwd=project).stdout
+    whole = command(*flags, cwd=project).stdout
     stop = whole[20:22]
     shown = whole.partition(stop)[0]
-    assert attnlm(*flags, "--stop", "@@", "--stop", stop, cwd=project).stdout == shown
+    assert command(*flags, "--stop", "@@", "--stop", stop, cwd=project).stdout == shown
     for more in ((), ("--show-probs",), ("--num-samples", "2")):
-        found = json.loads(attnlm(*flags, "--stop", stop, "--json", *more, cwd=project).stdout)
+        found = json.loads(command(*flags, "--stop", stop, "--json", *more, cwd=project).stdout)
         assert found["text"] == shown
         assert "--num-samples" in more or found["tokens"] == len(shown + stop)
     fails(*flags, "--stop", "", cwd=project, code=2, says="--stop", hints="one character")

@@ -16,7 +16,7 @@ from attnlm.generation.sampling import Sampler, load_sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.runs.run import open_run
 from attnlm.tokens.tokenizer import ByteTokenizer
-from tests.command import attnlm, fails, on_a_terminal
+from tests.kit import command, fails, on_a_terminal
 
 
 def sampler_of(trained: Path, name: str) -> Sampler:
@@ -66,11 +66,11 @@ def test_bytes_make_whole_characters_as_in_the_stream(trained: Path) -> None:
 
 def test_lines_numbers_and_colours(trained: Path) -> None:
     flags = ["sample", "multi-head", "--tokens", "20", "--seed", "3", "--prompt", "the"]
-    facts = json.loads(attnlm(*flags, "--show-probs", "--json", cwd=trained).stdout)
-    assert facts["text"] == attnlm(*flags, cwd=trained).stdout
+    facts = json.loads(command(*flags, "--show-probs", "--json", cwd=trained).stdout)
+    assert facts["text"] == command(*flags, cwd=trained).stdout
     assert "the" + "".join(c["token"] for c in facts["choices"]) == facts["text"]
     assert facts["tokens"] == 20
-    lines = attnlm(*flags, "--show-probs", cwd=trained).stdout.splitlines()
+    lines = command(*flags, "--show-probs", cwd=trained).stdout.splitlines()
     assert len(lines) == 20
     for line, choice in zip(lines, facts["choices"], strict=True):
         token, probability, others = line.split("\t")
@@ -87,11 +87,11 @@ def test_a_text_does_not_command_a_terminal(tmp_path: Path) -> None:
     """Text of models and users is untrusted; it is escaped exactly there."""
     text = "\x1b]0;title\x07 \x9b31m\b\u202e\ufeff\r\n\t."
     (tmp_path / "text.txt").write_text(text * 40, encoding="utf-8", newline="")
-    attnlm("prepare", "text.txt", cwd=tmp_path)
+    command("prepare", "text.txt", cwd=tmp_path)
     flags = ["--steps", "1", "--block-size", "4", "--embed-dim", "8", "--heads", "1"]
-    attnlm("train", *flags, "--model", "transformer", cwd=tmp_path)
+    command("train", *flags, "--model", "transformer", cwd=tmp_path)
     sample = ["sample", "--prompt", text, "--tokens", "200", "--seed", "1"]
-    in_a_pipe = attnlm(*sample, "--json", cwd=tmp_path)
+    in_a_pipe = command(*sample, "--json", cwd=tmp_path)
     said = json.loads(in_a_pipe.stdout)["text"]
     assert said.startswith(text) and "\x1b" in said[len(text) :] and "\x9b" in said[len(text) :]
     shown = on_a_terminal(*sample, cwd=tmp_path)
@@ -102,5 +102,5 @@ def test_a_text_does_not_command_a_terminal(tmp_path: Path) -> None:
     assert not re.search(r"\x1b(?!\[[0-9;]*m)", tinted)  # but for colours, our own
     hostile = (tmp_path / "checkpoints" / "transformer-001").rename(tmp_path / "a\x1b]0;t\nb")
     for arguments in (["eval"], ["report"], ["attend", "t"], ["sample", "--tokens", "1"]):
-        said = attnlm(*arguments, hostile, cwd=tmp_path).stderr
+        said = command(*arguments, hostile, cwd=tmp_path).stderr
         assert "a\\x1b]0;t\\nb" in said and "\x1b" not in said

@@ -16,7 +16,6 @@ from benchmarks import measure, sampling, training
 from benchmarks.__main__ import PARTS
 from benchmarks.measure import SEED, Bench
 from benchmarks.nanogpt import Shape
-from tests.command import attnlm
 
 SHAPE = Shape(1, 8, 2, 16, 2)
 BENCH = Bench(Path(), Path(), Path(), None, rounds=1, seconds=0.0)
@@ -57,13 +56,13 @@ def test_the_commands_of_a_part_are_accepted(
     """Commands of attnlm run in this process, with a few steps; other programs do not run."""
     ran = []
 
-    def measured(command: Sequence[str], round_number: int = 0) -> dict[str, Any]:
+    def measured(words: Sequence[str], round_number: int = 0) -> dict[str, Any]:
         figures: dict[str, Any] = {"tokens_per_second": 1.0}
-        if command[:3] != [sys.executable, "-m", "attnlm"]:
+        if words[:3] != [sys.executable, "-m", "attnlm"]:
             return figures
-        ran.append(command)
-        done = attnlm(
-            *(str(round_number) if word == SEED else word for word in command[3:]), cwd=tmp_path
+        ran.append(words)
+        done = command(
+            *(str(round_number) if word == SEED else word for word in words[3:]), cwd=tmp_path
         )
         printed: dict[str, Any] = json.loads(done.stdout)
         return printed

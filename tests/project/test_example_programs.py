@@ -12,7 +12,7 @@ import pytest
 
 import attnlm
 from attnlm.base.errors import AttnlmError
-from tests.command import attnlm as command
+from tests.kit import command
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

@@ -19,8 +19,7 @@ from attnlm.model.recorder import record
 from attnlm.runs.load_model import load_model
 from attnlm.see.heads import HeadsReport
 from attnlm.see.heads import heads as study_heads
-from tests.command import attnlm as command
-from tests.command import here
+from tests.kit import command, try_command
 
 DOCS = Path(__file__).parents[2] / "docs"
 COURSE, LESSON = ((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("learn", "teach"))
@@ -274,4 +273,4 @@ def test_the_head_of_the_exercise_scores_by_distance_only(project: Path) -> None
 
 def test_the_commands_within_the_sentences_of_the_lesson_exist() -> None:
     for name in {words.split()[0] for words in re.findall(r"`attnlm (\w[^`\n]*)`", LESSON)}:
-        assert here([name, "--help"]).code == 0, name
+        assert try_command([name, "--help"]).code == 0, name

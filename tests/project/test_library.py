@@ -19,7 +19,7 @@ import attnlm
 from attnlm.base.setting_fields import describe_settings, help_of
 from attnlm.config.settings import RECORD_OF
 from attnlm.generation.sampling_config import SAMPLING
-from tests.command import attnlm as command
+from tests.kit import command
 
 SMALL: dict[str, Any] = {"model": "single-head", "embed_dim": 8, "block_size": 8, "seed": 1}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations import MUTATIONS, outdated
+from tools.mutations import MUTATIONS, outdated
 
 
 def test_every_mutation_fits_the_source() -> None:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 import attnlm
-from tests.command import attnlm as command
-from tests.command import here
+from tests.kit import command, try_command
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "own-part.md").read_text(encoding="utf-8")
@@ -81,7 +80,7 @@ def test_uses_that_the_page_rules_out_are_refused(folder: Path) -> None:
         ["trace", "To be", "no"],
     ):
         with contextlib.chdir(folder):
-            done = here(words)
+            done = try_command(words)
         assert done.code in (1, 2) and "it computes mine.py:Temperature" in done.stderr, words
 
 

@@ -13,7 +13,7 @@ import attnlm
 from attnlm.config.recipes import recipe_names
 from attnlm.model.architecture import MODELS
 from docs.generate import commands_page, pages
-from tests.command import here
+from tests.kit import try_command
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,7 +42,7 @@ def test_the_python_example_and_the_commands_that_show_what_it_learned_run(
     named = {command.split()[0] for command in commands}
     assert named == {"attend", "heads", "trace", "report", "sample"}
     for command in commands:
-        assert here(shlex.split(command)).stdout
+        assert try_command(shlex.split(command)).stdout
     assert all((tmp_path / name).is_file() for name in ("map.png", "map.html", "page.html"))
 
 

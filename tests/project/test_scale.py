@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from attnlm.cli.app import root_command
-from tests.command import attnlm
+from tests.kit import command
 
 ROOT = Path(__file__).parents[2]
 SBATCH, SKY = (ROOT / "docs" / "scale" / name for name in ("train.sbatch", "train.sky.yaml"))
@@ -64,7 +64,7 @@ def torchruns(command: list[str]) -> tuple[dict[str, Any], list[str]]:
 
 def resolved(arguments: list[str], folder: Path) -> dict[str, Any]:
     """Return the configuration that `attnlm train` makes from these arguments."""
-    return tomllib.loads(attnlm(*arguments, "--print-config", cwd=folder).stdout)
+    return tomllib.loads(command(*arguments, "--print-config", cwd=folder).stdout)
 
 
 @needs_bash

@@ -1,4 +1,4 @@
-"""The short form of every trial of tests/trials; `make trials` makes the full ones."""
+"""The short form of every trial of trials; `make trials` makes the full ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trials import TRIALS
+from trials import TRIALS
 
 
 @pytest.mark.parametrize("name", [name for name in TRIALS if TRIALS[name].short])

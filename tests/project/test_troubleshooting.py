@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import attnlm, here
+from tests.kit import command, try_command
 
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 SHOWN = re.findall(
@@ -27,12 +27,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "letters.txt").write_text(text)
     (folder / "latin.txt").write_bytes("Ein schönes Buch.\n".encode("latin-1"))
     (folder / "stories.parquet").write_bytes(b"PAR1")
-    attnlm("prepare", "letters.txt", "--tokenizer", "byte", cwd=folder)
-    attnlm("prepare", "letters.txt", "--name", "damaged-char", cwd=folder)
+    command("prepare", "letters.txt", "--tokenizer", "byte", cwd=folder)
+    command("prepare", "letters.txt", "--name", "damaged-char", cwd=folder)
     ids = folder / "data" / "damaged-char" / "train.bin"
     ids.write_bytes(ids.read_bytes()[:-2] + b"\0\1")
-    attnlm("prepare", "my-novel.txt", cwd=folder)
-    attnlm("train", "--steps", "2", "--seed", "1", cwd=folder)
+    command("prepare", "my-novel.txt", cwd=folder)
+    command("train", "--steps", "2", "--seed", "1", cwd=folder)
     return folder
 
 
@@ -42,7 +42,7 @@ def test_a_shown_error_is_what_the_command_prints(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.chdir(tmp_path if " in data yet" in error or "checkpoints yet" in error else folder)
-    done = here(shlex.split(command))
+    done = try_command(shlex.split(command))
     assert done.code in (1, 2)
     assert error in done.stderr.splitlines()
 

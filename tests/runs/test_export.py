@@ -23,8 +23,7 @@ from attnlm.runs.create_run import create_run
 from attnlm.runs.external_formats import STOCK_CLASSES, StockClass
 from attnlm.tokens.tokenizer import CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import library_tokenizer
-from tests.command import attnlm as command
-from tests.command import fails
+from tests.kit import command, fails
 from tests.models import EXPORTED, FRUITS, TRANSFORMERS_CLASSES, parts_of, random_run
 from tests.texts import TOKENIZERS, texts
 from tests.tolerances import assert_near

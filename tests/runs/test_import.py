@@ -23,8 +23,7 @@ from attnlm.runs.hugging_face.read_model import read_config
 from attnlm.tokens import byte_characters
 from attnlm.tokens.byte_pairs import load_published
 from attnlm.tokens.tokenizer_json import library_tokenizer, read_tokenizer, read_vocab_and_merges
-from tests.command import attnlm as command
-from tests.command import fails
+from tests.kit import command, fails
 from tests.models import parts_of, random_run
 from tests.texts import PUBLISHED, RANKS, TOKENIZERS, texts_with_special
 from tests.tolerances import assert_near

@@ -16,7 +16,7 @@ import pytest
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.runs.hugging_face import import_run as importing
-from tests.command import attnlm as command
+from tests.kit import command
 from tests.models import random_run
 
 pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")

@@ -17,8 +17,7 @@ from attnlm.base.formatting import age
 from attnlm.cli.console import table_lines
 from attnlm.config.recipes import list_recipes, load_recipe, load_sizes, recipe_names
 from attnlm.runs.ladder_plan import LadderPlan
-from tests.command import attnlm as command
-from tests.command import fails, on_a_terminal
+from tests.kit import command, fails, on_a_terminal
 from tests.models import FRUITS, places, prepared
 
 SMALL: dict[str, Any] = {"batch_size": 4, "block_size": 8, "steps": 4, "threads": 1}

@@ -23,13 +23,13 @@ from attnlm.see import pictures
 from attnlm.see.attend import attend, in_colour
 from attnlm.see.attend_page import attention_page
 from attnlm.see.shown_tokens import tint, visible
-from tests.command import attnlm, fails, on_a_terminal
+from tests.kit import command, fails, on_a_terminal
 
 TEXT = "the dog.\nth"
 
 
 def test_attend_equals_the_model(trained: Path) -> None:
-    done = attnlm("attend", TEXT, "--run", "transformer", "--json", cwd=trained)
+    done = command("attend", TEXT, "--run", "transformer", "--json", cwd=trained)
     facts = json.loads(done.stdout)
     run = open_run("transformer", checkpoint_dir=trained / "checkpoints")
     model, _ = load_model(run, checkpoint="best", device="cpu")
@@ -46,7 +46,7 @@ def test_attend_equals_the_model(trained: Path) -> None:
 
 
 def test_words_without_a_terminal_and_blocks_of_colour_on_one(trained: Path) -> None:
-    shown = attnlm("attend", TEXT, "--run", "average", cwd=trained).stdout
+    shown = command("attend", TEXT, "--run", "average", cwd=trained).stdout
     lines = shown.splitlines()
     assert lines[0] == "layer 1 head 1"
     assert lines[1].split() == ["0", "t", "t@0", "1.00"]
@@ -84,7 +84,7 @@ def test_a_square_per_head_and_one_line_where_that_is_too_wide(trained: Path) ->
 def test_a_picture_is_the_same_each_time(kind: str, trained: Path) -> None:
     name = f"map.{kind.upper()}"
     run = open_run("transformer", checkpoint_dir=trained / "checkpoints")
-    done = attnlm("attend", TEXT, run.name, "-o", name, "--json", cwd=trained)
+    done = command("attend", TEXT, run.name, "-o", name, "--json", cwd=trained)
     assert json.loads(done.stdout)["output"] == name
     content, attention = (trained / name).read_bytes(), attend(run, TEXT)
     assert content == (
@@ -159,9 +159,9 @@ def test_drawing_is_silent_without_a_home_and_with_user_settings(
     assert done.returncode == 0 and "matplotlib" not in done.stderr.lower()
     usual = tmp_path / "usual"
     usual.mkdir()
-    for command in commands:
-        attnlm(*command, cwd=usual)
-        assert (usual / command[-1]).read_bytes() == (tmp_path / command[-1]).read_bytes()
+    for words in commands:
+        command(*words, cwd=usual)
+        assert (usual / words[-1]).read_bytes() == (tmp_path / words[-1]).read_bytes()
 
 
 def test_a_picture_takes_an_installed_font_that_has_the_characters(
@@ -186,13 +186,13 @@ def test_characters_without_a_font_are_reported_and_stay_text_in_svg(
     odd, real = "猫", pictures._characters
     monkeypatch.setattr(pictures, "_characters", lambda path: real(path) - {ord(odd)})
     (tmp_path / "text.txt").write_text(f"the {odd} " * 200, encoding="utf-8")
-    attnlm("prepare", "text.txt", cwd=tmp_path)
+    command("prepare", "text.txt", cwd=tmp_path)
     sizes = ("--model", "multi-head", "--steps", "1", "--block-size", "8", "--embed-dim", "8")
-    attnlm("train", *sizes, "--name", "odd", cwd=tmp_path)
+    command("train", *sizes, "--name", "odd", cwd=tmp_path)
     says = f"no installed font has {odd}, so boxes are drawn instead"
     for text, picture, is_said in (
         *((f"the {odd}", "a.png", True), ("the", "b.png", False), (f"the {odd}", "a.svg", False)),
     ):
-        done = attnlm("attend", text, "odd", "-o", picture, cwd=tmp_path)
+        done = command("attend", text, "odd", "-o", picture, cwd=tmp_path)
         assert (says in done.stderr) == is_said
     assert f">{odd}</text>" in (tmp_path / "a.svg").read_text(encoding="utf-8")

@@ -29,8 +29,7 @@ from attnlm.see.heads_over_training import HeadsOverTraining, heads_over_trainin
 from attnlm.see.pictures import heat_picture
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from attnlm.training.validation_loss import validation_loss
-from tests.command import attnlm as command
-from tests.command import fails
+from tests.kit import command, fails
 from tests.models import BUILT, BUILT_HEADS, CONTEXT, induction_by_hand, parts_of, prepared
 
 N, H, T, V = 3, 2, 11, 4

@@ -21,7 +21,7 @@ from attnlm.runs.run import Run
 from attnlm.see import curves, loggers, pictures
 from attnlm.training import reporter
 from attnlm.training.learning_rate import learning_rate
-from tests.command import fails, here
+from tests.kit import fails, try_command
 
 SMALL: dict[str, Any] = {
     "model": "single-head",
@@ -219,10 +219,12 @@ def test_several_tools_can_be_named(
     monkeypatch.setitem(loggers.TOOLS, "os", Kept)
     monkeypatch.chdir(tmp_path)
     sizes = ("--steps", "2", "--block-size", "8", "--batch-size", "2", "--model", "bigram")
-    done = here(["train", str(dataset.path), "--log", "json, os", *sizes])
+    done = try_command(["train", str(dataset.path), "--log", "json, os", *sizes])
     assert done.code == 0 and "a word from a tool" in done.stderr
     assert done.stdout.splitlines() == [str(Path("checkpoints") / "bigram-001")]
-    assert here(["train", "--resume", "bigram-001", "--steps", "3", "--log", "none"]).code == 0
+    assert (
+        try_command(["train", "--resume", "bigram-001", "--steps", "3", "--log", "none"]).code == 0
+    )
     assert len(kept.made) == 2
 
 

@@ -28,8 +28,7 @@ from attnlm.tokens import byte_pairs
 from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, Tokenizer
 from docs.gallery import FOLDER, PAGES, data_of
 from tests.browser import check_fits, darkness, opened, until
-from tests.command import attnlm as attnlm_command
-from tests.command import fails
+from tests.kit import command, fails
 from tests.models import FRUITS, V, small_model, some_ids, variants_with
 
 IDLE = "!attnlm.modelPage.isBusy"
@@ -569,7 +568,7 @@ def test_the_command_writes_runs_as_a_page(trained: Path, browser: Any, tmp_path
     folder = trained / "checkpoints"
     page = tmp_path / "page.html"
     how = ("--to", "html", "--checkpoint-dir", folder, "--json")
-    done = attnlm_command("export", "multi-head", "tied", page, *how, cwd=tmp_path)
+    done = command("export", "multi-head", "tied", page, *how, cwd=tmp_path)
     run = attnlm.open_run("multi-head", checkpoint_dir=folder)
     told = json.loads(done.stdout)
     assert told["path"] == str(page) and told["page"].startswith("a page of ")
@@ -587,7 +586,7 @@ def test_the_command_writes_runs_as_a_page(trained: Path, browser: Any, tmp_path
         )
     assert made == text
     named = ("export", "multi-head", "named.html", "--title", "A <b>lesson", "--text", "the q")
-    attnlm_command(*named, *how, cwd=tmp_path)
+    command(*named, *how, cwd=tmp_path)
     best = run.result().best.val_loss  # type: ignore[union-attr]
     with opened(browser, tmp_path / "named.html") as view:
         assert view.title() == view.inner_text("h1") == "A <b>lesson"
@@ -631,7 +630,7 @@ def test_a_page_that_cannot_be_written_is_refused_in_one_line(
     titled = ("export", "bigram", "out", "--title", "A", *how[2:])
     fails(*titled, cwd=tmp_path, code=2, says="--title", hints="html")
     fails("export", "bigram", "x.html", *how[2:], cwd=tmp_path, code=2, says="x.html", hints="html")
-    attnlm_command("export", "tied", "there.html", *how, "--force", cwd=tmp_path)
+    command("export", "tied", "there.html", *how, "--force", cwd=tmp_path)
     assert "unpackModels" in (tmp_path / "there.html").read_text(encoding="utf-8")
     (tmp_path / "link.html").symlink_to("there.html")
     to_link = ("export", "tied", "link.html", *how, "--force")

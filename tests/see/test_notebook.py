@@ -21,7 +21,7 @@ import torch
 
 import attnlm
 from docs.run_notebook import NOTEBOOK, PARAMETERS, code_hash
-from tests.command import Terminal
+from tests.kit import Terminal
 
 SMALL: dict[str, Any] = {"model": "single-head", "embed_dim": 8, "block_size": 8, "seed": 1}
 SAVED: dict[str, Any] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))

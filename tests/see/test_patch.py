@@ -24,8 +24,7 @@ from attnlm.see import patch as see
 from attnlm.see.pictures import heat_picture
 from attnlm.see.shown_tokens import tint
 from tests.browser import elements
-from tests.command import attnlm as command
-from tests.command import fails, on_a_terminal
+from tests.kit import command, fails, on_a_terminal
 from tests.models import BUILT, induction_by_hand, random_run
 from tests.own_code import MODELS, SMALL
 

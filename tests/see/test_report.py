@@ -31,7 +31,7 @@ from attnlm.see.report import LensRow, Report, logit_lens, report
 from attnlm.see.report_page import lens_data, report_page
 from attnlm.see.reproduce import prepare_command
 from tests.browser import asks_for_nothing, check_fits, darkness, elements, opened, until
-from tests.command import Done, fails, here
+from tests.kit import Done, fails, try_command
 from tests.models import attention_like, timeless
 
 TEXT = "the quick fox"
@@ -166,7 +166,7 @@ def test_the_report_shows_a_longer_sample_and_its_command(
 
 
 def typed(command: str) -> Done:
-    done = here(shlex.split(command)[1:])
+    done = try_command(shlex.split(command)[1:])
     assert done.code == 0, done.stderr
     return done
 
@@ -365,7 +365,7 @@ def test_the_smallest_runs_have_reports(
     attnlm.train(model=model, block_size=1, steps=1, seed=1, threads=1, name="least", **size)
     shown = ["attend a --output a.html", "attend a --output a.png"] if model != "bigram" else []
     for line in (*shown, "trace a", "report", "report --json", "export least b.html --to html"):
-        done = here(line.split())
+        done = try_command(line.split())
         assert done.code == 0, (line, done.stderr)
 
 

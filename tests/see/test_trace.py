@@ -18,7 +18,7 @@ from attnlm.model.inspection import ChangedModelError
 from attnlm.see.script_export import as_script, specialise_textbook
 from attnlm.see.shown_tokens import visible
 from attnlm.see.trace import trace, trace_lines
-from tests.command import attnlm, fails
+from tests.kit import command, fails
 from tests.models import CHANGES, VARIANTS, small_model, some_ids
 from tests.tolerances import assert_near
 
@@ -92,16 +92,16 @@ def test_no_trace_script_page_or_export_of_a_model_changed_from_outside(
 
 
 def test_trace_prints_steps_a_script_or_json(trained: Path) -> None:
-    shown = attnlm("trace", "the", "--run", "transformer", cwd=trained)
+    shown = command("trace", "the", "--run", "transformer", cwd=trained)
     for word in ("embedding", "layer 2 q", "scores", "mask", "−∞", "mlp", "logits", "next token"):
         assert word in shown.stdout
     assert re.search(r"transformer, step \d+, validation loss \d\.\d{4} \(best\)", shown.stderr)
-    code = attnlm("trace", "the", "--run", "transformer", "--as-code", cwd=trained).stdout
+    code = command("trace", "the", "--run", "transformer", "--as-code", cwd=trained).stdout
     assert code == as_script(open_run(trained / "checkpoints" / "transformer"), "the")
-    facts = json.loads(attnlm("trace", "the", "--run", "bigram", "--json", cwd=trained).stdout)
+    facts = json.loads(command("trace", "the", "--run", "bigram", "--json", cwd=trained).stdout)
     assert facts["tokens"] == ["t", "h", "e"] and facts["model"] == "bigram"
     assert [step["name"] for step in facts["steps"]] == ["tokens", "logits", "probabilities"]
-    text = attnlm("trace", "the", "--run", "average", "--json", cwd=trained).stdout
+    text = command("trace", "the", "--run", "average", "--json", cwd=trained).stdout
     assert "Infinity" not in text and "NaN" not in text
     masks = [step["values"] for step in json.loads(text)["steps"] if step["name"] == "mask"]
     assert masks == [[[[0, None, None], [0, 0, None], [0, 0, 0]]]]
@@ -133,7 +133,7 @@ def test_a_head_is_chosen_and_named(trained: Path) -> None:
     query = next(step.values for step in traced.steps if step.name == "q")
     heads = len(query)
     for head in (1, heads):
-        words = attnlm("trace", TEXT, "multi-head", "--head", head, cwd=trained).stdout
+        words = command("trace", TEXT, "multi-head", "--head", head, cwd=trained).stdout
         first = f"{query[head - 1, -1, 0].item():z7.3f}"
         assert f"   head {head} of {heads}, ⏎: {first}" in words
     wrong = {"says": "invalid value for --head", "hints": f"heads 1 to {heads}"}

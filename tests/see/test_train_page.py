@@ -31,8 +31,7 @@ from attnlm.training.learning_rate import learning_rate
 from attnlm.training.optimizer import Optimizer
 from docs.gallery import TRAIN, data_of
 from tests.browser import asks_for_nothing, check_fits, opened, until
-from tests.command import attnlm as attnlm_command
-from tests.command import fails
+from tests.kit import command, fails
 from tests.models import V, gradients, prepared, small_model, some_ids, variants_with
 from tests.tolerances import assert_near
 
@@ -351,7 +350,7 @@ def test_a_saved_model_becomes_a_run_and_a_saved_page_holds_it(
                 view.click("#save-page")
             saved.value.save_as(tmp_path / f"{rung}.html")
         how = ("--checkpoint-dir", tmp_path / "checkpoints", "--name", rung)
-        attnlm_command("import", f"{rung}.safetensors", *how, cwd=tmp_path)
+        command("import", f"{rung}.safetensors", *how, cwd=tmp_path)
         imported = attnlm.open_run(rung, checkpoint_dir=tmp_path / "checkpoints")
         assert imported.config.training.seed == 3 and imported.checkpoint().step == 3
         with torch.inference_mode():
@@ -389,18 +388,18 @@ def test_a_damaged_model_of_a_page_is_refused(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors", {"attnlm": json.dumps(about)})
     how = ("--block-size", "4")
     fails("import", "model.safetensors", *how, cwd=tmp_path, code=2, says="--block-size", hints="")
-    attnlm_command("import", "model.safetensors", cwd=tmp_path)
+    command("import", "model.safetensors", cwd=tmp_path)
 
 
 def test_the_command_adds_a_trainer(trained: Path, browser: Any, tmp_path: Path) -> None:
     places = ("--checkpoint-dir", trained / "checkpoints", "--data-dir", trained / "data")
     how = ("--to", "html", *places)
-    attnlm_command("export", "transformer", "run.html", "--train", *how, cwd=tmp_path)
+    command("export", "transformer", "run.html", "--train", *how, cwd=tmp_path)
     with opened(browser, tmp_path / "run.html") as view:
         assert names(view) == ["transformer", "trained here"]
         assert view.evaluate("attnlm.trainer.model.architecture.embed_dim") == 16
         assert run(view, "step()")["rung"] == "transformer"
-    attnlm_command("export", "data.html", "foxes", "--train", *how, cwd=tmp_path)
+    command("export", "data.html", "foxes", "--train", *how, cwd=tmp_path)
     with opened(browser, tmp_path / "data.html") as view:
         assert names(view) == ["trained here"]
         assert run(view, "step()")["rung"] == "multi-head"

@@ -30,8 +30,7 @@ from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation_loss import right_answers, validation_loss
 from attnlm.workflows.answers import ask, longer_pairs, select_pairs, texts_to_patch
-from tests.command import attnlm as command
-from tests.command import fails
+from tests.kit import command, fails
 from tests.models import COMPILED, needs_kernels, parts_of
 
 CPU = choose_device("cpu", "float32")

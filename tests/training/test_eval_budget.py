@@ -22,7 +22,7 @@ from attnlm.see.report_page import report_page
 from attnlm.training import eval_budget
 from attnlm.training.eval_budget import affordable_eval_tokens, affordable_sample_tokens
 from attnlm.training.validation_loss import MOST_TOKENS, validation_loss
-from tests.command import attnlm as command
+from tests.kit import command
 from tests.models import parts_of
 
 SMALL: dict[str, Any] = {"block_size": 8, "batch_size": 4, "seed": 1, "device": "cpu"}

@@ -17,7 +17,7 @@ from attnlm.model.inspection import build_with_weights
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
 from attnlm.runs.run import Run, open_run
 from attnlm.see.heads import heads as study_heads
-from tests.command import fails
+from tests.kit import fails
 
 COMMANDS = (
     "sample run --tokens 9",

@@ -24,8 +24,8 @@ from attnlm.training.events import Evaluated, Stepped
 from attnlm.training.learning_rate import learning_rate
 from attnlm.training.step import Stepper
 from attnlm.training.validation_loss import validation_loss
-from tests.fake_clock import Clock
-from tests.processes import together, train_by_the_clock
+from tests.kit import Clock
+from tests.processes import in_processes, train_by_the_clock
 
 SMALL: dict[str, Any] = {"optimizer": "adamw", "block_size": 8, "batch_size": 4, "seed": 1}
 SMALL |= {"device": "cpu", "threads": 1}
@@ -213,7 +213,7 @@ def test_a_run_is_reproduced_by_its_number_of_steps(
 
 
 def test_processes_follow_the_clock_of_rank_0(dataset: Dataset, tmp_path: Path) -> None:
-    together(2, train_by_the_clock, dataset.path, tmp_path)
+    in_processes(2, train_by_the_clock, dataset.path, tmp_path)
     run = attnlm.open_run(tmp_path / "run")
     last = run.metrics()[-1]
     assert last["step"] == run.config.training.steps

@@ -34,7 +34,7 @@ from attnlm.training import reporter
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.optimizer import Optimizer
 from attnlm.training.state import load_or_init_state
-from tests.command import attnlm as command
+from tests.kit import command
 from tests.models import FRUITS, assert_same_run, prepared, timeless
 
 SMALL: dict[str, Setting] = {"block_size": 8, "batch_size": 4, "steps": 12, "eval_every": 5}

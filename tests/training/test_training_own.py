@@ -17,7 +17,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from tests import own_code
-from tests.command import attnlm as command
+from tests.kit import command
 from tests.models import assert_same_run, timeless
 from tests.processes import commands
 

@@ -22,8 +22,7 @@ from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.training.eval_budget import step_cost
 from attnlm.workflows import autotune as sizes
-from tests.command import attnlm as command
-from tests.fake_clock import Clock
+from tests.kit import Clock, command
 from tests.models import parts_of
 
 MEGABYTE: Any = SimpleNamespace(

@@ -13,8 +13,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.data.dataset import Dataset
 from attnlm.runs.manage import run_entry
 from tests import own_code
-from tests.command import attnlm as command
-from tests.command import fails
+from tests.kit import command, fails
 
 SIZES: dict[str, Any] = {"embed_dim": 8, "heads": 4, "block_size": 8}
 

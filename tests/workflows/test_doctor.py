@@ -13,7 +13,7 @@ import attnlm
 from attnlm.compute import native
 from attnlm.workflows import doctor as examination
 from attnlm.workflows.doctor import Finding
-from tests.command import attnlm as command
+from tests.kit import command
 from tests.models import needs_kernels
 
 

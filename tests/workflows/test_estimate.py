@@ -14,8 +14,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.data.dataset import Dataset
 from attnlm.workflows import estimate as estimating
 from tests import own_code
-from tests.command import attnlm as command
-from tests.command import fails
+from tests.kit import command, fails
 from tests.models import places
 
 SMALL: dict[str, Any] = {"block_size": 8, "batch_size": 4, "threads": 1, "device": "cpu"}

@@ -36,8 +36,7 @@ from attnlm.workflows.ladder import ladder as train_ladder
 from attnlm.workflows.train import train
 from tests import own_code
 from tests.browser import PHONE, asks_for_nothing, check_fits, elements, opened, until
-from tests.command import ATTNLM, terminal
-from tests.fake_clock import Clock
+from tests.kit import ATTNLM, Clock, terminal
 from tests.models import FRUITS, Tempered, prepared, timeless
 
 SMALL: dict[str, Any] = {"rungs": ("bigram", "single-head"), "steps": 6, "eval_every": 2}

@@ -17,8 +17,7 @@ from attnlm.base.events import Note
 from attnlm.base.files import read_json, write_json
 from attnlm.see.ladder_page import explain_rungs
 from tests import own_code
-from tests.command import attnlm as command
-from tests.command import here
+from tests.kit import command, try_command
 
 SMALL: dict[str, Any] = {"steps": 4, "eval_every": 2, "seed": 1, "tokens": 10}
 HEAD = "multi-head:embed_dim=8:heads=2:attention={}:Head:start=2"
@@ -118,7 +117,7 @@ def test_a_forged_ladder_runs_nothing(
     write_json(path, plan)
     own_code.become_another_user(monkeypatch, tmp_path)
     with contextlib.chdir(tmp_path):
-        done = here(["ladder", "--resume", "x", "--checkpoint-dir", "runs", "--data-dir",
+        done = try_command(["ladder", "--resume", "x", "--checkpoint-dir", "runs", "--data-dir",
                      str(project / "data")])  # fmt: skip
     assert done.code in (1, 2) and done.fault() is None, done.stderr
     assert not (tmp_path / "ran").exists()

@@ -22,8 +22,7 @@ from attnlm.see.reproduce import ladder_command
 from attnlm.workflows.match_compute import relative_steps, with_steps, with_widths
 from tests import own_code
 from tests.browser import elements
-from tests.command import attnlm as command
-from tests.fake_clock import Clock
+from tests.kit import Clock, command
 
 V = 65
 

@@ -17,7 +17,7 @@ from attnlm.base.own_code import named_code
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from tests import own_code
-from tests.command import attnlm as command
+from tests.kit import command
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`python -m tests.check_packages`: the sdist and a wheel for each system, installed and used.
+"""`python -m tools.check_packages`: the sdist and a wheel for each system, installed and used.
 
 Everything is built twice, from copies of what git tracks, and must be the same both times.
 """
@@ -58,7 +58,7 @@ def main() -> None:
         for tag in TARGETS:
             _check_wheel(tag)
         _try(_wheel(_HERE), place)
-        _run(sys.executable, "-m", "tests.on_processors", "zig", "Windows")
+        _run(sys.executable, "-m", "tools.on_processors", "zig", "Windows")
     for path in files:
         print(f"{path.relative_to(ROOT)}  {path.stat().st_size:,} bytes")
 
@@ -120,7 +120,7 @@ def _try(wheel: Path, folder: Path) -> None:
     pinned = ("--quiet", "--constraint", ROOT / "constraints.txt")
     _run(python, "-m", "pip", "install", *pinned, "torch")
     _run(python, "-m", "pip", "install", *pinned, wheel)
-    _run(python, "-m", "tests.use_installed")
+    _run(python, "-m", "tools.use_installed")
     tools = ("hatchling", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
     _run(python, "-m", "pip", "install", *pinned, *tools)
     tests = [f"tests/{name}.py" for name in _TESTS]

@@ -1,4 +1,4 @@
-"""A pytest plugin, `-p tests.emulated`: the kernels run on another processor or system, emulated.
+"""A pytest plugin, `-p tools.emulated`: the kernels run on another processor or system, emulated.
 
 ATTNLM_EMULATED names it: ARM64 (qemu) or Windows (Wine). Python and PyTorch stay on this one, so
 that each test compares both. The C files are compiled with serve.c into a program that the emulator
@@ -22,7 +22,7 @@ import numpy as np
 from attnlm.compute import native
 from attnlm.compute.native import _SIGNATURES
 from hatch_build import FLAGS, ZIG
-from tests.compile_kernels import SOURCES
+from tools.compile_kernels import SOURCES
 
 _PAGE, _CHANGED, _RESULT = range(3)  # as in serve.c
 _OF_THE_SYSTEM, _ARGUMENTS = 4096, 20

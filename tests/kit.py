@@ -1,12 +1,13 @@
-"""Commands run as users run them, and how they end.
+"""What most tests share: commands run as users run them, and how they end; a clock; a training.
 
-    done = attnlm("train", "--steps", "5", "--json", cwd=folder)      # it must succeed
+    done = command("train", "--steps", "5", "--json", cwd=folder)      # it must succeed
     fails("train", "--hed", "4", cwd=folder, code=2, says="--hed", hints="--heads")
 
-Both run the command in this process, since a new one takes seconds to start; `here` does the same
-and asserts nothing. `alone` is for what depends on the process: its locale, its streams, its hash
-seed, what it imports. Where a test needs the process itself, to send it a signal or to give it a
-terminal, `ATTNLM` is the beginning of its command line.
+Both run the command in this process, since a new one takes seconds to start; `try_command` does the
+same and asserts nothing. `run_in_new_process` is for what depends on the process: its locale, its
+streams, its hash seed, what it imports. Where a test needs the process itself, to send it a signal
+or to give it a terminal, `ATTNLM` is the beginning of its command line. `quick_run` trains without
+a command.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pty
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
@@ -28,12 +30,17 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import attnlm
 from attnlm.cli import exits
 from attnlm.cli.app import run_command
+from attnlm.config.variants import variant
+from attnlm.data.dataset import Dataset
+from attnlm.runs.run import Run
 
-if TYPE_CHECKING:  # `python -m tests.use_installed` runs where pytest is not installed
+if TYPE_CHECKING:  # `python -m tools.use_installed` runs where pytest is not installed
     import pytest
 
+QUICK: dict[str, Any] = {"steps": 4, "batch_size": 4, "block_size": 12, "seed": 1, "threads": 1}
 ATTNLM = (sys.executable, "-m", "attnlm")
 
 
@@ -60,7 +67,7 @@ class Done:
         return None
 
 
-def attnlm(
+def command(
     *arguments: object,
     cwd: Path,
     code: int = 0,
@@ -72,13 +79,13 @@ def attnlm(
     The exit code must be `code`, and the command must never show a traceback.
     """
     with contextlib.chdir(cwd), mock.patch.dict(os.environ, variables):
-        done = here([str(argument) for argument in arguments], stdin.encode())
+        done = try_command([str(argument) for argument in arguments], stdin.encode())
     assert done.code == code, done.stderr
     assert "Traceback" not in done.stderr
     return done
 
 
-def changed(words: Iterable[str], *options: str) -> list[str]:
+def with_options(words: Iterable[str], *options: str) -> list[str]:
     """A command with these options, in place of its own: an option can't be given twice."""
     kept = list(words)
     for name, value in itertools.zip_longest(options, options[1:], fillvalue="--"):
@@ -90,7 +97,7 @@ def changed(words: Iterable[str], *options: str) -> list[str]:
 
 def fails(*arguments: object, cwd: Path, code: int, says: str, hints: str) -> None:
     """The command fails with one line that says `says` and one that hints at `hints`."""
-    done = attnlm(*arguments, cwd=cwd, code=code)
+    done = command(*arguments, cwd=cwd, code=code)
     assert done.stdout == ""
     *_, error, hint = done.stderr.splitlines()
     assert error.startswith("error: ") and says in error, error
@@ -119,7 +126,7 @@ def on_a_terminal(
         }
         os.close(theirs)
         with contextlib.chdir(cwd), mock.patch.dict(os.environ, variables):
-            done = here(arguments, streams=terminal)
+            done = try_command(arguments, streams=terminal)
     reader.join()
     os.close(ours)
     assert done.code == 0, done.stderr
@@ -141,7 +148,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, columns: int = 40) -> Terminal:
     return stream
 
 
-def here(
+def try_command(
     arguments: Sequence[str], stdin: bytes = b"", streams: Mapping[str, Any] = MappingProxyType({})
 ) -> Done:
     """Run a command in this process through the program's entry point.
@@ -169,7 +176,7 @@ def _written(stream: io.TextIOWrapper) -> str:
     return stream.buffer.getvalue().decode(errors="replace")
 
 
-def alone(
+def run_in_new_process(
     arguments: Sequence[str],
     cwd: Path,
     stdin: bytes = b"",
@@ -191,9 +198,35 @@ def alone(
     )
 
 
+def quick_run(data: Dataset | Path, model: str = "multi-head", **more: Any) -> Run:
+    """Train a small model for few steps on a data set; FOLDER/data/NAME has FOLDER/checkpoints."""
+    path = data if isinstance(data, Path) else data.path
+    folder = path.parent.parent / "checkpoints"
+    return attnlm.train(path, **{"checkpoint_dir": folder, **QUICK, **variant(model), **more})
+
+
 def forked() -> ForkServerContext:
     """Return a context that forks processes from one that has loaded every module they need."""
     context = multiprocessing.get_context("forkserver")
-    preloaded = ["tests.processes", "tests.trials", "torch._dynamo"]
+    preloaded = ["tests.processes", "trials", "torch._dynamo"]
     context.set_forkserver_preload(preloaded)  # works only before the first process is started
     return context
+
+
+class Clock:
+    """Replacement for `time.perf_counter` that advances by `tick` seconds with each call.
+
+    A budget has room for the same work on every machine.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tick: float = 0.0) -> None:
+        self.now, self.tick = 100.0, tick
+        monkeypatch.setattr(time, "perf_counter", self._read)
+
+    def advance(self, seconds: float) -> None:
+        """Let `seconds` pass."""
+        self.now += seconds
+
+    def _read(self) -> float:
+        self.now += self.tick
+        return self.now

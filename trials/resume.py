@@ -14,9 +14,9 @@ from attnlm.config.settings import resolve
 from attnlm.model.architecture import RUNGS
 from attnlm.training.kernel_choice import has_native_ops
 from attnlm.workflows.autotune import _has_compiler
-from tests.trials.forked_children import in_child
-from tests.trials.small_projects import around_steps, facts_of, prepared, same_run, settings_of
-from tests.trials.trial import Tally, Trial
+from trials.forked_children import in_child
+from trials.small_projects import around_steps, facts_of, prepared, same_run, settings_of
+from trials.trial import Tally, Trial
 
 _STOPS = range(1, 12)
 _SHORT = 100  # fewer cases than this leave out what takes a minute

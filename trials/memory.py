@@ -17,9 +17,9 @@ from attnlm.cli import console, exits
 from attnlm.model.architecture import RUNGS
 from attnlm.training.events import Started, Stepped
 from attnlm.training.memory import FACTOR
-from tests.trials.forked_children import in_child
-from tests.trials.small_projects import TEXT, around_steps, prepared, settings_of
-from tests.trials.trial import Tally, Trial, not_linux
+from trials.forked_children import in_child
+from trials.small_projects import TEXT, around_steps, prepared, settings_of
+from trials.trial import Tally, Trial, not_linux
 
 _GROWTH = 12 * 2**20  # bytes: an allocator's unrest, as when another thread does a share
 _MOST_TOKENS = 1_000_000

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from tests.trials import small_projects
-from tests.trials.trial import Tally, Trial
+from trials import small_projects
+from trials.trial import Tally, Trial
 
 _Reader = Callable[[], str]
 

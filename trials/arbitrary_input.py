@@ -13,9 +13,9 @@ import attnlm
 from attnlm.base.folders import flag
 from attnlm.config.settings import RECORD_OF
 from attnlm.model.architecture import RUNGS
-from tests import command as commands
-from tests.trials import small_projects
-from tests.trials.trial import Tally, Trial, place
+from tests import kit
+from trials import small_projects
+from trials.trial import Tally, Trial, place
 
 _PER_PROCESS = 50  # cases made in this process for each that has a process of its own
 
@@ -31,12 +31,12 @@ def _input(tally: Tally, folder: Path) -> None:
         for number, generator in tally.drawn(tally.wanted):
             with place(folder) as here:
                 arguments, stdin = generator.choice(_COMMANDS)(here, generator)
-                done = commands.here(arguments, stdin)
+                done = kit.try_command(arguments, stdin)
                 fault = done.fault() or _checked(done, arguments)
                 tally.count(fault, f"{arguments} {stdin[:40]!r}")
                 if number % _PER_PROCESS == 0 and "\0" not in "".join(arguments):
                     shutil.rmtree(here / "data", ignore_errors=True)
-                    alone = commands.alone(arguments, Path.cwd(), stdin)
+                    alone = kit.run_in_new_process(arguments, Path.cwd(), stdin)
                     fault = alone.fault()
                     if fault is None and alone.code != done.code:
                         fault = f"exit code {alone.code} by itself, {done.code} here"
@@ -182,7 +182,7 @@ _COMMANDS = (
 )
 
 
-def _checked(done: commands.Done, arguments: list[str]) -> str | None:
+def _checked(done: kit.Done, arguments: list[str]) -> str | None:
     """Return what is wrong if a prepared text is not the given one."""
     if done.code != 0 or arguments[0] != "prepare" or arguments[1] == "--offline":
         return None

@@ -9,8 +9,8 @@ import unicodedata
 from pathlib import Path
 from random import Random
 
-from tests import command as commands
-from tests.trials.trial import Tally, Trial
+from tests import kit
+from trials.trial import Tally, Trial
 
 _STEPS = ["--steps", "1", "--threads", "1", "--block-size", "4", "--seed", "1"]
 
@@ -83,7 +83,7 @@ def _three_commands(place: Path, generator: Random, env: dict[str, str | None]) 
     sample = ["sample", "--tokens", "9", "--prompt", "αβ", *runs]
     arguments = ["prepare", source, *folders, ";", *train, ";", *sample, ";"]
     through = [sys.executable, "-c", _ONE_AFTER_ANOTHER]
-    done = commands.alone(arguments, place, env=env, through=through)
+    done = kit.run_in_new_process(arguments, place, env=env, through=through)
     if done.code != 0 or done.fault():
         return f"{arguments} ended with {done.code}: {done.stderr[-300:]}"
     sampled = done.stdout[-12:]

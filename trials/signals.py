@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import attnlm
 from attnlm.workflows.autotune import _has_compiler
-from tests.command import ATTNLM
+from tests.kit import ATTNLM
 from tests.processes import free_port
-from tests.trials.forked_children import Child, in_child
-from tests.trials.small_projects import TEXT, facts_of, prepared, same_run, settings_of
-from tests.trials.trial import Tally, Trial, not_linux
 from tests.web_server import WebServer
+from trials.forked_children import Child, in_child
+from trials.small_projects import TEXT, facts_of, prepared, same_run, settings_of
+from trials.trial import Tally, Trial, not_linux
 
 _SECONDS = 5.0  # within which a signal is answered
 _AT_ONCE = 2.0  # within which a second one is, on a machine that has other work too

@@ -12,8 +12,8 @@ from typing import Any
 
 import attnlm
 from attnlm.training.events import Evaluated
-from tests.trials.forked_children import before_each_event, in_child
-from tests.trials.small_projects import (
+from trials.forked_children import before_each_event, in_child
+from trials.small_projects import (
     TEXT,
     around_steps,
     facts_of,
@@ -21,7 +21,7 @@ from tests.trials.small_projects import (
     same_run,
     settings_of,
 )
-from tests.trials.trial import place
+from trials.trial import place
 
 
 @dataclass(frozen=True)

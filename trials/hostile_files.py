@@ -13,8 +13,8 @@ import torch
 import attnlm
 from attnlm.config.recipes import load_recipe
 from attnlm.config.settings import resolve
-from tests.trials import small_projects
-from tests.trials.trial import Tally, Trial, place
+from trials import small_projects
+from trials.trial import Tally, Trial, place
 
 _RUN, _DATA = f"checkpoints/{small_projects.RUN}", f"data/{small_projects.BPE}"
 _WRITTEN = ("metrics.jsonl", "ticker.jsonl", "last.safetensors", "best.safetensors", "config.json")

@@ -8,9 +8,9 @@ import signal
 import time
 from pathlib import Path
 
-from tests.trials.forked_children import Child, before_each_event, in_child
-from tests.trials.scenarios import Scenario, events_of, scenarios
-from tests.trials.trial import Tally, Trial, not_linux
+from trials.forked_children import Child, before_each_event, in_child
+from trials.scenarios import Scenario, events_of, scenarios
+from trials.trial import Tally, Trial, not_linux
 
 _RUNGS = ("multi-head", "transformer", "bigram")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import attnlm
 from attnlm.training.events import Evaluated
-from tests.trials.forked_children import Child, in_child
-from tests.trials.small_projects import prepared, same_run, settings_of
-from tests.trials.trial import Tally, Trial, place
+from trials.forked_children import Child, in_child
+from trials.small_projects import prepared, same_run, settings_of
+from trials.trial import Tally, Trial, place
 
 
 @Trial("two", short=4, full=60, forks=True)

@@ -7,9 +7,9 @@ import itertools
 import os
 from pathlib import Path
 
-from tests.trials.forked_children import Outcome, before_each_event, in_child
-from tests.trials.scenarios import Scenario, events_of, scenarios
-from tests.trials.trial import Tally, Trial, not_linux
+from trials.forked_children import Outcome, before_each_event, in_child
+from trials.scenarios import Scenario, events_of, scenarios
+from trials.trial import Tally, Trial, not_linux
 
 _ERRORS = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
 _TAKES_ROOM = ("write", "open", "fsync", "os.mkdir")

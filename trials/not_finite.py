@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 import attnlm
 from attnlm.model.architecture import RUNGS
-from tests.trials.forked_children import in_child
-from tests.trials.small_projects import around_steps, facts_of, prepared, settings_of
-from tests.trials.trial import Tally, Trial
+from trials.forked_children import in_child
+from trials.small_projects import around_steps, facts_of, prepared, settings_of
+from trials.trial import Tally, Trial
 
 _KINDS = ("loss", "gradient", "weights")
 

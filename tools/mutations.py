@@ -1,4 +1,4 @@
-"""`python -m tests.mutations [NAME…]`: break a copy of the source on purpose, place by place.
+"""`python -m tools.mutations [NAME…]`: break a copy of the source on purpose, place by place.
 
 The named tests must then fail. Exits with 1 if they pass on a broken copy, fail without the
 mutation, or if the text to replace no longer exists.
@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.compile_kernels import compile_copy
+from tools.compile_kernels import compile_copy
 
-_TESTS = Path(__file__).parent
+_TESTS = Path(__file__).parent.parent / "tests"
 _SOURCE = _TESTS.parent / "src"
 
 
@@ -484,7 +484,7 @@ MUTATIONS = tuple(_parsed(_TABLE))
 
 def main() -> int:
     """Returns 1 unless every mutation was caught."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutations")
+    parser = argparse.ArgumentParser(prog="python -m tools.mutations")
     names = [mutation.name for mutation in MUTATIONS]
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *names])
     chosen = parser.parse_args().names or names

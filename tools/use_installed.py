@@ -1,4 +1,4 @@
-"""`python -m tests.use_installed`: uses the package that this environment has installed.
+"""`python -m tools.use_installed`: uses the package that this environment has installed.
 
 `make newest` runs it with the newest versions of all dependencies, `make package` with the wheel.
 """
@@ -16,7 +16,7 @@ import attnlm
 from attnlm.cli.app import root_command
 from attnlm.cli.completion import VARIABLE
 from docs.generate import commands_page
-from tests.command import Done, here
+from tests.kit import Done, try_command
 
 _ROOT = Path(__file__).parent.parent
 _PROGRAM = Path(sys.executable).parent / "attnlm"
@@ -71,7 +71,7 @@ def main() -> None:
             _done(*command)
         for page in map(Path, _PAGES):
             assert page.read_text(encoding="utf-8").lower().startswith("<!doctype html>"), page
-        wrong = here(["train", "--heads", "four"])
+        wrong = try_command(["train", "--heads", "four"])
         assert wrong.code == 2 and "'four' is not a whole number" in wrong.stderr, wrong
         assert "train" in _completed("attnlm tra").split()
 
@@ -79,7 +79,7 @@ def main() -> None:
 def _done(*command: str) -> Done:
     """Run a command in this process; exit with an error if the command fails."""
     print("attnlm", *command, flush=True)
-    done = here(command)
+    done = try_command(command)
     if done.code or done.fault():
         sys.exit(f"failed with exit code {done.code}:\n{done.stdout}{done.stderr}")
     return done

@@ -16,7 +16,7 @@ from unittest import mock
 
 from attnlm.base import files
 from attnlm.see import curves
-from tests.command import forked
+from tests.kit import forked
 
 _Item = TypeVar("_Item")
 Run = Callable[["Tally", Path], None]

@@ -1,4 +1,4 @@
-"""`python -m tests.trials [NAME…] [--short] [--seed N] [--case N]`: makes trials, prints counts."""
+"""`python -m trials [NAME…] [--short] [--seed N] [--case N]`: makes trials, prints counts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.trials import TRIALS
-from tests.trials.trial import SHORT_SEED
+from trials import TRIALS
+from trials.trial import SHORT_SEED
 
 
 def main() -> int:
     """Return 1 if any case failed, 2 if there is none of that number."""
-    parser = argparse.ArgumentParser(prog="python -m tests.trials")
+    parser = argparse.ArgumentParser(prog="python -m trials")
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *TRIALS])
     parser.add_argument("--short", action="store_true", help="the short form, as in `make test`")
     parser.add_argument("--seed", type=int, help="default: the day's date; with --short, 1")
@@ -46,7 +46,7 @@ def main() -> int:
         for failure in tally.failures[:20]:
             print(f"  {failure}", flush=True)
         if tally.failures:
-            print(f"  one alone: python -m tests.trials {name}{form} --seed {seed} --case N")
+            print(f"  one alone: python -m trials {name}{form} --seed {seed} --case N")
         failed |= bool(tally.failures)
     return int(failed)
 

@@ -1,10 +1,10 @@
-"""`python -m tests.on_processors [--short] [NAME…]`: numerical tests on other processors.
+"""`python -m tools.on_processors [--short] [NAME…]`: numerical tests on other processors.
 
-With --short, as in CI, at most four cases of each test function (tests/four_cases.py).
+With --short, as in CI, at most four cases of each test function (tools/four_cases.py).
 Prints one line for each environment: what passed, or why it was skipped. Ends with 1 if any failed.
 The libraries that PyTorch computes with, and the kernels, are limited to the instructions of older
 processors, or the kernels are compiled by zig, as in wheels. ARM64 and
-Windows are emulated, for the kernels alone (tests/emulated).
+Windows are emulated, for the kernels alone (tools/emulated).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from xml.etree import ElementTree
 import torch
 
 from hatch_build import ZIG
-from tests.compile_kernels import compile_copy
-from tests.emulated import EMULATED
+from tools.compile_kernels import compile_copy
+from tools.emulated import EMULATED
 
 _ROOT = Path(__file__).parent.parent
 _OF_C = (
@@ -101,12 +101,12 @@ def outcome(name: str, folder: Path, *, short: bool = False) -> tuple[bool, str]
     """Run the tests in an environment; return whether they pass, and a line about them."""
     one, tests, left_out = ENVIRONMENTS[name], _ALL_TESTS, _LEFT_OUT
     variables = limited(name, folder)
-    plugins = ["tests.four_cases"] * short
+    plugins = ["tools.four_cases"] * short
     if wrong := _not_as_wanted(one, variables):
         return False, wrong
     if name in EMULATED:
         variables |= {"ATTNLM_KERNELS": "", "ATTNLM_EMULATED": name}
-        plugins.append("tests.emulated")
+        plugins.append("tools.emulated")
         tests = _TESTS
         left_out += " and not does_not_depend_on_the_others"  # 100,000 tokens
     variables["PYTEST_PLUGINS"] = ",".join(plugins)
@@ -160,7 +160,7 @@ def _not_as_wanted(one: Environment, variables: dict[str, str]) -> str:
 
 def main() -> int:
     """Return 1 if any environment's tests failed."""
-    parser = argparse.ArgumentParser(prog="python -m tests.on_processors")
+    parser = argparse.ArgumentParser(prog="python -m tools.on_processors")
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *ENVIRONMENTS])
     parser.add_argument("--short", action="store_true", help="few cases of each test")
     arguments, failed = parser.parse_args(), False
