@@ -8,11 +8,13 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 APT = [ "$$(id -u)" = 0 ] && timeout 60 apt-get update --quiet=2 && \
 	DEBIAN_FRONTEND=noninteractive timeout 240 apt-get install --yes --quiet=2
 
-.PHONY: help demo test index newest oldest wheel processors browser arm64 emulator cuda test-slow trials mutations audit bench site notebook package format clean
+.PHONY: help demo test test-all index newest oldest wheel processors browser arm64 emulator cuda test-slow trials patches audit bench site notebook package format clean
 
 help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
-	@echo "make test       environment, install, then lint, types, tests and short trials"
+	@echo "make test       environment, install, then lint, types and the tests of a change;"
+	@echo "                WITH=\"pages documents compilers variants\" adds others"
+	@echo "make test-all   everything, before a release; takes an hour; passes to .ci/green"
 	@echo "make newest     every command with the newest versions of all dependencies; needs a network"
 	@echo "make oldest     the same with the oldest versions that pyproject.toml allows"
 	@echo "make index      check that packages can be installed, as both require"
@@ -23,7 +25,7 @@ help:
 	@echo "make cuda       the tests of an NVIDIA GPU, then GPT-2's speed on it"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make trials     robustness tests in full, TRIALS=\"kill …\" or all"
-	@echo "make mutations  check that the tests notice faults made on purpose"
+	@echo "make patches    check that the tests notice faults made on purpose"
 	@echo "make audit      known vulnerabilities in the dependencies; needs a network"
 	@echo "make bench      compare speed with other programs, PARTS=\"steps sample …\" or all"
 	@echo "make site       the documentation as HTML, in build/site"
@@ -48,19 +50,29 @@ demo: $(READY)
 	$(BIN)/attnlm sample --tokens 500 --seed 1 --checkpoint-dir build/demo/checkpoints
 	@echo "To type attnlm yourself: source $(BIN)/activate"
 
-# Types are checked beside the tests, also as on macOS and Windows. The many processes that tests start share
-# compiled modules, even where Python is told to keep none.
+# What only `make test-all` runs, but for what WITH names. Types are checked beside the tests. The many processes
+# that tests start share compiled modules, even where Python is told to keep none.
+LATER := $(filter-out $(WITH),slow pages documents compilers variants)
+EMPTY :=
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@mkdir -p build
-	@{ $(BIN)/mypy && for system in darwin win32; do \
-		$(BIN)/mypy --platform $$system --cache-dir .mypy_cache/$$system src || exit 1; done; } \
-		>build/types 2>&1 & types=$$!; \
-	echo '$(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal'; \
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "not slow" --numprocesses 2 --dist worksteal; tests=$$?; \
+	@$(BIN)/mypy >build/types 2>&1 & types=$$!; \
+	tests='not ($(subst $(EMPTY) $(EMPTY), or ,$(LATER)))'; \
+	echo "$(BIN)/pytest -m '$$tests' --numprocesses 2 --dist worksteal"; \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -m "$$tests" --numprocesses 2 --dist worksteal; tests=$$?; \
 	echo '$(BIN)/mypy'; wait $$types; types=$$?; cat build/types; \
 	exit $$((tests ? tests : types))
+
+# Then the commit is green: .ci/run compares later changes with it.
+test-all: $(READY)
+	$(MAKE) test WITH="pages documents compilers variants"
+	for system in darwin win32; do \
+		$(BIN)/mypy --platform $$system --cache-dir .mypy_cache/$$system src || exit 1; done
+	$(MAKE) test-slow processors trials
+	if $(MAKE) index; then $(MAKE) --old-file index newest oldest; fi
+	git rev-parse HEAD >.ci/green
 
 # Fails, and says why, if packages cannot be installed: for CI, which leaves the two below out then.
 index:
@@ -112,8 +124,8 @@ test-slow: $(READY)
 trials: $(READY)
 	$(BIN)/python -m trials $(TRIALS)
 
-mutations: $(READY)
-	$(BIN)/python -m tools.mutations
+patches: $(READY)
+	$(BIN)/python -m tools.patches
 
 audit:
 	$(PYTHON) -m venv build/audit

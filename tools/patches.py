@@ -1,0 +1,382 @@
+"""`python -m tools.patches [--all] [WORD…]`: break a copy of the source, place by place.
+
+Some test of `make test`, or with --all of `make test-all`, must then fail: the tests of the same
+name are tried first, then those of the same room, then all. Prints a table. Exits with 1 if no test
+notices a patch, or if a text to replace no longer occurs once. WORDs choose patches by their names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from tools.compile_kernels import compile_copy
+
+_ROOT = Path(__file__).parent.parent
+_LATER = "not (slow or pages or documents or compilers or variants)"
+
+
+class Patch(NamedTuple):
+    """A change of one file of src/attnlm."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+# For each file, what breaks there, and the change: old => new, or a diff where this is longer than
+# a line. The file has the old text once, perhaps in a longer line.
+_TABLE = r"""
+== base/atomic_folders.py
+folders only seem to change places
+new.rename(target) => pass
+locks are ignored
+lock.acquire() => pass
+== base/files.py
+a replaced file is not flushed
+-os.fsync(file.fileno())
+-            temporary.replace(path)
++temporary.replace(path)
+a sealed JSON file's hash is not compared
+content.pop("sha256", None) != _json_hash(content) => content.pop("sha256", None) is None
+files are written under their final names
+temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp") => temporary = path
+== base/own_code.py
+code in a run's folder runs unasked
+if self.sha256 not in _CONTENTS and not _is_accepted(self.sha256): => if False:
+a run's file need not be what its hash says
+if hashlib.sha256(content).hexdigest() != self.sha256: => if False:
+== base/signals.py
+a second signal waits for whoever is busy
+                exit_now(signum) =>                 pass
+== cli/exits.py
+an interrupted command ends as if it had failed
+return 128 + (error.signum => return 1 + (error.signum
+== compute/device.py
+a device that fails its trial is taken
+if problem is None: => if problem != "not there":
+== compute/native/attention.c
+attention in C sees the next key
+-blend(mask_before(c * LANES, s), new_largest, score)
++blend(mask_before(c * LANES, s - 1), new_largest, score)
+the gradient of keys in C is wrong by one percent
+-unpack_rows(d_keys, row_at(d_k, window, kv_head, 0), d_k->token, length, size, 1);
++unpack_rows(d_keys, row_at(d_k, window, kv_head, 0), d_k->token, length, size, 1.01f);
+== compute/native/decoding.c
+compiled queries do not see their own token
+attend_query(size, position + 1, => attend_query(size, position > 0 ? position : 1,
+grouped heads in C read the keys of the first group
+norm_rotate(m, packed + m->key_at + k * size, => norm_rotate(m, packed + m->key_at,
+== compute/native/linear.h
+a team of threads leaves out the last panel of a product
+-outputs = {panels.begin * LINEAR_PANEL, panels.end * LINEAR_PANEL};
++outputs = {panels.begin * LINEAR_PANEL, (panels.end - (self.number > 1)) * LINEAR_PANEL};
+== compute/native/one_layer.c
+compiled gradients of keys come from the queries before them
+sum_queries(row, length, d_scores, h->q => sum_keys(row, length, d_scores, h->q
+== compute/native/pointwise.c
+a norm in C forgets a part of its gradient
+-- a * coefficient) * inverse
++) * inverse
+the gradient of GELU in C is wrong by one percent
+-store_partial(d_x + i, slope * load_partial(grad + i, count - i), count - i);
++store_partial(d_x + i, 1.01f * slope * load_partial(grad + i, count - i), count - i);
+== compute/threads.py
+subnormal numbers are not flushed
+torch.set_flush_denormal(True) => pass
+== data/batches.py
+targets are the inputs
+return inputs[rows], targets[rows] => return inputs[rows], inputs[rows]
+an epoch's order ignores the seed
+key = _random_bits(seed + turn, epoch) => key = _random_bits(turn, epoch)
+dropout is not seeded by step
+(np.uint64(step) << np.uint64(24)) + windows => windows
+the last token of a split is never a target
+self._possible = len(tokens) - block_size => self._possible = len(tokens) - block_size - 1
+== data/bin_files.py
+a document's own text can end it
+if not tokenizer.has_special(piece.text): => if True:
+== data/dataset.py
+a bin's hash is not compared
+(file_hash if is_whole else sampled_hash)(file) != expected => False
+ids are not compared with the vocabulary
+ids_at(ids, slice(None), meta.vocab_size, str(file)) => pass
+the largest id of a small vocabulary does not fit
+"<u2" if vocab_size <= 2**16 => "<u2" if vocab_size <= 2**16 + 1
+== data/examples.py
+windows end within an example
+counts_WT = places_WT < => counts_WT = places_WT >
+== data/splits.py
+documents are hashed without their ends
+if not piece.ends or not marks_ends: => if True:
+the split is one character late
+-return math.floor(self.text.characters * (1 - self.text.fraction))
++return math.floor(self.text.characters * (1 - self.text.fraction)) + 1
+a document that spans pieces is divided
+if is_chosen and is_complete: => if is_chosen:
+== generation/native_decoder.py
+the window never moves by half
+else max(1, spec.block_size // 2) => else spec.block_size
+== generation/next_token.py
+temperature is not applied
+logits_BV /= temperature => pass
+a token is chosen by logits that are NaN
+if not math.isfinite(np.add.reduce(logits_BV, None)): => if False:
+top-k keeps one too few
+-np.argpartition(logits_BV, -top_k, axis=-1)[:, :-top_k]
++np.argpartition(logits_BV, 1 - top_k, axis=-1)[:, : 1 - top_k]
+top-p keeps one too few
+ordered_BV.cumsum(-1) - ordered_BV < top_p => ordered_BV.cumsum(-1) < top_p
+a token without probability is drawn
+(sums_BV > thresholds_B[:, None]).argmax(-1) => (sums_BV >= thresholds_B[:, None]).argmax(-1)
+== generation/sampling.py
+the text goes on to the last stop text
+return text[: min(stops)] => return text[: max(stops)]
+== model/attention.py
+the scale is 1/D
+query @ key.mT * query.size(-1) ** -0.5 => query @ key.mT * query.size(-1) ** -1.0
+a cache lies one token too early
+-stored[..., start : self.length, :] = n
++stored[..., max(0, start - 1) : self.length - (start > 0), :] = n
+== model/language_model.py
+positions behind a cache begin at 0
+places_T = torch.arange(start, end, device => places_T = torch.arange(0, end - start, device
+rotation behind a cache begins at 0
+-self.cosines[start:end], self.sines[start:end]
++self.cosines[: end - start], self.sines[: end - start]
+== model/ops/attention.py
+the mask is shifted by one
+tril(total - new) => tril(total - new + 1)
+query heads read the keys of other groups
+x.repeat_interleave(heads // x.size(-3), dim=-3) => torch.cat([x] * (heads // x.size(-3)), dim=-3)
+== model/ops/heads.py
+rotary positions turn the wrong way
+torch.cat((-second, first), dim=-1) => torch.cat((second, -first), dim=-1)
+== model/ops/loss.py
+a loss in pieces keeps the gradient of the last one alone
+-d_lm_head_VC += (d_logits_mV.T @ x_MC[rows])[:vocab_size]
++d_lm_head_VC.copy_((d_logits_mV.T @ x_MC[rows])[:vocab_size])
+== model/presets.py
+settings that a rung lacks are ignored
+if name not in preset.settings and not => if False and not
+== model/recorder.py
+the wrong head is silenced
+head = self.silenced[1] => head = 0
+== model/textbook.py
+the residual stream is left out of the textbook
+-y = mlp(a, with_prefix(block, "mlp."), y)
+-            x = x + y if a.residual else y
++y = mlp(a, with_prefix(block, "mlp."), y)
++            x = y
+== runs/checkpoint.py
+a checkpoint's digest is not compared
+metadata["digest"] != _content_digest(metadata["facts"], tensors) => False
+a tensor's type is not looked at
+elif tensor.dtype != "F32": => elif False:
+weights that are NaN are taken
+check_finite(*(weights[name] for name in parameters)) => pass
+== runs/hugging_face/read_model.py
+an index of tensors may name any path
+if not re.fullmatch(r"[A-Za-z0-9][ => if not re.search(r"[A-Za-z0-9][
+== runs/records.py
+the uniform baseline is in bits
+"uniform (ln V)": math.log(vocab_size), => "uniform (ln V)": math.log2(vocab_size),
+== runs/run.py
+what the ticker says of later steps is kept
+self._ticker.records() if line.step in steps] => self._ticker.records()]
+== runs/safetensors_file.py
+a checkpoint's header is left in the order of chance
+json.dumps(header, sort_keys=True, => json.dumps(header,
+== see/head_scores.py
+heads are named without regard to the others
+beyond_others = min(MAJORITY, TIMES_OTHERS * others.get(pattern, 0.0)) => beyond_others = 0.0
+induction is measured on a text
+scores_LHP[..., _INDUCTION] = random_scores_LHP[..., _INDUCTION] => pass
+== see/ladder.py
+rungs are ranked while their losses fall
+if fall > max(NOTICEABLE, abs(gain.nats)): => if False:
+== see/loggers.py
+a tool writes through a link
+_check_links(event.run.path, name) => pass
+== see/page.py
+text in pages is not escaped
+autoescape=True, => autoescape=False,
+== see/pages/arrays.js
+a page's temperature is not applied
+Math.exp((scores[i] - largest) / temperature) => Math.exp(scores[i] - largest)
+== see/pages/batch_model.js
+a page trains with the gradient of another sign
+gradient[target] -= 1 / M; => gradient[target] += 1 / M;
+the gradient of rotary positions in a page turns with them
+y.gradient, x.width, -1) => y.gradient, x.width, 1)
+== see/pages/chart.js
+a script imports a name that no other exports
+{element, fractionsAt, withCommas} => {element, fractionsAt, commas}
+== see/pages/matmul.js
+attention in a page sees the next key
+const end = row + t + 1; => const end = row + Math.min(T, t + 2);
+== see/pages/optimizer.js
+a page's AdamW forgets which step it makes
+const correction1 = 1 - beta1 ** (step + 1); => const correction1 = 1 - beta1;
+== see/pages/training_pane.js
+a loss without heads is compared with that of another step
+run.snapshots.find((snapshot) => snapshot.step === step) => this.shown
+== see/patch.py
+the corrupted activation is put into the corrupted pass
+index] = clean[pair, index] => index] = corrupted[pair, index]
+shares are not relative to the corrupted pass
+d_B - d_N[pair]) => d_B)
+== see/verdicts.py
+many pairs are judged as one
+tails = FALSE_CLAIMS / pairs_left => tails = FALSE_CLAIMS
+a rung is better where its rival is
+[b - a for a, b in zip(losses[rung] => [a - b for a, b in zip(losses[rung]
+== text/download.py
+a download's hash is not compared
+if sha256 not in (None, digest.hexdigest()): => if not digest:
+what is in the cache is believed
+file_hash(folder / file.name) == file.sha256: => (folder / file.name).is_file():
+== text/tasks.py
+sums have no carry
+str((a + b) % _MODULUS) => str((a + b) % (_MODULUS - 1))
+== text/text_files.py
+a byte order mark is kept
+text.removeprefix("\ufeff") => text
+== tokens/tokenizer.py
+text is cut anywhere
+[cut.end()] if cut else [] => []
+== tokens/tokenizer_json.py
+a tokenizer is exported without being compared
+-    check_equal(tokenizer, library)
+-    return library
++    return library
+== training/learning_rate.py
+the first update has the rate 0
+return highest * ((made + 1) / (warmup + 1)) => return highest * (made / (warmup + 1))
+== training/memory.py
+what can't fit into memory is begun
+estimate.model) <= available: => estimate.model):
+== training/optimizer.py
+AdamW forgets which step it makes
+self._count.fill_(made + 1) => self._count.fill_(1)
+Muon's momentum is not Nesterov's
+direction = self._gradient.lerp(self._mean, self._momentum) => direction = self._mean.clone()
+small gradients are scaled up
+(self._norm_before_clipping + 1e-6)).clamp(max=1.0)) => (self._norm_before_clipping + 1e-6)))
+== training/run_writer.py
+a signal saves nothing
+save_state(self.run, self._state) => pass
+== training/state.py
+the best is the newest
+        if improved: =>         if True:
+resuming forgets the mean gradient
+_copy(means, state.optimizer.state()) => pass
+== training/step.py
+gradients of threads are added, not averaged
+scale = 1 / (self._gradient_count * => scale = 1 / (
+questions count in the loss of a task
+only_answers=training.loss_on == "answers", => only_answers=False,
+== training/validation_loss.py
+answers behind the first wrong token count
+~is_answer[:, 1:]).all(1) => ~is_answer[:, 1:]).any(1)
+each process has its own validation loss
+processes.all_reduce(numbers) => pass
+an evaluation goes on after a signal
+if stop.has_come: => if False:
+evaluation drops the last window
+if len(last_window) > 1: => if len(last_window) > model.architecture.block_size:
+bits are nats
+loss / math.log(2) / bytes_per_token => loss / bytes_per_token
+== workflows/export.py
+GPT-2's matrices are not transposed
+joined.T if mapping.transposed => joined if mapping.transposed
+== workflows/job.py
+a resumed run starts its budget anew
+BudgetClock.of((1 - state.progress) * budget, call.began) => BudgetClock.of(budget, call.began)
+== workflows/train.py
+a model that sees later tokens is trained like others
+if leaks and not force: => if False:
+"""
+
+_CHANGE = re.compile(r"(.*)\n(?:((?!-).*) => (.*)\n|((?:-.*\n)+)((?:\+.*\n)+))")
+
+
+def _parsed(table: str) -> Iterator[Patch]:
+    for section in re.split("^== ", table, flags=re.MULTILINE)[1:]:
+        file, changes = section.split("\n", 1)
+        for name, old, new, *diff in _CHANGE.findall(changes):
+            sides = ("\n".join(line[1:] for line in side.splitlines()) for side in diff)
+            yield Patch(name, file, *([old, new] if old else sides))
+
+
+PATCHES = tuple(_parsed(_TABLE))
+
+
+def _outcome(patch: Patch, markers: str) -> str:
+    """Return where a test fails with this patch, or that none does."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(_ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        path = source / "attnlm" / patch.file
+        text = path.read_text(encoding="utf-8")
+        if text.count(patch.old) != 1:
+            return f"OUTDATED: {patch.file} has {text.count(patch.old)} times {patch.old!r}"
+        path.write_text(text.replace(patch.old, patch.new), encoding="utf-8")
+        if path.suffix in (".c", ".h"):
+            compile_copy(source / "attnlm")
+        room = _ROOT / "tests" / patch.file.partition("/")[0]
+        namesake = sorted(room.glob(f"test_{Path(patch.file).stem}*.py"))
+        for place, tests in (("namesake", namesake), ("room", [room]), ("all", [_ROOT / "tests"])):
+            if not all(test.exists() for test in tests) or not tests:
+                continue
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", "-x", "-m", markers, "-p", "no:cacheprovider"]
+                + [str(test) for test in tests],
+                cwd=_ROOT,
+                env={**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"},
+                capture_output=True,
+                text=True,
+            )
+            failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", done.stdout, flags=re.MULTILINE)
+            if failed is not None:
+                return f"{place}: {failed[1]}"
+            if done.returncode not in (0, 5):  # 5: all were deselected
+                return f"pytest ended with {done.returncode}"
+    return "SURVIVED"
+
+
+def main() -> int:
+    """Return 1 unless every patch was noticed."""
+    parser = argparse.ArgumentParser(prog="python -m tools.patches")
+    parser.add_argument("words", nargs="*", metavar="WORD")
+    parser.add_argument("--all", action="store_true", help="with the tests of `make test-all`")
+    parser.add_argument("--jobs", type=int, default=2, help="patches at once (default: 2)")
+    arguments, failed = parser.parse_args(), False
+    chosen = [p for p in PATCHES if all(word in p.name for word in arguments.words)]
+    markers = "not slow" if arguments.all else _LATER
+
+    def timed(patch: Patch) -> tuple[str, float]:
+        began = time.perf_counter()
+        return _outcome(patch, markers), time.perf_counter() - began
+
+    print("| broken on purpose | noticed by | seconds |\n| --- | --- | ---: |", flush=True)
+    with ThreadPoolExecutor(arguments.jobs) as threads:
+        for patch, (outcome, seconds) in zip(chosen, threads.map(timed, chosen), strict=True):
+            failed |= outcome.startswith(("SURVIVED", "OUTDATED", "pytest"))
+            print(f"| {patch.name} | {outcome} | {seconds:.0f} |", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
