@@ -97,6 +97,27 @@ class ALiBi(nn.Module):
         return q @ k.mT / math.sqrt(q.size(-1)) + torch.tensor(self.slopes).view(-1, 1, 1) * back
 
 
+class Kept(Head):
+    """With buffers that training changes or that are drawn, and a frozen drawn parameter."""
+
+    def __init__(self, embed_dim, heads, block_size):
+        super().__init__(embed_dim, heads, block_size)
+        self.register_buffer("seen", torch.zeros(2))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("order", torch.randperm(embed_dim))
+        self.register_buffer("blind", torch.full((block_size, block_size), -torch.inf).triu(1))
+        self.register_buffer("turns", torch.polar(torch.ones(3), torch.randn(3)))
+        self.register_buffer("coins", torch.rand(3) < 0.5)
+        self.fixed.data.uniform_()
+
+    def forward(self, x):
+        if self.training:
+            self.seen = self.seen + x.detach().mean()
+            self.steps += 1
+        turned = torch.view_as_real(self.turns).sum()
+        return super().forward(x)[..., self.order] + self.seen.sum() + self.steps + turned
+
+
 def soft(logits, ids, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), label_smoothing=0.1)
 '''

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -35,6 +38,7 @@ from tests.models import timeless
 
 NAMES = ("bigram", "average", "single-head", "multi-head:dropout=0.2", "transformer:dropout=0.2")
 STEPS = 6
+SENT = {"a": [1, None, "ü"]}
 
 
 def config_of(name: str, processes: int) -> Config:
@@ -45,21 +49,43 @@ def config_of(name: str, processes: int) -> Config:
     return resolve({**variant(name), **settings, "threads": 1})
 
 
-def numbers(name: str, dataset: Dataset, processes: Processes) -> dict[str, Any]:
-    """Return the gradients of a step, the losses of some, the loss over the validation split, and
-    all weights. Every process returns what it found: all must have the same bytes."""
+@dataclass(frozen=True)
+class ModelNumbers:
+    """What a process found of one model; all processes must have the same bytes."""
+
+    gradients: dict[str, torch.Tensor]
+    """of the first step"""
+    losses: list[float]
+    validation_loss: float
+    weights: bytes
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one of several processes found."""
+
+    models: dict[str, ModelNumbers]
+    error: str
+    """of a loss of the last rank that is NaN in the second step"""
+    received: object
+    """that rank 0 has sent"""
+    subnormal_sum: list[float]
+    signals: list[int]
+    """that ended an evaluation and a step although only the last rank got one"""
+
+
+def compute_numbers(name: str, dataset: Dataset, processes: Processes) -> ModelNumbers:
     config, device = config_of(name, processes.count), choose_device("cpu")
     state = initial_state(config, dataset.vocab_size, device)
-    stepper, optimizer = Stepper(state, config, dataset, processes), state.optimizer
-    update = optimizer.update
-    gradients = []
+    stepper, update = Stepper(state, config, dataset, processes), state.optimizer.update
+    gradients: list[dict[str, torch.Tensor]] = []
 
     def recording(*arguments: Any, **options: Any) -> None:
         named = state.model.named_parameters()
         gradients.append({n: p.grad.clone() for n, p in named if p.grad is not None})
         update(*arguments, **options)
 
-    optimizer.update = recording  # type: ignore[method-assign]
+    state.optimizer.update = recording  # type: ignore[method-assign]
     losses = [stepper.step().item() for _ in range(STEPS)]
     evaluation = validation_loss(
         state.model,
@@ -69,58 +95,64 @@ def numbers(name: str, dataset: Dataset, processes: Processes) -> dict[str, Any]
         threads=2,
         processes=processes,
     )
-    return {
-        "gradients": gradients[:1],
-        "losses": losses,
-        "validation": evaluation.loss,
-        "values": torch.cat([p.detach().flatten() for p in state.model.parameters()]).numpy(),
-    }
+    weights = torch.cat([p.detach().flatten() for p in state.model.parameters()])
+    return ModelNumbers(gradients[0], losses, evaluation.loss, weights.numpy().tobytes())
 
 
-def failure(dataset: Dataset, processes: Processes) -> str:
-    """Return the errors of all ranks if the last rank's loss is NaN in the second step."""
+def _bigram_stepper(dataset: Dataset, processes: Processes) -> Stepper:
     config = config_of("bigram", processes.count)
     state = initial_state(config, dataset.vocab_size, choose_device("cpu"))
-    stepper = Stepper(state, config, dataset, processes)
-    computed = Replica.backward
+    return Stepper(state, config, dataset, processes)
+
+
+def _error_of_a_loss(dataset: Dataset, processes: Processes) -> str:
+    stepper, computed = _bigram_stepper(dataset, processes), Replica.backward
 
     def wrong(replica: Replica, step: int, *arguments: Any) -> torch.Tensor:
         loss = computed(replica, step, *arguments)
         is_last = processes.rank == processes.count - 1
         return loss * float("nan") if step == 1 and is_last else loss
 
-    Replica.backward = wrong  # type: ignore[method-assign, assignment]
-    try:
+    with mock.patch.object(Replica, "backward", wrong), pytest.raises(StepNotFiniteError) as caught:
         for _ in range(STEPS):
             stepper.step()
-    except StepNotFiniteError as error:
-        return str(error)
-    finally:
-        Replica.backward = computed  # type: ignore[method-assign]
-    return "nothing"
+    return str(caught.value)
 
 
-def stopped(dataset: Dataset, processes: Processes) -> list[int]:
-    """Return the signals that end an evaluation and a step when only the last process gets one."""
-    config, device = config_of("bigram", processes.count), choose_device("cpu")
-    state = initial_state(config, dataset.vocab_size, device)
-    found = []
+def _signals_that_end(dataset: Dataset, processes: Processes) -> Iterator[int]:
     for is_evaluation in (True, False):
-        stepper = Stepper(state, config, dataset, processes)
+        stepper = _bigram_stepper(dataset, processes)
         stepper.stop.defer()
         if processes.rank == processes.count - 1:
             stepper.stop.signum = signal.SIGHUP
-        try:
-            stepper.stop.check()  # the others do not know it yet
+        stepper.stop.check()  # the others do not know it yet
+        with pytest.raises(Interrupted) as caught:
             if is_evaluation:
                 about: dict[str, Any] = {"bytes_per_token": 1.0, "processes": processes}
-                validation_loss(state.model, dataset.val, device, stop=stepper.stop, **about)
+                model, device = stepper.state.model, choose_device("cpu")
+                validation_loss(model, dataset.val, device, stop=stepper.stop, **about)
             else:
                 stepper.step()
                 stepper.stop.check()
-        except Interrupted as stop:
-            found.append(stop.signum)
-    return found
+        yield caught.value.signum
+
+
+def compute(data: Path, out: Path) -> None:
+    """Write what this process found into `out`."""
+    dataset = open_dataset(data)
+    with join_processes() as processes:
+        models = {name: compute_numbers(name, dataset, processes) for name in NAMES}
+    with join_processes() as processes:  # as in a program that trains twice
+        subnormal = torch.full((8,), torch.finfo(torch.float32).tiny / 8)
+        processes.all_reduce(subnormal)
+        result = RankResult(
+            models,
+            _error_of_a_loss(dataset, processes),
+            processes.broadcast_object(SENT if processes.is_main else None),
+            subnormal.tolist(),
+            list(_signals_that_end(dataset, processes)),
+        )
+        (out / f"{processes.rank}.pickle").write_bytes(pickle.dumps(result))
 
 
 def free_port() -> int:
@@ -188,43 +220,46 @@ def _command(project: Path, out: Path, ranks: Sequence[Sequence[str]], signum: i
     main()
 
 
-def start(*arguments: object, cwd: Path, **variables: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-    )
+@contextlib.contextmanager
+def started(*arguments: object, cwd: Path, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a program, and kill it at the end of this context."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    words, env = [*map(str, arguments)], {**os.environ, **variables}
+    with subprocess.Popen(words, cwd=cwd, env=env, encoding="utf-8", **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
-def finish(process: subprocess.Popen[str], code: int) -> tuple[str, str]:
-    stdout, stderr = process.communicate(timeout=60)
+def finish(process: subprocess.Popen[str], code: int) -> str:
+    """Wait for a process, which must end with this code; return what it wrote to stderr."""
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == code, stderr
     assert "Traceback" not in stderr
-    return stdout, stderr
+    return stderr
 
 
-def until_evaluated(path: Path, times: int) -> None:
-    for _ in range(6000):
-        if (path / "metrics.jsonl").exists() and len(timeless(path)) >= times:
-            return
+def wait_until(is_so: Callable[[], object], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, "it takes too long"
         time.sleep(0.005)
-    raise AssertionError("it does not train")
 
 
 def processes_of_ranks(torchrun: int) -> dict[int, int]:
-    """Return the process id of each rank."""
-    children = Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split()
+    """Return the process id of each rank; none after torchrun has ended."""
+    children = Path(f"/proc/{torchrun}/task/{torchrun}/children")
     found = {}
-    for child in map(int, children):
-        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        found[next(int(v[5:]) for v in variables if v.startswith(b"RANK="))] = child
+    for child in map(int, children.read_text().split() if children.exists() else ()):
+        variables = Path(f"/proc/{child}/environ").read_bytes()
+        if rank := re.search(rb"\0RANK=(\d+)\0", variables):
+            found[int(rank[1])] = child
     return found
 
 
-class Training(NamedTuple):
+@dataclass(frozen=True)
+class Training:
     """A training of two processes that a test may disturb, and the folder of its run."""
 
     process: subprocess.Popen[str]
@@ -233,31 +268,20 @@ class Training(NamedTuple):
 
 @contextlib.contextmanager
 def training_some_way_on(project: Path, arguments: Sequence[str]) -> Iterator[Training]:
-    """Train with these arguments, some way before the end."""
+    """Train with these arguments, some way before the end; torchrun ends with its ranks."""
     if not Path("/proc/self/task").exists():
         pytest.skip("the ranks of processes are read from /proc")
     path = project / "checkpoints" / f"long-{time.monotonic_ns()}"
-    process = start(*ATTNLM, *arguments, "--name", path.name, cwd=project)
-    until_evaluated(path, 3)
-    yield Training(process, path)
-    process.kill()
+    with started(*ATTNLM, *arguments, "--name", path.name, cwd=project) as process:
+        try:
+            wait_until(lambda: (path / "metrics.jsonl").exists() and len(timeless(path)) >= 3)
+            yield Training(process, path)
+        finally:
+            for rank in processes_of_ranks(process.pid).values():
+                os.kill(rank, signal.SIGKILL)
 
 
 def train_by_the_clock(data: Path, runs: Path) -> None:
     """Train for 1.5 seconds."""
     settings: dict[str, Any] = {"block_size": 8, "batch_size": 4, "device": "cpu", "budget": 1.5}
     attnlm.train(data, checkpoint_dir=runs, name="run", **settings)
-
-
-def compute(data: Path, out: Path) -> None:
-    """Write what this process found into `out`."""
-    dataset = open_dataset(data)
-    with join_processes() as processes:
-        found = {name: numbers(name, dataset, processes) for name in NAMES}
-    with join_processes() as processes:  # as in a program that trains twice
-        subnormal = torch.full((8,), torch.finfo(torch.float32).tiny / 8)
-        processes.all_reduce(subnormal)
-        told = processes.broadcast_object({"a": [1, None, "ü"]} if processes.is_main else None)
-        failed = failure(dataset, processes)
-        content = found, failed, told, subnormal.tolist(), stopped(dataset, processes)
-        (out / f"{processes.rank}.pickle").write_bytes(pickle.dumps(content))

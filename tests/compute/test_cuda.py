@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,31 +11,27 @@ import pytest
 import torch
 
 import attnlm
+from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
 from attnlm.data.dataset import Dataset
 from attnlm.generation.decoders import fastest_decoding
 from attnlm.model.architecture import MODELS
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
+from attnlm.model.presets import PRESETS
 from attnlm.runs.run import Run
 from attnlm.training import cuda_graph
-from tests.models import FRUITS, VARIANTS, gradients, places, prepared, small_model, some_ids
-from tests.own_code import MODELS as OWN_MODELS
-from tests.own_code import PARTS
+from tests.kit import quick_run
+from tests.models import VARIANTS, gradients, small_model, some_ids
+from tests.processes import finish, started
 from tests.tolerances import assert_near
+from tests.training.conftest import signal_after_step
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no GPU, or ATTNLM_TEST_CUDA is not set"
 )
 FLOAT32 = Device("cuda", "float32", "tests")
 BFLOAT16 = Device("cuda", "bfloat16", "tests")
-SIZES: dict[str, Any] = {"embed_dim": 24, "heads": 4, "block_size": 12, "batch_size": 4}
-WITHOUT: dict[str, tuple[str, ...]] = {
-    "bigram": ("embed_dim", "heads"),
-    "average": ("heads",),
-    "dot-product": ("heads",),
-    "single-head": ("heads",),
-}
-"""Sizes that a preset does not have."""
+SIZES: dict[str, Any] = {"embed_dim": 24, "heads": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -45,18 +39,11 @@ def full_precision() -> None:
     torch.set_float32_matmul_precision("highest")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return prepared(tmp_path_factory.mktemp("data"), FRUITS)
-
-
-def trained(data: Dataset, **settings: Any) -> Run:
+def trained(data: Dataset, model: str = "transformer", **settings: Any) -> Run:
     """Train a small model for a few steps, by default on the GPU."""
-    options = {"device": "cuda", "dtype": "float32", "steps": 6, "seed": 3, "eval_every": 3}
-    without = WITHOUT.get(settings.get("model", "transformer"), ())
-    sizes = {name: size for name, size in SIZES.items() if name not in without}
-    folder = data.path.parent.parent
-    return attnlm.train(data, **{**sizes, **options, **places(folder), **settings})
+    options = {"device": "cuda", "dtype": "float32", "steps": 6, "eval_every": 3, "seed": 3}
+    sizes = {name: size for name, size in SIZES.items() if name in PRESETS[model].settings}
+    return quick_run(data, model, **{**sizes, **options, **settings})
 
 
 def losses(run: Run) -> list[float]:
@@ -124,8 +111,8 @@ def test_decoding_with_a_cache_gives_the_cpus_logits(variant: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_run_has_the_losses_of_the_cpu(name: str, data: Dataset) -> None:
-    runs = [trained(data, model=name, device=device) for device in ("cpu", "cuda")]
+def test_a_run_has_the_losses_of_the_cpu(name: str, dataset: Dataset) -> None:
+    runs = [trained(dataset, name, device=device) for device in ("cpu", "cuda")]
     assert losses(runs[1]) == pytest.approx(losses(runs[0]), rel=1e-3)
 
 
@@ -147,18 +134,14 @@ def test_a_run_has_the_losses_of_the_cpu(name: str, data: Dataset) -> None:
     ids=str,
 )
 def test_a_resumed_run_repeats_the_uninterrupted_one(
-    settings: dict[str, Any], data: Dataset, tmp_path: Path
+    settings: dict[str, Any], dataset: Dataset, tmp_path: Path
 ) -> None:
     settings = {"model": "transformer", **settings, "steps": 9}
-    whole = trained(data, **settings)
+    whole = trained(dataset, **settings)
 
-    def stop_once(steps: int, loss: torch.Tensor) -> None:
-        if steps == 5:
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        trained(data, **settings, name="half", checkpoint_dir=tmp_path, on_step=stop_once)
-    resumed = attnlm.train(resume=tmp_path / "half", data_dir=data.path.parent)
+    with pytest.raises(Interrupted):
+        trained(dataset, **settings, name="half", checkpoint_dir=tmp_path, **signal_after_step(5))
+    resumed = attnlm.train(resume=tmp_path / "half", data_dir=dataset.path.parent)
     assert losses(resumed) == pytest.approx(losses(whole), rel=1e-5)
 
 
@@ -174,90 +157,54 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(
     ids=str,
 )
 def test_replayed_steps_are_those_launched_one_by_one(
-    settings: dict[str, Any], data: Dataset, monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"model": "transformer", "steps": 12, "eval_every": 4, **settings}
-    replayed = trained(data, **settings)
+    replayed = trained(dataset, **settings)
     monkeypatch.setattr(cuda_graph, "_WARM_UP", 1000)
-    assert losses(replayed) == pytest.approx(losses(trained(data, **settings)), rel=1e-5)
+    assert losses(replayed) == pytest.approx(losses(trained(dataset, **settings)), rel=1e-5)
 
 
-def test_steps_do_not_wait_for_the_gpu(data: Dataset) -> None:
+def test_steps_do_not_wait_for_the_gpu(dataset: Dataset) -> None:
     def forbid_waiting(steps: int, loss: torch.Tensor) -> None:
         torch.cuda.set_sync_debug_mode("error" if 6 <= steps < 9 else "default")
 
     try:
-        trained(data, model="transformer", steps=12, eval_every=12, on_step=forbid_waiting)
+        trained(dataset, model="transformer", steps=12, eval_every=12, on_step=forbid_waiting)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_two_runs_with_one_seed_have_the_same_losses(data: Dataset) -> None:
-    one, other = (trained(data, model="gpt2", dropout=0.1) for _ in range(2))
-    assert losses(one) == pytest.approx(losses(other), rel=1e-5)
-
-
-def test_a_run_moves_between_devices(data: Dataset) -> None:
-    run = trained(data, model="transformer", device="cpu")
-    moved = attnlm.train(resume=run, steps=9, device="cuda", data_dir=data.path.parent)
-    back = attnlm.train(resume=moved, steps=12, device="cpu", data_dir=data.path.parent)
+def test_a_run_moves_between_devices(dataset: Dataset) -> None:
+    run = trained(dataset, model="transformer", device="cpu")
+    moved = attnlm.train(resume=run, steps=9, device="cuda", data_dir=dataset.path.parent)
+    back = attnlm.train(resume=moved, steps=12, device="cpu", data_dir=dataset.path.parent)
     assert [evaluation.step for evaluation in back.evaluations()] == [0, 3, 6, 9, 12]
 
 
 def test_examples_with_answers_are_trained(tmp_path: Path) -> None:
     data = attnlm.prepare("reverse", examples=200, data_dir=tmp_path / "data")
-    runs = [
-        attnlm.train(
-            data,
-            model="transformer",
-            **{**SIZES, "block_size": 24},
-            steps=6,
-            eval_every=3,
-            seed=1,
-            device=device,
-            dtype="float32",
-            checkpoint_dir=tmp_path,
-        )
-        for device in ("cpu", "cuda")
-    ]
+    runs = [trained(data, block_size=24, device=device) for device in ("cpu", "cuda")]
     assert losses(runs[1]) == pytest.approx(losses(runs[0]), rel=1e-3)
     evaluations = [attnlm.evaluate(run, device="cuda", data_dir=tmp_path / "data") for run in runs]
     assert evaluations[0].accuracy == evaluations[1].accuracy
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "name",
     [
-        {"attention": "parts.py:Head", "heads": 4},
-        {"attention": "parts.py:Fused"},
-        {"attention": "parts.py:Convolution"},
-        {"mlp": "parts.py:Gate"},
-        {"loss": "parts.py:soft"},
-        {"scores": "parts.py:ALiBi", "heads": 4, "compile": "on"},
-        {"model": "models.py:Logits"},
-        {"scores": "parts.py:ALiBi", "heads": 4},
+        "transformer:attention=CODE/parts.py:Head:heads=4:embed_dim=24",
+        "transformer:attention=CODE/parts.py:Fused:embed_dim=24",
+        "transformer:attention=CODE/parts.py:Convolution:embed_dim=24",
+        "transformer:mlp=CODE/parts.py:Gate:embed_dim=24",
+        "transformer:loss=CODE/parts.py:soft:embed_dim=24",
+        "transformer:scores=CODE/parts.py:ALiBi:heads=4:embed_dim=24",
+        "transformer:scores=CODE/parts.py:ALiBi:heads=4:embed_dim=24:compile=on",
+        "CODE/models.py:Logits",
     ],
-    ids=str,
 )
-def test_own_code_trains(
-    settings: dict[str, Any], data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "parts.py").write_text(PARTS)
-    (tmp_path / "models.py").write_text(OWN_MODELS)
-    settings = {k: f"{tmp_path}/{v}" if ":" in str(v) else v for k, v in settings.items()}
-    sizes: dict[str, Any] = {"block_size": 12, "batch_size": 4}
-    if "model" not in settings:
-        sizes["embed_dim"] = 24
-    run = attnlm.train(
-        data,
-        **{"model": "transformer", **settings},
-        **sizes,
-        steps=6,
-        eval_every=3,
-        seed=1,
-        device="cuda",
-        **places(data.path.parent.parent),
-    )
+def test_own_code_trains(name: str, dataset: Dataset, code: Path) -> None:
+    run = quick_run(dataset, name.replace("CODE", str(code)), steps=6, eval_every=3, device="cuda")
     assert losses(run)[-1] < losses(run)[0]
     assert "".join(attnlm.sample(run, tokens=20, seed=1, device="cuda"))
 
@@ -266,69 +213,49 @@ def test_own_code_trains(
 
 
 @pytest.fixture(scope="module")
-def run(data: Dataset) -> Run:
-    return trained(data, model="gpt2", layers=2, steps=60, eval_every=20)
+def run(dataset: Dataset) -> Run:
+    return trained(dataset, model="gpt2", layers=2, steps=60, eval_every=20)
 
 
-def test_both_devices_evaluate_a_run_alike(run: Run, data: Dataset) -> None:
-    on = [attnlm.evaluate(run, device=d, data_dir=data.path.parent).loss for d in ("cpu", "cuda")]
+def test_both_devices_evaluate_a_run_alike(run: Run, dataset: Dataset) -> None:
+    on = [
+        attnlm.evaluate(run, device=d, data_dir=dataset.path.parent).loss for d in ("cpu", "cuda")
+    ]
     assert on[1] == pytest.approx(on[0], rel=1e-4)
 
 
 def test_both_devices_sample_the_same_text(run: Run) -> None:
-    texts = [
-        attnlm.samples(run, num_samples=3, tokens=40, prompt="1 ", temperature=0, device=d)
-        for d in ("cpu", "cuda")
-    ]
-    assert texts[0] == texts[1]
+    how: dict[str, Any] = {"num_samples": 3, "tokens": 40, "prompt": "1 ", "temperature": 0}
+    assert attnlm.samples(run, device="cuda", **how) == attnlm.samples(run, device="cpu", **how)
 
 
-def test_both_devices_score_heads_alike(run: Run, data: Dataset) -> None:
-    one, other = (attnlm.heads(run, device=d, data_dir=data.path.parent) for d in ("cpu", "cuda"))
+def test_both_devices_score_heads_alike(run: Run, dataset: Dataset) -> None:
+    one, other = (
+        attnlm.heads(run, device=d, data_dir=dataset.path.parent) for d in ("cpu", "cuda")
+    )
     for mine, theirs in zip(one.heads, other.heads, strict=True):
         assert mine.scores == pytest.approx(theirs.scores, abs=1e-3)
 
 
-def test_a_model_is_read_on_the_gpu(run: Run) -> None:
-    model, device = attnlm.load_model(run, device="cuda")
-    ids = torch.tensor([run.tokenizer.encode("1 apples")], device=device.torch)
-    assert model(ids).device.type == "cuda"
+# --- Processes and memory -----------------------------------------------------------------------
 
 
-# --- Processes, memory and choices ----------------------------------------------------------------
+def test_torchrun_trains_one_process(dataset: Dataset, tmp_path: Path) -> None:
+    torchrun = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "-m"
+    sizes = ("--model=gpt2", "--layers=2", "--embed-dim=24", "--heads=4", "--block-size=12")
+    words = ("train", dataset.path, *sizes, "--batch-size=4", "--steps=6", "--device=cuda")
+    with started(sys.executable, *torchrun, "attnlm", *words, cwd=tmp_path) as process:
+        finish(process, 0)
 
 
-def test_torchrun_trains_one_process(data: Dataset, tmp_path: Path) -> None:
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"),
-        *("-m", "attnlm", "train", str(data.path), "--model", "gpt2", "--layers", "2"),
-        *("--embed-dim", "24", "--heads", "4", "--block-size", "12", "--batch-size", "4"),
-        *("--steps", "6", "--device", "cuda", "--checkpoint-dir", str(tmp_path)),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
-def test_more_processes_than_gpus_are_refused(data: Dataset, tmp_path: Path) -> None:
-    count = torch.cuda.device_count() + 1
-    command = [
-        *(sys.executable, "-m", "attnlm", "train", str(data.path), "--model", "gpt2"),
-        *("--processes", str(count), "--batch-size", str(4 * count), "--device", "cuda"),
-        *("--steps", "2", "--checkpoint-dir", str(tmp_path)),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 1
-    assert "cannot share" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_the_micro_batch_is_halved_until_the_first_step_fits(data: Dataset) -> None:
+def test_the_micro_batch_is_halved_until_the_first_step_fits(dataset: Dataset) -> None:
     """A gigabyte holds a quarter of the batch's activations."""
     torch.cuda.empty_cache()
     allowed = torch.cuda.memory_reserved() + 2**30
     torch.cuda.set_per_process_memory_fraction(allowed / torch.cuda.mem_get_info()[1])
     sizes = {"layers": 4, "embed_dim": 256, "heads": 4, "block_size": 512, "batch_size": 64}
     try:
-        run = trained(data, model="gpt2", **sizes)
+        run = trained(dataset, model="gpt2", **sizes)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert (run.config.training.micro_batch_size or 64) < 64

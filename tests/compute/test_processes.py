@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 import attnlm
 from attnlm.base.signals import Interrupted
 from attnlm.compute import processes
-from attnlm.compute.device import choose_device
 from attnlm.compute.launcher import run_processes
 from attnlm.compute.processes import (
     ALONE,
@@ -28,24 +25,25 @@ from attnlm.compute.processes import (
     _reporting_lost_processes,
     join_processes,
 )
+from attnlm.data.dataset import Dataset
 from attnlm.runs.run import open_run
-from attnlm.training.state import initial_state
-from attnlm.training.step import Stepper
-from tests.kit import with_options
+from tests.kit import ATTNLM, with_options
 from tests.models import contents, timeless
 from tests.processes import (
     NAMES,
+    SENT,
+    RankResult,
     Training,
     commands,
     compute,
-    config_of,
+    compute_numbers,
     finish,
     free_port,
     in_processes,
-    numbers,
     processes_of_ranks,
-    start,
+    started,
     training_some_way_on,
+    wait_until,
 )
 from tests.tolerances import assert_near
 
@@ -57,26 +55,48 @@ TRAIN = (
 )
 
 
-def test_several_processes_compute_the_same_as_one(project: Path, tmp_path: Path) -> None:
-    opened = attnlm.open_dataset("fruits-char", data_dir=project / "data")
-    in_processes(3, compute, opened.path, tmp_path)
-    (first, failure, told, flushed, stopped), *others = (
-        pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(3)
-    )
-    assert "finite numbers (between steps 1 and 2)" in failure
-    assert told == {"a": [1, None, "ü"]}
-    assert flushed == [0.0] * 8 or sys.platform != "linux"
-    assert stopped == [signal.SIGTERM] * 2 and others[-1][-1] == [signal.SIGHUP] * 2
-    for name in NAMES:
-        for other, *rest, _ in others:
-            assert rest == [failure, told, flushed]
-            assert other[name]["losses"] == first[name]["losses"]
-            assert other[name]["validation"] == first[name]["validation"]
-            assert np.array_equal(other[name]["values"], first[name]["values"])
-        alone = numbers(name, opened, ALONE)
-        assert_near(first[name]["gradients"][0], alone["gradients"][0])
-        np.testing.assert_allclose(first[name]["losses"], alone["losses"], 1e-5)
-        assert first[name]["validation"] == pytest.approx(alone["validation"], rel=1e-5)
+@pytest.fixture(scope="module")
+def ranks(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> list[RankResult]:
+    """What each of three processes found."""
+    out = tmp_path_factory.mktemp("ranks")
+    in_processes(3, compute, dataset.path, out)
+    return [pickle.loads((out / f"{rank}.pickle").read_bytes()) for rank in range(3)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_several_processes_compute_the_same_as_one(
+    name: str, ranks: list[RankResult], dataset: Dataset
+) -> None:
+    first, *others = (rank.models[name] for rank in ranks)
+    for other in others:
+        assert (other.losses, other.weights) == (first.losses, first.weights)
+        assert other.validation_loss == first.validation_loss
+    alone = compute_numbers(name, dataset, ALONE)
+    assert_near(first.gradients, alone.gradients)
+    assert first.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert first.validation_loss == pytest.approx(alone.validation_loss, rel=1e-5)
+
+
+def test_all_processes_name_the_step_with_a_loss_that_is_not_finite(
+    ranks: list[RankResult],
+) -> None:
+    (error,) = {rank.error for rank in ranks}
+    assert "finite numbers (between steps 1 and 2)" in error
+
+
+def test_all_processes_get_the_object_of_rank_0(ranks: list[RankResult]) -> None:
+    assert [rank.received for rank in ranks] == [SENT] * 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads inherit modes on Linux")
+def test_sums_of_processes_are_flushed(ranks: list[RankResult]) -> None:
+    assert [rank.subnormal_sum for rank in ranks] == [[0.0] * 8] * 3
+
+
+def test_a_signal_to_the_last_process_ends_the_work_of_all(ranks: list[RankResult]) -> None:
+    """The others, which got none, end as by SIGTERM."""
+    expected = [signal.SIGTERM, signal.SIGTERM, signal.SIGHUP]
+    assert [rank.signals for rank in ranks] == [[signum] * 2 for signum in expected]
 
 
 @pytest.fixture(scope="module")
@@ -93,9 +113,7 @@ def test_two_processes_write_the_same_run_as_one(whole: Path, project: Path) -> 
     run = open_run(whole)
     assert run.config.training.processes == 2
     settings: dict[str, Any] = {**run.config.settings(), "processes": 1}
-    alone = attnlm.train(
-        project / "data" / "fruits-char", checkpoint_dir=project / "alone", **settings
-    )
+    alone = attnlm.train(run.dataset.path, checkpoint_dir=project / "alone", **settings)
     assert len(timeless(alone.path)) == len(timeless(whole)) == 11
     for one, other in zip(timeless(alone.path)[:2], timeless(whole), strict=False):
         assert one["step"] == other["step"] and one["tokens"] == other["tokens"]
@@ -131,10 +149,9 @@ def test_a_signal_to_one_process_saves_once_and_ends_all(
     assert timeless(path) == timeless(whole)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_the_command_saves_once(signum: signal.Signals, training: Training) -> None:
-    training.process.send_signal(signum)
-    _, stderr = finish(training.process, 128 + signum)
+def test_a_signal_to_the_command_saves_once(training: Training) -> None:
+    training.process.send_signal(signal.SIGINT)
+    stderr = finish(training.process, 128 + signal.SIGINT)
     assert stderr.count("stopped; the last complete step, ") == 1
     assert "error: " not in stderr
     assert attnlm.open_run(training.path).checkpoint("last").step % 30
@@ -143,7 +160,7 @@ def test_a_signal_to_the_command_saves_once(signum: signal.Signals, training: Tr
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_processes_end_when_one_is_killed(rank: int, training: Training) -> None:
     os.kill(processes_of_ranks(training.process.pid)[rank], signal.SIGKILL)
-    _, stderr = finish(training.process, 1)
+    stderr = finish(training.process, 1)
     assert stderr.count("error: ") == 1
     assert f"error: process {rank} of the training was killed (SIGKILL)" in stderr
     step = attnlm.open_run(training.path).checkpoint("last").step
@@ -163,50 +180,26 @@ def test_nothing_in_the_current_folder_is_imported_and_the_error_is_one_line(
     attnlm = sys.executable, "-P", "-m", "attnlm"
     folders = "--data-dir", project / "data", "--checkpoint-dir", tmp_path
     arguments = with_options(TRAIN, "--block-size", "9999")
-    _, stderr = finish(start(*attnlm, *arguments, *folders, cwd=tmp_path), 1)
+    with started(*attnlm, *arguments, *folders, cwd=tmp_path) as process:
+        stderr = finish(process, 1)
     error, hint = stderr.splitlines()
     assert error.startswith("error: the training split has ") and hint.startswith("hint: ")
 
 
 def test_a_signal_ends_a_process_that_waits_for_the_others(project: Path) -> None:
-    variables = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    # The library tells when it begins to wait.
-    program = (
-        "import attnlm.__main__ as a, torch.distributed as d; begin = d.init_process_group\n"
-        "d.init_process_group = lambda *x, **y: (print(1, flush=True), begin(*x, **y))\n"
-        "a.main()"
-    )
-    process = start(
-        *(sys.executable, "-c", program, "train", "fruits-char", "--name", "alone"),
-        cwd=project,
-        MASTER_PORT=str(free_port()),
-        **variables,
-    )
-    assert process.stdout is not None and process.stdout.readline() == "1\n"
-    time.sleep(0.5)  # until C++ code waits
-    process.send_signal(signal.SIGTERM)
-    _, stderr = finish(process, -signal.SIGTERM)
-    assert stderr == ""
+    """In C++ code, which listens to them already."""
+    address = "127.0.0.1", free_port()
+    names = {"MASTER_ADDR": address[0], "MASTER_PORT": str(address[1])}
+    words = (*ATTNLM, "train", "fruits-char", "--name", "alone")
 
+    def listens() -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(address) == 0
 
-def test_a_gpus_training_looks_for_signals_after_each_step(project: Path) -> None:
-    """NCCL's wait with a timeout waits for the GPU: a later look would only be too late."""
-
-    class Two(Processes):
-        def all_reduce(self, tensor: torch.Tensor) -> None:
-            tensor.mul_(2)
-
-    opened = attnlm.open_dataset("fruits-char", data_dir=project / "data")
-    config, device = config_of("bigram", 2), choose_device("cpu")
-    state = initial_state(config, opened.vocab_size, device)
-    stepper = Stepper(state, config, opened, Two(0, 2))
-    state.device = replace(device, name="cuda")
-    stepper.step()
-    stepper.stop.signum = signal.SIGINT
-    stepper.stop.check()  # the other process does not know it yet
-    stepper.step()
-    with pytest.raises(Interrupted):
-        stepper.stop.check()
+    with started(*words, cwd=project, WORLD_SIZE="2", RANK="0", **names) as process:
+        wait_until(listens)
+        process.send_signal(signal.SIGTERM)
+        assert finish(process, -signal.SIGTERM) == ""
 
 
 @pytest.mark.parametrize(

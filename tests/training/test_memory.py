@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,19 +14,15 @@ from attnlm.base.events import Note
 from attnlm.base.setting_fields import Settings
 from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
+from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameter_count
 from attnlm.training import memory
 from attnlm.training.batch_split import windows_at_once
-from attnlm.training.memory import (
-    FACTOR,
-    affordable_micro_batch,
-    check_memory,
-    estimate_memory,
-)
+from attnlm.training.memory import FACTOR, affordable_micro_batch, check_memory, estimate_memory
 from attnlm.training.step import Replica
 from attnlm.workflows import autotune as autotuning
-from tests.models import prepared
+from tests.kit import QUICK
 
 CPU = Device("cpu", "float32", "requested")
 
@@ -111,12 +107,12 @@ def test_a_machine_is_shared_by_its_processes_and_a_gpu_is_not_asked(
     assert memory._available_memory(training, Device("cuda", "float32", "")) is None
 
 
-def test_a_refused_run_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = prepared(tmp_path, "the cat sat on the mat.\n" * 99, "text")
+def test_a_refused_run_leaves_no_files(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_available_memory", lambda *_: 1000)
+    runs = train.keywords["checkpoint_dir"]
     with pytest.raises(AttnlmError, match="of memory, but cpu has"):
-        attnlm.train(dataset.path, device="cpu", checkpoint_dir=tmp_path / "runs")
-    assert not (tmp_path / "runs").exists()
+        train()
+    assert not runs.exists()
 
 
 @pytest.mark.parametrize(
@@ -141,10 +137,9 @@ def test_evaluation_batches_fit_into_memory(
 
 @pytest.mark.parametrize("micro", [None, 4])
 def test_the_precision_compilation_and_micro_batch_of_an_old_gpu(
-    micro: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    micro: int | None, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU without bfloat16 computes in float32, and a long training run there is compiled."""
-    dataset = prepared(tmp_path, "the cat sat on the mat.\n" * 99, "text")
     monkeypatch.setattr(autotuning, "_is_long", lambda config, dataset: True)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere")
     given: Settings = {} if micro is None else {"micro_batch_size": micro}
@@ -154,77 +149,51 @@ def test_the_precision_compilation_and_micro_batch_of_an_old_gpu(
     assert (found.dtype, found.compile, found.micro_batch_size) == ("float32", "on", micro)
 
 
-@pytest.mark.parametrize(
-    ("model", "width", "measured"), [("gpt2", 256, 688), ("transformer", 128, 405)]
-)
-def test_large_vocabularies_are_estimated_within_the_factor(
-    model: str, width: int, measured: int
-) -> None:
-    """The peaks of one thread's training steps with GPT-2's vocabulary, in MB."""
-    sizes: Settings = {"layers": 4, "embed_dim": width, "heads": 4, "block_size": 256}
-    more: Settings = {"batch_size": 4, "tie_embeddings": True, "optimizer": "adamw", "threads": 1}
-    config = resolve({"model": model, **sizes, **more})
-    estimate = estimate_memory(config, 50_257, "cpu").total / 1e6
-    assert measured / FACTOR < estimate < FACTOR * measured
+SMALL = "transformer:heads=2:embed_dim=16:dropout=0.1"
 
 
-@pytest.fixture
-def gpu_for_two_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU whose memory holds two windows, the first micro-batch of more runs out of it."""
+def run_out_of_memory(patch: pytest.MonkeyPatch, when: Callable[[Replica, int], bool]) -> None:
+    """Let a backward pass run out of a GPU's memory when `when(replica, step)` is true."""
     backward = Replica.backward
 
-    def limited(self: Replica, step: int, begin: int, *batch: Any) -> torch.Tensor:
-        loss = backward(self, step, begin, *batch)
-        if self._windows > 2:
+    def limited(self: Replica, step: int, *batch: Any) -> torch.Tensor:
+        loss = backward(self, step, *batch)
+        if when(self, step):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return loss
 
-    monkeypatch.setattr(Replica, "backward", limited)
+    patch.setattr(Replica, "backward", limited)
 
 
-SMALL: dict[str, Any] = {"model": "transformer", "block_size": 8, "embed_dim": 16, "heads": 2}
-SMALL |= {"batch_size": 24, "dropout": 0.1, "steps": 3, "seed": 1, "threads": 1}
-
-
-@pytest.mark.usefixtures("gpu_for_two_windows")
 def test_the_micro_batch_is_halved_until_the_first_step_fits(
-    dataset: Dataset, tmp_path: Path
+    train: Any, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    run_out_of_memory(monkeypatch, lambda replica, step: replica._windows > 2)
     events: list[object] = []
-    about: dict[str, Any] = {**SMALL, "device": "cpu", "checkpoint_dir": tmp_path}
-    run = attnlm.train(dataset, **about, name="halved", on_event=events.append)
+    run = train(SMALL, batch_size=24, on_event=events.append)
     notes = [event.text for event in events if isinstance(event, Note)]
     assert notes == ["memory ran out: `micro_batch_size` 1 is used from now on"]
     assert run.config.training.micro_batch_size == 1
     assert attnlm.open_run(run.path).config.training.micro_batch_size == 1
-    told = attnlm.train(dataset, **about, micro_batch_size=1, name="told")
+    told = train(SMALL, batch_size=24, micro_batch_size=1)
     assert run.last.read_bytes() == told.last.read_bytes()
     assert attnlm.train(resume=run, steps=5).config.training.micro_batch_size == 1
-    assert attnlm.estimate(dataset, **SMALL, device="cpu").config.training.micro_batch_size == 1
+    about: Settings = {**QUICK, **variant(SMALL), "batch_size": 24, "device": "cpu"}
+    assert attnlm.estimate(dataset, **about).config.training.micro_batch_size == 1
 
 
 def test_a_window_that_exceeds_the_memory_of_a_gpu_is_an_error(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> torch.Tensor:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(Replica, "backward", fail)
-    with pytest.raises(AttnlmError, match="one window of `block_size` 8 does not fit") as caught:
-        attnlm.train(dataset, **SMALL, device="cpu", checkpoint_dir=tmp_path)
+    run_out_of_memory(monkeypatch, lambda replica, step: True)
+    with pytest.raises(AttnlmError, match="one window of `block_size` 12 does not fit") as caught:
+        train(SMALL)
     assert "lower `block_size`" in caught.value.hint
 
 
 def test_memory_that_runs_out_later_is_an_error(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backward = Replica.backward
-
-    def later(self: Replica, step: int, *batch: Any) -> torch.Tensor:
-        if step:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return backward(self, step, *batch)
-
-    monkeypatch.setattr(Replica, "backward", later)
+    run_out_of_memory(monkeypatch, lambda replica, step: step > 0)
     with pytest.raises(torch.OutOfMemoryError):
-        attnlm.train(dataset, **SMALL, device="cpu", checkpoint_dir=tmp_path)
+        train(SMALL)

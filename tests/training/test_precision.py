@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnlm
-from attnlm.base.errors import UsageError
 from attnlm.base.setting_fields import Settings
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
@@ -25,18 +25,17 @@ from attnlm.data.dataset import Dataset
 from attnlm.generation import sampling
 from attnlm.generation.decoders import ModuleDecoder, fastest_decoding, is_fastest_on_cpu
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
-from attnlm.training.cuda_graph import can_record_gradients, can_record_updates
+from attnlm.training.cuda_graph import (
+    FIRST_CALLS,
+    CudaGraph,
+    can_record_gradients,
+    can_record_updates,
+)
 from attnlm.workflows import autotune as launch
 from attnlm.workflows.autotune import autotune
-from tests.models import V, prepared, small_model, some_ids
+from tests.models import V, small_model, some_ids
 
 CPU = Device("cpu", "float32", "tests")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    folder = tmp_path_factory.mktemp("data")
-    return prepared(folder, "the cat sat on the mat.\n" * 99, "text")
 
 
 class Operations(TorchDispatchMode):
@@ -113,7 +112,11 @@ def test_weights_are_cast_once_for_all_tokens(name: str) -> None:
     ],
 )
 def test_long_training_on_a_gpu_is_compiled_if_a_compiler_exists(
-    compiler: str, settings: Settings, expected: str, monkeypatch: pytest.MonkeyPatch, data: Dataset
+    compiler: str,
+    settings: Settings,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    dataset: Dataset,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(shutil, "which", lambda name: name == compiler)
@@ -121,7 +124,7 @@ def test_long_training_on_a_gpu_is_compiled_if_a_compiler_exists(
     cuda = Device("cuda", "bfloat16", "tests")
     changes: list[str] = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", changes.append)
-    settled = autotune(resolve({"model": "transformer", **settings}), cuda, data)
+    settled = autotune(resolve({"model": "transformer", **settings}), cuda, dataset)
     assert settled.training.compile == expected
     assert not changes and "TORCHINDUCTOR_CACHE_DIR" not in os.environ  # it changes no state
 
@@ -137,35 +140,22 @@ def test_long_training_on_a_gpu_is_compiled_if_a_compiler_exists(
     ],
 )
 def test_a_small_model_is_trained_on_the_cpu(
-    settings: Settings, device: str, monkeypatch: pytest.MonkeyPatch, data: Dataset
+    settings: Settings, device: str, monkeypatch: pytest.MonkeyPatch, dataset: Dataset
 ) -> None:
     cuda = Device("cuda", "bfloat16", "a GPU")
     monkeypatch.setattr(
         launch, "choose_device", lambda name, dtype="auto": CPU if name == "cpu" else cuda
     )
-    found = launch.choose_training_device(resolve({"threads": 1, **settings}), data)
+    found = launch.choose_training_device(resolve({"threads": 1, **settings}), dataset)
     assert found.name == device
     assert device == "cuda" or found.reason == "a step is too small for cuda"
 
 
-def test_a_run_is_resumed_on_another_device(
-    monkeypatch: pytest.MonkeyPatch, data: Dataset, tmp_path: Path
-) -> None:
+def test_a_run_is_resumed_on_another_device(train: Any) -> None:
     """Settings that depend on the device are chosen again; the others are kept."""
-    settings: dict[str, Any] = {
-        "embed_dim": 16,
-        "heads": 2,
-        "layers": 1,
-        "block_size": 8,
-        "seed": 1,
-    }
-    run = attnlm.train(
-        data, model="transformer", steps=2, device="cpu", checkpoint_dir=tmp_path, **settings
-    )
-    recorded = replace(
-        run.config.training,
-        **dict[str, Any](device="mps", compile="off", matmul="onednn", threads=3),
-    )
+    run = train("transformer:heads=2:embed_dim=16", steps=2)
+    made: dict[str, Any] = {"device": "mps", "compile": "off", "matmul": "onednn", "threads": 3}
+    recorded = replace(run.config.training, **made)
     replace(run, config=replace(run.config, training=recorded)).save_config()
     told: list[str] = []
     resumed = attnlm.train(
@@ -176,6 +166,35 @@ def test_a_run_is_resumed_on_another_device(
     assert found == replace(recorded, device="cpu", steps=4, **kept)
     assert (found.matmul, found.threads) != ("onednn", 3) and resumed.metrics()[-1]["step"] == 4
     assert any("`threads` are chosen again" in text for text in told)
+
+
+def test_small_models_generate_text_on_the_cpu(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, devices = train("bigram", steps=1), list[str]()
+
+    def load(run: Any, *, device: str, **_: Any) -> Any:
+        devices.append(device)
+        return None, None
+
+    monkeypatch.setattr(sampling, "load_model", load)
+    for is_fastest in (True, False):
+        monkeypatch.setattr(sampling, "is_fastest_on_cpu", lambda *_, is_so=is_fastest: is_so)
+        sampling.load_sampler(run)
+    assert devices == ["cpu", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "expected"),
+    [
+        ("bigram", 65, True),
+        ("transformer:embed_dim=384:layers=6", 65, native_library() is not None),
+        ("gpt2:embed_dim=768:layers=12:heads=12", 50257, False),
+    ],
+)
+def test_a_gpu_generates_text_of_large_models(name: str, vocab_size: int, expected: bool) -> None:
+    assert is_fastest_on_cpu(resolve(variant(name)).spec, vocab_size) == expected
+
+
+# --- CUDA graphs ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -196,39 +215,45 @@ def test_cuda_graphs_hold_only_steps_that_repeat_themselves(
     assert not can_record_updates(config.training, "cpu")
 
 
-def test_small_models_generate_text_on_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, data: Dataset, tmp_path: Path
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
+    """A stand-in for a recorded graph, which is replayed without a GPU."""
+    graph = mock.Mock()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "stream")
+    monkeypatch.setattr(torch.cuda, "set_stream", graph.set_stream)
+    return graph
+
+
+def test_a_replay_reads_its_inputs_where_the_recorded_function_read_them(
+    recording: mock.Mock,
 ) -> None:
-    run = attnlm.train(data, model="bigram", steps=1, checkpoint_dir=tmp_path)
-    devices: list[str] = []
+    seen: list[torch.Tensor] = []
 
-    def load(run: Any, *, device: str, **_: Any) -> Any:
-        devices.append(device)
-        return None, None
+    def double(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x)
+        return 2 * x
 
-    monkeypatch.setattr(sampling, "load_model", load)
-    sampling.load_sampler(run)
-    monkeypatch.setattr(sampling, "is_fastest_on_cpu", lambda *_: False)
-    sampling.load_sampler(run)
-    assert devices == ["cpu", "auto"]
-
-
-@pytest.mark.parametrize(
-    ("name", "vocab_size", "expected"),
-    [
-        ("bigram", 65, True),
-        ("transformer:embed_dim=384:layers=6", 65, native_library() is not None),
-        ("gpt2:embed_dim=768:layers=12:heads=12", 50257, False),
-    ],
-)
-def test_a_gpu_generates_text_of_large_models(name: str, vocab_size: int, expected: bool) -> None:
-    assert is_fastest_on_cpu(resolve(variant(name)).spec, vocab_size) == expected
+    graph: CudaGraph[torch.Tensor] = CudaGraph()
+    for i in range(FIRST_CALLS + 2):
+        assert graph.call(double, torch.full((2,), float(i))) is not None
+    assert recording.replay.call_count == FIRST_CALLS + 2 - (len(seen) - 1)
+    assert seen[-1].tolist() == [FIRST_CALLS + 1.0] * 2
+    with pytest.raises(ValueError, match="recorded for"):
+        graph.call(double, torch.zeros(1))
 
 
-@pytest.mark.parametrize("setting", [{"matmul": "onednn"}, {"attention_kernel": "native"}], ids=str)
-def test_kernels_of_a_cpu_are_refused_in_bfloat16(
-    setting: dict[str, Any], data: Dataset, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match=f"`{next(iter(setting))}`"):
-        attnlm.train(data, model="gpt2", dtype="bfloat16", checkpoint_dir=tmp_path, **setting)
-    assert not list(tmp_path.iterdir())
+def test_a_function_that_cannot_be_recorded_is_called_as_before(recording: mock.Mock) -> None:
+    results = iter([1, 2, 3, torch.OutOfMemoryError(), 4, 5, 6])
+
+    def give() -> int:
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return int(result)
+
+    graph: CudaGraph[int] = CudaGraph()
+    assert [graph.call(give) for _ in range(6)] == [1, 2, 3, 4, 5, 6]
+    recording.replay.assert_not_called()
+    recording.set_stream.assert_called_with("stream")

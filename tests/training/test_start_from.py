@@ -18,7 +18,7 @@ from attnlm.runs.load_model import parent_weights
 from attnlm.runs.run import Run
 from tests.kit import ATTNLM, command, fails
 from tests.models import parts_of, places, prepared
-from tests.processes import finish, start
+from tests.processes import finish, started
 from tests.tolerances import assert_near
 
 SMALL: dict[str, Any] = {"batch_size": 4, "steps": 6, "eval_every": 3, "seed": 1}
@@ -120,7 +120,8 @@ def test_several_processes_start_from_it_and_one_logs(folder: Path) -> None:
     settings = [("--" + name.replace("_", "-"), str(value)) for name, value in SMALL.items()]
     arguments = "train", "fruits-char", "--from", "parent", "--processes", "2"
     more = (*sum(settings, ()), "--log", "tensorboard", "--name", "two")
-    finish(start(*ATTNLM, *arguments, *more, cwd=folder), 0)
+    with started(*ATTNLM, *arguments, *more, cwd=folder) as process:
+        finish(process, 0)
     two = attnlm.open_run(folder / "checkpoints" / "two")
     for one, other in zip(alone.metrics(), two.metrics(), strict=True):
         assert one["val_loss"] == pytest.approx(other["val_loss"], rel=1e-4)
