@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import platform
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,8 +24,6 @@ from tests.kit import command
 from tests.models import needs_kernels
 from tools.compile_kernels import SOURCES
 
-COMPILERS = ("gcc", "clang", "aarch64-linux-gnu-gcc")
-
 
 @pytest.fixture(autouse=True)
 def nothing_remembered() -> Iterator[None]:
@@ -35,7 +35,8 @@ def nothing_remembered() -> Iterator[None]:
     native.load.cache_clear()
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.compilers
+@pytest.mark.parametrize("compiler", ["gcc", "clang", "aarch64-linux-gnu-gcc"])
 def test_no_compiler_warns(compiler: str, tmp_path: Path) -> None:
     """For each width of vectors; all passes of the compiler run for the widest alone. -O3 takes
     twice as long, and finds nothing more."""
@@ -46,33 +47,30 @@ def test_no_compiler_warns(compiler: str, tmp_path: Path) -> None:
         widths += [[f"-march={name}"] for name in ("x86-64-v3", "x86-64-v4")]
     flags = [*FLAGS, "-O2", "-Wall", "-Wextra", "-Werror", "-c", "-o", str(tmp_path / "a.o")]
     flags.remove("-shared")
-    for path in SOURCES:
-        for width in widths:
-            partly = ["-fsyntax-only"] * (width is not widths[-1])
-            command = [compiler, *flags, *partly, *width, str(path)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert (done.returncode, done.stderr) == (0, "")
+    for path, width in itertools.product(SOURCES, widths):
+        partly = ["-fsyntax-only"] * (width is not widths[-1])
+        words = [compiler, *flags, *partly, *width, str(path)]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
-    ("capability", "expected"),
-    [("DEFAULT", "sse4.2"), ("AVX2", "avx2"), ("AVX512", "avx512"), ("SOMETHING NEW", "sse4.2")],
+    ("machine", "capability", "expected"),
+    [
+        ("AMD64", "DEFAULT", "sse4.2"),
+        ("AMD64", "AVX2", "avx2"),
+        ("AMD64", "AVX512", "avx512"),
+        ("AMD64", "SOMETHING NEW", "sse4.2"),
+        ("arm64", "DEFAULT", "neon"),
+        ("riscv64", "DEFAULT", "none"),
+    ],
 )
 def test_the_instruction_set_follows_the_processor(
-    capability: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(native.VARIABLE, raising=False)
-    monkeypatch.setattr(platform, "machine", lambda: "AMD64")
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert native.instruction_set() == expected
-
-
-@pytest.mark.parametrize(("machine", "expected"), [("arm64", "neon"), ("riscv64", "none")])
-def test_other_machines_have_their_own_instruction_set_or_none(
-    machine: str, expected: str, monkeypatch: pytest.MonkeyPatch
+    machine: str, capability: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(native.VARIABLE, raising=False)
     monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert native.instruction_set() == expected
 
 
@@ -136,35 +134,21 @@ def test_kernels_that_lack_a_function_are_an_error(monkeypatch: pytest.MonkeyPat
         native.load(native.instruction_sets()[0])
 
 
-@pytest.mark.usefixtures("few_tales")
-def test_training_and_sampling_work_without_kernels(tmp_path: Path) -> None:
+def test_training_and_sampling_work_without_kernels(project: Path) -> None:
     """The package may have been built without a compiler."""
-    without: dict[str, Any] = {native.VARIABLE: "none"}
-    command("prepare", "tales", cwd=tmp_path, **without)
-    train = ("train", "--steps", "2", "--seed", "1", "--model", "transformer", "--embed-dim", "8")
-    sizes = ("--heads", "2", "--block-size", "8")
-    command(*train, *sizes, cwd=tmp_path, **without)
-    assert command("sample", "--tokens", "20", cwd=tmp_path, **without).stdout
-    done = command(*train, *sizes, "--compile", "parts", cwd=tmp_path, code=1, **without)
+    without: dict[str, Any] = {"cwd": project, native.VARIABLE: "none"}
+    train = ("train", "--steps=2", "--seed=1", "--model=transformer", "--embed-dim=8", "--heads=2")
+    command(*train, "--block-size=8", **without)
+    assert command("sample", "--tokens", "20", **without).stdout
+    done = command(*train, "--block-size=8", "--compile", "parts", code=1, **without)
     assert "--compile parts needs attnlm's kernels in C" in done.stderr
 
 
 class Hook(KernelsHook):
     """The build hook in a folder, without hatchling's own objects."""
 
-    def __init__(self, root: Path) -> None:
-        self._root, self.warnings = str(root), list[str]()
-
-    @property
-    def root(self) -> str:
-        return self._root
-
-    @property
-    def app(self) -> Any:
-        return self
-
-    def display_warning(self, message: str) -> None:
-        self.warnings.append(message)
+    app: Any = mock.Mock()
+    root = ""
 
 
 def test_the_package_builds_without_a_compiler(
@@ -172,12 +156,13 @@ def test_the_package_builds_without_a_compiler(
 ) -> None:
     """The build says so; zig is one of its requirements."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.delenv("ATTNLM_WHEEL", raising=False)
+    for name in ("CC", "ATTNLM_WHEEL"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("hatch_build.ZIG", [sys.executable, "-c", "raise SystemExit(1)"])
-    hook, build_data = Hook(tmp_path), {"force_include": dict[str, str]()}
+    monkeypatch.setattr(Hook, "root", str(tmp_path))
+    hook, build_data = Hook.__new__(Hook), {"force_include": dict[str, str]()}
     assert hook.dependencies() == ["ziglang>=0.15"]
     hook.initialize("standard", build_data)
     hook.finalize("standard", build_data, "")
     assert build_data == {"force_include": {}}
-    assert hook.warnings == ["attnlm is installed without its kernels in C"]
+    hook.app.display_warning.assert_called_once_with("attnlm is installed without its kernels in C")

@@ -113,7 +113,7 @@ def test_two_processes_write_the_same_run_as_one(whole: Path, project: Path) -> 
     run = open_run(whole)
     assert run.config.training.processes == 2
     settings: dict[str, Any] = {**run.config.settings(), "processes": 1}
-    alone = attnlm.train(run.dataset.path, checkpoint_dir=project / "alone", **settings)
+    alone = attnlm.train(project / "data/fruits-char", checkpoint_dir=project / "alone", **settings)
     assert len(timeless(alone.path)) == len(timeless(whole)) == 11
     for one, other in zip(timeless(alone.path)[:2], timeless(whole), strict=False):
         assert one["step"] == other["step"] and one["tokens"] == other["tokens"]

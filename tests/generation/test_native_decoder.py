@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -127,11 +128,8 @@ def test_large_models_use_threads_and_read_weights_in_place(
     monkeypatch.setattr(native_decoder, "_LARGE_MODEL", 0)
     monkeypatch.setattr(native_decoder, "_MOST_ROWS_OF_LARGE", 50)
     monkeypatch.setattr(native_decoder, "_LEAST_UNCOPIED_INPUTS", 32)
-    for name in (
-        "gpt2:mlp_width=160",
-        "qwen3:kv_heads=2:head_size=10:qkv_bias=true",
-        "llama:heads=2:mlp=none",
-    ):
+    grouped = "qwen3:kv_heads=2:head_size=10:qkv_bias=true"
+    for name in ("gpt2:mlp_width=160", grouped, "llama:heads=2:mlp=none"):
         model = a_model(name, 99, embed_dim=64, block_size=80)
         native = NativeModel(model, library(width))
         assert native.layout.lm_head.rows and not native.layout.lm_head.panels
@@ -176,19 +174,17 @@ def batch(prompt: list[int], num_samples: int = 1, **settings: Any) -> Batch:
     return Batch([prompt] * num_samples, range(num_samples), config, BLOCK)
 
 
-def test_an_id_outside_the_vocabulary_is_refused() -> None:
+@pytest.mark.parametrize("wrong", [-1, V, 2**40])
+def test_an_id_outside_the_vocabulary_is_refused(wrong: int) -> None:
     native = NativeModel(a_model("transformer"), library())
-    decoder = NativeDecoder(native, 1)
-    for wrong in (-1, V, 2**40):
+    with pytest.raises(IndexError):
+        NativeDecoder(native, 1).logits(np.array([[0, wrong, 1]]), 0)
+    with pytest.raises(IndexError):
+        next(NativeDecoder(native, 1).generate(batch([0, wrong, 1], tokens=1)))
+    two = Batch([[0], [0, wrong]], [0, 0], SamplingConfig(tokens=1), BLOCK)
+    if wrong != -1:  # which stands for a token that is drawn
         with pytest.raises(IndexError):
-            decoder.logits(np.array([[0, wrong, 1]]), 0)
-        with pytest.raises(IndexError):
-            next(decoder.generate(batch([0, wrong, 1], tokens=1)))
-        if wrong < 0:
-            continue  # stands for a token that is drawn
-        with pytest.raises(IndexError):
-            given = Batch([[0], [0, wrong]], [0, 0], SamplingConfig(tokens=1), BLOCK)
-            list(NativeDecoder(native, 2).generate(given))
+            list(NativeDecoder(native, 2).generate(two))
 
 
 def assert_generation(
@@ -216,8 +212,7 @@ def test_tokens_drawn_in_c_equal_python(name: str) -> None:
     assert_generation(model, 2, 1.0, library(), threads=2)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("wrong", "temperature"), [(math.nan, 0.0), (math.inf, 1.0)])
 def test_tokens_before_logits_that_are_not_finite_are_made(
     wrong: float, temperature: float
 ) -> None:
@@ -227,11 +222,9 @@ def test_tokens_before_logits_that_are_not_finite_are_made(
         assert model.position_embedding is not None
         model.position_embedding.weight[4] = wrong
     decoder = NativeDecoder(NativeModel(model, library()), 2)
-    made = []
+    made: list[Any] = []
     with pytest.raises(NotFiniteError):
-        for block_TB in decoder.generate(
-            batch([1, 2], 2, tokens=9, seed=1, temperature=temperature)
-        ):
+        for block_TB in decoder.generate(batch([1, 2], 2, tokens=9, temperature=temperature)):
             made += block_TB.tolist()
     assert len(made) == 3
 
@@ -240,15 +233,12 @@ def test_tokens_before_logits_that_are_not_finite_are_made(
 def test_a_sample_does_not_depend_on_the_others(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over 2,000 tokens, and divided among threads."""
+    """Over 1,000 tokens, and divided among threads."""
     library()
     monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 3)
     built = a_model(model, embed_dim=36, block_size=33)
     decoding = fastest_decoding(built, CPU)
     assert len(decoding.divide_samples(64)) == 3
-    assert [sample for samples in decoding.divide_samples(64) for sample in samples] == list(
-        range(64)
-    )
 
     def rows(count: int) -> list[list[int]]:
         made: list[list[int]] = [[] for _ in range(count)]
@@ -257,12 +247,12 @@ def test_a_sample_does_not_depend_on_the_others(
             made[sample] += ids
             return False
 
-        config = SamplingConfig(tokens=2000, num_samples=count, seed=8)
+        config = SamplingConfig(tokens=1000, num_samples=count, seed=8)
         decoding.generate_all([[3, 1]], config, receive)
         return made
 
-    one, eight, many = rows(1), rows(8), rows(64)
-    assert one == many[:1] and eight == many[:8]
+    one, many = rows(1), rows(64)
+    assert one == many[:1] and list(map(len, many)) == [1000] * 64
     assert len(set(map(tuple, many))) == 64
 
 
@@ -291,23 +281,19 @@ def test_a_model_is_decoded_in_c(name: str) -> None:
     assert isinstance(decoder, NativeDecoder) and not events
 
 
-@pytest.mark.parametrize("name", ["multi-head:projection=true:qkv_bias=true", "transformer"])
-@pytest.mark.parametrize("change", CHANGES)
 def test_a_model_changed_from_outside_decodes_by_itself_and_a_note_says_so(
-    change: str, name: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     library()
-    place, other = CHANGES[change]
+    place, other = CHANGES["another scale"]
     monkeypatch.setattr(f"attnlm.model.{place}", other)
-    model, events = a_model(name, heads=2), list[object]()
-    decoding = fastest_decoding(model, CPU, events.append)
-    decoder = decoding.new_decoder(1)
+    model, events = a_model("transformer"), list[object]()
+    decoder = fastest_decoding(model, CPU, events.append).new_decoder(1)
     assert isinstance(decoder, ModuleDecoder)
     (note,) = events
     assert isinstance(note, Note) and "slower" in note.text
     ids_BS = some_ids(1, BLOCK)
-    expected_BV = model(ids_BS)[:, -1].detach().numpy()
-    np.testing.assert_allclose(decoder.logits(ids_BS.numpy(), 0), expected_BV, rtol=1e-4, atol=1e-5)
+    assert_near(decoder.logits(ids_BS.numpy(), 0), model(ids_BS)[:, -1].detach())
 
 
 SANITIZED = """
@@ -348,6 +334,8 @@ print("clean")
 """
 
 
+@pytest.mark.compilers
+@pytest.mark.timeout(600)  # half a minute of CPU time
 def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     if (compiler := shutil.which("cc")) is None:
         pytest.skip("there is no cc to ask for libasan")
@@ -358,15 +346,11 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
         pytest.skip("the compiler has no libasan")
     flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     compile_native(compiler, tmp_path / "kernels-sanitized.so", *flags, "-march=native")
+    limits = {"LD_PRELOAD": asked.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"}
     done = subprocess.run(
         [sys.executable, "-c", SANITIZED, str(tmp_path)],
-        env={
-            **os.environ,
-            "LD_PRELOAD": asked.stdout.strip(),
-            "ASAN_OPTIONS": "detect_leaks=0",
-        },
+        env={**os.environ, **limits},
         capture_output=True,
         text=True,
-        timeout=300,
     )
     assert (done.returncode, done.stdout) == (0, "clean\n"), done.stderr[-3000:]

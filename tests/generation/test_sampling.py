@@ -1,8 +1,11 @@
+"""Drawing tokens: exact probabilities, one text alone or with others, and where a text ends."""
+
 from __future__ import annotations
 
 import _thread
 import json
 import math
+import re
 import signal
 import threading
 from dataclasses import replace
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnlm.base.errors import NotFiniteError, UsageError
+from attnlm.base.errors import NotFiniteError
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
 from attnlm.generation.batch import group_texts
@@ -31,9 +34,9 @@ from attnlm.generation.next_token import (
 from attnlm.generation.sampling import Continuation, Sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import RUNGS
-from attnlm.model.language_model import LanguageModel, Transformer
+from attnlm.model.language_model import Bigram, LanguageModel, Transformer
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
-from tests.kit import command, fails
+from tests.kit import command, on_a_terminal
 from tests.models import V, WithoutCache, small_model, some_ids
 
 CPU = Device("cpu", "float32", "tests")
@@ -241,22 +244,6 @@ def test_logits_after_the_end_of_a_text_may_be_infinite() -> None:
         assert [len(text) for text in texts] == [1, 1] and texts[1] != [0]
 
 
-def test_invalid_options_are_refused() -> None:
-    wrong: dict[str, tuple[float, ...]] = {
-        "temperature": (-0.1, math.nan, math.inf),
-        "top_k": (0,),
-        "top_p": (0.0, 1.1),
-        "tokens": (-1,),
-        "num_samples": (0, 10**9),
-        "seed": (-1,),
-    }
-    for name, value in ((name, value) for name, values in wrong.items() for value in values):
-        with pytest.raises(UsageError, match=f"`{name}`"):
-            SamplingConfig(**{name: value})  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="2,000,000,000,000 tokens do not fit"):
-        SamplingConfig(num_samples=2, tokens=10**12).check_room(1)
-
-
 def test_a_signal_ends_the_threads_of_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others would make a million tokens each."""
     monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 3)
@@ -337,4 +324,81 @@ def test_the_command_ends_texts_and_counts_like_the_library(project: Path) -> No
         found = json.loads(command(*flags, "--stop", stop, "--json", *more, cwd=project).stdout)
         assert found["text"] == shown
         assert "--num-samples" in more or found["tokens"] == len(shown + stop)
-    fails(*flags, "--stop", "", cwd=project, code=2, says="--stop", hints="one character")
+
+
+# --- Probabilities that are shown -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bigram", "multi-head", "transformer"])
+@pytest.mark.parametrize(
+    "cut", [{}, {"temperature": 0.7, "top_k": 5}, {"top_p": 0.6}, {"temperature": 0.0}]
+)
+def test_shown_probabilities_are_those_of_the_draw(name: str, cut: dict[str, Any]) -> None:
+    letters = CharTokenizer("".join(map(chr, range(ord("A"), ord("A") + V))))
+    sampler = Sampler(small_model(name, block_size=20).float(), letters, CPU)
+    config, ids = SamplingConfig(tokens=12, seed=4, **cut), [1, 2, 3]
+    choices = list(sampler.choices(list(ids), config))
+    assert "".join(c.text for c in choices) == "".join(sampler.stream(list(ids), config))
+    for choice in choices:
+        with torch.inference_mode():
+            logits = sampler.model(torch.tensor([ids]))[:, -1].numpy()
+        wanted = next_token_probabilities(logits, **cut)[0]
+        (drawn,) = letters.encode(choice.token)
+        assert choice.probability == pytest.approx(wanted[drawn], abs=1e-5) and wanted[drawn] > 0
+        others = np.sort(np.delete(wanted, drawn))[::-1]
+        found = [p for _, p in choice.runners_up]
+        np.testing.assert_allclose(found, others[: len(found)], atol=1e-5)
+        assert len(found) == min(3, np.count_nonzero(others > 0))
+        ids.append(int(drawn))
+
+
+def test_bytes_make_whole_characters_as_in_the_stream() -> None:
+    model = small_model("bigram", 256).float()
+    assert isinstance(model, Bigram)
+    with torch.no_grad():
+        model.table.weight.zero_()
+        model.table.weight[:, [0xC3, 0xA9]] = 30  # é and its two bytes
+    sampler = Sampler(model, ByteTokenizer(), CPU)
+    for seed in range(6):
+        config = SamplingConfig(tokens=5, seed=seed)
+        choices = list(sampler.choices([0], config))
+        assert "".join(c.text for c in choices) == "".join(sampler.stream([0], config))
+        assert len(choices) == 5
+
+
+def test_lines_numbers_and_colours(trained: Path) -> None:
+    flags = ["sample", "multi-head", "--tokens", "20", "--seed", "3", "--prompt", "the"]
+    facts = json.loads(command(*flags, "--show-probs", "--json", cwd=trained).stdout)
+    assert facts["text"] == command(*flags, cwd=trained).stdout
+    assert "the" + "".join(c["token"] for c in facts["choices"]) == facts["text"]
+    lines = command(*flags, "--show-probs", cwd=trained).stdout.splitlines()
+    assert len(lines) == facts["tokens"] == 20
+    for line, choice in zip(lines, facts["choices"], strict=True):
+        token, probability, others = line.split("\t")
+        shown = {" ": "␣", "\n": "⏎"}.get(choice["token"], choice["token"])
+        assert token == shown and probability == f"{choice['probability']:.4f}"
+        assert others.count("0.") == len(choice["runners_up"])
+    tinted = on_a_terminal(*flags, "--show-probs", cwd=trained)
+    assert tinted.startswith("the\x1b[") and "least likely" in tinted
+
+
+def test_a_text_does_not_command_a_terminal(tmp_path: Path) -> None:
+    """Text of models and users is untrusted; it is escaped exactly there."""
+    text = "\x1b]0;title\x07 \x9b31m\b\u202e\ufeff\r\n\t."
+    (tmp_path / "text.txt").write_text(text * 40, encoding="utf-8", newline="")
+    command("prepare", "text.txt", cwd=tmp_path)
+    flags = ["--steps", "1", "--block-size", "4", "--embed-dim", "8", "--heads", "1"]
+    command("train", *flags, "--model", "transformer", cwd=tmp_path)
+    sample = ["sample", "--prompt", text, "--tokens", "200", "--seed", "1"]
+    said = json.loads(command(*sample, "--json", cwd=tmp_path).stdout)["text"]
+    assert said.startswith(text) and "\x1b" in said[len(text) :] and "\x9b" in said[len(text) :]
+    shown = on_a_terminal(*sample, cwd=tmp_path)
+    assert shown.startswith("\\x1b]0;title\\x07 \\x9b31m\\x08\\u202e\\ufeff\r\n\t.")
+    assert not re.search(r"[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202e\ufeff]", shown)
+    tinted = on_a_terminal(*sample, "--show-probs", cwd=tmp_path)
+    assert not re.search(r"[\x00-\x08\x0b-\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]", tinted)
+    assert not re.search(r"\x1b(?!\[[0-9;]*m)", tinted)  # but for colours, our own
+    hostile = (tmp_path / "checkpoints" / "transformer-001").rename(tmp_path / "a\x1b]0;t\nb")
+    for arguments in (["eval"], ["report"], ["attend", "t"], ["sample", "--tokens", "1"]):
+        said = command(*arguments, hostile, cwd=tmp_path).stderr
+        assert "a\\x1b]0;t\\nb" in said and "\x1b" not in said

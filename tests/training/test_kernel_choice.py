@@ -20,13 +20,7 @@ from tests.models import needs_kernels
 
 @pytest.mark.parametrize(
     ("capability", "intel", "library"),
-    [
-        ("AVX512", 0, "onednn"),
-        ("AVX512", 1, "blas"),
-        ("AVX2", 0, "blas"),
-        ("AVX2", 1, "blas"),
-        ("DEFAULT", 0, "blas"),
-    ],
+    [("AVX512", 0, "onednn"), ("AVX512", 1, "blas"), ("AVX2", 0, "blas"), ("DEFAULT", 0, "blas")],
 )
 def test_the_library_for_matmuls_follows_the_processor(
     capability: str, intel: int, library: str, monkeypatch: pytest.MonkeyPatch
@@ -52,17 +46,22 @@ def test_the_maker_of_the_processor_is_what_the_system_reports() -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize(
+    ("model", "sizes", "matmul", "kernel"),
+    [
+        ("llama", {"block_size": 65}, "blas", "native"),
+        ("llama", {"block_size": 64}, "blas", "torch"),
+        ("llama", {"block_size": 8}, "native", "native"),
+        ("single-head", {"dropout": 0.1, "block_size": 65}, "blas", "torch"),
+        ("bigram", {}, "blas", "torch"),
+    ],
+)
 def test_attention_in_c_is_used_for_long_contexts_if_it_can_compute_the_model(
-    monkeypatch: pytest.MonkeyPatch,
+    model: str, sizes: Settings, matmul: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert faster_attention(architecture("llama", {"block_size": 65}), "blas") == "native"
-    assert faster_attention(architecture("llama", {"block_size": 64}), "blas") == "torch"
-    dropped = architecture("single-head", {"dropout": 0.1, "block_size": 65})
-    assert faster_attention(dropped, "blas") == "torch"
-    assert faster_attention(architecture("bigram", {}), "blas") == "torch"
-    assert faster_attention(architecture("llama", {"block_size": 8}), "native") == "native"
+    assert faster_attention(architecture(model, sizes), matmul) == kernel
     monkeypatch.setattr(kernel_choice, "native_library", lambda: None)
-    assert faster_attention(architecture("llama", {"block_size": 65}), "blas") == "torch"
+    assert faster_attention(architecture(model, sizes), "blas") == "torch"
 
 
 @pytest.mark.parametrize(

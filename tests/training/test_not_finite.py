@@ -6,7 +6,6 @@ import math
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,16 +14,18 @@ import attnlm
 from attnlm.base.errors import NotFiniteError
 from attnlm.model.inspection import build_with_weights
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
-from attnlm.runs.run import Run, open_run
-from attnlm.see.heads import heads as study_heads
+from attnlm.runs.run import open_run
 from tests.kit import fails
 
-COMMANDS = (
+OF_LOGITS = (
     "sample run --tokens 9",
     "sample run --tokens 9 --temperature 0 --json",
     "sample run --tokens 9 --num-samples 3",
     "sample run --tokens 9 --show-probs",
     "eval run --json",
+)
+COMMANDS = (
+    *OF_LOGITS,
     "report run",
     "attend 'the fox' --run run --json",
     "attend 'the fox' --run run --output page.html",
@@ -55,11 +56,11 @@ def folder_with(trained: Path, name: str, number: float, tmp_path: Path) -> Path
 @pytest.mark.parametrize(
     ("name", "number", "commands"),
     [
-        ("transformer", math.nan, COMMANDS),
         ("multi-head", 1e38, COMMANDS),
         # Weights are loaded, and logits computed, in one way for all commands.
-        *(("bigram", math.nan, COMMANDS[:5]), ("multi-head", math.inf, COMMANDS[:5])),
-        ("transformer", 1e38, COMMANDS[:5]),
+        ("bigram", math.nan, OF_LOGITS),
+        ("multi-head", math.inf, OF_LOGITS),
+        ("transformer", 1e38, OF_LOGITS),
     ],
 )
 def test_every_command_refuses_weights_that_are_not_finite(
@@ -74,12 +75,12 @@ def test_every_command_refuses_weights_that_are_not_finite(
 def test_resuming_and_ablation_refuse_weights_that_are_not_finite(
     trained: Path, tmp_path: Path
 ) -> None:
-    run: Run = open_run(folder_with(trained, "tied", math.nan, tmp_path) / "checkpoints" / "run")
+    folder = folder_with(trained, "transformer", math.nan, tmp_path)
+    runs = folder / "checkpoints"
     with pytest.raises(NotFiniteError):
-        attnlm.train(resume=run.path, steps=40)
-    about: dict[str, Any] = {"checkpoint_dir": run.path.parent, "steps": 1}
+        attnlm.train(resume=runs / "run", steps=40)
     with pytest.raises(NotFiniteError):
-        attnlm.train(data_dir=tmp_path / "data", start_from="run", **about)
-    assert {path.name for path in run.path.parent.iterdir()} == {"latest", "run"}
+        attnlm.train(data_dir=folder / "data", start_from="run", checkpoint_dir=runs, steps=1)
+    assert {path.name for path in runs.iterdir()} == {"latest", "run"}
     with pytest.raises(NotFiniteError):
-        study_heads(run, ablate=True, data_dir=tmp_path / "data")
+        attnlm.heads(runs / "run", ablate=True, data_dir=folder / "data")

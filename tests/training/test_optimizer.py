@@ -1,3 +1,5 @@
+"""Schedules of the learning rate, and updates that equal those of PyTorch's optimizers."""
+
 from __future__ import annotations
 
 import math
@@ -66,18 +68,19 @@ def a_model_with_gradients(seed: int, **settings: Setting) -> tuple[LanguageMode
 
 
 def give_gradients(model: nn.Module, step: int) -> None:
+    """Give each parameter a random gradient, always the same for a step, where its last one is."""
     generator = torch.Generator().manual_seed(step)
     for parameter in model.parameters():
-        gradient = torch.randn(parameter.shape, generator=generator)
         if parameter.grad is None:
-            parameter.grad = gradient
-        else:
-            parameter.grad.copy_(gradient)
+            parameter.grad = torch.empty_like(parameter)
+        parameter.grad.normal_(generator=generator)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("decay_on", ["matrices", "all"])
-@pytest.mark.parametrize(("clip", "beta1"), [(None, 0.9), (1.5, 0.0), (1e9, 0.95)])
+@pytest.mark.parametrize(
+    ("decay_on", "clip", "beta1"),
+    [("matrices", None, 0.9), ("all", 1.5, 0.0), ("matrices", 1e9, 0.95)],
+)
 def test_updates_equal_pytorch(
     optimizer: str,
     decay_on: str,
@@ -155,7 +158,6 @@ def test_threads_share_an_update_and_change_nothing(
                 give_gradients(model, step)
                 updates.update(step, pool=pool, threads=threads)
         results.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    assert len(updates._rules) > 10
     assert torch.equal(*results)
 
 

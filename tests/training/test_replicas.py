@@ -5,20 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import re
-import threading
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from attnlm.base.errors import UsageError
 from attnlm.compute.device import choose_device
-from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
+from attnlm.compute.threads import threads_of_torch
 from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import variant
 from attnlm.data.batches import window_seeds
@@ -26,6 +20,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.training.batch_split import split_batch
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
+from tests.compute.test_threads import occupied
 from tests.models import prepared
 from tests.tolerances import assert_near
 
@@ -41,48 +36,33 @@ def config_of(name: str, **more: object) -> Config:
     return resolve({**variant(name), **settings, "compile": "off", **more})  # type: ignore[dict-item]
 
 
-def first_gradient(config: Config, dataset: Dataset) -> tuple[float, dict[str, Tensor]]:
+def first_gradient(config: Config, dataset: Dataset) -> dict[str, Tensor]:
     """Return loss and gradients of a step from weights that are nowhere zero."""
     state = initial_state(config, dataset.vocab_size, choose_device("cpu"))
     torch.manual_seed(1)
     with torch.no_grad():
         for values in state.optimizer.weights().values():
             values.add_(torch.randn_like(values) * 0.1)
-    found: dict[str, Tensor] = {}
-
-    def keep(*_: object, **__: object) -> None:
-        named = state.model.named_parameters()
-        found.update({name: p.grad.clone() for name, p in named if p.grad is not None})
-
-    state.optimizer.update = keep  # type: ignore[method-assign]
-    before = torch.get_num_threads()
-    try:
-        loss = Stepper(state, config, dataset).step().item()
-    finally:
-        torch.set_num_threads(before)
-    return loss, found
+    state.optimizer.update = lambda *_, **__: None  # type: ignore[method-assign]
+    with threads_of_torch(torch.get_num_threads()):  # which a step may change
+        loss = Stepper(state, config, dataset).step()
+    named = state.model.named_parameters()
+    return {"loss": loss} | {name: p.grad.clone() for name, p in named if p.grad is not None}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bigram",
-        "average",
-        "single-head",
-        "multi-head:dropout=0.3",
-        "transformer:dropout=0.3",
-        "gpt2",
-        "llama:kv_heads=2",
-    ],
-)
+MODELS = ("bigram", "average", "single-head", "multi-head:dropout=0.3", "transformer:dropout=0.3")
+
+
+@pytest.mark.parametrize("name", [*MODELS, "gpt2", "llama:kv_heads=2"])
 def test_gradients_do_not_depend_on_how_a_batch_is_divided(name: str, dataset: Dataset) -> None:
-    expected_loss, expected = first_gradient(config_of(name, threads=1), dataset)
-    for compile in ("auto", "off"):
-        for micro, threads in ((8, 2), (8, 4), (4, 1), (4, 2), (3, 2), (1, 1)):  # 3 becomes 2
+    expected = first_gradient(config_of(name), dataset)
+    for compile, divisions in {
+        "auto": ((8, 2), (4, 1), (3, 2), (1, 1)),  # 3 becomes 2
+        "off": ((8, 4), (4, 2), (1, 1)),
+    }.items():
+        for micro, threads in divisions:
             settings = {"micro_batch_size": micro, "threads": threads, "compile": compile}
-            loss, found = first_gradient(config_of(name, **settings), dataset)
-            assert loss == pytest.approx(expected_loss, rel=1e-5)
-            assert_near(found, expected)
+            assert_near(first_gradient(config_of(name, **settings), dataset), expected)
 
 
 @pytest.mark.parametrize(
@@ -117,79 +97,8 @@ def test_dropout_differs_by_window_and_step(dataset: Dataset) -> None:
     assert len(set(seeds)) == 9 * 64
     assert window_seeds(2, 4, 0, 64) != window_seeds(1, 4, 0, 64)
     assert window_seeds(1, 4, 16, 3) == window_seeds(1, 4, 0, 64)[16:19]
-    losses = {
-        first_gradient(config_of("transformer:dropout=0.3", seed=seed), dataset)[0]
-        for seed in (3, 4, 5)
-    }
-    assert len(losses) == 3
-
-
-@pytest.mark.parametrize(
-    ("settings", "says", "hints"),
-    [
-        ({"processes": 3}, "`batch_size` 8 is not divisible by `processes` 3", "9 or 6"),
-        ({"processes": 9}, "divisible by `processes` 9", "use `batch_size` 9"),
-        ({"micro_batch_size": 0}, "`micro_batch_size`", "at least 1"),
-    ],
-)
-def test_batches_that_processes_cannot_divide_are_refused(
-    settings: dict[str, Any], says: str, hints: str
-) -> None:
-    with pytest.raises(UsageError, match=re.escape(says)) as caught:
-        resolve({"model": "transformer", "batch_size": 8, **settings})
-    assert hints in str(caught.value.hint)
-
-
-def test_a_failure_waits_for_running_jobs() -> None:
-    begun, ended = threading.Event(), threading.Event()
-
-    def slow() -> int:
-        begun.set()
-        time.sleep(0.05)
-        ended.set()
-        return 2
-
-    def fails() -> int:
-        begun.wait()
-        raise ValueError("on purpose")
-
-    with new_pool(2) as pool:
-        assert isinstance(pool, ThreadPoolExecutor)
-        assert compute_all([lambda: 1, slow], pool) == [1, 2]
-        for jobs in ([fails, slow], [slow, fails]):
-            begun.clear()
-            ended.clear()
-            with pytest.raises(ValueError, match="on purpose"):
-                compute_all(jobs, pool)
-            assert ended.is_set()
-
-
-@contextlib.contextmanager
-def occupied(pool: ThreadPoolExecutor) -> Iterator[None]:
-    """Keep the other threads of a pool busy."""
-    free = threading.Event()
-    for _ in range(pool._max_workers):
-        pool.submit(free.wait)
-    try:
-        yield
-    finally:
-        free.set()
-
-
-def test_the_calling_thread_takes_jobs_that_no_worker_has_started() -> None:
-    with new_pool(3) as pool:
-        with occupied(pool):
-            here = threading.get_ident()
-            assert compute_all([threading.get_ident] * 3, pool) == [here] * 3
-            with pytest.raises(ZeroDivisionError):
-                compute_all([lambda: 1, lambda: 1 // 0, lambda: pytest.fail("is done")], pool)
-        all_here = threading.Barrier(3)
-
-        def meets() -> int:
-            all_here.wait(20)
-            return threading.get_ident()
-
-        assert len(set(compute_all([meets] * 3, pool))) == 3
+    dropped = [config_of("transformer:dropout=0.3", seed=seed) for seed in (3, 4, 5)]
+    assert len({first_gradient(config, dataset)["loss"].item() for config in dropped}) == 3
 
 
 @pytest.mark.parametrize("name", ["single-head", "transformer"])
@@ -205,17 +114,20 @@ def test_numbers_do_not_depend_on_which_thread_does_a_job(name: str, dataset: Da
     assert found[0] == found[1]
 
 
+@pytest.mark.compilers
 def test_compiled_steps_recompute_activations(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    about: dict[str, Any] = {"compile": "on", "layers": 2, "dropout": 0.3, "threads": 1}
-    loss, found = first_gradient(config_of("transformer", **about, recompute=True), dataset)
-    expected_loss, expected = first_gradient(config_of("transformer", **about), dataset)
-    assert loss == pytest.approx(expected_loss, rel=1e-6)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    about: dict[str, Any] = {"compile": "on", "layers": 2, "dropout": 0.3}
+    found, expected = (
+        first_gradient(config_of("transformer", **about, recompute=recompute), dataset)
+        for recompute in (True, False)
+    )
+    assert_near(found, expected)
 
 
+@pytest.mark.compilers
 def test_every_training_run_of_a_process_is_compiled(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +136,7 @@ def test_every_training_run_of_a_process_is_compiled(
 
     counter, compile = CompileCounter(), torch.compile
     monkeypatch.setattr(torch, "compile", lambda loss, options: compile(loss, backend=counter))
-    small = {"layers": 1, "embed_dim": 4, "heads": 1, "compile": "on", "threads": 1}
+    small = {"layers": 1, "embed_dim": 4, "heads": 1, "compile": "on"}
     with torch._dynamo.config.patch(recompile_limit=2):
         for number in range(4):
             first_gradient(config_of("transformer", **small, batch_size=1 + number), dataset)
