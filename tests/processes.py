@@ -174,9 +174,13 @@ def in_processes(count: int, work: Callable[..., None], *arguments: object, code
     ]
     for process in running:
         process.start()
-    for process in running:
-        process.join(60)
-        assert process.exitcode == code
+    try:
+        for process in running:
+            process.join(60)
+            assert process.exitcode == code
+    finally:
+        for process in running:
+            process.kill()
 
 
 def _as_rank(
@@ -190,7 +194,7 @@ def _as_rank(
     work(*arguments)
 
 
-def commands(
+def run_ranks(
     project: Path, out: Path, code: int, *ranks: Sequence[str], signum: int | None = None
 ) -> list[tuple[str, str]]:
     """Run `attnlm` with these arguments for each rank; return what each wrote.
@@ -248,12 +252,12 @@ def wait_until(is_so: Callable[[], object], seconds: float = 60) -> None:
 
 
 def processes_of_ranks(torchrun: int) -> dict[int, int]:
-    """Return the process id of each rank; none after torchrun has ended."""
-    children = Path(f"/proc/{torchrun}/task/{torchrun}/children")
+    """Return the process id of each rank."""
     found = {}
-    for child in map(int, children.read_text().split() if children.exists() else ()):
+    children = Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text()
+    for child in map(int, children.split()):
         variables = Path(f"/proc/{child}/environ").read_bytes()
-        if rank := re.search(rb"\0RANK=(\d+)\0", variables):
+        if rank := re.search(rb"(?:^|\0)RANK=(\d+)\0", variables):
             found[int(rank[1])] = child
     return found
 
@@ -277,8 +281,9 @@ def training_some_way_on(project: Path, arguments: Sequence[str]) -> Iterator[Tr
             wait_until(lambda: (path / "metrics.jsonl").exists() and len(timeless(path)) >= 3)
             yield Training(process, path)
         finally:
-            for rank in processes_of_ranks(process.pid).values():
-                os.kill(rank, signal.SIGKILL)
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                for rank in processes_of_ranks(process.pid).values():
+                    os.kill(rank, signal.SIGKILL)
 
 
 def train_by_the_clock(data: Path, runs: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import socket
 import sys
@@ -16,7 +17,6 @@ import pytest
 
 import attnlm
 from attnlm.base.signals import Interrupted
-from attnlm.compute import processes
 from attnlm.compute.launcher import run_processes
 from attnlm.compute.processes import (
     ALONE,
@@ -27,24 +27,10 @@ from attnlm.compute.processes import (
 )
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import open_run
+from tests import processes
 from tests.kit import ATTNLM, with_options
 from tests.models import contents, timeless
-from tests.processes import (
-    NAMES,
-    SENT,
-    RankResult,
-    Training,
-    commands,
-    compute,
-    compute_numbers,
-    finish,
-    free_port,
-    in_processes,
-    processes_of_ranks,
-    started,
-    training_some_way_on,
-    wait_until,
-)
+from tests.processes import RankResult, Training
 from tests.tolerances import assert_near
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
@@ -59,11 +45,11 @@ TRAIN = (
 def ranks(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> list[RankResult]:
     """What each of three processes found."""
     out = tmp_path_factory.mktemp("ranks")
-    in_processes(3, compute, dataset.path, out)
+    processes.in_processes(3, processes.compute, dataset.path, out)
     return [pickle.loads((out / f"{rank}.pickle").read_bytes()) for rank in range(3)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", processes.NAMES)
 def test_several_processes_compute_the_same_as_one(
     name: str, ranks: list[RankResult], dataset: Dataset
 ) -> None:
@@ -71,7 +57,7 @@ def test_several_processes_compute_the_same_as_one(
     for other in others:
         assert (other.losses, other.weights) == (first.losses, first.weights)
         assert other.validation_loss == first.validation_loss
-    alone = compute_numbers(name, dataset, ALONE)
+    alone = processes.compute_numbers(name, dataset, ALONE)
     assert_near(first.gradients, alone.gradients)
     assert first.losses == pytest.approx(alone.losses, rel=1e-5)
     assert first.validation_loss == pytest.approx(alone.validation_loss, rel=1e-5)
@@ -85,7 +71,7 @@ def test_all_processes_name_the_step_with_a_loss_that_is_not_finite(
 
 
 def test_all_processes_get_the_object_of_rank_0(ranks: list[RankResult]) -> None:
-    assert [rank.received for rank in ranks] == [SENT] * 3
+    assert [rank.received for rank in ranks] == [processes.SENT] * 3
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads inherit modes on Linux")
@@ -103,7 +89,9 @@ def test_a_signal_to_the_last_process_ends_the_work_of_all(ranks: list[RankResul
 def whole(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two processes without interruption."""
     arguments = (*TRAIN, "--name", "whole")
-    main, other = commands(project, tmp_path_factory.mktemp("out"), 0, arguments, arguments)
+    main, other = processes.run_ranks(
+        project, tmp_path_factory.mktemp("out"), 0, arguments, arguments
+    )
     assert main[0] == "checkpoints/whole\n" and main[1].count("validation  ") == 1
     assert other == ("", "")
     return project / "checkpoints" / "whole"
@@ -129,7 +117,7 @@ def test_two_processes_write_the_same_run_as_one(whole: Path, project: Path) -> 
 
 @pytest.fixture
 def training(project: Path) -> Iterator[Training]:
-    with training_some_way_on(project, TRAIN) as training:
+    with processes.training_some_way_on(project, TRAIN) as training:
         yield training
 
 
@@ -138,20 +126,20 @@ def test_a_signal_to_one_process_saves_once_and_ends_all(
 ) -> None:
     """Resuming gives the bytes of the uninterrupted run."""
     words = [(*TRAIN, "--name", "stopped")] * 2
-    said = commands(project, tmp_path, 143, *words, signum=signal.SIGTERM)
+    said = processes.run_ranks(project, tmp_path, 143, *words, signum=signal.SIGTERM)
     stderr = "".join(one for _, one in said)
     assert stderr.count("stopped; the last complete step, ") == 1
     assert "error: " not in stderr
     path = whole.with_name("stopped")
     assert attnlm.open_run(path).checkpoint("last").step == 71
-    commands(project, tmp_path, 0, *[("train", "--resume", "stopped")] * 2)
+    processes.run_ranks(project, tmp_path, 0, *[("train", "--resume", "stopped")] * 2)
     assert (path / "last.safetensors").read_bytes() == (whole / "last.safetensors").read_bytes()
     assert timeless(path) == timeless(whole)
 
 
 def test_a_signal_to_the_command_saves_once(training: Training) -> None:
     training.process.send_signal(signal.SIGINT)
-    stderr = finish(training.process, 128 + signal.SIGINT)
+    stderr = processes.finish(training.process, 128 + signal.SIGINT)
     assert stderr.count("stopped; the last complete step, ") == 1
     assert "error: " not in stderr
     assert attnlm.open_run(training.path).checkpoint("last").step % 30
@@ -159,8 +147,8 @@ def test_a_signal_to_the_command_saves_once(training: Training) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_processes_end_when_one_is_killed(rank: int, training: Training) -> None:
-    os.kill(processes_of_ranks(training.process.pid)[rank], signal.SIGKILL)
-    stderr = finish(training.process, 1)
+    os.kill(processes.processes_of_ranks(training.process.pid)[rank], signal.SIGKILL)
+    stderr = processes.finish(training.process, 1)
     assert stderr.count("error: ") == 1
     assert f"error: process {rank} of the training was killed (SIGKILL)" in stderr
     step = attnlm.open_run(training.path).checkpoint("last").step
@@ -180,15 +168,15 @@ def test_nothing_in_the_current_folder_is_imported_and_the_error_is_one_line(
     attnlm = sys.executable, "-P", "-m", "attnlm"
     folders = "--data-dir", project / "data", "--checkpoint-dir", tmp_path
     arguments = with_options(TRAIN, "--block-size", "9999")
-    with started(*attnlm, *arguments, *folders, cwd=tmp_path) as process:
-        stderr = finish(process, 1)
+    with processes.started(*attnlm, *arguments, *folders, cwd=tmp_path) as process:
+        stderr = processes.finish(process, 1)
     error, hint = stderr.splitlines()
     assert error.startswith("error: the training split has ") and hint.startswith("hint: ")
 
 
 def test_a_signal_ends_a_process_that_waits_for_the_others(project: Path) -> None:
     """In C++ code, which listens to them already."""
-    address = "127.0.0.1", free_port()
+    address = "127.0.0.1", processes.free_port()
     names = {"MASTER_ADDR": address[0], "MASTER_PORT": str(address[1])}
     words = (*ATTNLM, "train", "fruits-char", "--name", "alone")
 
@@ -196,10 +184,10 @@ def test_a_signal_ends_a_process_that_waits_for_the_others(project: Path) -> Non
         with socket.socket() as client:
             return client.connect_ex(address) == 0
 
-    with started(*words, cwd=project, WORLD_SIZE="2", RANK="0", **names) as process:
-        wait_until(listens)
+    with processes.started(*words, cwd=project, WORLD_SIZE="2", RANK="0", **names) as process:
+        processes.wait_until(listens)
         process.send_signal(signal.SIGTERM)
-        assert finish(process, -signal.SIGTERM) == ""
+        assert processes.finish(process, -signal.SIGTERM) == ""
 
 
 @pytest.mark.parametrize(
@@ -216,7 +204,7 @@ def test_an_error_is_raised_first_where_it_should_be_reported(
 ) -> None:
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
-    monkeypatch.setattr(processes, "_connect", lambda: Processes(int(rank), 2))
+    monkeypatch.setattr("attnlm.compute.processes._connect", lambda: Processes(int(rank), 2))
     for name, value in {"WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(type(error)), join_processes():
@@ -260,28 +248,25 @@ def test_the_command_ends_as_the_process_that_failed_first(
         monkeypatch.setenv(name, "1")
     if said is None:
         assert run_processes(2, given) == code
-        return
-    with pytest.raises((attnlm.AttnlmError, Interrupted)) as caught:
-        run_processes(2, given)
-    assert str(caught.value) == said
-
-
-@pytest.mark.parametrize("rate", ["0.003", "0.004"])
-def test_processes_accept_a_finished_run_or_end_with_one_error(
-    rate: str, whole: Path, project: Path, tmp_path: Path
-) -> None:
-    content = contents(whole)
-    arguments = tuple(with_options(TRAIN, "--learning-rate", rate, "--name", "whole", "--exist-ok"))
-    main, other = commands(project, tmp_path, int(rate != "0.003"), arguments, arguments)
-    if rate == "0.003":
-        assert other == ("", "") and main[0] == "checkpoints/whole\n"
-        assert main[1].startswith(
-            "whole exists, is finished, and has this configuration: nothing to train\n"
-        )
     else:
-        errors = (text.splitlines()[0] for text in (main[1], other[1]))
-        assert list(errors) == [
-            "error: a run called whole exists, but its --learning-rate differs",
-            "error: another process of this training has ended or does not answer",
-        ]
+        with pytest.raises((attnlm.AttnlmError, Interrupted), match=re.escape(said)):
+            run_processes(2, given)
+
+
+def test_processes_accept_a_finished_run(whole: Path, project: Path, tmp_path: Path) -> None:
+    content, words = contents(whole), (*TRAIN, "--name", "whole", "--exist-ok")
+    main, other = processes.run_ranks(project, tmp_path, 0, words, words)
+    assert other == ("", "") and main[0] == "checkpoints/whole\n"
+    assert main[1].startswith("whole exists, is finished, and has this configuration")
     assert contents(whole) == content
+
+
+def test_an_error_of_rank_0_ends_all_and_each_says_why(
+    whole: Path, project: Path, tmp_path: Path
+) -> None:
+    words = with_options(TRAIN, "--learning-rate", "0.004", "--name", "whole", "--exist-ok")
+    said = processes.run_ranks(project, tmp_path, 1, words, words)
+    assert [stderr.splitlines()[0] for _, stderr in said] == [
+        "error: a run called whole exists, but its --learning-rate differs",
+        "error: another process of this training has ended or does not answer",
+    ]

@@ -30,13 +30,13 @@ from attnlm.training import batch_loss
 from attnlm.training.step import Replica
 from attnlm.training.validation_loss import validation_loss
 from attnlm.workflows import evaluate as evaluation
+from tests.kit import quick_run
 from tests.models import needs_kernels, small_model
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads inherit modes on Linux")
 CPU = Device("cpu", "float32", "tests")
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 SUBNORMAL = SMALLEST_NORMAL / 4
-SETTINGS: dict[str, Any] = {"batch_size": 4, "block_size": 16, "seed": 1, "threads": 2, "steps": 3}
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +45,6 @@ def _mode() -> Iterator[None]:
     torch.set_flush_denormal(False)
     yield
     torch.set_flush_denormal(False)
-
-
-def flushes() -> bool:
-    return sys.float_info.min / 2 == 0.0
 
 
 class Modes:
@@ -60,7 +56,8 @@ class Modes:
     def look(self) -> None:
         name = threading.current_thread().name
         by_numpy = bool((np.full(8, SMALLEST_NORMAL, np.float32) * np.float32(0.25) == 0).all())
-        self.found[name] = flushes() and by_numpy and self.found.get(name, True)
+        by_python = sys.float_info.min / 2 == 0.0
+        self.found[name] = by_python and by_numpy and self.found.get(name, True)
 
     def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def looked(*arguments: Any, **named: Any) -> Any:
@@ -77,22 +74,10 @@ def modes() -> Modes:
 
 @pytest.mark.parametrize(("model", "compile"), [("single-head", "off"), ("transformer", "auto")])
 def test_training_flushes_in_all_threads(
-    model: str,
-    compile: str,
-    modes: Modes,
-    dataset: Dataset,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    model: str, compile: str, modes: Modes, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Watched(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, loss: Tensor) -> Tensor:
-            return loss.clone()
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> Any:
-            backward.look()
-            return gradients[0]
+    backward, loss_of, computed = Modes(), batch_loss._model_loss, Replica.backward
+    both = threading.Barrier(2)
 
     def together(self: Replica, *given: Any) -> Tensor:
         both.wait(20)
@@ -100,13 +85,13 @@ def test_training_flushes_in_all_threads(
         return computed(self, *given)
 
     def watched(*given: Any) -> Any:
-        return Watched.apply(loss_of(*given))  # type: ignore[no-untyped-call]
+        loss = loss_of(*given)
+        loss.register_hook(lambda gradient: backward.look())
+        return loss
 
-    backward, loss_of, computed = Modes(), batch_loss._model_loss, Replica.backward
-    both = threading.Barrier(2)
     monkeypatch.setattr(batch_loss, "_model_loss", watched)
     monkeypatch.setattr(Replica, "backward", together)
-    attnlm.train(dataset, model=model, compile=compile, checkpoint_dir=tmp_path, **SETTINGS)
+    quick_run(dataset, model, compile=compile, threads=2, steps=3)
     assert modes.found == {"MainThread": True, "attnlm_0": True}
     assert backward.found == modes.found
 
@@ -154,16 +139,10 @@ def test_threads_in_c_flush() -> None:
 
 @needs_kernels
 def test_threads_of_attention_in_c_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    native = native_library()
     monkeypatch.setattr(attention, "_LEAST_SHARED_WORK", 0)
     zeros = torch.zeros(3, 4, 70, 8)
-    values = torch.full_like(zeros, SUBNORMAL)
-
-    def mixed() -> Tensor:
-        out: Tensor = attention.NativeAttention.apply(zeros, zeros, values, 1.0, native)  # type: ignore[no-untyped-call]
-        return out
-
+    given = zeros, zeros, torch.full_like(zeros, SUBNORMAL), 1.0, native_library()
     with threads_of_torch(3):
-        assert (mixed() != 0).all()
+        assert (attention.NativeAttention.apply(*given) != 0).all()  # type: ignore[no-untyped-call]
         flush_subnormals()
-        assert (mixed() == 0).all()
+        assert (attention.NativeAttention.apply(*given) == 0).all()  # type: ignore[no-untyped-call]

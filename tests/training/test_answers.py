@@ -30,12 +30,12 @@ from attnlm.training.state import SavedState, TrainingState, initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation_loss import right_answers, validation_loss
 from attnlm.workflows.answers import ask, longer_pairs, select_pairs, texts_to_patch
-from tests.kit import command
+from tests.kit import command, quick_run
 from tests.models import COMPILED, gradients, needs_kernels, parts_of, small_model
 from tests.tolerances import assert_near
 
 CPU = choose_device("cpu", "float32")
-SMALL: dict[str, Any] = {"model": "single-head", "block_size": 16, "batch_size": 8, "seed": 1}
+LEARNING: dict[str, Any] = {"model": "single-head", "block_size": 16, "batch_size": 8, "steps": 60}
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +46,14 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[attnlm.Run, Path]:
-    """A run that copies two letters, and the folder of its data set."""
-    folder = tmp_path_factory.mktemp("learned")
-    dataset = attnlm.prepare("copy", length=2, data_dir=folder / "data")
-    run = attnlm.train(dataset, steps=60, checkpoint_dir=folder / "checkpoints", **SMALL)
-    return run, folder
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("learned")
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> attnlm.Run:
+    """A run that copies two letters."""
+    return quick_run(attnlm.prepare("copy", length=2, data_dir=folder / "data"), **LEARNING)
 
 
 # --- The mask -------------------------------------------------------------------------------------
@@ -136,8 +138,7 @@ def test_the_one_layer_form_ignores_targets() -> None:
 def test_the_validation_loss_is_that_of_each_counted_token(
     task: Dataset, only_answers: bool, compiled: bool
 ) -> None:
-    config = resolve({"model": "multi-head", "block_size": 13})
-    model = parts_of(config).build(task.vocab_size)
+    model = small_model("multi-head", task.vocab_size).float()
     assert task.val_examples is not None
     about: dict[str, Any] = {"examples": task.val_examples, "only_answers": only_answers}
     kernels = COMPILED if compiled else None
@@ -160,9 +161,8 @@ def test_the_validation_loss_is_that_of_each_counted_token(
 
 
 def test_greedy_decoding_and_one_forward_pass_find_the_same_right_answers(
-    learned: tuple[attnlm.Run, Path],
+    run: attnlm.Run, folder: Path
 ) -> None:
-    run, folder = learned
     dataset = attnlm.prepare(
         "copy", length=2, examples=80, name="two", tokenizer=str(run.path), data_dir=folder / "data"
     )
@@ -187,8 +187,7 @@ def test_an_answer_beyond_the_context_is_wrong() -> None:
     assert right_answers(model, tokens, examples, CPU).tolist() == [True, False]
 
 
-def test_a_run_on_a_task_records_its_accuracy(learned: tuple[attnlm.Run, Path]) -> None:
-    run, folder = learned
+def test_a_run_on_a_task_records_its_accuracy(run: attnlm.Run, folder: Path) -> None:
     records = run.metrics()
     assert records[0]["accuracy"] == 0 and records[-1]["accuracy"] == 1
     assert run.config.training.loss_on == "answers" and run.dataset.floor == 0
@@ -196,10 +195,7 @@ def test_a_run_on_a_task_records_its_accuracy(learned: tuple[attnlm.Run, Path]) 
     assert evaluation.accuracy == 1 and evaluation.loss < 0.1
 
 
-def test_questions_may_be_one_several_or_come_from_an_iterator(
-    learned: tuple[attnlm.Run, Path],
-) -> None:
-    run, _ = learned
+def test_questions_may_be_one_several_or_come_from_an_iterator(run: attnlm.Run) -> None:
     assert attnlm.generate(run, "ab") == attnlm.generate(run, iter(["ab"])) == ["ab"]
     assert attnlm.generate(run, ["ab", "zy="]) == ["ab", "zy"]
     assert attnlm.answer_pairs(run, [("ab", "ba")]) == [("ab", "ba", "ab")]
@@ -237,16 +233,12 @@ def test_changed_longer_questions_are_refused(tmp_path: Path) -> None:
 # --- Commands -------------------------------------------------------------------------------------
 
 
-def test_commands_ask_and_show_what_is_wrong(learned: tuple[attnlm.Run, Path]) -> None:
-    run, folder = learned
+def test_commands_ask_and_show_what_is_wrong(run: attnlm.Run, folder: Path) -> None:
     shown = command("sample", run.name, "--quiet", cwd=folder).stdout.splitlines()
     assert len(shown) == 10 and all(re.fullmatch(r"(\w\w)=\1\tright", line) for line in shown)
-    assert (
-        command("sample", run.name, "--prompt", "qr", "--quiet", cwd=folder).stdout.rstrip()
-        == "qr=qr"
-    )
-    done = command("eval", run.name, "--json", "--errors", cwd=folder)
-    facts = json.loads(done.stdout)
+    answered = command("sample", run.name, "--prompt", "qr", "--quiet", cwd=folder)
+    assert answered.stdout.rstrip() == "qr=qr"
+    facts = json.loads(command("eval", run.name, "--json", "--errors", cwd=folder).stdout)
     assert facts["accuracy"] == 1 and facts["errors"] == [] and facts["longer_accuracy"] is not None
     lines = [{"prompt": "ab", "answer": "ab"}, {"prompt": "bc", "answer": "cb"}]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -255,23 +247,21 @@ def test_commands_ask_and_show_what_is_wrong(learned: tuple[attnlm.Run, Path]) -
 
 
 def test_a_run_of_texts_is_asked_in_the_format_of_the_questions(
-    learned: tuple[attnlm.Run, Path], tmp_path: Path
+    run: attnlm.Run, folder: Path, tmp_path: Path
 ) -> None:
-    _, folder = learned
     task = attnlm.open_dataset("copy-char", data_dir=folder / "data")
     (tmp_path / "text.txt").write_text(task.tokenizer.decode(task.train.tolist()))
     text = attnlm.prepare(
         tmp_path / "text.txt", tokenizer=str(task.path), name="text", data_dir=folder / "data"
     )
-    attnlm.train(text, steps=60, name="text", checkpoint_dir=folder / "checkpoints", **SMALL)
+    quick_run(text, name="text", **LEARNING)
     done = command("eval", "text", "--data", "copy-char", "--json", "--errors", cwd=folder)
     facts = json.loads(done.stdout)
     wrong = round((1 - facts["accuracy"]) * len(task.val_examples or ()))
     assert len(facts["errors"]) == min(20, wrong) < 20
 
 
-def test_a_conversation_answers_each_line(learned: tuple[attnlm.Run, Path]) -> None:
-    run, folder = learned
+def test_a_conversation_answers_each_line(run: attnlm.Run, folder: Path) -> None:
     typed = "ab\nzy\n" * 6 + "cd\n"  # more than the context holds
     done = command("sample", run.name, "-i", "--temperature", "0", cwd=folder, stdin=typed)
     assert done.stdout.split() == ["ab", "zy"] * 6 + ["cd"]
@@ -279,16 +269,14 @@ def test_a_conversation_answers_each_line(learned: tuple[attnlm.Run, Path]) -> N
     assert command(*words, cwd=folder, stdin="cd\n").stdout.split() == ["qr", "cd"]
 
 
-def test_a_run_without_its_data_set_is_sampled_as_text(learned: tuple[attnlm.Run, Path]) -> None:
-    run, folder = learned
+def test_a_run_without_its_data_set_is_sampled_as_text(run: attnlm.Run, folder: Path) -> None:
     (folder / "data").rename(folder / "gone")
     done = command("sample", run.name, "--tokens", "3", cwd=folder)
     (folder / "gone").rename(folder / "data")
     assert "no questions to ask" in done.stderr and done.stdout
 
 
-def test_a_ladder_shows_right_answers(learned: tuple[attnlm.Run, Path]) -> None:
-    _, folder = learned
+def test_a_ladder_shows_right_answers(run: attnlm.Run, folder: Path) -> None:
     given: dict[str, Any] = {"rungs": "bigram,single-head", "steps": 3, "seed": 1, "tokens": 5}
     place: dict[str, Any] = {"checkpoint_dir": folder / "ladders", "data_dir": folder / "data"}
     climbed = attnlm.ladder("copy-char", **place, **given)
@@ -296,8 +284,7 @@ def test_a_ladder_shows_right_answers(learned: tuple[attnlm.Run, Path]) -> None:
     assert header[2] == "right answers" and all(row[2].endswith("%") for row in rows)
 
 
-def test_silencing_heads_measures_the_answers(learned: tuple[attnlm.Run, Path]) -> None:
-    run, folder = learned
+def test_silencing_heads_measures_the_answers(run: attnlm.Run, folder: Path) -> None:
     found = attnlm.heads(run, ablate=True, windows=500, data_dir=folder / "data")
     expected = attnlm.evaluate(run, data_dir=folder / "data")
     assert found.loss == pytest.approx(expected.loss, abs=1e-4)

@@ -1,28 +1,50 @@
-"""Jobs that clearly exceed memory are refused before anything is made, with what to lower."""
+"""Memory and precision, of a CPU and of GPUs that are simulated on it.
+
+Jobs that clearly exceed memory are refused before anything is made, with what to lower.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
+import os
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note
 from attnlm.base.setting_fields import Settings
 from attnlm.compute.device import Device
+from attnlm.compute.native import native_library
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
+from attnlm.generation import sampling
+from attnlm.generation.decoders import ModuleDecoder, fastest_decoding, is_fastest_on_cpu
 from attnlm.model.inspection import parameter_count
+from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
 from attnlm.training import memory
 from attnlm.training.batch_split import windows_at_once
+from attnlm.training.cuda_graph import (
+    FIRST_CALLS,
+    CudaGraph,
+    can_record_gradients,
+    can_record_updates,
+)
 from attnlm.training.memory import FACTOR, affordable_micro_batch, check_memory, estimate_memory
 from attnlm.training.step import Replica
 from attnlm.workflows import autotune as autotuning
 from tests.kit import QUICK
+from tests.models import V, small_model, some_ids
 
 CPU = Device("cpu", "float32", "requested")
 
@@ -86,13 +108,10 @@ def test_the_micro_batch_fits_into_memory(monkeypatch: pytest.MonkeyPatch) -> No
     def of(size: int | None) -> int:
         return estimate_memory(config.with_training(micro_batch_size=size), 65, "cpu").total
 
+    least = of(1) / 0.71
     for there, expected in (
-        (of(None) / 0.69, None),
-        (of(None) / 0.71, 32),
-        (of(8) / 0.69, 8),
-        (of(1) / 0.69, 1),
-        (of(1) / 0.71, 1),  # the least there is
-        (None, None),
+        *((of(None) / 0.69, None), (of(None) / 0.71, 32), (of(8) / 0.69, 8)),
+        *((of(1) / 0.69, 1), (least, 1), (None, None)),
     ):
         monkeypatch.setattr(memory, "_available_memory", lambda *_, there=there: there)
         assert affordable_micro_batch(config, 65, CPU) == expected
@@ -135,20 +154,6 @@ def test_evaluation_batches_fit_into_memory(
     assert windows_at_once(config.spec, vocab_size, "cpu") == windows
 
 
-@pytest.mark.parametrize("micro", [None, 4])
-def test_the_precision_compilation_and_micro_batch_of_an_old_gpu(
-    micro: int | None, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A GPU without bfloat16 computes in float32, and a long training run there is compiled."""
-    monkeypatch.setattr(autotuning, "_is_long", lambda config, dataset: True)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere")
-    given: Settings = {} if micro is None else {"micro_batch_size": micro}
-    config = resolve({"model": "transformer", "steps": 5, **given})
-    old = Device("cuda", "float32", "a GPU of 2018")
-    found = autotuning.autotune(config, old, dataset).training
-    assert (found.dtype, found.compile, found.micro_batch_size) == ("float32", "on", micro)
-
-
 SMALL = "transformer:heads=2:embed_dim=16:dropout=0.1"
 
 
@@ -182,18 +187,235 @@ def test_the_micro_batch_is_halved_until_the_first_step_fits(
     assert attnlm.estimate(dataset, **about).config.training.micro_batch_size == 1
 
 
-def test_a_window_that_exceeds_the_memory_of_a_gpu_is_an_error(
+def test_a_window_that_exceeds_the_memory_and_memory_that_runs_out_later_are_errors(
     train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with monkeypatch.context() as patch:
+        run_out_of_memory(patch, lambda replica, step: step > 0)
+        with pytest.raises(torch.OutOfMemoryError):
+            train(SMALL)
     run_out_of_memory(monkeypatch, lambda replica, step: True)
     with pytest.raises(AttnlmError, match="one window of `block_size` 12 does not fit") as caught:
         train(SMALL)
     assert "lower `block_size`" in caught.value.hint
 
 
-def test_memory_that_runs_out_later_is_an_error(
-    train: Any, monkeypatch: pytest.MonkeyPatch
+# --- Precision and devices ------------------------------------------------------------------------
+
+
+class Operations(TorchDispatchMode):
+    """Note the name, the size and the precision of what each operation returns."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.made: list[tuple[str, int, torch.dtype]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor):
+            self.made.append((func.overloadpacket.__name__, out.numel(), out.dtype))
+        return out
+
+
+@pytest.mark.parametrize("name", ["bigram", "multi-head", "transformer", "gpt2"])
+def test_a_prompt_has_the_logits_of_its_last_token_alone(name: str) -> None:
+    """Logits at other positions would take most of the memory if the vocabulary is large."""
+    model = small_model(name)
+    ids_BT = some_ids(3, model.architecture.block_size)
+    with Operations() as seen:
+        found = ModuleDecoder(model, CPU).logits(ids_BT.numpy(), 0)
+    np.testing.assert_allclose(found, model(ids_BT)[:, -1].detach(), rtol=1e-9, atol=1e-12)
+    matmuls = [n for name, n, _ in seen.made if name in ("linear", "addmm", "mm", "embedding")]
+    assert matmuls[-1] == 3 * V
+
+
+def test_gradients_of_a_bfloat16_head_are_summed_in_float32(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run_out_of_memory(monkeypatch, lambda replica, step: step > 0)
-    with pytest.raises(torch.OutOfMemoryError):
-        train(SMALL)
+    """Accumulating 128 pieces in bfloat16 had an error of more than 1%."""
+    tokens, width, ids = 1024, 16, 32
+    monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", tokens * ids // 128)
+    torch.manual_seed(1)
+    x_MC, head_VC = torch.randn(tokens, width).bfloat16(), torch.randn(ids, width).bfloat16()
+    bias_V, targets_M = torch.randn(ids).bfloat16(), torch.randint(ids, (tokens,))
+    leaves = [t.clone().requires_grad_() for t in (x_MC, head_VC, bias_V)]
+    exact = [t.double().requires_grad_() for t in (x_MC, head_VC, bias_V)]
+    loss = linear_cross_entropy(leaves[0], leaves[1], leaves[2], targets_M)
+    expected = cross_entropy(exact[0] @ exact[1].T + exact[2], targets_M)
+    found = torch.autograd.grad(loss, leaves)
+    for one, other in zip(found[1:], torch.autograd.grad(expected, exact)[1:], strict=True):
+        assert one.dtype == torch.bfloat16
+        assert (one.double() - other).norm() < 0.006 * other.norm()
+
+
+@pytest.mark.parametrize("name", ["transformer", "gpt2", "llama:kv_heads=2:tie_embeddings=true"])
+def test_weights_are_cast_once_for_all_tokens(name: str) -> None:
+    """Compare with autocast, bit for bit."""
+    model, device = small_model(name).float(), Device("cpu", "bfloat16", "tests")
+    ids_BT = some_ids(2, 6).numpy()
+    plain = ModuleDecoder(model, device)
+    decoder = fastest_decoding(model, device).new_decoder(2)
+    assert np.array_equal(decoder.logits(ids_BT[:, :5], 0), plain.logits(ids_BT[:, :5], 0))
+    with Operations() as seen:
+        found = decoder.logits(ids_BT, 5)
+    assert np.allclose(found, plain.logits(ids_BT, 0), rtol=0.05, atol=0.05)
+    width = model.architecture.width
+    casts = [n for name, n, dtype in seen.made if name in ("_to_copy", "to") and n > 2 * 4 * width]
+    assert not casts
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("compiler", "settings", "expected"),
+    [
+        ("cc", {"steps": 10**9}, "on"),
+        ("cc", {"steps": 10}, "off"),
+        ("cc", {"budget": 3600.0}, "on"),
+        ("cc", {"budget": 60.0}, "off"),
+        ("cc", {"steps": 10**9, "micro_batch_size": 4}, "on"),
+        ("", {"steps": 10**9}, "off"),
+        ("", {"budget": 3600.0}, "off"),
+    ],
+)
+def test_long_training_on_a_gpu_is_compiled_if_a_compiler_exists(
+    compiler: str, settings: Settings, expected: str, dataset: Dataset, monkeypatch: Any
+) -> None:
+    """A GPU of 2018 without bfloat16 computes in float32."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(shutil, "which", lambda name: name == compiler)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    changes: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", changes.append)
+    config = resolve({"model": "transformer", **settings})
+    for dtype in ("bfloat16", "float32"):
+        cuda = Device("cuda", dtype, "tests")
+        found = autotuning.autotune(config, cuda, dataset).training
+        assert (found.compile, found.dtype) == (expected, dtype)
+        assert found.micro_batch_size == settings.get("micro_batch_size")
+    assert not changes and "TORCHINDUCTOR_CACHE_DIR" not in os.environ  # it changes no state
+
+
+@pytest.mark.parametrize(
+    ("settings", "device"),
+    [
+        ({"model": "bigram"}, "cpu"),
+        ({"model": "bigram", "device": "cuda"}, "cuda"),
+        ({"model": "bigram", "dtype": "bfloat16"}, "cuda"),
+        ({"model": "single-head"}, "cuda"),
+        ({"model": "gpt2", "embed_dim": 512, "batch_size": 64}, "cuda"),
+    ],
+)
+def test_a_small_model_is_trained_on_the_cpu(
+    settings: Settings, device: str, monkeypatch: pytest.MonkeyPatch, dataset: Dataset
+) -> None:
+    devices = {"cpu": CPU, "auto": (cuda := Device("cuda", "bfloat16", "a GPU")), "cuda": cuda}
+    monkeypatch.setattr(autotuning, "choose_device", lambda name, *_: devices[name])
+    found = autotuning.choose_training_device(resolve({"threads": 1, **settings}), dataset)
+    assert found.name == device
+    assert device == "cuda" or found.reason == "a step is too small for cuda"
+
+
+def test_a_run_is_resumed_on_another_device(train: Any) -> None:
+    """Settings that depend on the device are chosen again; the others are kept."""
+    run = train("transformer:heads=2:embed_dim=16", steps=2)
+    made: dict[str, Any] = {"device": "mps", "compile": "off", "matmul": "onednn", "threads": 3}
+    recorded = replace(run.config.training, **made)
+    replace(run, config=replace(run.config, training=recorded)).save_config()
+    told: list[object] = []
+    resumed = attnlm.train(resume=run.path, device="cpu", steps=4, on_event=told.append)
+    found = resumed.config.training
+    kept = {name: getattr(found, name) for name in ("compile", "matmul", "threads")}
+    assert found == replace(recorded, device="cpu", steps=4, **kept)
+    assert (found.matmul, found.threads) != ("onednn", 3) and resumed.metrics()[-1]["step"] == 4
+    assert "`threads` are chosen again" in str(told)
+
+
+def test_small_models_generate_text_on_the_cpu(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, devices = train("bigram", steps=1), list[str]()
+
+    def load(run: Any, *, device: str, **_: Any) -> Any:
+        devices.append(device)
+        return None, None
+
+    monkeypatch.setattr(sampling, "load_model", load)
+    for is_fastest in (True, False):
+        monkeypatch.setattr(sampling, "is_fastest_on_cpu", lambda *_, is_so=is_fastest: is_so)
+        sampling.load_sampler(run)
+    assert devices == ["cpu", "auto"]
+
+
+@pytest.mark.parametrize(
+    ("name", "vocab_size", "expected"),
+    [
+        ("bigram", 65, True),
+        ("transformer:embed_dim=384:layers=6", 65, native_library() is not None),
+        ("gpt2:embed_dim=768:layers=12:heads=12", 50257, False),
+    ],
+)
+def test_a_gpu_generates_text_of_large_models(name: str, vocab_size: int, expected: bool) -> None:
+    assert is_fastest_on_cpu(resolve(variant(name)).spec, vocab_size) == expected
+
+
+# --- CUDA graphs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "gradients", "updates"),
+    [
+        ({}, True, True),
+        ({"dropout": 0.1, "compile": "on"}, True, True),
+        ({"recompute": True}, False, True),
+        ({"processes": 2}, False, False),
+    ],
+)
+def test_cuda_graphs_hold_only_steps_that_repeat_themselves(
+    settings: Settings, gradients: bool, updates: bool
+) -> None:
+    config = resolve({"model": "gpt2", **settings})
+    assert can_record_gradients(config, "cuda") == gradients
+    assert can_record_updates(config.training, "cuda") == updates
+    assert not can_record_updates(config.training, "cpu")
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch) -> mock.Mock:
+    """A stand-in for a recorded graph, which is replayed without a GPU."""
+    graph = mock.Mock()
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "stream")
+    monkeypatch.setattr(torch.cuda, "set_stream", graph.set_stream)
+    return graph
+
+
+def test_a_replay_reads_its_inputs_where_the_recorded_function_read_them(
+    recording: mock.Mock,
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x)
+        return 2 * x
+
+    graph: CudaGraph[torch.Tensor] = CudaGraph()
+    for i in range(FIRST_CALLS + 2):
+        assert graph.call(double, torch.full((2,), float(i))) is not None
+    assert recording.replay.call_count == FIRST_CALLS + 2 - (len(seen) - 1)
+    assert seen[-1].tolist() == [FIRST_CALLS + 1.0] * 2
+    with pytest.raises(ValueError, match="recorded for"):
+        graph.call(double, torch.zeros(1))
+
+
+def test_a_function_that_cannot_be_recorded_is_called_as_before(recording: mock.Mock) -> None:
+    results = iter([1, 2, 3, torch.OutOfMemoryError(), 4, 5, 6])
+
+    def give() -> int:
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return int(result)
+
+    graph: CudaGraph[int] = CudaGraph()
+    assert [graph.call(give) for _ in range(6)] == [1, 2, 3, 4, 5, 6]
+    recording.replay.assert_not_called()
+    recording.set_stream.assert_called_with("stream")

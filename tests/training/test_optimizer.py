@@ -20,26 +20,29 @@ from tests.models import parts_of
 from tests.tolerances import assert_near
 
 
-def rates(**settings: Setting) -> list[float]:
-    training = resolve({"learning_rate": 1.0, **settings}).training
-    assert training.steps is not None
-    return [learning_rate(step + 1, training) for step in range(training.steps)]
-
-
-def test_schedules_step_by_step() -> None:
-    assert rates(schedule="constant", steps=3, warmup=0) == [1, 1, 1]
-    assert rates(schedule="linear", steps=4, warmup=0) == [1, 0.75, 0.5, 0.25]
-    assert rates(schedule="constant", steps=4, warmup=3) == [0.25, 0.5, 0.75, 1]
-    cosine = rates(schedule="cosine", steps=4, warmup=0)
-    assert cosine == pytest.approx([(1 + math.cos(math.pi * t)) / 2 for t in (0, 0.25, 0.5, 0.75)])
-    low = rates(schedule="linear", steps=4, learning_rate=0.1, min_learning_rate=0.02)
-    assert low == pytest.approx([0.1, 0.08, 0.06, 0.04])
-    low = rates(schedule="cosine", steps=4, learning_rate=0.1, min_learning_rate=0.1)
-    assert low == pytest.approx([0.1] * 4)
-    flat_first = rates(schedule="linear", steps=10, warmup=0, cooldown=0.4)
-    assert flat_first == pytest.approx([1] * 7 + [0.75, 0.5, 0.25])
-    with_warmup = rates(schedule="linear", steps=6, warmup=2)
-    assert with_warmup == pytest.approx([1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"schedule": "constant", "steps": 3}, [1, 1, 1]),
+        ({"schedule": "linear", "steps": 4}, [1, 0.75, 0.5, 0.25]),
+        ({"schedule": "constant", "steps": 4, "warmup": 3}, [0.25, 0.5, 0.75, 1]),
+        (
+            {"schedule": "cosine", "steps": 4},
+            [(1 + math.cos(math.pi * t)) / 2 for t in (0, 0.25, 0.5, 0.75)],
+        ),
+        ({"schedule": "linear", "steps": 4, "min_learning_rate": 0.2}, [1, 0.8, 0.6, 0.4]),
+        ({"schedule": "cosine", "steps": 4, "min_learning_rate": 1.0}, [1] * 4),
+        ({"schedule": "linear", "steps": 10, "cooldown": 0.4}, [1] * 7 + [0.75, 0.5, 0.25]),
+        (
+            {"schedule": "linear", "steps": 6, "warmup": 2},
+            [1 / 3, 2 / 3, 1, 0.75, 0.5, 0.25],
+        ),
+    ],
+)
+def test_schedules_step_by_step(settings: dict[str, Setting], expected: list[float]) -> None:
+    training = resolve({"learning_rate": 1.0, "warmup": 0, **settings}).training
+    steps = range(1, len(expected) + 1)
+    assert [learning_rate(step, training) for step in steps] == pytest.approx(expected)
 
 
 def test_orthogonalize_sets_all_singular_values_to_about_one() -> None:
@@ -82,11 +85,7 @@ def give_gradients(model: nn.Module, step: int) -> None:
     [("matrices", None, 0.9), ("all", 1.5, 0.0), ("matrices", 1e9, 0.95)],
 )
 def test_updates_equal_pytorch(
-    optimizer: str,
-    decay_on: str,
-    clip: float | None,
-    beta1: float,
-    monkeypatch: pytest.MonkeyPatch,
+    optimizer: str, decay_on: str, clip: float | None, beta1: float, monkeypatch: Any
 ) -> None:
     """AdamW's, and Muon's of the matrices inside the model with the scale that suits AdamW."""
     # PyTorch's Muon computes in bfloat16 everywhere, ours on a CPU in float32.
@@ -108,14 +107,11 @@ def test_updates_equal_pytorch(
         {"params": [p for p in by_adamw if p.ndim == 2]},
         flat if decay_on == "all" else {**flat, "weight_decay": 0.0},
     ]
-    references: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(groups, betas=(beta1, 0.9), weight_decay=0.3)
-    ]
+    adamw = torch.optim.AdamW(groups, betas=(beta1, 0.9), weight_decay=0.3)
+    references: list[torch.optim.Optimizer] = [adamw]
     if by_muon:
-        muon = torch.optim.Muon(
-            by_muon, weight_decay=0.3, momentum=beta1, adjust_lr_fn="match_rms_adamw"
-        )
-        references.append(muon)
+        about: dict[str, Any] = {"momentum": beta1, "adjust_lr_fn": "match_rms_adamw"}
+        references.append(torch.optim.Muon(by_muon, weight_decay=0.3, **about))
     updates = Optimizer(ours, config.training)
     for step in range(5):
         give_gradients(ours, step)

@@ -1,4 +1,7 @@
-"""A budget is a clock: learning rate, evaluations and the end follow the time that has passed."""
+"""A budget is a clock: learning rate, evaluations and the end follow the time that has passed.
+
+Evaluations while training use the whole split if that is cheap, else a part.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +11,30 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import attnlm
 from attnlm.base import clock as clocks
 from attnlm.base.events import Note
 from attnlm.base.signals import Interrupted
+from attnlm.compute.device import choose_device
+from attnlm.config.recipes import load_recipe, recipe_names
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
+from attnlm.model.architecture import MODELS
 from attnlm.see.report import report
 from attnlm.see.report_page import report_page
 from attnlm.see.reproduce import train_command
-from attnlm.training import run_writer
+from attnlm.training import eval_budget, run_writer
 from attnlm.training.budget_clock import BudgetClock as Budget
+from attnlm.training.eval_budget import affordable_eval_tokens, affordable_sample_tokens
 from attnlm.training.events import Stepped
 from attnlm.training.learning_rate import learning_rate
 from attnlm.training.step import Stepper
-from attnlm.training.validation_loss import validation_loss
-from tests.kit import Clock
+from attnlm.training.validation_loss import MOST_TOKENS, validation_loss
+from tests.kit import Clock, command
+from tests.models import small_model
 from tests.processes import in_processes, train_by_the_clock
 from tests.training.conftest import signal_after_step
 
@@ -54,7 +63,7 @@ def constant(seconds: float) -> Any:
 
 
 @pytest.fixture
-def train(dataset: Dataset, tmp_path: Path) -> Any:
+def timed(dataset: Dataset, tmp_path: Path) -> Any:
     """Return a function that trains within a budget, by default of 100 s."""
     return functools.partial(attnlm.train, dataset, checkpoint_dir=tmp_path, budget=100.0, **SMALL)
 
@@ -70,12 +79,12 @@ PACES = {
 
 @pytest.mark.parametrize("pace", PACES)
 def test_a_run_ends_on_time_with_a_rate_near_zero_and_ten_evaluations(
-    pace: str, train: Any, paced: Any
+    pace: str, timed: Any, paced: Any
 ) -> None:
     clock = paced(PACES[pace])
     began = clock.now
     events: list[Any] = []
-    run = train(on_event=events.append)
+    run = timed(on_event=events.append)
     rates = [event.learning_rate for event in events if isinstance(event, Stepped)]
     assert clock.now - began == pytest.approx(100, abs=3)
     records, training = run.metrics(), run.config.training
@@ -88,16 +97,16 @@ def test_a_run_ends_on_time_with_a_rate_near_zero_and_ten_evaluations(
     assert max(falls) < 0.05 * max(rates)  # nothing jumps
 
 
-def test_a_machine_that_stops_for_long_ends_the_run(train: Any, paced: Any) -> None:
+def test_a_machine_that_stops_for_long_ends_the_run(timed: Any, paced: Any) -> None:
     clock = paced(lambda step: 300.0 if step == 30 else 1.0)
-    began, run = clock.now, train()
+    began, run = clock.now, timed()
     assert run.config.training.steps == 31 and clock.now - began == pytest.approx(330, abs=2)
 
 
-def test_a_budget_of_a_few_steps_says_so_and_makes_one_at_least(train: Any, paced: Any) -> None:
+def test_a_budget_of_a_few_steps_says_so_and_makes_one_at_least(timed: Any, paced: Any) -> None:
     paced(constant(1000.0))
     notes: list[object] = []
-    run = train(budget=60.0, warmup=50, on_event=notes.append)
+    run = timed(budget=60.0, warmup=50, on_event=notes.append)
     assert run.metrics()[-1]["step"] == run.config.training.steps == 1
     assert run.config.training.warmup == 0
     assert any(str(n).startswith("only 1 step was made in 60 s") for n in notes)
@@ -121,7 +130,7 @@ def test_a_warm_up_takes_a_quarter_of_the_time_at_most() -> None:
 
 
 def test_evaluations_that_take_long_are_fewer(
-    train: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
+    timed: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = paced(constant(0.5))
 
@@ -130,13 +139,13 @@ def test_evaluations_that_take_long_are_fewer(
         return validation_loss(*about, **more)
 
     monkeypatch.setattr(run_writer, "validation_loss", slow)
-    began, run = clock.now, train()
+    began, run = clock.now, timed()
     assert 94 < clock.now - began < 103
     assert 3 <= len(run.metrics()) <= 5
 
 
 def test_evaluations_use_the_affordable_part_of_the_split(
-    train: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
+    timed: Any, paced: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = paced(constant(0.5))
 
@@ -147,19 +156,19 @@ def test_evaluations_use_the_affordable_part_of_the_split(
 
     monkeypatch.setattr(run_writer, "validation_loss", slow)
     monkeypatch.setattr("attnlm.training.eval_budget._FEWEST_TOKENS", 16)
-    run = train()
+    run = timed()
     assert run.config.training.eval_tokens == 96  # a hundredth of the time, in whole windows
     assert {record["evaluated_tokens"] for record in run.metrics()} == {96}
-    asked = train(eval_tokens=24, eval_every=30)
+    asked = timed(eval_tokens=24, eval_every=30)
     assert {record["evaluated_tokens"] for record in asked.metrics()} == {24}
     assert [record["step"] for record in asked.metrics()][:4] == [0, 30, 60, 90]
 
 
-def test_a_run_that_is_resumed_continues_the_clock(train: Any, tmp_path: Path, paced: Any) -> None:
+def test_a_run_that_is_resumed_continues_the_clock(timed: Any, tmp_path: Path, paced: Any) -> None:
     clock = paced(constant(1.0))
 
     with pytest.raises(Interrupted):
-        train(name="mine", **signal_after_step(40))
+        timed(name="mine", **signal_after_step(40))
     stopped = attnlm.open_run(tmp_path / "mine")
     assert stopped.config.training.steps is None
     began = clock.now
@@ -178,10 +187,10 @@ def test_a_run_that_is_resumed_continues_the_clock(train: Any, tmp_path: Path, p
 
 
 def test_a_run_is_reproduced_by_its_number_of_steps(
-    train: Any, dataset: Dataset, tmp_path: Path, paced: Any
+    timed: Any, dataset: Dataset, tmp_path: Path, paced: Any
 ) -> None:
     paced(constant(2.0))
-    run = train(warmup=4)
+    run = timed(warmup=4)
     steps = run.config.training.steps
     command = train_command(run)
     assert f"--steps {steps} " in command and "--budget" not in command
@@ -210,3 +219,96 @@ def test_a_command_s_time_begins_with_its_process(monkeypatch: pytest.MonkeyPatc
     now = time.perf_counter()
     assert Budget.of(60.0, now - 50).ends - now == pytest.approx(10, abs=1)
     assert Budget.of(60.0, now - 70).ends - now == pytest.approx(2, abs=1)  # it began late
+
+
+# --- How much is evaluated ------------------------------------------------------------------------
+
+# GPT-2's ids, and a recipe of several sizes.
+UNLIKE = ("r4-gpt2-windows", "best")
+SHAKESPEARE = {"vocab_size": 65, "val_tokens": 111_540}
+
+
+@pytest.fixture
+def costly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which nothing is cheap by itself, and few tokens are enough."""
+    monkeypatch.setattr(eval_budget, "_CHEAP", 0.0)
+    monkeypatch.setattr(eval_budget, "_FEWEST_TOKENS", 16)
+
+
+@pytest.mark.usefixtures("whole_snapshots")
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(resolve({"model": model}) for model in MODELS),
+        *(resolve({}, load_recipe(name)) for name in recipe_names() if name not in UNLIKE),
+    ],
+)
+def test_a_megabyte_of_characters_is_evaluated_whole_and_sampled_in_full(config: Any) -> None:
+    assert affordable_eval_tokens(config, **SHAKESPEARE) is None
+    assert affordable_sample_tokens(config, 65) == 80
+
+
+@pytest.mark.usefixtures("whole_snapshots")
+def test_expensive_evaluations_use_a_part_of_the_split() -> None:
+    few = resolve({"steps": 30})
+    tokens = affordable_eval_tokens(few, 50_257, 150_000)
+    # Three steps of 32 × 64 tokens cost nine times that in forward passes; a tenth is too few.
+    assert tokens == 2048 and 8 <= affordable_sample_tokens(few, 50_257) < 80
+    more = resolve({"steps": 3000})
+    assert affordable_eval_tokens(more, 50_257, 300_000) == 300 * 32 * 64 * 3 // 10 // 64 * 64
+    assert affordable_eval_tokens(more, 50_257, 150_000) is None
+    assert affordable_eval_tokens(few, 50_257, 1500) is None
+    brief = resolve({"model": "transformer", "steps": 20})
+    assert affordable_eval_tokens(brief, **SHAKESPEARE) == 2048
+    large = resolve({"steps": 10**6})
+    assert affordable_eval_tokens(large, 50_257, 10 * MOST_TOKENS) is None  # its cap
+
+
+def test_a_part_is_spread_evenly_over_the_split(dataset: Dataset) -> None:
+    model = small_model("multi-head", dataset.vocab_size, block_size=8).float()
+    val, cpu = np.asarray(dataset.val), choose_device("cpu")
+    part = validation_loss(model, val, cpu, bytes_per_token=1.0, most=5 * 8 + 3)
+    whole = (len(val) - 1) // 8
+    starts = [number * whole // 5 * 8 for number in range(5)]
+    windows = [val[start : start + 9] for start in starts]
+    losses = [validation_loss(model, window, cpu, bytes_per_token=1.0).loss for window in windows]
+    assert part.tokens == 40
+    assert part.loss == pytest.approx(sum(losses) / 5, rel=1e-5)
+    everything = validation_loss(model, val, cpu, bytes_per_token=1.0)
+    for most in (len(val) - 1, 10 * len(val)):
+        assert validation_loss(model, val, cpu, bytes_per_token=1.0, most=most) == everything
+
+
+@pytest.mark.usefixtures("costly")
+def test_partial_losses_are_labelled_and_the_last_loss_is_complete(
+    train: Any, dataset: Dataset
+) -> None:
+    notes: list[object] = []
+    run = train(steps=80, eval_every=20, on_event=notes.append)
+    assert run.config.training.eval_tokens == 288
+    assert {record["evaluated_tokens"] for record in run.metrics()} == {288}
+    assert run.evaluated_part == f"288 of {dataset.val_tokens:,} tokens"
+    for which, whole in run.whole().items():
+        measured = attnlm.evaluate(run, checkpoint=which, data=dataset)
+        assert (whole.val_loss, whole.evaluated_tokens) == (measured.loss, measured.tokens)
+        assert measured.tokens == dataset.val_tokens - 1
+    assert any(isinstance(note, Note) and "whole validation split" in note.text for note in notes)
+    page = report_page(report(run, data_dir=dataset.path.parent)).decode()
+    assert run.evaluated_part in page and "best loss, whole split" in page
+
+    # A longer training uses the same part, and repeats the last evaluation.
+    longer = attnlm.train(resume=run.path, steps=120)
+    assert longer.config.training.eval_tokens == 288
+    assert longer.whole().keys() == {"best", "last"} and longer.whole()["last"].step == 120
+
+
+@pytest.mark.usefixtures("costly")
+def test_the_last_loss_is_partial_if_the_split_is_too_large(train: Any, dataset: Dataset) -> None:
+    run = train(steps=6, eval_every=1, block_size=8)
+    part = f"16 of {dataset.val_tokens:,} tokens"
+    assert run.evaluated_part == part and run.whole() == {}
+    runs = run.path.parent
+    (entry,) = attnlm.list_runs(runs)
+    assert entry.evaluated_part == part and f"on {part} (" in str(run.checkpoint())
+    shown = command("list", "runs", "--checkpoint-dir", runs, cwd=runs)
+    assert f"~{entry.val_loss:.4f}" in shown.stdout and "~ measured on a part" in shown.stderr

@@ -20,7 +20,7 @@ from attnlm.data.dataset import Dataset
 from tests import own_code
 from tests.kit import command
 from tests.models import timeless
-from tests.processes import commands
+from tests.processes import run_ranks
 
 
 def test_dropout_in_own_code_changes_the_training(train: Any, head: dict[str, Any]) -> None:
@@ -108,13 +108,13 @@ def test_two_processes_train_own_code_as_one_does(
     sizes = [f"--{n.replace('_', '-')}={v}" for n, v in own_code.SMALL.items()]
     words = ("train", "fruits-char", *about, *sizes)
     two = (*words, "--name", "two", "--processes", "2")
-    commands(project, tmp_path, 0, two, two)
+    run_ranks(project, tmp_path, 0, two, two)
     command(*words, "--name", "one", cwd=project)
     one, both = (timeless(project / "checkpoints" / name) for name in ("one", "two"))
     for alone, together in zip(one, both, strict=True):
         np.testing.assert_allclose(together["val_loss"], alone["val_loss"], 1e-5)
     resume = ("train", "--resume", "two", "--steps", "6")
-    commands(project, tmp_path, 0, resume, resume)
+    run_ranks(project, tmp_path, 0, resume, resume)
     assert timeless(project / "checkpoints/two")[-1]["step"] == 6
 
 
