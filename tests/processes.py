@@ -244,7 +244,7 @@ def finish(process: subprocess.Popen[str], code: int) -> str:
     return stderr
 
 
-def wait_until(is_so: Callable[[], object], seconds: float = 60) -> None:
+def wait_until(is_so: Callable[[], object], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, "it takes too long"

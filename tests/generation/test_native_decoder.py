@@ -325,6 +325,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
             "LD_PRELOAD": libasan,
             "ASAN_OPTIONS": "detect_leaks=0",
         },
+        cwd=tests.parent,
         capture_output=True,
         text=True,
     )

@@ -18,7 +18,7 @@ from tests.kit import quick_run
 @pytest.fixture
 def train(dataset: Dataset, tmp_path: Path) -> Any:
     """Return a function that trains on the small data set; runs lie in tmp_path/checkpoints."""
-    place = {"checkpoint_dir": tmp_path / "checkpoints", "device": "cpu"}
+    place: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints", "device": "cpu"}
     return functools.partial(quick_run, dataset, eval_every=2, **place)
 
 

@@ -9,7 +9,7 @@ import contextlib
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -183,7 +183,7 @@ def test_the_micro_batch_is_halved_until_the_first_step_fits(
     told = train(SMALL, batch_size=24, micro_batch_size=1)
     assert run.last.read_bytes() == told.last.read_bytes()
     assert attnlm.train(resume=run, steps=5).config.training.micro_batch_size == 1
-    about: Settings = {**QUICK, **variant(SMALL), "batch_size": 24, "device": "cpu"}
+    about: dict[str, Any] = {**QUICK, **variant(SMALL), "batch_size": 24, "device": "cpu"}
     assert attnlm.estimate(dataset, **about).config.training.micro_batch_size == 1
 
 
@@ -407,7 +407,7 @@ def test_a_replay_reads_its_inputs_where_the_recorded_function_read_them(
 
 
 def test_a_function_that_cannot_be_recorded_is_called_as_before(recording: mock.Mock) -> None:
-    results = iter([1, 2, 3, torch.OutOfMemoryError(), 4, 5, 6])
+    results: Iterator[Any] = iter([1, 2, 3, torch.OutOfMemoryError(), 4, 5, 6])
 
     def give() -> int:
         result = next(results)
