@@ -176,7 +176,7 @@ def in_processes(count: int, work: Callable[..., None], *arguments: object, code
         process.start()
     try:
         for process in running:
-            process.join(60)
+            process.join(120)
             assert process.exitcode == code
     finally:
         for process in running:
@@ -238,7 +238,7 @@ def started(*arguments: object, cwd: Path, **variables: str) -> Iterator[subproc
 
 def finish(process: subprocess.Popen[str], code: int) -> str:
     """Wait for a process, which must end with this code; return what it wrote to stderr."""
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=120)
     assert process.returncode == code, stderr
     assert "Traceback" not in stderr
     return stderr

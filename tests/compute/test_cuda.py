@@ -184,7 +184,7 @@ def run(dataset: Dataset) -> Run:
 
 
 def test_both_devices_evaluate_sample_and_score_heads_alike(run: Run, dataset: Dataset) -> None:
-    where = {"data_dir": dataset.path.parent}
+    where: dict[str, Any] = {"data_dir": dataset.path.parent}
     expected = attnlm.evaluate(run, device="cpu", **where).loss
     assert attnlm.evaluate(run, device="cuda", **where).loss == pytest.approx(expected, rel=1e-4)
     how: dict[str, Any] = {"num_samples": 3, "tokens": 40, "prompt": "1 ", "temperature": 0}

@@ -31,7 +31,7 @@ def parent(dataset: attnlm.Dataset) -> Run:
 @pytest.fixture
 def child(parent: Run, project: Path, tmp_path: Path) -> Any:
     """Return a function that trains from the parent's weights."""
-    place = {"data_dir": project / "data", "checkpoint_dir": tmp_path}
+    place: dict[str, Any] = {"data_dir": project / "data", "checkpoint_dir": tmp_path}
     rest = {name: value for name, value in QUICK.items() if name != "block_size"}
     return functools.partial(attnlm.train, start_from=parent, **rest, **place, device="cpu")
 

@@ -85,7 +85,7 @@ def test_a_run_ends_on_time_with_a_rate_near_zero_and_ten_evaluations(
     began = clock.now
     events: list[Any] = []
     run = timed(on_event=events.append)
-    rates = [event.learning_rate for event in events if isinstance(event, Stepped)]
+    rates: list[Any] = [e.learning_rate for e in events if isinstance(e, Stepped)]
     assert clock.now - began == pytest.approx(100, abs=3)
     records, training = run.metrics(), run.config.training
     made = records[-1]["step"]
@@ -266,7 +266,8 @@ def test_expensive_evaluations_use_a_part_of_the_split() -> None:
 
 def test_a_part_is_spread_evenly_over_the_split(dataset: Dataset) -> None:
     model = small_model("multi-head", dataset.vocab_size, block_size=8).float()
-    val, cpu = np.asarray(dataset.val), choose_device("cpu")
+    val: Any = np.asarray(dataset.val)
+    cpu = choose_device("cpu")
     part = validation_loss(model, val, cpu, bytes_per_token=1.0, most=5 * 8 + 3)
     whole = (len(val) - 1) // 8
     starts = [number * whole // 5 * 8 for number in range(5)]
