@@ -16,7 +16,7 @@ from torch import Tensor
 import attnlm
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
-from attnlm.compute.threads import flush_subnormals, threads_of_torch
+from attnlm.compute.threads import flush_subnormals, new_pool, threads_of_torch
 from attnlm.data.dataset import Dataset
 from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
@@ -94,6 +94,12 @@ def test_training_flushes_in_all_threads(
     quick_run(dataset, model, compile=compile, threads=2, steps=3)
     assert modes.found == {"MainThread": True, "attnlm_0": True}
     assert backward.found == modes.found
+
+
+def test_threads_of_a_pool_flush_though_the_thread_that_starts_them_does_not(modes: Modes) -> None:
+    with new_pool(2) as pool:
+        pool.submit(modes.look).result()
+    assert modes.found == {"attnlm_0": True}
 
 
 def test_evaluation_flushes(modes: Modes, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
