@@ -29,7 +29,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Any:
         path = tmp_path_factory.mktemp("errors")
         for file, content in _FOLDERS[name].get("files", {}).items():
             (path / file).parent.mkdir(parents=True, exist_ok=True)
-            (path / file).write_bytes(content.encode())
+            text = content if isinstance(content, str) else content[0] * content[1]
+            (path / file).write_bytes(text.encode())
         for file, content in _FOLDERS[name].get("bytes", {}).items():
             (path / file).parent.mkdir(parents=True, exist_ok=True)
             (path / file).write_bytes(bytes.fromhex(content))

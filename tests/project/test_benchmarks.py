@@ -16,6 +16,7 @@ from benchmarks import measure, sampling, training
 from benchmarks.__main__ import PARTS
 from benchmarks.measure import SEED, Bench
 from benchmarks.nanogpt import Shape
+from tests.kit import command
 
 SHAPE = Shape(1, 8, 2, 16, 2)
 BENCH = Bench(Path(), Path(), Path(), None, rounds=1, seconds=0.0)
