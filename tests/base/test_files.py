@@ -1,12 +1,16 @@
+"""Files that are replaced as a whole or not at all, and the folder for compiled code."""
+
 from __future__ import annotations
 
 import errno
 import os
 import stat
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import (
@@ -17,6 +21,11 @@ from attnlm.base.files import (
     write_bytes,
     write_json,
 )
+from attnlm.compute.device import choose_device
+from attnlm.config.settings import resolve
+from attnlm.model.ops import Kernels
+from attnlm.training.state import initial_state
+from attnlm.training.step import Replica
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -27,20 +36,17 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         raise ZeroDivisionError
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_an_error_names_the_file_and_not_its_temporary_copy(tmp_path: Path) -> None:
-    path = tmp_path / "missing" / "file"
+    missing = tmp_path / "missing" / "file"
     with pytest.raises(OSError, match="No such file") as caught:
-        write_bytes(path, b"new")
-    assert caught.value.filename == str(path)
+        write_bytes(missing, b"new")
+    assert caught.value.filename == str(missing)  # and not its temporary copy
 
 
 def test_a_written_file_can_be_read_by_others(tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("")
     write_bytes(tmp_path / "ours", b"")
-    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("plain", "ours")]
-    assert modes[0] == modes[1]
+    plain, ours = ((tmp_path / name).stat().st_mode for name in ("plain", "ours"))
+    assert stat.S_IMODE(plain) == stat.S_IMODE(ours)
 
 
 def test_json_is_refused_when_a_single_bit_has_changed(tmp_path: Path) -> None:
@@ -81,20 +87,14 @@ def test_invalid_and_modified_json_is_refused(content: bytes, says: str, tmp_pat
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="symlinks need a privilege")
-def test_a_link_is_replaced_and_not_written_through(tmp_path: Path) -> None:
-    (tmp_path / "there").write_bytes(b"content")
+def test_a_link_is_replaced_and_nothing_is_written_through_it(tmp_path: Path) -> None:
+    (tmp_path / "there").write_bytes(b"of the user\n")
     (tmp_path / "link").symlink_to("there")
-    write_bytes(tmp_path / "link", b"other content")
-    assert (tmp_path / "there").read_bytes() == b"content"
-    assert not (tmp_path / "link").is_symlink()
-
-
-def test_nothing_is_appended_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "other").write_bytes(b"of the user\n")
-    (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "other")
     with pytest.raises(OSError, match="it is a link"):
-        append_bytes(tmp_path / "metrics.jsonl", b"line\n")
-    assert (tmp_path / "other").read_bytes() == b"of the user\n"
+        append_bytes(tmp_path / "link", b"line\n")
+    write_bytes(tmp_path / "link", b"other content")
+    assert (tmp_path / "there").read_bytes() == b"of the user\n"
+    assert not (tmp_path / "link").is_symlink()
 
 
 def test_a_file_is_on_disk_before_it_takes_its_place(
@@ -135,3 +135,33 @@ def test_the_hint_fits_what_the_system_says(number: int, hint: str, tmp_path: Pa
     ):
         raise OSError(number, os.strerror(number))
     assert caught.value.hint == hint and str(tmp_path / "x") in caught.value.message
+
+
+@pytest.mark.parametrize("named", ["", "elsewhere"])
+@pytest.mark.parametrize("cache", ["cache", "/dev/null/cache"])
+def test_every_compiling_process_uses_the_cache(
+    named: str, cache: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks other than 0, which receive the resolved configuration, keep their code there too."""
+    found: list[Path] = []
+
+    def compiled(function: object, *, options: dict[str, object]) -> object:
+        # PyTorch keeps precompiled headers in the temporary folder, under a name that all know.
+        assert not any(options.values()) and options.keys() <= {"cpp_cache_precompile_headers"}
+        assert options or "cpp_cache_precompile_headers" not in torch._inductor.list_options()
+        found.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+        return function
+
+    monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path / cache))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
+    config = resolve({"model": "bigram", "compile": "on", "steps": 1, "threads": 1, "seed": 1})
+    state = initial_state(config, 10, choose_device("cpu"))
+    Replica(state.model, state.optimizer.gradient, config, state.device, Kernels(), windows=1)
+    if named:
+        assert found == [Path(named)]
+    else:
+        is_temporary = cache.startswith("/dev")
+        assert found[0].parents[is_temporary] == (tmp_path if is_temporary else tmp_path / cache)
+        assert found[0].stat().st_mode & 0o777 == 0o700

@@ -1,4 +1,7 @@
-"""Commands that name a run and its folder, and lists of names."""
+"""Commands that name a run and its folder, and what is suggested for a name that does not exist.
+
+The names of options, commands and settings are in errors.toml.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import pytest
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.folders import command_for, find_folder, write_latest
+from attnlm.base.suggestions import _OTHER_NAMES, equivalent_name, suggestion
+from attnlm.config.settings import RECORD_OF
 
 
 @pytest.fixture
@@ -73,15 +78,33 @@ def test_lists_of_names_begin_with_the_newest_and_hold_one_kind(tmp_path: Path) 
         make(tmp_path / name, "config.json", age)
     make(tmp_path / "ladder-001", "ladder.json")
     (tmp_path / "notes").mkdir()
-
-    def hint(name: str) -> str:
+    for name, hint in (
+        ("psalms", "there are zebra, apple, mule, boar, cow and 1 more"),
+        ("base", "there are zebra, apple, mule, boar, cow and 1 more"),  # also an option that left
+        ("my-fox", "did you mean fox?"),
+    ):
         with pytest.raises(AttnlmError) as caught:
             find_folder(name, tmp_path, kind="run")
-        return caught.value.hint
-
-    assert hint("psalms") == "there are zebra, apple, mule, boar, cow and 1 more"
-    assert hint("my-fox") == "did you mean fox?"
+        assert caught.value.hint == hint
     write_latest(tmp_path, "deleted")
     assert find_folder(None, tmp_path, kind="run").name == "zebra"
     write_latest(tmp_path, "mule")
     assert find_folder(None, tmp_path, kind="run").name == "mule"
+
+
+def test_names_with_a_common_prefix_are_suggested_the_first_in_a_tie() -> None:
+    assert suggestion("my-run", ["multi-head-001", "my"], "none") == "did you mean my?"
+    tie = suggestion("multi", ["multi-head-002", "multi-head-001"], "")
+    assert tie == "did you mean multi-head-002?"
+    assert suggestion("bigram-1", ["bigram-001", "bigram-002"], "") == "did you mean bigram-001?"
+    assert suggestion("nobody", ["multi-head-001", "my"], "none") == "none"
+    assert suggestion("x", [], "none") == "none"
+
+
+def test_settings_do_not_clash_with_terms_of_other_tools() -> None:
+    """Or the table would answer with the wrong one where both exist."""
+    for name in RECORD_OF:
+        assert equivalent_name(name, RECORD_OF) == name
+    for ours, others in _OTHER_NAMES.items():
+        if ours in RECORD_OF:
+            assert {equivalent_name(other, RECORD_OF) for other in others.split()} == {ours}

@@ -15,45 +15,36 @@ import torch
 
 import attnlm
 from attnlm.base.signals import Interrupted, StopSignal, stop_signals
+from attnlm.data.dataset import Dataset
 from attnlm.model.language_model import Bigram
-from attnlm.runs.run import Run
 from attnlm.training import validation_loss
-from tests.models import prepared
+from tests.kit import ATTNLM, quick_run
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
-
-
-def train(folder: Path, **settings: Any) -> Run:
-    """Train a small model with batches of two, in 3 rounds of the validation split."""
-    if not (folder / "data").exists():
-        prepared(folder, "the cat sat on the mat.\n" * 99, "text")
-    given: dict[str, Any] = {"model": "bigram", "name": "run", "steps": 10, "threads": 1}
-    return attnlm.train(
-        data_dir=folder / "data", checkpoint_dir=folder / "runs", **(given | settings)
-    )
+PROGRAM = Path(__file__).parents[1] / "programs" / "signals.py"
 
 
 def test_a_signal_before_the_first_step_is_raised_immediately(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A first step may compile for minutes; there is nothing to save, and nothing is left."""
-    went_on = []
 
     def backward(*_: object) -> None:
         signal.raise_signal(signal.SIGTERM)
-        went_on.append(True)
+        pytest.fail("it went on")
 
     monkeypatch.setattr(torch.Tensor, "backward", backward)
+    # With kernels given, autotuning takes no step before the run handles signals.
+    given: dict[str, Any] = {"matmul": "blas", "attention_kernel": "torch", "eval_every": 4}
     with pytest.raises(Interrupted) as caught:
-        # With kernels given, autotuning takes no step before the run handles signals.
-        train(tmp_path, model="transformer", eval_every=10, matmul="blas", attention_kernel="torch")
+        quick_run(dataset, "transformer", checkpoint_dir=tmp_path, name="run", **given)
     assert caught.value.signum == signal.SIGTERM
-    assert not went_on and not list((tmp_path / "runs").glob("run"))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("step", [0, 5])
 def test_a_signal_ends_an_evaluation_between_windows(
-    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: int, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(validation_loss, "windows_at_once", lambda *_: 1)
     original, evaluated, losses = Bigram.loss, [0], []
@@ -69,57 +60,19 @@ def test_a_signal_ends_an_evaluation_between_windows(
             evaluated.append(event.step + 5)
 
     monkeypatch.setattr(Bigram, "loss", loss)
+    given: dict[str, Any] = {"steps": 10, "eval_every": 5, "on_event": listen}
     with pytest.raises(Interrupted):
-        train(tmp_path, eval_every=5, on_event=listen)
+        quick_run(dataset, "bigram", checkpoint_dir=tmp_path, name="run", **given)
     assert len(losses) == 1
-    path = tmp_path / "runs" / "run"
+    path = tmp_path / "run"
     assert attnlm.open_run(path).checkpoint("last").step == 5 if step else not path.exists()
 
 
-COMMAND = """
-import contextlib, os, signal, time
-from attnlm.base import signals
-from attnlm.cli import exits
-from attnlm.base.signals import Interrupted, StopSignal
-
-def kept():
-    with contextlib.suppress(BaseException):
-        signal.raise_signal(signal.SIGTERM)
-    time.sleep(100)
-
-def twice():
-    stop = StopSignal()
-    stop.defer()
-    with stop.listening():
-        try:
-            signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(signal.SIGTERM)
-        finally:
-            time.sleep(100)  # as a compiler does, that waits for its children
-
-def afterwards():
-    end = os._exit
-
-    def another(code):
-        signal.raise_signal(signal.SIGTERM)
-        end(code)
-
-    os._exit = another
-    raise Interrupted(signal.SIGTERM)
-
-signals._PATIENCE = 0.5
-exits.run_and_exit({command})
-"""
-
-
-@pytest.mark.parametrize("command", ["kept", "twice", "afterwards"])
-def test_a_signal_always_ends_the_process_with_its_code(command: str) -> None:
+@pytest.mark.parametrize("way", ["kept", "twice", "afterwards"])
+def test_a_signal_always_ends_the_process_with_its_code(way: str) -> None:
     """The exception may be kept or delayed, or come when the work is almost done."""
     done = subprocess.run(
-        [sys.executable, "-c", COMMAND.replace("{command}", command)],
-        capture_output=True,
-        text=True,
-        timeout=50,
+        [sys.executable, PROGRAM, way], capture_output=True, text=True, timeout=50
     )
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "", "")
 
@@ -153,24 +106,24 @@ def test_an_ignored_sighup_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_training_continues_when_its_terminal_closes(tmp_path: Path) -> None:
-    prepared(tmp_path, "the cat sat on the mat.\n" * 99, "text")
+def test_training_continues_when_its_terminal_closes(project: Path) -> None:
     arguments = ["train", f"--steps={10**8}", "--eval-every=100", "--model=bigram", "--name=run"]
     ours, terminal = os.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "attnlm", *arguments],
-        cwd=tmp_path,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
+        [*ATTNLM, *arguments],
+        cwd=project,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal),
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
-    os.close(terminal)
-    last, deadline = tmp_path / "checkpoints" / "run" / "last.safetensors", time.monotonic() + 60
-    while not last.exists() and time.monotonic() < deadline:
-        os.read(ours, 2**12)
-    os.close(ours)
-    for _ in range(2):
-        process.send_signal(signal.SIGHUP)
-    assert process.wait(50) == 128 + signal.SIGHUP
+    try:
+        os.close(terminal)
+        last, deadline = project / "checkpoints/run/last.safetensors", time.monotonic() + 60
+        while not last.exists() and time.monotonic() < deadline:
+            os.read(ours, 2**12)
+        os.close(ours)
+        for _ in range(2):
+            process.send_signal(signal.SIGHUP)
+        assert process.wait(50) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
     assert attnlm.open_run(last.parent).last.exists()
