@@ -21,6 +21,7 @@ from typing import Any, TextIO
 import pytest
 
 from attnlm import __version__
+from attnlm.__main__ import main
 from attnlm.base.errors import UsageError
 from attnlm.config.settings import parse_seconds
 from attnlm.model.architecture import RUNGS
@@ -40,7 +41,7 @@ from tests.kit import (
 TEXT = "the quick brown fox jumps over the lazy dog.\nso the dog naps; the fox jumps on.\n" * 40
 TRAIN = len(TEXT) * 9 // 10
 VAL = len(TEXT) - TRAIN
-SEEING = ("attend", "trace", "heads", "report")
+PROGRAMS = Path(__file__).parents[1] / "programs"
 QUICK = ["--steps", "6", "--block-size", "8", "--batch-size", "4", "--seed", "1", "--threads", "1"]
 
 
@@ -87,81 +88,77 @@ def test_nothing_opens_a_socket(project: Path, monkeypatch: pytest.MonkeyPatch) 
         command(name, "alone", cwd=project)
 
 
-HELPED = ("", "prepare", "train", "ladder", "sample", "eval", *SEEING)
-NAMED = (
-    "train, ladder, train --resume, train --dry-run, sample, eval, heads, report, attend a, trace a"
+COMMANDS = (
+    *("prepare", "train", "ladder", "sample", "eval", "attend", "trace", "heads", "patch"),
+    *("report", "list", "diff", "import", "export", "check", "doctor"),
 )
-WITHOUT_TORCH = {
-    0: "prepare text.txt, list, diff small small",
-    1: NAMED.replace(",", " nowhere,") + " nowhere, import no/such/place",
-    2: "eval --device x, heads --windows 0, export a --to b, ladder --rungs a, train --heads 3",
-}
-"""Commands by exit code."""
-SAME = " ".join(["train --model single-head --dropout 0.2 --name same", *QUICK, "--checkpoint-dir"])
-PROGRAM = f"""
-import os, sys, attnlm, attnlm.__main__ as program
-def run(words, code=0):
-    sys.argv = ["attnlm", *words.split()]
-    try: program.main()
-    except SystemExit as end: assert (end.code or 0) == code, end.code
-for name, value, spins in (
-    ("OMP_WAIT_POLICY", "active", None), ("GOMP_SPINCOUNT", "7", "7"), ("NEITHER", "", "10000")
-):
-    os.environ[name] = value
-    run("--version")
-    assert os.environ.pop("GOMP_SPINCOUNT", None) == spins, name
-    os.environ.pop(name, None)
-for command in {HELPED!r}:
-    run(command + " --help")
-assert not {{"torch", "numpy", "rich"}} & set(sys.modules), sorted(sys.modules)
-for code, commands in {WITHOUT_TORCH!r}.items():
-    for words in commands.split(", "):
-        run(words, code)
-assert "torch" not in sys.modules
+WITHOUT_TORCH = (
+    *("0 prepare text.txt", "0 list", "0 diff small small"),
+    *("1 train nowhere", "1 train --resume nowhere", "1 train --dry-run nowhere"),
+    *("1 ladder nowhere", "1 sample nowhere", "1 eval nowhere", "1 heads nowhere"),
+    *("1 report nowhere", "1 attend a nowhere", "1 trace a nowhere", "1 import no/such/place"),
+    *("2 eval --device x", "2 heads --windows 0", "2 export a --to b", "2 ladder --rungs a"),
+    "2 train --heads 3",
+)
+"""Exit codes and commands."""
 
-from attnlm.config.new_run import resolve_new
-resolve_new({{"attention": "parts.py:Head", "embed_dim": 8}}, None).config.spec.costs(30)
-environment = dict(os.environ)
-for model in ("multi-head", "transformer"):
-    trained = attnlm.train(model=model, steps=2, seed=1, embed_dim=8, heads=2)
-    "".join(attnlm.sample(trained, tokens=3, seed=1))
-assert not {{"torch._dynamo", "sympy"}} & set(sys.modules)
-assert environment == os.environ
-run({SAME!r} + " process-" + os.fsdecode(b"\\xce\\xb6"))
-"""
+
+def test_help_and_commands_that_compute_nothing_load_no_torch(project: Path) -> None:
+    through = [sys.executable, str(PROGRAMS / "imports.py")]
+    helped = ["0 --help", *(f"0 {name} --help" for name in COMMANDS)]
+    done = run_in_new_process(["torch numpy rich", *helped], project, through=through)
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("Usage: attnlm") == len(helped)
+    done = run_in_new_process(["torch", *WITHOUT_TORCH], project, through=through)
+    assert done.code == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "10000"), ({"OMP_WAIT_POLICY": "active"}, None), ({"GOMP_SPINCOUNT": "7"}, "7")],
+)
+def test_threads_that_wait_sleep_soon_unless_the_user_said_otherwise(
+    given: dict[str, str], spins: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenMP reads this when torch is loaded, which the command line does later."""
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr("attnlm.cli.exits.run_and_exit", lambda command: None)
+    main()
+    assert os.environ.get("GOMP_SPINCOUNT") == spins
+
+
+SAME = ["train", "--model", "single-head", "--dropout", "0.2", "--name", "same", *QUICK]
 
 
 @pytest.fixture(scope="module")
-def another(project: Path) -> Done:
-    """PROGRAM in a process of its own, with another hash seed and in a locale of ASCII."""
+def elsewhere(project: Path) -> Done:
+    """The command SAME in a process of its own, with another hash seed and in a locale of ASCII."""
     own_code.written(project)
     env = {"PYTHONHASHSEED": "1", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     env |= {"PYTHONIOENCODING": "latin-1"}
-    return run_in_new_process([], project, env=env, through=[sys.executable, "-c", PROGRAM])
+    through = [sys.executable, str(PROGRAMS / "training.py")]
+    done = run_in_new_process(
+        [*SAME, "--checkpoint-dir", "process-ζ"], project, env=env, through=through
+    )
+    assert done.code == 0, done.stderr
+    return done
 
 
-def test_commands_load_no_torch_that_need_none_and_no_compiler(another: Done) -> None:
-    """PyTorch's compiler, and sympy for it, take longer to import than a small model to train.
-    Training and the measured costs of own code go without it.
-
-    Threads that wait sleep soon, unless the user said otherwise before torch was loaded.
-    """
-    assert another.code == 0, another.stderr
-    assert another.stdout.count("Usage: attnlm") == len(HELPED)
+@pytest.mark.usefixtures("elsewhere", "whole_snapshots")
+def test_the_same_command_writes_the_same_bytes_in_any_process(project: Path) -> None:
+    command(*SAME, "--checkpoint-dir", "process-0", cwd=project)
+    for name in ("best.safetensors", "last.safetensors", "ticker.jsonl", "config.json"):
+        one, other = (project / f"process-{which}" / "same" / name for which in "0ζ")
+        assert one.read_bytes() == other.read_bytes(), name
 
 
-def test_the_same_command_writes_the_same_bytes_in_any_process(
-    project: Path, another: Done
-) -> None:
-    command(*SAME.split(), "process-0", cwd=project)
-    names = ["best.safetensors", "last.safetensors", "ticker.jsonl", "config.json"]
-    runs = [project / folder / "same" for folder in ("process-0", "process-ζ")]
-    for name in names:
-        assert len({(run / name).read_bytes() for run in runs}) == 1, name
-
-
-def test_output_is_utf8_in_any_locale(tmp_path: Path, another: Done) -> None:
-    assert "process-ζ/same\n" in another.stdout
+def test_output_is_utf8_in_any_locale(tmp_path: Path, elsewhere: Done) -> None:
+    assert "process-ζ/same\n" in elsewhere.stdout
     (tmp_path / "ζ.txt").write_text("αβγδε ζητα " * 60, encoding="utf-8")
     command("prepare", "ζ.txt", cwd=tmp_path)
     command("train", *QUICK, cwd=tmp_path)
@@ -233,17 +230,14 @@ def test_prompts_of_a_file_are_continued_as_alone(project: Path) -> None:
     for file, stdin in (("prompts.txt", ""), ("prompts.jsonl", ""), ("-", "\n".join(prompts))):
         done = command(*flags, "--prompts", file, cwd=project, stdin=stdin)
         assert done.stdout == "\n---\n".join(alone)
-        found = json.loads(
-            command(*flags, "--prompts", file, "--json", cwd=project, stdin=stdin).stdout
-        )
-        assert (found["prompts"], found["texts"], found["text"]) == (prompts, alone, alone[0])
-        assert found["tokens"] == 80
-    two = [*flags, "--num-samples", "2", "--json"]
-    both = json.loads(command(*two, "--prompts", "prompts.txt", cwd=project).stdout)["texts"]
-    assert both[::2] == alone and len(both) == 8
-    assert (
-        both[2:4] == json.loads(command(*two, "--prompt", prompts[1], cwd=project).stdout)["texts"]
-    )
+    flags += ["--prompts", "prompts.txt", "--json"]
+    found = json.loads(command(*flags, cwd=project).stdout)
+    assert (found["prompts"], found["texts"], found["text"]) == (prompts, alone, alone[0])
+    assert found["tokens"] == 80
+    several = json.loads(command(*flags, "--num-samples", "2", cwd=project).stdout)["texts"]
+    assert several[::2] == alone and len(several) == 8
+    one = [*flags[:-3], "--prompt", prompts[1], "--num-samples", "2", "--json"]
+    assert several[2:4] == json.loads(command(*one, cwd=project).stdout)["texts"]
 
 
 def test_the_ladder_from_outside(project: Path) -> None:
@@ -274,10 +268,6 @@ def test_the_ladder_from_outside(project: Path) -> None:
     for one, other in zip(again["rungs"], facts["rungs"], strict=True):
         assert (one["val_loss"], one["text"]) == (other["val_loss"], other["text"])
 
-    wrong = {"says": "--steps and --budget cannot be combined", "hints": "only one"}
-    fails("ladder", "--steps", "4", "--budget", "5s", cwd=project, code=2, **wrong)
-    fails("ladder", "--rungs", "bigrm", cwd=project, code=2, says="bigrm", hints="bigram")
-
 
 def test_print_config_is_a_recipe_that_trains_the_same(project: Path) -> None:
     flags = ["--heads", "2", "--embed-dim", "6", "--learning-rate", "0.01", *QUICK]
@@ -302,16 +292,22 @@ def test_a_recipes_unused_keys_and_other_tokenizer_are_named(project: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("seconds", "texts"),
     [
-        *(("90", 90), ("90s", 90), ("90 sec", 90), ("1.5", 1.5), ("0.5 seconds", 0.5)),
-        *(("5m", 300), ("5min", 300), ("5 Minutes", 300), ("1.5m", 90), (" 2 mins ", 120)),
-        *(("2h", 7200), ("1 hour", 3600), ("2hrs", 7200), ("1m30s", 90), ("1 min 30 sec", 90)),
-        *(("1h30m", 5400), ("1h 1m 1s", 3661), ("1h1s", 3601)),
+        (90, "90; 90s; 90 sec; 1.5m; 1m30s; 1 min 30 sec"),
+        (1.5, "1.5"),
+        (0.5, "0.5 seconds"),
+        (300, "5m; 5min; 5 Minutes;  5 mins "),
+        (7200, "2h; 120m; 2hrs; 2 hours"),
+        (3600, "1 hour"),
+        (5400, "1h30m"),
+        (3661, "1h 1m 1s"),
+        (3601, "1h1s"),
     ],
 )
-def test_a_time_is_understood_as_people_write_it(text: str, expected: float) -> None:
-    assert parse_seconds(text) == expected
+def test_a_time_is_understood_as_people_write_it(seconds: float, texts: str) -> None:
+    for text in texts.split(";"):
+        assert parse_seconds(text) == seconds, text
 
 
 @pytest.mark.parametrize(
@@ -445,11 +441,13 @@ def test_a_closed_pipe_is_not_an_error(project: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
-def test_names_of_folders_need_not_be_unicode(trained: Path, tmp_path: Path) -> None:
+def test_names_of_folders_need_not_be_unicode(project: Path, tmp_path: Path) -> None:
     name = os.fsdecode(b"r\xff")
-    shutil.copytree(trained / "data", tmp_path / name)
+    shutil.copytree(project / "data", tmp_path / name)
     run = tmp_path / "checkpoints" / name
-    shutil.copytree(trained / "checkpoints" / "transformer", run)
+    sizes = ["--model", "transformer", "--layers", "1", "--heads", "2", "--embed-dim", "16"]
+    command("train", *sizes, *QUICK, "--name", "odd", cwd=project)
+    shutil.move(project / "checkpoints" / "odd", run)
     command("report", run, "--windows", "1", cwd=tmp_path)
     assert r"r\udcff" in (run / "report.html").read_text(encoding="utf-8")
     assert r"r\udcff" in command("trace", "the", run, "--as-code", cwd=tmp_path).stdout

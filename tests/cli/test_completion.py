@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -27,9 +26,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders with the names of runs, a ladder and a data set; completion reads only names."""
     folder = tmp_path_factory.mktemp("project")
     for path in (
-        *("checkpoints/tiny-001/config.json", "checkpoints/ladder-001/ladder.json"),
-        *("checkpoints/$(touch gone)/config.json", "checkpoints/.unfinished-a/config.json"),
-        *("elsewhere/other/config.json", "data/tales-char/meta.json", "data/empty/notes"),
+        "checkpoints/tiny-001/config.json",
+        "checkpoints/ladder-001/ladder.json",
+        "checkpoints/$(touch gone)/config.json",
+        "checkpoints/.unfinished-a/config.json",
+        "elsewhere/other/config.json",
+        "data/tales-char/meta.json",
+        "data/empty/notes",
     ):
         (folder / path).parent.mkdir(parents=True)
         (folder / path).touch()
@@ -55,41 +58,38 @@ def asked(project: Path, shell: str, *words: str, **variables: str) -> Done:
             sys.modules.update(rich)
 
 
-def completed(project: Path, *words: str) -> list[str]:
-    done = asked(project, "bash", "attnlm", *words)
-    assert done.code == 0 and done.stderr == ""
-    return done.stdout.split("\n")[:-1] if done.stdout.strip() else []
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [
-        ((""), root_command().list_commands(None)),
-        ("tra", ["train", "trace"]),
-        ("train --mod", ["--model"]),
-        ("train --model ", list(MODELS)),
-        ("train --device c", ["cpu", "cuda"]),
-        ("train --recipe ", recipe_names()),
-        ("train ", ["tales-char"]),
-        ("train --steps ", []),
-        ("train --resume ", ["tiny-001"]),
-        ("sample --checkpoint-dir elsewhere ", ["other"]),
-        ("attend hello ", ["tiny-001"]),
-        ("ladder --resume ", ["ladder-001"]),
-        ("ladder --rungs bigram,b", []),
-        ("ladder --rungs bigram,a", ["bigram,average"]),
-        ("export ", ["tiny-001"]),
-        ("prepare --tokenizer t", ["tales-char", "tiny-001"]),
-        ("diff tiny-001 ", ["tiny-001"]),
-        ("list d", ["datasets"]),
-        ("nonsense --", ["--version", "--install-completion", "--show-completion", "--help"]),
-        ("sample 'unclosed ", []),
-    ],
+    {
+        "": root_command().list_commands(None),
+        "tra": ["train", "trace"],
+        "train --mod": ["--model"],
+        "train --model ": list(MODELS),
+        "train --device c": ["cpu", "cuda"],
+        "train --recipe ": recipe_names(),
+        "train ": ["tales-char"],
+        "train --steps ": [],
+        "train --resume ": ["tiny-001"],
+        "sample --checkpoint-dir elsewhere ": ["other"],
+        "attend hello ": ["tiny-001"],
+        "ladder --resume ": ["ladder-001"],
+        "ladder --rungs bigram,b": [],
+        "ladder --rungs bigram,a": ["bigram,average"],
+        "export ": ["tiny-001"],
+        "prepare --tokenizer t": ["tales-char", "tiny-001"],
+        "diff tiny-001 ": ["tiny-001"],
+        "list d": ["datasets"],
+        "nonsense --": ["--version", "--install-completion", "--show-completion", "--help"],
+        "sample 'unclosed ": [],
+    }.items(),
 )
 def test_words_are_completed_from_options_choices_and_names(
-    words: str, expected: Sequence[str], project: Path
+    words: str, expected: list[str], project: Path
 ) -> None:
-    assert completed(project, *words.split(" ")) == list(expected)
+    done = asked(project, "bash", "attnlm", *words.split(" "))
+    assert done.code == 0 and done.stderr == ""
+    shown = done.stdout.split("\n")[:-1] if done.stdout.strip() else []
+    assert shown == list(expected)
 
 
 def test_zsh_and_fish_get_a_line_of_help_with_each(project: Path) -> None:
@@ -112,16 +112,11 @@ def test_every_choice_of_a_setting_is_completed() -> None:
 
 
 def test_neither_torch_nor_rich_nor_other_commands_are_loaded(project: Path) -> None:
-    program = """
-import sys, attnlm.__main__ as program
-try: program.main()
-except SystemExit as end: assert end.code == 0
-loaded = {"torch", "numpy", "rich.console", "tokenizers"} & set(sys.modules)
-commands = {"attnlm.cli." + name for name in ("train", "see", "manage")} & set(sys.modules)
-assert not loaded | commands, loaded | commands
-"""
     env = {"_TYPER_COMPLETE_ARGS": "attnlm sample ", VARIABLE: "complete_zsh"}
-    done = run_in_new_process([], project, env=env, through=[ATTNLM[0], "-c", program])
+    modules = "torch numpy rich.console tokenizers attnlm.cli.train attnlm.cli.see"
+    program = Path(__file__).parents[1] / "programs" / "imports.py"
+    through = [sys.executable, str(program)]
+    done = run_in_new_process([modules, "0"], project, env=env, through=through)
     assert done.code == 0 and '"tiny-001"' in done.stdout and "gone" not in done.stdout
 
 
