@@ -1,0 +1,212 @@
+"""What documents and examples tell users to run: it runs, and prints what they show.
+
+Further options cut training to one step of small batches, and budgets to a tenth of a second;
+`tales` ends soon. test_readme.py runs the commands within sentences, test_learn.py the course.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import math
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import attnlm
+from attnlm.base.errors import AttnlmError
+from tests.kit import command, try_command
+from tests.project.documents import (
+    ROOT,
+    Shown,
+    blocks_of,
+    commands_in,
+    shortened,
+    shown_in,
+    text_of,
+    write_files,
+)
+
+# --- The commands of pages ------------------------------------------------------------------------
+
+NETWORK = ("https:", "hf:", "tinyshakespeare")
+BEFORE = {
+    "README.md": "",
+    "docs/prepare.md": "",
+    "docs/train.md": "prepare tales; train --model gpt2 --name gpt2",
+    "docs/sample.md": "prepare tales; train",
+    "docs/insight.md": "prepare tales; train; train --model bigram; train --model transformer",
+    "docs/files.md": "prepare tales; train; train --name spare; "
+    "train --from multi-head-001 --name tuned",
+    "docs/teach.md": "",
+    "docs/import-export.md": "prepare tales; train --model transformer --name my-run; "
+    "export my-run my-folder",
+    "docs/scale.md": "prepare tales",
+    "docs/own-part.md": "",
+}
+"""What a reader of each page has done before."""
+
+
+def runs_here(words: list[str]) -> bool:
+    """Whether a command needs no network, and no test runs it elsewhere."""
+    network = (*NETWORK, "/") if words[0] == "import" else NETWORK  # a model of the Hub
+    needs_network = words[0] in ("prepare", "import") and any(
+        part in word for part in network for word in words
+    )
+    # test_doctor.py and test_processes.py run what takes longer than the rest of a page. After one
+    # step, no layer of a transformer changes its stream; test_patch.py runs patch.
+    elsewhere = words[0] in ("doctor", "patch") or "--processes" in words
+    return not needs_network and not elsewhere
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the texts that the documents name, of characters that `tales` has."""
+    text = "Once there was a little Duck, and Dear Ella found a tiny bell.\n" * 60
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "stories").mkdir()
+    names = "my-novel.txt letters.txt lines.txt one.txt two.txt notes/a.txt notes/b.md"
+    for name in names.split():
+        (tmp_path / name).write_text(text)
+    records = "".join(json.dumps({"story": line}) + "\n" for line in text.splitlines())
+    (tmp_path / "stories" / "a.jsonl.gz").write_bytes(gzip.compress(records.encode()))
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=() if page == "README.md" else pytest.mark.documents)
+        for page in BEFORE
+    ],
+)
+@pytest.mark.usefixtures("few_tales")
+def test_the_commands_of_a_page_run(
+    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # test_ladder.py draws these.
+    monkeypatch.setattr("attnlm.see.ladder_page.panels_png", lambda *_: b"")
+    monkeypatch.setattr("attnlm.see.ladder_page.panel_svg", lambda *_: "")
+    # Three pictures of insight.md are about Tiny Shakespeare.
+    text, _, _ = text_of(page).partition("$ attnlm prepare tinyshakespeare")
+    write_files(text, folder)
+    for line in filter(None, BEFORE[page].split("; ")):
+        command(*shortened(line.split()), cwd=folder)
+    shown = [one for one in shown_in(text) if runs_here(one.words)]
+    assert shown
+    for one in shown:
+        words = [{"RUN": "spare", "OTHER": "tuned"}.get(word, word) for word in one.words]
+        shutil.rmtree(folder / "out", ignore_errors=True)  # some pages write it twice
+        leaks = "leak.py:Leaky" in words
+        stdin = "Once there was a Duck.\n" * 200
+        done = command(*shortened(words), cwd=folder, stdin=stdin, code=1 if leaks else 0)
+        if leaks:  # what other commands print depends on how long they train
+            assert one.output and set(one.output) <= set(done.stdout.splitlines())
+
+
+# --- The errors of troubleshooting.md -------------------------------------------------------------
+
+TROUBLES = shown_in(text_of("docs/troubleshooting.md"))
+
+
+@pytest.fixture(scope="module")
+def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with texts, data sets and a run, as a reader of troubleshooting.md may have."""
+    folder = tmp_path_factory.mktemp("reader")
+    text = "It was a dark and stormy night; the rain fell in torrents.\n" * 60
+    (folder / "my-novel.txt").write_text(text)
+    (folder / "letters.txt").write_text(text)
+    (folder / "latin.txt").write_bytes("Ein schönes Buch.\n".encode("latin-1"))
+    (folder / "stories.parquet").write_bytes(b"PAR1")
+    command("prepare", "letters.txt", "--tokenizer", "byte", cwd=folder)
+    command("prepare", "letters.txt", "--name", "damaged-char", cwd=folder)
+    ids = folder / "data" / "damaged-char" / "train.bin"
+    ids.write_bytes(ids.read_bytes()[:-2] + b"\0\1")
+    command("prepare", "my-novel.txt", cwd=folder)
+    command("train", "--steps", "2", "--seed", "1", cwd=folder)
+    return folder
+
+
+@pytest.mark.documents
+@pytest.mark.parametrize("shown", TROUBLES, ids=[shlex.join(one.words) for one in TROUBLES])
+def test_a_shown_error_is_what_the_command_prints(
+    shown: Shown, readers_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (error,) = shown.output
+    is_empty = " in data yet" in error or "checkpoints yet" in error
+    monkeypatch.chdir(tmp_path if is_empty else readers_folder)
+    done = try_command(shown.words)
+    assert done.code in (1, 2) and error in done.stderr.splitlines()
+
+
+# --- Own parts and models -------------------------------------------------------------------------
+
+OWN_PART = text_of("docs/own-part.md")
+
+
+@pytest.mark.documents
+@pytest.mark.usefixtures("few_tales")
+def test_the_programs_of_own_part_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    attnlm.prepare("tales")
+    programs = [block for block in blocks_of(OWN_PART, "python") if "import attnlm" in block]
+    assert len(programs) == 2
+    for number, program in enumerate(programs):
+        program = re.sub(r"steps=\d+", "steps=3", program).replace("range(200)", "range(3)")
+        path = folder / f"program_{number}.py"  # the source of its classes is read from there
+        path.write_text(program.replace("100_000", "1000"))
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            exec(compile(path.read_text(), str(path), "exec"), {"__name__": f"program_{number}"})
+        assert said.getvalue()
+
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+SMALL = ("--steps", 20, "--batch-size", 4, "--block-size", 16, "--eval-tokens", 64, "--seed", 1)
+HEADS = dict.fromkeys(("alibi", "echo", "lecture", "temperature"), 4)
+"""The heads of the examples in which maps are observed."""
+
+
+@pytest.mark.documents
+@pytest.mark.parametrize("path", EXAMPLES, ids=[path.stem for path in EXAMPLES])
+def test_an_example_is_causal_trains_and_is_short_enough_for_a_lecture(
+    path: Path, project: Path
+) -> None:
+    assert f"examples/{path.name}" in OWN_PART
+    content = path.read_text(encoding="utf-8")
+    assert len(content.splitlines()) <= 40
+    check, train = commands_in(content.replace("examples/", f"{ROOT}/examples/"))
+    assert (check[0], train[0]) == ("check", "train")
+    said = command(*check, "--block-size", 16, "--json", cwd=project).stdout
+    found = {finding["name"]: finding for finding in json.loads(said)["findings"]}
+    assert [name for name, finding in found.items() if finding["remedy"]] == []
+    assert found["causality"]["text"] == "logits depend on no later token"
+    got, wanted = found["gradients"]["text"].split()[0:3:2]
+    assert got == wanted
+
+    command(*train, *SMALL, "--name", path.stem, cwd=project)
+    run = attnlm.open_run(path.stem, checkpoint_dir=project / "checkpoints")
+    result = run.result()
+    assert result is not None and result.last.val_loss < math.log(run.tokenizer.vocab_size)
+    assert [file.read_bytes() for file in (run.path / "code").iterdir()] == [path.read_bytes()]
+    assert len(command("sample", path.stem, "--tokens", 30, cwd=project).stdout) > 20
+
+    pair = "3 apples an", "4 pears are", "a", "s"
+    if path.stem in HEADS:
+        steps = attnlm.heads_over_training(run).scores["induction"]
+        assert steps.shape == (13, 1, 4)  # eleven evaluations, and steps 1 and 3
+        assert attnlm.patch(run, [pair]).heads.shape == (1, 4)
+    elif path.stem == "gru":
+        with pytest.raises(AttnlmError, match="nothing to patch"):
+            attnlm.patch(run, [pair])
+    else:
+        assert attnlm.patch(run, [pair]).attention.shape == (1, len(pair[0]))
+        with pytest.raises(AttnlmError, match="no snapshots with scores"):
+            attnlm.heads_over_training(run)
