@@ -1,4 +1,7 @@
-"""`python docs/generate.py`: writes cli.md and library.md, which follow from the program."""
+"""`python docs/generate.py`: writes cli.md and library.md, which follow from the program.
+
+With `--course`, it also takes the steps of learn.md, and writes its figures and those of teach.md.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import ast
 import dataclasses
 import functools
 import inspect
+import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +70,16 @@ _INTERNAL = {
 
 def main() -> None:
     """Write the pages."""
-    for name, content in pages().items():
+    written = pages()
+    if "--course" in sys.argv:
+        from docs import course
+
+        with tempfile.TemporaryDirectory() as folder:
+            course.take_steps(Path(folder))
+            figures = course.measured(Path(folder))
+        for name in ("learn.md", "teach.md"):
+            written[name] = course.filled((_FOLDER / name).read_text(encoding="utf-8"), figures)
+    for name, content in written.items():
         (_FOLDER / name).write_text(content, encoding="utf-8")
 
 
