@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import functools
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import attnlm
 
@@ -14,9 +15,6 @@ SUBPACKAGES = (
     *("base", "compute", "text", "tokens", "model", "config", "data", "runs"),
     *("training", "generation", "see", "workflows", "cli"),
 )
-LONGEST = 600
-SCREEN = ("see/progress_bar.py", "see/loggers.py", "base/own_code.py", "model/own_arguments.py")
-"""Modules that write to the screen, or redirect what tools and own code write."""
 UPWARDS = {
     "runs/run.py uses attnlm.see.attend.Attention",
     "runs/run.py uses attnlm.see.attend.attend",
@@ -24,28 +22,15 @@ UPWARDS = {
 """`Run.attention`, which notebooks call, loads a later subpackage when it is called."""
 
 
-def modules() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
-
-
-@functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def imported(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+def imported(content: str) -> Iterator[str]:
+    """The modules and names that a module uses, from where they come."""
+    for node in ast.walk(ast.parse(content)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names = (f"{node.module}.{alias.name}" for alias in node.names)
-            yield from map(home_of, names)
-        elif isinstance(node, ast.Attribute) and is_named(node.value, "attnlm"):
+            yield from (home_of(f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "attnlm":
             yield home_of(f"attnlm.{node.attr}")
-
-
-def is_named(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
 
 
 def home_of(name: str) -> str:
@@ -54,67 +39,48 @@ def home_of(name: str) -> str:
     return name if home is None else f"attnlm.{home}.{name.removeprefix('attnlm.')}"
 
 
-def subpackage_of(module: str) -> str:
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in SUBPACKAGES else ""
+@pytest.fixture(scope="module")
+def uses() -> dict[str, set[str]]:
+    """What each module of the package imports."""
+    return {
+        str(path.relative_to(SOURCE)): set(imported(path.read_text(encoding="utf-8")))
+        for path in SOURCE.rglob("*.py")
+    }
 
 
-def test_every_folder_is_a_subpackage() -> None:
-    folders = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
-    assert folders == set(SUBPACKAGES)
-
-
-def test_imports_point_one_way() -> None:
-    upwards = set()
-    for path in modules():
-        own = path.relative_to(SOURCE).parts[0]
-        if own not in SUBPACKAGES:
-            continue
-        for module in imported(tree_of(path)):
-            subpackage = subpackage_of(module) if module.startswith("attnlm.") else ""
-            if subpackage and SUBPACKAGES.index(subpackage) > SUBPACKAGES.index(own):
-                upwards.add(f"{path.relative_to(SOURCE)} uses {module}")
+def test_imports_point_one_way(uses: dict[str, set[str]]) -> None:
+    assert {path.parent.name for path in SOURCE.glob("*/__init__.py")} == set(SUBPACKAGES)
+    upwards = {
+        f"{path} uses {module}"
+        for path, modules in uses.items()
+        for module in modules
+        if module.startswith(tuple(f"attnlm.{later}." for later in after(path.split("/")[0])))
+    }
     assert upwards == UPWARDS
 
 
+def after(subpackage: str) -> tuple[str, ...]:
+    """The subpackages that come later; none, for a module outside of all."""
+    _, *later = SUBPACKAGES[SUBPACKAGES.index(subpackage) :] if subpackage in SUBPACKAGES else [""]
+    return tuple(later)
+
+
 def test_imports_of_the_packages_root_are_seen() -> None:
-    tree = ast.parse("import attnlm\nfrom attnlm import heads\nattnlm.attend(attnlm.__version__)")
     found = {"attnlm", "attnlm.see.heads.heads", "attnlm.see.attend.attend", "attnlm.__version__"}
-    assert set(imported(tree)) == found
+    content = "import attnlm\nfrom attnlm import heads\nattnlm.attend(attnlm.__version__)"
+    assert set(imported(content)) == found
 
 
-def test_only_these_modules_outside_cli_write_to_the_screen() -> None:
-    names = {str(path.relative_to(SOURCE)): path for path in modules()}
-    writing = {
-        name
-        for name, path in names.items()
-        if not name.startswith(("cli/", "__main__"))
-        for node in ast.walk(tree_of(path))
-        if is_named(node, "print")
-        or (
-            isinstance(node, ast.Attribute)
-            and node.attr in ("stdout", "stderr")
-            and is_named(node.value, "sys")
-        )
-    }
-    assert writing == set(SCREEN)
-
-
-def test_only_documented_names_of_typer_and_tqdm_are_used() -> None:
+def test_only_documented_names_of_typer_and_tqdm_are_used(uses: dict[str, set[str]]) -> None:
     """Users get the newest versions, in which inner classes may have changed."""
     documented = {
         *("typer", "typer.core.TyperCommand", "typer.core.TyperGroup", "tqdm.tqdm"),
         "typer.completion",  # its functions have no other name; only completion needs them
     }
     used = {
-        f"{module} in {path.name}"
-        for path in modules()
-        for module in imported(tree_of(path))
-        if module.split(".")[0] in ("typer", "click", "tqdm") and module not in documented
+        module
+        for modules in uses.values()
+        for module in modules
+        if module.split(".")[0] in ("typer", "click", "tqdm")
     }
-    assert used == set()
-
-
-def test_no_module_is_long() -> None:
-    lengths = {p.name: len(p.read_text(encoding="utf-8").splitlines()) for p in modules()}
-    assert {name: length for name, length in lengths.items() if length > LONGEST} == {}
+    assert used <= documented
