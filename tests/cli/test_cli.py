@@ -75,6 +75,11 @@ def test_every_rung_from_text_to_text(rung: str, project: Path) -> None:
     assert f"{rung}-001" in sampled.stderr
 
 
+def test_version_and_no_command(tmp_path: Path) -> None:
+    assert command("--version", cwd=tmp_path).stdout == f"attnlm {__version__}\n"
+    assert "Start here:" in command(cwd=tmp_path).stdout
+
+
 def test_nothing_opens_a_socket(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(self: socket.socket, *arguments: object, **how: object) -> None:
         raise AssertionError("a socket is opened")
@@ -269,17 +274,15 @@ def test_the_ladder_from_outside(project: Path) -> None:
         assert (one["val_loss"], one["text"]) == (other["val_loss"], other["text"])
 
 
-def test_print_config_is_a_recipe_that_trains_the_same(project: Path) -> None:
+def test_print_config_and_config_json_are_recipes_of_the_same_run(project: Path) -> None:
     flags = ["--heads", "2", "--embed-dim", "6", "--learning-rate", "0.01", *QUICK]
     printed = command("train", *flags, "--print-config", cwd=project).stdout
     assert tomllib.loads(printed)["heads"] == 2
     (project / "mine.toml").write_text(printed)
-    one = json.loads(command("train", *flags, "--json", cwd=project).stdout)
-    other = json.loads(command("train", "--recipe", "mine.toml", "--json", cwd=project).stdout)
-    assert one["val_loss"] == other["val_loss"] and one["run"] != other["run"]
-    config = Path(one["run"]) / "config.json"
-    third = json.loads(command("train", "--recipe", config, "--json", cwd=project).stdout)
-    assert third["val_loss"] == one["val_loss"]
+    run = command("train", "--recipe", "mine.toml", cwd=project).stdout.strip()
+    for recipe in ("mine.toml", f"{run}/config.json"):
+        again = command("train", "--recipe", recipe, "--print-config", cwd=project).stdout
+        assert again == printed
 
 
 def test_a_recipes_unused_keys_and_other_tokenizer_are_named(project: Path) -> None:
@@ -374,12 +377,11 @@ def test_json_of_samples_has_each_text_and_its_checkpoint(project: Path) -> None
     flags = ["small", "--tokens", "9", "--seed", "2", "--json"]
     facts = json.loads(command("sample", *flags, cwd=project).stdout)
     assert len(facts["text"]) == 9 and facts["tokens"] == 9 and facts["seed"] == 2
-    assert facts["texts"] == [facts["text"]]
     assert facts["checkpoint"] == "best" and facts["step"] > 0
     several = json.loads(command("sample", *flags, "--num-samples", "3", cwd=project).stdout)
-    assert [len(text) for text in several["texts"]] == [9, 9, 9]
     assert several["texts"][0] == several["text"] == facts["text"]
-    assert len(set(several["texts"])) == 3 and several["tokens"] == 27
+    assert facts["texts"] == [facts["text"]] and several["tokens"] == 27
+    assert len(set(several["texts"])) == 3 and {len(text) for text in several["texts"]} == {9}
 
 
 def test_a_conversation_ends_with_bye_or_the_end_of_input(project: Path) -> None:
@@ -468,11 +470,6 @@ def test_damage_is_refused_by_name(project: Path, tmp_path: Path) -> None:
     (run / "best.safetensors").write_bytes(content)
     fails("sample", run, cwd=project, code=1, says="best.safetensors", hints="last")
     assert command("sample", run, "--checkpoint", "last", "--tokens", "3", cwd=project).stdout
-
-
-def test_version_and_no_command(tmp_path: Path) -> None:
-    assert command("--version", cwd=tmp_path).stdout == f"attnlm {__version__}\n"
-    assert "Start here:" in command(cwd=tmp_path).stdout
 
 
 def test_closed_streams_are_not_an_error(project: Path) -> None:

@@ -1,19 +1,19 @@
-"""Progress on the command line during training."""
+"""What the command line shows: progress, notes, models, times and sizes."""
 
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 
 from attnlm.base.events import Note, Progress
+from attnlm.base.formatting import byte_size, duration, escape_control_characters, quantity
 from attnlm.base.setting_fields import Setting
 from attnlm.cli import console, event_printer
 from attnlm.config.settings import resolve
 from attnlm.runs.journal import Snapshot
 from attnlm.training.events import Evaluated, Stepped
-from tests.kit import terminal
+from tests.kit import Clock, terminal
 from tests.models import evaluation_record
 
 
@@ -83,16 +83,15 @@ def test_values_that_json_lacks_are_never_printed(
 
 
 def test_long_preparation_prints_lines_without_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], clock: Clock
 ) -> None:
-    now = 0.0
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
     display = event_printer.Display()
-    for now, task, total in [  # noqa: B007
-        *((0.0, "read", None), (9.9, "read", None), (10.1, "read", None), (19.0, "read", None)),
-        *((25.0, "encode", 4000), (34.0, "encode", 4000), (36.0, "encode", 4000)),
-    ]:
-        display(Progress(task, 1000, total, "chars"))
+    for seconds in (0.0, 9.9, 0.2, 8.9):
+        clock.advance(seconds)
+        display(Progress("read", 1000, None, "chars"))
+    for seconds in (6.0, 9.0, 2.0):
+        clock.advance(seconds)
+        display(Progress("encode", 1000, 4000, "chars"))
     told = capsys.readouterr().err
     assert told == "read: 1,000 chars\nencode: 1,000 of 4,000 chars (25%)\n"
 
@@ -128,3 +127,29 @@ def test_a_model_is_described_by_its_sizes_and_changed_parts() -> None:
     assert changed == (
         "layers 2, heads 4, kv_heads 2, embed_dim 128, block_size 128, positions none, residual no"
     )
+
+
+def test_a_time_has_few_digits_and_no_exponent() -> None:
+    times = (0.0, 1e-9, 0.00123, 0.9999, 4.4512, 300.0, 7384.0, 259_199.0, 3.6e9)
+    shown = "0 ms; 0 ms; 1.23 ms; 1,000 ms; 4.45 s; 5 min; 2.05 h; 72 h; 41,700 days"
+    assert "; ".join(map(duration, times)) == shown
+    assert [duration(time, 2) for time in (0.123, 118.0, 852.0)] == ["120 ms", "120 s", "14 min"]
+
+
+def test_a_size_is_in_megabytes_or_gigabytes_and_a_quantity_has_a_prefix() -> None:
+    assert "; ".join(map(byte_size, (1, 512_000_000, 1_540_000_000, 2 * 10**12))) == (
+        "1 MB; 512 MB; 1.5 GB; 2,000.0 GB"
+    )
+    assert "; ".join(map(quantity, (0.25, 999.6, 690_460))) == "0.25; 1 k; 690 k"
+    assert quantity(1.2345e9, "FLOP/s") == "1.23 GFLOP/s"
+    floats = [quantity(count, "FLOP") for count in (0, 1.6e20, 1e36)]
+    assert floats == ["0 FLOP", "160 EFLOP", "1e+06 QFLOP"]
+
+
+def test_a_text_neither_commands_a_terminal_nor_reorders_what_it_shows() -> None:
+    marks = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    hidden = marks + "\u2028\u2029\ufeff"
+    assert escape_control_characters("\x1b[2J\x7f\x9b") == r"\x1b[2J\x7f\x9b"
+    assert escape_control_characters(hidden) == "".join(f"\\u{ord(c):04x}" for c in hidden)
+    kept = "a\tb\n שלום مرحبا 中文 👩\u200d💻"
+    assert escape_control_characters(f"{kept}\r\n") == f"{kept}\n"

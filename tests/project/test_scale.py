@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import subprocess
 import sys
 import tomllib
@@ -14,8 +12,8 @@ import pytest
 
 from attnlm.cli.app import root_command
 from tests.kit import command
+from tests.project.documents import ROOT, commands_in
 
-ROOT = Path(__file__).parents[2]
 SBATCH, SKY = (ROOT / "docs" / "scale" / name for name in ("train.sbatch", "train.sky.yaml"))
 CLUSTER = {
     "SLURM_JOB_NODELIST": "node[1-8]",
@@ -96,8 +94,7 @@ def test_the_skypilot_task_starts_the_same_training(tmp_path: Path) -> None:
     (tmp_path / "slurm").mkdir()
     _, others = torchruns(started(SBATCH.read_text(encoding="utf-8"), tmp_path / "slurm"))
     assert resolved(arguments, tmp_path) == resolved(others, tmp_path)
-    (prepare,) = re.findall(r"^attnlm (prepare .*)$", task["setup"], re.MULTILINE)
-    command = root_command().get_command(None, "prepare")
-    context = command.make_context("prepare", shlex.split(prepare)[1:])
+    (prepare,) = (words for words in commands_in(task["setup"]) if words[0] == "prepare")
+    context = root_command().get_command(None, "prepare").make_context("prepare", prepare[1:])
     assert context.params["name"] == arguments[1]
     assert list(context.params["source"]) == ["$SOURCE"]
