@@ -112,7 +112,9 @@ def test_training_continues_when_its_terminal_closes(project: Path) -> None:
     process = subprocess.Popen(
         [*ATTNLM, *arguments],
         cwd=project,
-        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal),
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     try:

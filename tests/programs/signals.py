@@ -36,9 +36,9 @@ def afterwards() -> None:
     """A second signal comes when the work is almost done."""
     end = os._exit
 
-    def end_after_a_signal(code: int) -> NoReturn:
+    def end_after_a_signal(status: int) -> NoReturn:
         signal.raise_signal(signal.SIGTERM)
-        end(code)
+        end(status)
 
     os._exit = end_after_a_signal
     raise signals.Interrupted(signal.SIGTERM)
