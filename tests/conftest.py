@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("variants")
         if "browser" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("smoke"):
             item.add_marker("pages")
-    longest = ("test_processes", "test_commands")
+    longest = ("test_processes", "test_documents")
     items.sort(key=lambda item: item.path.stem not in longest)
 
 
