@@ -1,6 +1,6 @@
 """The figures of learn.md and teach.md: measured after the commands of learn.md.
 
-A page has a figure as `<!--bigram-->2.176<!---->`. `python docs/generate.py --course` takes all
+A page has a figure as `<!-- bigram -->2.176<!-- -->`. `python docs/generate.py --course` takes all
 steps, which takes minutes, and writes the figures anew, with as many digits as before.
 """
 
@@ -21,7 +21,7 @@ from attnlm.runs.load_model import load_model
 from tests.kit import command
 from tests.project.documents import blocks_of, shown_in, text_of
 
-FIGURE = re.compile(r"<!--([\w-]+)-->([\d.]+)<!---->")
+FIGURE = re.compile(r"<!-- ([\w-]+) -->([\d.]+)<!-- -->")
 TEXT = "To be, or not to be"
 PAGE = text_of("docs/learn.md")
 (HEAD,) = blocks_of(PAGE, "python")
@@ -40,7 +40,7 @@ def filled(page: str, figures: Mapping[str, float]) -> str:
 
     def rounded(found: re.Match[str]) -> str:
         name, shown = found.groups()
-        return f"<!--{name}-->{figures[name]:.{len(shown.partition('.')[2])}f}<!---->"
+        return f"<!-- {name} -->{figures[name]:.{len(shown.partition('.')[2])}f}<!-- -->"
 
     return FIGURE.sub(rounded, page)
 
