@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 import attnlm
-from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.data.dataset import Dataset
 from attnlm.runs.manage import run_entry
 from tests import own_code
-from tests.kit import command, fails
+from tests.kit import command
 
 SIZES: dict[str, Any] = {"embed_dim": 8, "heads": 4, "block_size": 8}
 
@@ -196,38 +194,19 @@ def test_a_mistake_is_caught_or_shown(
     finding = findings[where]
     assert text in finding.text and remedy in finding.remedy, finding
     assert finding.is_fatal is is_fatal
+    if "the later token" in text:  # the change in the other token is named too
+        words = finding.text.split()
+        assert 1 <= int(words[words.index("token") + 1]) < int(words[-2]) <= 8
     others = {"NotFinite": {"causality", "gradients", "batch", "evaluation", "loss at start"}}
-    others |= {
-        "Axis": {"maps"},
-        "Late": {"maps"},
-        "NoMask": {"maps"},
-        "Noise": {"batch", "gradients"},
-    }
+    others |= {"Axis": {"maps"}, "Late": {"maps"}, "NoMask": {"maps"}}
+    others |= {"Noise": {"batch", "gradients"}}
     assert problems(findings) <= {where} | others.get(name, set())
-
-
-def test_a_leak_names_both_tokens_and_the_larger_change(code: Path) -> None:
-    text = found(code, "wrong.py:NoMask", **SIZES)["causality"].text
-    words = text.split()
-    target, source = int(words[words.index("token") + 1]), int(words[-2])
-    assert 1 <= target < source <= 8
 
 
 def test_a_models_own_loss_is_compared(code: Path) -> None:
     finding = found(code, "wrong.py:Model", block_size=8)["its own loss"]
     assert "but the mean cross-entropy is" in finding.text
     assert "causality" in problems(found(code, "wrong.py:Sees", block_size=8))
-
-
-def test_wrong_arguments_of_check_are_refused(code: Path) -> None:
-    with pytest.raises(UsageError, match="invalid value for `part`"):
-        found(code, "wrong.py:Good", part="head")
-    with pytest.raises(AttnlmError, match="there is no file"):
-        found(code, "none.py:Good")
-    with pytest.raises(UsageError, match="'Good' does not name code"):
-        list(attnlm.check("Good"))
-    with pytest.raises(UsageError, match=r"does not fit `scores`: forward\(query, key\)"):
-        found(code, "wrong.py:Good", part="scores")
 
 
 def test_the_command_shows_findings_and_fails_if_training_would(code: Path, tmp_path: Path) -> None:
@@ -251,16 +230,9 @@ NOT_COMPARABLE = "not comparable"
 
 def test_a_model_that_looks_ahead_is_trained_only_by_force(code: Path, project: Path) -> None:
     about = ("train", "--attention", f"{code}/wrong.py:NoMask", *TRAIN, "--name", "ahead")
-    fails(*about, cwd=project, code=1, says="multi-head-NoMask is not causal", hints="--force")
+    refused = command(*about, cwd=project, code=1).stderr
+    assert "multi-head-NoMask is not causal" in refused
     assert not (project / "checkpoints/ahead").exists()
-    with pytest.raises(AttnlmError, match="is not causal"):
-        attnlm.train(
-            project / "data/fruits-char",
-            attention=f"{code}/wrong.py:NoMask",
-            checkpoint_dir=project / "checkpoints",
-            **own_code.SMALL,
-        )
-
     done = command(*about, "--force", cwd=project)
     assert NOT_COMPARABLE in done.stderr
     run = attnlm.open_run(project / "checkpoints/ahead")
@@ -272,12 +244,8 @@ def test_a_model_that_looks_ahead_is_trained_only_by_force(code: Path, project: 
     assert json.loads(command("eval", "ahead", "--json", cwd=project).stdout)["leaks"]
     listed = command("list", "runs", cwd=project)
     assert NOT_COMPARABLE in listed.stdout + listed.stderr
-    (about_run,) = (
-        r
-        for r in json.loads(command("list", "runs", "--json", cwd=project).stdout)["runs"]
-        if r["name"] == "ahead"
-    )
-    assert about_run["leaks"] == run.leaks
+    (listed_run,) = json.loads(command("list", "runs", "--json", cwd=project).stdout)["runs"]
+    assert listed_run["leaks"] == run.leaks
     assert NOT_COMPARABLE in command("sample", "ahead", "--tokens", 2, cwd=project).stderr
     command("train", *TRAIN, "--name", "causal", cwd=project)
     compared = command("diff", "ahead", "causal", cwd=project).stderr
@@ -293,9 +261,3 @@ def test_a_causal_model_is_never_marked(code: Path, project: Path) -> None:
     done = command("train", *about, cwd=project)
     assert not json.loads(done.stdout)["leaks"]
     assert NOT_COMPARABLE not in str(attnlm.open_run(project / "checkpoints/good").checkpoint())
-
-
-def test_a_ladder_refuses_what_is_not_causal(code: Path, dataset: Dataset, tmp_path: Path) -> None:
-    rung = f"multi-head:attention={code}/wrong.py:NoMask"
-    with pytest.raises(AttnlmError, match="is not causal"):
-        attnlm.ladder(dataset, rungs=["bigram", rung], steps=2, checkpoint_dir=tmp_path)
