@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import attnlm
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.runs.hugging_face.read_model import read_config
@@ -29,22 +29,10 @@ from tests.texts import PUBLISHED, RANKS, TOKENIZERS, texts_with_special
 from tests.tolerances import assert_near
 
 GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 40, "vocab_size": 600}
-LLAMA = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 600,
-    "num_key_value_heads": 2,
-    "intermediate_size": 20,
-    "max_position_embeddings": 40,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 100,
-}
+LLAMA = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 600}
+LLAMA |= {"num_key_value_heads": 2, "intermediate_size": 20, "max_position_embeddings": 40}
+LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3_ROPE |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 100}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", GPT2),
     "gpt2-untied": ("GPT2", {**GPT2, "tie_word_embeddings": False, "n_inner": 30}),
@@ -73,6 +61,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("Mistral", {**LLAMA, "sliding_window": 40, "head_dim": 10}),
 }
+PER_CHANGE = ("gpt2-untied", "llama", "llama-3.1", "qwen3", "qwen2-window-tied", "mistral")
 AGAIN = {"Mistral": "Llama", "Qwen2": "Llama"}
 """the class that a run is exported as, if it is not the one that it was imported from"""
 
@@ -82,7 +71,13 @@ def tokenizer_json() -> str:
     return str(library_tokenizer(TOKENIZERS[2]).to_str())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in PER_CHANGE else pytest.mark.variants)
+        for name in FAMILIES
+    ],
+)
 def test_a_model_of_transformers_computes_the_same_here(
     name: str, tmp_path: Path, transformers: Any, tokenizer_json: str
 ) -> None:
@@ -213,11 +208,6 @@ def test_exported_runs_import_unchanged(name: str, dataset: Any, tmp_path: Path)
     ours, theirs = (attnlm.load_model(r, device="cpu")[0] for r in (short, run))
     ids = torch.arange(20)[None] % run.vocab_size
     assert torch.equal(ours(ids), theirs(ids))
-    for size in (211, 0):
-        with pytest.raises(UsageError, match="block_size"):
-            attnlm.import_run(source, block_size=size, **place)
-    with pytest.raises(AttnlmError, match="a run called back exists"):
-        attnlm.import_run(source, name="back", **place)
 
 
 def test_every_command_reads_imported_runs_or_explains_why_not(
@@ -306,8 +296,6 @@ NORM = "model.norm.weight"
 HOSTILE: dict[str, tuple[Change, str]] = {
     "another family": (change_config(model_type="mamba"), "'mamba'"),
     "no family": (change_config(model_type=["llama"]), "model_type"),
-    "an adapter of peft": (write("adapter_config.json", b"{}"), "is an adapter of peft"),
-    "a run": (change_config(attnlm="1.0.0"), "is already a run of attnlm"),
     "scaled positions": (
         change_config(rope_scaling={"rope_type": "llama3", "factor": 8.0}),
         "rope_scaling 'llama3', 'factor'",
@@ -332,10 +320,6 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         "of memory, but this machine has",
     ),
     "deep JSON": (write("config.json", b"[" * 10**5), "is not valid JSON"),
-    "a comma too many": (
-        write("config.json", b'{\n  "a": 1,,\n}'),
-        "config.json is not valid JSON: Expecting property name",
-    ),
     "a shape": (change_weights(lambda t: t.update({NORM: torch.ones(7)})), "has shape (7,)"),
     "a missing tensor": (change_weights(lambda t: t.pop(NORM)), f"{NORM} is missing"),
     "one too many": (change_weights(lambda t: t.update(x=torch.ones(7))), "'x' does not belong to"),
@@ -390,16 +374,6 @@ def test_inconsistent_files_are_refused_in_one_line(
     assert not list((tmp_path / "checkpoints").glob("*"))
 
 
-def test_pickled_weights_and_paths_that_are_not_folders_are_refused(
-    folder: Path, tmp_path: Path
-) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    is_pickled = {"says": "neither model.safetensors nor", "hints": "pickled"}
-    fails("import", folder, cwd=tmp_path, code=1, **is_pickled)
-    is_nothing = {"says": "is not a folder, a safetensors file or", "hints": "Hub"}
-    fails("import", "./gpt2", cwd=tmp_path, code=1, **is_nothing)
-
-
 def test_a_file_and_the_names_of_the_published_gpt2(dataset: Any, tmp_path: Path) -> None:
     run = random_run("gpt2", dataset, tmp_path / "runs")
     folder = attnlm.export(run, tmp_path / "out").path
@@ -415,52 +389,28 @@ def test_a_file_and_the_names_of_the_published_gpt2(dataset: Any, tmp_path: Path
 
 
 # As the published models describe themselves, without their ids and training.
-PUBLISHED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
+PUBLISHED_CONFIGS: dict[str, tuple[str, str]] = {
     "Qwen2.5-0.5B": (
-        {
-            "model_type": "qwen2",
-            "hidden_size": 896,
-            "intermediate_size": 4864,
-            "num_attention_heads": 14,
-            "num_hidden_layers": 24,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 32768,
-            "sliding_window": 32768,
-            "vocab_size": 151936,
-            "hidden_act": "silu",
-            "max_window_layers": 24,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 1000000.0,
-            "tie_word_embeddings": True,
-            "use_mrope": False,
-            "use_cache": True,
-            "use_sliding_window": False,
-            "torch_dtype": "bfloat16",
-        },
+        """
+        {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864,
+        "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
+        "max_position_embeddings": 32768, "sliding_window": 32768, "vocab_size": 151936,
+        "hidden_act": "silu", "max_window_layers": 24, "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0, "tie_word_embeddings": true, "use_mrope": false,
+        "use_cache": true, "use_sliding_window": false, "torch_dtype": "bfloat16"}
+        """,
         "llama:embed_dim=896:heads=14:kv_heads=2:head_size=64:layers=24:mlp_width=4864:"
         "block_size=32768:norm_epsilon=1e-6:rotary_base=1e6:tie_embeddings=true:qkv_bias=true",
     ),
     "SmolLM2-135M": (
-        {
-            "model_type": "llama",
-            "hidden_size": 576,
-            "intermediate_size": 1536,
-            "num_attention_heads": 9,
-            "num_hidden_layers": 30,
-            "num_key_value_heads": 3,
-            "max_position_embeddings": 8192,
-            "vocab_size": 49152,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "is_llama_config": True,
-            "rope_interleaved": False,
-            "rope_scaling": None,
-            "rope_theta": 100000,
-            "rms_norm_eps": 1e-05,
-            "tie_word_embeddings": True,
-            "pretraining_tp": 1,
-        },
+        """
+        {"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536,
+        "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
+        "max_position_embeddings": 8192, "vocab_size": 49152, "hidden_act": "silu",
+        "attention_bias": false, "mlp_bias": false, "is_llama_config": true,
+        "rope_interleaved": false, "rope_scaling": null, "rope_theta": 100000,
+        "rms_norm_eps": 1e-05, "tie_word_embeddings": true, "pretraining_tp": 1}
+        """,
         "llama:embed_dim=576:heads=9:kv_heads=3:head_size=64:layers=30:mlp_width=1536:"
         "block_size=8192:norm_epsilon=1e-5:rotary_base=1e5:tie_embeddings=true",
     ),
@@ -469,12 +419,13 @@ PUBLISHED_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", PUBLISHED_CONFIGS)
 def test_published_configs_are_understood(name: str, tmp_path: Path) -> None:
-    content, expected = PUBLISHED_CONFIGS[name]
-    (tmp_path / "config.json").write_text(json.dumps(content))
+    text, expected = PUBLISHED_CONFIGS[name]
+    (tmp_path / "config.json").write_text(text)
     described = read_config(tmp_path / "config.json")
     ours, model = parts_of(described.config), parts_of(resolve(variant(expected)))
     assert replace(ours, kv_heads=ours.num_kv_heads, head_size=ours.head_dim) == model
     # As today's transformers writes them.
+    content = json.loads(text)
     theta = content.pop("rope_theta")
     content["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
     (tmp_path / "config.json").write_text(json.dumps(content))

@@ -105,7 +105,8 @@ def test_no_option_of_train_makes_a_dry_run_write(
 
 
 def test_the_output_of_a_dry_run(folder: Path) -> None:
-    words = ["train", "--dry-run", "--model", "transformer", "--processes", "4", "--steps", "7", "--embed-dim", "16"]
+    words = ["train", "--dry-run", "--model", "transformer", "--processes", "4", "--steps", "7"]
+    words += ["--embed-dim", "16"]
     said = command(*words, cwd=folder).stdout
     facts = json.loads(command(*words, "--json", cwd=folder).stdout)
     assert f"model   transformer, {facts['parameters']:,} parameters: layers 2" in said
