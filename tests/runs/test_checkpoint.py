@@ -1,17 +1,22 @@
+"""The files of a run: checkpoints, and a config.json that another version wrote or a user."""
+
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import attnlm
 from attnlm.base.errors import AttnlmError, NotFiniteError
-from attnlm.config.settings import resolve
-from attnlm.model.architecture import RUNGS
+from attnlm.base.files import read_json, write_json
+from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.model.inspection import build_with_weights
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
@@ -21,9 +26,9 @@ from tests.models import parts_of
 V = 11
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", ["bigram", "single-head", "transformer"])
 def test_checkpoints_round_trip_exactly(rung: str, tmp_path: Path) -> None:
-    muon = {} if rung in ("bigram", "average", "dot-product") else {"optimizer": "muon"}
+    muon = {} if rung == "bigram" else {"optimizer": "muon"}
     config = resolve({"model": rung, "block_size": 6, **muon})
     model = parts_of(config).build(V)
     optimizer = Optimizer(model, config.training)
@@ -74,7 +79,8 @@ def test_weights_that_are_not_finite_are_refused(saved: Path) -> None:
 
 def test_every_changed_byte_and_every_truncation_is_noticed(saved: Path) -> None:
     whole = saved.read_bytes()
-    for place in range(len(whole)):
+    header = 8 + int.from_bytes(whole[:8], "little")
+    for place in (*range(header), *range(header, len(whole), 7), len(whole) - 1):
         changed = bytearray(whole)
         changed[place] ^= 1 << (place % 8)
         for damaged in (changed, whole[:place]):
@@ -134,3 +140,86 @@ def test_files_with_a_valid_digest_are_still_checked(tmp_path: Path) -> None:
         sealed(path, whole, described)
         with pytest.raises(AttnlmError, match=r"last\.safetensors"):
             load_checkpoint(path, config, 5)
+
+
+# --- Configurations -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """The folder of a run with one layer of two heads."""
+    return Path(shutil.copytree(trained / "checkpoints" / "multi-head", tmp_path / "run"))
+
+
+def change(run: Path, settings: dict[str, Any], **about: Any) -> None:
+    """Change settings as a program does that also recomputes the hash."""
+    content = read_json(run / "config.json")
+    write_json(
+        run / "config.json", {**content, "config": {**content["config"], **settings}, **about}
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "says", "advice"),
+    [
+        ({"slope": 2}, "unknown key 'slope'", f"the keys are {', '.join(RECORD_OF)}; or "),
+        (
+            {"positions": "slope"},
+            "invalid value for `positions`: 'slope'",
+            "choose from learned, rotary, none; or ",
+        ),
+        (
+            {"embed_dim": -1},
+            "invalid value for `embed_dim`: -1",
+            "it must be at least 1 and at most 1048576; or ",
+        ),
+        (
+            {"sampling": "random", "stride": 3},
+            "`stride` cannot be combined with `sampling` random",
+            "leave one out; or ",
+        ),
+    ],
+)
+def test_settings_that_are_not_ours_are_named(
+    settings: dict[str, Any], says: str, advice: str, run: Path
+) -> None:
+    change(run, settings)
+    with pytest.raises(AttnlmError) as caught:
+        attnlm.open_run(run)
+    assert caught.value.message == f"{run / 'config.json'} is not valid: {says}"
+    assert caught.value.hint == f"{advice}copy the run's folder again from its source"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"head_size": 4}, "blocks.0.attention.query.weight has the shape (16, 16), not (8, 16)"),
+        ({"embed_dim": 8}, ": blocks.0.attention.key.weight has the shape (16, 16), not (8, 8)"),
+        ({"embed_dim": 1024}, " and 3 more"),
+        ({"projection": True}, ": blocks.0.attention.projection.weight is missing"),
+    ],
+)
+def test_tensors_that_do_not_fit_the_configuration_are_named(
+    settings: dict[str, Any], says: str, run: Path
+) -> None:
+    change(run, settings)
+    with pytest.raises(AttnlmError) as caught:
+        attnlm.load_model(run, device="cpu")
+    assert says in caught.value.message and caught.value.hint.startswith("undo changes to config")
+
+
+def test_an_edited_configuration_is_read_or_its_mistake_named(run: Path) -> None:
+    text = (run / "config.json").read_text()
+    (run / "config.json").write_text(text.replace('"seed": 1', '"seed": 2'))
+    assert attnlm.open_run(run).config.training.seed == 2
+    (run / "config.json").write_text(text.replace('"seed": 1', '"seed": "lucky"'))
+    with pytest.raises(AttnlmError, match=r"config\.json.*seed.*'lucky'"):
+        attnlm.open_run(run)
+    (run / "config.json").write_text(text.replace('"heads": 2,', '"heads": 4'))
+    line = text[: text.index('"heads": 2,')].count("\n") + 2
+    with pytest.raises(AttnlmError, match=rf"is not valid JSON: .* line {line} column \d+"):
+        attnlm.open_run(run)
+    (run / "config.json").write_text(text)
+    change(run, {}, vocab_size=99)
+    with pytest.raises(AttnlmError, match=r"tokenizer\.json has 29 ids, but config.json has 99"):
+        attnlm.open_run(run).tokenizer.encode("a")

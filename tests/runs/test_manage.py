@@ -17,20 +17,23 @@ from attnlm.base.formatting import age
 from attnlm.cli.console import table_lines
 from attnlm.config.recipes import list_recipes, load_recipe, load_sizes, recipe_names
 from attnlm.runs.ladder_plan import LadderPlan
-from tests.kit import command, fails, on_a_terminal
+from tests.kit import QUICK, command, on_a_terminal, quick_run
 from tests.models import FRUITS, places, prepared
-
-SMALL: dict[str, Any] = {"batch_size": 4, "block_size": 8, "steps": 4, "threads": 1}
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the data set fruits-char and the runs `first` and `second`, its child."""
     folder = tmp_path_factory.mktemp("project")
-    about = {**SMALL, **places(folder)}
-    prepared(folder)
-    attnlm.train("fruits-char", model="bigram", seed=1, name="first", **about)
-    attnlm.train("fruits-char", start_from="first", seed=2, name="second", **about)
+    data = prepared(folder)
+    first = quick_run(data, "bigram", block_size=8, name="first")
+    attnlm.train(
+        data,
+        start_from=first,
+        **{**QUICK, "block_size": 8, "seed": 2},
+        name="second",
+        **places(folder),
+    )
     return folder
 
 
@@ -66,7 +69,6 @@ def test_runs_data_sets_and_recipes_are_listed(project: Path) -> None:
     assert "shakespeare-best" not in done.stdout  # which would scroll the runs away
     for kind in ("runs", "datasets", "recipes"):
         assert list(listed(project, kind)) == [kind]
-    fails("list", "run", cwd=project, code=2, says="'run'", hints="runs")
 
 
 def test_files_in_folders_count_and_imported_runs_have_no_result(project: Path) -> None:
@@ -90,8 +92,6 @@ def test_empty_lists_are_not_an_error(tmp_path: Path) -> None:
     done = command("list", "runs", cwd=tmp_path)
     assert done.stdout == "" and "train one: attnlm train" in done.stderr
     assert listed(tmp_path, "datasets") == {"datasets": []}
-    (tmp_path / "checkpoints").touch()
-    fails("list", "runs", cwd=tmp_path, code=1, says="checkpoints", hints="folder")
 
 
 def test_other_files_do_not_stop_a_list(project: Path) -> None:
@@ -162,7 +162,6 @@ def test_two_runs_are_compared(project: Path) -> None:
     command("train", "--steps", "2", "--block-size", "8", "--name", "other", cwd=project)
     told = command("diff", "first", "other", cwd=project).stderr
     assert "bits per byte" in told and "different validation splits" in told
-    fails("diff", "first", "nobody", cwd=project, code=1, says="nobody", hints="there are")
 
 
 def test_a_table_leaves_out_empty_columns_and_wraps_on_a_terminal(project: Path) -> None:
@@ -177,12 +176,10 @@ def test_a_table_leaves_out_empty_columns_and_wraps_on_a_terminal(project: Path)
 
 
 def test_ages_are_whole_units() -> None:
-    for seconds, expected in (
-        *((-5, "just now"), (59, "just now"), (60, "1 min ago"), (7199, "119 min ago")),
-        *((7200, "2 h ago"), (1e5, "27 h ago"), (2 * 86_400, "2 days ago")),
-        (4e8, "4,629 days ago"),
-    ):
-        assert age(seconds) == expected
+    seconds = (-5, 59, 60, 7199, 7200, 1e5, 2 * 86_400, 4e8)
+    assert [age(each).removesuffix(" ago") for each in seconds] == [
+        *("just now", "just now", "1 min", "119 min", "2 h", "27 h", "2 days", "4,629 days"),
+    ]
 
 
 def test_every_recipe_has_a_purpose_and_only_figures_of_the_documents() -> None:
@@ -201,6 +198,3 @@ def test_every_recipe_has_a_purpose_and_only_figures_of_the_documents() -> None:
 def test_only_a_table_about_a_recipe_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('steps = 5\n[about]\npurpose = "mine"\n')
     assert load_recipe(str(tmp_path / "mine.toml")) == {"steps": 5}
-    (tmp_path / "bad.toml").write_text('about = "mine"\n')
-    arguments = "train", "--recipe", "bad.toml", "--print-config"
-    fails(*arguments, cwd=tmp_path, code=1, says="unknown key 'about'", hints="")

@@ -16,7 +16,6 @@ import torch
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
-from attnlm.model.architecture import RUNGS
 from attnlm.model.recorder import record
 from attnlm.runs.journal import EARLY_STEPS, PASSAGE, Snapshot
 from attnlm.runs.run import Run
@@ -27,6 +26,7 @@ from attnlm.see.report_page import report_page
 from attnlm.training.events import Evaluated
 from attnlm.workflows import train as launch
 from attnlm.workflows.evaluate import take_snapshot
+from tests.kit import quick_run
 from tests.models import FRUITS, WithoutMaps, parts_of, timeless
 
 CPU = choose_device("cpu")
@@ -41,19 +41,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(data: Path, runs: Path, **settings: Any) -> Run:
-    small = {"block_size": 8, "steps": 12, "eval_every": 5, "batch_size": 4, "seed": 1}
-    if settings.get("model") == "transformer":
+def trained(data: Path, runs: Path, model: str = "multi-head", **settings: Any) -> Run:
+    small: dict[str, Any] = {"block_size": 8, "steps": 12, "eval_every": 5, "device": "cpu"}
+    if model == "transformer":
         small |= {"layers": 2, "heads": 2, "embed_dim": 16}
     name = settings.pop("dataset", "fruits-char")
-    return attnlm.train(data / name, checkpoint_dir=runs, device="cpu", **{**small, **settings})
+    return quick_run(data / name, model, checkpoint_dir=runs, **{**small, **settings})
 
 
 def steps(run: Run) -> list[int]:
     return [snapshot.step for snapshot in run.ticker()]
 
 
-@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("rung", ["bigram", "average", "multi-head", "transformer"])
+@pytest.mark.usefixtures("whole_snapshots")
 def test_every_evaluation_records_a_sample_and_attention(
     rung: str, data: Path, tmp_path: Path
 ) -> None:

@@ -132,36 +132,49 @@ def test_a_first_size_too_large_for_the_memory_is_refused_before_it_is_made(
     assert parts_of(config).embed_dim == 8
 
 
-def test_a_training_takes_one_of_the_sizes_and_records_it(
-    dataset: Dataset, tmp_path: Path, ticking_clock: Clock
-) -> None:
-    path, told = tmp_path / "mine.toml", list[object]()
+@pytest.fixture
+def two_sizes(tmp_path: Path) -> Path:
+    """A recipe of two sizes."""
     sized = "".join(f"[[sizes]]\nembed_dim = {width}\n" for width in (8, 16))
-    path.write_text(f"budget = 1.5\nblock_size = 8\nbatch_size = 64\nheads = 2\n{sized}")
+    given = "budget = 1.5\nblock_size = 8\nbatch_size = 64\nheads = 2\n"
+    (tmp_path / "mine.toml").write_text(given + sized)
+    return tmp_path / "mine.toml"
+
+
+def test_a_training_takes_one_of_the_sizes_and_records_it(
+    two_sizes: Path, dataset: Dataset, tmp_path: Path, ticking_clock: Clock
+) -> None:
+    told: list[object] = []
     about: dict[str, Any] = {"seed": 1, "device": "cpu", "checkpoint_dir": tmp_path / "runs"}
-    run = attnlm.train(dataset, recipe=path, on_event=told.append, **about)
+    run = attnlm.train(dataset, recipe=two_sizes, on_event=told.append, **about)
     assert parts_of(run.config).embed_dim in (8, 16) and parts_of(run.config).dropout == 0.2
     most = 40 * dataset.train_tokens / 512
     assert 1 <= (run.config.training.steps or 0) <= most + 1
     again = json.loads((run.path / "config.json").read_text())["config"]
     assert resolve({}, again).settings() == run.config.settings()
     assert any(" epochs" in str(event) for event in told)
+    told.clear()  # its name is refused before sizes are timed
+    with pytest.raises(AttnlmError, match=f"{run.name} exists"):
+        attnlm.train(dataset, recipe=two_sizes, name=run.name, on_event=told.append, **about)
+    assert not told
 
 
 @pytest.mark.parametrize("size", [0, 1])
 def test_a_finished_run_of_any_size_is_accepted(
-    size: int, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    size: int, two_sizes: Path, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, told = tmp_path / "mine.toml", list[object]()
-    sized = "".join(f"[[sizes]]\nembed_dim = {width}\n" for width in (8, 16))
-    path.write_text(f"budget = 1.0\nblock_size = 8\nbatch_size = 64\nheads = 2\n{sized}")
+    told: list[object] = []
 
     def chosen(candidates: SizeCandidates, *others: Any) -> Config:
         config = resolve(candidates.settings, {"dropout": 0.1, **candidates.sizes[size]})
         return config.with_training(steps=9)
 
     monkeypatch.setattr("attnlm.workflows.train.affordable_size", chosen)
-    about: dict[str, Any] = {"recipe": path, "name": "mine", "checkpoint_dir": tmp_path / "runs"}
+    about: dict[str, Any] = {
+        "recipe": two_sizes,
+        "name": "mine",
+        "checkpoint_dir": tmp_path / "runs",
+    }
     run = attnlm.train(dataset, seed=1, **about)
     again = attnlm.train(dataset, seed=1, exist_ok=True, on_event=told.append, **about)
     assert again.config == run.config and "nothing to train" in str(told[0])

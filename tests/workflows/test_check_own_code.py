@@ -27,45 +27,35 @@ class Good(nn.Module):
         self.heads = heads
         self.qkv = nn.Linear(embed_dim, 3 * embed_dim)
 
-    def split(self, x):
-        B, T, C = x.shape
-        return self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-
-    def joined(self, y):
-        return y.transpose(1, 2).flatten(2)
-
-    def later(self, x):
-        return torch.ones(x.size(1), x.size(1)).triu(1).bool()
+    def weights(self, scores, later):
+        return scores.masked_fill(later, -torch.inf).softmax(-1)
 
     def forward(self, x):
-        q, k, v = self.split(x)
-        return self.joined((q @ k.mT).masked_fill(self.later(x), -torch.inf).softmax(-1) @ v)
+        B, T, C = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        weights = self.weights(q @ k.mT, torch.ones(T, T).triu(1).bool())
+        return (weights @ v).transpose(1, 2).flatten(2)
 
 
 class Axis(Good):
     """Softmax over the queries, as in R4."""
 
-    def forward(self, x):
-        q, k, v = self.split(x)
-        scores = (q @ k.mT).masked_fill(self.later(x), -1e9)
-        return self.joined(F.softmax(scores, dim=-2) @ v)
+    def weights(self, scores, later):
+        return F.softmax(scores.masked_fill(later, -1e9), dim=-2)
 
 
 class NoMask(Good):
     """As in R5."""
 
-    def forward(self, x):
-        q, k, v = self.split(x)
-        return self.joined((q @ k.mT).softmax(-1) @ v)
+    def weights(self, scores, later):
+        return scores.softmax(-1)
 
 
 class Late(Good):
     """The mask comes after the softmax."""
 
-    def forward(self, x):
-        q, k, v = self.split(x)
-        weights = torch.softmax(q @ k.mT, -1).masked_fill(self.later(x), 0)
-        return self.joined(weights @ v)
+    def weights(self, scores, later):
+        return torch.softmax(scores, -1).masked_fill(later, 0)
 
 
 class OneHead(Good):
@@ -80,15 +70,10 @@ class NotFinite(Good):
 
     def __init__(self, embed_dim, heads):
         super().__init__(embed_dim, heads)
-        self.weights = nn.Softmax(-1)
+        self.softmax = nn.Softmax(-1)
 
-    def later(self, x):
-        return torch.ones(x.size(1), x.size(1)).triu(0).bool()
-
-    def forward(self, x):
-        q, k, v = self.split(x)
-        scores = (q @ k.mT).masked_fill(self.later(x), -torch.inf)
-        return self.joined(self.weights(scores) @ v)
+    def weights(self, scores, later):
+        return self.softmax(scores.masked_fill(torch.ones_like(scores).triu() > 0, -torch.inf))
 
 
 class Unused(Good):
@@ -180,7 +165,7 @@ def test_right_code_has_no_problem(code: Path, name: str, settings: dict[str, An
         ("NoMask", "causality", "when the later token", "gives weights to later tokens", True),
         ("Late", "causality", "when the later token", "mask the scores before the softmax", True),
         ("OneHead", "maps", "1 layer × 1 heads", "the model has `heads` 4", False),
-        ("NotFinite", "numbers", "blocks.0.attention.module.weights", "all -inf", True),
+        ("NotFinite", "numbers", "blocks.0.attention.module.softmax", "all -inf", True),
         ("Unused", "gradients", "6 of 8", "attention.module.spare.weight", False),
         ("Batch", "batch", "logits differ by", "first axis", False),
         ("Noise", "evaluation", "logits differ by", "if self.training", False),
