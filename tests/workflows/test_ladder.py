@@ -31,6 +31,7 @@ from attnlm.see.reproduce import ladder_command
 from attnlm.training.events import Evaluated, Started
 from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.answers import select_pairs
+from attnlm.workflows.match_compute import relative_steps
 from attnlm.workflows.train import train
 from tests import own_code
 from tests.browser import elements
@@ -99,16 +100,6 @@ def test_small_data_get_a_context_that_fits(ladders: Ladders, tmp_path: Path) ->
     ladder = ladders.train(tmp_path, data=small, rungs=rungs, on_event=notes.append)
     assert Note("fruits-char is small: the context of the rungs is 2 tokens") in notes
     assert {rung.run.config.spec.block_size for rung in ladder.rungs} == {2}
-
-
-def test_a_ladder_of_questions_shows_an_answer_to_one_of_them(tmp_path: Path) -> None:
-    task = attnlm.prepare("copy", examples=40, data_dir=tmp_path)
-    options: dict[str, Any] = {"steps": 2, "seed": 1, "checkpoint_dir": tmp_path / "runs"}
-    ladder = attnlm.ladder(task, rungs=["bigram", "single-head"], **options)
-    question, _ = select_pairs(task, 1)[0]
-    assert ladder.plan.prompt == question + "="
-    for rung in ladder.rungs:
-        assert [rung.text] == attnlm.generate(rung.run, [question], tokens=200)
 
 
 def test_a_ladder_takes_a_free_number_and_prints_nothing(
@@ -221,8 +212,9 @@ def test_a_ladder_whose_data_were_moved_is_resumed_with_them(
     assert attnlm.evaluate(ladder.rungs[0].run, checkpoint="last").loss == ladder.rungs[0].loss
 
 
-def test_a_budget_becomes_one_number_of_steps_even_if_the_ladder_is_resumed(
-    ladders: Ladders, tmp_path: Path, ticking_clock: Clock
+@pytest.mark.parametrize("kind", ["plain", "equal flops"])
+def test_a_budget_becomes_steps_even_if_the_ladder_is_resumed(
+    kind: str, ladders: Ladders, tmp_path: Path, ticking_clock: Clock
 ) -> None:
     events: list[object] = []
     stop = StopAt("rung 2", 0)
@@ -233,17 +225,20 @@ def test_a_budget_becomes_one_number_of_steps_even_if_the_ladder_is_resumed(
 
     given: dict[str, Any] = {"steps": None, "eval_every": None, "budget": 0.4, "name": "m"}
     with pytest.raises(Interrupted):
-        ladders.train(tmp_path, on_event=listen, **given)
+        ladders.train(tmp_path, kind, on_event=listen, **given)
     ladder = attnlm.ladder(resume="m", checkpoint_dir=tmp_path, on_event=events.append)
     started, _ = (event for event in events if isinstance(event, attnlm.LadderStarted))
     plan = ladder.plan
     assert started.plan.steps is None and plan.budget == 0.4
     assert plan.steps is not None and plan.steps > 1
     assert read_plan(ladder.path) == plan
-    assert {rung.result.last.step for rung in ladder.rungs} == {plan.steps}
-    # The larger one came first, and set the steps.
-    runs = [event.run.config.spec.name for event in events if isinstance(event, Started)]
-    assert runs == ["single-head", "bigram", "bigram"]
+    made = {rung.model: rung.result.last.step for rung in ladder.rungs}
+    times = relative_steps(plan, ladders.dataset.vocab_size)
+    assert made == {rung: round(plan.steps * times[rung]) for rung in plan.rungs}
+    assert (max(made.values()) > plan.steps) == (kind == "equal flops")
+    # The largest one came first, and set the steps.
+    names = [event.run.config.spec.name for event in events if isinstance(event, Started)]
+    assert names[0] == "single-head" and len(names) == len(plan.rungs) + 1
 
 
 def test_a_rung_that_never_saved_begins_again_and_one_without_its_metrics_is_refused(
@@ -328,13 +323,17 @@ def test_each_rung_gets_the_best_of_its_own_values(ladders: Ladders) -> None:
     }
 
 
-def test_tuning_on_questions_tells_each_trial_and_a_best_value_at_the_end(tmp_path: Path) -> None:
+def test_a_ladder_of_questions_is_tuned_on_them_and_answers_one(tmp_path: Path) -> None:
     task = attnlm.prepare("copy", examples=200, length=2, data_dir=tmp_path)
     notes: list[str] = []
     given: dict[str, Any] = {"steps": 20, "seed": 1, "tune": "learning_rate", "rungs": ["bigram"]}
     ladder = attnlm.ladder(
         task, checkpoint_dir=tmp_path, on_event=lambda event: notes.append(str(event)), **given
     )
+    question, _ = select_pairs(task, 1)[0]
+    assert ladder.plan.prompt == question + "="
+    rung = ladder.rungs[0]
+    assert [rung.text] == attnlm.generate(rung.run, [question], tokens=200)
     trials = {trial.value: trial.loss for trial in ladder.plan.trials}
     told = [note for note in notes if note.startswith("tried bigram")]
     assert told == [

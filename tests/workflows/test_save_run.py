@@ -17,7 +17,7 @@ from attnlm.base.own_code import named_code
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import Run
 from tests import own_code
-from tests.kit import command
+from tests.kit import command, quick_run
 
 
 @pytest.fixture
@@ -78,33 +78,23 @@ def test_a_loop_of_ones_own_comes_home(save: Any, dataset: Dataset, project: Pat
     command("report", "mine", *about, cwd=project)
 
 
-def test_a_model_of_attnlm_is_saved_as_a_run(save: Any, dataset: Dataset, tmp_path: Path) -> None:
-    first = attnlm.train(
-        dataset, model="multi-head", embed_dim=8, checkpoint_dir=tmp_path, **own_code.SMALL
-    )
+@pytest.mark.parametrize("own", [{}, {"attention": "parts.py:Head", "set": {"start": 2}}])
+def test_a_model_of_attnlm_is_saved_as_a_run(
+    own: dict[str, Any], save: Any, code: Path, dataset: Dataset
+) -> None:
+    if own:
+        own = {**own, "attention": f"{code}/{own['attention']}"}
+    first = quick_run(dataset, embed_dim=8, heads=2, **own)
     model = first.model(checkpoint="last")
+    kept = save(model)
+    assert kept.config.spec.settings() == first.config.spec.settings()
+    assert (kept.path / "code/parts.py").exists() == bool(own)
+    loss = first.metrics()[-1]["val_loss"]
+    assert attnlm.evaluate(kept).loss == pytest.approx(loss, abs=1e-6)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
-    run = save(model, name="ours")
-    assert run.config.spec == first.config.spec
-    assert attnlm.evaluate(run).loss != attnlm.evaluate(first).loss
-    assert run.model()(torch.zeros(1, 3, dtype=torch.long)).allclose(
-        model(torch.zeros(1, 3, dtype=torch.long)), atol=1e-5
-    )
-
-
-def test_a_model_with_an_own_part_is_saved_as_a_run(
-    save: Any, code: Path, dataset: Dataset, tmp_path: Path
-) -> None:
-    first = attnlm.train(
-        dataset, attention=f"{code}/parts.py:Head", embed_dim=8, heads=2, set={"start": 2},
-        checkpoint_dir=tmp_path, **own_code.SMALL,
-    )  # fmt: skip
-    run = save(first.model(checkpoint="last"), name="part")
-    assert run.config.spec.settings() == first.config.spec.settings()
-    assert (run.path / "code/parts.py").read_bytes() == (code / "parts.py").read_bytes()
-    assert attnlm.evaluate(run).loss == pytest.approx(first.metrics()[-1]["val_loss"], abs=1e-6)
+    assert attnlm.evaluate(save(model)).loss != pytest.approx(loss, abs=1e-6)
 
 
 def test_code_may_be_a_function_in_a_file(save: Any, code: Path, dataset: Dataset) -> None:
