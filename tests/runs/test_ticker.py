@@ -126,7 +126,7 @@ def test_the_passage_is_short_with_every_tokenizer(
 def test_the_ticker_does_not_change_training(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"model": "transformer", "dropout": 0.3}
+    settings: dict[str, Any] = {"model": "transformer", "dropout": 0.3}
     heard = trained(data, tmp_path, **settings)
     size = parts_of(heard.config)
     maps = np.zeros((size.layers, size.heads, 1, 1), np.float32)

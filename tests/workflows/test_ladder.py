@@ -21,7 +21,7 @@ from attnlm.base.files import read_json, write_json
 from attnlm.base.setting_fields import fields_of
 from attnlm.base.signals import Interrupted
 from attnlm.config import variants
-from attnlm.model.architecture import Architecture
+from attnlm.model.architecture import MODELS, Architecture
 from attnlm.model.presets import PRESETS, Preset
 from attnlm.runs.ladder_plan import read_plan
 from attnlm.runs.run import Run, open_run
@@ -77,7 +77,7 @@ def test_a_preset_that_is_in_no_other_table_makes_a_ladder(
     """A contributor adds a preset and its name, and nothing else."""
     presets = {"bare": replace(PRESETS["multi-head"], settings=("block_size", "heads"))}
     presets["deep"] = Preset({**PRESETS["llama"].parts, "layers": 1}, PRESETS["llama"].settings)
-    models = (*variants.MODELS, *presets)
+    models = (*MODELS, *presets)
     for name, preset in presets.items():
         monkeypatch.setitem(PRESETS, name, preset)
     monkeypatch.setattr(variants, "MODELS", models)
