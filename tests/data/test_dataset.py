@@ -12,22 +12,18 @@ import numpy as np
 import pytest
 
 import attnlm
+from attnlm import AttnlmError, open_dataset, prepare
 from attnlm.base import files
-from attnlm.base.errors import AttnlmError
-from attnlm.base.files import read_json, write_json
 from attnlm.data import dataset
-from attnlm.data.dataset import list_datasets, open_dataset, sampled_hash
-from attnlm.data.prepare import prepare
+from attnlm.data.dataset import sampled_hash
 from attnlm.runs.load_model import load_model
-from attnlm.runs.run import open_run
-from attnlm.see.heads import heads as study_heads
-from attnlm.see.report import report
-from attnlm.workflows.evaluate import evaluate, take_snapshot
+from attnlm.workflows.evaluate import take_snapshot
+from tests.kit import quick_run
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    (tmp_path / "cats.txt").write_text("The cat sat on the mat.\n" * 30)
+    (tmp_path / "cats.txt").write_text("The cat sat on the mat.\n" * 60)
     prepare(tmp_path / "cats.txt", data_dir=tmp_path / "data")
     return tmp_path / "data"
 
@@ -35,6 +31,16 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def folder(data: Path) -> Path:
     return data / "cats-char"
+
+
+def changed(path: Path, **values: Any) -> None:
+    """Replaces values in a JSON file, with the right hash."""
+    files.write_json(path, {**files.read_json(path), **values})
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    """The same bytes, but for one bit of the one at this place."""
+    return content[:at] + bytes([content[at] ^ 1]) + content[at:][1:]
 
 
 def test_data_sets_open_by_name_by_path_or_as_the_latest(
@@ -57,16 +63,7 @@ def test_data_sets_open_by_name_by_path_or_as_the_latest(
     assert open_dataset("copy").name == "cats-char"
 
 
-def test_missing_data_sets_have_a_hint(data: Path, tmp_path: Path) -> None:
-    with pytest.raises(AttnlmError, match="cats-chr") as caught:
-        open_dataset("cats-chr", data_dir=data)
-    assert "cats-char" in (caught.value.hint or "")
-    for missing in (None, "dogs"):
-        with pytest.raises(AttnlmError) as caught:
-            open_dataset(missing, data_dir=tmp_path / "nowhere")
-        assert "attnlm prepare" in (caught.value.hint or "")
-    with pytest.raises(AttnlmError, match=r"has no meta\.json"):
-        open_dataset(tmp_path)
+def test_the_latest_data_set_is_in_its_folder_whatever_the_file_says(data: Path) -> None:
     (data / "latest").write_text("../data/cats-char")
     assert open_dataset(data_dir=data).path == data / "cats-char"
 
@@ -75,9 +72,8 @@ def test_missing_data_sets_have_a_hint(data: Path, tmp_path: Path) -> None:
 def test_a_file_that_is_changed_cut_short_or_missing_is_refused(name: str, folder: Path) -> None:
     path = folder / name
     whole = path.read_bytes()
-    places = (0, len(whole) // 2, len(whole) - 3)
-    flipped = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in places]
-    for content in (*flipped, whole[:-2], None):  # a newline less is still the same JSON
+    changes = [flipped(whole, at) for at in (0, len(whole) // 2, len(whole) - 3)]
+    for content in (*changes, whole[:-2], None):  # a newline less is still the same JSON
         path.unlink() if content is None else path.write_bytes(content)
         with pytest.raises(AttnlmError, match=name.replace(".", r"\.")):
             open_dataset(folder)
@@ -87,8 +83,7 @@ def test_the_tokenizer_of_another_data_set_is_refused(data: Path, folder: Path) 
     (data.parent / "other.txt").write_text("THE CAT SAT ON THE MAT,\n" * 30)
     other = prepare(data.parent / "other.txt", data_dir=data)
     path = folder / "tokenizer.json"
-    characters = files.read_json(path)["characters"][::-1]
-    files.write_json(path, {**files.read_json(path), "characters": characters})
+    changed(path, characters=files.read_json(path)["characters"][::-1])
     for _ in range(2):  # one of the same name and size, and one that is quite different
         with pytest.raises(AttnlmError, match=r"tokenizer\.json is not the tokenizer"):
             open_dataset(folder)
@@ -113,23 +108,19 @@ def test_the_tokenizer_of_another_data_set_is_refused(data: Path, folder: Path) 
     ids=str,
 )
 def test_a_hostile_meta_is_refused(changes: dict[str, Any], folder: Path) -> None:
-    path = folder / "meta.json"
-    files.write_json(path, {**files.read_json(path), **changes})
+    changed(folder / "meta.json", **changes)
     with pytest.raises(AttnlmError, match=r"(meta|tokenizer)\.json|train\.bin"):
         open_dataset(folder)
 
 
 def with_unknown_id(folder: Path, split: str, place: int) -> list[int]:
     """Writes an id that the vocabulary lacks, with the right hashes; returns the ids."""
-    path, meta = folder / f"{split}.bin", files.read_json(folder / "meta.json")
+    path, meta = folder / f"{split}.bin", folder / "meta.json"
     ids = np.fromfile(path, "<u2")
-    ids[place] = meta["vocab_size"]
+    ids[place] = files.read_json(meta)["vocab_size"]
     path.write_bytes(ids.tobytes())
-    meta |= {
-        f"{split}_sha256": files.file_hash(path),
-        f"{split}_sampled_sha256": sampled_hash(path),
-    }
-    files.write_json(folder / "meta.json", meta)
+    hashes = {"sha256": files.file_hash(path), "sampled_sha256": sampled_hash(path)}
+    changed(meta, **{f"{split}_{key}": value for key, value in hashes.items()})
     found: list[int] = ids.tolist()
     return found
 
@@ -142,27 +133,24 @@ def test_an_id_that_the_vocabulary_lacks_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("place", [0, 100])
 def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
-    place: int, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: int, data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only part of a large file is checked when it is opened."""
+    run = quick_run(folder, block_size=8)
     monkeypatch.setattr(dataset, "_LARGE", 10)
-    folder = tmp_path / "foxes"
-    shutil.copytree(trained / "data" / "foxes", folder)
     ids = with_unknown_id(folder, "val", place)
-    shutil.copytree(trained / "checkpoints" / "multi-head", tmp_path / "run")
-    run = open_run(tmp_path / "run")
     val_hash = files.file_hash(folder / "val.bin")
-    run = replace(run, dataset=replace(run.dataset, val_sha256=val_hash, path=str(folder)))
+    run = replace(run, dataset=replace(run.dataset, val_sha256=val_hash))
     run.save_config()
     model, device = load_model(run, checkpoint="last", device="cpu")
     opened = open_dataset(folder)
     readers: list[Callable[[], object]] = [
-        lambda: evaluate(run),
-        lambda: study_heads(run),
-        lambda: study_heads(run, text=ids),
-        lambda: report(run),
+        lambda: attnlm.evaluate(run),
+        lambda: attnlm.heads(run),
+        lambda: attnlm.heads(run, text=ids),
+        lambda: attnlm.report(run),
         lambda: attnlm.train(resume=run.path, steps=40),
-        lambda: attnlm.train(folder, checkpoint_dir=tmp_path / "new", block_size=8, steps=1),
+        lambda: attnlm.train(folder, checkpoint_dir=data / "new", block_size=8, steps=1),
     ]
     if place == 0:
         readers.append(lambda: take_snapshot(opened, 80, 1, model, device))
@@ -171,42 +159,34 @@ def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
             read()
 
 
-def test_another_format_is_refused_and_replaced_with_force(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 20)
-    arguments: dict[str, Any] = {"name": "foxes", "data_dir": tmp_path}
-    folder = prepare(tmp_path / "text.txt", **arguments).path
-    write_json(folder / "meta.json", {**read_json(folder / "meta.json"), "format": 99})
+def test_another_format_is_refused_and_replaced_with_force(data: Path, folder: Path) -> None:
+    changed(folder / "meta.json", format=99)
+    arguments: dict[str, Any] = {"source": data.parent / "cats.txt", "data_dir": data}
     readers: list[Callable[[], object]] = [
         lambda: open_dataset(folder),
-        lambda: prepare(tmp_path / "text.txt", **arguments),
+        lambda: prepare(**arguments),
     ]
     for read in readers:
         with pytest.raises(AttnlmError, match="written by another version") as caught:
             read()
         assert "`force`" in caught.value.hint
-    (entry,) = list_datasets(tmp_path)
+    (entry,) = attnlm.list_datasets(data)
     assert "another version" in (entry.problem or "")
-    assert prepare(tmp_path / "text.txt", force=True, **arguments).train_tokens == 810
+    assert prepare(force=True, **arguments).train_tokens == 1296
 
 
 def test_large_bins_are_sampled_unless_verified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataset, "_LARGE", 1000)
-    monkeypatch.setattr(dataset, "_SAMPLES", 3)
-    monkeypatch.setattr(dataset, "_SAMPLE", 100)
-    (tmp_path / "cats.txt").write_text("The cat sat on the mat.\n" * 300)
-    path = prepare(tmp_path / "cats.txt", data_dir=tmp_path / "data").path / "train.bin"
+    for name, value in {"_LARGE": 1000, "_SAMPLES": 3, "_SAMPLE": 100}.items():
+        monkeypatch.setattr(dataset, name, value)
+    path = prepare(data.parent / "cats.txt", data_dir=data, force=True).path / "train.bin"
     whole = path.read_bytes()
-
-    def damage(at: int) -> None:
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-
     for at in (0, len(whole) // 2, len(whole) - 1):
-        damage(at)
+        path.write_bytes(flipped(whole, at))
         with pytest.raises(AttnlmError, match=r"train\.bin"):
             open_dataset(path.parent)
-    damage(200)  # between the samples
+    path.write_bytes(flipped(whole, 200))  # between the samples
     open_dataset(path.parent)
     with pytest.raises(AttnlmError, match=r"train\.bin"):
         open_dataset(path.parent, verify=True)
