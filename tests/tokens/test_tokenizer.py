@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib
+import itertools
 import json
 import random
 import threading
@@ -18,19 +19,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from attnlm import AttnlmError, Note, UsageError
 from attnlm.base import files
-from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.events import Note
 from attnlm.base.files import write_json
+from attnlm.data.bin_files import encode_documents
 from attnlm.text.text_files import Piece
 from attnlm.tokens import byte_characters, tokenizer
 from attnlm.tokens import byte_pairs as bpe
-from attnlm.tokens.specs import (
-    CL100K_PATTERN,
-    bpe_size,
-    canonical_spec,
-)
+from attnlm.tokens.specs import CL100K_PATTERN, bpe_size, canonical_spec
 from attnlm.tokens.tokenizer import (
+    END_OF_TEXT,
     PIECE,
     BpeTokenizer,
     ByteTokenizer,
@@ -41,6 +39,7 @@ from attnlm.tokens.tokenizer import (
 )
 from tests.texts import PATTERNS, TALE, TRAINED, TRICKY, published_like
 
+WITH_END = published_like("gpt2")
 MIXED = "The cat!\nThe naïve cat: 日本, ß\x7f\x80ÿ a\n"
 
 
@@ -124,32 +123,26 @@ def test_special_ids_of_each_tokenizer() -> None:
     assert made.decode([len(TRAINED.ranks), 97, made.vocab_size - 1]) == "a"
 
 
-def test_only_valid_specs_of_tokenizers_are_accepted() -> None:
-    assert bpe_size("bpe:257") == 257
-    assert bpe_size("bpe:65536") == 65536
-    for spec in ("char", "byte", "gpt2", "cl100k_base", "o200k_base"):
-        assert bpe_size(spec) is None
-    wrong = ("", "bpe", "bpe:", "bpe:256", "bpe:65537", "bpe:+300", "bpe:٣٠٠", "char:3", "Gpt2")
-    for spec in wrong:
-        with pytest.raises(UsageError, match="unknown tokenizer") as caught:
-            bpe_size(spec)
-        assert "bpe:N" in (caught.value.hint or "")
-
-
 @pytest.mark.parametrize(
-    ("typed", "spec"),
+    ("spec", "ways"),
     [
-        *((spec, spec) for spec in ("char", "byte", "gpt2", "cl100k_base", "o200k_base")),
-        *((typed, "gpt2") for typed in ("GPT-2", "gpt-2", "Gpt2", "gpt_2", " GPT 2 ")),
-        ("Char", "char"),
-        ("CL100K-base", "cl100k_base"),
-        *((typed, "bpe:512") for typed in ("bpe:512", "BPE:512", "bpe512", "bpe-512", "bpe 512")),
-        # What means none stays as it is, for the error.
-        *((typed, typed) for typed in ("", "GPT-3", "bpe", "bpe:-512", "bpe:٣٠٠", "Chars")),
+        ("gpt2", ["gpt2", "GPT-2", "gpt-2", "Gpt2", "gpt_2", " GPT 2 "]),
+        ("bpe:512", ["bpe:512", "BPE:512", "bpe512", "bpe-512", "bpe 512"]),
+        ("cl100k_base", ["cl100k_base", "CL100K-base"]),
+        ("char", ["char", "Char"]),
     ],
 )
-def test_a_spec_is_understood_however_it_is_written(typed: str, spec: str) -> None:
-    assert canonical_spec(typed) == spec
+def test_a_spec_is_understood_however_it_is_written(spec: str, ways: list[str]) -> None:
+    assert {canonical_spec(way) for way in ways} == {spec}
+
+
+def test_only_specs_are_changed_and_have_a_size() -> None:
+    unknown = ("", "GPT-3", "bpe", "bpe:-512", "bpe:٣٠٠", "Chars")  # for the error
+    for spec in ("byte", "o200k_base", *unknown):
+        assert canonical_spec(spec) == spec
+    assert (bpe_size("bpe:257"), bpe_size("bpe:65536"), bpe_size("gpt2")) == (257, 65536, None)
+    with pytest.raises(UsageError, match="unknown tokenizer"):
+        bpe_size("Gpt2")
 
 
 # --- Pieces ---------------------------------------------------------------------------------------
@@ -159,13 +152,28 @@ def cut(texts: Iterable[str], limit: int = PIECE) -> list[str]:
     return [piece.text for piece in safe_pieces(map(Piece, texts), limit)]
 
 
-@given(st.lists(TRICKY, max_size=12), st.integers(1, 9))
-def test_pieces_are_the_text_however_it_comes(chunks: list[str], limit: int) -> None:
-    text = "".join(chunks)
-    pieces = cut(chunks, limit)
-    assert "".join(pieces) == text
-    assert all(0 < len(piece) <= limit for piece in pieces)
-    assert pieces == cut([text], limit) == cut(text, limit)
+@given(
+    st.lists(TRICKY.filter(bool) | st.just(END_OF_TEXT), max_size=8),
+    st.integers(1, 40),
+    st.randoms(use_true_random=False),
+)
+def test_pieces_are_the_documents_however_they_come(
+    documents: list[str], limit: int, chance: random.Random
+) -> None:
+    whole, ends = "".join(documents), list(itertools.accumulate(map(len, documents)))
+    cuts = sorted({0, len(whole), *chance.choices(range(len(whole) + 1), k=5)})
+    chunks = [
+        Piece(whole[a:b], tuple(end - a for end in ends if a < end <= b))
+        for a, b in itertools.pairwise(cuts)
+    ]
+    pieces = list(safe_pieces(chunks, limit))
+    assert pieces == list(safe_pieces([Piece(whole, tuple(ends))], limit))
+    assert "".join(piece.text for piece in pieces) == whole
+    assert all(0 < len(piece.text) <= limit for piece in pieces)
+    ids = [token for piece in pieces for token in encode_documents(WITH_END, piece)]
+    splits = np.split(ids, np.flatnonzero(np.array(ids) == WITH_END.end_of_text) + 1)
+    decoded = [WITH_END.decode(map(int, part)).removesuffix(END_OF_TEXT) for part in splits]
+    assert decoded == [*documents, ""]
 
 
 def safe_places(text: str) -> list[int]:
@@ -179,7 +187,7 @@ def test_safe_places_to_split_a_text() -> None:
     assert safe_places("a\nb \n c\n\nd\r\ne\n/f\ng") == [2, 3, 17]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(TRICKY)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_no_token_reaches_over_a_safe_place(name: str, text: str) -> None:
@@ -206,11 +214,8 @@ def test_safe_pieces_of_a_long_text_have_the_ids_of_the_whole(name: str) -> None
 def test_long_runs_neither_crash_nor_depend_on_chunks(name: str, run: str) -> None:
     made = published_like(name)
     text = (run * (PIECE + 9))[: PIECE + 9]
-    ids = made.encode(text)
-    chunks = [text[i : i + 2**17] for i in range(0, len(text), 2**17)]
-    streamed = np.concatenate([made.encode(piece) for piece in cut(chunks)])
-    assert np.array_equal(ids, streamed)
-    assert made.decode_bytes(ids) == text.encode()
+    assert cut([text[: 2**17], text[2**17 :]]) == cut([text])
+    assert made.decode_bytes(made.encode(text)) == text.encode()
 
 
 def test_a_stretch_without_a_safe_place_is_cut_at_the_limit() -> None:
