@@ -20,7 +20,6 @@ from tests.models import FRUITS
 
 GPT2_END = 50256
 
-
 needs_gpt2 = pytest.mark.skipif(
     "ATTNLM_TEST_DATA" not in os.environ, reason="ATTNLM_TEST_DATA names no folder with GPT-2's"
 )
@@ -33,7 +32,6 @@ def json_lines(texts: Iterable[object], column: str = "text") -> bytes:
 RANKS = train_vocabulary(
     "bpe:600", 600, [FRUITS + "Don't stop: I'VE 1234 naïve  \n\n cafés …" * 40]
 ).ranks
-
 
 TOKENIZERS = (
     ByteTokenizer(),
@@ -64,9 +62,7 @@ def texts(tokenizer: Tokenizer) -> Iterator[str]:
 
 TALE = "It's the cat, isn't it? The cat that sat on the mat; the other cat's hat.\n\n  'Twas!\n" * 9
 
-
 PATTERNS = {"gpt2": GPT2_PATTERN, "cl100k_base": CL100K_PATTERN, "o200k_base": O200K_PATTERN}
-
 
 # What patterns treat differently: white space of all kinds, contractions, slashes, cases, marks.
 TRICKY = st.text(
@@ -74,7 +70,6 @@ TRICKY = st.text(
     | st.characters(codec="utf-8"),
     max_size=40,
 )
-
 
 TRAINED = train_vocabulary(
     "bpe:400", 400, [TALE + " \n\n\n    \r\n\r\n ...///\n/ 123 12 'S 'LL" * 4]
@@ -92,15 +87,11 @@ LLAMA3_REGEX = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-
 BYTE_LEVEL: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-
 
 BOS = "<|begin_of_text|>"
 
-
 BEGIN = {"SpecialToken": {"id": BOS, "type_id": 0}}
-
 
 PARTS = (
     *(" ", "  ", "\n", "\r\n", "\t", "'s", "'LL", "a", "Be", "12", "3", "½", "!", "?!", "/", "\0"),
