@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import os
 import sys
@@ -49,9 +50,6 @@ def documents_of(dataset: Dataset) -> list[str]:
     return [dataset.tokenizer.decode(part[:-1]) for part in parts]
 
 
-# --- Where texts come from ------------------------------------------------------------------------
-
-
 def write_kind(kind: str, path: Path, texts: list[str]) -> Path:
     """A file of that kind; its column is called text. Compressed files have two members."""
     path = path.with_name(path.name + kind)
@@ -88,26 +86,20 @@ def test_records_end_with_a_newline_where_no_id_ends_them(kind: str, here: Path)
 def test_records_are_ended_by_the_end_of_text_which_no_record_can_forge(
     kind: str, tokenizer: str, here: Path
 ) -> None:
+    """Each document has the ids that it has alone; a plain text is encoded whole."""
     texts = [*TEXTS, *FORGED]
-    options: dict[str, Any] = {"tokenizer": tokenizer, "split": "tail", "offline": True}
+    (here / "val.txt").write_text(f"The end.{END_OF_TEXT}")
+    options: dict[str, Any] = {"tokenizer": tokenizer, "val_file": "val.txt", "offline": True}
     dataset = prepare(write_kind(kind, here / "cats", [*texts, ""]), **options)
-    assert documents_of(dataset) == texts
-    assert (dataset.documents, dataset.characters) == (len(texts), sum(map(len, texts)))
+    alone = [dataset.tokenizer.encode_ordinary(text).tolist() for text in texts]
+    ended = [[*ids, dataset.tokenizer.end_of_text] for ids in alone]
+    assert dataset.train.tolist() == list(itertools.chain.from_iterable(ended))
+    assert dataset.val.tolist() == dataset.tokenizer.encode(f"The end.{END_OF_TEXT}")
+    assert (dataset.documents, dataset.train_characters) == (len(texts), sum(map(len, texts)))
     first, second, *others = texts  # only the end of the first document moves
     write_kind(kind, here / "cats", [first + second[0], second[1:], *others])
     with pytest.raises(AttnlmError, match="other content"):
         prepare(f"cats{kind}", **options)
-
-
-def test_each_document_has_the_ids_that_it_has_alone(here: Path) -> None:
-    texts = [*TEXTS, *FORGED]
-    (here / "cats.jsonl").write_bytes(json_lines(texts))
-    (here / "val.txt").write_text(f"The end.{END_OF_TEXT}")
-    dataset = prepare("cats.jsonl", tokenizer="bpe:300", val_file="val.txt")
-    tokenizer = dataset.tokenizer
-    expected = [[*tokenizer.encode_ordinary(text), tokenizer.end_of_text] for text in texts]
-    assert [*dataset.train] == [token for ids in expected for token in ids]
-    assert [*dataset.val] == tokenizer.encode(f"The end.{END_OF_TEXT}")  # one plain text
 
 
 @pytest.mark.parametrize("kind", [".txt.gz", ".txt.zst"])

@@ -183,9 +183,6 @@ def test_questions_and_answers_are_encoded_apart() -> None:
     assert found.examples.is_answer.astype(int).tolist() == [0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
 
 
-# --- Records --------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def records(tmp_path: Path) -> Any:
     """Write records to a file; return its path."""

@@ -40,9 +40,6 @@ def stories(corpus: Corpus) -> list[tuple[str, float]]:
     return [(text[start:end], floor - rest) for (start, floor), (end, rest) in ends]
 
 
-# --- The corpus ----------------------------------------------------------------------------------
-
-
 def test_the_text_is_the_pinned_one_and_its_default_split_is_between_two_stories(
     corpus: Corpus,
 ) -> None:
@@ -53,17 +50,11 @@ def test_the_text_is_the_pinned_one_and_its_default_split_is_between_two_stories
     assert 9 * len(text) // 10 in floors
 
 
-# --- Random choices ------------------------------------------------------------------------------
-
-
 def test_a_choice_has_exactly_its_weight() -> None:
     grammar = corpus_tales.parse_grammar({"story": "3 a | b | 2 c"})
     # The last word but one is past the last multiple of 6 and would favour the first alternatives.
     words = iter([*range(6), 2**32 - 1, 5])
     assert "".join(corpus_tales.generate_story(grammar, words)[0] for _ in range(7)) == "aaabccc"
-
-
-# --- The notation --------------------------------------------------------------------------------
 
 
 def test_every_rule_of_the_grammar_is_used_and_every_alternative_has_all_forms() -> None:
@@ -80,9 +71,6 @@ def test_line_breaks_inside_an_alternative_are_kept_and_indentation_is_not() -> 
     grammar = corpus_tales.parse_grammar({"story": "\n    One.\n    Two.\n  | 2 Three. | Four"})
     story = corpus_tales.Rule(("story",), (1, 2, 1), (("One.\nTwo.",), ("Three.",), ("Four",)))
     assert grammar == {"story": story}
-
-
-# --- The floor -----------------------------------------------------------------------------------
 
 
 Reading = tuple[int, dict[str, str], float]
@@ -126,7 +114,7 @@ def read_part(part: str, text: str, start: int, memory: dict[str, str]) -> Itera
 def test_a_reader_finds_one_derivation_of_a_story_with_the_same_nats(
     stories: list[tuple[str, float]],
 ) -> None:
-    for text, nats in stories[::4]:
+    for text, nats in stories[::8]:
         assert text.count(corpus_tales.STORY_END) == 1
         readings = [
             reading
