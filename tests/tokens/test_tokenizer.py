@@ -1,4 +1,7 @@
-"""Tokenizers give every text back, and encode it alike in one piece and in many."""
+"""Tokenizers give every text back, and encode it alike in one piece and in many.
+
+Those that others publish give the ids that `tokenizers` and `tiktoken` give.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import itertools
 import json
 import random
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from attnlm.tokens import byte_characters, tokenizer
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens.specs import CL100K_PATTERN, bpe_size, canonical_spec
 from attnlm.tokens.tokenizer import (
+    BYTES,
     END_OF_TEXT,
     PIECE,
     BpeTokenizer,
@@ -37,13 +41,24 @@ from attnlm.tokens.tokenizer import (
     load_tokenizer,
     safe_pieces,
 )
-from tests.texts import PATTERNS, TALE, TRAINED, TRICKY, published_like
+from attnlm.tokens.tokenizer_json import library_tokenizer, listed_pairs, read_tokenizer
+from tests.texts import (
+    BEGIN,
+    BOS,
+    PATTERNS,
+    PUBLISHED,
+    TALE,
+    TOKENIZERS,
+    TRAINED,
+    TRICKY,
+    added,
+    published_like,
+    split,
+    texts_with_special,
+)
 
 WITH_END = published_like("gpt2")
 MIXED = "The cat!\nThe naïve cat: 日本, ß\x7f\x80ÿ a\n"
-
-
-# --- Round trips ----------------------------------------------------------------------------------
 
 
 @settings(max_examples=60)
@@ -145,11 +160,8 @@ def test_only_specs_are_changed_and_have_a_size() -> None:
         bpe_size("Gpt2")
 
 
-# --- Pieces ---------------------------------------------------------------------------------------
-
-
-def cut(texts: Iterable[str], limit: int = PIECE) -> list[str]:
-    return [piece.text for piece in safe_pieces(map(Piece, texts), limit)]
+def lengths_of_pieces(*texts: str) -> list[int]:
+    return [len(piece.text) for piece in safe_pieces(map(Piece, texts))]
 
 
 @given(
@@ -187,8 +199,8 @@ def test_safe_places_to_split_a_text() -> None:
     assert safe_places("a\nb \n c\n\nd\r\ne\n/f\ng") == [2, 3, 17]
 
 
-@settings(max_examples=60)
-@given(TRICKY)
+@settings(max_examples=80)
+@given(st.lists(TRICKY | st.just(END_OF_TEXT), max_size=3).map("".join))
 @pytest.mark.parametrize("name", PATTERNS)
 def test_no_token_reaches_over_a_safe_place(name: str, text: str) -> None:
     made = published_like(name)
@@ -197,34 +209,17 @@ def test_no_token_reaches_over_a_safe_place(name: str, text: str) -> None:
         assert made.encode(text[:place]) + made.encode(text[place:]) == whole
 
 
-@pytest.mark.parametrize("name", PATTERNS)
-def test_safe_pieces_of_a_long_text_have_the_ids_of_the_whole(name: str) -> None:
-    made = published_like(name)
-    parts = [*" \n/X.字\u0301\x1c<", "\n\n", "  ", "\r\n", "'s", "the", "12", "<|endoftext|>"]
-    text = "".join(random.Random(7).choices(parts, k=40_000))
-    places = set(safe_places(text[:2000]))
-    pieces = cut([text], 300)
-    assert len(pieces[0]) in places
-    together = np.concatenate([made.encode(piece) for piece in pieces])
-    assert np.array_equal(together, made.encode(text))
-
-
 @pytest.mark.parametrize("run", ["a", " ", "^", "\n", "\u3000"])
 @pytest.mark.parametrize("name", PATTERNS)
-def test_long_runs_neither_crash_nor_depend_on_chunks(name: str, run: str) -> None:
+def test_long_runs_do_not_crash(name: str, run: str) -> None:
     made = published_like(name)
     text = (run * (PIECE + 9))[: PIECE + 9]
-    assert cut([text[: 2**17], text[2**17 :]]) == cut([text])
     assert made.decode_bytes(made.encode(text)) == text.encode()
 
 
 def test_a_stretch_without_a_safe_place_is_cut_at_the_limit() -> None:
-    text = "a" * PIECE + "bc def"
-    assert [len(piece) for piece in cut([text])] == [PIECE, 6]
-    assert [len(piece) for piece in cut(["x y", "z" * (PIECE - 2)])] == [1, PIECE]
-
-
-# --- Training -------------------------------------------------------------------------------------
+    assert lengths_of_pieces("a" * PIECE + "bc def") == [PIECE, 6]
+    assert lengths_of_pieces("x y", "z" * (PIECE - 2)) == [1, PIECE]
 
 
 @settings(max_examples=30)
@@ -325,9 +320,6 @@ def test_gpt2_ids_equal_tiktoken(gpt2: BpeTokenizer, tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "tokenizer.json").encode(text) == expected
 
 
-# --- Files ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "made", [ByteTokenizer(), CharTokenizer("\n'aé字"), TRAINED, published_like("o200k_base")]
 )
@@ -379,3 +371,109 @@ def test_a_changed_or_missing_file_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("abc", "abd"))
     with pytest.raises(AttnlmError, match="does not match its own hash"):
         load_tokenizer(path)
+
+
+# --- Tokenizers as Llama 3, Qwen3 and SmolLM publish them -----------------------------------------
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_ids_equal_the_published_file(name: str, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer as LibraryTokenizer
+
+    content, marks = PUBLISHED[name]
+    theirs = LibraryTokenizer.from_str(json.dumps(content))
+    read = read_tokenizer(content, 612)
+    write_json(tmp_path / "tokenizer.json", read.to_json())
+    ours = load_tokenizer(tmp_path / "tokenizer.json")
+    assert isinstance(ours, BpeTokenizer) and ours.to_json() == read.to_json()
+    assert (ours.name, ours.end_of_text, ours.beginning) == (name, *marks)
+    exported = library_tokenizer(ours)
+    for text in texts_with_special(list(ours.special)):
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text) == ids
+        begins = ids[:1] == [ours.beginning]  # where it does, no second one is put before it
+        assert ours.encode_from_start(text) == (ids if begins else theirs.encode(text).ids)
+        assert exported.encode(text).ids == theirs.encode(text).ids
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=False)
+        assert ours.nfc or ours.decode_bytes(ids) == text.encode()
+    assert read_tokenizer(json.loads(exported.to_str()), 612).to_json() == ours.to_json()
+
+
+def test_special_texts_within_a_document_are_text() -> None:
+    ours = read_tokenizer(PUBLISHED["qwen2"][0], 612)
+    assert isinstance(ours, BpeTokenizer) and ours.end_of_text == 600
+    plain = encode_documents(ours, Piece("Ae\u0301.one", (4,)))
+    assert plain.tolist() == [*ours.encode("A\u00e9."), 600, *ours.encode("one")]
+    marked = encode_documents(ours, Piece("a<think>b", ()))
+    assert 602 not in marked and ours.decode(marked) == "a<think>b"
+    assert 602 in ours.encode("a<think>b")
+
+
+def test_a_text_that_grows_when_it_is_normalised_is_encoded() -> None:
+    ours = read_tokenizer(PUBLISHED["qwen2"][0], 612)
+    text = "\U0001d160" * 2**17  # three characters of four bytes each, in form NFC
+    assert len(ours.decode(ours.encode_piece(text))) == 3 * len(text)
+
+
+def template(*pieces: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "TemplateProcessing", "single": list(pieces), "special_tokens": {}}
+
+
+A = {"Sequence": {"id": "A", "type_id": 0}}
+TWO_TEXTS = [added(600, "<a"), added(601, "<a>")]
+WITHOUT_FLAGS = [{"id": 600, "content": "<a>"}]
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"post_processor": template(A, BEGIN)}, "post_processor"),
+        ({"post_processor": template(BEGIN, BEGIN, A)}, "post_processor"),
+        ({"post_processor": template(BEGIN, A)}, "is damaged"),  # an unknown beginning
+        ({"post_processor": "TemplateProcessing"}, "post_processor"),
+        ({"post_processor": {"type": "BertProcessing"}}, "post_processor"),
+        ({"pre_tokenizer": split("(a+)+$")}, "the split pattern"),  # it may take for ever
+        ({"added_tokens": [added(600, "<a b>")]}, "the added token"),
+        ({"added_tokens": TWO_TEXTS}, "cannot reproduce added tokens"),  # one is in the other
+        ({"added_tokens": [added(600, "<a>")] * 2}, "is damaged"),
+        ({"added_tokens": [added(3, "<a>")]}, "is damaged"),  # an id for two
+        ({"added_tokens": [added(-1, "<a>")]}, "is damaged"),
+        ({"added_tokens": WITHOUT_FLAGS, "post_processor": None}, "is damaged"),
+        # `tokenizers` would change this id.
+        ({"added_tokens": [added(601, "<a>")], "post_processor": None}, "ids of its added tokens"),
+        ({"model": {"vocab": {"a": 0, "b": 0}}}, "is damaged"),
+        ({"model": {"vocab": {"a": 5000}}}, "is damaged"),
+        ({"model": {"merges": [["a", "b"], ["a", "b"]]}}, "is damaged"),
+        ({"model": {"merges": ["t h e"]}}, "is damaged"),
+    ],
+    ids=str,
+)
+def test_unsupported_tokenizers_are_refused(parts: dict[str, Any], says: str) -> None:
+    content = PUBLISHED["llama3"][0]
+    model = {"model": content["model"] | parts.get("model", {})}
+    with pytest.raises(AttnlmError, match=says):
+        read_tokenizer(content | parts | model, 612)
+
+
+def test_every_pair_that_makes_a_token_is_listed() -> None:
+    tokens = [b"a" * length for length in range(2, 301)]
+    assert len(listed_pairs(BpeTokenizer("gpt2", [*BYTES, *tokens]))) == 299 * 300 // 2
+
+
+def test_each_id_of_a_model_has_a_character() -> None:
+    content = json.loads(library_tokenizer(CharTokenizer("abc")).to_str())
+    assert read_tokenizer(content, 3).to_json() == CharTokenizer("abc").to_json()
+    with pytest.raises(AttnlmError, match="the model has 64 ids, but its tokenizer has 3\n"):
+        read_tokenizer(content, 64)
+
+
+@pytest.mark.parametrize("ours", (*TOKENIZERS[:2], *TOKENIZERS[-2:]), ids=lambda t: t.name)
+def test_only_post_processors_without_effect_are_accepted(ours: Tokenizer) -> None:
+    content = json.loads(library_tokenizer(ours).to_str())
+    size = ours.vocab_size
+    identity = {"post_processor": template(A)}  # `transformers` adds it
+    assert read_tokenizer(content | identity, size).to_json() == ours.to_json()
+    begins = {**template(BEGIN, A), "special_tokens": {BOS: {"id": BOS, "ids": [3]}}}
+    for other in (template(A, BEGIN), begins, {"type": "BertProcessing"}):
+        with pytest.raises(AttnlmError, match=r"post_processor|is damaged"):
+            read_tokenizer(content | {"post_processor": other}, size)
