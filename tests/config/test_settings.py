@@ -5,7 +5,6 @@ The parts of a model are tested in test_architecture.py.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -134,23 +133,6 @@ def test_an_option_replaces_the_optimizer_of_a_recipe_and_its_default_rate() -> 
     assert _optimizer_and_rate({"optimizer": "adamw"}, recipe) == ("adamw", by_adamw)
     parts: Settings = {"attention": "uniform", "positions": "learned", "mlp": "none"}
     assert _optimizer_and_rate(parts, {**recipe, "optimizer": "adamw"}) == ("adamw", 0.01)
-
-
-@pytest.mark.parametrize(
-    ("name", "says", "hints"),
-    [
-        ("transformer:model=bigram", "'model' is not a setting", "positions=none"),
-        ("transformer:positions", "has no value", "SETTING=VALUE"),
-        ("transformer:mpl=none", "'mpl' is not a setting", "mlp"),
-        ("transformer:mlp=nine", "invalid value for `mlp`: 'nine'", "none"),
-        ("transformer:mlp=none:norm=rms:MLP=gelu", "`mlp` is set twice", "only once"),
-        ("transfromer", "unknown model", "transformer"),
-    ],
-)
-def test_an_unknown_variant_is_refused(name: str, says: str, hints: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(says)) as caught:
-        variant(name)
-    assert hints in caught.value.hint
 
 
 def test_a_variant_of_an_own_model_sets_arguments_that_have_names_of_ours() -> None:
