@@ -18,8 +18,6 @@ from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer, 
 from attnlm.tokens.tokenizer_json import listed_pairs
 from tests.models import FRUITS
 
-GPT2_END = 50256
-
 needs_gpt2 = pytest.mark.skipif(
     "ATTNLM_TEST_DATA" not in os.environ, reason="ATTNLM_TEST_DATA names no folder with GPT-2's"
 )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import attnlm
-from attnlm import AttnlmError, open_dataset, prepare
+from attnlm import AttnlmError, Dataset, open_dataset, prepare
 from attnlm.base import files
 from attnlm.data import dataset
 from attnlm.data.dataset import sampled_hash
@@ -20,17 +20,13 @@ from attnlm.runs.load_model import load_model
 from attnlm.workflows.evaluate import take_snapshot
 from tests.kit import quick_run
 
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    (tmp_path / "cats.txt").write_text("The cat sat on the mat.\n" * 60)
-    prepare(tmp_path / "cats.txt", data_dir=tmp_path / "data")
-    return tmp_path / "data"
+FOLDER = Path("data/cats-char")
 
 
-@pytest.fixture
-def folder(data: Path) -> Path:
-    return data / "cats-char"
+@pytest.fixture(autouse=True)
+def cats(here: Path) -> Dataset:
+    (here / "cats.txt").write_text("The cat sat on the mat.\n" * 60)
+    return prepare("cats.txt")
 
 
 def changed(path: Path, **values: Any) -> None:
@@ -43,51 +39,43 @@ def flipped(content: bytes, at: int) -> bytes:
     return content[:at] + bytes([content[at] ^ 1]) + content[at:][1:]
 
 
-def test_data_sets_open_by_name_by_path_or_as_the_latest(
-    data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for opened in (
-        open_dataset(data_dir=data),
-        open_dataset("cats-char", data_dir=data),
-        open_dataset(folder),
-        open_dataset(str(folder)),
-    ):
-        assert opened.path == folder
+def test_data_sets_open_by_name_by_path_or_as_the_latest() -> None:
+    for opened in map(open_dataset, (None, "cats-char", FOLDER, str(FOLDER))):
+        assert opened.path == FOLDER
         assert opened.tokenizer.decode(opened.val).endswith("on the mat.\n")
         assert isinstance(opened.train, np.memmap)
         with pytest.raises(ValueError, match="read-only"):
             opened.train[0] = 1
-    monkeypatch.chdir(data.parent)
-    assert open_dataset().path == Path("data/cats-char")
-    shutil.copytree(folder, data.parent / "copy")
+    shutil.copytree(FOLDER, "copy")
     assert open_dataset("copy").name == "cats-char"
+    assert open_dataset("cats-char", data_dir=Path("data").absolute()).path.is_absolute()
 
 
-def test_the_latest_data_set_is_in_its_folder_whatever_the_file_says(data: Path) -> None:
-    (data / "latest").write_text("../data/cats-char")
-    assert open_dataset(data_dir=data).path == data / "cats-char"
+def test_the_latest_data_set_is_in_its_folder_whatever_the_file_says() -> None:
+    Path("data/latest").write_text("../data/cats-char")
+    assert open_dataset().path == FOLDER
 
 
 @pytest.mark.parametrize("name", ["train.bin", "val.bin", "tokenizer.json", "meta.json"])
-def test_a_file_that_is_changed_cut_short_or_missing_is_refused(name: str, folder: Path) -> None:
-    path = folder / name
+def test_a_file_that_is_changed_cut_short_or_missing_is_refused(name: str) -> None:
+    path = FOLDER / name
     whole = path.read_bytes()
     changes = [flipped(whole, at) for at in (0, len(whole) // 2, len(whole) - 3)]
     for content in (*changes, whole[:-2], None):  # a newline less is still the same JSON
         path.unlink() if content is None else path.write_bytes(content)
         with pytest.raises(AttnlmError, match=name.replace(".", r"\.")):
-            open_dataset(folder)
+            open_dataset(FOLDER)
 
 
-def test_the_tokenizer_of_another_data_set_is_refused(data: Path, folder: Path) -> None:
-    (data.parent / "other.txt").write_text("THE CAT SAT ON THE MAT,\n" * 30)
-    other = prepare(data.parent / "other.txt", data_dir=data)
-    path = folder / "tokenizer.json"
+def test_the_tokenizer_of_another_data_set_is_refused() -> None:
+    Path("other.txt").write_text("THE CAT SAT ON THE MAT,\n" * 30)
+    other = prepare("other.txt")
+    path = FOLDER / "tokenizer.json"
     changed(path, characters=files.read_json(path)["characters"][::-1])
     for _ in range(2):  # one of the same name and size, and one that is quite different
         with pytest.raises(AttnlmError, match=r"tokenizer\.json is not the tokenizer"):
-            open_dataset(folder)
-        shutil.copy(other.path / "tokenizer.json", folder)
+            open_dataset(FOLDER)
+        shutil.copy(other.path / "tokenizer.json", FOLDER)
 
 
 @pytest.mark.parametrize(
@@ -107,15 +95,15 @@ def test_the_tokenizer_of_another_data_set_is_refused(data: Path, folder: Path) 
     ],
     ids=str,
 )
-def test_a_hostile_meta_is_refused(changes: dict[str, Any], folder: Path) -> None:
-    changed(folder / "meta.json", **changes)
+def test_a_hostile_meta_is_refused(changes: dict[str, Any]) -> None:
+    changed(FOLDER / "meta.json", **changes)
     with pytest.raises(AttnlmError, match=r"(meta|tokenizer)\.json|train\.bin"):
-        open_dataset(folder)
+        open_dataset(FOLDER)
 
 
-def with_unknown_id(folder: Path, split: str, place: int) -> list[int]:
+def with_unknown_id(split: str, place: int) -> list[int]:
     """Writes an id that the vocabulary lacks, with the right hashes; returns the ids."""
-    path, meta = folder / f"{split}.bin", folder / "meta.json"
+    path, meta = FOLDER / f"{split}.bin", FOLDER / "meta.json"
     ids = np.fromfile(path, "<u2")
     ids[place] = files.read_json(meta)["vocab_size"]
     path.write_bytes(ids.tobytes())
@@ -125,32 +113,32 @@ def with_unknown_id(folder: Path, split: str, place: int) -> list[int]:
     return found
 
 
-def test_an_id_that_the_vocabulary_lacks_is_refused(folder: Path) -> None:
-    with_unknown_id(folder, "train", -3)
+def test_an_id_that_the_vocabulary_lacks_is_refused() -> None:
+    with_unknown_id("train", -3)
     with pytest.raises(AttnlmError, match=r"train\.bin is damaged: it has ids"):
-        open_dataset(folder)
+        open_dataset(FOLDER)
 
 
 @pytest.mark.parametrize("place", [0, 100])
 def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
-    place: int, data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    place: int, cats: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only part of a large file is checked when it is opened."""
-    run = quick_run(folder, block_size=8)
+    run = quick_run(cats, block_size=8)
     monkeypatch.setattr(dataset, "_LARGE", 10)
-    ids = with_unknown_id(folder, "val", place)
-    val_hash = files.file_hash(folder / "val.bin")
+    ids = with_unknown_id("val", place)
+    val_hash = files.file_hash(FOLDER / "val.bin")
     run = replace(run, dataset=replace(run.dataset, val_sha256=val_hash))
     run.save_config()
     model, device = load_model(run, checkpoint="last", device="cpu")
-    opened = open_dataset(folder)
+    opened = open_dataset(FOLDER)
     readers: list[Callable[[], object]] = [
         lambda: attnlm.evaluate(run),
         lambda: attnlm.heads(run),
         lambda: attnlm.heads(run, text=ids),
         lambda: attnlm.report(run),
         lambda: attnlm.train(resume=run.path, steps=40),
-        lambda: attnlm.train(folder, checkpoint_dir=data / "new", block_size=8, steps=1),
+        lambda: attnlm.train(FOLDER, checkpoint_dir="new", block_size=8, steps=1),
     ]
     if place == 0:
         readers.append(lambda: take_snapshot(opened, 80, 1, model, device))
@@ -159,28 +147,21 @@ def test_every_reader_refuses_ids_that_the_vocabulary_lacks(
             read()
 
 
-def test_another_format_is_refused_and_replaced_with_force(data: Path, folder: Path) -> None:
-    changed(folder / "meta.json", format=99)
-    arguments: dict[str, Any] = {"source": data.parent / "cats.txt", "data_dir": data}
-    readers: list[Callable[[], object]] = [
-        lambda: open_dataset(folder),
-        lambda: prepare(**arguments),
-    ]
-    for read in readers:
+def test_another_format_is_refused_and_replaced_with_force() -> None:
+    changed(FOLDER / "meta.json", format=99)
+    for reader, source in ((open_dataset, FOLDER), (prepare, "cats.txt")):
         with pytest.raises(AttnlmError, match="written by another version") as caught:
-            read()
+            reader(source)
         assert "`force`" in caught.value.hint
-    (entry,) = attnlm.list_datasets(data)
+    (entry,) = attnlm.list_datasets()
     assert "another version" in (entry.problem or "")
-    assert prepare(force=True, **arguments).train_tokens == 1296
+    assert prepare("cats.txt", force=True).train_tokens == 1296
 
 
-def test_large_bins_are_sampled_unless_verified(
-    folder: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_bins_are_sampled_unless_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_LARGE": 1000, "_SAMPLES": 3, "_SAMPLE": 100}.items():
         monkeypatch.setattr(dataset, name, value)
-    path = prepare(data.parent / "cats.txt", data_dir=data, force=True).path / "train.bin"
+    path = prepare("cats.txt", force=True).path / "train.bin"
     whole = path.read_bytes()
     for at in (0, len(whole) // 2, len(whole) - 1):
         path.write_bytes(flipped(whole, at))
