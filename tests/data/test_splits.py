@@ -157,7 +157,7 @@ def test_recorded_options_reproduce_the_data_set(options: Any, pets: list[str], 
     command(*words[1:], "--data-dir", "again", cwd=here)
     assert contents(Path("again/pets")) == contents(dataset.path)
     assert [entry.split for entry in attnlm.list_datasets()] == [dataset.split]
-    assert dataset.split in command("list", "datasets", cwd=here).stdout
+    assert str(dataset.split) in command("list", "datasets", cwd=here).stdout
 
 
 def test_another_choice_of_documents_is_other_content(pets: list[str]) -> None:
