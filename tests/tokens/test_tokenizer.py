@@ -220,6 +220,8 @@ def test_long_runs_do_not_crash(name: str, run: str) -> None:
 def test_a_stretch_without_a_safe_place_is_cut_at_the_limit() -> None:
     assert lengths_of_pieces("a" * PIECE + "bc def") == [PIECE, 6]
     assert lengths_of_pieces("x y", "z" * (PIECE - 2)) == [1, PIECE]
+    pieces = safe_pieces([Piece("abcdef", (3,))], limit=4)
+    assert [piece.text for piece in pieces] == ["abc", "def"]  # a document ends there
 
 
 @settings(max_examples=30)
