@@ -74,6 +74,25 @@ def assert_rounded(found: Results, reference: Callable[..., Results], *inputs: A
         assert error <= _MARGIN, f"{name}: the error is {error:.3g} times that of rounding"
 
 
+def assert_computes(
+    ours: Callable[..., Tensor], reference: Callable[..., Tensor], *inputs: Tensor
+) -> None:
+    """Assert that `ours` in float32 has the values and gradients of `reference` in float64."""
+    found = with_gradients(ours, *(x.detach().float().requires_grad_() for x in inputs))
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    assert_rounded(found, with_gradients, reference, *exact)
+
+
+def with_gradients(op: Callable[..., Tensor], *inputs: Tensor) -> dict[str, Tensor]:
+    """Return the output of an operation, and the gradient of each input if the output has one."""
+    out = op(*inputs)
+    random = torch.Generator().manual_seed(3)
+    axes = tuple(range(out.dim()))[::-1]  # a memory layout that no kernel expects
+    d_out = torch.randn(out.shape[::-1], generator=random).permute(axes)
+    gradients = torch.autograd.grad(out, inputs, d_out.to(out))
+    return {"output": out, **{f"gradient {i}": d_x for i, d_x in enumerate(gradients)}}
+
+
 def assert_near(
     found: Tensor | NDArray[Any] | Results,
     expected: Tensor | NDArray[Any] | Results,

@@ -123,34 +123,6 @@ def test_settings_resolve_once_their_hints_are_followed_and_build(settings: Sett
     assert_near(model(ids_T[None])[0], expected)
 
 
-@pytest.mark.parametrize(
-    ("name", "message", "hint"),
-    [
-        ("bigram:heads=4", "`heads` does not apply to bigram", "multi-head"),
-        ("multi-head:heads=3:embed_dim=32", "not divisible by", "`embed_dim` 30 or 33"),
-        ("multi-head:heads=5", "not divisible by", "use `heads` 4 or 8, or `embed_dim` 60 or 65"),
-        ("multi-head:heads=99", "not divisible by", "use `heads` 64, or `embed_dim` 99"),
-        ("transformer:heads=48", "not divisible by", "use `heads` 32 or 64, or `embed_dim` 96 or"),
-        ("transformer:embed_dim=9:heads=2", "not divisible by", "use `embed_dim` 8 or 12"),
-        ("transformer:head_size=5", "even `head_size`", "`head_size` 6"),
-        ("qwen3:kv_heads=3", "`heads` 4 is not divisible by `kv_heads` 3", "`kv_heads` 2 or 4"),
-        ("qwen3:kv_heads=8", "`heads` 4 is not divisible by `kv_heads` 8", "`kv_heads` 4"),
-        ("gpt2:projection=false:head_size=3", "a residual stream needs", "`projection`"),
-        ("llama:attention=none:mlp=none", "does nothing", "`attention` softmax"),
-        ("llama:attention=uniform", "rotary needs", "`positions` learned"),
-        ("gpt2:rotary_base=9", "without `positions` rotary", "leave `rotary_base` out"),
-        ("gpt2:norm=none:norm_epsilon=0.1", "without a `norm`", "leave `norm_epsilon` out"),
-        ("llama:projection=false:mlp=none:bias=true", "without `projection`", "leave `bias` out"),
-        ("gpt2:residual=false:attention=uniform:dropout=0.1", "without `residual`", "leave"),
-    ],
-)
-def test_invalid_combinations_are_refused(name: str, message: str, hint: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        resolve(variant(name))
-    assert message in caught.value.message
-    assert caught.value.hint is not None and hint in caught.value.hint
-
-
 def test_presets_are_the_models_and_the_largest_take_every_part() -> None:
     assert tuple(PRESETS) == MODELS and MODELS[:7] == RUNGS
     parts = set(fields_of(Architecture)) - {"model", "wide_heads", "scores"}
