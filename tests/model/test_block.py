@@ -140,7 +140,7 @@ def test_a_block_that_is_recomputed_has_the_same_gradients() -> None:
 def test_a_model_changed_from_outside_is_trained_by_its_modules(
     dataset: Dataset, in_c: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """test_inspection.py has all ways to change a model."""
+    """test_language_model.py has all ways to change a model."""
     place, other = CHANGES["another forward"]
     monkeypatch.setattr(f"attnlm.model.{place}", other)
     given: Settings = {"model": "transformer", "steps": 4, "compile": "parts", **SIZES}

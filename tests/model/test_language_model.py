@@ -1,23 +1,28 @@
-"""Properties of every preset; test_textbook.py checks the numbers."""
+"""Properties of every preset, and models that somebody changed; test_textbook.py has the numbers."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.setting_fields import Setting, Settings
+from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import resolve
+from attnlm.config.variants import variant
 from attnlm.model.architecture import MODELS
 from attnlm.model.attention import LayerCache
-from attnlm.model.inspection import meta_model, parameter_count
-from attnlm.model.layers import Dropout
+from attnlm.model.inspection import is_as_built, meta_model, parameter_count
+from attnlm.model.language_model import Transformer
+from attnlm.model.layers import Dropout, RMSNorm
 from attnlm.model.ops.loss import LOGITS_AT_ONCE
-from benchmarks.plain import Head, PlainModel
+from benchmarks.plain import PlainModel
 from tests.models import (
+    CHANGES,
     SIZES,
     VARIANTS,
     V,
@@ -27,6 +32,7 @@ from tests.models import (
     small_model,
     some_ids,
 )
+from tests.tolerances import assert_near
 
 B, T = 3, 13
 
@@ -70,17 +76,6 @@ def test_gradients_reach_every_parameter_in_bfloat16_too(model_name: str) -> Non
             assert gradient.any(), name
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_skeleton_has_all_names_and_shapes_and_no_memory(variant: str) -> None:
-    model = small_model(variant)
-    skeleton = meta_model(model.architecture, V)
-    assert {n: w.shape for n, w in skeleton.state_dict().items()} == {
-        n: w.shape for n, w in model.state_dict().items()
-    }
-    assert all(w.is_meta for w in (*skeleton.parameters(), *skeleton.buffers()))
-    assert parameter_count(model.architecture, V) == sum(p.numel() for p in model.parameters())
-
-
 @pytest.mark.parametrize("name", ["single-head", "transformer", "gpt2"])
 def test_dropout_is_for_training_only(name: str) -> None:
     dropping = small_model(name, dropout=0.5)
@@ -101,63 +96,60 @@ def test_tokens_of_another_shape_or_beyond_the_context_are_refused() -> None:
     with pytest.raises(AttnlmError, match=r"shape \(B, T\), not \(13,\)"):
         model(some_ids(T))
     caches: list[LayerCache] = []
-    model(some_ids(B, T - 1), caches)
-    model(some_ids(B, 1), caches)
-    for arguments in ((some_ids(B, T + 1),), (some_ids(B, 1), caches)):
-        with pytest.raises(
-            AttnlmError, match="has 14 tokens, more than the context of the model, 13"
-        ):
-            model(*arguments)
+    model(some_ids(B, T), caches)
+    too_long = "has 14 tokens, more than the context of the model, 13"
+    with pytest.raises(AttnlmError, match=too_long):
+        model(some_ids(B, T + 1))
+    with pytest.raises(AttnlmError, match=too_long):
+        model(some_ids(B, 1), caches)
     assert small_model("bigram")(some_ids(B, T + 1)).shape == (B, T + 1, V)  # which has no context
 
 
-def test_parameter_counts_equal_the_table() -> None:
-    C, H, L = 24, 4, 3
-    heads: Settings = {"embed_dim": C, "heads": H}
+C, H, L = 24, 4, 3
 
-    def body(name: str, settings: Settings, **more: Setting) -> int:
-        model = parts_of(resolve({"model": name, **settings, **more})).build(V)
-        return sum(p.numel() for p in model.get_submodule("blocks").parameters())
 
+@pytest.mark.parametrize(
+    ("name", "in_blocks"),
+    [
+        ("average", 0),
+        ("dot-product", 0),
+        ("single-head", 3 * C**2),
+        (f"multi-head:heads={H}", 3 * C**2),
+        (f"multi-head:heads={H}:projection=true", 3 * C**2 + C**2 + C),
+        (f"multi-head:heads={H}:qkv_bias=true", 3 * C**2 + 3 * C),
+        (f"wide-head:heads={H}", 3 * H * C**2 + H * C**2 + C),
+        (f"transformer:heads={H}:layers={L}", pytest.approx(12 * L * C**2, rel=0.02)),
+    ],
+)
+def test_parameter_counts_equal_the_table(name: str, in_blocks: int) -> None:
+    model = meta_model(resolve({**variant(name), "embed_dim": C}).spec, V)
+    assert sum(p.numel() for p in model.get_submodule("blocks").parameters()) == in_blocks
     assert parameter_count(small_model("bigram").architecture, V) == V**2
-    assert body("average", {"embed_dim": C}) == body("dot-product", {"embed_dim": C}) == 0
-    assert body("single-head", {"embed_dim": C}) == body("multi-head", heads) == 3 * C**2
-    assert body("multi-head", heads, projection=True) == 3 * C**2 + C**2 + C
-    assert body("multi-head", heads, qkv_bias=True) == 3 * C**2 + 3 * C
-    assert body("wide-head", heads) == 3 * H * C**2 + H * C**2 + C
-    assert body("transformer", heads, layers=L) == pytest.approx(12 * L * C**2, rel=0.02)
 
 
-def test_r2_trains_as_the_plain_loop_does() -> None:
-    size, heads, width, batch, V = 32, 4, 32, 16, 65
+def test_r2_computes_what_the_plain_loop_does() -> None:
+    """With the same weights, losses and gradients are the same, so that training is too."""
+    length, heads, width, vocab_size = 32, 4, 32, 65
     torch.manual_seed(1)
-    plain = PlainModel(V, width, heads, size)
-    config = resolve(
-        {"model": "multi-head", "heads": heads, "embed_dim": width, "block_size": size}
-    )
-    ours = parts_of(config).build(V)
-    attention = self_attention(ours)
-    separate = [head for head in plain.heads if isinstance(head, Head)]
-    weights = {
-        f"blocks.0.attention.{kind}.weight": torch.cat([getattr(h, kind).weight for h in separate])
-        for kind in ("query", "key", "value")
-    }
-    others = {n.removeprefix("lm_"): w for n, w in plain.state_dict().items() if "heads" not in n}
-    ours.load_state_dict({**others, **weights})
-    assert len(separate) == heads and attention.projection is None
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (plain, ours)]
-    text = (torch.arange(2000) ** 2 // 7) % V
-    for _ in range(100):
-        starts_B1 = torch.randint(len(text) - size, (batch, 1))
-        windows = text[starts_B1 + torch.arange(size + 1)]
-        inputs, targets = windows[:, :-1].clone(), windows[:, 1:].clone()
-        losses = plain(inputs, targets)[1], ours.loss(inputs, targets)
-        torch.testing.assert_close(*losses, rtol=0, atol=1e-4)
-        for loss, optimizer in zip(losses, optimizers, strict=True):
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    assert losses[0] < math.log(V)
+    plain = PlainModel(vocab_size, width, heads, length)
+    sizes: Settings = {"heads": heads, "embed_dim": width, "block_size": length}
+    ours = parts_of(resolve({"model": "multi-head", **sizes})).build(vocab_size)
+
+    def as_ours(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        joined = {
+            f"blocks.0.attention.{kind}.weight": torch.cat(
+                [weights[f"heads.{head}.{kind}.weight"] for head in range(heads)]
+            )
+            for kind in ("query", "key", "value")
+        }
+        others = {n.removeprefix("lm_"): w for n, w in weights.items() if "heads" not in n}
+        return {**others, **joined}
+
+    ours.load_state_dict(as_ours(dict(plain.named_parameters())))
+    inputs, targets = torch.randint(vocab_size, (2, 16, length))
+    losses = plain(inputs, targets)[1], ours.loss(inputs, targets)
+    assert_near(losses[1], losses[0])
+    assert_near(gradients(ours, losses[1]), as_ours(gradients(plain, losses[0])))
 
 
 @pytest.mark.parametrize("at_once", [None, 4 * V])
@@ -175,3 +167,53 @@ def test_nothing_waits_for_the_device(
     assert model(inputs).shape == (B, T, V) and model(inputs).is_meta
     for name, gradient in gradients(model, model.loss(inputs, targets)).items():
         assert gradient.is_meta, name
+
+
+# --- Skeletons, and models that somebody changed --------------------------------------------------
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_model_is_as_its_settings_make_it(name: str) -> None:
+    model = small_model(name)
+    assert is_as_built(model) and is_as_built(model.float().train())
+    skeleton = meta_model(model.architecture, V)
+    assert {n: w.shape for n, w in skeleton.state_dict().items()} == {
+        n: w.shape for n, w in model.state_dict().items()
+    }
+    assert all(w.is_meta for w in (*skeleton.parameters(), *skeleton.buffers()))
+    assert parameter_count(model.architecture, V) == sum(p.numel() for p in model.parameters())
+
+
+def norm_of(model: Transformer) -> RMSNorm:
+    assert isinstance(model.norm, RMSNorm)
+    return model.norm
+
+
+class Other(nn.Linear):
+    """A linear map of somebody else."""
+
+
+OF_INSTANCES: dict[str, Callable[[Transformer], object]] = {
+    "an attribute": lambda model: setattr(norm_of(model), "epsilon", 0.5),
+    "a tensor": lambda model: setattr(norm_of(model), "epsilon", torch.tensor([0.5, 0.5])),
+    "a method": lambda model: setattr(norm_of(model), "forward", lambda x: x),
+    "a hook": lambda model: self_attention(model).query.register_forward_hook(lambda *_: None),
+    "a size": lambda model: setattr(model, "head", nn.Linear(7, 9)),
+    "a part": lambda model: setattr(model, "head", Other(*model.head.weight.shape[::-1])),
+    "a part that is left out": lambda model: setattr(model, "norm", None),
+}
+
+
+@pytest.mark.parametrize("change", OF_INSTANCES)
+def test_a_changed_instance_is_noticed(change: str) -> None:
+    model = small_model("transformer")
+    assert isinstance(model, Transformer)
+    OF_INSTANCES[change](model)
+    assert not is_as_built(model)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_classes_are_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, other = CHANGES[change]
+    monkeypatch.setattr(f"attnlm.model.{place}", other)
+    assert not is_as_built(small_model("transformer"))

@@ -1,4 +1,7 @@
-"""Each operation of model/ops: its gradient is its own, and both its forms give the same."""
+"""Each operation of model/ops computes the same in C and in PyTorch, forward and backward.
+
+test_textbook.py holds models of all of them to their formulas.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from attnlm.compute.native import native_library
 from attnlm.compute.threads import threads_of_torch
-from attnlm.model.layers import Linear, joined_linear
+from attnlm.model.attention import attention
 from attnlm.model.ops import Kernels, loss, use_kernels
+from attnlm.model.ops import attention as attention_ops
 from attnlm.model.ops import linear as linear_ops
 from attnlm.model.ops.attention import NativeAttention, fused_attention, shared_heads
 from attnlm.model.ops.heads import rotary_angles, rotate, split_heads
@@ -26,9 +31,9 @@ in_each_form = pytest.mark.parametrize(
     "kernels", [Kernels(), pytest.param(COMPILED, marks=needs_kernels)], ids=["PyTorch", "C"]
 )
 
+# Sizes differ from each other, so that swapped axes fail.
 B, H, K, T, D, E, V = 2, 4, 2, 5, 6, 37, 23
 COSINES, SINES = (table.double() for table in rotary_angles(T, D, 10.0))
-MAPS = [Linear(D, size).double() for size in (2, 3)]
 TARGETS = torch.tensor([[1, 0, 6, 22, 6], [3, 3, 2, 0, 9]])
 
 
@@ -38,55 +43,28 @@ def heads(packed: Tensor, *gains: Tensor) -> Tensor:
     return torch.cat(split_heads(packed, H, K, normed, rotation), 1)
 
 
-def plain_heads(packed: Tensor, *gains: Tensor) -> Tensor:
-    split = packed.unflatten(-1, (H + 2 * K, D)).transpose(1, 2)
-    placed = split[:, : H + K]
-    if gains:
-        each = torch.cat((gains[0].expand(H, D), gains[1].expand(K, D)))[:, None]
-        placed = placed / (placed.square().mean(-1, keepdim=True) + 1e-6).sqrt() * each
-    placed = rotate(placed, COSINES.to(packed.dtype), SINES.to(packed.dtype))
-    return torch.cat((placed, split[:, H + K :]), 1)
+def norm(x: Tensor, gain: Tensor) -> Tensor:
+    return rms_norm(x, gain, 1e-6)
 
 
-def plain_gelu(x: Tensor) -> Tensor:
-    return x / (1 + torch.exp(-2 * (2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
+def loss_in_pieces(x: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
+    return linear_cross_entropy(x, head, bias, TARGETS[: len(x)])
 
 
-def silu_times_up(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, -1)
-    return gate / (1 + torch.exp(-gate)) * up
+def loss_of_all_logits(x: Tensor, head: Tensor, bias: Tensor | None = None) -> Tensor:
+    logits = F.linear(x, head, bias).flatten(0, 1)
+    return F.cross_entropy(logits, TARGETS[: len(x)].flatten())
 
 
-OPS: dict[str, tuple[Op, Op, list[tuple[int, ...]]]] = {
-    "RMS norm": (
-        lambda x, gain: rms_norm(x, gain, 1e-6),
-        lambda x, gain: x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * gain,
-        [(B, T, E), (E,)],
-    ),
-    "heads": (heads, plain_heads, [(B, T, (H + 2 * K) * D), (D,), (D,)]),
-    "turned heads": (heads, plain_heads, [(B, T, (H + 2 * K) * D)]),
-    "GELU": (gelu, plain_gelu, [(B, T, E)]),
-    "SwiGLU": (swiglu, silu_times_up, [(B, T, 2 * E)]),
-    "joined maps": (
-        lambda x, *_: joined_linear(x, MAPS),
-        lambda x, w, b, v, c: torch.cat((x @ w.T + b, x @ v.T + c), -1),
-        [(B, T, D)],
-    ),
-    "cross-entropy": (
-        lambda x: cross_entropy(x, TARGETS),
-        lambda x: (x.logsumexp(-1) - x.gather(-1, TARGETS[..., None])[..., 0]).mean(),
-        [(B, T, V)],
-    ),
-    "head and cross-entropy": (
-        lambda x, w, b: linear_cross_entropy(x, w, b, TARGETS),
-        lambda x, w, b: cross_entropy(x @ w.T + b, TARGETS),
-        [(B, T, D), (V, D), (V,)],
-    ),
-    "head without bias": (
-        lambda x, w: linear_cross_entropy(x, w, None, TARGETS),
-        lambda x, w: cross_entropy(x @ w.T, TARGETS),
-        [(B, T, D), (V, D)],
-    ),
+OPS: dict[str, tuple[Op, list[tuple[int, ...]]]] = {
+    "RMS norm": (norm, [(B, T, E), (E,)]),
+    "heads": (heads, [(B, T, (H + 2 * K) * D), (D,), (D,)]),
+    "turned heads": (heads, [(B, T, (H + 2 * K) * D)]),
+    "GELU": (gelu, [(B, T, E)]),
+    "SwiGLU": (swiglu, [(B, T, 2 * E)]),
+    "cross-entropy": (lambda x: cross_entropy(x, TARGETS), [(B, T, V)]),
+    "head and cross-entropy": (loss_in_pieces, [(B, T, D), (V, D), (V,)]),
+    "head without bias": (loss_in_pieces, [(B, T, D), (V, D)]),
 }
 
 
@@ -96,20 +74,11 @@ def _few_logits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loss.LOGITS_AT_ONCE, "cpu", 3 * V)
 
 
-@pytest.mark.parametrize("name", OPS)
-def test_values_and_gradients_of_an_op_equal_its_reference(name: str) -> None:
-    ours, expected, shapes = OPS[name]
-    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    if name == "joined maps":
-        inputs += [p for m in MAPS for p in m.parameters()]
-    assert_near(with_gradients(ours, *inputs), with_gradients(expected, *inputs), within=1e-7)
-
-
 @in_each_form
-@pytest.mark.parametrize("name", [name for name in OPS if name != "joined maps"])
+@pytest.mark.parametrize("name", OPS)
 def test_numbers_of_every_size_are_as_exact_as_float32(name: str, kernels: Kernels) -> None:
     """Of extreme numbers, the gradients are only finite: they may be differences of large ones."""
-    op, _, shapes = OPS[name]
+    op, shapes = OPS[name]
     with use_kernels(kernels):
         assert_computes(op, op, *map(torch.randn, shapes))
         for size in (1e-8, 1e4, 1e15):
@@ -119,39 +88,57 @@ def test_numbers_of_every_size_are_as_exact_as_float32(name: str, kernels: Kerne
             assert_rounded([found["output"]], lambda *x: [op(*x)], *(x.double() for x in inputs))
 
 
+@needs_kernels
+@pytest.mark.parametrize(
+    ("length", "width"), [(1, 1), (257, 1), (2, 15), (256, 16), (1, 17), (255, 17), (257, 64)]
+)
+def test_operations_in_c_of_odd_sizes_equal_pytorch(length: int, width: int) -> None:
+    x, gain = torch.randn(1, length, width), torch.randn(width)
+    with use_kernels(COMPILED):
+        assert_computes(norm, norm, x, gain)
+        assert_computes(gelu, gelu, x)
+        assert_computes(swiglu, swiglu, torch.randn(1, length, 2 * width))
+
+
+@in_each_form
+def test_a_loss_in_pieces_equals_that_of_all_logits(kernels: Kernels) -> None:
+    x, head, bias = torch.randn(B, T, D), torch.randn(V, D), torch.randn(V)
+    with use_kernels(kernels):
+        assert_computes(loss_in_pieces, loss_of_all_logits, x, head, bias)
+        hopeless = torch.full((1, 5, 2), 30.0), torch.randn(V, 2) * 100
+        assert_computes(loss_in_pieces, loss_of_all_logits, *hopeless)
+
+
 @in_each_form
 def test_a_frozen_head_changes_no_other_gradient(kernels: Kernels) -> None:
-    def of_input(x: Tensor, head: Tensor) -> Tensor:
-        return torch.autograd.grad(linear_cross_entropy(x, head, None, TARGETS), x)[0]
-
-    x, head = torch.randn(B, T, D, requires_grad=True), torch.randn(V, D)
+    x, head = torch.randn(B, T, D, requires_grad=True), torch.randn(V, D, requires_grad=True)
     with use_kernels(kernels):
-        assert_near(of_input(x, head), of_input(x, head.clone().requires_grad_()), within=1e-6)
-
-
-@in_each_form
-def test_the_loss_of_hopeless_logits_is_exact(kernels: Kernels) -> None:
-    def computed(x: Tensor, head: Tensor) -> Tensor:
-        return linear_cross_entropy(x, head, None, TARGETS[:1])
-
-    def plain(x: Tensor, head: Tensor) -> Tensor:
-        return cross_entropy(x @ head.T, TARGETS[:1])
-
-    with use_kernels(kernels):
-        assert_computes(computed, plain, torch.full((1, 5, 2), 30.0), torch.randn(V, 2) * 100)
+        frozen = with_gradients(lambda x: loss_in_pieces(x, head.detach()), x)
+        assert_near(frozen["gradient 0"], with_gradients(loss_in_pieces, x, head)["gradient 0"])
 
 
 @in_each_form
 def test_a_second_backward_pass_gives_the_same_gradients(kernels: Kernels) -> None:
-    x = torch.randn(B, T, D, requires_grad=True)
-    head = torch.randn(V, D, requires_grad=True)
+    x, head = torch.randn(B, T, D, requires_grad=True), torch.randn(V, D, requires_grad=True)
     with use_kernels(kernels):
-        loss = 3 * linear_cross_entropy(x, head, None, TARGETS)
+        loss = 3 * loss_in_pieces(x, head)
         first, second = (
             [g.clone() for g in torch.autograd.grad(loss, (x, head), retain_graph=True)]
             for _ in range(2)
         )
     assert all(map(torch.equal, first, second))
+
+
+def test_pieces_in_half_precision_stay_near_float32() -> None:
+    """Autocast computes products in bfloat16 and the loss in float32."""
+    x, head = torch.randn(B, T, 32, requires_grad=True), torch.randn(V, 32, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = with_gradients(loss_in_pieces, x, head)
+    for name, exact in with_gradients(loss_in_pieces, x, head).items():
+        assert found[name].dtype == torch.float32
+        assert_near(found[name], exact, within=0.02)
+    logits = (torch.randn(B, T, V) * 10).bfloat16()
+    assert torch.equal(cross_entropy(logits, TARGETS), cross_entropy(logits.float(), TARGETS))
 
 
 @pytest.mark.parametrize("matmul", ["blas", "onednn"])
@@ -177,32 +164,13 @@ def test_matmuls_of_both_libraries_are_exact(
 
 
 @needs_kernels
-@pytest.mark.parametrize(
-    ("length", "width"), [(1, 1), (257, 1), (2, 15), (256, 16), (1, 17), (255, 17), (257, 64)]
-)
-def test_operations_in_c_of_odd_sizes_equal_pytorch(length: int, width: int) -> None:
-    x, gain = torch.randn(1, length, width), torch.randn(width)
+@pytest.mark.parametrize(("tokens", "inputs", "outputs"), [(3, 5, 7), (300, 64, 96)])
+def test_a_linear_map_and_its_gradients_are_pytorchs(
+    tokens: int, inputs: int, outputs: int
+) -> None:
+    x = torch.randn(2, tokens, inputs).transpose(0, 1)  # as no product wants it
     with use_kernels(COMPILED):
-        assert_computes(OPS["RMS norm"][0], OPS["RMS norm"][1], x, gain)
-        assert_computes(gelu, plain_gelu, x)
-        assert_computes(swiglu, silu_times_up, torch.randn(1, length, 2 * width))
-
-
-def test_pieces_in_half_precision_stay_near_float32() -> None:
-    """Autocast computes products in bfloat16 and the loss in float32."""
-    x, head = torch.randn(B, T, 32, requires_grad=True), torch.randn(V, 32, requires_grad=True)
-
-    def computed() -> list[Tensor]:
-        loss = linear_cross_entropy(x, head, None, TARGETS)
-        return [loss, *torch.autograd.grad(loss, (x, head))]
-
-    with torch.autocast("cpu", torch.bfloat16):
-        found = computed()
-    assert all(one.dtype == torch.float32 for one in found)
-    for one, other in zip(found, computed(), strict=True):
-        assert_near(one, other, within=0.02)
-    logits = (torch.randn(B, T, V) * 10).bfloat16()
-    assert torch.equal(cross_entropy(logits, TARGETS), cross_entropy(logits.float(), TARGETS))
+        assert_computes(linear, F.linear, x, torch.randn(outputs, inputs), torch.randn(outputs))
 
 
 def test_rotation_makes_products_depend_on_distance_alone() -> None:
@@ -219,22 +187,36 @@ def test_rotation_makes_products_depend_on_distance_alone() -> None:
     torch.testing.assert_close(queries.norm(dim=-1), query_D.norm().expand(length))
 
 
-@needs_kernels
-@pytest.mark.parametrize(("tokens", "inputs", "outputs"), [(3, 5, 7), (300, 64, 96)])
-def test_a_linear_map_and_its_gradients_are_pytorchs(
-    tokens: int, inputs: int, outputs: int
-) -> None:
-    x = torch.randn(2, tokens, inputs).transpose(0, 1)  # as no product wants it
-    weight, bias = torch.randn(outputs, inputs), torch.randn(outputs)
-    with use_kernels(COMPILED):
-        assert_computes(linear, torch.nn.functional.linear, x, weight, bias)
+# --- Attention ------------------------------------------------------------------------------------
 
 
 def explicit_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A softmax over all scores; the last query sees all keys."""
     key, value = shared_heads(query.size(1), key, value)
     scores = query @ key.mT * query.size(-1) ** -0.5
-    later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+    later = torch.ones_like(scores, dtype=torch.bool).triu(1 + key.size(-2) - query.size(-2))
     return torch.softmax(scores.masked_fill(later, -torch.inf), -1) @ value
+
+
+@pytest.mark.parametrize("dropout", [0.0, 1e-30])  # of the latter nothing is dropped
+@pytest.mark.parametrize("new", [1, 4, 11])
+@pytest.mark.parametrize("in_groups", [False, True])
+def test_attention_equals_an_explicit_softmax(
+    new: int, dropout: float, in_groups: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's kernel in half precision reads the keys that query heads share; others get copies."""
+    monkeypatch.setattr(attention_ops, "reads_groups", lambda query: in_groups)
+    query, key = torch.randn(2, 6, new, 5).double(), torch.randn(2, 3, 11, 5).double()
+    value = torch.randn(2, 3, 11, 7).double()
+    found = attention(query, key, value, dropout=dropout)
+    assert_near(found, explicit_attention(query, key, value), within=1e-12)
+
+
+def test_dropout_drops_weights_and_keeps_the_mean() -> None:
+    query = key = torch.zeros(1, 1, 1000, 4)
+    mixed = attention(query, key, torch.ones(1, 1, 1000, 1), dropout=0.25)
+    assert mixed.std() > 0.001
+    assert mixed[0, 0, 500:].mean().item() == pytest.approx(1.0, abs=0.02)
 
 
 def attention_in_c(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -263,9 +245,9 @@ def test_attention_in_c_equals_pytorch(
     for qkv in (parts, [part.mT.contiguous().mT for part in parts]):
         assert_computes(attention_in_c, explicit_attention, *qkv)
         leaves = [part.clone().requires_grad_() for part in qkv]
+        alone = with_gradients(attention_in_c, *leaves)
         with threads_of_torch(2):
             shared = with_gradients(attention_in_c, *leaves)
-        alone = with_gradients(attention_in_c, *leaves)
         assert all(torch.equal(shared[name], alone[name]) for name in alone)
 
 
