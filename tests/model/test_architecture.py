@@ -135,25 +135,38 @@ def test_presets_are_the_models_and_the_largest_take_every_part() -> None:
     assert all(set(PRESETS[model].settings) == parts for model in MODELS[6:])
 
 
+ROUND = "embed_dim=24:block_size=10"
+SMALLEST = 2 * 100 * 24 + 100 + 10 * 24  # a head, the embeddings of 100 tokens and of positions
+
+
 @pytest.mark.parametrize(
     ("name", "vocab_size", "count"),
     [
+        ("bigram", 100, 100**2),
+        (f"average:{ROUND}", 100, SMALLEST),
+        (f"dot-product:{ROUND}", 100, SMALLEST),
+        (f"single-head:{ROUND}", 100, SMALLEST + 3 * 24**2),
+        (f"multi-head:{ROUND}", 100, SMALLEST + 3 * 24**2),
+        (f"multi-head:projection=true:{ROUND}", 100, SMALLEST + 4 * 24**2 + 24),
+        (f"multi-head:qkv_bias=true:{ROUND}", 100, SMALLEST + 3 * 24**2 + 3 * 24),
+        (f"wide-head:heads=4:{ROUND}", 100, SMALLEST + 4 * 4 * 24**2 + 24),
         ("gpt2:layers=12:embed_dim=768:heads=12:block_size=1024", 50257, 124_439_808),
         ("llama:layers=32:embed_dim=4096:heads=32:mlp_width=11008", 32000, 6_738_415_616),
-        (
-            "qwen3:layers=28:embed_dim=1024:heads=16:kv_heads=8:head_size=128:mlp_width=3072",
-            151_936,
-            596_049_920,
-        ),
+        ("qwen3:layers=28:embed_dim=1024:heads=16:kv_heads=8:head_size=128:mlp_width=3072",
+         151_936, 596_049_920),
     ],
-)
-def test_published_shapes_have_their_published_sizes(
+)  # fmt: skip
+def test_rungs_and_published_models_have_their_sizes(
     name: str, vocab_size: int, count: int
 ) -> None:
-    a = parts_of(resolve(variant(name)))
-    assert parameter_count(a, vocab_size) == count
+    assert parameter_count(resolve(variant(name)).spec, vocab_size) == count
+
+
+def test_sizes_that_are_not_given_are_those_of_the_papers() -> None:
     assert parts_of(resolve(variant("transformer:embed_dim=40"))).mlp_dim == 112  # whole eights
-    assert (a.rotary_base, a.norm_epsilon) == ((1e6, 1e-6) if a.model == "qwen3" else (1e4, 1e-5))
+    for model, usual in {"gpt2": (1e4, 1e-5), "llama": (1e4, 1e-5), "qwen3": (1e6, 1e-6)}.items():
+        a = parts_of(resolve({"model": model}))
+        assert (a.rotary_base, a.norm_epsilon) == usual
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -182,19 +182,18 @@ def test_evaluation_frozen_weights_and_blocks_without_residuals_use_pytorch(
 
 
 @pytest.mark.parametrize(
-    ("changed", "compiled", "matmul", "attention"),
+    ("changed", "expected"),
     [
-        ({"compile": "off"}, "off", "blas", "torch"),
-        ({"attention_kernel": "torch"}, "parts", "blas", "torch"),
-        ({"matmul": "blas"}, "parts", "blas", "torch"),
-        ({"steps": 3}, "parts", "native", "native"),
+        ({"compile": "off"}, ("off", "blas", "torch")),
+        ({"attention_kernel": "torch"}, ("parts", "blas", "torch")),
+        ({"matmul": "blas"}, ("parts", "blas", "torch")),
+        ({}, ("parts", "native", "native")),
     ],
+    ids=lambda value: str(value),
 )
 def test_a_resumed_run_chooses_the_kernels_that_fit_a_changed_one(
     changed: dict[str, Any],
-    compiled: str,
-    matmul: str,
-    attention: str,
+    expected: tuple[str, ...],
     dataset: Dataset,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -203,7 +202,6 @@ def test_a_resumed_run_chooses_the_kernels_that_fit_a_changed_one(
     sizes = {**SIZES, "layers": 1, "steps": 2, "device": "cpu"}
     run = quick_run(dataset, "transformer", checkpoint_dir=tmp_path, **sizes)
     assert run.config.training.matmul == "native"
-    run = attnlm.train(resume=run, data_dir=dataset.path.parent, **{"steps": 3, **changed})
+    run = attnlm.train(resume=run, data_dir=dataset.path.parent, steps=3, **changed)
     training = run.config.training
-    found = training.compile, training.matmul, training.attention_kernel
-    assert found == (compiled, matmul, attention)
+    assert (training.compile, training.matmul, training.attention_kernel) == expected

@@ -19,7 +19,7 @@ from attnlm.model.ops import Kernels, loss, use_kernels
 from attnlm.model.ops import attention as attention_ops
 from attnlm.model.ops import linear as linear_ops
 from attnlm.model.ops.attention import NativeAttention, fused_attention, shared_heads
-from attnlm.model.ops.heads import rotary_angles, rotate, split_heads
+from attnlm.model.ops.heads import rotary_angles, split_heads
 from attnlm.model.ops.linear import linear, onednn_linear
 from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.ops.pointwise import gelu, rms_norm, swiglu
@@ -171,20 +171,6 @@ def test_a_linear_map_and_its_gradients_are_pytorchs(
     x = torch.randn(2, tokens, inputs).transpose(0, 1)  # as no product wants it
     with use_kernels(COMPILED):
         assert_computes(linear, F.linear, x, torch.randn(outputs, inputs), torch.randn(outputs))
-
-
-def test_rotation_makes_products_depend_on_distance_alone() -> None:
-    length, size = 300, 6
-    query_D, key_D = torch.randn(2, size).double()
-    cosines, sines = (table.double() for table in rotary_angles(length, size, 1e4))
-    queries = rotate(query_D.expand(length, size), cosines, sines)
-    products = queries @ rotate(key_D.expand(length, size), cosines, sines).T
-    for distance in (-100, -3, 0, 1, 250):
-        diagonal = products.diagonal(distance)
-        bound = 1e-6 * (query_D.norm() * key_D.norm()).item()  # the tables are in float32
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=bound, rtol=0)
-    assert products[0].std() > 0.01
-    torch.testing.assert_close(queries.norm(dim=-1), query_D.norm().expand(length))
 
 
 # --- Attention ------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.config.new_run import resolve_new
 from attnlm.config.settings import Config
+from attnlm.model.attention import SelfAttention
 from attnlm.model.inspection import parameter_count
 from attnlm.model.language_model import LanguageModel, OwnPart, Transformer
 from attnlm.model.own_modules import OwnLanguageModel
@@ -66,30 +67,20 @@ def test_attention_can_be_replaced_in_each_layer(code: Path, model: str) -> None
 
 def test_an_mlp_can_be_replaced(code: Path) -> None:
     built = build(code, model="transformer", mlp="parts:Gate", layers=2, **SIZES)
-    plain = build(code, model="transformer", layers=2, **SIZES)
     assert [type(b.mlp.module).__name__ for b in built.blocks] == ["Gate", "Gate"]  # type: ignore
-    assert [type(b.attention) for b in built.blocks] == [type(b.attention) for b in plain.blocks]  # type: ignore
+    assert all(isinstance(block.attention, SelfAttention) for block in built.blocks)  # type: ignore
     assert built(IDS_BT).shape == (2, 9, V)
-    with pytest.raises(UsageError, match="multi-head has no mlp that mlp of your own"):
-        config(code, model="multi-head", mlp="parts:Gate")
 
 
-def test_attention_and_mlp_can_be_replaced_together(code: Path) -> None:
-    both = {"attention": "parts:Head", "mlp": "parts:Gate"}
-    spec = config(code, model="transformer", **both, **SIZES, set={"start": 3}).spec
-    assert spec.name == "transformer-Head-Gate"
-    assert spec.settings()["set.start"] == 3.0
-    with pytest.raises(UsageError, match="cannot both be your own"):
-        config(code, model="transformer", attention="parts:Head", scores="parts:Scores")
-
-
-def test_a_part_gets_the_sizes_that_it_names(code: Path) -> None:
-    built = build(code, attention="parts:Head", model="transformer", **SIZES)
+def test_attention_and_mlp_get_the_sizes_that_they_name(code: Path) -> None:
+    parts = {"attention": "parts:Head", "mlp": "parts:Gate", "set": {"start": 3}}
+    built = build(code, model="transformer", **parts, layers=2, **SIZES)
+    assert built.spec.name == "transformer-Head-Gate"
+    assert built.spec.settings()["set.start"] == 3.0
     for block in built.blocks:  # type: ignore[union-attr]
-        head = block.attention.module  # type: ignore[union-attr]
+        head, gate = block.attention.module, block.mlp.module  # type: ignore[union-attr]
         assert (head.heads, head.query.in_features, head.mask.shape) == (2, 12, (9, 9))  # type: ignore
-    with pytest.raises(UsageError, match=r"`heads` has no effect: parts.py:Fused has no argument"):
-        config(code, attention="parts:Fused", **SIZES)
+        assert gate.up.in_features == 12  # type: ignore[union-attr]
 
 
 def test_the_scores_know_their_heads_size_and_layer(tmp_path: Path) -> None:
@@ -135,15 +126,10 @@ def test_scores_of_the_users_take_effect(code: Path) -> None:
     assert_near(theirs(IDS_BT[:, :4]), theirs(IDS_BT)[:, :4])
 
 
-def test_a_rung_takes_another_width_and_a_transformer_does_not(code: Path) -> None:
-    sizes = {**PART_SIZES, "attention": "parts:Wide"}
-    built = build(code, model="multi-head", **sizes)
-    assert built.head.in_features == 24  # type: ignore[union-attr]
+def test_a_rung_takes_another_width(code: Path) -> None:
+    built = build(code, attention="parts:Wide", **PART_SIZES, set={"times": 3})
+    assert built.head.in_features == 36  # type: ignore[union-attr]
     assert built(IDS_BT).shape == (2, 9, V)
-    tripled = build(code, model="single-head", **sizes, set={"times": 3})
-    assert tripled.head.in_features == 36  # type: ignore[union-attr]
-    with pytest.raises(UsageError, match="makes 24 features of 12, and the residual stream"):
-        build(code, model="transformer", **sizes)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -156,42 +142,41 @@ def test_positions_can_be_left_out_of_each_model(code: Path, model: str) -> None
     assert_near(same, same[:, :1].expand_as(same))
 
 
-def test_own_attention_cannot_have_rotary_positions(code: Path) -> None:
-    with pytest.raises(UsageError, match="turns queries and keys"):
-        config(code, model="llama", attention="parts:Fused", positions="rotary")
-
-
-def given_arguments(code: Path, **values: Any) -> dict[str, Any]:
-    settings = config(code, attention="parts:Head", **SIZES, set=values).settings()
-    return {k.removeprefix("set."): v for k, v in settings.items() if k.startswith("set.")}
-
-
 def test_arguments_are_settings_of_their_defaults_types(code: Path) -> None:
+    def given(**values: Any) -> dict[str, Any]:
+        settings = config(code, attention="parts:Head", **SIZES, set=values).settings()
+        return {k.removeprefix("set."): v for k, v in settings.items() if k.startswith("set.")}
+
     usual = {"start": 1.0, "dropout": 0.0, "name": "plain"}
-    assert given_arguments(code) == usual
-    assert given_arguments(code, start="2", name="x") == {**usual, "start": 2.0, "name": "x"}
-    assert given_arguments(code, start=2) == {**usual, "start": 2.0}
+    assert given() == usual
+    assert given(start="2", name="x") == {**usual, "start": 2.0, "name": "x"}
+    assert given(start=2) == {**usual, "start": 2.0}
+
+
+WRONG_STARTS = ("two", True, None, [1], {}, "nan", "inf", math.inf, 10**400)
+WRONG_SETS = (*({"start": x} for x in WRONG_STARTS), {"name": 3}, {"a b": 1}, {"\n": 1}, {"": 1})
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("settings", "says"),
     [
-        *({"start": wrong} for wrong in ("two", True, None, [1], {}, "nan", "inf", math.inf)),
-        *({"start": 10**400}, {"name": 3}, {"a b": 1}, {"\n": 1}, {"": 1}),
+        ({"attention": "parts:Fused", **SIZES}, "`heads` has no effect: parts.py:Fused has no arg"),
+        ({"attention": "parts:Head", "scores": "parts:Scores"}, "cannot both be your own"),
+        ({"mlp": "parts:Gate"}, "multi-head has no mlp that mlp of your own"),
+        ({"attention": "parts:Fused", "positions": "rotary"}, "turns queries and keys"),
+        ({"attention": "parts:Wide", "model": "transformer", **PART_SIZES}, "24 features of 12"),
+        ({"attention": "parts:Head", "set": {"strat": 1}}, "no argument 'strat'"),
+        ({"attention": "parts:Head", "set": [1]}, "`set` must be a dictionary"),
+        ({"model": "models:lecture", "heads": 2}, "`heads` does not apply to models.py:lecture"),
+        *(({"attention": "parts:Head", "set": x}, "invalid value for") for x in WRONG_SETS),
     ],
-    ids=lambda values: repr(values)[:30],
+    ids=lambda value: str(value)[:60],
 )
-def test_arguments_of_other_types_are_refused(code: Path, values: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="invalid value for"):
-        given_arguments(code, **values)
-
-
-def test_unknown_arguments_are_refused(code: Path) -> None:
-    with pytest.raises(UsageError, match="no argument 'strat'") as refused:
-        given_arguments(code, strat=1)
-    assert "start" in refused.value.hint
-    with pytest.raises(UsageError, match="`set` must be a dictionary"):
-        config(code, attention="parts:Head", set=[1])
+def test_settings_that_do_not_fit_the_code_are_refused(
+    settings: dict[str, Any], says: str, code: Path
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        build(code, **settings)
 
 
 AS_PART = {"attention": "mine:Mine", **PART_SIZES}
@@ -250,8 +235,6 @@ def test_a_function_builds_a_model_with_its_settings(code: Path) -> None:
     made = config(code, model="models:lecture", block_size=9, set={"width": "7"})
     assert made.settings() | {"set.width": 7, "block_size": 9} == made.settings()
     assert parameter_count(made.spec, V) == 7 * V + 9 * 7 + 7 * 7 + 7
-    with pytest.raises(UsageError, match=r"`heads` does not apply to models.py:lecture"):
-        config(code, model="models:lecture", heads=2)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlm.base.errors import AttnlmError
@@ -39,28 +39,25 @@ def test_recorded_activations_are_consistent(variant: str) -> None:
     torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]))
     assert not maps.triu(1).any() and (maps >= 0).all()
     stream = recorder.embedded
-    assert stream is not None
     for number, layer in enumerate(recorder.layers):
-        heads, attended = layer.heads, layer.attended
-        assert heads is not None and attended is not None and layer.stream is not None
+        heads = layer.heads
+        assert heads is not None and stream is not None
         scale = heads.query.size(-1) ** -0.5
         torch.testing.assert_close(heads.scores, heads.query @ heads.key.mT * scale)
         torch.testing.assert_close(heads.mixed, layer.maps @ heads.value)
-        mixed = heads.mixed.transpose(1, 2).flatten(2)
+        attended = heads.mixed.transpose(1, 2).flatten(2)
         if a.projection and (projection := self_attention(model, number).projection) is not None:
-            mixed = projection(mixed)
-        torch.testing.assert_close(attended, mixed)
+            attended = projection(attended)
+        torch.testing.assert_close(layer.attended, attended)
         assert (layer.mlp is None) == (a.mlp == "none")
         if a.norm == "none":
             torch.testing.assert_close(layer.read, stream)
-        stream = stream + attended if a.residual else attended
-        if layer.mlp is not None:
-            stream = stream + layer.mlp if a.residual else layer.mlp
+        for added in (attended, layer.mlp):
+            if added is not None:
+                stream = stream + added if a.residual else added
         torch.testing.assert_close(layer.stream, stream)
+    assert stream is not None
     torch.testing.assert_close(model.read_out(stream), recorder.logits)
-    if a.attention == "uniform":
-        expected = torch.ones(T, T).tril() / torch.arange(1, T + 1)[:, None]
-        torch.testing.assert_close(maps, expected.double().expand_as(maps))
 
 
 @pytest.mark.parametrize("variant", WITHOUT)
@@ -105,31 +102,31 @@ def test_a_class_from_outside_is_observed(
     torch.testing.assert_close(record(model, some_ids(B, T), silenced).logits, expected_logits)
 
 
+LATER = torch.ones(T, T, dtype=torch.bool).triu(1)
+
+
 class Lecture(nn.Module):
-    """Heads in a list, and no blocks: each computes its own map."""
+    """Heads in a list, and no blocks: the model itself computes each map."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(V, 8)
         self.heads = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
-        self.out = nn.Linear(8, V)
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: Tensor) -> Tensor:
         x = self.embedding(ids)
-        later = torch.ones(ids.size(1), ids.size(1), dtype=torch.bool).triu(1)
         for head in self.heads:
-            x = x + self.mix(head(x), x, later)
-        return torch.softmax(self.out(x), -1)  # (B, T, V) is not a map
+            x = x + self.mix(head(x), x)
+        return torch.softmax(x @ self.embedding.weight.T, -1)  # (B, T, V) is not a map
 
-    def mix(self, query: torch.Tensor, x: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
-        scores = (query @ x.mT).masked_fill(later, -torch.inf)
-        return torch.softmax(scores, -1) @ x
+    def mix(self, query: Tensor, x: Tensor) -> Tensor:
+        return torch.softmax((query @ x.mT).masked_fill(LATER, -torch.inf), -1) @ x
 
 
 class Fused(Lecture):
     """The same with one call, of a single head without an axis for heads."""
 
-    def mix(self, query: torch.Tensor, x: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
+    def mix(self, query: Tensor, x: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(query, x, x, is_causal=True, scale=1.0)
 
 
@@ -143,83 +140,66 @@ def test_each_map_of_a_model_without_blocks_is_a_layer(kind: type[Lecture]) -> N
     assert not without.isclose(model(ids)).all()
 
 
-class Folded(nn.Module):
-    """Heads that are folded into the batch, (B·H, T, T), in two layers."""
+class FoldedHeads(nn.Module):
+    """Heads that are folded into the batch, (B·H, T, T)."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(V, 8)
-        self.layers = nn.ModuleList(FoldedAttention() for _ in range(2))
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(ids)
-        for layer in self.layers:
-            x = layer(x)
-        logits: torch.Tensor = x @ self.embedding.weight.T
-        return logits
-
-
-class FoldedAttention(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         heads = x.unflatten(2, (4, 2)).transpose(1, 2).flatten(0, 1)
-        later = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
-        weights = (heads @ heads.mT).masked_fill(later, -torch.inf).softmax(-1)
-        mixed: torch.Tensor = torch.matmul(weights, heads)
-        mixed = mixed.unflatten(0, (-1, 4)).transpose(1, 2).flatten(2)
-        return x + mixed
+        weights = (heads @ heads.mT).masked_fill(LATER, -torch.inf).softmax(-1)
+        return torch.matmul(weights, heads).unflatten(0, (-1, 4)).transpose(1, 2).flatten(2)
 
 
-class Listed(Folded):
-    """Heads in a list, which read the same tensor, in two layers."""
+class ListedHeads(nn.Module):
+    """Heads in a list, which read the same tensor."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(ListedAttention() for _ in range(2))
-
-
-class ListedAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.heads = nn.ModuleList(ListedHead() for _ in range(4))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.cat([head(x) for head in self.heads], -1)
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([head(x) for head in self.heads], -1)
 
 
-class ListedHead(nn.Module):
+class ListedHead(nn.Linear):
     def __init__(self) -> None:
-        super().__init__()
-        self.value = nn.Linear(8, 2)
+        super().__init__(8, 2)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        later = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1)
-        weights = (x @ x.mT).masked_fill(later, -torch.inf).softmax(-1)
-        return torch.matmul(weights, self.value(x))
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (x @ x.mT).masked_fill(LATER, -torch.inf).softmax(-1)
+        return torch.matmul(weights, super().forward(x))
 
 
-class Distant(Folded):
+class DistantHeads(nn.Module):
     """Weights of four heads that depend on the distance only: (H, T, T) for all texts."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(DistantAttention() for _ in range(2))
-
-
-class DistantAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
         self.rates = nn.Parameter(torch.rand(4, 1, 1))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        distance = torch.arange(x.size(1))[:, None] - torch.arange(x.size(1))
-        scores = (-self.rates * distance).masked_fill(distance < 0, -torch.inf)
-        mixed: torch.Tensor = torch.softmax(scores, -1) @ x.unflatten(-1, (4, 2)).transpose(1, 2)
-        return x + mixed.transpose(1, 2).flatten(2)
+    def forward(self, x: Tensor) -> Tensor:
+        distance = torch.arange(T)[:, None] - torch.arange(T)
+        scores = (-self.rates * distance).masked_fill(LATER, -torch.inf)
+        mixed = torch.softmax(scores, -1) @ x.unflatten(-1, (4, 2)).transpose(1, 2)
+        return mixed.transpose(1, 2).flatten(2)
 
 
-@pytest.mark.parametrize("kind", [Folded, Listed, Distant])
-def test_heads_that_read_the_same_tensor_are_a_layer(kind: type[Folded]) -> None:
-    model, ids = kind(), some_ids(B, T)
+class TwoLayers(nn.Module):
+    def __init__(self, heads: type[nn.Module]) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(V, 8)
+        self.layers = nn.ModuleList((heads(), heads()))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        logits: Tensor = x @ self.embedding.weight.T
+        return logits
+
+
+@pytest.mark.parametrize("heads", [FoldedHeads, ListedHeads, DistantHeads])
+def test_heads_that_read_the_same_tensor_are_a_layer(heads: type[nn.Module]) -> None:
+    model, ids = TwoLayers(heads), some_ids(B, T)
     recorder = record(model, ids)
     assert recorder.maps.shape == (2, B, 4, T, T)
     torch.testing.assert_close(recorder.maps.sum(-1), torch.ones(2, B, 4, T))

@@ -16,6 +16,7 @@ from attnlm.model.layers import Dropout, Linear, RMSNorm
 from attnlm.model.ops import use_kernels
 from attnlm.model.ops.loss import cross_entropy
 from attnlm.model.recorder import record
+from tests import tolerances
 from tests.models import (
     COMPILED,
     VARIANTS,
@@ -26,7 +27,7 @@ from tests.models import (
     small_model,
     some_ids,
 )
-from tests.tolerances import assert_near, assert_rounded
+from tests.tolerances import assert_near, assert_rounded, rounding_errors
 
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -135,3 +136,57 @@ def test_hooks_and_modules_of_others_change_what_is_computed() -> None:
         twice.query_norm.gain.mul_(2)
     ids_BT = some_ids(3, 13)
     assert_near(model(ids_BT), by_the_book(by_weights, ids_BT), within=1e-12)
+
+
+# --- Tolerances let rounding pass, and nothing that is wrong --------------------------------------
+
+AT_0 = "transformer:norm=none:norm_epsilon=0.03:rotary_base=7"
+"""At T = 1 its gradients of queries and keys are 0; noise of 9e-5 was seen there."""
+models = pytest.mark.parametrize("variant", ["average", "gpt2", AT_0])
+
+
+@models
+def test_gradients_in_float32_are_within_the_tolerances(variant: str) -> None:
+    model = small_model(variant)
+    rounded = copy.deepcopy(model).float()
+    for length in (1, 2, 13):
+        batch = some_ids(2, 3, length)
+        found = gradients_of_loss(rounded, *batch)
+        assert_rounded(found, gradients_of_loss, model, *batch)
+        assert_near(found, gradients_of_loss(model, *batch), within=1e-4)
+
+
+@models
+def test_one_percent_of_any_gradient_is_noticed(variant: str) -> None:
+    model = small_model(variant)
+    for length in (1, 13):
+        batch = some_ids(2, 3, length)
+        exact = gradients_of_loss(model, *batch)
+        norms = {name: gradient.norm().item() for name, gradient in exact.items()}
+        of_all = sum(norm**2 for norm in norms.values()) ** 0.5
+        wrong = {name: 1.01 * gradient for name, gradient in exact.items()}
+        errors = rounding_errors(wrong, gradients_of_loss, model, *batch)
+        for name, norm in norms.items():
+            if norm > 1e-12 * of_all:  # smaller ones are 0, but for the rounding of float64
+                assert errors[name] > 10 * tolerances._MARGIN, name
+            if norm > 2e-4 * of_all:
+                with pytest.raises(AssertionError, match=name):
+                    assert_near({**exact, name: wrong[name]}, exact)
+
+
+@pytest.mark.parametrize("error", [0.1, torch.inf, torch.nan])
+def test_rounding_of_terms_that_cancel_is_tolerated_and_no_other_error(error: float) -> None:
+    model = small_model(AT_0, block_size=33)
+    batch = some_ids(2, 3, 1)
+    exact = gradients_of_loss(model, *batch)
+    name = "blocks.0.attention.query.weight"
+    assert exact[name].norm() < 1e-9
+    noise = torch.zeros_like(exact[name])
+    noise[0, 0] = 9e-5
+    assert_rounded({**exact, name: noise}, gradients_of_loss, model, *batch)
+    assert_near({**exact, name: noise}, exact)
+    noise[0, 0] = error
+    with pytest.raises(AssertionError, match=name):
+        assert_rounded({**exact, name: noise}, gradients_of_loss, model, *batch)
+    with pytest.raises(AssertionError, match=name):
+        assert_near({**exact, name: noise}, exact)
