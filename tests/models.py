@@ -132,21 +132,6 @@ class Tempered(SelfAttention):
         return super().forward(x_BTC * self.factor, *others)
 
 
-class Widened(SelfAttention):
-    """Attention whose values are twice as wide as its queries; it sums their halves."""
-
-    def __init__(self, a: Architecture) -> None:
-        super().__init__(a)
-        self.value = Linear(a.width, 2 * a.heads * a.head_dim, bias=a.qkv_bias)
-
-    def forward(self, x_BTC: Tensor, rotation: Any = None, *others: Any) -> Tensor:
-        maps = self.query, self.key, self.value
-        qkv = (m(x_BTC).unflatten(-1, (self.heads, -1)).transpose(1, 2) for m in maps)
-        halves = of_attention.attention(*qkv).chunk(2, -1)
-        mixed = (halves[0] + halves[1]).transpose(1, 2).flatten(2)
-        return mixed if self.projection is None else self.projection(mixed)
-
-
 class WithoutCache(SelfAttention):
     """Attention as a lecture writes it, which keeps no cache."""
 
@@ -158,6 +143,18 @@ class WithoutCache(SelfAttention):
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+class Widened(WithoutCache):
+    """Attention whose values are twice as wide as its queries; it sums their halves."""
+
+    def __init__(self, a: Architecture) -> None:
+        super().__init__(a)
+        self.value = Linear(a.width, 2 * a.heads * a.head_dim, bias=a.qkv_bias)
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        first, second = of_attention.attention(query, key, value).chunk(2, -1)
+        return first + second
 
 
 class WithSoftmax(WithoutCache):
@@ -274,17 +271,7 @@ def attention_like(layers: int, heads: int, length: int, vocabulary: int) -> Att
     return Attention("run", "gpt2", tokens, words, maps, probabilities)
 
 
-# Sizes that differ from each other, and a context with room for 200 tokens.
-EXPORTED: Settings = {
-    "embed_dim": 24,
-    "heads": 4,
-    "head_size": 6,
-    "layers": 2,
-    "block_size": 210,
-    "steps": 1,
-}
-
-
+EXPORTED: Settings = {**SIZES, "embed_dim": 24, "block_size": 210, "steps": 1}
 TRANSFORMERS_CLASSES = {
     "transformer": "Qwen3ForCausalLM",
     "qwen3:kv_heads=2:head_size=10": "Qwen3ForCausalLM",
@@ -314,6 +301,11 @@ def random_run(name: str, dataset: Dataset, folder: Path) -> Run:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
+    return _saved(model, config, dataset, folder)
+
+
+def _saved(model: LanguageModel, config: Config, dataset: Dataset, folder: Path) -> Run:
+    """Return a new run with this model as its best checkpoint."""
     parameters = parameter_count(config.spec, dataset.vocab_size)
     run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
     save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
@@ -341,40 +333,30 @@ def induction_by_hand(dataset: Dataset, folder: Path) -> Run:
     sizes = {"embed_dim": 2 * size + CONTEXT, "head_size": CONTEXT, "heads": BUILT_HEADS}
     config = resolve({**variant(name), **sizes, "layers": 2, "block_size": CONTEXT})
     model = parts_of(config).build(size)
-    token, position, before = (
-        slice(0, size),
-        slice(size, size + CONTEXT),
-        slice(size + CONTEXT, None),
-    )
+    token, position = slice(size), slice(size, size + CONTEXT)
+    before = slice(size + CONTEXT, None)
+    tokens, positions = torch.eye(size), torch.eye(CONTEXT)
+    sought = {"current token": positions, "previous-token": positions.roll(-1, 0).triu(1)}
+    written = {"previous-token": before, "induction": token}
     of: dict[str, Tensor] = dict(model.named_parameters())
     with torch.no_grad():
         for parameter in of.values():
             parameter.zero_()
-        of["token_embedding.weight"][:, token] = torch.eye(size)
-        of["position_embedding.weight"][:, position] = torch.eye(CONTEXT)
-        of["head.weight"][:, token] = torch.eye(size)
-        for layer, head in BUILT:
+        of["token_embedding.weight"][:, token] = of["head.weight"][:, token] = tokens
+        of["position_embedding.weight"][:, position] = positions
+        for (layer, head), pattern in BUILT.items():
             attention = self_attention(model, layer)
             rows = slice(head * CONTEXT, (head + 1) * CONTEXT)
             query, key = attention.query.weight[rows], attention.key.weight[rows]
-            if BUILT[layer, head] == "previous-token":
-                query[:, position] = SHARP * torch.eye(CONTEXT).roll(-1, 0).triu(1)
-                key[:, position] = torch.eye(CONTEXT)
-            elif BUILT[layer, head] == "first-token":
-                query[0, token] = SHARP
-                key[0, position.start] = 1
-            elif BUILT[layer, head] == "current token":
-                query[:, position] = SHARP * torch.eye(CONTEXT)
-                key[:, position] = torch.eye(CONTEXT)
+            if pattern in sought:
+                query[:, position], key[:, position] = SHARP * sought[pattern], positions
+            elif pattern == "first-token":
+                query[0, token], key[0, position.start] = SHARP, 1
             else:
-                query[:size, token] = SHARP * torch.eye(size)
-                key[:size, before if layer else token] = torch.eye(size)
-            written = {"previous-token": before, "induction": token}.get(BUILT[layer, head])
-            if written is not None:
-                attention.value.weight[rows][:size, token] = torch.eye(size)
+                query[:size, token] = SHARP * tokens
+                key[:size, before if layer else token] = tokens
+            if pattern in written:
+                attention.value.weight[rows][:size, token] = tokens
                 assert attention.projection is not None
-                attention.projection.weight[written, rows][:, :size] = 2 * torch.eye(size)
-    parameters = parameter_count(config.spec, dataset.vocab_size)
-    run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
-    save_checkpoint(run.best, dict(model.named_parameters()), {"step": 1, "val_loss": 2.5})
-    return run
+                attention.projection.weight[written[pattern], rows][:, :size] = 2 * tokens
+    return _saved(model, config, dataset, folder)

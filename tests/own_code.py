@@ -11,7 +11,6 @@ from attnlm.base import own_code
 
 PARTS = '''
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -86,7 +85,7 @@ class Scores(nn.Module):
         return q @ k.mT / math.sqrt(q.size(-1))
 
 
-class ALiBi(nn.Module):
+class ALiBi(Scores):
     def __init__(self, heads):
         super().__init__()
         self.slopes = [2 ** (-8 * (h + 1) / heads) for h in range(heads)]
@@ -94,7 +93,7 @@ class ALiBi(nn.Module):
     def forward(self, q, k):
         T, S = q.size(2), k.size(2)
         back = torch.arange(S)[None] - torch.arange(S - T, S)[:, None]
-        return q @ k.mT / math.sqrt(q.size(-1)) + torch.tensor(self.slopes).view(-1, 1, 1) * back
+        return super().forward(q, k) + torch.tensor(self.slopes).view(-1, 1, 1) * back
 
 
 class Kept(Head):
@@ -198,7 +197,7 @@ class Recurrent(nn.Module):
         return self.head(self.drop(self.cells(self.table(ids))[0]))
 
 
-@dataclass
+@dataclass  # which looks for the module of its class
 class Sizes:
     vocab: int
     width: int = 12
