@@ -164,29 +164,23 @@ def browser() -> Iterator[Any]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a data set and a short run of each rung, and of some with more parts."""
     import attnlm
-    from attnlm.base.setting_fields import Setting
+    from attnlm.config.variants import variant
     from attnlm.model.architecture import RUNGS
 
     folder = tmp_path_factory.mktemp("trained")
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog.\n" * 60)
     dataset = attnlm.prepare(str(folder / "text.txt"), data_dir=folder / "data", name="foxes")
-    variants: dict[str, dict[str, Setting]] = {rung: {"model": rung} for rung in RUNGS}
-    variants |= {
-        "projected": {"model": "multi-head", "projection": True, "qkv_bias": True},
-        "tied": {"model": "transformer", "tie_embeddings": True},
-    }
-    for name, settings in variants.items():
-        if settings["model"] != "bigram":
-            settings["embed_dim"] = 16
-        if settings["model"] in ("multi-head", "wide-head", "transformer"):
-            settings["heads"] = 2
-        if settings["model"] == "transformer":
-            settings["layers"] = 2
-        settings |= {"steps": 30, "batch_size": 4, "block_size": 16, "seed": 1, "threads": 1}
+    models = {rung: rung for rung in RUNGS}
+    models["projected"] = "multi-head:projection=true:qkv_bias=true"
+    models["tied"] = "transformer:tie_embeddings=true"
+    # What does not apply to a model is left out of a recipe.
+    recipe = {"embed_dim": 16, "heads": 2, "layers": 2, "block_size": 16, "batch_size": 4}
+    for name, model in models.items():
         attnlm.train(
             dataset.path,
             name=name,
             checkpoint_dir=folder / "checkpoints",
-            **settings,  # type: ignore[arg-type]
+            recipe={**recipe, "steps": 30, "seed": 1, "threads": 1},
+            **variant(model),
         )
     return folder
