@@ -176,11 +176,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # What does not apply to a model is left out of a recipe.
     recipe = {"embed_dim": 16, "heads": 2, "layers": 2, "block_size": 16, "batch_size": 4}
     for name, model in models.items():
+        settings: dict[str, Any] = {**variant(model)}
         attnlm.train(
             dataset.path,
             name=name,
             checkpoint_dir=folder / "checkpoints",
             recipe={**recipe, "steps": 30, "seed": 1, "threads": 1},
-            **variant(model),
+            **settings,
         )
     return folder

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,7 +96,8 @@ def skipped(name: str) -> str | None:
 
 def outcome(name: str, folder: Path, *, short: bool = False) -> tuple[bool, str]:
     """Run the tests in an environment; return whether they pass, and lines about them."""
-    variables, tests = limited(name, folder), _TESTS
+    variables = limited(name, folder)
+    tests: Sequence[str] = _TESTS
     if wrong := _not_as_wanted(ENVIRONMENTS[name], variables):
         return False, wrong
     options = ["-m", _MARKS + " and not variants" * short, "-p", "no:cacheprovider", "-n", _WORKERS]

@@ -77,9 +77,12 @@ def in_c(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Receives each pass of a block that block.c computes, forward or backward."""
     passes: list[Any] = []
     compute = native_block._run_kernel
-    monkeypatch.setattr(
-        native_block, "_run_kernel", lambda *given: passes.append(given) or compute(*given)
-    )
+
+    def noted(*given: Any) -> None:
+        passes.append(given)
+        compute(*given)
+
+    monkeypatch.setattr(native_block, "_run_kernel", noted)
     return passes
 
 

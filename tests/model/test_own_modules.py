@@ -78,9 +78,9 @@ def test_attention_and_mlp_get_the_sizes_that_they_name(code: Path) -> None:
     assert built.spec.name == "transformer-Head-Gate"
     assert built.spec.settings()["set.start"] == 3.0
     for block in built.blocks:  # type: ignore[union-attr]
-        head, gate = block.attention.module, block.mlp.module  # type: ignore[union-attr]
-        assert (head.heads, head.query.in_features, head.mask.shape) == (2, 12, (9, 9))  # type: ignore
-        assert gate.up.in_features == 12  # type: ignore[union-attr]
+        head, gate = block.attention.module, block.mlp.module
+        assert (head.heads, head.query.in_features, head.mask.shape) == (2, 12, (9, 9))
+        assert gate.up.in_features == 12
 
 
 def test_the_scores_know_their_heads_size_and_layer(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_arguments_are_settings_of_their_defaults_types(code: Path) -> None:
     assert given(start=2) == {**usual, "start": 2.0}
 
 
-WRONG_STARTS = ("two", True, None, [1], {}, "nan", "inf", math.inf, 10**400)
+WRONG_STARTS: tuple[Any, ...] = ("two", True, None, [1], {}, "nan", "inf", math.inf, 10**400)
 WRONG_SETS = (*({"start": x} for x in WRONG_STARTS), {"name": 3}, {"a b": 1}, {"\n": 1}, {"": 1})
 
 

@@ -146,7 +146,8 @@ class FoldedHeads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         heads = x.unflatten(2, (4, 2)).transpose(1, 2).flatten(0, 1)
         weights = (heads @ heads.mT).masked_fill(LATER, -torch.inf).softmax(-1)
-        return torch.matmul(weights, heads).unflatten(0, (-1, 4)).transpose(1, 2).flatten(2)
+        mixed: Tensor = torch.matmul(weights, heads).unflatten(0, (-1, 4))
+        return mixed.transpose(1, 2).flatten(2)
 
 
 class ListedHeads(nn.Module):
@@ -179,7 +180,7 @@ class DistantHeads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         distance = torch.arange(T)[:, None] - torch.arange(T)
         scores = (-self.rates * distance).masked_fill(LATER, -torch.inf)
-        mixed = torch.softmax(scores, -1) @ x.unflatten(-1, (4, 2)).transpose(1, 2)
+        mixed: Tensor = torch.softmax(scores, -1) @ x.unflatten(-1, (4, 2)).transpose(1, 2)
         return mixed.transpose(1, 2).flatten(2)
 
 
