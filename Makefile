@@ -57,6 +57,7 @@ EMPTY :=
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/oxlint src/attnlm/see/pages
 	@mkdir -p build
 	@$(BIN)/mypy >build/types 2>&1 & types=$$!; \
 	tests='not ($(subst $(EMPTY) $(EMPTY), or ,$(LATER)))'; \

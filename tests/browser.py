@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,13 @@ def asks_for_nothing(page: bytes) -> None:
 
 
 @contextmanager
-def opened(browser: Any, page: Path, **how: Any) -> Iterator[Any]:
+def opened(
+    browser: Any, page: Path, width: int = 1280, height: int = 900, **how: Any
+) -> Iterator[Any]:
     """Open a page from its file. It must never log an error or request anything but itself."""
-    context = browser.new_context(offline=True, **how)
+    context = browser.new_context(
+        offline=True, **{"viewport": {"width": width, "height": height}, **how}
+    )
     view = context.new_page()
     complaints: list[str] = []
     asked: list[str] = []
@@ -75,11 +79,30 @@ def opened(browser: Any, page: Path, **how: Any) -> Iterator[Any]:
     view.on("dialog", lambda dialog: complaints.append(dialog.message))
     view.on("dialog", lambda dialog: dialog.dismiss())
     view.on("request", lambda request: asked.append(request.url))
-    view.goto(page.as_uri())
-    yield view
-    assert complaints == [], complaints
-    assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [page.as_uri()]
-    context.close()
+    try:
+        view.goto(page.as_uri())
+        yield view
+    except BaseException as error:
+        error.add_note(f"The page logged {complaints}.")
+        raise
+    else:
+        assert complaints == []
+        assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [page.as_uri()]
+    finally:
+        context.close()
+
+
+def open_until_the_end(browser: Any, folder: Path) -> Iterator[Callable[..., Any]]:
+    """Return, for a fixture, a function that opens a page, given as its file or as its content."""
+    with ExitStack() as stack:
+
+        def open_page(page: Path | bytes, **how: Any) -> Any:
+            if isinstance(page, bytes):
+                content, page = page, folder / f"page-{len(browser.contexts)}.html"
+                page.write_bytes(content)
+            return stack.enter_context(opened(browser, page, **how))
+
+        yield open_page
 
 
 def until(view: Any, condition: str) -> None:
@@ -94,16 +117,17 @@ def until(view: Any, condition: str) -> None:
 
 def check_fits(browser: Any, page: Path, name: str) -> None:
     """Check that on a phone only marked regions scroll sideways; check light and print colours."""
-    for device, viewport in (("phone", PHONE), ("desk", {"width": 1280, "height": 900})):
-        with opened(browser, page, viewport=viewport) as view:
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    with opened(browser, page, **PHONE) as view:
+        for device, viewport in (("phone", PHONE), ("desk", {"width": 1280, "height": 900})):
+            view.set_viewport_size(viewport)
             for scheme in ("light", "dark"):
                 view.emulate_media(color_scheme=scheme, media="screen")
                 assert view.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
                 paper, ink = (brightness(view, side) for side in ("backgroundColor", "color"))
                 assert (paper > ink) == (scheme == "light")
-                SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-                picture = str(SCREENSHOTS / f"{name}-{device}-{scheme}.png")
-                view.screenshot(path=picture, full_page=True)
+                picture = SCREENSHOTS / f"{name}-{device}-{scheme}.png"
+                view.screenshot(path=str(picture), full_page=True)
                 view.emulate_media(media="print")
                 printed = view.evaluate("getComputedStyle(document.body).backgroundColor")
                 assert printed == "rgb(255, 255, 255)"

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 from hypothesis import settings as examples
 
-from tests.browser import launched
+from tests.browser import launched, open_until_the_end
 from tests.kit import Clock
 from tests.web_server import WebServer, serving
 
@@ -158,6 +158,12 @@ def transformers() -> Any:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     yield from launched()
+
+
+@pytest.fixture
+def open_page(browser: Any, tmp_path: Path) -> Iterator[Any]:
+    """Opens a page, its file or its content, which must log and request nothing until the end."""
+    yield from open_until_the_end(browser, tmp_path)
 
 
 @pytest.fixture(scope="session")

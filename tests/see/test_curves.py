@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import attnlm
-from attnlm.base.events import Note, ignore
-from attnlm.data.dataset import Dataset
+from attnlm import Dataset, Evaluated, Note, Run, Started
+from attnlm.base.events import ignore
 from attnlm.runs.records import DatasetFacts
-from attnlm.runs.run import Run
 from attnlm.see import curves
 from attnlm.see.curves import CurveDrawer, Line, panel_svg, panels_png, plain_curve, verdict
-from attnlm.training.events import Evaluated, Started
+from tests.kit import Clock, quick_run
 from tests.models import evaluation_record
 
-SMALL: dict[str, Any] = {
-    "model": "bigram",
-    "block_size": 8,
-    "batch_size": 4,
-    "steps": 6,
-    "eval_every": 2,
-    "seed": 1,
-    "threads": 1,
-}
+train = partial(quick_run, model="bigram", steps=6, eval_every=2)
 FACTS = DatasetFacts(name="foxes", bigram_loss=2.0)
 PNG = b"\x89PNG\r\n\x1a\n"
 DRAW = curves.draw_run  # before conftest.py takes it away
@@ -39,36 +29,37 @@ def drawn_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "draw_run", DRAW)
 
 
-def train(dataset: Dataset, folder: Path, **more: Any) -> Run:
-    return attnlm.train(dataset.path, checkpoint_dir=folder, **{**SMALL, **more})
-
-
-def test_curves_are_drawn_rarely_during_training_and_always_at_the_end(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_curve_is_drawn_once_at_the_end_of_a_short_run(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = train(dataset, tmp_path)
+    run = train(dataset)
     assert (run.path / "curve.png").read_bytes().startswith(PNG)
     assert [path.name for path in run.path.glob(".*")] == [".lock"]
-    drawn: list[float] = []
+    drawn: list[int] = []
     monkeypatch.setattr(curves, "draw_run", lambda run, path: drawn.append(len(run.metrics())))
-    events: list[object] = []
-    train(dataset, tmp_path, on_event=events.append)
-    assert drawn == [4]  # evaluations at steps 0, 2, 4, 6, and no drawing in a run so short
+    train(dataset)
+    assert drawn == [4]  # evaluations at steps 0, 2, 4, 6
 
-    drawn.clear()
-    now = 0.0
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
-    monkeypatch.setattr(curves, "draw_run", lambda run, path: drawn.append(now))
+
+def test_curves_are_drawn_rarely_during_training(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    events: list[object] = []
+    clock.tick = 1e-3
+    train(dataset, on_event=events.append)
+    clock.tick = 0
+    start, drawn = clock.now, list[float]()
+    monkeypatch.setattr(curves, "draw_run", lambda run, path: drawn.append(clock.now - start))
     drawer = CurveDrawer(ignore)
     drawer(next(event for event in events if isinstance(event, Started)))
     for second in range(1, 70):
-        now = float(second)
+        clock.advance(1)
         drawer(Evaluated(**vars(evaluation_record(second)), improved=True))
-    assert drawn == [20.0, 40.0, 60.0]
+    assert drawn == pytest.approx([20, 40, 60])
 
 
 def test_a_picture_that_fails_costs_one_note(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(run: Run, path: Path) -> None:
         raise OSError(28, "No space left on device", str(path))
@@ -76,7 +67,7 @@ def test_a_picture_that_fails_costs_one_note(
     monkeypatch.setattr(curves, "draw_run", full)
     monkeypatch.setattr(curves, "_SECONDS_BETWEEN_DRAWINGS", 0.0)
     events: list[object] = []
-    run = train(dataset, tmp_path, on_event=events.append)
+    run = train(dataset, on_event=events.append)
     assert run.metrics()[-1]["step"] == 6
     said = [event.text for event in events if isinstance(event, Note)]
     assert said == ["curve.png cannot be drawn: No space left on device"]
@@ -129,9 +120,12 @@ def test_a_curve_in_plain_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plain_curve(records[:1], {}) == ""
 
 
-RISING, NOISE = [4.0, 2.0, 1.5, 1.6, 1.8], [4.0, 2.0, 1.5, 1.52, 1.54]
-FALLING, LEVEL = [3.0, 2.0, 1.5, 1.2, 1.0], [3.0, 2.0, 1.5, 1.6, 1.5]
-FEW = "{} validation tokens are too few"
+FALLING = [3.0, 2.0, 1.5, 1.2, 1.0]
+LEVEL = [3.0, 2.0, 1.5, 1.6, 1.5]
+RISING = [4.0, 2.0, 1.5, 1.6, 1.8]
+NOISE = [4.0, 2.0, 1.5, 1.52, 1.54]
+FLAT = [4.0, 2.0, 1.9, 1.899, 1.898]
+TO_ZERO = [1.0, 1.0, 0.8, 0.6, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -139,13 +133,8 @@ FEW = "{} validation tokens are too few"
     [
         ([4.0, 3.0], {}, "too few evaluations", "bigram"),
         ([4.0, 3.0, 2.5, 2.2, 2.1], {}, "loss still falling (0.100", "levelled"),
-        ([4.0, 2.0, 1.9, 1.899, 1.898], {}, "loss levelled off: instead of more steps", "falling"),
-        (
-            [4.0, 2.0, 1.9, 1.899, 1.898],
-            {"learning_rate": [1.0, 1.0, 0.8, 0.6, 0.0]},
-            "a longer run may reach a lower loss",
-            "larger model",
-        ),
+        (FLAT, {}, "loss levelled off: instead of more steps", "falling"),
+        (FLAT, {"learning_rate": TO_ZERO}, "a longer run may reach a lower loss", "larger model"),
         (RISING, {}, "does not fall", "overfitting"),
         ([4.0, 1.0, 0.52, 0.51], {"floor": 0.49}, "within 0.020 of the floor", "falling"),
         ([4.0, 3.0, 2.5], {"bigram_loss": 2.4}, "not as good as the counted bigram", "yet"),
@@ -154,21 +143,21 @@ FEW = "{} validation tokens are too few"
         (RISING, {"train_loss": LEVEL, "tokens": 100_000}, "fall: a lower `learning_rate`", "over"),
         (NOISE, {"train_loss": FALLING, "tokens": 100_000}, "has risen by 0.040", "does not fall"),
         (NOISE, {"train_loss": FALLING, "tokens": 1280}, "levelled", "overfitting"),
-        (NOISE, {"train_loss": FALLING, "tokens": 20}, FEW.format(20), "overfitting"),
+        (NOISE, {"train_loss": FALLING, "tokens": 20}, "20 validation tokens are too few", "over"),
     ],
 )
 def test_the_verdict_names_overfitting_and_baselines(
     losses: list[float], more: dict[str, Any], said: str, unsaid: str
 ) -> None:
     """Overfitting is a rise beyond noise while the training loss falls."""
-    bigram_loss = more.pop("bigram_loss", None)
-    dataset = replace(FACTS, bigram_loss=bigram_loss, floor=more.pop("floor", None))
-    tokens = more.pop("tokens", None)
+    known = {name: more.get(name) for name in ("bigram_loss", "floor")}
+    series = {name: values for name, values in more.items() if isinstance(values, list)}
     records = []
-    for i, loss in enumerate(losses):
-        values = {name: values[i] for name, values in more.items()}
-        records.append(evaluation_record(i, val_loss=loss, evaluated_tokens=tokens, **values))
-    words = verdict(records, dataset)
+    for step, loss in enumerate(losses):
+        values: dict[str, Any] = {name: series[name][step] for name in series}
+        values |= {"val_loss": loss, "evaluated_tokens": more.get("tokens")}
+        records.append(evaluation_record(step, **values))
+    words = verdict(records, replace(FACTS, **known))
     assert said in words and unsaid not in words
 
 

@@ -14,23 +14,19 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 import attnlm
-from attnlm.base.errors import AttnlmError
-from attnlm.data.dataset import Dataset
-from attnlm.model.attention import SelfAttention
-from attnlm.runs.load_model import load_model
-from attnlm.runs.run import Run, open_dataset_of, open_run
+from attnlm import AttnlmError, Dataset, Run, load_model, open_run
+from attnlm.runs.run import open_dataset_of
 from attnlm.see import head_scores as see
 from attnlm.see.head_scores import PATTERNS, repeated_random_tokens, word_starts
-from attnlm.see.heads import heads as study_heads
 from attnlm.see.heads import heads_table
 from attnlm.see.heads_over_training import HeadsOverTraining, heads_over_training
-from attnlm.see.pictures import heat_picture
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
 from attnlm.training.validation_loss import validation_loss
-from tests.kit import command, fails
-from tests.models import BUILT, BUILT_HEADS, CONTEXT, induction_by_hand, parts_of, prepared
+from tests.kit import command, fails, quick_run
+from tests.models import BUILT, CONTEXT, induction_by_hand, parts_of, prepared
 
 N, H, T, V = 3, 2, 11, 4
 NO_CHANCE = dict.fromkeys(PATTERNS, 0.0)
@@ -118,38 +114,39 @@ def test_word_starts_are_the_first_tokens_of_words() -> None:
 @pytest.mark.parametrize("name", ["average", "multi-head", "transformer"])
 def test_ablation_measures_the_loss_without_a_head(name: str, trained: Path) -> None:
     run = open_run(trained / "checkpoints" / name)
-    report = study_heads(run, windows=1000, ablate=True, device="cpu")
+    report = attnlm.heads(run, windows=1000, ablate=True, device="cpu")
     model, device = load_model(run, device="cpu")
     tokens = open_dataset_of(run, trained / "data").val
     whole = tokens[: report.windows * report.window + 1]
-    wanted = validation_loss(model, whole, device, bytes_per_token=1).loss
     assert (report.windows, report.window) == ((len(tokens) - 1) // 16, 16)
-    assert report.loss is not None and report.loss == pytest.approx(wanted, rel=1e-5)
+    assert report.loss == pytest.approx(
+        validation_loss(model, whole, device, bytes_per_token=1).loss, rel=1e-5
+    )
     assert len(report.heads) == {"average": 1, "multi-head": 2, "transformer": 4}[name]
     for head in report.heads:
         assert head.loss_change is not None and abs(head.loss_change) > 1e-6
         assert all(0 <= score <= 1 + 1e-5 for score in head.scores.values())
+    last = report.heads[-1]
+    assert report.loss is not None and last.loss_change is not None
+    parameters = dict(model.named_parameters())
     if name == "average":
-        assert report.heads[0].name == "uniform"
-        assert report.heads[0].scores == pytest.approx(report.chance)
+        assert last.name == "uniform" and last.scores == pytest.approx(report.chance)
         assert report.repeated == 8 and report.has_text
         # Without its only head the logits are the bias alone.
-        bias = dict(model.named_parameters())["head.bias"].detach()
+        bias = parameters["head.bias"].detach()
         targets = torch.from_numpy(np.asarray(whole[1:]).astype(np.int64))
-        alone = torch.nn.functional.cross_entropy(bias.expand(len(targets), -1), targets).item()
-        assert report.loss + (report.heads[0].loss_change or 0) == pytest.approx(alone, rel=1e-5)
+        without = F.cross_entropy(bias.expand(len(targets), -1), targets).item()
     else:
-        *_, body = (m for m in model.modules() if isinstance(m, SelfAttention))
         with torch.no_grad():
-            body.value.weight[body.head_size :] = 0
+            value = [parameters[name] for name in parameters if name.endswith("value.weight")][-1]
+            value[len(value) // 2 :] = 0
         without = validation_loss(model, whole, device, bytes_per_token=1).loss
-        assert report.heads[-1].loss_change == pytest.approx(without - wanted, abs=1e-5 * wanted)
+    assert last.loss_change == pytest.approx(without - report.loss, abs=1e-5 * report.loss)
 
 
 def test_heads_prints_a_line_for_each_head(trained: Path) -> None:
-    flags = ["heads", "--run", "multi-head", "--windows", "3", "--ablate"]
-    done = command(*flags, cwd=trained)
-    *titles, last, first, second, _ = done.stdout.splitlines()
+    flags = ("heads", "multi-head", "--windows", 3, "--ablate")
+    *titles, last, first, second, _ = command(*flags, cwd=trained).stdout.splitlines()
     assert last.split()[:4] == ["layer", "head", "name", "token"]
     stacked = [word for line in (*titles, last[17:]) for word in line.split()]
     words = [word for pattern in PATTERNS for word in pattern.split("-")] + ["loss", "change"]
@@ -160,10 +157,9 @@ def test_heads_prints_a_line_for_each_head(trained: Path) -> None:
         assert line.split()[-1] == f"{head['loss_change']:+z.4f}" and head["name"] in line
 
 
-@pytest.mark.parametrize("ablate", [False, True])
-def test_the_table_of_heads_fits_80_columns(ablate: bool, trained: Path) -> None:
-    report = study_heads(open_run(trained / "checkpoints" / "multi-head"), ablate=ablate)
-    change = -1.5 if ablate else None
+@pytest.mark.parametrize("change", [None, -1.5])
+def test_the_table_of_heads_fits_80_columns(change: float | None, trained: Path) -> None:
+    report = attnlm.heads(open_run(trained / "checkpoints" / "multi-head"), ablate=bool(change))
     named = [
         replace(report.heads[0], layer=99, head=head, name=name, loss_change=change)
         for head, name in enumerate((*PATTERNS, "mixed"), 98)
@@ -176,44 +172,31 @@ def test_the_table_of_heads_fits_80_columns(ablate: bool, trained: Path) -> None
 
 def test_a_partial_loss_states_its_part_of_the_split(trained: Path) -> None:
     run = open_run(trained / "checkpoints" / "multi-head")
-    all_windows = (run.dataset.val_tokens - 1) // 16
-    flags = ("heads", "--run", "multi-head", "--ablate", "--windows")
+    windows = (run.dataset.val_tokens - 1) // 16
+    flags = ("heads", "multi-head", "--ablate", "--windows")
     part = command(*flags, 3, cwd=trained).stderr
-    assert f"measured over 3 of {all_windows} windows of 16 tokens" in part
-    assert f"loss over these windows (--windows {all_windows} uses all), with all heads: " in part
-    whole = command(*flags, all_windows, cwd=trained).stderr
-    assert f"measured over all {all_windows} windows of 16 tokens" in whole
+    assert f"measured over 3 of {windows} windows of 16 tokens" in part
+    assert f"loss over these windows (--windows {windows} uses all), with all heads: " in part
+    whole = command(*flags, windows, cwd=trained).stderr
+    assert f"measured over all {windows} windows of 16 tokens" in whole
     assert "loss over these windows, with all heads: " in whole
 
 
 def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Path) -> None:
-    shutil.copytree(trained / "checkpoints" / "single-head", tmp_path / "run")
-    run = open_run(tmp_path / "run")
+    run = open_run(shutil.copytree(trained / "checkpoints" / "single-head", tmp_path / "run"))
     run = replace(run, dataset=replace(run.dataset, path=str(tmp_path / "gone"), name="gone"))
     with pytest.raises(AttnlmError) as raised:
-        study_heads(run, data_dir=tmp_path)
+        attnlm.heads(run, data_dir=tmp_path)
     assert "`text`" in raised.value.hint
-    flags = ("--checkpoint-dir", tmp_path, "--data-dir", trained / "data")
-    says = "file not found: 'the fox' (--text takes a file)"
-    fails("heads", "run", "--text", "the fox", *flags, cwd=tmp_path, code=1, says=says, hints="")
-    (tmp_path / "mine.txt").write_text("the fox jumps")
-    told = command("report", "run", "--text", "mine.txt", *flags, cwd=tmp_path).stderr
-    assert "--text takes a text, not a file: the model reads 'mine.txt' itself" in told
-    report = study_heads(run, text=tmp_path / "mine.txt")
+    text = tmp_path / "mine.txt"
+    text.write_text("the fox jumps")
+    report = attnlm.heads(run, text=text)
     assert (report.windows, report.window, report.loss) == (1, 12, None)
-    (tmp_path / "mine.txt").write_text("th")
+    told = command("report", run.path, "--text", "mine.txt", cwd=tmp_path).stderr
+    assert "--text takes a text, not a file: the model reads 'mine.txt' itself" in told
+    text.write_text("th")
     with pytest.raises(AttnlmError, match="too short"):
-        study_heads(run, text=tmp_path / "mine.txt")
-
-
-def test_heads_refuses_bad_arguments(trained: Path) -> None:
-    for arguments, code, says, hints in [
-        (["--run", "bigram"], 1, "no attention", "single-head"),
-        (["--windows", "0"], 2, "--windows", "1 to 100000"),
-        (["--windows", "99999999999"], 2, "--windows", "1 to 100000"),
-        (["--text", "none.txt"], 1, "(--text takes a file)", "path"),
-    ]:
-        fails("heads", *arguments, cwd=trained, code=code, says=says, hints=hints)
+        attnlm.heads(run, text=text)
 
 
 # --- Over training --------------------------------------------------------------------------------
@@ -221,13 +204,11 @@ def test_heads_refuses_bad_arguments(trained: Path) -> None:
 
 def test_scores_over_training_are_shown_as_heat_maps(trained: Path) -> None:
     flags = ("heads", "tied", "--over-training")
-    done = command(*flags, "-o", "heads.html", "--json", cwd=trained)
     run = open_run(trained / "checkpoints" / "tied")
     found = heads_over_training(run)
-    assert json.loads(done.stdout) == {**found.facts(), "output": "heads.html"}
+    assert json.loads(command(*flags, "--json", cwd=trained).stdout) == found.facts()
     evaluated = [record["step"] for record in run.metrics()]
     assert found.steps == sorted({*evaluated, 1, 10}) and len(evaluated) == 11
-    assert (trained / "heads.html").read_bytes() == found.maps.page()
     shown = command(*flags, cwd=trained).stdout
     assert shown == f"{found}\n" and max(map(len, shown.splitlines())) <= 80
     for number, pattern in enumerate(PATTERNS):
@@ -237,41 +218,24 @@ def test_scores_over_training_are_shown_as_heat_maps(trained: Path) -> None:
         at = [found.steps.index(int(step)) for step in grid.columns]
         wanted = found.scores[pattern][at, 1, 0]
         assert rows[2].split() == [*["layer", "2", "head", "1"], *(f"{x:.2f}" for x in wanted)]
-    command("heads", "tied", "--windows", 3, "-o", "layers.png", cwd=trained)
-    layers = study_heads(run, windows=3).maps
-    assert (trained / "layers.png").read_bytes() == heat_picture(layers, "png")
-    assert [grid.values.shape for grid in layers.grids] == [(2, 2)] * len(PATTERNS)
+    now = attnlm.heads(run, windows=3).maps
+    assert [grid.values.shape for grid in now.grids] == [(2, 2)] * len(PATTERNS)
 
 
 def test_a_table_shows_at_most_eleven_snapshots() -> None:
     scores = {"induction": (np.arange(40) / 40).astype(np.float32).reshape(40, 1, 1)}
-    found = HeadsOverTraining("run", [10 * n for n in range(40)], scores)
-    (grid,) = found.maps.grids
+    (grid,) = HeadsOverTraining("run", [10 * n for n in range(40)], scores).maps.grids
     assert len(grid.columns) == 11 and (grid.columns[0], grid.columns[-1]) == ("0", "390")
     assert grid.values[0] == pytest.approx([int(step) / 400 for step in grid.columns])
 
 
 def test_runs_without_scores_over_training_are_refused(trained: Path, tmp_path: Path) -> None:
-    shutil.copytree(trained / "checkpoints" / "tied", tmp_path / "checkpoints" / "older")
-    ticker = tmp_path / "checkpoints" / "older" / "ticker.jsonl"
-    records = [json.loads(line) for line in ticker.read_text().splitlines()]
-    ticker.write_text("".join(json.dumps({**r, "scores": []}) + "\n" for r in records))
-    over = ("heads", "--over-training")
-    fails(
-        *over,
-        "--run",
-        "older",
-        cwd=tmp_path,
-        code=1,
-        says="no snapshots with scores",
-        hints="--eval-every",
-    )
-    for arguments, code, says, hints in [
-        (["--run", "bigram"], 1, "no attention", "single-head"),
-        (["--ablate"], 2, "--over-training cannot be combined", "training"),
-        (["-o", "map.pdf"], 2, "map.pdf", ".html or .png"),
-    ]:
-        fails(*over, *arguments, cwd=trained, code=code, says=says, hints=hints)
+    older = shutil.copytree(trained / "checkpoints" / "tied", tmp_path / "older")
+    records = [json.loads(line) for line in (older / "ticker.jsonl").read_text().splitlines()]
+    without = [json.dumps({**record, "scores": []}) for record in records]
+    (older / "ticker.jsonl").write_text("".join(f"{line}\n" for line in without))
+    missing = {"says": "no snapshots with scores", "hints": "--eval-every"}
+    fails("heads", older, "--over-training", cwd=tmp_path, code=1, **missing)
 
 
 # --- Heads of a model that is built to have them --------------------------------------------------
@@ -287,7 +251,7 @@ def built_by_hand(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.parametrize("has_text", [True, False])
 def test_scores_identify_exactly_the_built_heads(has_text: bool, built: Run) -> None:
     run = built if has_text else replace(built, imported_from="elsewhere")
-    report = study_heads(run, windows=8, device="cpu")
+    report = attnlm.heads(run, windows=8, device="cpu")
     assert report.has_text == has_text and report.repeated == min(CONTEXT // 2, run.vocab_size)
     for head in report.heads:
         wanted = NAMES.get((head.layer, head.head), "uniform")
@@ -298,11 +262,18 @@ def test_scores_identify_exactly_the_built_heads(has_text: bool, built: Run) -> 
             assert (head.scores[pattern] > 0.9) == (pattern == wanted)
 
 
+def scores_of(map_TT: Tensor, ids_NT: Tensor) -> dict[str, float]:
+    """Return the scores of a head with the same map in each window."""
+    maps_NHTT = map_TT.expand(len(ids_NT), 1, -1, -1)
+    sums_PH, counts_P = see.pattern_sums(maps_NHTT, ids_NT, torch.zeros_like(ids_NT) > 0)
+    return see.by_pattern((sums_PH[:, 0] / counts_P.clamp(min=1)).numpy())
+
+
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
 def test_heads_with_partial_attention_to_a_target_are_named(share: float) -> None:
     """The rest of the attention is uniform. A query without a target attends to itself."""
     ids_NT = torch.from_numpy(repeated_random_tokens(26, 64, 8))
-    count, length = ids_NT.shape
+    length = ids_NT.size(1)
     places = torch.arange(length)
     targets = {
         "previous-token": (places - 1).clamp(min=0),
@@ -312,19 +283,14 @@ def test_heads_with_partial_attention_to_a_target_are_named(share: float) -> Non
     }
     uniform = torch.ones(length, length).tril()
     uniform /= uniform.sum(-1, keepdim=True)
-    exact = [torch.nn.functional.one_hot(target, length).float() for target in targets.values()]
-    mixtures = [share * one + (1 - share) * uniform for one in exact]
-    maps_NHTT = torch.stack([*mixtures, uniform]).expand(count, -1, -1, -1)
-    sums_PH, counts_P = see.pattern_sums(maps_NHTT, ids_NT, torch.zeros(count, length) > 0)
-    scores_HP = (sums_PH / counts_P.clamp(min=1)[:, None]).T
-    chance = dict(zip(PATTERNS, scores_HP[-1].tolist(), strict=True))
-    for number, wanted in enumerate((*targets, "uniform")):
-        others_P = np.median(np.delete(scores_HP.numpy(), number, 0), 0)
-        scores, others = (
-            dict(zip(PATTERNS, some_P.tolist(), strict=True))
-            for some_P in (scores_HP[number], others_P)
-        )
-        assert see.choose_name(scores, chance, others) == wanted
+    exact = {name: F.one_hot(target, length) for name, target in targets.items()}
+    maps = {name: share * one + (1 - share) * uniform for name, one in exact.items()}
+    scores = {name: scores_of(map_TT, ids_NT) for name, map_TT in maps.items()}
+    scores["uniform"] = scores_of(uniform, ids_NT)
+    for name in scores:
+        others = [scores[other] for other in scores if other != name]
+        medians = {p: float(np.median([other[p] for other in others])) for p in PATTERNS}
+        assert see.choose_name(scores[name], scores["uniform"], medians) == name
 
 
 def test_heads_of_a_model_trained_on_repeated_strings_are_named(tmp_path: Path) -> None:
@@ -334,18 +300,12 @@ def test_heads_of_a_model_trained_on_repeated_strings_are_named(tmp_path: Path) 
     lengths = random.integers(6, 15, 2000)
     strings = ("".join(random.choice(list(string.ascii_lowercase), n)) for n in lengths)
     dataset = prepared(tmp_path, "".join(4 * letters + "\n" for letters in strings), "strings")
-    settings: dict[str, Any] = {"model": "transformer", "mlp": "none", "layers": 2, "heads": 2}
-    settings |= {"embed_dim": 32, "block_size": 32, "batch_size": 32, "seed": 1, "threads": 1}
-    names = {}
-    for steps in (1, 300):
-        run = attnlm.train(
-            dataset, checkpoint_dir=tmp_path, steps=steps, eval_every=max(1, steps // 3), **settings
-        )
-        report = study_heads(run, windows=16, device="cpu", data_dir=dataset.path.parent)
-        names[steps] = [head.name for head in report.heads]
-    assert set(names[1]) <= {"mixed", "uniform"}
-    assert sorted(names[300][:2]) == ["mixed", "previous-token"]
-    assert "induction" in names[300][2:] and set(names[300][2:]) <= {"induction", "mixed"}
+    sizes = {"embed_dim": 32, "heads": 2, "block_size": 32, "batch_size": 32, "eval_every": 100}
+    run = quick_run(dataset, "transformer:mlp=none:layers=2", **sizes, steps=300)
+    report = attnlm.heads(run, windows=16, device="cpu", data_dir=dataset.path.parent)
+    names = [head.name for head in report.heads]
+    assert sorted(names[:2]) == ["mixed", "previous-token"]
+    assert "induction" in names[2:] and set(names[2:]) <= {"induction", "mixed"}
     best = max(report.heads, key=lambda head: head.scores["induction"])
     assert 0.2 < best.scores["induction"] < 0.5  # most of the attention is elsewhere
     found = heads_over_training(run)
@@ -367,23 +327,15 @@ def test_random_tokens_come_twice_and_no_two_are_alike() -> None:
     assert repeated_random_tokens(65, 9, 2).shape == (2, 8)
 
 
-def test_an_imported_run_needs_no_text(built: Run, tmp_path: Path) -> None:
+def test_an_imported_run_needs_no_text(built: Run) -> None:
     imported = replace(built, imported_from="elsewhere")
-    imported.save_config()
-    try:
-        done = command("heads", str(built.path), "--windows", "3", cwd=tmp_path)
-    finally:
-        built.save_config()
-    assert f"3 windows of {CONTEXT // 2} random tokens, repeated once" in done.stderr
-    named = [line.split()[2] for line in done.stdout.splitlines()[3:-1]]
-    assert named == [
-        NAMES.get((layer, head), "uniform") for layer in range(2) for head in range(BUILT_HEADS)
-    ]
+    report = attnlm.heads(imported, windows=3)
+    assert report.measured_on == f"3 windows of {CONTEXT // 2} random tokens, repeated once"
     with pytest.raises(AttnlmError, match="no text to measure a loss on"):
-        study_heads(imported, ablate=True)
+        attnlm.heads(imported, ablate=True)
     tiny: Any = replace(built.config, spec=replace(parts_of(built.config), block_size=1))
     with pytest.raises(see.TooShortError, match="too short"):
-        study_heads(replace(imported, config=tiny))
+        attnlm.heads(replace(imported, config=tiny))
 
 
 DISTANT = """
@@ -405,22 +357,11 @@ class Distant(nn.Module):
 """
 
 
-@pytest.mark.parametrize("windows", [1, 2, 4])
-def test_heads_that_see_no_text_are_counted_with_any_number_of_texts(
-    windows: int, tmp_path: Path
-) -> None:
+def test_heads_that_see_no_text_are_counted_with_any_number_of_texts(tmp_path: Path) -> None:
     """Their maps, (H, T, T), could be (B·H, T, T) if B divides H."""
     (tmp_path / "own.py").write_text(DISTANT)
-    data = prepared(tmp_path)
-    run = attnlm.train(
-        data,
-        model="multi-head",
-        attention=f"{tmp_path}/own.py:Distant",
-        heads=4,
-        embed_dim=8,
-        block_size=16,
-        steps=1,
-        checkpoint_dir=tmp_path,
-    )
-    report = study_heads(run, windows=windows, ablate=True, data_dir=tmp_path / "data")
-    assert [(head.layer, head.head) for head in report.heads] == [(0, h) for h in range(4)]
+    own = {"attention": f"{tmp_path}/own.py:Distant", "heads": 4, "embed_dim": 8}
+    run = quick_run(prepared(tmp_path), "multi-head", **own, steps=1)
+    for windows in (1, 2, 4):
+        report = attnlm.heads(run, windows=windows, ablate=True, data_dir=tmp_path / "data")
+        assert [(head.layer, head.head) for head in report.heads] == [(0, h) for h in range(4)]

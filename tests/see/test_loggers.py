@@ -6,6 +6,7 @@ import importlib.util
 import math
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,15 @@ import numpy as np
 import pytest
 
 import attnlm
+from attnlm import Dataset, Note, Run
 from attnlm.base import files
-from attnlm.base.events import Note
 from attnlm.cli.event_printer import Display
-from attnlm.data.dataset import Dataset
-from attnlm.runs.run import Run
 from attnlm.see import curves, loggers, pictures
 from attnlm.training import reporter
 from attnlm.training.learning_rate import learning_rate
-from tests.kit import fails, try_command
+from tests.kit import command, fails, quick_run
 
-SMALL: dict[str, Any] = {
-    "model": "single-head",
-    "embed_dim": 16,
-    "block_size": 8,
-    "batch_size": 4,
-    "steps": 6,
-    "eval_every": 3,
-    "seed": 1,
-    "threads": 1,
-}
+train = partial(quick_run, model="single-head", steps=6, eval_every=3)
 DRAW, DRAWN = curves.draw_run, list[bytes]()  # before conftest.py takes it away
 
 
@@ -87,14 +77,10 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
     return Kept
 
 
-def train(dataset: Dataset, folder: Path, **more: Any) -> Run:
-    return attnlm.train(dataset.path, checkpoint_dir=folder, **{**SMALL, **more})
-
-
 def test_a_tool_gets_numbers_samples_and_pictures(
-    dataset: Dataset, tmp_path: Path, kept: type[Kept], capsys: pytest.CaptureFixture[str]
+    dataset: Dataset, kept: type[Kept], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train(dataset, tmp_path, log="json")
+    run = train(dataset, log="json")
     (tool,) = kept.made
     records = {r["step"]: r for r in run.metrics()}
     assert tool.series("loss/validation") == {step: r["val_loss"] for step, r in records.items()}
@@ -116,34 +102,26 @@ def test_a_tool_gets_numbers_samples_and_pictures(
 
 
 def test_a_resumed_run_continues_the_log_of_the_tools_that_are_named_again(
-    dataset: Dataset, tmp_path: Path, kept: type[Kept]
+    dataset: Dataset, kept: type[Kept]
 ) -> None:
-    run = train(dataset, tmp_path, log=["json"])
+    run = train(dataset, log=["json"])
+    attnlm.train(resume=run, steps=7)
+    assert len(kept.made) == 1
     attnlm.train(resume=run, steps=9, log="json")
     first, second = kept.made
-    assert (second.id, second.first_step) == (first.id, 6)
-    assert list(second.series("loss/batch")) == [7, 8, 9]
-    assert not (train(dataset, tmp_path).path / "logs.json").exists()
-
-
-def test_a_run_starts_no_tool_that_is_not_named(
-    dataset: Dataset, tmp_path: Path, kept: type[Kept]
-) -> None:
-    run = train(dataset, tmp_path, log="json")
-    kept.made.clear()
-    attnlm.train(resume=run, steps=7)
-    assert not kept.made
+    assert (second.id, second.first_step) == (first.id, 7)
+    assert list(second.series("loss/batch")) == [8, 9]
+    assert not (train(dataset).path / "logs.json").exists()
 
 
 @pytest.mark.parametrize("name", ["json", ".json", "json/inner", "json/inner/file"])
 def test_a_logger_writes_nothing_through_a_link_out_of_its_folder(
     name: str, dataset: Dataset, tmp_path: Path, kept: type[Kept]
 ) -> None:
-    run, victim = train(dataset, tmp_path), tmp_path / "victim"
-    victim.mkdir()
+    run = train(dataset)
     link = run.path / name
     link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(victim)
+    link.symlink_to(tmp_path)
     notes: list[object] = []
     attnlm.train(resume=run, steps=7, log="json", on_event=notes.append)
     assert not kept.made and any(str(link) in n.text for n in notes if isinstance(n, Note))
@@ -156,29 +134,23 @@ def test_a_logger_writes_nothing_through_a_link_out_of_its_folder(
 
 @pytest.mark.parametrize("failing", ["__init__", "numbers", "text", "image", "close"])
 def test_a_tool_that_fails_stops_nothing(
-    failing: str,
-    dataset: Dataset,
-    tmp_path: Path,
-    kept: type[Kept],
-    monkeypatch: pytest.MonkeyPatch,
+    failing: str, dataset: Dataset, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError("no such server\nat all")
 
-    broken = type("Broken", (Kept,), {failing: fail})
-    monkeypatch.setitem(loggers.TOOLS, "os", broken)
+    monkeypatch.setitem(loggers.TOOLS, "os", type("Broken", (Kept,), {failing: fail}))
     events: list[object] = []
-    run = train(dataset, tmp_path, log=["os", "json"], on_event=events.append)
+    run = train(dataset, log=["os", "json"], on_event=events.append)
     (note,) = (event for event in events if isinstance(event, Note))
     assert note.text == "os failed and no longer logs this run: no such server"
-    plain = train(dataset, tmp_path)
-    assert run.last.read_bytes() == plain.last.read_bytes()
+    assert run.last.read_bytes() == train(dataset).last.read_bytes()
     other = kept.made[-1]
     assert list(other.series("loss/validation")) == [0, 3, 6] and other.ended
 
 
 def test_interrupted_training_closes_tools_and_long_training_logs_few_points(
-    dataset: Dataset, tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(event: object) -> None:
         if isinstance(event, attnlm.Evaluated) and event.step == 9:
@@ -186,13 +158,13 @@ def test_interrupted_training_closes_tools_and_long_training_logs_few_points(
 
     monkeypatch.setattr(loggers, "_MOST_POINTS", 3)
     with pytest.raises(KeyboardInterrupt):
-        train(dataset, tmp_path, log=["json"], steps=12, on_event=stop)
+        train(dataset, log=["json"], steps=12, on_event=stop)
     assert kept.made[0].ended is False
     assert list(kept.made[0].series("loss/batch")) == [1, 5, 9]
 
 
-def test_a_damaged_record_stops_nothing(dataset: Dataset, tmp_path: Path, kept: type[Kept]) -> None:
-    run = train(dataset, tmp_path)
+def test_a_damaged_record_stops_nothing(dataset: Dataset, kept: type[Kept]) -> None:
+    run = train(dataset)
     files.write_json(run.path / "logs.json", {"id": "x"})
     notes: list[object] = []
     attnlm.train(resume=run, steps=7, log="json", on_event=notes.append)
@@ -200,31 +172,24 @@ def test_a_damaged_record_stops_nothing(dataset: Dataset, tmp_path: Path, kept: 
     assert not kept.made
 
 
-def test_missing_tools_are_reported_before_the_run_is_created(
-    project: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_missing_tool_is_reported_before_the_run_is_created(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for tool, code, says, hints in (
-        ("wandb", 1, "wandb, which is", "pip install wandb"),
-        ("wand", 2, "invalid value for --log: 'wand'", "wandb"),
-        ("mlflow", 2, "invalid value for --log: 'mlflow'", "use tensorboard, wandb or trackio"),
-    ):
-        fails("train", "--log", tool, cwd=project, code=code, says=says, hints=hints)
-    assert not (project / "checkpoints").exists()
+    missing = {"says": "wandb, which is", "hints": "pip install wandb"}
+    fails("train", dataset.path, "--log", "wandb", cwd=tmp_path, code=1, **missing)
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_several_tools_can_be_named(
     dataset: Dataset, tmp_path: Path, kept: type[Kept], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(loggers.TOOLS, "os", Kept)
-    monkeypatch.chdir(tmp_path)
-    sizes = ("--steps", "2", "--block-size", "8", "--batch-size", "2", "--model", "bigram")
-    done = try_command(["train", str(dataset.path), "--log", "json, os", *sizes])
-    assert done.code == 0 and "a word from a tool" in done.stderr
-    assert done.stdout.splitlines() == [str(Path("checkpoints") / "bigram-001")]
-    assert (
-        try_command(["train", "--resume", "bigram-001", "--steps", "3", "--log", "none"]).code == 0
-    )
+    sizes = ("--steps", 2, "--block-size", 8, "--batch-size", 2, "--model", "bigram")
+    done = command("train", dataset.path, "--log", "json, os", *sizes, cwd=tmp_path)
+    assert "a word from a tool" in done.stderr
+    assert done.stdout.splitlines() == ["checkpoints/bigram-001"]
+    command("train", "--resume", "bigram-001", "--steps", 3, "--log", "none", cwd=tmp_path)
     assert len(kept.made) == 2
 
 
@@ -239,20 +204,17 @@ def test_maps_are_drawn_in_one_row() -> None:
 
 
 def test_tensorboard_reads_what_was_written(
-    dataset: Dataset,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = train(dataset, tmp_path, log="tensorboard")
+    run = train(dataset, log="tensorboard")
     log = loggers.TensorBoard(run, "", 0)  # as a process that was killed before it saved
     log.numbers(8, {"loss/batch": 99.0})
     log.close(is_finished=False)
     attnlm.train(resume=run, steps=9, log="tensorboard", on_event=Display(log=["tensorboard"]))
-    assert f"tensorboard --logdir {tmp_path}" in capsys.readouterr().err
+    assert f"tensorboard --logdir {run.path.parent}" in capsys.readouterr().err
     read = EventAccumulator(str(run.path / "tensorboard"), size_guidance={"images": 0})
     read.Reload()
     found = {point.step: point.value for point in read.Scalars("loss/validation")}
@@ -261,17 +223,16 @@ def test_tensorboard_reads_what_was_written(
     assert 99.0 not in [p.value for p in read.Scalars("loss/batch")]
     assert {*read.Tags()["images"]} == {"attention", "curve"}
     sample = read.Tensors("sample/text_summary")[-1].tensor_proto.string_val[0].decode()
-    text = run.ticker()[-1].text
-    assert sample == "".join(f"    {line}\n" for line in text.split("\n"))
+    assert sample == "".join(f"    {line}\n" for line in run.ticker()[-1].text.split("\n"))
 
 
 def test_wandb_offline_gets_maps_and_continues_with_a_resumed_run(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
     notes: list[object] = []
-    run = train(dataset, tmp_path, log="wandb", on_event=notes.append)
+    run = train(dataset, log="wandb", on_event=notes.append)
     id = files.read_json(run.path / "logs.json")["id"]
     assert len(list(run.path.glob(f"wandb/offline-run-*-{id}/run-{id}.wandb"))) == 1
     assert len(list(run.path.glob("wandb/offline-run-*/files/media/images/attention_*"))) == 3
@@ -285,7 +246,7 @@ def test_trackio_on_this_machine(
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     pytest.importorskip("trackio", reason="trackio is not installed")
-    run = train(dataset, tmp_path, log="trackio")
+    run = train(dataset, log="trackio")
     id = files.read_json(run.path / "logs.json")["id"]
     assert (tmp_path / "trackio" / "attnlm.db").exists()
     media = tmp_path / "trackio" / "media" / "attnlm" / f"{run.name}-{id}"

@@ -1,14 +1,20 @@
-"""Scripts in pages, without their comments."""
+"""Scripts of pages: oxlint reads each of them, and pages join them without their comments."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attnlm.see import page
+from attnlm.see.model_page import play_page
+from attnlm.see.train_page import train_page
+from tests.see.test_model_page import shown
+from tests.see.test_train_page import TEXT
 
-SCRIPTS = sorted((Path(page.__file__).parent / "pages").glob("*.js"))
+SCRIPTS = sorted(path.name for path in (Path(page.__file__).parent / "pages").glob("*.js"))
+ENTRIES = ("attend_page.js", "play_page.js", "report_page.js", "train_page.js", "train_worker.js")
 SCRIPT = """\
 "use strict";
 /* A comment
@@ -22,6 +28,10 @@ const e = a /* three */
 """
 
 
+def test_pages_run_or_import_each_script_and_nothing_else() -> None:
+    assert sorted(page._with_imports(*ENTRIES)) == SCRIPTS
+
+
 def test_only_comments_of_whole_lines_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "_source", lambda name: SCRIPT)
     assert page._compact_source("some.js").splitlines() == [
@@ -33,8 +43,17 @@ def test_only_comments_of_whole_lines_are_left_out(monkeypatch: pytest.MonkeyPat
     ]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_no_template_has_several_lines(script: Path) -> None:
+def test_no_template_has_several_lines() -> None:
     """In such a template, what looks like a comment, and indentation, would be text."""
-    for line in page._compact_source(script.name).splitlines():
-        assert line.count("`") % 2 == 0 and not line.endswith("\\"), line
+    for script in SCRIPTS:
+        for line in page._compact_source(script).splitlines():
+            assert line.count("`") % 2 == 0 and not line.endswith("\\"), (script, line)
+
+
+def test_pages_add_one_global_name(open_page: Any) -> None:
+    def global_names(content: bytes) -> set[str]:
+        return set(open_page(content).evaluate("Object.getOwnPropertyNames(globalThis)"))
+
+    usual = global_names(b"<!doctype html>")
+    for content in (play_page([shown("multi-head")]), train_page(TEXT)):
+        assert global_names(content) - usual == {"attnlm"}
