@@ -98,9 +98,6 @@ def test_invisible_characters_are_shown() -> None:
     assert visible("a b\n\x00é日\u200b") == "a␣b⏎\\x00é日\\u200b"
 
 
-# --- Pictures in any surroundings of matplotlib ---------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["png", "svg", "html"])
 @pytest.mark.parametrize(
     "words",
@@ -172,9 +169,6 @@ def test_characters_without_a_font_are_reported_and_stay_text_in_svg(
         done = command("attend", text, "tied", "-o", tmp_path / picture, cwd=trained)
         assert (says in done.stderr) == is_said
     assert ">x</text>" in (tmp_path / "a.svg").read_text(encoding="utf-8")
-
-
-# --- The page -------------------------------------------------------------------------------------
 
 
 def test_the_page_is_one_file_with_the_attention(attention: Attention) -> None:
@@ -279,8 +273,7 @@ def test_pointing_and_keys_choose_a_token_and_its_weights(view: Any, attention: 
     view.hover("#text button >> nth=5")
     shows(5)
     view.mouse.move(0, 0)
-    view.focus("#text [aria-pressed=true]")
-    view.keyboard.press("ArrowRight")
+    view.press("#text [aria-pressed=true]", "ArrowRight")
     shows(6)
     view.keyboard.press("Home")
     view.keyboard.press("ArrowLeft")

@@ -199,9 +199,6 @@ def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Pat
         attnlm.heads(run, text=text)
 
 
-# --- Over training --------------------------------------------------------------------------------
-
-
 def test_scores_over_training_are_shown_as_heat_maps(trained: Path) -> None:
     flags = ("heads", "tied", "--over-training")
     run = open_run(trained / "checkpoints" / "tied")
@@ -237,8 +234,6 @@ def test_runs_without_scores_over_training_are_refused(trained: Path, tmp_path: 
     missing = {"says": "no snapshots with scores", "hints": "--eval-every"}
     fails("heads", older, "--over-training", cwd=tmp_path, code=1, **missing)
 
-
-# --- Heads of a model that is built to have them --------------------------------------------------
 
 NAMES = {place: "same-token" if kind == "current token" else kind for place, kind in BUILT.items()}
 

@@ -31,6 +31,7 @@ from tests.browser import check_fits, darkness, opened, until
 from tests.kit import command, fails
 from tests.models import FRUITS, V, small_model, some_ids, variants_with
 from tests.texts import texts_with_special
+from tests.tolerances import assert_near
 
 IDLE = "!attnlm.modelPage.isBusy"
 READ = f"{IDLE} && !attnlm.modelPage.isEdited"
@@ -82,49 +83,40 @@ def all_variants(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield view
 
 
-@pytest.mark.parametrize("number_type", ["f32", "f16"])
-def test_logits_of_every_variant_equal_the_textbook_pass(
-    number_type: str, all_variants: Any
+COMPUTED = """([number, ids]) => {
+  const model = attnlm.models[number];
+  const logits = [...model.logits(ids)];
+  model.logits(ids.slice(0, 3)); // from which the next call takes what the ids have in common
+  return {
+    logits: [logits, [...model.logits(ids)]],
+    maps: model.attention(ids).map((layer) => layer.map((map) => [...map])),
+    added: model.added(ids, 3),
+  };
+}"""
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_every_variant_computes_the_logits_maps_and_parts_of_the_model(
+    name: str, all_variants: Any
 ) -> None:
-    rounding, first = {"f32": (torch.float32, 0), "f16": (torch.float16, len(PLAYED))}[number_type]
-    for number, name in enumerate(PLAYED, first):
-        model = small_model(name)
-        ids = some_ids(min(model.architecture.block_size, 13))
+    model, ids, number = small_model(name), some_ids(13), PLAYED.index(name)
+    exact, half = (
+        all_variants.evaluate(COMPUTED, [place, ids.tolist()])
+        for place in (number, number + len(PLAYED))
+    )
+    for found, rounding in ((exact, torch.float32), (half, torch.float16)):
         weights = {key: w.to(rounding).double() for key, w in model.state_dict().items()}
-        expected_V = forward(model.architecture, weights, ids)[-1].numpy()
-        # The second call takes from the first one what the ids have in common.
-        for script in ("model.logits(ids)", "model.logits(ids.slice(0, 3)) && model.logits(ids)"):
-            found = all_variants.evaluate(
-                f"([n, ids]) => {{ const model = attnlm.models[n]; return [...{script}]; }}",
-                [number, ids.tolist()],
-            )
-            assert np.abs(found - expected_V).max() <= 1e-4 * np.abs(expected_V).max(), name
-
-
-def test_attention_of_every_variant_equals_the_model(all_variants: Any) -> None:
-    for number, name in enumerate(PLAYED):
-        ids = some_ids(9)
-        seen = record(small_model(name), ids[None])
-        expected = [layer.maps[0] for layer in seen.layers if layer.softmaxes]
-        found = all_variants.evaluate(
-            "([n, ids]) => attnlm.models[n].attention(ids).map((l) => l.map((m) => [...m]))",
-            [number, ids.tolist()],
-        )
-        assert len(found) == len(expected), name
-        for ours, theirs in zip(expected, found, strict=True):
-            maps = np.array(theirs).reshape(-1, 9, 9)
-            assert np.abs(maps - ours.numpy()).max() < 1e-5, name
-
-
-def test_parts_of_a_logit_equal_the_attribution(all_variants: Any) -> None:
-    for number, name in enumerate(PLAYED):
-        ids = some_ids(9).tolist()
-        expected = attribution(small_model(name), ids, 3)
-        found = all_variants.evaluate("([n, ids]) => attnlm.models[n].added(ids, 3)", [number, ids])
-        assert [part for part, _ in found] == [part for part, _ in expected], name
-        logits = [logit for _, logit in expected]
-        near = 1e-4 * max(map(abs, logits), default=1.0)
-        assert [logit for _, logit in found] == pytest.approx(logits, abs=near), name
+        expected_V = forward(model.architecture, weights, ids)[-1]
+        for logits_V in found["logits"]:
+            assert_near(torch.tensor(logits_V), expected_V, within=1e-4)
+    maps = [layer.maps[0] for layer in record(model, ids[None]).layers if layer.softmaxes]
+    for ours, theirs in zip(maps, exact["maps"], strict=True):
+        np.testing.assert_allclose(np.reshape(theirs, ours.shape), ours, atol=1e-5)
+    parts = attribution(model, ids.tolist(), 3)
+    assert [part for part, _ in exact["added"]] == [part for part, _ in parts]
+    logits = [logit for _, logit in parts]
+    near = 1e-4 * max(map(abs, logits), default=1.0)
+    assert [logit for _, logit in exact["added"]] == pytest.approx(logits, abs=near)
 
 
 def check_greedy(view: Any, number: int, model: LanguageModel) -> list[int]:
@@ -185,9 +177,6 @@ def test_ids_and_texts_equal_every_tokenizer(open_page: Any) -> None:
         script = "([n, all]) => all.map((ids) => attnlm.models[n].decode(ids))"
         parts = [*encoded, check_greedy(view, number, model), [255, 65], [240, 159, 145]]
         assert view.evaluate(script, [number, parts]) == list(map(tokenizer.decode, parts))
-
-
-# --- What a page shows ----------------------------------------------------------------------------
 
 
 @pytest.mark.smoke
@@ -317,14 +306,11 @@ def test_the_table_of_a_bigram_equals_its_weights(play: Any) -> None:
     token = LETTERS.decode([likeliest]).replace("\n", "⏎")
     said = f"“{token}” after “c”: {percent(float(probabilities_VV[2, likeliest]))}, logit "
     assert view.inner_text("#table-cell").startswith(said)
-    view.focus("#table .picture")
-    view.keyboard.press("ArrowUp")
+    view.press("#table .picture", "ArrowUp")
     assert "after “b”" in view.inner_text("#table-cell")
     assert view.locator("#flow button").all_inner_texts() == ["logits", "probabilities"]
     assert view.is_hidden("#heads-body") and view.is_hidden("#switch")
 
-
-# --- The steps of a head --------------------------------------------------------------------------
 
 STEPS = (
     *("embedding", "input", "q", "k", "v", "scores", "weights", "mix", "attention"),
@@ -403,17 +389,6 @@ def test_scores_and_weights_equal_the_model(walk: Any) -> None:
     assert shares == pytest.approx(seen.maps[0, 0, 0, 4].tolist(), abs=0.006)
 
 
-# --- Controls -------------------------------------------------------------------------------------
-
-
-def test_the_lens_is_shown_only_for_a_residual_stream(play: Any) -> None:
-    view = play("wide-head", "transformer", text="abc")
-    assert view.locator("#lens tbody tr").count() == 3
-    view.locator("#models h3 button", has_text="wide-head").click()
-    until(view, IDLE)
-    assert view.is_hidden("#lens-section")
-
-
 WIDTHS = pytest.mark.parametrize("width", [1300, 400])
 
 
@@ -424,32 +399,25 @@ def test_the_controls_work_by_keyboard(width: int, play: Any) -> None:
     view.keyboard.type("abcab")
     view.locator("#text button").nth(4).wait_for()
     until(view, IDLE)
-    view.focus("#text button[tabindex='0']")
-    view.keyboard.press("ArrowLeft")
+    view.press("#text button[tabindex='0']", "ArrowLeft")
     assert view.locator("#text button[aria-pressed='true']").all_inner_texts() == ["a"]
-    view.focus("#thumbnails [tabindex='0']")
-    view.keyboard.press("ArrowRight")
+    view.press("#thumbnails [tabindex='0']", "ArrowRight")
     until(view, IDLE)
     assert "Layer 1, head 2: “a” attends to" in view.inner_text("#head-caption")
-    view.focus("#large .picture")
-    view.keyboard.press("ArrowLeft")
+    view.press("#large .picture", "ArrowLeft")
     assert re.match("“a” gives [0-9.]+% to “c”", view.inner_text("#head-caption"))
     row, column = view.evaluate("attnlm.modelPage.walkthrough.cell")
-    view.focus(".outcome .matrix")
-    view.keyboard.press("ArrowUp")
+    view.press(".outcome .matrix", "ArrowUp")
     said = f"embedding[“{'abcab'[row - 1]}”, {column + 1}] = "
     assert view.inner_text("#explanation").startswith(said)
-    view.focus("#next-step")
-    view.keyboard.press("Enter")
+    view.press("#next-step", "Enter")
     view.locator("#flow [aria-current]", has_text="q").wait_for()
-    view.focus("#tokens")
-    view.keyboard.press("ControlOrMeta+a")
+    view.press("#tokens", "ControlOrMeta+a")
     view.keyboard.type("12")
     view.keyboard.press("Enter")
     until(view, f"{SAMPLED} === 12 && document.querySelector('#run').textContent === 'Generate'")
     until(view, IDLE)
-    view.focus("#one")
-    view.keyboard.press("Enter")
+    view.press("#one", "Enter")
     until(view, "document.querySelector('#prompt').value.length === 6")
 
 
@@ -492,13 +460,16 @@ TYPE_DURING_GENERATION = """async () => {
 }"""
 
 
-def test_several_models_can_be_chosen_and_typing_stops_generation(play: Any) -> None:
+def test_a_model_can_be_chosen_and_typing_stops_generation(play: Any) -> None:
     names = ("bigram", "multi-head", "transformer")
     view = play(*names, text="abcab")
     assert view.locator("#models h3").all_inner_texts() == list(names)
-    for name, heads in (("multi-head", 4), ("transformer", 8)):
+    for name, heads, has_stream in (("multi-head", 4, False), ("transformer", 8, True)):
         view.locator("#models h3 button", has_text=name).click()
         until(view, f"document.querySelector('#thumbnails').children.length === {heads}")
+        until(view, IDLE)
+        assert view.locator("#lens-section").is_visible() == has_stream
+    assert view.locator("#lens tbody tr").count() == 3
     view.locator("#models h3 button", has_text="bigram").click()
     view.locator("#heads-title", has_text="no attention").wait_for()
     assert not view.is_visible("#thumbnails")

@@ -162,8 +162,6 @@ def test_a_recurrent_model_has_nothing_to_patch(dataset: Dataset, tmp_path: Path
         attnlm.patch(run, [(CLEAN, CORRUPTED)])
 
 
-# --- Many pairs -----------------------------------------------------------------------------------
-
 PAIRS = [
     ("3 apples an", "4 pears are", "a", "s"),
     ("7 apples an", "7 pears are", "s", "e"),
@@ -244,8 +242,6 @@ def test_pairs_of_other_lengths_and_no_pairs_are_refused(dataset: Dataset, tmp_p
         attnlm.patch(run, [])
 
 
-# --- The command ----------------------------------------------------------------------------------
-
 TEXTS = "the lazy dog", "the lazy fox"
 WORDS = ("patch", *TEXTS, "tied", "--answers", "t", "x")
 
@@ -294,8 +290,6 @@ def test_a_picture_names_the_tokens_that_differ(found: attnlm.Patching) -> None:
     assert all(grid.title in svg for grid in found.maps.grids) and "d→f" not in svg
     assert svg.count("f→d") == 3  # residual stream, attention and MLP
 
-
-# --- Another program ------------------------------------------------------------------------------
 
 HOOKS = {"stream": "hook_resid_post", "attention": "hook_attn_out", "mlp": "hook_mlp_out"}
 

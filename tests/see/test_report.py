@@ -185,9 +185,6 @@ def test_a_row_of_the_lens_equals_the_model_without_later_layers(rung: str, runs
     np.testing.assert_allclose(data["percents"], 100 * probabilities_LTK.ravel(), atol=0.51)
 
 
-# --- The commands ---------------------------------------------------------------------------------
-
-
 def typed(words: str) -> str:
     return command(*shlex.split(words)[1:], cwd=Path.cwd()).stdout
 
@@ -281,9 +278,6 @@ def test_the_smallest_runs_have_reports(
         typed("attnlm attend a --output a.png")
     for words in ("trace a", "report", "report --json", "export least b.html --to html"):
         typed(f"attnlm {words}")
-
-
-# --- The page -------------------------------------------------------------------------------------
 
 
 def test_the_report_is_one_file_with_the_loss_without_each_head(found: Report) -> None:
@@ -424,8 +418,7 @@ def test_the_slider_moves_mark_line_and_map(view: Any, found: Report) -> None:
         assert middle(view.locator("#mark")) == pytest.approx(wanted, abs=1)
 
     shows(last)
-    view.focus("#snapshot")
-    view.keyboard.press("Home")
+    view.press("#snapshot", "Home")
     shows(0)
     view.keyboard.press("ArrowRight")
     shows(1)
@@ -520,8 +513,7 @@ def test_a_run_of_one_evaluation_has_no_curve(open_page: Any, found: Report) -> 
     first = replace(found.result, records=found.result.records[:1])
     view = open_page(report_page(replace(found, result=first, snapshots=found.snapshots[:1])))
     assert "A curve needs two evaluations or more" in view.inner_text("body")
-    view.focus("#snapshot")
-    view.keyboard.press("ArrowLeft")
+    view.press("#snapshot", "ArrowLeft")
     assert view.locator("#frames button").count() == 1
     view.select_option("#head", "0")
     assert "layer 1 head 1, step 0" in view.inner_text("#film-caption")

@@ -220,9 +220,6 @@ def test_the_same_seed_gives_the_same_steps_and_another_seed_others(view: Any) -
     assert (state["rung"], state["step"], state["isRunning"]) == ("single-head", 3, False)
 
 
-# --- What a page shows ----------------------------------------------------------------------------
-
-
 def test_the_counted_bigram_is_the_one_of_the_data_set(open_page: Any, tmp_path: Path) -> None:
     dataset = prepared(tmp_path)
     content = train_page(training_text(dataset))
@@ -252,8 +249,7 @@ def learned(open_page: Any, page: Path) -> Any:
 @pytest.mark.smoke
 def test_the_slider_goes_back_to_the_beginning_and_everything_follows(learned: Any) -> None:
     assert learned.evaluate("attnlm.trainer.state.tokensPerSecond") > 0
-    learned.focus("#at-step")
-    learned.keyboard.press("Home")
+    learned.press("#at-step", "Home")
     assert "step 0 ·" in learned.inner_text(".losses")
     assert learned.inner_text("#into-step") == "the model of step 0"
     until(learned, "!document.querySelector('.sample').textContent.includes('abcdefghij')")
