@@ -296,8 +296,13 @@ def test_heads_of_a_model_trained_on_repeated_strings_are_named(tmp_path: Path) 
     strings = ("".join(random.choice(list(string.ascii_lowercase), n)) for n in lengths)
     dataset = prepared(tmp_path, "".join(4 * letters + "\n" for letters in strings), "strings")
     sizes = {"embed_dim": 32, "heads": 2, "block_size": 32, "batch_size": 32, "eval_every": 100}
-    run = quick_run(dataset, "transformer:mlp=none:layers=2", **sizes, steps=300)
-    report = attnlm.heads(run, windows=16, device="cpu", data_dir=dataset.path.parent)
+    model = "transformer:mlp=none:layers=2"
+    fresh, run = (quick_run(dataset, model, **sizes, steps=steps) for steps in (1, 300))
+    before, report = (
+        attnlm.heads(one, windows=16, device="cpu", data_dir=dataset.path.parent)
+        for one in (fresh, run)
+    )
+    assert {head.name for head in before.heads} <= {"mixed", "uniform"}
     names = [head.name for head in report.heads]
     assert sorted(names[:2]) == ["mixed", "previous-token"]
     assert "induction" in names[2:] and set(names[2:]) <= {"induction", "mixed"}

@@ -207,33 +207,6 @@ def test_a_file_of_pairs_finds_the_two_heads_of_induction(dataset: Dataset, tmp_
     assert bare == ["1 …", "2 1", "3 …", "4 2", "5 ␣", "6 …"]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ('{"clean": "a"}', "has no two texts"),
-        ("[]", "has no two texts"),
-        ("{", "has no two texts"),
-        ('{"clean": "a", "corrupted": 1}', "a pair is two texts"),
-        ('{"clean": " p1r2 p", "corrupted": "p"}', "7 and 1 tokens"),
-        ('{"clean": "a", "corrupted": "s"}', "7 and 1 tokens"),
-        ('{"clean": "Ω", "corrupted": "s"}', "Ω"),
-        (
-            '{"clean": " p1r2 p", "corrupted": " p1r2 s", "answers": ["1", "12"]}',
-            "'12' has 2",
-        ),
-    ],
-)
-def test_a_wrong_pair_is_named_by_its_line(
-    wrong: str, says: str, dataset: Dataset, tmp_path: Path
-) -> None:
-    run = random_run("average", dataset, tmp_path)
-    right = {"clean": " p1r2 p", "corrupted": " r1p2 p"}
-    (tmp_path / "pairs.jsonl").write_text(f"{json.dumps(right)}\n{wrong}\n")
-    with pytest.raises(AttnlmError, match=says) as raised:
-        attnlm.patch(run, tmp_path / "pairs.jsonl")
-    assert "line 2 of " in raised.value.message
-
-
 def test_pairs_of_other_lengths_and_no_pairs_are_refused(dataset: Dataset, tmp_path: Path) -> None:
     run = random_run("average", dataset, tmp_path)
     with pytest.raises(AttnlmError, match=r"pair 2: .* 7 and 1 tokens"):
