@@ -150,7 +150,7 @@ def test_the_verdict_names_overfitting_and_baselines(
     losses: list[float], more: dict[str, Any], said: str, unsaid: str
 ) -> None:
     """Overfitting is a rise beyond noise while the training loss falls."""
-    known = {name: more.get(name) for name in ("bigram_loss", "floor")}
+    known: dict[str, Any] = {name: more.get(name) for name in ("bigram_loss", "floor")}
     series = {name: values for name, values in more.items() if isinstance(values, list)}
     records = []
     for step, loss in enumerate(losses):

@@ -153,7 +153,7 @@ def test_tokens_are_drawn_as_often_as_their_probabilities_say(all_variants: Any)
 
 AWKWARD = (
     "I'll  don't I'LL we'Re ITſ x's'T apples and 12345 6\u0663 pears\n\n",
-    *("\ufeff1\u0085b\u2028c 👩‍👩‍👧", *texts_with_special(["<|endoftext|>", "<|im_start|>"])),
+    *("\ufeff1\u0085b\u2028c 👩‍👩‍👧", *texts_with_special(["<|endoftext|>", "<|im_start|>"], 40)),
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def batch(ids_BT: torch.Tensor) -> list[list[int]]:
     return [ids_BT[:, :-1].flatten().tolist(), ids_BT[:, 1:].flatten().tolist()]
 
 
-def shaped(found: list[Any], like: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def shaped(found: list[Any], like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors of a page, pairs of name and numbers, in the shapes of `like`."""
     return {name: torch.tensor(numbers).view(like[name].shape) for name, numbers in found}
 
@@ -296,13 +296,14 @@ def test_a_bigram_shows_its_table_and_training_ends(open_page: Any, page: Path) 
 
 
 def test_two_panes_train_on_the_same_batches(open_page: Any, page: Path) -> None:
+    view = open_page(page)
+
     def losses_of_one_step() -> Any:
         until(view, HAS_SNAPSHOT)
         view.click("#one-step")
         until(view, "attnlm.trainers.every(({state}) => state.step === 1)")
         return view.evaluate("attnlm.trainers.map(({state}) => state.validationLoss)")
 
-    view = open_page(page)
     view.click("#compare")
     until(view, "attnlm.trainers.length === 2")
     first, second = losses_of_one_step()

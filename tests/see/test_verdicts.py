@@ -22,6 +22,12 @@ def test_quantiles_equal_a_table() -> None:
     assert {n: t_quantile(0.01, n) for n in one} == pytest.approx(one, abs=5e-4)
 
 
+def test_an_interval_is_the_mean_and_t_standard_errors_around_it() -> None:
+    assert interval([1.0, 2.0, 3.0]) == pytest.approx(
+        (2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5), 1e-3
+    )
+
+
 def claims(ladder: dict[str, list[float]]) -> list[Pair]:
     return [pair for pair in compare_pairs(ladder) if pair.verdict != "not shown"]
 
@@ -54,22 +60,6 @@ def test_a_clear_difference_does_not_add_false_claims() -> None:
         assert {("1", "0"), ("2", "0")} <= shown
         found += ("2", "1") in shown
     assert 0.02 <= found / count <= 0.08
-
-
-@pytest.mark.parametrize("others", [0, 3])
-def test_a_difference_of_two_spreads_is_found_with_five_seeds(others: int) -> None:
-    draws, count, found, nearest = np.random.default_rng(3), 400, 0, 0
-    for _ in range(count):
-        differences = draws.normal(2, 1, size=5)
-        ladder = {"worse": [5.0] * 5, "better": (5 - differences).tolist()}
-        for i in range(others):  # clearly different rungs take nothing from it
-            ladder[str(i)] = draws.normal(100 * (i + 1), 1, size=5).tolist()
-        (pair,) = (p for p in compare_pairs(ladder) if (p.rung, p.rival) == ("better", "worse"))
-        found += pair.verdict == "better"
-        assert pair.interval is not None
-        nearest += pair.interval[0] <= 2 <= pair.interval[1]
-    assert found / count >= 0.8
-    assert nearest / count >= 0.93  # 0.95 is expected, or more
 
 
 def test_verdicts_follow_the_interval_and_state_the_seeds_that_are_needed() -> None:
