@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 import shlex
 import xml.etree.ElementTree
@@ -98,14 +99,16 @@ def test_invisible_characters_are_shown() -> None:
     assert visible("a b\n\x00é日\u200b") == "a␣b⏎\\x00é日\\u200b"
 
 
-@pytest.mark.parametrize("kind", ["png", "svg", "html"])
+ATTEND = "attend 'the dog' transformer"
+PATCH = "patch 'the lazy dog' 'the lazy fox' tied --answers t x"
+
+
 @pytest.mark.parametrize(
-    "words",
+    ("words", "kind"),
     [
-        "attend 'the dog' transformer",
-        "patch 'the lazy dog' 'the lazy fox' tied --answers t x",
-        "heads tied --windows 3",
-        "heads tied --over-training",
+        *itertools.product((ATTEND, PATCH), ("png", "svg", "html")),
+        ("heads tied --windows 3", "png"),
+        ("heads tied --over-training", "html"),
     ],
 )
 def test_a_picture_of_each_kind_is_the_same_each_time(
