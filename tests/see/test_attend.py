@@ -130,7 +130,7 @@ def test_drawing_is_silent_without_a_home_and_with_user_settings(
 ) -> None:
     folder = ("multi-head", "--checkpoint-dir", str(trained / "checkpoints"))
     words = ("attend", "the dog", *folder, "--output")
-    unusual = {"image.origin": "lower", "axes.facecolor": "red"}
+    unusual: dict[Any, str] = {"image.origin": "lower", "axes.facecolor": "red"}
     command("report", *folder, "--output", "usual.html", cwd=tmp_path)
     command(*words, "usual.png", cwd=tmp_path)
     with matplotlib.rc_context(unusual):
