@@ -24,7 +24,7 @@ help:
 	@echo "make emulator   install emulators of ARM64 and Windows"
 	@echo "make cuda       the tests of an NVIDIA GPU, then GPT-2's speed on it"
 	@echo "make test-slow  the tests that take minutes"
-	@echo "make trials     robustness tests in full, TRIALS=\"kill …\" or all"
+	@echo "make trials     robustness tests, TRIALS=\"kill or disk\" or all"
 	@echo "make patches    check that the tests notice faults made on purpose"
 	@echo "make audit      known vulnerabilities in the dependencies; needs a network"
 	@echo "make bench      compare speed with other programs, PARTS=\"steps sample …\" or all"
@@ -123,7 +123,7 @@ test-slow: $(READY)
 	$(BIN)/pytest -m slow
 
 trials: $(READY)
-	$(BIN)/python -m trials $(TRIALS)
+	$(BIN)/pytest trials $(if $(TRIALS),-k "$(TRIALS)")
 
 patches: $(READY)
 	$(BIN)/python -m tools.patches

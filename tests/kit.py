@@ -208,7 +208,7 @@ def quick_run(data: Dataset | Path, model: str = "multi-head", **more: Any) -> R
 def forked() -> ForkServerContext:
     """Return a context that forks processes from one that has loaded every module they need."""
     context = multiprocessing.get_context("forkserver")
-    preloaded = ["tests.processes", "trials", "torch._dynamo"]
+    preloaded = ["tests.processes", "torch._dynamo"]
     context.set_forkserver_preload(preloaded)  # works only before the first process is started
     return context
 

@@ -1,24 +1,9 @@
-"""Trials: what attnlm promises to survive, tried many times over and counted.
+"""Trials: what attnlm promises to survive, tried many times over, from a new seed each day.
 
-`make trials` makes them all, in full, from a new seed each day; `make test` a short form of each,
-from one that stays. `python -m trials NAME --seed N --case N` tries one case again.
+`make trials` makes them all. `pytest trials --cases 20` tries 20 cases of each test, and
+`pytest 'trials/test_x.py::test_y[7]' --seed 20261127` repeats the case that failed on that day.
 """
 
-import attnlm
-from trials import (  # noqa: F401 - each registers its trials
-    arbitrary_input,
-    damaged_files,
-    disk,
-    environments,
-    hostile_files,
-    kill,
-    memory,
-    not_finite,
-    resume,
-    signals,
-    two_processes,
-)
-from trials.trial import TRIALS as TRIALS
+import pytest
 
-# Trials fork after this, so that none of their children has to import it.
-_loaded = [getattr(attnlm, name) for name in attnlm.__all__]
+pytest.register_assert_rewrite("trials.kit", "tests.models")
