@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cases", type=int, default=sys.maxsize, help="of each test; default: all")
 
 
+@pytest.hookimpl(trylast=True)  # after -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep as many cases of each test as are wanted, others with each seed."""
     gc.freeze()  # else each child takes a second to copy what is looked at for collection
