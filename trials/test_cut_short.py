@@ -121,7 +121,7 @@ def _act_with(disturb: Callable[[int, str], None], scenario: Scenario, here: Pat
 
 def _training(command: str, rung: str, project: Path, folder: Path) -> Scenario:
     # No learning rate depends on the number of steps: the run of 6 steps goes on as others.
-    interval, way = 3, {"model": rung, "schedule": "constant", "eval_every": 3}
+    way: dict[str, Any] = {"model": rung, "schedule": "constant", "eval_every": 3}
 
     def note(stepper: Any) -> None:
         _REACHED[:] = stepper.state.step.to_bytes(8, "little")
@@ -143,10 +143,10 @@ def _training(command: str, rung: str, project: Path, folder: Path) -> Scenario:
             run = attnlm.open_run(place / "run")
             if run.last.exists():
                 run.model(checkpoint="last")
-                assert made - run.checkpoint("last").step <= interval
+                assert made - run.checkpoint("last").step <= way["eval_every"]
             attnlm.train(resume=run.path, steps=kit.SMALL["steps"])
         except attnlm.AttnlmError as error:
-            assert made <= interval and "checkpoint not found" in error.message, error
+            assert made <= way["eval_every"] and "checkpoint not found" in error.message, error
             train(place / "other")
             run = attnlm.open_run(place / "other" / "run")
         assert_same_run(attnlm.open_run(folder / "whole" / "run"), run)

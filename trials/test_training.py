@@ -166,8 +166,9 @@ def test_a_second_trainer_is_refused_until_the_first_ends(
 def test_a_run_is_sampled_and_evaluated_while_it_is_trained(
     case: int, project: Path, place: Path, generator: Random
 ) -> None:
-    way = {"model": "multi-head", "steps": 40, "eval_every": 1, "seed": generator.randrange(2**31)}
-    writer = kit.Child(lambda: kit.train(project, place, **way).name)
+    way: dict[str, Any] = {"model": "multi-head", "steps": 40, "eval_every": 1}
+    seed = generator.randrange(2**31)
+    writer = kit.Child(lambda: kit.train(project, place, **way, seed=seed).name)
     while not (place / "run" / "last.safetensors").exists():
         time.sleep(0.001)
     for which in ("best", "last") * 5:
@@ -206,8 +207,8 @@ def test_training_and_sampling_take_no_more_memory_the_longer_they_last(
         if isinstance(event, Stepped):
             sizes.append(_status("VmRSS"))
 
-    way = {"model": rung, "steps": steps, "eval_every": steps // 20}
-    run = kit.train(project, place, on_event=measure, **way)
+    sized: dict[str, Any] = {"steps": steps, "eval_every": steps // 20}
+    run = kit.train(project, place, on_event=measure, model=rung, **sized)
     _assert_steady(sizes)
     pieces = attnlm.sample(run, tokens=max(10_000, steps), seed=1, device="cpu")
     _assert_steady([_status("VmRSS") for _ in pieces])
