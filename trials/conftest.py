@@ -63,8 +63,7 @@ def generator(request: pytest.FixtureRequest) -> Random:
 @pytest.fixture
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty folder for one case, which leaves neither files nor children."""
-    made = tmp_path_factory.getbasetemp() / "case"
-    made.mkdir()
+    (made := tmp_path_factory.getbasetemp() / "case").mkdir()
     yield made
     for child in multiprocessing.active_children():
         if not child.daemon:

@@ -27,8 +27,7 @@ from tests.kit import QUICK
 
 TEXT = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(60))
 SMALL = {**QUICK, "embed_dim": 16, "steps": 12, "eval_every": 4, "device": "cpu"}
-DATA, RUN = Path("data/fruits-char"), Path("checkpoints/small")
-_PAIRS = Path("data/fruits-bpe260")
+DATA, _PAIRS, RUN = map(Path, ("data/fruits-char", "data/fruits-bpe260", "checkpoints/small"))
 FILES = (
     *(folder / name for folder in (DATA, _PAIRS) for name in ("meta.json", "train.bin", "val.bin")),
     *(folder / "tokenizer.json" for folder in (DATA, _PAIRS, RUN)),
@@ -154,8 +153,8 @@ def settings_of(model: str, **settings: Any) -> dict[str, Any]:
 
 def train(project: Path, runs: Path, *, name: str = "run", on_event: Any = None, **way: Any) -> Run:
     """Train a small run on characters; `way` has the model and other settings."""
-    told = {"name": name, "on_event": on_event}
-    return attnlm.train(project / DATA, checkpoint_dir=runs, **told, **settings_of(**way))
+    way = {**settings_of(**way), "name": name, "on_event": on_event}
+    return attnlm.train(project / DATA, checkpoint_dir=runs, **way)
 
 
 @contextlib.contextmanager

@@ -208,7 +208,7 @@ def test_commands_work_in_any_folder_and_environment(
     arguments = ["prepare", source, *folders, ";"]
     arguments += ["train", "--steps=1", "--threads=1", "--block-size=4", *folders, *runs, ";"]
     arguments += ["sample", "--tokens=9", "--prompt=αβ", *runs, ";"]
-    through = [sys.executable, "-c", _ONE_AFTER_ANOTHER]
+    through = (sys.executable, "-c", _ONE_AFTER_ANOTHER)
     done = kit.run_in_new_process(arguments, here, env=variables, through=through)
     assert done.code == 0 and done.fault() is None, (arguments, done)
     assert done.stdout[-12:-9] == "\nαβ"

@@ -151,8 +151,7 @@ def _training(command: str, rung: str, project: Path, folder: Path) -> Scenario:
             run = attnlm.open_run(place / "other" / "run")
         assert_same_run(attnlm.open_run(folder / "whole" / "run"), run)
 
-    before = folder / "before"
-    before.mkdir()
+    (before := folder / "before").mkdir()
     kit.in_child(train, folder / "whole")
     if command == "resume":
         kit.in_child(train, before, 6)

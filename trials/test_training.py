@@ -147,8 +147,7 @@ def test_a_second_trainer_is_refused_until_the_first_ends(
             reached.release()
             goes_on.acquire()
 
-    way = {"model": "multi-head"}
-    first = kit.Child(lambda: kit.train(project, place, **way, on_event=wait).name)
+    first = kit.Child(lambda: kit.train(project, place, model="multi-head", on_event=wait).name)
     reached.acquire()
     with pytest.raises(kit.ChildError, match="AttnlmError: run is being trained by another"):
         kit.in_child(lambda: attnlm.train(resume=place / "run").name)
@@ -158,7 +157,7 @@ def test_a_second_trainer_is_refused_until_the_first_ends(
     else:
         goes_on.release()
         first.result()
-    kit.in_child(_assert_undisturbed, place / "run", way, project, whole)
+    kit.in_child(_assert_undisturbed, place / "run", {"model": "multi-head"}, project, whole)
 
 
 @pytest.mark.parametrize("case", range(30))
@@ -167,8 +166,8 @@ def test_a_run_is_sampled_and_evaluated_while_it_is_trained(
     case: int, project: Path, place: Path, generator: Random
 ) -> None:
     way: dict[str, Any] = {"model": "multi-head", "steps": 40, "eval_every": 1}
-    seed = generator.randrange(2**31)
-    writer = kit.Child(lambda: kit.train(project, place, **way, seed=seed).name)
+    way["seed"] = generator.randrange(2**31)
+    writer = kit.Child(lambda: kit.train(project, place, **way).name)
     while not (place / "run" / "last.safetensors").exists():
         time.sleep(0.001)
     for which in ("best", "last") * 5:
@@ -207,8 +206,8 @@ def test_training_and_sampling_take_no_more_memory_the_longer_they_last(
         if isinstance(event, Stepped):
             sizes.append(_status("VmRSS"))
 
-    sized: dict[str, Any] = {"steps": steps, "eval_every": steps // 20}
-    run = kit.train(project, place, on_event=measure, model=rung, **sized)
+    sized = {"model": rung, "steps": steps, "eval_every": steps // 20}
+    run = kit.train(project, place, on_event=measure, **sized)  # type: ignore[arg-type]
     _assert_steady(sizes)
     pieces = attnlm.sample(run, tokens=max(10_000, steps), seed=1, device="cpu")
     _assert_steady([_status("VmRSS") for _ in pieces])
@@ -216,8 +215,8 @@ def test_training_and_sampling_take_no_more_memory_the_longer_they_last(
 
 def _assert_steady(sizes: list[int]) -> None:
     """Assert that the second half of a life takes no more memory than the first half."""
-    half = len(sizes) // 2
-    assert half > 1 and max(sizes[half:]) - max(sizes[:half]) <= _GROWTH
+    first, second = sizes[: len(sizes) // 2], sizes[len(sizes) // 2 :]
+    assert max(second) - max(first) <= _GROWTH
 
 
 def _status(what: str) -> int:

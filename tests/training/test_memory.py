@@ -23,6 +23,7 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note
 from attnlm.base.setting_fields import Settings
+from attnlm.cli import exits
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
 from attnlm.config.settings import resolve
@@ -198,6 +199,14 @@ def test_a_window_that_exceeds_the_memory_and_memory_that_runs_out_later_are_err
     with pytest.raises(AttnlmError, match="one window of `block_size` 12 does not fit") as caught:
         train(SMALL)
     assert "lower `block_size`" in caught.value.hint
+
+
+def test_a_command_that_finds_no_memory_says_what_to_lower(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert exits.run(lambda: torch.empty(2**60)) == 1
+    said = capsys.readouterr().err
+    assert "there is not enough memory" in said and "--batch-size" in said
 
 
 # --- Precision and devices ------------------------------------------------------------------------
