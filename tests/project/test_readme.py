@@ -59,8 +59,9 @@ OTHERS = {
     *("--nnodes", "--node-rank", "--nproc-per-node", "--master-addr", "--master-port"),
     *("--local-addr", "--rdzv-backend", "--rdzv-conf", "--rdzv-endpoint", "--max-restarts"),
     *("--local-dir", "--logdir", "--signal", "--hed", "--rounds", "--processor", "--training"),
+    "--cases",
 }
-"""Options of torchrun, hf, TensorBoard, sbatch and the benchmarks, and a misspelled one."""
+"""Options of torchrun, hf, TensorBoard, sbatch the benchmarks and the trials, and a misspelled one."""
 
 
 def test_every_flag_that_they_name_exists() -> None:

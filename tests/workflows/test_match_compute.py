@@ -104,9 +104,9 @@ def test_own_parts_and_models_are_counted_by_running_them(code: Path, fixed: Pat
     head = f"multi-head:attention={code}/parts.py:Head"
     rungs = (head, f"{code}/models.py:lecture", f"{fixed}:Heads", f"{fixed}:Fixed")
     found = with_widths(plan("multi-head:embed_dim=40", *rungs, equal="parameters"), V)
-    wanted, *others, fixed = parameters(found)
+    wanted, *others, of_fixed = parameters(found)
     assert others == [pytest.approx(wanted, rel=0.05)] * 3
-    assert fixed == 2 * 8 * V + V
+    assert of_fixed == 2 * 8 * V + V
     sizes = {(one.rung, one.setting): one.value for one in found.adapted}
     assert sizes[rungs[2], "set.n_embd"] % 3 == 0 and (rungs[2], "heads") not in sizes
     assert "more.py:Heads: n_embd" in found.adaptation
