@@ -21,7 +21,13 @@ class QuestionFormat:
     answer_end: str = ""
 
     def prompt(self, question: str) -> str:
-        """Return the prompt for a question, which may have its end already."""
+        """Return the prompt for a question, as training has it.
+
+        The end of a task's question, such as `=`, may be there already; a newline may not, since
+        the question itself may end with one.
+        """
+        if self.question_end.isspace():
+            return question + self.question_end
         return question.removesuffix(self.question_end) + self.question_end
 
     def with_stop(self, config: SamplingConfig) -> SamplingConfig:

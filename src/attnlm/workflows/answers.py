@@ -157,9 +157,10 @@ def texts_to_patch(dataset: Dataset, most: int) -> list[tuple[str, str, str, str
     tokens and an answer that begins with another token. Raises AttnlmError if there is no pair.
     """
     tokenizer = dataset.tokenizer
-    end = "" if dataset.examples is None else dataset.examples.question_end
+    facts = dataset.examples
+    format = QuestionFormat() if facts is None else QuestionFormat(facts.question_end)
     questions = [
-        (tokenizer.encode(prompt.removesuffix(end) + end), tokenizer.encode(answer)[0])
+        (tokenizer.encode(format.prompt(prompt)), tokenizer.encode(answer)[0])
         for prompt, answer in select_pairs(dataset)
     ]
     pairs = []
