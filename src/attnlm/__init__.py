@@ -50,6 +50,9 @@ evaluation than `train`. Compare its losses only with those of a baseline in the
 Errors are AttnlmError, with a `message` and a `hint`. Its subclass UsageError reports invalid
 values; an argument of a wrong type may raise TypeError.
 
+Functions compute in float32 on the CPU's default device, whatever PyTorch's default dtype and
+device, autocast and gradient mode are around them, and restore those.
+
 Environment variables are not changed, with one exception: if training compiles the model, it sets
 TORCHINDUCTOR_CACHE_DIR, unless you have set it. On a machine that runs other work too, set
 GOMP_SPINCOUNT=10000 before PyTorch is imported: threads that wait for each other then sleep. The
@@ -59,7 +62,10 @@ command `attnlm` sets it itself.
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import TYPE_CHECKING, Any
+
+from attnlm.compute.torch_settings import with_usual_torch_settings
 
 if TYPE_CHECKING:
     from attnlm.base.errors import AttnlmError as AttnlmError
@@ -163,7 +169,8 @@ if not TYPE_CHECKING:  # a type checker would accept every name, with any type
     def __getattr__(name: str) -> Any:
         """Load a name when it is first used, so that `attnlm --help` does not wait for torch."""
         if name in _HOMES:
-            return getattr(importlib.import_module(f"attnlm.{_HOMES[name]}"), name)
+            found = getattr(importlib.import_module(f"attnlm.{_HOMES[name]}"), name)
+            return with_usual_torch_settings(found) if inspect.isfunction(found) else found
         raise AttributeError(f"module 'attnlm' has no attribute {name!r}")
 
 
