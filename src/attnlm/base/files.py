@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -102,10 +103,28 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_bytes(path, (json.dumps(sealed, indent=2) + "\n").encode())
 
 
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file of a run or a data set to read it.
+
+    Raises OSError, also for a pipe or a device: reading it might never end.
+    """
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - returned
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe does not wait for its writer."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file. Raises AttnlmError if it can't be read."""
+    """Return the content of a file of a run or a data set. Raises AttnlmError if it can't."""
     try:
-        return path.read_bytes()
+        with open_regular(path) as file:
+            return file.read()
     except OSError as error:
         raise AttnlmError(
             f"cannot read {path}: {error.strerror}", "check that it exists and that you may read it"
@@ -170,7 +189,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
 def file_hash(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal. Raises OSError if it can't be read."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -66,8 +66,8 @@ def default_name(root: Path, kind: str) -> str | None:
     This is the folder that was made last or, if it is gone, the newest one.
     """
     names = folder_names(root, kind)
-    with contextlib.suppress(OSError):
-        latest = (root / LATEST).read_text("utf-8", "replace").strip()
+    with contextlib.suppress(AttnlmError):
+        latest = files.read_bytes(root / LATEST).decode("utf-8", "replace").strip()
         if latest in names:
             return latest
     return names[0] if names else None

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
-from attnlm.base.files import file_hash
+from attnlm.base.files import file_hash, open_regular
 from attnlm.base.folders import (
     FolderEntry,
     find_folder,
@@ -304,7 +304,7 @@ def sampled_hash(path: Path) -> str:
     """Return the SHA-256 of at most 64 blocks of 1 MiB, spread evenly over a file."""
     digest = hashlib.sha256()
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         count = min(_SAMPLES, math.ceil(size / _SAMPLE))
         for i in range(count):
             file.seek(max(0, size - _SAMPLE) * i // max(1, count - 1))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.files import open_replacement
+from attnlm.base.files import open_replacement, read_bytes
 from attnlm.text.example_files import Example
 from attnlm.tokens.tokenizer import Tokenizer
 
@@ -193,6 +193,6 @@ def write_marks(path: Path, examples: Examples) -> None:
 
 def read_marks(path: Path, tokens: int) -> Examples:
     """Return the places of examples in a split of `tokens` tokens."""
-    content = np.frombuffer(path.read_bytes(), np.uint8)
+    content = np.frombuffer(read_bytes(path), np.uint8)
     is_answer, is_start = (np.unpackbits(part, count=tokens) for part in content.reshape(2, -1))
     return Examples(np.flatnonzero(is_start).astype(np.int64), is_answer.view(np.bool_))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
+from attnlm.base.files import open_regular
 from attnlm.base.formatting import listed
 from attnlm.base.setting_fields import quoted
 from attnlm.model.inspection import check_finite
@@ -78,7 +79,7 @@ def _read_checkpoint(
     hint = "try the run's other checkpoint: `checkpoint` last or best"
     with (
         explaining_read_errors(path, ": it does not match its own digest", hint),
-        path.open("rb") as opened,
+        open_regular(path) as opened,
     ):
         file = TensorFile.of(opened)
         stored = file.tensors

@@ -150,7 +150,9 @@ class Run(RunFacts):
         try:
             summary = {"run": self.name, "folder": str(self.path), **run_summary(self)}
             if path.is_file():
-                source = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+                source = (
+                    f"data:image/png;base64,{base64.b64encode(files.read_bytes(path)).decode()}"
+                )
                 picture = f'<img alt="loss by step" width="560" src="{source}"/>'
         except (AttnlmError, OSError):
             return None

@@ -395,6 +395,6 @@ def open_tensors(path: Path) -> Iterator[TensorFile]:
     """Open a safetensors file and read its header. Raises AttnlmError if it can't be read."""
     with contextlib.ExitStack() as opening:
         with explaining_read_errors(path, " or not a safetensors file", _COPY):
-            file = opening.enter_context(path.open("rb"))
+            file = opening.enter_context(files.open_regular(path))
             opened = TensorFile.of(file)
         yield opened
