@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import logging
@@ -70,6 +71,24 @@ def copy_texts(
                 on_event(Progress("stream", row, None, "rows"))
 
 
+def _configured(folder: Path) -> Iterator[str]:
+    """Yield the texts in the `configs` of a folder's README.md, among them paths and URLs."""
+    import yaml  # type: ignore[import-untyped]  # `datasets` needs it
+
+    values: list[object] = []
+    for name, pattern in (("README.md", r"---\s*\n(.*?)\n---"), (".huggingface.yaml", "(.*)")):
+        with contextlib.suppress(OSError, yaml.YAMLError, AttributeError):
+            text = (folder / name).read_text("utf-8", "replace")
+            if header := re.match(pattern, text, flags=re.DOTALL):
+                values.append(yaml.safe_load(header[1]).get("configs"))
+    while values:
+        value = values.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, list | dict):
+            values += value.values() if isinstance(value, dict) else value
+
+
 def _texts(source: str, column: str, offline: bool) -> Iterator[str]:
     name, row = parsed(source), 0
     path = name.path
@@ -83,6 +102,11 @@ def _texts(source: str, column: str, offline: bool) -> Iterator[str]:
     if offline and not is_local:
         raise AttnlmError(f"{source} needs the network, but `offline` is set", hint)
     datasets = import_optional("datasets", f"reading {source}")
+    if offline and (urls := [word for word in _configured(Path(path)) if "://" in word]):
+        raise AttnlmError(
+            f"{source} names {urls[0]}, which needs the network, but `offline` is set",
+            "leave it out of the folder's README.md, or allow the network",
+        )
     datasets.disable_progress_bars()
     for library in ("datasets", "huggingface_hub"):  # they log errors and retries
         logging.getLogger(library).setLevel(logging.CRITICAL)
