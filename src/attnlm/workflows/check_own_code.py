@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.formatting import listed, quantity
 from attnlm.base.own_code import OwnCode, named_code
+from attnlm.compute.device import choose_device
 from attnlm.config.new_run import resolve_new, with_own_code
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
 from attnlm.model.inspection import parameter_count
@@ -25,6 +26,8 @@ from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.model.own_specs import PREFIX, OwnModel, OwnParts
 from attnlm.model.recorder import SOFTMAX, record
 from attnlm.model.spec import ModelSpec
+from attnlm.training.own_code_probe import seed_everything
+from attnlm.training.state import keeping_random_state
 from attnlm.workflows.doctor import Finding
 
 _VOCAB_SIZE = 65  # as Tiny Shakespeare's characters
@@ -32,7 +35,10 @@ _MOST_TOKENS = 64  # of a text that is checked
 _MOST_CHANGED = 32  # tokens that are changed one by one
 _TOLERANCE = 1e-4
 """Logits are equal if they differ by at most this fraction of the largest."""
+_LEAK = 2e-5
+"""A causal model's logits change by less, as a fraction of the largest, by rounding alone."""
 _TIMED = 5  # steps, of which the fastest counts
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.InstanceNorm1d)
 _MASK = "mask the scores before the softmax, with -inf where the key is later than the query"
 _AXIS = "normalise over the keys: softmax(dim=-1)"
 
@@ -45,11 +51,14 @@ class Leak:
     target: int
     change: float
     cause: str
+    in_training: bool = False
+    """True if evaluation, in which dropout is off, has no leak"""
 
     def __str__(self) -> str:
+        mode = "in training, " if self.in_training else ""
         return (
-            f"the logits at token {self.target} change by {self.change:.2g} when the later token "
-            f"{self.source} changes"
+            f"{mode}the logits at token {self.target} change by {self.change:.2g} when the later "
+            f"token {self.source} changes"
         )
 
 
@@ -184,20 +193,33 @@ def _check_gradients(model: LanguageModel, ids_BT: Tensor) -> Finding:
     return Finding("gradients", text, f"without one: {shown}: use or remove them")
 
 
-@torch.inference_mode()
 def find_leak(model: LanguageModel, most: int = _MOST_CHANGED) -> Leak | None:
-    """Return the largest change of logits by a later token, or None if the model is causal."""
+    """Return the largest change of logits by a later token, or None if the model is causal.
+
+    Evaluation is tried first, then training. Buffers and mode are as before afterwards.
+    """
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        return _find_leak(model.eval(), most) or _find_leak(model.train(), most)
+    finally:
+        model.eval()
+        for name, buffer in model.named_buffers():
+            buffer.data = buffers[name]
+
+
+@torch.inference_mode()
+def _find_leak(model: LanguageModel, most: int) -> Leak | None:
     ids_1T = _random_ids(model, 1)
     length = ids_1T.size(1)
 
     def logits_of(ids_1T: Tensor) -> Tensor:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # noise is not a leak
+        with keeping_random_state(choose_device("cpu")):
+            seed_everything(0)  # noise is not a leak
             logits: Tensor = model(ids_1T)[0]
             return logits
 
     before_TV = logits_of(ids_1T)
-    tolerance = _TOLERANCE * float(before_TV.abs().max())
+    tolerance = _LEAK * float(before_TV.abs().max())
     changes: list[tuple[float, int, int]] = []
     for source in {*range(1, length, max(1, length // most)), *range(1, length)[-1:]}:
         changed_1T = ids_1T.clone()
@@ -207,7 +229,8 @@ def find_leak(model: LanguageModel, most: int = _MOST_CHANGED) -> Leak | None:
     change, source, target = max(changes, default=(0.0, 0, 0))
     if not change > tolerance:
         return None
-    return Leak(source + 1, target + 1, change, _cause_of_leak(model, ids_1T))
+    cause = _cause_of_leak(model, ids_1T)
+    return Leak(source + 1, target + 1, change, cause, in_training=model.training)
 
 
 class _SoftmaxObserver(TorchFunctionMode):
@@ -230,6 +253,8 @@ class _SoftmaxObserver(TorchFunctionMode):
 
 
 def _cause_of_leak(model: LanguageModel, ids_1T: Tensor) -> str:
+    if any(isinstance(module, _BATCH_NORMS) and module.training for module in model.modules()):
+        return "its batch norm takes means over all tokens: use LayerNorm or RMSNorm"
     with _SoftmaxObserver() as observer:
         model(ids_1T)
     if observer.over_queries:

@@ -1,0 +1,50 @@
+"""`check` finds leaks that only training has, and small ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import attnlm
+from attnlm.base.errors import AttnlmError
+from attnlm.data.dataset import Dataset
+from tests.own_code import SMALL
+
+BODIES = {
+    "batch norm": ("self.norm(x.mT).mT", "LayerNorm"),
+    "in training alone": ("x + 0.1 * self.training * torch.roll(x, -1, 1)", "in training"),
+    "small": ("x + 1e-4 * torch.roll(x, -1, 1)", "mask"),
+    "causal": ("x + torch.roll(x, 1, 1) * (torch.arange(x.size(1)) > 0)[:, None]", ""),
+    "noise": ("x + self.training * random.random() + 0.1 * torch.randn(x.size(1), 1)", ""),
+}
+SOURCE = """import random
+
+import torch
+from torch import nn
+
+
+class Mlp(nn.Module):
+    def __init__(self, embed_dim):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(embed_dim)
+
+    def forward(self, x):
+        return BODY
+"""
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_leaks_of_training_and_small_leaks_are_found(
+    name: str, dataset: Dataset, tmp_path: Path
+) -> None:
+    body, cause = BODIES[name]
+    (tmp_path / "mine.py").write_text(SOURCE.replace("BODY", body))
+    code = f"{tmp_path / 'mine.py'}:Mlp"
+    findings = {f.name: f for f in attnlm.check(code, part="mlp", model="transformer", dropout=0.2)}
+    causality = findings["causality"]
+    assert causality.is_fatal == bool(cause)
+    assert cause in causality.text + causality.remedy
+    if cause:
+        with pytest.raises(AttnlmError, match="when the later token"):
+            attnlm.train(dataset, model="transformer", mlp=code, checkpoint_dir=tmp_path, **SMALL)
