@@ -48,3 +48,14 @@ def test_leaks_of_training_and_small_leaks_are_found(
     if cause:
         with pytest.raises(AttnlmError, match="when the later token"):
             attnlm.train(dataset, model="transformer", mlp=code, checkpoint_dir=tmp_path, **SMALL)
+
+
+def test_a_ladder_looks_for_leaks_before_its_first_rung_trains(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(SOURCE.replace("BODY", BODIES["small"][0]))
+    rungs = ["bigram", f"transformer:mlp={tmp_path / 'mine.py'}:Mlp"]
+    with pytest.raises(AttnlmError, match="is not causal") as caught:
+        attnlm.ladder(dataset, rungs=rungs, steps=2, checkpoint_dir=tmp_path / "checkpoints")
+    assert "force" not in caught.value.hint
+    assert not (tmp_path / "checkpoints").exists()

@@ -38,6 +38,7 @@ from attnlm.training.eval_budget import affordable_eval_tokens, step_cost
 from attnlm.training.state import read_saved_state
 from attnlm.workflows.answers import select_pairs
 from attnlm.workflows.autotune import check_fits
+from attnlm.workflows.check_own_code import check_causal
 from attnlm.workflows.match_compute import relative_steps, with_steps, with_widths
 from attnlm.workflows.train import train
 from attnlm.workflows.tune import run_trials
@@ -315,8 +316,11 @@ def _new_plan(dataset: Dataset, arguments: dict[str, Any], on_event: OnEvent) ->
     dataset.tokenizer.check(plan.prompt)
     budget: Settings = {} if plan.budget is None else {"budget": plan.budget}
     configs = [resolve({**plan.settings(rung, plan.seed), **budget}) for rung in plan.rungs]
-    for config in configs:
+    for rung, config in zip(plan.rungs, configs, strict=True):
         check_fits(config, dataset, choose_device(config.training.device, config.training.dtype))
+        if leaks := check_causal(config.spec, dataset.vocab_size):
+            leak, _, remedy = leaks.partition("; ")
+            raise AttnlmError(f"{rung} is not causal: {leak}", remedy)
     if plan.steps is None:
         return plan
     sizes = dataset.vocab_size, dataset.val_tokens
