@@ -48,7 +48,8 @@ demo: $(READY)
 	$(BIN)/attnlm train --steps 1000 --seed 1 \
 		--data-dir build/demo/data --checkpoint-dir build/demo/checkpoints
 	$(BIN)/attnlm sample --tokens 500 --seed 1 --checkpoint-dir build/demo/checkpoints
-	@echo "To type attnlm yourself: source $(BIN)/activate"
+	@echo "The run is in build/demo/checkpoints. For another text: source $(BIN)/activate, then"
+	@echo "attnlm sample --checkpoint-dir build/demo/checkpoints"
 
 # What only `make test-all` runs, but for what WITH names. Types are checked beside the tests. The many processes
 # that tests start share compiled modules, even where Python is told to keep none.
