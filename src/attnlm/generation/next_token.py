@@ -39,21 +39,28 @@ def unnormalised_probabilities(
     if temperature != 1:
         logits_BV /= temperature
     if top_k is not None and top_k < logits_BV.shape[-1]:
-        dropped = np.argpartition(logits_BV, -top_k, axis=-1)[:, :-top_k]
-        np.put_along_axis(logits_BV, dropped, -np.inf, axis=-1)
+        least_B1 = np.partition(logits_BV, -top_k, axis=-1)[:, -top_k, None]
+        logits_BV[~_is_among_largest(logits_BV, least_B1, top_k)] = -np.inf
     p_BV = np.exp(logits_BV, logits_BV)
     if top_p is not None and top_p < 1:
         p_BV = normalised(p_BV)
         ordered_BV = np.sort(p_BV, -1)[:, ::-1]
         count_B1 = (ordered_BV.cumsum(-1) - ordered_BV < top_p).sum(-1, keepdims=True)
         least_B1 = np.take_along_axis(ordered_BV, count_B1 - 1, -1)
-        larger_BV = p_BV > least_B1
-        equal_BV = p_BV == least_B1
-        # Of equally likely tokens, the nucleus takes the lower ids first.
-        room_B1 = count_B1 - larger_BV.sum(-1, keepdims=True)
-        kept_BV = larger_BV | (equal_BV & (equal_BV.cumsum(-1) <= room_B1))
-        p_BV = np.where(kept_BV, p_BV, 0)
+        p_BV = np.where(_is_among_largest(p_BV, least_B1, count_B1), p_BV, 0)
     return p_BV
+
+
+def _is_among_largest(x_BV: Array, least_B1: Array, count: int | Array) -> Array:
+    """Return where the `count` largest numbers of each row are, of which the least is given.
+
+    Of equal numbers, those with the lower ids count first.
+    """
+    larger_BV = x_BV > least_B1
+    equal_BV = x_BV == least_B1
+    room_B1 = count - larger_BV.sum(-1, keepdims=True)
+    kept_BV: Array = larger_BV | (equal_BV & (equal_BV.cumsum(-1) <= room_B1))
+    return kept_BV
 
 
 def normalised(p_BV: Probabilities) -> Probabilities:

@@ -261,7 +261,9 @@ def _pairs_by_origin(pairs: Sequence[tuple[str, ...]] | str | Path) -> dict[str,
     if not isinstance(pairs, str | Path):
         return {f"pair {n}: " if len(pairs) > 1 else "": pair for n, pair in enumerate(pairs, 1)}
     by_origin: dict[str, Sequence[str]] = {}
-    for number, line in enumerate(read_text(Path(pairs)).splitlines(), 1):
+    for number, line in enumerate(read_text(Path(pairs)).split("\n"), 1):
+        if not line.strip():
+            continue
         origin = f"line {number:,} of {pairs}"
         try:
             record = json.loads(line)
