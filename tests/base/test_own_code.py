@@ -77,7 +77,7 @@ def test_a_file_that_a_folder_names_does_not_run_unless_accepted(
     own_code.become_a_new_process(monkeypatch)
     assert recorded(file).load()() == 42  # the list has it
     accept_code(file)
-    assert accepted.read_text() == f"{recorded(file).sha256}  mine.py\n"
+    assert accepted.read_text() == f"{recorded(file).sha256}  *  mine.py\n"
 
 
 def test_a_recorded_hash_accepts_no_other_file(file: Path) -> None:
@@ -117,7 +117,7 @@ def test_garbage_in_the_list_accepts_nothing_and_costs_no_new_line(
 
 def test_the_name_of_a_file_adds_no_line_to_the_list(file: Path, accepted: Path) -> None:
     forged = OwnCode(f"a\n{'0' * 64} b\u2028{'1' * 64}\udcff.py:f", file, recorded(file).sha256)
-    forged.remember()
+    forged.remember({})
     (line,) = accepted.read_text().splitlines()
     assert line.startswith(forged.sha256)
 
@@ -270,8 +270,7 @@ def test_code_that_needs_its_surroundings_is_refused() -> None:
 
 
 def test_other_processes_get_no_code_that_may_not_run_here(file: Path) -> None:
-    run: Any = SimpleNamespace(
-        config=SimpleNamespace(codes=[recorded(file)]), path=file, content=dict
-    )
+    config = SimpleNamespace(codes=[recorded(file)], arguments_of=lambda code: {})
+    run: Any = SimpleNamespace(config=config, path=file, content=dict)
     with pytest.raises(CodeNotAcceptedError):
         announce(ALONE, run)

@@ -2,7 +2,9 @@
 
 A file runs only if it was named or passed in this process, or if its SHA-256 is in a list that this
 user's own folder keeps: of files with which the user has trained, or which the user has accepted.
-What a run's folder says never makes code run, since the folder may come from somebody else.
+What a run's folder says never makes code run, since the folder may come from somebody else. Nor
+does it choose what in an accepted file is called: that is a module which the file defines, or what
+the user has named, or has trained with the same arguments.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ import ast
 import contextlib
 import hashlib
 import inspect
+import json
 import linecache
 import os
 import symtable
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -26,8 +29,12 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.suggestions import suggestion
 
+ANY_MODULE = "*"
+"""in place of a name: any torch.nn.Module that the file defines"""
 _CONTENTS: dict[str, bytes] = {}
 """files that were named or passed in this process, by their SHA-256"""
+_CALLS: dict[str, set[str]] = {}
+"""what may be called of these files, by their SHA-256: names, or ANY_MODULE"""
 _MODULES: dict[str, ModuleType] = {}
 """files that ran in this process, by their SHA-256"""
 _PASSED: dict[tuple[str, str], Callable[..., Any]] = {}
@@ -69,8 +76,29 @@ class OwnCode(str):
 
     def check_accepted(self) -> None:
         """Raise CodeNotAcceptedError unless the file may run."""
-        if self.sha256 not in _CONTENTS and not _is_accepted(self.sha256):
+        if self.sha256 not in _CONTENTS and not _accepted_calls(self.sha256):
             raise CodeNotAcceptedError(self)
+
+    def check_call(self, arguments: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return the class or function. Raises CodeNotAcceptedError unless it may be called."""
+        found = self.load()
+        accepted = _accepted_calls(self.sha256)
+        if (self.sha256, self.name) in _PASSED or not accepted.isdisjoint(
+            (self.name, self._call(arguments))
+        ):
+            return found
+        from torch import nn
+
+        is_module = isinstance(found, type) and issubclass(found, nn.Module)
+        home = getattr(_MODULES.get(self.sha256), "__name__", None)
+        if ANY_MODULE in accepted and is_module and found.__module__ == home:
+            return found
+        raise CodeNotAcceptedError(self, is_call=True)
+
+    def _call(self, arguments: Mapping[str, Any]) -> str:
+        """Return the SHA-256 of the name and the arguments."""
+        call = json.dumps([self.name, dict(arguments)], sort_keys=True)
+        return hashlib.sha256(call.encode()).hexdigest()
 
     def load(self) -> Callable[..., Any]:
         """Return the class or function, after running its file once in this process."""
@@ -91,22 +119,23 @@ class OwnCode(str):
             )
         return class_or_function  # type: ignore[no-any-return]
 
-    def remember(self) -> None:
-        """Add the file to the list of files that this user lets run."""
-        _append_to_list(self.sha256, self.file)
+    def remember(self, arguments: Mapping[str, Any]) -> None:
+        """Add this call to the list of what this user lets run."""
+        _append_to_list(self.sha256, self._call(arguments), self.file)
 
 
 class CodeNotAcceptedError(AttnlmError):
     """Raised when a run needs code that this user has neither trained with nor accepted."""
 
-    def __init__(self, code: OwnCode) -> None:
+    def __init__(self, code: OwnCode, is_call: bool = False) -> None:
         self.path = code.path
+        self.accepts = f"{code.path}:{code.name}" if is_call else str(code.path)
         message = f"this run needs code of its own: {code.path} (sha256 {code.sha256})"
-        if any(name == code.file for name in _NAMED):
+        if is_call:
+            message = f"this run calls {code.name} of {code.path}, with which you have not trained"
+        elif any(name == code.file for name in _NAMED):
             message = f"the file that `code` names differs from {code.path}, which this run needs"
-        super().__init__(
-            message, f"read it, then accept it: attnlm.accept_code({str(code.path)!r})"
-        )
+        super().__init__(message, f"read it, then accept it: attnlm.accept_code({self.accepts!r})")
 
 
 _NAMED: list[str] = []
@@ -118,13 +147,17 @@ def accept_code(path: str | Path) -> None:
 
         attnlm.accept_code("mine.py")
 
-    Read the file first: it can do whatever you can do. Raises AttnlmError if it can't be read.
+    Runs may call the modules that the file defines. With `mine.py:NAME` they may call NAME alone,
+    which may also be a function. Read the file first: it can do whatever you can do. Raises
+    AttnlmError if it can't be read.
     """
-    path = Path(path)
-    content = files.read_bytes(path)
-    sha256 = register_content(content)
-    _NAMED.append(path.name)
-    _append_to_list(sha256, path.name)
+    file, colon, name = str(path).rpartition(":")
+    if not (colon and file.endswith(".py") and name.isidentifier()):
+        file, name = str(path), ANY_MODULE
+    content = files.read_bytes(Path(file))
+    sha256 = allow_call(content, name)
+    _NAMED.append(Path(file).name)
+    _append_to_list(sha256, name, Path(file).name)
 
 
 def named_code(text: str) -> OwnCode:
@@ -138,7 +171,7 @@ def named_code(text: str) -> OwnCode:
     path = Path(file).expanduser().absolute()
     if not path.is_file():
         raise AttnlmError(f"there is no file {file}", "check the path; the name follows after `:`")
-    sha256 = register_content(files.read_bytes(path))
+    sha256 = allow_call(files.read_bytes(path), name)
     return OwnCode(f"{path.name}:{name}", path, sha256)
 
 
@@ -147,10 +180,11 @@ def is_code_name(value: object) -> bool:
     return isinstance(value, str) and (value.endswith(".py") or ".py:" in value)
 
 
-def register_content(content: bytes) -> str:
-    """Let the content of a file run in this process; return its SHA-256."""
+def allow_call(content: bytes, name: str) -> str:
+    """Let a file run, and `name` of it be called, in this process; return the file's SHA-256."""
     sha256 = hashlib.sha256(content).hexdigest()
     _CONTENTS[sha256] = content
+    _CALLS.setdefault(sha256, set()).add(name)
     return sha256
 
 
@@ -198,27 +232,38 @@ def _list_path() -> Path | None:
 
 
 def _read_list() -> str:
-    """Return the list: a line for each file, which begins with its SHA-256."""
+    """Return the list. Each line has the SHA-256 of a file, what may be called, and the file.
+
+    What may be called is ANY_MODULE, a name, or the SHA-256 of a name and its arguments. Lines of
+    an older list have no such word: any module.
+    """
     with contextlib.suppress(OSError):
         return "" if (path := _list_path()) is None else path.read_text("utf-8", "replace")
     return ""
 
 
-def _is_accepted(sha256: str) -> bool:
-    return any(line.split()[:1] == [sha256] for line in _read_list().splitlines())
+def _accepted_calls(sha256: str) -> set[str]:
+    """Return what may be called of a file; empty if it may not run."""
+    return _listed_calls(sha256) | _CALLS.get(sha256, set())
 
 
-def _append_to_list(sha256: str, name: str) -> None:
-    """Add a line to the list. Where it can't be written, the file is accepted in this process."""
+def _listed_calls(sha256: str) -> set[str]:
+    lines = (line.split() for line in _read_list().split("\n"))
+    listed = [words for words in lines if words[:1] == [sha256]]
+    return {words[1] if len(words) > 2 else ANY_MODULE for words in listed}
+
+
+def _append_to_list(sha256: str, call: str, name: str) -> None:
+    """Add a line to the list. Where it can't be written, the call is allowed in this process."""
     path = _list_path()
-    if path is None or _is_accepted(sha256):
+    if path is None or call in _listed_calls(sha256):
         return
     with contextlib.suppress(OSError):
         path.parent.mkdir(0o700, parents=True, exist_ok=True)
         gap = "\n" if _read_list()[-1:].strip() else ""
         with path.open("a", encoding="utf-8", errors="replace") as file:
             # The name in a run's folder may hold a line break, and so a line of its own.
-            file.write(f"{gap}{sha256}  {' '.join(name.split())}\n")
+            file.write(f"{gap}{sha256}  {call}  {'-'.join(name.split()) or '-'}\n")
 
 
 # --- The source of classes and functions that were passed in Python -------------------------------
@@ -246,7 +291,7 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
             f"the source of {name} cannot be kept by itself: {error}",
             "write it to a file, and pass FILE.py:NAME",
         ) from None
-    sha256 = register_content(content)
+    sha256 = allow_call(content, name)
     _PASSED[sha256, name] = thing
     return OwnCode(f"{name.lower()}.py:{name}", Path(f"{name.lower()}.py"), sha256)
 

@@ -93,7 +93,7 @@ def run(command: Callable[[], object]) -> int:
     try:
         command()
     except CodeNotAcceptedError as error:
-        again = shlex.join(["attnlm", *sys.argv[1:], "--code", str(error.path)])
+        again = shlex.join(["attnlm", *sys.argv[1:], "--code", error.accepts])
         console.fail(error.message, f"read it, then: {again}")
         return error.exit_code
     except AttnlmError as error:

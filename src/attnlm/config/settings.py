@@ -15,7 +15,7 @@ from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
 from attnlm.model.architecture import OWN, Architecture, missing_requirement
 from attnlm.model.own_arguments import check_argument
-from attnlm.model.own_specs import CODE, PREFIX, own_model, own_parts
+from attnlm.model.own_specs import CODE, PREFIX, own_model, own_parts, with_defaults
 from attnlm.model.presets import PRESETS, architecture
 from attnlm.model.spec import ModelSpec, Use
 
@@ -52,6 +52,13 @@ class Config:
     def codes(self) -> list[OwnCode]:
         """Return the own code that the run needs."""
         return [value for value in self.settings().values() if isinstance(value, OwnCode)]
+
+    def arguments_of(self, code: OwnCode) -> Settings:
+        """Return the arguments that own code is called with beside sizes; a loss has none."""
+        if code == self.training.loss:
+            return {}
+        arguments: Settings = getattr(with_defaults(self.spec), "arguments", {})
+        return arguments
 
     def settings(self) -> Settings:
         """Return the settings of model and training in one dictionary, which is a valid recipe."""

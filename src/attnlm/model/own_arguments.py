@@ -57,6 +57,7 @@ def build_module(code: OwnCode, sizes: Mapping[str, Any], arguments: Settings) -
     import torch
     from torch import nn
 
+    called = code.check_call(arguments)
     parameters = code_arguments(code)
     for name, parameter in parameters.items():
         is_variable = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
@@ -67,7 +68,7 @@ def build_module(code: OwnCode, sizes: Mapping[str, Any], arguments: Settings) -
             )
     values = {**arguments, **sizes}
     with contextlib.redirect_stdout(sys.stderr):  # results alone go to stdout
-        module = code.load()(**{name: values[name] for name in parameters if name in values})
+        module = called(**{name: values[name] for name in parameters if name in values})
     if not isinstance(module, nn.Module):
         raise AttnlmError(
             f"{code} returns {type(module).__name__}, not a module", "return a torch.nn.Module"

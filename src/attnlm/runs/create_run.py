@@ -95,7 +95,7 @@ def create_run_folder(
         for code in run.config.codes:
             (folder / CODE).mkdir(exist_ok=True)
             files.write_bytes(folder / CODE / code.file, code.content())
-            code.remember()
+            code.remember(run.config.arguments_of(code))
         fill(run)
         run.save_config()
         places = numbered_paths(checkpoint_dir, run.config.spec.name)

@@ -10,7 +10,7 @@ from pathlib import Path
 from attnlm.base import clock
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, ignore
-from attnlm.base.own_code import register_content
+from attnlm.base.own_code import allow_call
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, join_processes
 from attnlm.compute.threads import torch_settings_restored
@@ -91,9 +91,9 @@ def announce(
     processes: Processes, run: Run, *, is_fresh: bool = False, is_finished: bool = False
 ) -> None:
     """Tell the other processes what they need to know of a run."""
-    for own in run.config.codes:
-        own.check_accepted()  # the other processes run what they receive
-    code = [own.content().decode() for own in run.config.codes]
+    for own in run.config.codes:  # the other processes run what they receive
+        own.check_call(run.config.arguments_of(own))
+    code = [(own.name, own.content().decode()) for own in run.config.codes]
     processes.broadcast_object((str(run.path), run.content(), code, is_fresh, is_finished))
 
 
@@ -104,8 +104,8 @@ def joined_job(call: TrainCall) -> Iterator[Job | Run]:
     Raises AttnlmError if the data set is missing or differs.
     """
     path, config, code, is_fresh, is_finished = call.processes.broadcast_object(None)
-    for content in code:
-        register_content(content.encode())
+    for name, content in code:
+        allow_call(content.encode(), name)
     run = run_from_content(Path(path), config)
     if is_finished:
         yield run
