@@ -32,7 +32,7 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 def _results(dataset: attnlm.Dataset, model: str) -> tuple[Any, ...]:
-    sizes = {"block_size": 8, "batch_size": 4, "steps": 3, "seed": 1, "threads": 1}
+    sizes: dict[str, Any] = {"block_size": 8, "batch_size": 4, "steps": 3, "seed": 1, "threads": 1}
     folder = dataset.path.parent.parent / "checkpoints"
     run = attnlm.train(dataset, model=model, checkpoint_dir=folder, **sizes)
     text = "".join(attnlm.sample(run, tokens=20, seed=1))

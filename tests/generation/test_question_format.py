@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import attnlm
-from attnlm.generation.question_format import format_of
+from attnlm.generation.question_format import QuestionFormat, format_of
 from attnlm.generation.sampling import load_sampler
 from attnlm.workflows.answers import select_pairs
 
@@ -29,7 +30,7 @@ def test_a_question_is_asked_with_the_ids_of_its_training(tokenizer: str, tmp_pa
         tokenizer=tokenizer,
         data_dir=tmp_path / "data",
     )
-    sizes = {"model": "bigram", "block_size": 64, "batch_size": 2, "steps": 1}
+    sizes: dict[str, Any] = {"model": "bigram", "block_size": 64, "batch_size": 2, "steps": 1}
     run = attnlm.train(dataset, checkpoint_dir=tmp_path / "checkpoints", **sizes)
     sampler, format = load_sampler(run), format_of(run)
     assert format is not None and dataset.val_examples is not None
@@ -43,5 +44,5 @@ def test_a_question_is_asked_with_the_ids_of_its_training(tokenizer: str, tmp_pa
 
 
 def test_the_end_of_a_task_may_be_typed() -> None:
-    format = attnlm.generation.question_format.QuestionFormat("=")
+    format = QuestionFormat("=")
     assert format.prompt("2+3") == format.prompt("2+3=") == "2+3="

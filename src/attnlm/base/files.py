@@ -6,6 +6,7 @@ import contextlib
 import errno
 import glob
 import hashlib
+import io
 import json
 import os
 import secrets
@@ -103,7 +104,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     write_bytes(path, (json.dumps(sealed, indent=2) + "\n").encode())
 
 
-def open_regular(path: Path) -> IO[bytes]:
+def open_regular(path: Path) -> io.BufferedReader:
     """Open a file of a run or a data set to read it.
 
     Raises OSError, also for a pipe or a device: reading it might never end.
