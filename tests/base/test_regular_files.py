@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import attnlm, here
+from tests.kit import command, try_command
 
 PLACES: dict[str, Callable[[Path], object]] = {
     "a pipe": os.mkfifo,
@@ -44,12 +44,12 @@ def test_pipes_and_devices_are_no_files_of_a_run(
     shutil.copytree(trained / "checkpoints" / "transformer", runs / "foxes")
     shutil.copytree(trained / "checkpoints" / "bigram", runs / "bigram")
     (runs / "latest").write_text("foxes\n")
-    attnlm("sample", "--tokens", "1", cwd=tmp_path)
+    command("sample", "--tokens", "1", cwd=tmp_path)
     (tmp_path / folder / file).unlink()
     PLACES[kind](tmp_path / folder / file)
-    assert "bigram" in attnlm("list", cwd=tmp_path).stdout
+    assert "bigram" in command("list", cwd=tmp_path).stdout
     for words in (["sample", "foxes", "--tokens", "1"], ["eval", "foxes"], ["list"]):
         with contextlib.chdir(tmp_path):
-            done = here(words)
+            done = try_command(words)
         assert done.fault() is None
         assert done.code == 0 or "it is not a regular file" in done.stderr

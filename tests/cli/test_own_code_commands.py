@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from attnlm.base.files import read_json, write_json
 from attnlm.data.dataset import Dataset

@@ -61,7 +61,7 @@ OTHERS = {
     *("--local-dir", "--logdir", "--signal", "--hed", "--rounds", "--processor", "--training"),
     "--cases",
 }
-"""Options of torchrun, hf, TensorBoard, sbatch the benchmarks and the trials, and a misspelled one."""
+"""Options of torchrun, hf, TensorBoard, sbatch, benchmarks and trials, and a misspelled one."""
 
 
 def test_every_flag_that_they_name_exists() -> None:
