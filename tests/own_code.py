@@ -110,11 +110,12 @@ class Kept(Head):
         self.fixed.data.uniform_()
 
     def forward(self, x):
+        before = self.seen
         if self.training:
             self.seen = self.seen + x.detach().mean()
             self.steps += 1
         turned = torch.view_as_real(self.turns).sum()
-        return super().forward(x)[..., self.order] + self.seen.sum() + self.steps + turned
+        return super().forward(x)[..., self.order] + before.sum() + self.steps + turned
 
 
 def soft(logits, ids, targets):

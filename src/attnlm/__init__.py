@@ -170,7 +170,9 @@ if not TYPE_CHECKING:  # a type checker would accept every name, with any type
         """Load a name when it is first used, so that `attnlm --help` does not wait for torch."""
         if name in _HOMES:
             found = getattr(importlib.import_module(f"attnlm.{_HOMES[name]}"), name)
-            return with_usual_torch_settings(found) if inspect.isfunction(found) else found
+            if name == "doctor" or not inspect.isfunction(found):  # it looks at PyTorch as it is
+                return found
+            return with_usual_torch_settings(found)
         raise AttributeError(f"module 'attnlm' has no attribute {name!r}")
 
 

@@ -196,27 +196,28 @@ def _check_gradients(model: LanguageModel, ids_BT: Tensor) -> Finding:
 def find_leak(model: LanguageModel, most: int = _MOST_CHANGED) -> Leak | None:
     """Return the largest change of logits by a later token, or None if the model is causal.
 
-    Evaluation is tried first, then training. Buffers and mode are as before afterwards.
+    Evaluation is tried first, then training. The model is in evaluation mode before and afterwards.
     """
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
         return _find_leak(model.eval(), most) or _find_leak(model.train(), most)
     finally:
         model.eval()
-        for name, buffer in model.named_buffers():
-            buffer.data = buffers[name]
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _find_leak(model: LanguageModel, most: int) -> Leak | None:
     ids_1T = _random_ids(model, 1)
     length = ids_1T.size(1)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
 
     def logits_of(ids_1T: Tensor) -> Tensor:
         with keeping_random_state(choose_device("cpu")):
-            seed_everything(0)  # noise is not a leak
+            seed_everything(0)  # neither noise nor a count is a leak
             logits: Tensor = model(ids_1T)[0]
-            return logits
+        for name, buffer in buffers.items():
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, buffer.clone())
+        return logits
 
     before_TV = logits_of(ids_1T)
     tolerance = _LEAK * float(before_TV.abs().max())
