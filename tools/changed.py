@@ -17,7 +17,9 @@ _MOST_FILES = 60
 _BY_PATH = {
     r"pyproject\.toml|constraints\.txt|Makefile|\.ci/run|tests/\w+\.\w+|tools/.*": _EVERYTHING,
     r"(src/attnlm|tests)/see/.*|docs/gallery/.*": {"pages"},
-    r"(src/attnlm|tests)/cli/.*|tests/project/.*|docs/.*|examples/.*|\w+\.md": {"documents"},
+    r"(src/attnlm|tests)/cli/.*|tests/project/.*|(docs|examples|benchmarks)/.*|\w+\.md": {
+        "documents"
+    },
     r"(src/attnlm|tests)/(compute|training)/.*": {"compilers"},
     r"(src/attnlm|tests)/(model|generation)/.*": {"variants"},
     r"src/attnlm/.*\.[ch]|hatch_build\.py": {"compilers", "variants", "arm64"},

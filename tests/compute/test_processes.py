@@ -145,7 +145,7 @@ def test_a_signal_to_the_command_saves_once(training: Training) -> None:
     assert attnlm.open_run(training.path).checkpoint("last").step % 30
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_all_processes_end_when_one_is_killed(rank: int, training: Training) -> None:
     os.kill(processes.processes_of_ranks(training.process.pid)[rank], signal.SIGKILL)
     stderr = processes.finish(training.process, 1)

@@ -50,6 +50,7 @@ def test_a_program_that_fails_ends_the_benchmark_with_its_error() -> None:
         measure.measure([sys.executable, "-c", "1 / 0"])
 
 
+@pytest.mark.documents
 @pytest.mark.parametrize("part", ["steps", "growth", "busy", "sample", "gpu"])
 def test_the_commands_of_a_part_are_accepted(
     part: str, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,9 @@ import pytest
 
 import attnlm
 from attnlm.base.errors import AttnlmError
+from attnlm.config.new_run import resolve_new
 from attnlm.data.dataset import Dataset
+from attnlm.workflows.check_own_code import check_causal
 from tests.own_code import SMALL
 
 BODIES = {
@@ -41,13 +43,19 @@ def test_leaks_of_training_and_small_leaks_are_found(
     body, cause = BODIES[name]
     (tmp_path / "mine.py").write_text(SOURCE.replace("BODY", body))
     code = f"{tmp_path / 'mine.py'}:Mlp"
-    findings = {f.name: f for f in attnlm.check(code, part="mlp", model="transformer", dropout=0.2)}
-    causality = findings["causality"]
-    assert causality.is_fatal == bool(cause)
-    assert cause in causality.text + causality.remedy
-    if cause:
-        with pytest.raises(AttnlmError, match="when the later token"):
-            attnlm.train(dataset, model="transformer", mlp=code, checkpoint_dir=tmp_path, **SMALL)
+    settings = {"model": "transformer", "mlp": code, "dropout": 0.2}
+    leaks = check_causal(resolve_new(settings, None).config.spec, dataset.vocab_size)
+    assert bool(leaks) == bool(cause) and cause in leaks
+
+
+def test_check_and_train_say_what_leaks_in_training(dataset: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SOURCE.replace("BODY", BODIES["batch norm"][0]))
+    code = f"{tmp_path / 'mine.py'}:Mlp"
+    findings = {f.name: f for f in attnlm.check(code, part="mlp", model="transformer")}
+    assert findings["causality"].is_fatal and "in training" in findings["causality"].text
+    with pytest.raises(AttnlmError, match="in training, the logits") as caught:
+        attnlm.train(dataset, model="transformer", mlp=code, checkpoint_dir=tmp_path, **SMALL)
+    assert "LayerNorm" in caught.value.hint
 
 
 def test_a_ladder_looks_for_leaks_before_its_first_rung_trains(
