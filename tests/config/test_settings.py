@@ -11,7 +11,7 @@ import pytest
 
 from attnlm import AttnlmError, UsageError
 from attnlm.base.setting_fields import Settings
-from attnlm.config.recipes import load_recipe, load_sizes, recipe_names
+from attnlm.config.recipes import load_sizes, recipe_names
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.model.inspection import meta_model
@@ -80,7 +80,7 @@ def test_a_recipe_states_its_tokenizer() -> None:
 def test_a_recipe_with_a_number_of_5000_digits_cannot_be_parsed(tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_text("steps = " + "9" * 5000)
     with pytest.raises(AttnlmError, match=r"cannot parse .*: [^;]* has 5000 digits\n"):
-        load_recipe(str(tmp_path / "long.toml"))
+        load_sizes(str(tmp_path / "long.toml"))[0]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 import attnlm
 from attnlm.base.setting_fields import Settings
-from attnlm.config.recipes import load_recipe
+from attnlm.config.recipes import load_sizes
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 
@@ -60,7 +60,7 @@ def test_r1_ends_its_hundred_steps_under_2_9(trained: Any) -> None:
 
 def test_multi_head_fast_reaches_r2s_loss_in_a_twentieth_of_its_steps(trained: Any) -> None:
     run = trained("multi-head-fast")
-    reference = resolve({}, load_recipe("r2-multi-head"))
+    reference = resolve({}, load_sizes("r2-multi-head")[0])
     assert run.config.spec == reference.spec
     assert run.config.training.steps * 20 < (reference.training.steps or 0)
     assert losses(run)[-1] <= 2.215
@@ -118,7 +118,7 @@ def test_r4_trains_on_gpt2_tokens_that_skip_one_in_five(
         device="cpu",
         checkpoint_dir=tmp_path / "checkpoints",
     )
-    assert load_recipe("r4-gpt2-windows")["stride"] == 5
+    assert load_sizes("r4-gpt2-windows")[0]["stride"] == 5
     first, *_, last = losses(run)
     assert last < first == pytest.approx(10.825, abs=0.01)  # ln 50257
 

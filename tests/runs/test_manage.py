@@ -15,7 +15,7 @@ import attnlm
 from attnlm.base.atomic_folders import locked_for_training
 from attnlm.base.formatting import age
 from attnlm.cli.console import table_lines
-from attnlm.config.recipes import list_recipes, load_recipe, load_sizes, recipe_names
+from attnlm.config.recipes import list_recipes, load_sizes, recipe_names
 from attnlm.runs.ladder_plan import LadderPlan
 from tests.kit import QUICK, command, on_a_terminal, quick_run
 from tests.models import FRUITS, places, prepared
@@ -197,4 +197,4 @@ def test_every_recipe_has_a_purpose_and_only_figures_of_the_documents() -> None:
 
 def test_only_a_table_about_a_recipe_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('steps = 5\n[about]\npurpose = "mine"\n')
-    assert load_recipe(str(tmp_path / "mine.toml")) == {"steps": 5}
+    assert load_sizes(str(tmp_path / "mine.toml"))[0] == {"steps": 5}

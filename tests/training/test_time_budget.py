@@ -19,7 +19,7 @@ from attnlm.base import clock as clocks
 from attnlm.base.events import Note
 from attnlm.base.signals import Interrupted
 from attnlm.compute.device import choose_device
-from attnlm.config.recipes import load_recipe, recipe_names
+from attnlm.config.recipes import load_sizes, recipe_names
 from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import MODELS
@@ -240,7 +240,7 @@ def costly(monkeypatch: pytest.MonkeyPatch) -> None:
     "config",
     [
         *(resolve({"model": model}) for model in MODELS),
-        *(resolve({}, load_recipe(name)) for name in recipe_names() if name not in UNLIKE),
+        *(resolve({}, load_sizes(name)[0]) for name in recipe_names() if name not in UNLIKE),
     ],
 )
 def test_a_megabyte_of_characters_is_evaluated_whole_and_sampled_in_full(config: Any) -> None:

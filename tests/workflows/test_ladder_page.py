@@ -258,6 +258,7 @@ def test_the_page_is_complete_and_loads_nothing(
         assert len(ids) == len(set(ids))
 
 
+@pytest.mark.smoke
 def test_rungs_can_be_tried_in_the_page(
     climbed: Ladder, browser: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

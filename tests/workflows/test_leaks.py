@@ -8,6 +8,7 @@ import pytest
 
 import attnlm
 from attnlm.base.errors import AttnlmError
+from attnlm.base.setting_fields import Settings
 from attnlm.config.new_run import resolve_new
 from attnlm.data.dataset import Dataset
 from attnlm.workflows.check_own_code import check_causal
@@ -43,7 +44,7 @@ def test_leaks_of_training_and_small_leaks_are_found(
     body, cause = BODIES[name]
     (tmp_path / "mine.py").write_text(SOURCE.replace("BODY", body))
     code = f"{tmp_path / 'mine.py'}:Mlp"
-    settings = {"model": "transformer", "mlp": code, "dropout": 0.2}
+    settings: Settings = {"model": "transformer", "mlp": code, "dropout": 0.2}
     leaks = check_causal(resolve_new(settings, None).config.spec, dataset.vocab_size)
     assert bool(leaks) == bool(cause) and cause in leaks
 

@@ -36,7 +36,7 @@ class Request(NamedTuple):
 def resolve_new(
     settings: Mapping[str, Setting], recipe: Recipe | None, parent: ParentRun | None = None
 ) -> Request:
-    """Resolve the configuration of a new run. Raises as `load_recipe` and `resolve` do."""
+    """Resolve the configuration of a new run. Raises as `load_sizes` and `resolve` do."""
     settings = with_own_code(settings)
     sizes: list[Settings] = [{}] if recipe is None else load_sizes(recipe)
     candidates = None

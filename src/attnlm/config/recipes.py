@@ -56,19 +56,6 @@ Recipe = str | Path | Mapping[str, Setting]
 """The name of a recipe of the package, the path of a TOML file or config.json, or settings."""
 
 
-def load_recipe(recipe: Recipe) -> Settings:
-    """Return the settings of a recipe.
-
-    The table `[about]` of a TOML file is for readers and left out. `resolve` checks the settings;
-    this function does not. Raises AttnlmError for a file that does not exist or has another format,
-    UsageError for a recipe of several `[[sizes]]`.
-    """
-    settings, *larger = load_sizes(recipe)
-    if larger:
-        raise several_sizes_error(recipe, 1 + len(larger))
-    return settings
-
-
 def several_sizes_error(name: Recipe, count: int) -> UsageError:
     """Return the error that the recipe `name` has `count` sizes where only one is possible."""
     return UsageError(
@@ -78,7 +65,11 @@ def several_sizes_error(name: Recipe, count: int) -> UsageError:
 
 
 def load_sizes(recipe: Recipe) -> list[Settings]:
-    """Return a recipe's settings for each of its `[[sizes]]`; one item if it has no sizes."""
+    """Return a recipe's settings for each of its `[[sizes]]`; one item if it has no sizes.
+
+    The table `[about]` of a TOML file is for readers and left out. `resolve` checks the settings;
+    this function does not. Raises AttnlmError for a file that does not exist or has another format.
+    """
     if isinstance(recipe, Mapping):
         return [dict(recipe)]
     content = _read_recipe(str(recipe))

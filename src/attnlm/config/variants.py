@@ -40,7 +40,7 @@ def variant(name: str, codes: Mapping[str, OwnCode] | None = None) -> Settings:
     `codes` has the own code that the name names; without it, the settings have only the names.
     Raises UsageError for a model, a setting or a value that does not exist.
     """
-    model, *changes = split_variant(name)
+    model, *changes = split_variant(name) or [""]
     if model not in MODELS and not is_code_name(model):
         hint = suggestion(model, MODELS, f"choose from {', '.join(MODELS)}")
         raise UsageError(f"unknown model: {model!r}", hint)

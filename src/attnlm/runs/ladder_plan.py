@@ -148,7 +148,8 @@ class LadderPlan:
         if self.equal == "time" and self.steps is not None:
             raise UsageError("`equal` time cannot be combined with `steps`", "use `budget`")
         if self.tune in SHARED or not hasattr(TrainingConfig, self.tune or "seed"):
-            hint = suggestion(str(self.tune), fields_of(TrainingConfig), "choose learning_rate")
+            others = fields_of(TrainingConfig).keys() - SHARED
+            hint = suggestion(str(self.tune), others, "choose learning_rate")
             raise UsageError(f"`tune` cannot be {quoted(self.tune)}", hint)
         for rung in self.rungs:
             settings = self.settings(rung, self.seed + self.seeds - 1)

@@ -45,7 +45,7 @@ class Stopwatch:
     def tokens_per_second(self) -> float:
         """Return the speed of the steps since the last `restart`."""
         tokens = (self._state.step - self._since_step) * self._tokens_per_step
-        return tokens / (time.perf_counter() - self._since)
+        return tokens / max(1e-9, time.perf_counter() - self._since)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
