@@ -1,8 +1,9 @@
 """`python -m tools.patches [--all] [WORD…]`: break a copy of the source, place by place.
 
 Some test of `make test`, or with --all of `make test-all`, must then fail: the tests of the same
-name are tried first, then those of the same room, then the others. Prints a table. Exits with 1 if no test
-notices a patch, or if a text to replace no longer occurs once. WORDs choose patches by their names.
+name are tried first, then those of the same room, then the others. Prints a table. Exits with 1 if
+no test notices a patch, or if a text to replace no longer occurs once. WORDs choose patches by
+their names.
 """
 
 from __future__ import annotations
