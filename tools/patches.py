@@ -142,8 +142,7 @@ logits_BV /= temperature => pass
 a token is chosen by logits that are NaN
 if not math.isfinite(np.add.reduce(logits_BV, None)): => if False:
 top-k keeps one too few
--np.argpartition(logits_BV, -top_k, axis=-1)[:, :-top_k]
-+np.argpartition(logits_BV, 1 - top_k, axis=-1)[:, : 1 - top_k]
+_is_among_largest(logits_BV, least_B1, top_k) => _is_among_largest(logits_BV, least_B1, top_k - 1)
 top-p keeps one too few
 ordered_BV.cumsum(-1) - ordered_BV < top_p => ordered_BV.cumsum(-1) < top_p
 a token without probability is drawn

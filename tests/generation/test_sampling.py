@@ -35,7 +35,7 @@ from attnlm.generation.sampling import Continuation, Sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import RUNGS
 from attnlm.model.language_model import Bigram, LanguageModel, Transformer
-from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer
+from attnlm.tokens.tokenizer import BpeTokenizer, ByteTokenizer, CharTokenizer
 from tests.kit import command, on_a_terminal
 from tests.models import V, WithoutCache, small_model, some_ids
 
@@ -282,6 +282,12 @@ def test_a_text_ends_before_the_first_stop_text(stop: str | tuple[str, ...], siz
     assert made.has_ended == (shown != TEXT)
     found = next((one for one in made._stop_texts if TEXT.startswith(shown + one)), "")
     assert made.tokens == len((shown + found).encode())
+
+
+def test_a_text_ends_before_the_first_of_the_stop_texts_in_one_token() -> None:
+    tokenizer = BpeTokenizer("bpe:257", [*(bytes([i]) for i in range(256)), b"one two three"])
+    made = Continuation(tokenizer, SamplingConfig(stop=("three", "two", " t")))
+    assert made.add([256]) == "one" and made.has_ended
 
 
 @pytest.mark.parametrize("native", [True, False])
