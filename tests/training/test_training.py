@@ -70,6 +70,8 @@ def test_a_run_records_and_reports_its_losses_and_steps(
     assert records[-1]["learning_rate"] == pytest.approx(run.config.training.learning_rate / 12)
     assert run.config.training.eval_tokens is None and run.evaluated_part == ""
     assert run.whole() == {} and not (run.path / "whole.json").exists()
+    uniform, bigram = math.log(dataset.vocab_size), dataset.bigram_loss
+    assert run.references() == {"uniform (ln V)": uniform, "counted bigram": bigram}
 
     assert isinstance(events[0], Started) and events[0].run == run
     assert isinstance(events[-1], Finished) and not events[-1].out_of_patience
