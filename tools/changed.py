@@ -43,9 +43,16 @@ def _changed_paths() -> list[str] | None:
     green = _ROOT / ".ci" / "green"
     if not green.exists():
         return None
-    command = ["git", "diff", "--name-only", green.read_text(encoding="utf-8").strip()]
-    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
-    return done.stdout.splitlines() if done.returncode == 0 else None
+    commit = green.read_text(encoding="utf-8").strip()
+    changed = ["git", "diff", "--name-only", "--no-renames", commit]
+    new = ["git", "ls-files", "--others", "--exclude-standard"]
+    paths: list[str] = []
+    for command in (changed, new):
+        done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+        if done.returncode != 0:
+            return None
+        paths += done.stdout.splitlines()
+    return paths
 
 
 if __name__ == "__main__":

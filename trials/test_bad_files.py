@@ -17,7 +17,7 @@ import torch
 
 import attnlm
 from attnlm.compute.device import choose_device
-from attnlm.config.recipes import load_recipe
+from attnlm.config.recipes import load_sizes
 from attnlm.config.settings import resolve
 from attnlm.training.state import load_or_init_state
 from trials import kit
@@ -55,7 +55,7 @@ def _read_ticker(folder: Path, name: str | None) -> list[object]:
 def _reader(file: Path) -> Callable[[Path], Any]:
     """Return what reads a file of kit.FILES again in a folder."""
     if file.name.startswith("recipe"):
-        return lambda folder: resolve({}, load_recipe(str(folder / file)))
+        return lambda folder: resolve({}, load_sizes(str(folder / file)))
     name = None if file.name == "latest" else file.parts[1]
     return partial(_read_data if file.parts[0] == "data" else _read_run, name=name)
 

@@ -50,8 +50,8 @@ evaluation than `train`. Compare its losses only with those of a baseline in the
 Errors are AttnlmError, with a `message` and a `hint`. Its subclass UsageError reports invalid
 values; an argument of a wrong type may raise TypeError.
 
-Functions compute in float32 on the CPU's default device, whatever PyTorch's default dtype and
-device, autocast and gradient mode are around them, and restore those.
+Functions ignore PyTorch's default dtype and device, autocast and gradient mode of the program
+around them, and restore them.
 
 Environment variables are not changed, with one exception: if training compiles the model, it sets
 TORCHINDUCTOR_CACHE_DIR, unless you have set it. On a machine that runs other work too, set

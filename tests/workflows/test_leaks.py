@@ -19,12 +19,17 @@ BODIES = {
     "in training alone": ("x + 0.1 * self.training * torch.roll(x, -1, 1)", "in training"),
     "small": ("x + 1e-4 * torch.roll(x, -1, 1)", "mask"),
     "causal": ("x + torch.roll(x, 1, 1) * (torch.arange(x.size(1)) > 0)[:, None]", ""),
-    "noise": ("x + self.training * random.random() + 0.1 * torch.randn(x.size(1), 1)", ""),
+    "noise": ("x + 0.1 * torch.randn(x.size(1), 1)", ""),
+    "noise of its own": ("x + self.training * random.random()", ""),
+    "a count": ("x + self.training * next(counts)", ""),
 }
-SOURCE = """import random
+SOURCE = """import itertools
+import random
 
 import torch
 from torch import nn
+
+counts = itertools.count()
 
 
 class Mlp(nn.Module):

@@ -26,7 +26,7 @@ def usual_torch_settings() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
-        for device in ("cpu", "cuda"):
+        for device in ("cpu", "cuda", "mps"):
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         stack.enter_context(torch.inference_mode(False))
@@ -48,6 +48,8 @@ def with_usual_torch_settings(function: Callable[P, R]) -> Callable[P, R]:
             result = function(*args, **kwargs)
         return _each(result) if isinstance(result, Iterator) else result  # type: ignore[return-value]
 
+    # attnlm.NAME is this function: pickle finds it there.
+    called.__module__, called.__qualname__ = "attnlm", function.__name__
     return called
 
 

@@ -76,13 +76,20 @@ def _configured(folder: Path) -> Iterator[str]:
     import yaml  # type: ignore[import-untyped]  # `datasets` needs it
 
     values: list[object] = []
-    for name, pattern in (("README.md", r"---\s*\n(.*?)\n---"), (".huggingface.yaml", "(.*)")):
+    for name, pattern in (
+        ("README.md", r"\s*---[ \t]*\r?\n(.*?)\n---[ \t]*\r?(?:\n|$)"),
+        (".huggingface.yaml", "(.*)"),
+    ):
         with contextlib.suppress(OSError, yaml.YAMLError, AttributeError):
-            text = (folder / name).read_text("utf-8", "replace")
+            text = (folder / name).read_text("utf-8-sig", "replace")
             if header := re.match(pattern, text, flags=re.DOTALL):
                 values.append(yaml.safe_load(header[1]).get("configs"))
+    seen: set[int] = set()  # an alias may lead back
     while values:
         value = values.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
         if isinstance(value, str):
             yield value
         elif isinstance(value, list | dict):

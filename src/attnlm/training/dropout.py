@@ -7,7 +7,8 @@ import torch
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config
 from attnlm.data.batches import window_seeds
-from attnlm.training.own_code_probe import seed_everything
+from attnlm.model.language_model import LanguageModel
+from attnlm.model.layers import dropout_from
 
 
 class DropoutDraws:
@@ -31,6 +32,23 @@ class DropoutDraws:
             return
         seeds = window_seeds(self._seed, step, first, self._windows)
         if self._seeds_torch:
-            seed_everything(seeds[0])
+            torch.manual_seed(seeds[0])
         for generator, seed in zip(self.generators, seeds, strict=False):
             generator.manual_seed(seed)
+
+
+@torch.no_grad()
+def draws_or_changes_buffers(model: LanguageModel) -> bool:
+    """Return True if own code draws random numbers or changes buffers in training.
+
+    The replicas' threads would draw from one generator, and change different buffers.
+    """
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with torch.random.fork_rng(devices=[]), dropout_from([torch.Generator()]):
+        state = torch.get_rng_state()
+        model.train()(torch.zeros(1, model.block_size, dtype=torch.long))
+        is_changed = not state.equal(torch.get_rng_state())
+    for name, buffer in model.named_buffers():
+        is_changed |= not buffer.equal(buffers[name])
+        buffer.copy_(buffers[name])
+    return is_changed

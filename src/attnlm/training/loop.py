@@ -62,9 +62,6 @@ def fit(
 
             memory = estimate_memory(run.config, run.vocab_size, state.device.name)
             reporter.tell(Started(run, state.device, state.step, memory.total))
-            if stepper.needs_whole_batches:
-                words = f"the loss {training.loss} of a batch is not the mean of its parts"
-                reporter.tell(Note(f"{words}: whole batches are computed in one thread"))
             watch.restart()
             state.model.train()
             with writer.saving_when_stopped():

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,18 +86,14 @@ class TrainingState(SavedState):
 def keeping_random_state(device: Device) -> Iterator[None]:
     """Restore the random state of the CPU, the device and all GPUs at the end of the context.
 
-    torch.manual_seed seeds the generators of all devices, whichever device the model is on. Own
-    code may draw from Python's and NumPy's generators.
+    torch.manual_seed seeds the generators of all devices, whichever device the model is on.
     """
-    of_python, of_numpy = random.getstate(), np.random.get_state()
     gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     apple = torch.mps.get_rng_state() if device.name == "mps" else None
     with torch.random.fork_rng(gpus):
         try:
             yield
         finally:
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)
             if apple is not None:
                 torch.mps.set_rng_state(apple)
 

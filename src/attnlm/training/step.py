@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.own_code import OwnCode
 from attnlm.base.signals import StopSignal
 from attnlm.compute.device import Device, keep_freed_memory
 from attnlm.compute.processes import ALONE, Processes
@@ -31,11 +30,10 @@ from attnlm.training.batch_loss import choose_loss
 from attnlm.training.batch_split import BatchSplit, split_batch
 from attnlm.training.budget_clock import BudgetClock, expected_steps
 from attnlm.training.cuda_graph import CudaGraph, can_record_gradients
-from attnlm.training.dropout import DropoutDraws
+from attnlm.training.dropout import DropoutDraws, draws_or_changes_buffers
 from attnlm.training.kernel_choice import configured_kernels
 from attnlm.training.one_layer import one_layer_form
-from attnlm.training.own_code_probe import draws_or_changes_buffers, needs_whole_batches
-from attnlm.training.state import TrainingState, keeping_random_state
+from attnlm.training.state import TrainingState
 
 
 class Replica:
@@ -154,10 +152,6 @@ def new_replicas(
     ]
 
 
-_TRIED_WINDOWS = 8
-"""the windows on which own code is tried"""
-
-
 class StepNotFiniteError(Exception):
     """Raised when numbers became NaN or infinite between the steps `first` and `last`."""
 
@@ -201,6 +195,9 @@ class Stepper:
         if state.device.name == "cpu":
             threads = training.threads
             keep_freed_memory()
+        can_replicate = (
+            threads == 1 or not config.codes or not draws_or_changes_buffers(state.model)
+        )
         self.state = state
         self.training = training
         self.processes = processes
@@ -210,47 +207,18 @@ class Stepper:
         """True once this object has made a step, which a signal must not lose."""
         self._config = config
         self._all_threads = threads
+        self._most_replicas = threads if can_replicate else 1
         rows = training.batch_size // training.processes
         self._rows = slice(processes.rank * rows, (processes.rank + 1) * rows)
         self.batches = new_batches(config, dataset, self._rows)
-        self._most_replicas = threads
-        self.needs_whole_batches = False
-        """True if the user's own loss of a batch is not the mean of the losses of its parts."""
-        if config.codes:
-            self._try_own_code()
         self._divide_batch()
         self._ignores_targets = dataset.train_examples is not None
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
         self._finite_step = state.step
 
-    def _try_own_code(self) -> None:
-        """Find out whether a batch may be divided. Raises AttnlmError if processes must."""
-        inputs, targets = (torch.from_numpy(x[:_TRIED_WINDOWS]) for x in self.batches(0))
-        loss = self.training.loss
-        model = self.state.model
-        with keeping_random_state(self.state.device):
-            if isinstance(loss, OwnCode):
-                size = model.vocab_size
-                self.needs_whole_batches = needs_whole_batches(loss, size, inputs, targets)
-            if self._all_threads > 1:  # on a CPU
-                uncompiled = choose_loss(dataclasses.replace(self.training, compile="off"))
-                if draws_or_changes_buffers(model, uncompiled, inputs, targets):
-                    self._most_replicas = 1
-        if not self.needs_whole_batches:
-            return
-        self._most_replicas = 1
-        if self.processes.count > 1:
-            raise AttnlmError(
-                f"the loss {loss} of a batch is not the mean of its parts, which several "
-                "processes compute",
-                "train with one process",
-            )
-
     def _divide_batch(self) -> None:
         """Divide the batch among micro-batches and replicas, and make the replicas."""
         training = self.training
-        if self.needs_whole_batches:
-            training = dataclasses.replace(training, micro_batch_size=None)
         self._split = split_batch(training, self._most_replicas)
         self._threads = self._all_threads // self._split.replicas
         self._pool = new_pool(self._split.replicas, self._threads)
@@ -311,12 +279,6 @@ class Stepper:
     def _halve_micro_batch(self) -> None:
         """Compute half as many windows at once. Raises AttnlmError if there is only one."""
         windows = self._split.windows * self._split.replicas
-        if self.needs_whole_batches:
-            raise AttnlmError(
-                "the batch does not fit into the memory of the GPU, and the loss "
-                f"{self.training.loss} of a batch is not the mean of its parts",
-                f"lower `batch_size` {self.training.batch_size}",
-            )
         if windows == 1:
             raise AttnlmError(
                 f"one window of `block_size` {self._config.spec.block_size} does not fit into the "
