@@ -55,7 +55,7 @@ def _read_ticker(folder: Path, name: str | None) -> list[object]:
 def _reader(file: Path) -> Callable[[Path], Any]:
     """Return what reads a file of kit.FILES again in a folder."""
     if file.name.startswith("recipe"):
-        return lambda folder: resolve({}, load_sizes(str(folder / file)))
+        return lambda folder: resolve({}, load_sizes(str(folder / file))[0])
     name = None if file.name == "latest" else file.parts[1]
     return partial(_read_data if file.parts[0] == "data" else _read_run, name=name)
 
