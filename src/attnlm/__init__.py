@@ -53,10 +53,10 @@ values; an argument of a wrong type may raise TypeError.
 Functions ignore PyTorch's default dtype and device, autocast and gradient mode of the program
 around them, and restore them.
 
-Environment variables are not changed, with one exception: if training compiles the model, it sets
-TORCHINDUCTOR_CACHE_DIR, unless you have set it. On a machine that runs other work too, set
-GOMP_SPINCOUNT=10000 before PyTorch is imported: threads that wait for each other then sleep. The
-command `attnlm` sets it itself.
+Environment variables are not changed, with two exceptions: if training compiles the model, it sets
+PYTHONSAFEPATH=1 and, unless you have set it, TORCHINDUCTOR_CACHE_DIR. On a machine that runs other
+work too, set GOMP_SPINCOUNT=10000 before PyTorch is imported: threads that wait for each other then
+sleep. The command `attnlm` sets it itself.
 """
 
 from __future__ import annotations

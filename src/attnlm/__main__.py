@@ -21,6 +21,7 @@ def main() -> NoReturn:
     # the processor from each other. OpenMP reads the limit when torch is loaded.
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "10000"
+    os.environ["PYTHONSAFEPATH"] = "1"  # no child process imports from the current folder
 
     from attnlm.cli.app import run_command
     from attnlm.cli.exits import run_and_exit

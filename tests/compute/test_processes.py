@@ -7,15 +7,18 @@ import pickle
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import attnlm
+from attnlm.base.caches import prepare_compiler
+from attnlm.base.files import read_json, write_json
 from attnlm.base.signals import Interrupted
 from attnlm.compute.launcher import run_processes
 from attnlm.compute.processes import (
@@ -28,7 +31,7 @@ from attnlm.compute.processes import (
 from attnlm.data.dataset import Dataset
 from attnlm.runs.run import open_run
 from tests import processes
-from tests.kit import ATTNLM, with_options
+from tests.kit import ATTNLM, command, fails, quick_run, with_options
 from tests.models import contents, timeless
 from tests.processes import RankResult, Training
 from tests.tolerances import assert_near
@@ -158,20 +161,63 @@ def test_all_processes_end_when_one_is_killed(rank: int, training: Training) -> 
     assert run.metrics()[-1]["step"] == step + 1
 
 
+@pytest.mark.parametrize("way", ["option", "recipe", "resume"])
 def test_nothing_in_the_current_folder_is_imported_and_the_error_is_one_line(
-    project: Path, tmp_path: Path
+    way: str, project: Path, whole: Path, tmp_path: Path
 ) -> None:
     """`python -m`, by which torchrun starts the processes, would import it."""
     (tmp_path / "torch").mkdir()
     for name in ("torch/__init__.py", "typer.py"):
         (tmp_path / name).write_text("raise SystemExit('imported')")
+    (tmp_path / "two.toml").write_text("processes = 2\nbatch_size = 6\nblock_size = 9999")
+    ways: dict[str, Sequence[object]] = {
+        "option": with_options(TRAIN, "--block-size", "9999"),
+        "recipe": ["train", "fruits-char", "--recipe", "two.toml"],
+        "resume": ["train", "--resume", whole, "--steps", "1"],
+    }
     attnlm = sys.executable, "-P", "-m", "attnlm"
     folders = "--data-dir", project / "data", "--checkpoint-dir", tmp_path
-    arguments = with_options(TRAIN, "--block-size", "9999")
-    with processes.started(*attnlm, *arguments, *folders, cwd=tmp_path) as process:
+    with processes.started(*attnlm, *ways[way], *folders, cwd=tmp_path) as process:
         stderr = processes.finish(process, 1)
     error, hint = stderr.splitlines()
-    assert error.startswith("error: the training split has ") and hint.startswith("hint: ")
+    said = "whole has already made 300 steps" if way == "resume" else "the training split has "
+    assert error.startswith(f"error: {said}") and hint.startswith("hint: ")
+
+
+def test_a_resumed_run_keeps_its_processes_if_the_machine_has_cores_for_them(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = quick_run(dataset, "bigram", checkpoint_dir=tmp_path, batch_size=9999).path
+    started: list[str] = []
+    monkeypatch.setattr("attnlm.compute.launcher.cores", lambda: 2)
+    monkeypatch.setattr("torch.distributed.run.main", lambda words: started.append(words[3]))
+    words: list[object] = ["train", "--resume", path, "--steps", "8"]
+    for recorded, typed, refused in (
+        (3, [], ""),
+        (9999, ["--processes", "3"], ""),
+        (9999, [], "9,999"),
+        (3, ["--processes", "9"], "9"),
+    ):
+        content = read_json(path / "config.json")
+        config = {**content["config"], "processes": recorded}
+        write_json(path / "config.json", {**content, "config": config})
+        if refused:
+            says = f"--processes {refused} are too many for this machine, which has 2 cores"
+            fails(*words, *typed, cwd=tmp_path, code=2, says=says, hints="--processes 8 or less")
+        else:
+            command(*words, *typed, cwd=tmp_path)
+    assert started == ["--nproc-per-node=3"] * 2
+
+
+def test_the_compiler_imports_nothing_from_the_current_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("PYTHONSAFEPATH", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("ATTNLM_CACHE_DIR", str(tmp_path))
+    prepare_compiler()
+    (tmp_path / "ctypes.py").write_text("raise SystemExit('imported')")
+    subprocess.run([sys.executable, "-c", "import ctypes"], cwd=tmp_path, check=True)
 
 
 def test_a_signal_ends_a_process_that_waits_for_the_others(project: Path) -> None:
@@ -244,7 +290,7 @@ def test_the_command_ends_as_the_process_that_failed_first(
         raise ChildFailedError("attnlm", {1: ProcessFailure(1, 1234, code, "no.json")})
 
     monkeypatch.setattr(run, "main", fail)
-    for name in ("OMP_NUM_THREADS", "PYTHONSAFEPATH", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+    for name in ("OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
         monkeypatch.setenv(name, "1")
     if said is None:
         assert run_processes(2, given) == code

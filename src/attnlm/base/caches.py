@@ -21,13 +21,16 @@ def cache_folder() -> Path | None:
         return None
 
 
-def use_own_compiler_cache() -> None:
+def prepare_compiler() -> None:
     """Make PyTorch's compiler use a folder of this user as its cache, unless the user has set one.
+
+    The compiler tests its output by `python -c`, which would import from the current folder.
 
     PyTorch's default is a folder in the temporary folder, which another user could have made. The
     folder is `compiled` in `cache_folder`, or in a new temporary folder if the cache can't be
     written. Each process must call this before it compiles.
     """
+    os.environ["PYTHONSAFEPATH"] = "1"
     if not os.environ.get(_COMPILER_CACHE):
         folder = (writable_cache() or Path(tempfile.mkdtemp())) / "compiled"
         folder.mkdir(0o700, exist_ok=True)

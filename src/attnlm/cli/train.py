@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from attnlm.runs.journal import EvaluationRecord
     from attnlm.runs.records import Measured
 
-_MOST_FOR_EACH_CORE = 4  # processes; resuming a run of more needs --processes
 _DATA = ("sampling", "stride", "batch_size", "micro_batch_size", "data_dir", "verify")
 _RUN = (
     "recipe", "print_config", "dry_run", "vocab_size", "name", "exist_ok", "checkpoint_dir",
@@ -132,7 +131,8 @@ def train(
         quiet = quiet or not is_main()
     elif resume is not None:
         resumed = attnlm.open_run(resume, checkpoint_dir=checkpoint_dir)
-        count = _processes_to_resume(resumed, settings)
+        changed = {k: v for k, v in settings.items() if k == "processes"}
+        count = resolve(changed, resumed.config.settings()).training.processes
     else:  # errors are reported before torch is loaded
         count = resolve_new(settings, recipe, parent).config.training.processes
         if vocab_size is None:
@@ -205,19 +205,6 @@ def _say_next_rung(model: str, dataset: str | None, folders: Sequence[str]) -> N
         arguments += ["--recipe", "best", "--budget", "2m"]
         purpose = "the best transformer for this text in two minutes"
     console.say_next(shlex.join([*arguments, *folders]), purpose)
-
-
-def _processes_to_resume(run: attnlm.Run, settings: Mapping[str, Any]) -> int:
-    """Return the number of processes with which a run is resumed. Raises UsageError."""
-    changed = {"processes": settings["processes"]} if "processes" in settings else {}
-    count = resolve(changed, run.config.settings()).training.processes
-    cores = os.cpu_count() or 1
-    if not changed and count > _MOST_FOR_EACH_CORE * cores:
-        raise UsageError(
-            f"{run.name} was trained by {count:,} processes, but this machine has {cores} cores",
-            "set `processes`, or start them with torchrun",
-        )
-    return count
 
 
 def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> None:

@@ -9,11 +9,12 @@ import tempfile
 from collections.abc import Sequence
 
 from attnlm.base import signals
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.signals import Interrupted
 from attnlm.compute.threads import cores
 
 _SECONDS_TO_SAVE = 120  # after a signal; then torchrun kills the processes
+_MOST_FOR_EACH_CORE = 4  # a recipe or a run, which may be a stranger's, chooses the number
 
 
 def run_processes(count: int, arguments: Sequence[str]) -> int:
@@ -21,8 +22,15 @@ def run_processes(count: int, arguments: Sequence[str]) -> int:
 
     Return the exit code of the process that failed first, which has reported its error, or 0. The
     processors are divided among the processes. A signal is passed on to the processes, and
-    Interrupted is raised after they have ended. Raises AttnlmError if a process was killed.
+    Interrupted is raised after they have ended. Raises AttnlmError if a process was killed, and
+    UsageError if there are too many for this machine.
     """
+    most = _MOST_FOR_EACH_CORE * cores()
+    if count > most:
+        raise UsageError(
+            f"`processes` {count:,} are too many for this machine, which has {cores()} cores",
+            f"use `processes` {most} or less, or start them with torchrun",
+        )
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
@@ -30,7 +38,6 @@ def run_processes(count: int, arguments: Sequence[str]) -> int:
     if signals.came is not None:  # PyTorch's import swallowed Interrupted
         raise Interrupted(signals.came)
     signals.ends_process = False  # torchrun ends its processes first
-    os.environ["PYTHONSAFEPATH"] = "1"  # nothing is imported from the current folder
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // count)))
     # PyTorch before 2.13 waits 30 seconds.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SECONDS_TO_SAVE))

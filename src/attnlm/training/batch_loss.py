@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attnlm.base.caches import use_own_compiler_cache
+from attnlm.base.caches import prepare_compiler
 from attnlm.base.own_code import OwnCode
 from attnlm.config.training import TrainingConfig
 from attnlm.model.language_model import LanguageModel, on_device_of, require_shape
@@ -41,7 +41,7 @@ def _own_loss(code: OwnCode) -> BatchLoss:
 
 def _torch_compiled(loss: BatchLoss) -> BatchLoss:
     """Return a loss compiled by torch.compile."""
-    use_own_compiler_cache()
+    prepare_compiler()
     # PyTorch compiles the same function for a few models at most, and runs it uncompiled for
     # further models: discard the code of earlier training runs of this process.
     torch._dynamo.reset()
