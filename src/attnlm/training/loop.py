@@ -16,6 +16,8 @@ from attnlm.runs.run import Run
 from attnlm.training.budget_clock import BudgetClock
 from attnlm.training.events import Finished, Started
 from attnlm.training.memory import estimate_memory
+from attnlm.training.own_code_trial import NO_MEAN
+from attnlm.training.random_state import keeping_random_state
 from attnlm.training.reporter import Reporter, Stopwatch
 from attnlm.training.run_schedule import RunSchedule
 from attnlm.training.run_writer import (
@@ -25,7 +27,7 @@ from attnlm.training.run_writer import (
     saved_in_words,
     tune_eval_tokens,
 )
-from attnlm.training.state import TrainingState, keeping_random_state
+from attnlm.training.state import TrainingState
 from attnlm.training.step import StepNotFiniteError, Stepper
 
 OnStep = Callable[[int, Tensor], object]
@@ -50,7 +52,7 @@ def fit(
     numbers are no longer finite, a file can't be written, or another process has ended or does not
     answer. After a signal, saves the run if a step was made, then raises Interrupted.
     """
-    with keeping_random_state(state.device):
+    with keeping_random_state(state.device, run.config):
         stepper = Stepper(state, run.config, dataset, processes, clock)
         with stepper.stop.listening(), _explaining_not_finite_errors(run, state):
             watch = Stopwatch(state, run.config.tokens_per_step)
@@ -62,6 +64,9 @@ def fit(
 
             memory = estimate_memory(run.config, run.vocab_size, state.device.name)
             reporter.tell(Started(run, state.device, state.step, memory.total))
+            if stepper.is_kept_whole:
+                words = "each batch is computed whole, in one thread"
+                reporter.tell(Note(f"{NO_MEAN.format(training.loss)}: {words}"))
             watch.restart()
             state.model.train()
             with writer.saving_when_stopped():

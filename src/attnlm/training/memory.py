@@ -61,10 +61,10 @@ def estimate_memory(config: Config, vocab_size: int, device: str) -> MemoryEstim
     evaluated = windows_at_once(config.spec, vocab_size, device) * config.spec.block_size
     activations = tokens * kept + 2 * max(tokens, evaluated) * costs.peak_activations
     # Logits have their softmax and gradient. Only some are in memory together, unless the loss is
-    # compiled, or no LM head computes them. The LM head's gradient is then computed with the loss,
-    # in two tensors.
+    # compiled or the user's own, or no LM head computes them. The LM head's gradient is then
+    # computed with the loss, in two tensors.
     logits = 3 * tokens * vocab_size
-    if costs.width and training.compile != "on":
+    if costs.width and training.compile != "on" and training.loss is None:
         logits = min(logits, 2 * LOGITS_AT_ONCE[device])
     lm_head = 2 * vocab_size * costs.lm_head_inputs
     return MemoryEstimate(

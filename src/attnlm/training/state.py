@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
@@ -23,6 +21,7 @@ from attnlm.runs.load_model import parent_weights
 from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import COPY_THE_RUN, Run
 from attnlm.training.optimizer import Optimizer
+from attnlm.training.random_state import keeping_random_state, seed_generators
 
 
 @dataclass(kw_only=True)
@@ -82,27 +81,11 @@ class TrainingState(SavedState):
         return improved
 
 
-@contextlib.contextmanager
-def keeping_random_state(device: Device) -> Iterator[None]:
-    """Restore the random state of the CPU, the device and all GPUs at the end of the context.
-
-    torch.manual_seed seeds the generators of all devices, whichever device the model is on.
-    """
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    apple = torch.mps.get_rng_state() if device.name == "mps" else None
-    with torch.random.fork_rng(gpus):
-        try:
-            yield
-        finally:
-            if apple is not None:
-                torch.mps.set_rng_state(apple)
-
-
 def initial_state(config: Config, vocab_size: int, device: Device) -> TrainingState:
     """Return the state before the first step; the weights are drawn from the seed."""
     training = config.training.complete()
-    with keeping_random_state(device):
-        torch.manual_seed(training.seed)
+    with keeping_random_state(device, config):
+        seed_generators(training.seed, config)
         model = config.spec.build(vocab_size).to(device.torch)
         optimizer = Optimizer(model, training)
     if isinstance(model, Transformer):

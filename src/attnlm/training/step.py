@@ -30,9 +30,10 @@ from attnlm.training.batch_loss import choose_loss
 from attnlm.training.batch_split import BatchSplit, split_batch
 from attnlm.training.budget_clock import BudgetClock, expected_steps
 from attnlm.training.cuda_graph import CudaGraph, can_record_gradients
-from attnlm.training.dropout import DropoutDraws, draws_or_changes_buffers
 from attnlm.training.kernel_choice import configured_kernels
 from attnlm.training.one_layer import one_layer_form
+from attnlm.training.own_code_trial import NO_MEAN, TRIED_WINDOWS, Trial, try_own_code
+from attnlm.training.random_state import StepDraws
 from attnlm.training.state import TrainingState
 
 
@@ -63,7 +64,7 @@ class Replica:
         self._loss = choose_loss(training)
         self._has_own_loss = training.loss is not None
         self._has_own_code = bool(config.codes)
-        self._dropout_draws = DropoutDraws(config, device, windows)
+        self._draws = StepDraws(config, device, windows)
         self._graph: CudaGraph[Tensor] | None = None
         if can_record_gradients(config, device.name):
             self._graph = CudaGraph()
@@ -79,7 +80,7 @@ class Replica:
         The windows are those from row `begin` of the process's inputs and targets on. Ignored
         targets count as targets with a loss of 0.
         """
-        self._dropout_draws.seed(step, self._first_window + begin)
+        self._draws.seed(step, self._first_window + begin)
         rows = slice(begin, begin + self._windows)
         inputs_BT = self._on_device(inputs[rows])
         targets_BT = self._on_device(targets[rows])
@@ -96,7 +97,7 @@ class Replica:
     def _add_gradient(self, inputs_BT: Tensor, targets_BT: Tensor, share: float | Tensor) -> Tensor:
         """Return the mean loss times `share`, (), and add its gradient to `gradient`."""
         # The context includes the backward pass, which may compute a block again.
-        with use_kernels(self._kernels), dropout_from(self._dropout_draws.generators):
+        with use_kernels(self._kernels), dropout_from(self._draws.generators):
             own_device = on_device_of(inputs_BT) if self._has_own_code else contextlib.nullcontext()
             with self._device.autocast(), own_device:
                 loss = self._loss(self._model, inputs_BT, targets_BT)
@@ -195,9 +196,6 @@ class Stepper:
         if state.device.name == "cpu":
             threads = training.threads
             keep_freed_memory()
-        can_replicate = (
-            threads == 1 or not config.codes or not draws_or_changes_buffers(state.model)
-        )
         self.state = state
         self.training = training
         self.processes = processes
@@ -207,10 +205,18 @@ class Stepper:
         """True once this object has made a step, which a signal must not lose."""
         self._config = config
         self._all_threads = threads
-        self._most_replicas = threads if can_replicate else 1
         rows = training.batch_size // training.processes
         self._rows = slice(processes.rank * rows, (processes.rank + 1) * rows)
         self.batches = new_batches(config, dataset, self._rows)
+        trial = Trial(may_replicate=True)
+        if config.codes:
+            first = new_batches(config, dataset, TRIED_WINDOWS)(0)
+            trial = try_own_code(config, state.model, state.device, *first)
+        self._most_replicas = threads if trial.may_replicate and trial.is_mean else 1
+        self._needs_whole_batch = not trial.is_mean
+        is_divided = split_batch(training, threads).windows < training.batch_size
+        self.is_kept_whole = is_divided and not trial.is_mean
+        """True if the batch would be divided, but is not, since the loss is no mean of its parts"""
         self._divide_batch()
         self._ignores_targets = dataset.train_examples is not None
         self._loss_sum = torch.full((), state.loss_sum, device=state.device.torch)
@@ -219,6 +225,8 @@ class Stepper:
     def _divide_batch(self) -> None:
         """Divide the batch among micro-batches and replicas, and make the replicas."""
         training = self.training
+        if self._needs_whole_batch:
+            training = dataclasses.replace(training, micro_batch_size=None)
         self._split = split_batch(training, self._most_replicas)
         self._threads = self._all_threads // self._split.replicas
         self._pool = new_pool(self._split.replicas, self._threads)
@@ -279,6 +287,12 @@ class Stepper:
     def _halve_micro_batch(self) -> None:
         """Compute half as many windows at once. Raises AttnlmError if there is only one."""
         windows = self._split.windows * self._split.replicas
+        if self._needs_whole_batch and windows > 1:
+            raise AttnlmError(
+                "the batch does not fit into the memory of the GPU, and "
+                + NO_MEAN.format(self.training.loss),
+                f"lower `batch_size` {windows}",
+            )
         if windows == 1:
             raise AttnlmError(
                 f"one window of `block_size` {self._config.spec.block_size} does not fit into the "

@@ -31,8 +31,10 @@ from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.eval_budget import step_cost
 from attnlm.training.kernel_choice import choose_matmul, faster_attention, has_native_ops
 from attnlm.training.memory import affordable_micro_batch, check_memory
-from attnlm.training.state import initial_state, keeping_random_state
-from attnlm.training.step import Stepper
+from attnlm.training.own_code_trial import NO_MEAN, TRIED_WINDOWS, try_loss
+from attnlm.training.random_state import keeping_random_state
+from attnlm.training.state import initial_state
+from attnlm.training.step import Stepper, new_batches
 
 # Floating-point operations of a long run: a large GPU takes about a minute without compilation.
 _LONG = 5e15
@@ -75,7 +77,25 @@ def autotune(
     check_fits(config, dataset, device)
     config = config.with_training(**_choose_kernels(config, device))
     threads = config.training.threads or _choose_threads(config, device, dataset)
-    return config.with_training(threads=threads)
+    config = config.with_training(threads=threads)
+    if config.training.loss is not None:
+        _check_own_loss(config, dataset, device)
+    return config
+
+
+def _check_own_loss(config: Config, dataset: Dataset, device: Device) -> None:
+    """Raise AttnlmError if the loss needs whole batches, and processes or the memory forbid it."""
+    training = config.training
+    first = new_batches(config, dataset, TRIED_WINDOWS)(0)
+    if try_loss(config, dataset.vocab_size, device, *first).is_mean:
+        return
+    if training.processes > 1:
+        raise UsageError(
+            f"{NO_MEAN.format(training.loss)}, and `processes` {training.processes} divide it",
+            "use `processes` 1",
+        )
+    whole = config.with_training(micro_batch_size=None, threads=1)
+    check_memory(whole, dataset.vocab_size, device)
 
 
 def check_fits(config: Config, dataset: Dataset, device: Device) -> None:
@@ -283,7 +303,7 @@ def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
     device = choose_training_device(config, dataset)
     if device.name == "cuda" and config.training.compile == "auto":
         config = config.with_training(compile="off")  # to compile every size would take minutes
-    with torch_settings_restored(), keeping_random_state(device):
+    with torch_settings_restored(), keeping_random_state(device, config):
         stepper = make_trial_stepper(autotune(config, device, dataset), device, dataset)
         slow_steps = FIRST_CALLS if device.name == "cuda" else 1
         return _seconds_per_step(stepper, slow_steps, least) / config.tokens_per_step

@@ -28,7 +28,8 @@ from attnlm.runs.load_model import check_tokenizer
 from attnlm.runs.run import Run, open_run
 from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.memory import estimate_memory
-from attnlm.training.state import keeping_random_state, read_saved_state
+from attnlm.training.random_state import keeping_random_state
+from attnlm.training.state import read_saved_state
 from attnlm.workflows.autotune import make_trial_stepper
 from attnlm.workflows.resume import check_resume, open_rest, open_saved_run
 from attnlm.workflows.train import complete_config, refuse_leaks
@@ -195,7 +196,7 @@ def _measure_step(config: Config, device: Device, data: Dataset) -> tuple[Config
     The mean is of ten steps, or of more steps if ten take less than 1 s, or of fewer if they take
     more than 60 s. The first step counts if it alone takes more than 60 s.
     """
-    with keeping_random_state(device):
+    with keeping_random_state(device, config):
         stepper = make_trial_stepper(config, device, data)
         for _ in range(FIRST_CALLS if device.name == "cuda" else _FIRST):
             began = time.perf_counter()
