@@ -71,8 +71,9 @@ def _masked(shape: tuple[int, int], vocab_size: int) -> tuple[torch.Tensor, torc
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_kernels)])
 @pytest.mark.parametrize("at_once", [2**21, 700])
+@pytest.mark.parametrize("ignored", [IGNORED, -1])
 def test_ignored_targets_have_no_loss_and_no_gradient(
-    compiled: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
+    compiled: bool, at_once: int, ignored: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", at_once)
     _, targets_BT = _masked((5, 9), 37)
@@ -80,11 +81,12 @@ def test_ignored_targets_have_no_loss_and_no_gradient(
     head = nn.Linear(6, 37)
     tensors = [x_BTC, head.weight, head.bias]
     reference = F.cross_entropy(head(x_BTC).flatten(0, 1), targets_BT.flatten())
+    targets_BT = targets_BT.where(targets_BT >= 0, ignored)
     with use_kernels(Kernels(native_ops=compiled)):
         loss = linear_cross_entropy(x_BTC, head.weight, head.bias, targets_BT)
         found = torch.autograd.grad(loss, tensors)
     assert_near([loss, *found], [reference, *torch.autograd.grad(reference, tensors)])
-    assert (found[0][targets_BT == IGNORED] == 0).all()
+    assert (found[0][targets_BT == ignored] == 0).all()
 
 
 def test_a_loss_without_targets_is_zero() -> None:
@@ -119,7 +121,8 @@ def test_a_step_counts_the_answers_as_a_plain_loop_does(
 
 
 @needs_kernels
-def test_the_one_layer_form_ignores_targets() -> None:
+@pytest.mark.parametrize("ignored", [IGNORED, -1])
+def test_the_one_layer_form_ignores_targets(ignored: int) -> None:
     model = small_model("multi-head", vocab_size=37).float()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -127,7 +130,7 @@ def test_the_one_layer_form_ignores_targets() -> None:
     assert form is not None
     inputs_BT, targets_BT = _masked((5, model.block_size), 37)
     share = float((targets_BT >= 0).float().mean())
-    loss = form(inputs_BT, targets_BT) / share
+    loss = form(inputs_BT, targets_BT.where(targets_BT >= 0, ignored)) / share
     found = {n: p.grad / share for n, p in model.named_parameters() if p.grad is not None}
     expected = F.cross_entropy(model(inputs_BT).flatten(0, 1), targets_BT.flatten())
     assert_near({"loss": loss, **found}, {"loss": expected, **gradients(model, expected)})

@@ -52,7 +52,7 @@ class LanguageModel(nn.Module):
         return logits[:, -1]
 
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Return the mean loss in nats per token; targets of -100 are ignored."""
+        """Return the mean loss in nats per token; targets below 0 are ignored."""
         return cross_entropy(self(inputs_BT), targets_BT)
 
 

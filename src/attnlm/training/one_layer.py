@@ -115,7 +115,7 @@ class OneLayer:
     def loss(self, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Return the mean loss of a batch of the size for which this object was made.
 
-        Unlike in `LanguageModel.loss`, targets of -100 count as targets with a loss of 0. The
+        Unlike in `LanguageModel.loss`, targets below 0 count as targets with a loss of 0. The
         logits are overwritten with the gradient of the loss.
         """
         p = self._parameters

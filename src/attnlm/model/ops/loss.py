@@ -25,11 +25,12 @@ _MOST_COMPILED = 128
 def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     """Return the mean loss in nats per token, computed in float32 at least.
 
-    Targets of -100 are ignored. If all are, the loss is 0.
+    Targets below 0, such as -100, are ignored. If all are, the loss is 0.
     """
     if logits_BTV.dtype in (torch.bfloat16, torch.float16):
         logits_BTV = logits_BTV.float()
-    total = F.cross_entropy(logits_BTV.flatten(0, -2), targets_BT.flatten(), reduction="sum")
+    targets_M = targets_BT.flatten().clamp(min=-1)
+    total = F.cross_entropy(logits_BTV.flatten(0, -2), targets_M, ignore_index=-1, reduction="sum")
     return total / count_targets(targets_BT)
 
 
