@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,28 @@ def test_a_step_counts_the_answers_as_a_plain_loop_does(
     assert float(stepper.step()) == pytest.approx(expected.item(), rel=1e-5)
     found = {n: p.grad for n, p in state.model.named_parameters() if p.grad is not None}
     assert_near(found, expected_gradients, 1e-4)
+
+
+@pytest.mark.parametrize("counted", ["1", "01", "10", "0010", "1001", "00"])
+def test_a_step_without_a_counted_target_does_not_lower_the_training_loss(
+    counted: str, task: Dataset
+) -> None:
+    sizes: dict[str, Any] = {"block_size": 13, "batch_size": 4, "seed": 1, "steps": 5, "threads": 1}
+    config = resolve({"model": "bigram", "compile": "off", "loss_on": "answers", **sizes})
+    state = initial_state(config, task.vocab_size, CPU)
+    stepper = Stepper(state, config, task)
+    inputs, targets = stepper.batches(0)
+    state.optimizer.update = lambda *_, **__: None  # type: ignore[method-assign]
+    for step, is_counted in enumerate(counted):
+        if step == 2:  # as when the run is resumed
+            state.loss_sum = stepper.read_loss_sum()
+            stepper = Stepper(state, config, task)
+        masked = targets if is_counted == "1" else np.full_like(targets, IGNORED)
+        stepper.batches = lambda step, masked=masked: (inputs, masked)  # type: ignore[assignment]
+        loss = float(stepper.step())
+    assert stepper.has_counted == ("1" in counted)
+    expected = math.log(task.vocab_size) if stepper.has_counted else 0.0
+    assert (stepper.read_loss_sum() / len(counted), loss) == pytest.approx((expected, expected))
 
 
 @needs_kernels

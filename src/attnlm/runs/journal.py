@@ -82,7 +82,7 @@ class EvaluationRecord:
     seconds: float
     """the time of the run so far"""
     train_loss: float | None
-    """the mean loss since the previous evaluation; None at step 0"""
+    """the mean loss since the previous evaluation; None at step 0, and without counted targets"""
     val_loss: float
     evaluated_tokens: int | None = None
     """the number of validation tokens that `val_loss` was measured on"""

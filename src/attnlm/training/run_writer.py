@@ -65,7 +65,7 @@ class RunWriter:
             raise StepNotFiniteError(state.step, state.step)
         snapshot_and_passage = self._snapshot()
         new_steps = state.step - max(0, state.evaluated_step)
-        train_loss = loss_sum / new_steps if new_steps else None
+        train_loss = loss_sum / new_steps if self.stepper.has_counted else None
         accuracy = evaluation.accuracy if training.best_by == "accuracy" else None
         improved = state.record_evaluation(evaluation.loss, accuracy)
         self.stepper.reset_loss_sum()

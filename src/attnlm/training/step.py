@@ -203,6 +203,8 @@ class Stepper:
         self.stop = StopSignal(alone=processes.count == 1)
         self.has_stepped = False
         """True once this object has made a step, which a signal must not lose."""
+        self.has_counted = state.loss_sum != 0
+        """True if a step since the newest evaluation had a target that is not ignored"""
         self._config = config
         self._all_threads = threads
         rows = training.batch_size // training.processes
@@ -276,8 +278,7 @@ class Stepper:
         self._check(sums.is_finite, state.step + 1)
         if sums.is_stopping:
             self.stop.agree_to_stop()
-        loss = self._update(sums)
-        self._loss_sum += loss
+        loss = self._add_loss(self._update(sums), sums.counted > 0)
         state.step += 1
         state.progress = sums.progress
         self.has_stepped = True
@@ -320,6 +321,21 @@ class Stepper:
             threads=self._split.replicas,
         )
         return sums.loss if counted == 1 else sums.loss / counted
+
+    def _add_loss(self, loss: Tensor, is_counted: bool) -> Tensor:
+        """Add the loss of a step to the sum, and return it.
+
+        For a step without a counted target, it is the mean of the losses of other steps since the
+        newest evaluation; 0 before the first of them, which then counts for these steps too.
+        """
+        before = self.state.step - max(0, self.state.evaluated_step)
+        if is_counted:
+            self._loss_sum += loss if self.has_counted else loss * (before + 1)
+            self.has_counted = True
+        elif self.has_counted:
+            loss = self._loss_sum / before
+            self._loss_sum += loss
+        return loss
 
     def _sum_over_processes(self, loss: Tensor, counted: float) -> StepSums:
         """Sum the gradients of all processes, and combine the other numbers of the step.
@@ -365,3 +381,4 @@ class Stepper:
     def reset_loss_sum(self) -> None:
         """Set the sum of losses to 0 after an evaluation."""
         self._loss_sum.zero_()
+        self.has_counted = False
