@@ -259,7 +259,7 @@ def test_code_that_needs_its_surroundings_is_refused() -> None:
             return outer
 
     refused: dict[str, Any] = {
-        "it needs outer of the function around it": Inner,
+        "it is defined within test_code_that": Inner,
         "functools.partial.* is not a class or function": partial(helper, 1),
         "<module 'os' .* is not a class or function": os,
         "cannot be kept by itself": lambda: 1,

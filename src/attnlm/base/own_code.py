@@ -10,20 +10,25 @@ the user has named, or has trained with the same arguments.
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import hashlib
 import inspect
+import io
 import json
 import linecache
+import math
 import os
+import random
+import re
 import symtable
 import sys
-import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import decode_source
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
@@ -190,17 +195,15 @@ def allow_call(content: bytes, name: str) -> str:
 
 def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
     """Run a file as a module of its own, without the working directory on the path."""
-    lines = files.decode_utf8(content, str(path)).splitlines(keepends=True)
+    lines = list(io.StringIO(files.decode_utf8(content, str(path)), None))
     module = ModuleType(f"attnlm_own_{sha256[:16]}")
     module.__file__ = str(path)
-    here = {"", str(Path.cwd()), str(path.parent)}
-    before = sys.path
-    sys.path = [entry for entry in before if entry not in here]
     sys.modules[module.__name__] = module  # dataclasses look their module up
     _FILES.add(str(path))
+    _RUNNING.append(path.name)
     try:
         linecache.cache[str(path)] = (len(content), None, lines, str(path))
-        with contextlib.redirect_stdout(sys.stderr):  # results alone go to stdout
+        with _without_neighbours([path.parent]), contextlib.redirect_stdout(sys.stderr):
             exec(compile(content, str(path), "exec", dont_inherit=True), vars(module))
     except ModuleNotFoundError as error:
         name = str(error.name).partition(".")[0]
@@ -214,8 +217,85 @@ def _run_file(path: Path, content: bytes, sha256: str) -> ModuleType:
             "install it, then try again",
         ) from None
     finally:
-        sys.path = before
+        _RUNNING.pop()
     return module
+
+
+def check_not_running() -> None:
+    """Raise UsageError if a file of own code runs now, which must define and not train."""
+    if _RUNNING:
+        raise UsageError(
+            f"{_RUNNING[-1]} trains a model while it is loaded",
+            "put the training under: if __name__ == '__main__'",
+        )
+
+
+@contextlib.contextmanager
+def _without_neighbours(folders: Iterable[Path]) -> Iterator[None]:
+    """Hide the modules in the working directory and in `folders`: a run keeps none of them."""
+    here = {"", *map(str, (Path.cwd(), *folders))}
+    modules = list(sys.modules.items())
+    tops = {name for name, module in modules if "." not in name and _home(module) in here}
+    tops -= {"attnlm", "__main__"}
+    hidden = {name: module for name, module in modules if name.partition(".")[0] in tops}
+    before = sys.path
+    sys.path = [entry for entry in before if entry not in here]
+    for name in hidden:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        sys.path = before
+        sys.modules.update(hidden)
+
+
+def _home(module: object) -> str | None:
+    """Return the folder from which a module was imported, if it was one."""
+    known = getattr(module, "__dict__", {})
+    place = known.get("__file__") or next(iter(known.get("__path__", ())), None)
+    if not isinstance(place, str):
+        return None
+    is_package = "__path__" in known and known.get("__file__")
+    return str(Path(place).parents[1 if is_package else 0])
+
+
+@contextlib.contextmanager
+def opened_again(codes: Iterable[OwnCode]) -> Iterator[None]:
+    """Run own code anew in this context, as another process does that opens a run.
+
+    Nothing next to the files of `codes` can be imported. Random numbers differ from those before.
+    At the end, all is as it was.
+    """
+    import numpy as np
+    import torch
+
+    records: tuple[dict[Any, Any], ...] = (_MODULES, _PASSED)
+    before = [(record, dict(record)) for record in records]
+    modules = {module.__name__: module for module in _MODULES.values()}
+    states = random.getstate(), np.random.get_state()
+    with (
+        _without_neighbours([code.path.parent for code in codes]),
+        torch.random.fork_rng(devices=[]),
+    ):
+        for record, _ in before:
+            record.clear()
+        torch.default_generator.manual_seed(_OTHER_SEED)
+        random.seed(_OTHER_SEED)
+        np.random.seed(_OTHER_SEED)
+        try:
+            yield
+        finally:
+            for record, content in before:
+                record.clear()
+                record.update(content)
+            sys.modules.update(modules)
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+_OTHER_SEED = 20_240_229
+_RUNNING: list[str] = []
+"""the files that run now"""
 
 
 # --- The list of accepted files -------------------------------------------------------------------
@@ -235,7 +315,7 @@ def _read_list() -> str:
     """Return the list. Each line has the SHA-256 of a file, what may be called, and the file.
 
     What may be called is ANY_MODULE, a name, or the SHA-256 of a name and its arguments. Lines of
-    an older list have no such word: any module.
+    an older list have no such word: any module. Two blanks separate the words.
     """
     with contextlib.suppress(OSError):
         return "" if (path := _list_path()) is None else path.read_text("utf-8", "replace")
@@ -248,8 +328,8 @@ def _accepted_calls(sha256: str) -> set[str]:
 
 
 def _listed_calls(sha256: str) -> set[str]:
-    lines = (line.split() for line in _read_list().split("\n"))
-    listed = [words for words in lines if words[:1] == [sha256]]
+    lines = (line.strip().split("  ") for line in _read_list().split("\n"))
+    listed = [words for words in lines if words[0] == sha256]
     return {words[1] if len(words) > 2 else ANY_MODULE for words in listed}
 
 
@@ -272,87 +352,163 @@ def _append_to_list(sha256: str, call: str, name: str) -> None:
 def passed_code(thing: Callable[..., Any]) -> OwnCode:
     """Return the code of a class or function that was passed in Python.
 
-    Its source is kept with what it needs of its module: imports, other classes and functions, and
-    plain constants. Raises UsageError if this source does not stand by itself.
+    Its source is kept with the statements of its file, or of the notebook's cells so far, that it
+    needs: imports, definitions and assignments, but none that calls attnlm. Raises UsageError
+    unless they run by themselves.
     """
     name = getattr(thing, "__name__", None)
     if not isinstance(thing, type | FunctionType) or name is None:
         raise UsageError(f"{thing!r} is not a class or function", "pass a class, or FILE.py:NAME")
-    if (source := getattr(thing, "__module__", "")).startswith("attnlm_own_"):
-        sha256 = next(s for s, module in _MODULES.items() if module.__name__ == source)
+    if (home := getattr(thing, "__module__", "")).startswith("attnlm_own_"):
+        sha256 = next(s for s, module in _MODULES.items() if module.__name__ == home)
         path = Path(str(_MODULES[sha256].__file__))
         return OwnCode(f"{path.name}:{name}", path, sha256)
     try:
-        sources = list(dict.fromkeys(_collect_sources(thing, set())))
-        content = "\n\n".join(["from __future__ import annotations", *sources]).encode() + b"\n"
-        compile(content, name, "exec")
-    except (OSError, SyntaxError, LookupError) as error:
+        scope = vars(sys.modules.get(home))
+        if thing.__qualname__ != name:
+            outer = thing.__qualname__.removesuffix(f".{name}").removesuffix(".<locals>")
+            raise LookupError(f"it is defined within {outer}")
+        if scope.get(name) is not thing:
+            raise LookupError(f"{name} means something else now")
+        content = _source_for(name, scope).encode()
+        path = Path(str(scope.get("__file__"))).absolute().with_name(f"{name.lower()}.py")
+        code = OwnCode(f"{path.name}:{name}", path, allow_call(content, name))
+        with opened_again([code]):
+            code.load()
+    except AttnlmError:
+        raise
+    except Exception as error:  # noqa: BLE001 - own code may raise anything
         raise UsageError(
             f"the source of {name} cannot be kept by itself: {error}",
             "write it to a file, and pass FILE.py:NAME",
         ) from None
-    sha256 = allow_call(content, name)
-    _PASSED[sha256, name] = thing
-    return OwnCode(f"{name.lower()}.py:{name}", Path(f"{name.lower()}.py"), sha256)
+    _PASSED[code.sha256, name] = thing
+    return code
 
 
-def _collect_sources(thing: Any, seen: set[str]) -> Iterator[str]:
-    """Yield the sources that a class or function needs, and at last its own."""
-    source, scope = _find_source(thing)
-    seen.add(thing.__name__)
-    for name in sorted(set(_globals_in(symtable.symtable(source, thing.__name__, "exec"))) - seen):
-        if name not in scope:
-            continue
-        value = scope[name]
-        origin = getattr(value, "__module__", None)
-        real = getattr(value, "__qualname__", name)
-        if isinstance(value, ModuleType):
-            alias = "" if value.__name__ == name else f" as {name}"
-            yield f"import {value.__name__}{alias}"
-        elif isinstance(value, bool | int | float | str | tuple | None):
-            yield f"{name} = {value!r}"
-        elif isinstance(value, type | FunctionType) and origin == thing.__module__:
-            yield from _collect_sources(value, seen)
-        elif origin and getattr(sys.modules.get(origin), real, None) is value:
-            yield f"from {origin} import {real} as {name}"
-        else:
-            raise LookupError(f"it needs {name}, which is neither imported nor plain")
-    yield source
+class _Statement(NamedTuple):
+    """A statement of a module, and what it does with the names there."""
+
+    node: ast.stmt
+    text: str
+    sets: set[str]
+    """the names that it sets, or whose attributes or items it sets"""
+    reads: set[str]
+    """the names that it reads itself"""
+    reads_later: set[str]
+    """the names that its functions read when they are called"""
 
 
-def _globals_in(table: symtable.SymbolTable) -> Iterator[str]:
-    """Yield the names that code reads from its module; arguments and local names are left out."""
-    for symbol in table.get_symbols():
-        if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
-            yield symbol.get_name()
-    for inner in table.get_children():
-        yield from _globals_in(inner)
+_SURE = (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.Import, ast.ImportFrom)
+"""statements after which an earlier value of a name is lost"""
+_DEFINES = (*_SURE[:2], ast.AsyncFunctionDef, *_SURE[3:])
+_AT_ONCE = ("class", "listcomp", "setcomp", "dictcomp", "genexpr")
+"""scopes whose code runs with the statement around them"""
 
 
-def _find_source(thing: Any) -> tuple[str, dict[str, Any]]:
-    """Return the source of a class or function, also of a notebook's cell, and its globals."""
-    is_function = isinstance(thing, FunctionType)
-    methods = [thing] if is_function else [v for v in vars(thing).values() if inspect.isfunction(v)]
-    own = [m for m in methods if m.__qualname__.rpartition(".")[0] in ("", thing.__qualname__)]
-    own = [thing] if is_function else own
-    if not own:
-        raise LookupError("it has no method of its own")
-    if free := [
-        name for method in own for name in method.__code__.co_freevars if name != "__class__"
-    ]:
-        raise LookupError(f"it needs {free[0]} of the function around it")
-    text = "".join(linecache.getlines(own[0].__code__.co_filename))
-    definitions = [
-        node
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == thing.__name__
+def _source_for(name: str, scope: Mapping[str, Any]) -> str:
+    """Return the statements of a module that set a name, and what they need.
+
+    `scope` has the module's names. Raises LookupError if a name is set by nothing that may run.
+    """
+    possible = [
+        s for s in _statements(scope) if isinstance(s.node, _DEFINES) or not _calls(s, scope)
     ]
-    if not definitions:
-        raise OSError("its source was not found")
-    last = definitions[-1]
-    first_line = min([last.lineno, *(decorator.lineno for decorator in last.decorator_list)])
-    lines = text.splitlines()[first_line - 1 : last.end_lineno]
-    return textwrap.dedent("\n".join(lines)), own[0].__globals__
+    for s in possible:
+        if isinstance(s.node, ast.ImportFrom) and s.node.names[0].name == "*":
+            s.sets.update(scope.keys() - set().union(*(other.sets for other in possible)))
+    simple = ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Import, ast.ImportFrom
+    defined = set().union(*(s.sets for s in possible if not isinstance(s.node, simple)))
+    later: set[str] = set()
+    while True:
+        kept: list[_Statement] = []
+        needed = {name} | later
+        for s in reversed(possible):
+            if needed.isdisjoint(s.sets):
+                continue
+            kept.insert(0, s)
+            if isinstance(s.node, _SURE):
+                needed -= s.sets
+            needed |= s.reads
+            if not defined.isdisjoint(s.reads):
+                needed |= later  # it may call a function, or a class
+        found = set().union(*(s.reads_later for s in kept))
+        if found <= later:
+            break
+        later |= found
+    is_set = set().union(*(s.sets for s in kept), vars(builtins), vars(ModuleType("")))
+    read = {name} | later.union(*(s.reads for s in kept))
+    if missing := sorted((read - is_set - {"__file__"}) & scope.keys()):
+        raise LookupError(f"nothing that may run without attnlm sets {missing[0]}")
+    future = {s.text: None for s in possible if getattr(s.node, "module", "") == "__future__"}
+    return "\n\n".join([*future, *(s.text for s in kept if s.text not in future)]) + "\n"
+
+
+def _calls(statement: _Statement, scope: Mapping[str, Any]) -> bool:
+    """Return True if a statement reads a name of attnlm or IPython, and so may call them."""
+    values = [scope.get(name) for name in statement.reads]
+    homes = [
+        getattr(v, "__name__" if isinstance(v, ModuleType) else "__module__", "") for v in values
+    ]
+    return any(str(home).partition(".")[0] in ("attnlm", "IPython") for home in homes)
+
+
+def _statements(scope: Mapping[str, Any]) -> Iterator[_Statement]:
+    """Yield the statements that have run in a script, module or notebook, oldest first."""
+    cells = list(scope["In"]) if "get_ipython" in scope else []
+    if not cells and scope.get("__file__"):
+        cells = [decode_source(files.read_bytes(Path(scope["__file__"])))]
+    if not cells:
+        raise LookupError("it is in no file")
+    for number, cell in enumerate(cells, 1):
+        lines = re.split(rb"\r\n?|\n", cell.encode())  # str.splitlines splits at more
+        line_now = _line_now(scope) if number == len(cells) else math.inf
+        with contextlib.suppress(SyntaxError):  # in a cell that could not run
+            for node in ast.parse(cell).body:
+                if node.lineno <= line_now:
+                    yield _statement(node, lines)
+
+
+def _line_now(scope: Mapping[str, Any]) -> float:
+    """Return the line that a script or cell has reached; infinity if it has ended."""
+    line = math.inf
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals is scope and frame.f_locals is scope:
+            line = frame.f_lineno
+        frame = frame.f_back
+    return line
+
+
+def _statement(node: ast.stmt, lines: Sequence[bytes]) -> _Statement:
+    decorators = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+    own = list(lines[first - 1 : node.end_lineno])
+    own[-1] = own[-1][: node.end_col_offset]
+    own[0] = own[0][node.col_offset :]
+    text = b"\n".join(own).decode()
+    reads: set[str] = set()
+    reads_later: set[str] = set()
+
+    def look(table: symtable.SymbolTable, into: set[str]) -> None:
+        is_module = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (symbol.is_global() or is_module):
+                into.add(symbol.get_name())
+        for inner in table.get_children():
+            runs = inner.get_type() in _AT_ONCE or inner.get_name() in _AT_ONCE
+            look(inner, into if runs else reads_later)
+
+    table = symtable.symtable(text, "", "exec")
+    look(table, reads)
+    sets = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
+    for part in [] if isinstance(node, _DEFINES) else ast.walk(node):
+        if isinstance(part, ast.Attribute | ast.Subscript) and isinstance(part.ctx, ast.Store):
+            root: ast.expr = part
+            while isinstance(root, ast.Attribute | ast.Subscript):
+                root = root.value
+            sets |= {root.id} if isinstance(root, ast.Name) else set()
+    return _Statement(node, text, sets, reads, reads_later)
 
 
 # --- Errors in own code ---------------------------------------------------------------------------

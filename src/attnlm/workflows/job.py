@@ -10,7 +10,7 @@ from pathlib import Path
 from attnlm.base import clock
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, ignore
-from attnlm.base.own_code import allow_call
+from attnlm.base.own_code import allow_call, check_not_running
 from attnlm.compute.device import Device, choose_device, use_precision
 from attnlm.compute.processes import Processes, join_processes
 from attnlm.compute.threads import torch_settings_restored
@@ -60,6 +60,7 @@ def open_call(
     on_event: OnEvent | None,
 ) -> Iterator[TrainCall]:
     """Join the other processes, and set up the listener. The arguments are as in `train`."""
+    check_not_running()
     began = clock.budget_start()
     tools = [log] if isinstance(log, str) else log or ()
     check_tools(tools)
