@@ -15,6 +15,8 @@ from attnlm.model.spec import ModelSpec, Shapes, Use
 from attnlm.model.supported_uses import USES_WITHOUT_MODULES, needed_for
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attnlm.model.language_model import Bigram, Transformer
 
 MODELS = (
@@ -278,7 +280,7 @@ class Architecture:
     def costs(self, vocab_size: int) -> Costs:
         return compute_costs(self, vocab_size)
 
-    def buffer_shapes(self, vocab_size: int) -> Shapes:
+    def buffers(self, vocab_size: int) -> Mapping[str, Tensor]:
         """Return {}: a checkpoint holds only the parameters."""
         return {}
 

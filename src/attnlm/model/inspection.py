@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Iterator, Mapping
@@ -106,30 +107,74 @@ def build_with_weights(
     for name, parameter in model.named_parameters():
         assert parameter.shape == weights[name].shape, name
         parameter.data = weights[name]
-    for name, buffer in stored_buffers(model).items():
-        buffer.copy_(weights[name])
+    load_buffers(model, weights)
     return model
 
 
 def stored_buffers(model: LanguageModel) -> dict[str, Tensor]:
-    """Return views of the buffers that a checkpoint holds, which own code may change in training.
+    """Return the buffers that a checkpoint holds, which own code may change in training.
 
-    Checkpoints hold 32-bit numbers. The bits of wider numbers are several of them. Buffers of
-    narrower numbers, such as masks, are not stored: the constructor makes them.
+    Complex numbers are stored as pairs of real numbers.
     """
-    names = model.state_dict(keep_vars=True).keys()
-    buffers = {name: buffer.detach() for name, buffer in model.named_buffers() if name in names}
     return {
-        name: buffer if buffer.dtype == torch.float32 else _as_floats(buffer)
-        for name, buffer in buffers.items()
-        if buffer.element_size() > 3
+        name: torch.view_as_real(b.detach().resolve_conj()) if b.is_complex() else b.detach()
+        for name, b in _persistent_buffers(model).items()
     }
 
 
-def _as_floats(buffer: Tensor) -> Tensor:
-    if not buffer.is_meta:
-        return buffer.view(-1).view(torch.float32)
-    return torch.empty(buffer.numel() * buffer.element_size() // 4, device="meta")
+def _persistent_buffers(model: LanguageModel) -> dict[str, Tensor]:
+    names = model.state_dict(keep_vars=True).keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in names}
+
+
+@torch.no_grad()
+def load_buffers(model: LanguageModel, stored: Mapping[str, Tensor]) -> None:
+    """Set the buffers to what `stored_buffers` returned, in place: others may share them."""
+    for name, buffer in _persistent_buffers(model).items():
+        values = torch.view_as_complex(stored[name]) if buffer.is_complex() else stored[name]
+        if 0 in buffer.stride():  # expanded: many elements have one place in memory
+            buffer.set_(values.to(buffer.device))  # type: ignore[call-overload]
+        else:
+            buffer.copy_(values)
+
+
+def draw_zeros(model: LanguageModel) -> None:
+    """Draw the parameters that begin as zeros, such as the LM head: zeros would hide the rest."""
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        if not parameter.any():
+            std = parameter.size(-1) ** -0.5 if parameter.dim() > 1 else 1.0
+            drawn = torch.empty(parameter.shape).normal_(std=std, generator=generator)
+            parameter.data.copy_(drawn)
+
+
+@contextlib.contextmanager
+def restoring(model: LanguageModel) -> Iterator[None]:
+    """Restore parameters, buffers and Python attributes of a model at the end of the context.
+
+    Lists and dictionaries among the attributes get their elements back, but not what these hold.
+    """
+    dense = [t for t in (*model.parameters(), *model.buffers()) if t.layout is torch.strided]
+    tensors = [(tensor, tensor.data, tensor.data.clone()) for tensor in dense]
+    attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
+    held = [value for _, before in attributes for value in before.values()]
+    containers = [(value, value.copy()) for value in held if isinstance(value, dict | list)]
+    try:
+        yield
+    finally:
+        for owned, before in attributes:
+            owned.clear()
+            owned.update(before)
+        for container, content in containers:
+            container.clear()
+            if isinstance(container, dict):
+                container.update(content)
+            else:
+                container.extend(content)
+        for tensor, memory, values in tensors:
+            tensor.data = memory
+            if not memory.equal(values):
+                memory.copy_(values)
 
 
 def uninitialised_model(spec: ModelSpec, vocab_size: int) -> LanguageModel:

@@ -29,6 +29,8 @@ from attnlm.model.presets import PRESETS, architecture
 from attnlm.model.spec import ModelSpec, Shapes, Use
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attnlm.model.language_model import LanguageModel
 
 PREFIX = "set."
@@ -69,13 +71,11 @@ class _OwnSpec:
         named = model_for_shapes(self, vocab_size).named_parameters()  # type: ignore[arg-type]
         return {name: tuple(parameter.shape) for name, parameter in named}
 
-    def buffer_shapes(self, vocab_size: int) -> Shapes:
-        """Return the shapes of the buffers in a checkpoint, which hold 32-bit numbers."""
+    def buffers(self, vocab_size: int) -> Mapping[str, Tensor]:
         from attnlm.model.inspection import stored_buffers
         from attnlm.model.own_modules import model_for_shapes
 
-        buffers = stored_buffers(model_for_shapes(self, vocab_size))  # type: ignore[arg-type]
-        return {name: tuple(buffer.shape) for name, buffer in buffers.items()}
+        return stored_buffers(model_for_shapes(self, vocab_size))  # type: ignore[arg-type]
 
     def _own_code_reason(self) -> str:
         return f"it computes {' and '.join(self.codes.values())}"

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 from attnlm.base.setting_fields import Settings
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attnlm.model.costs import Costs
     from attnlm.model.language_model import LanguageModel
 
@@ -76,5 +78,5 @@ class ModelSpec(Protocol):
     def parameter_shapes(self, vocab_size: int) -> Shapes:
         """Return the shape of each parameter by its name, without its numbers."""
 
-    def buffer_shapes(self, vocab_size: int) -> Shapes:
-        """Return the shapes of what a checkpoint holds in addition to the parameters."""
+    def buffers(self, vocab_size: int) -> Mapping[str, Tensor]:
+        """Return tensors like those that a checkpoint holds in addition to the parameters."""

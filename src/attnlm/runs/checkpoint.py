@@ -21,6 +21,7 @@ from attnlm.base.setting_fields import quoted
 from attnlm.model.inspection import check_finite
 from attnlm.model.spec import ModelSpec
 from attnlm.runs.safetensors_file import (
+    NAMES,
     Shape,
     StoredTensor,
     TensorFile,
@@ -43,28 +44,37 @@ def load_checkpoint(
     Raises AttnlmError if the file is missing, damaged or of another model. Raises NotFiniteError if
     weights are NaN or infinite; training never saves such weights.
     """
-    facts, tensors = _read_checkpoint(path, _stored_shapes(spec, vocab_size))
+    buffers = spec.buffers(vocab_size)
+    facts, tensors = _read_checkpoint(path, _stored_forms(spec, vocab_size, buffers))
     weights, state = (
         {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
         for prefix in (_MODEL, _OPTIMIZER)
     )
-    parameters = weights.keys() - spec.buffer_shapes(vocab_size).keys()  # a mask may have -inf
+    parameters = weights.keys() - buffers.keys()  # a mask may have -inf
     check_finite(*(weights[name] for name in parameters))
     return facts, weights, state
 
 
 def load_facts(path: Path, spec: ModelSpec, vocab_size: int) -> Mapping[str, Any]:
     """Return a checkpoint's facts without reading the tensors or checking the digest."""
-    return _read_checkpoint(path, _stored_shapes(spec, vocab_size), with_tensors=False)[0]
+    forms = _stored_forms(spec, vocab_size, spec.buffers(vocab_size))
+    return _read_checkpoint(path, forms, with_tensors=False)[0]
 
 
-def _stored_shapes(spec: ModelSpec, vocab_size: int) -> Mapping[str, Shape]:
-    """Return the shapes of the parameters and buffers in a checkpoint."""
-    return {**spec.parameter_shapes(vocab_size), **spec.buffer_shapes(vocab_size)}
+_Form = tuple[Shape, str]
+"""The shape of a stored tensor, and its safetensors type."""
+
+
+def _stored_forms(
+    spec: ModelSpec, vocab_size: int, buffers: Mapping[str, Tensor]
+) -> Mapping[str, _Form]:
+    """Return the form of each parameter and buffer in a checkpoint."""
+    parameters = {n: (shape, "F32") for n, shape in spec.parameter_shapes(vocab_size).items()}
+    return parameters | {n: (tuple(b.shape), NAMES[b.dtype]) for n, b in buffers.items()}
 
 
 def _read_checkpoint(
-    path: Path, shapes: Mapping[str, Shape], *, with_tensors: bool = True
+    path: Path, forms: Mapping[str, _Form], *, with_tensors: bool = True
 ) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
     """Return a checkpoint's facts and tensors.
 
@@ -84,8 +94,8 @@ def _read_checkpoint(
         file = TensorFile.of(opened)
         stored = file.tensors
         metadata = file.metadata
-        _check_shapes(path, shapes, stored)
-        _refuse(path, [f"{name} is missing" for name in shapes if _MODEL + name not in stored])
+        _check_forms(path, forms, stored)
+        _refuse(path, [f"{name} is missing" for name in forms if _MODEL + name not in stored])
         facts = json.loads(metadata["facts"])
         if not with_tensors:
             return facts, {}
@@ -95,26 +105,26 @@ def _read_checkpoint(
     return facts, tensors
 
 
-def _check_shapes(
-    path: Path, shapes: Mapping[str, Shape], stored: Mapping[str, StoredTensor]
+def _check_forms(
+    path: Path, forms: Mapping[str, _Form], stored: Mapping[str, StoredTensor]
 ) -> None:
     """Raise AttnlmError, which names tensors, unless all tensors of a file belong to the model.
 
-    The tensors must be parameters with these shapes, or their optimizer state, in float32.
+    The tensors must have these forms, or be the optimizer's state of such.
     """
     differing = []
     for name, tensor in stored.items():
         parameter = name.removeprefix(_MODEL)
         if name.startswith(_OPTIMIZER):  # optimizer.<parameter>/<what>
             parameter = name.removeprefix(_OPTIMIZER).rpartition("/")[0]
-        expected = shapes.get(parameter)
+        shape, dtype = forms.get(parameter, (None, ""))
         shown = quoted(name.removeprefix(_MODEL))[1:-1]
-        if expected is None:
+        if shape is None:
             differing.append(f"{shown} is not a tensor of this model")
-        elif tensor.shape != expected:
-            differing.append(f"{shown} has the shape {tensor.shape}, not {expected}")
-        elif tensor.dtype != "F32":
-            differing.append(f"{shown} has the type {tensor.dtype}, not F32")
+        elif tensor.shape != shape:
+            differing.append(f"{shown} has the shape {tensor.shape}, not {shape}")
+        elif tensor.dtype != dtype:
+            differing.append(f"{shown} has the type {tensor.dtype}, not {dtype}")
     _refuse(path, differing)
 
 
@@ -155,7 +165,15 @@ def save_checkpoint(
     tensors = {_MODEL + name: tensor for name, tensor in weights.items()}
     tensors |= {_OPTIMIZER + name: tensor for name, tensor in (optimizer or {}).items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    _write_checkpoint(path, shapes, lambda name: tensors[name].detach().cpu(), facts)
+    for name, tensor in tensors.items():
+        if tensor.dtype not in NAMES or tensor.layout is not torch.strided:
+            raise AttnlmError(
+                f"{name.removeprefix(_MODEL)} is a buffer of {tensor.dtype}, {tensor.layout}, "
+                "which a checkpoint cannot hold",
+                "use a dense buffer of numbers of another type",
+            )
+    types = {name: NAMES[tensor.dtype] for name, tensor in tensors.items()}
+    _write_checkpoint(path, shapes, lambda name: tensors[name].detach().cpu(), facts, types)
 
 
 def save_one_by_one(
@@ -177,6 +195,7 @@ def _write_checkpoint(
     shapes: Mapping[str, Shape],
     tensor: Callable[[str], Tensor],
     facts: Mapping[str, Any],
+    types: Mapping[str, str] = {},
 ) -> None:
     facts_json = json.dumps(facts, sort_keys=True)
     digest = hashlib.sha256(facts_json.encode())
@@ -187,5 +206,9 @@ def _write_checkpoint(
         return values
 
     write_tensors(
-        path, shapes, read_and_digest, lambda: {"facts": facts_json, "digest": digest.hexdigest()}
+        path,
+        shapes,
+        read_and_digest,
+        lambda: {"facts": facts_json, "digest": digest.hexdigest()},
+        types,
     )

@@ -23,6 +23,17 @@ from attnlm.base.errors import AttnlmError
 
 Shape = tuple[int, ...]
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_OTHERS = {
+    "F64": "float64",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "BOOL": "bool",
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+}
+_TYPES = {**FLOATS, **{name: getattr(torch, dtype) for name, dtype in _OTHERS.items()}}
+NAMES = {dtype: name for name, dtype in _TYPES.items()}
+"""the name of each type in a file"""
 
 
 class StoredTensor(NamedTuple):
@@ -66,7 +77,7 @@ class TensorFile(NamedTuple):
         Raises OSError if reading fails, ValueError if the file was truncated.
         """
         stored = self.tensors[name]
-        tensor = torch.empty(stored.shape, dtype=FLOATS[stored.dtype])
+        tensor = torch.empty(stored.shape, dtype=_TYPES[stored.dtype])
         memory = tensor.flatten().view(torch.uint8).numpy().data
         self.file.seek(self.begin + stored.begin)
         if self.file.readinto(memory) != len(memory):  # type: ignore[attr-defined]
@@ -91,25 +102,29 @@ def write_tensors(
     shapes: Mapping[str, Shape],
     tensor: Callable[[str], Tensor],
     metadata: Callable[[], Mapping[str, str]] = lambda: {"format": "pt"},
+    types: Mapping[str, str] = {},
 ) -> None:
-    """Write float32 tensors, sorted by name, to a file atomically.
+    """Write tensors, sorted by name, to a file atomically.
 
-    `tensor(name)` returns a tensor. `metadata` is called twice: before the first tensor, to reserve
-    space for its result, and after the last tensor, since the result may contain a digest of the
-    tensors. Both results must have the same length.
+    `tensor(name)` returns a tensor, in float32 unless `types` names another type. `metadata` is
+    called twice: before the first tensor, to reserve space for its result, and after the last
+    tensor, since the result may contain a digest of the tensors. Both results must have the same
+    length.
     """
     names = sorted(shapes)
     header = {}
     begin = 0
     for name in names:
-        end = begin + 4 * math.prod(shapes[name])
-        header[name] = {"data_offsets": [begin, end], "dtype": "F32", "shape": shapes[name]}
+        dtype = types.get(name, "F32")
+        end = begin + _TYPES[dtype].itemsize * math.prod(shapes[name])
+        header[name] = {"data_offsets": [begin, end], "dtype": dtype, "shape": shapes[name]}
         begin = end
     with files.open_replacement(path) as file:
         file.write(_encode_header({**header, "__metadata__": metadata()}))
         for name in names:
             values = tensor(name).contiguous()
-            assert values.dtype == torch.float32 and values.shape == shapes[name], name
+            assert NAMES[values.dtype] == header[name]["dtype"], name
+            assert values.shape == shapes[name], name
             file.write(values.flatten().view(torch.uint8).numpy().data)
         file.seek(0)
         file.write(_encode_header({**header, "__metadata__": metadata()}))

@@ -337,12 +337,15 @@ class Optimizer:
         tensors = (self._mean, self._square, *(span.values for span in self._spans))
         return all(bool(tensor.isfinite().all()) for tensor in tensors)
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return the parameters by name, and the buffers of own code, which may be new ones."""
+    def parameters(self) -> dict[str, Tensor]:
+        """Return the parameters by name."""
         trained = {span.name: span.values for span in self._spans}
         named = self._model.named_parameters()
-        frozen = {name: p.data for name, p in named if not p.requires_grad}
-        return trained | frozen | stored_buffers(self._model)
+        return trained | {name: p.data for name, p in named if not p.requires_grad}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the parameters by name, and the buffers of own code, which may be new ones."""
+        return self.parameters() | stored_buffers(self._model)
 
     def state(self) -> dict[str, Tensor]:
         """Return views of the running means, named `<parameter>/mean` and `<parameter>/square`."""

@@ -14,6 +14,7 @@ from attnlm.base.json_records import limited, record_from_json
 from attnlm.compute.device import Device
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.config.settings import Config
+from attnlm.model.inspection import load_buffers, stored_buffers
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.runs.checkpoint import load_checkpoint, load_facts, save_checkpoint
 from attnlm.runs.journal import ranking_key
@@ -108,7 +109,7 @@ def load_or_init_state(
         saved = load_checkpoint(run.last, config.spec, run.vocab_size)
     state = initial_state(config, run.vocab_size, device)
     if processes.is_main and fresh and run.parent is not None:
-        _copy(parent_weights(run, run.parent), state.optimizer.weights())
+        _load(parent_weights(run, run.parent), state)
     if saved is not None:
         state = _restore(run, state, *saved)
     return _broadcast(state, processes)
@@ -127,7 +128,7 @@ def _restore(
             f"{run.last} does not contain the state that config.json describes", COPY_THE_RUN
         )
     _copy(means, state.optimizer.state())
-    _copy(weights, state.optimizer.weights())
+    _load(weights, state)
     saved = record_from_json(SavedState, facts, run.last, COPY_THE_RUN)
     evaluations = run.evaluations_until(saved.evaluated_step)
     return replace(
@@ -144,10 +145,17 @@ def _broadcast(state: TrainingState, processes: Processes) -> TrainingState:
         return state
     state = replace(state, **processes.broadcast_object(state.content()))
     optimizer = state.optimizer
-    for named in (optimizer.weights(), optimizer.state()):
+    for named in (optimizer.parameters(), optimizer.state()):
         for tensor in named.values():
             processes.broadcast(tensor)
+    buffers = {name: buffer.cpu() for name, buffer in stored_buffers(state.model).items()}
+    load_buffers(state.model, processes.broadcast_object(buffers))
     return state
+
+
+def _load(weights: Mapping[str, Tensor], state: TrainingState) -> None:
+    _copy(weights, state.optimizer.parameters())
+    load_buffers(state.model, weights)
 
 
 def _copy(source: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
