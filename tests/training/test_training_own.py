@@ -97,7 +97,7 @@ def test_a_loss_is_passed_as_a_function_too(train: Any, code: Path) -> None:
 
 def test_a_loss_that_is_not_a_number_is_refused(train: Any, tmp_path: Path) -> None:
     (tmp_path / "l.py").write_text("def loss(logits, ids, targets):\n    return logits.mean(-1)\n")
-    with pytest.raises(AttnlmError, match=r"l.py:loss returns \(4, 12\), and the model needs \(\)"):
+    with pytest.raises(AttnlmError, match=r"l.py:loss returns \(2, 12\), and the model needs \(\)"):
         train("bigram", loss=f"{tmp_path}/l.py:loss")
 
 

@@ -18,6 +18,7 @@ from attnlm.training.events import Finished, Started
 from attnlm.training.memory import estimate_memory
 from attnlm.training.own_code_trial import NO_MEAN
 from attnlm.training.random_state import keeping_random_state
+from attnlm.training.recorded import check_recorded
 from attnlm.training.reporter import Reporter, Stopwatch
 from attnlm.training.run_schedule import RunSchedule
 from attnlm.training.run_writer import (
@@ -48,11 +49,14 @@ def fit(
 
     The `clock` of rank 0 ends a run with a budget; the returned run says how many steps were made.
     `take_snapshot` is called at each evaluation and at early steps, `on_step` after each step. A
-    signal to one process stops all processes. Rank 0 writes the files. Raises AttnlmError if
-    numbers are no longer finite, a file can't be written, or another process has ended or does not
-    answer. After a signal, saves the run if a step was made, then raises Interrupted.
+    signal to one process stops all processes. Rank 0 writes the files. Raises AttnlmError if own
+    code computes something else than the run records, numbers are no longer finite, a file can't be
+    written, or another process has ended or does not answer. After a signal, saves the run if a
+    step was made, then raises Interrupted.
     """
     with keeping_random_state(state.device, run.config):
+        if processes.is_main:
+            check_recorded(run.config, state.model, state.device)
         stepper = Stepper(state, run.config, dataset, processes, clock)
         with stepper.stop.listening(), _explaining_not_finite_errors(run, state):
             watch = Stopwatch(state, run.config.tokens_per_step)

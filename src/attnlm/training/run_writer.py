@@ -24,6 +24,7 @@ from attnlm.training.eval_budget import affordable_tokens_of_budget
 from attnlm.training.events import Evaluated
 from attnlm.training.kernel_choice import configured_kernels
 from attnlm.training.learning_rate import learning_rate
+from attnlm.training.recorded import check_recorded
 from attnlm.training.reporter import Stopwatch
 from attnlm.training.run_schedule import RunSchedule
 from attnlm.training.state import TrainingState, save_state
@@ -50,6 +51,7 @@ class RunWriter:
 
     def __post_init__(self) -> None:
         self._state = self.stepper.state
+        self._has_checked = False
 
     def add_evaluation(self) -> Evaluated:
         """Evaluate, then write the metrics, the snapshot and the checkpoints."""
@@ -57,6 +59,9 @@ class RunWriter:
         state = self._state
         training = self.run.config.training
         loss_sum = self.stepper.read_loss_sum()  # waits for a GPU, before the clock is read
+        if self.stepper.has_stepped and not self._has_checked and self.stepper.processes.is_main:
+            check_recorded(self.run.config, state.model, state.device)
+            self._has_checked = True
         tokens_per_second = self.watch.tokens_per_second()
         validation_began = time.perf_counter()
         evaluation = _evaluate(self.stepper, self.dataset, training.eval_tokens)

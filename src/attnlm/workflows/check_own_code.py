@@ -16,15 +16,18 @@ from torch.overrides import TorchFunctionMode
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.formatting import listed, quantity
 from attnlm.base.own_code import OwnCode, named_code
+from attnlm.compute.device import choose_device
 from attnlm.config.new_run import resolve_new, with_own_code
 from attnlm.config.settings import CHOSEN_BY_NAME, Config, resolve
-from attnlm.model.inspection import parameter_count
+from attnlm.model.inspection import draw_zeros, parameter_count, restoring
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.own_arguments import infer_kind
 from attnlm.model.own_modules import OwnLanguageModel
 from attnlm.model.own_specs import PREFIX, OwnModel, OwnParts
 from attnlm.model.recorder import SOFTMAX, record
 from attnlm.model.spec import ModelSpec
+from attnlm.training.optimizer import flatten_parameters
+from attnlm.training.recorded import check_recorded
 from attnlm.workflows.doctor import Finding
 
 _VOCAB_SIZE = 65  # as Tiny Shakespeare's characters
@@ -98,7 +101,7 @@ def _findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     yield Finding("shapes", f"ids {tuple(ids_BT.shape)} → logits {tuple(logits_BTV.shape)}")
     yield _check_finite(model, ids_BT, logits_BTV)
     yield from _check_loss(model, ids_BT, logits_BTV)
-    _draw_zeros(model)
+    draw_zeros(model)
     yield _check_gradients(model, ids_BT)
     leak = find_leak(model)
     text = "logits depend on no later token" if leak is None else str(leak)
@@ -110,6 +113,7 @@ def _findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     yield _check_equal(
         "evaluation", model(ids_BT), model(ids_BT), "the same ids give the same logits"
     )
+    yield _check_recorded(config, vocab_size)
     yield _check_maps(model, ids_BT[:1])
     yield from _cost_findings(config, vocab_size)
 
@@ -125,15 +129,6 @@ def _random_ids(model: LanguageModel, texts: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     shape = texts, min(model.block_size, _MOST_TOKENS)
     return torch.randint(model.vocab_size, shape, generator=generator)
-
-
-def _draw_zeros(model: LanguageModel) -> None:
-    """Draw the parameters that begin as zeros, such as the LM head: zeros would hide the rest."""
-    generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
-        if not parameter.any():
-            std = parameter.size(-1) ** -0.5 if parameter.dim() > 1 else 1.0
-            nn.init.normal_(parameter, std=std, generator=generator)
 
 
 def _check_finite(model: LanguageModel, ids_BT: Tensor, logits_BTV: Tensor) -> Finding:
@@ -205,15 +200,11 @@ def find_leak(model: LanguageModel, most: int = _MOST_CHANGED) -> Leak | None:
 def _find_leak(model: LanguageModel, most: int) -> Leak | None:
     ids_1T = _random_ids(model, 1)
     length = ids_1T.size(1)
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
 
     def logits_of(ids_1T: Tensor) -> Tensor:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), restoring(model):
             torch.manual_seed(0)  # neither noise nor a count is a leak
             logits: Tensor = model(ids_1T)[0]
-        for name, buffer in buffers.items():
-            owner, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(owner), attribute, buffer.clone())
         return logits
 
     before_TV = logits_of(ids_1T)
@@ -276,7 +267,7 @@ def check_causal(spec: ModelSpec, vocab_size: int) -> str:
     numbers = _check_finite(model, ids_BT, model(ids_BT))
     if numbers.is_fatal:
         raise AttnlmError(numbers.text, numbers.remedy)
-    _draw_zeros(model)
+    draw_zeros(model)
     leak = find_leak(model, most=8)
     return "" if leak is None else f"{leak}; {leak.cause}"
 
@@ -304,6 +295,16 @@ def _check_equal(name: str, logits: Tensor, others: Tensor, promise: str) -> Fin
         "evaluation": "switch dropout and noise off in evaluation: if self.training",
     }
     return Finding(name, f"logits differ by {difference:.2g}", remedies[name])
+
+
+def _check_recorded(config: Config, vocab_size: int) -> Finding:
+    model = _built_model(config.spec, vocab_size)
+    flatten_parameters(model, config.training)
+    try:
+        check_recorded(config, model, choose_device("cpu"))
+    except AttnlmError as error:
+        return Finding("recorded", error.message, error.hint, is_fatal=True)
+    return Finding("recorded", "a run that is opened again computes the same")
 
 
 def _check_maps(model: LanguageModel, ids_BT: Tensor) -> Finding:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.own_code import opened_again
 from attnlm.compute.device import choose_device
 from attnlm.config.new_run import resolve_new
 from attnlm.config.settings import Config
@@ -91,7 +92,8 @@ def _rebuilt_model(model: nn.Module, config: Config, vocab_size: int) -> Languag
 
     Raises AttnlmError if it has other weights or computes other logits.
     """
-    rebuilt = uninitialised_model(config.spec, vocab_size).eval()
+    with opened_again(config.codes):
+        rebuilt = uninitialised_model(config.spec, vocab_size).eval()
     trained = model
     if not isinstance(trained, LanguageModel):
         trained = OwnLanguageModel(config.spec, vocab_size, model)  # type: ignore[arg-type]

@@ -1,0 +1,144 @@
+"""What a run records is what trains: source and state of own code, before step 1 and later."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnlm.base.errors import AttnlmError
+from attnlm.compute.device import Device
+from attnlm.config.new_run import resolve_new
+from attnlm.training.recorded import check_recorded
+from attnlm.training.state import initial_state
+
+CPU = Device("cpu", "float32", "")
+
+SOURCE = """import random
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+STATE = {"count": 0}
+
+
+class Part(nn.Module):
+    scale = 1.0
+
+    def __init__(self, embed_dim, block_size):
+        super().__init__()
+        self.map = nn.Linear(embed_dim, embed_dim)
+        INIT
+
+    def forward(self, x):
+        y = self.map(x)
+        BODY
+        return y
+"""
+BUFFER = "self.register_buffer('seen'"
+ATTRIBUTE = "the attribute blocks.0.attention.module.seen is not recorded"
+COUNTS = "if self.training: {}\ny = y + self.seen.sum()"
+
+
+def check(tmp_path: Path, init: str, body: str = "", **settings: Any) -> None:
+    source = SOURCE.replace("INIT", init.replace("\n", "\n        "))
+    source = source.replace("BODY", body.replace("\n", "\n        "))
+    (tmp_path / "mine.py").write_text(source)
+    sizes = {"embed_dim": 8, "block_size": 6, "seed": 3, "threads": 1}
+    config = resolve_new(
+        {"attention": f"{tmp_path}/mine.py:Part", **sizes, **settings}, None
+    ).config
+    check_recorded(config, initial_state(config, 7, CPU).model, CPU)
+
+
+TYPES = (
+    *("float16", "bfloat16", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_buffer_of_any_type_is_recorded(dtype: str, tmp_path: Path) -> None:
+    init = f"self.register_buffer('seen', (9 * torch.rand(3, 2)).to(torch.{dtype}))"
+    body = "y = y + torch.view_as_real(self.seen.cfloat()).sum()"
+    if "8_e" in dtype or dtype.startswith("uint"):
+        body = "y = y + self.seen.float().sum()"
+    check(tmp_path, init, body)
+
+
+@pytest.mark.parametrize(
+    ("init", "body"),
+    [
+        ("self.register_buffer('seen', torch.zeros(()))", COUNTS.format("self.seen += 1")),
+        ("self.register_buffer('seen', torch.zeros(2).bool())",
+         COUNTS.format("self.seen = ~self.seen")),
+        ("self.register_buffer('seen', torch.zeros(1).half())",
+         COUNTS.format("self.seen = self.seen + 1")),
+        ("self.register_buffer('seen', torch.zeros(1).expand(3))",
+         COUNTS.format("self.seen = self.seen + torch.arange(3)")),
+        ("self.register_buffer('seen', torch.rand(8, 8).T)", "y = y @ self.seen"),
+        ("self.register_buffer('seen', torch.rand(8, 6).bfloat16().T[1:])",
+         "y = y @ self.seen[:, :6].float().repeat(2, 2)[:8, :8]"),
+        ("self.register_buffer('seen', torch.randn(3, dtype=torch.cfloat).conj())",
+         "y = y + self.seen.imag.sum()"),
+        ("self.register_buffer('seen', torch.ones(2))\nself.same = self.seen",
+         "if self.training: self.seen.add_(1)\ny = y + self.same.sum()"),
+        ("self.register_buffer('mask', None, persistent=False)",
+         "if self.mask is None: self.mask = torch.ones(6, 6).tril()\n"
+         "y = self.mask[:x.size(1), :x.size(1)] @ y"),
+        ("self.maps = []", "self.maps.append(y); self.last = y"),
+        ("", "y = y + 0.1 * self.training * random.random() * np.random.rand()"),
+        ("", "y = nn.functional.dropout(y, 0.5, self.training)"),
+    ],
+)  # fmt: skip
+def test_state_that_is_recorded_whole_is_trained(init: str, body: str, tmp_path: Path) -> None:
+    check(tmp_path, init, body)
+
+
+@pytest.mark.parametrize(
+    ("init", "body", "says"),
+    [
+        (f"{BUFFER}, torch.zeros(()), persistent=False)", COUNTS.format("self.seen += 1"),
+         "the buffer blocks.0.attention.module.seen is not persistent"),
+        (f"{BUFFER}, torch.randn(3), persistent=False)", "y = y + self.seen.sum()",
+         "module.seen is not persistent"),
+        ("self.seen = torch.zeros(())", COUNTS.format("self.seen += 1"), ATTRIBUTE),
+        ("self.seen = np.zeros(1)", COUNTS.format("self.seen += 1"), ATTRIBUTE),
+        ("self.seen = [torch.zeros(())]",
+         "if self.training: self.seen[0] += 1\ny = y + self.seen[0]", ATTRIBUTE),
+        ("self.seen = 0", "self.seen += self.training\ny = y + self.seen", ATTRIBUTE),
+        ("self.seen = random.random()", "y = y + self.seen", ATTRIBUTE),
+        ("self.seen = torch.randn(())", "y = y + self.seen", ATTRIBUTE),
+        ("self.g = torch.Generator().manual_seed(1)",
+         "if self.training: y = y + torch.rand((), generator=self.g)", "numbers of its own"),
+        ("", "STATE['count'] += 1\ny = y + STATE['count']", "a variable of its file"),
+        (f"{BUFFER}, None)",
+         "self.seen = torch.zeros(2) if self.seen is None else self.seen + 1\n"
+         "y = y + self.seen.sum()",
+         r"seen is \(2,\) of torch.float32, but None when the model is built"),
+        (f"{BUFFER}, torch.zeros(1))", "self.seen = torch.cat([self.seen, self.seen])",
+         r"seen is \(\d+,\) of torch.float32, but \(1,\)"),
+        (f"{BUFFER}, torch.zeros(1))", "self.seen = self.seen.double()",
+         "seen is .*float64, but .*float32"),
+        ("self.register_buffer('a', torch.zeros(1))\nself.register_buffer('b', self.a)",
+         "self.a = self.a + 1\ny = y + self.b", "module.b is .*, but None"),
+        (f"{BUFFER}, torch.eye(2).to_sparse())", "", "a checkpoint cannot hold"),
+        ("self.r = len(Path(__file__).with_name('r').read_text())", "y = y + self.r",
+         "cannot be opened by another process: FileNotFoundError"),
+        ("", "import beside\ny = y + beside.X", "ModuleNotFoundError"),
+    ],
+)  # fmt: skip
+def test_state_that_is_not_recorded_is_refused_before_step_1(
+    init: str, body: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "r").write_text("0.5")
+    (tmp_path / "beside.py").write_text("X = 1")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    with pytest.raises(AttnlmError) as refused:
+        check(tmp_path, init, body)
+    assert re.search(says, str(refused.value)), refused.value
