@@ -119,15 +119,21 @@ def test_two_processes_train_own_code_as_one_does(
 
 
 def test_the_weights_of_own_code_start_a_new_run(
-    train: Any, head: dict[str, Any], dataset: Dataset
+    train: Any, head: dict[str, Any], dataset: Dataset, tmp_path: Path
 ) -> None:
     parent = train(**head, set={"start": 2})
     run = attnlm.train(dataset, start_from=parent, steps=2, checkpoint_dir=parent.path.parent)
     assert run.config.settings()["set.start"] == 2.0
     first = run.metrics()[0]["val_loss"]
     assert first == pytest.approx(parent.checkpoint("best").val_loss, abs=1e-5)
+    about: dict[str, Any] = {"start_from": parent, "checkpoint_dir": parent.path.parent, "steps": 1}
+    attnlm.train(dataset, **about, set={"start": "2"}, attention=head["attention"])  # as a command
     with pytest.raises(UsageError, match=r"`set.start` cannot be changed"):
-        attnlm.train(dataset, start_from=parent, set={"start": 3})
+        attnlm.train(dataset, **about, set={"start": 3})
+    (tmp_path / "parts.py").write_text(own_code.PARTS.replace("math.sqrt(C", "math.sqrt(2 * C"))
+    with pytest.raises(UsageError, match=r"`attention` cannot be changed") as refused:
+        attnlm.train(dataset, **about, attention=f"{tmp_path}/parts.py:Head")
+    assert "another file of this name" in refused.value.hint
 
 
 def test_an_exist_ok_run_is_found_again(train: Any, head: dict[str, Any], tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -213,13 +215,25 @@ def _inherited(parent: ParentRun, chosen: Settings) -> Settings:
     fixed = parent.config.spec.settings()
     names = {*fields_of(Architecture), *(key for key in chosen if key.startswith(PREFIX))}
     for key in chosen.keys() & names - {"dropout"}:
-        if chosen[key] != fixed.get(key):
+        if not _is_same(chosen[key], fixed.get(key)):
             has = quoted(fixed[key]) if key in fixed else "none"
+            if chosen[key] == fixed.get(key):
+                has = "another file of this name"
             raise UsageError(
                 f"`{key}` cannot be changed: the weights come from {parent.name}",
                 f"its `{key}` is {has}: leave `{key}` out, or train from scratch",
             )
     return {key: value for key, value in fixed.items() if key not in (*chosen, CODE)}
+
+
+def _is_same(chosen: Setting, fixed: Setting | None) -> bool:
+    """Return True if two values are the same code, or the same value, also written as a text."""
+    if isinstance(chosen, OwnCode) and isinstance(fixed, OwnCode):
+        return (chosen, chosen.sha256) == (fixed, fixed.sha256)
+    if isinstance(chosen, str) and not isinstance(fixed, str):
+        with contextlib.suppress(ValueError):
+            chosen = json.loads(chosen.lower())
+    return chosen == fixed
 
 
 def _parts_with_effect(
