@@ -35,7 +35,7 @@ from attnlm.generation.next_token import (
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.attention import LayerCache
 from attnlm.model.inspection import is_as_built
-from attnlm.model.language_model import LanguageModel, Transformer
+from attnlm.model.language_model import LanguageModel, Transformer, without_gradients
 from attnlm.model.spec import ModelSpec, Use
 
 _FEWEST_SHARED = 400_000
@@ -263,7 +263,8 @@ class ModuleDecoder:
             for cache in caches:  # their memory is used again
                 cache.length = 0
         ids = torch.from_numpy(np.ascontiguousarray(ids_BS[:, known:])).to(self._device.torch)
-        with torch.inference_mode(), self._device.autocast(), _attention_kernels(self._device):
+        quiet = without_gradients(self._model)
+        with quiet, self._device.autocast(), _attention_kernels(self._device):
             logits_BV = self._model.next_logits(ids, self._caches)
         is_double = logits_BV.dtype == torch.float64
         array: Array = (logits_BV if is_double else logits_BV.float()).cpu().contiguous().numpy()

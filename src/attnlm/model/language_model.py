@@ -274,6 +274,16 @@ def on_device_of(x: Tensor) -> contextlib.AbstractContextManager[object]:
     return x.device
 
 
+def without_gradients(model: object) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which a model is called and not trained.
+
+    Own code may keep a tensor that it makes there, such as a mask, and use it in training, which
+    PyTorch refuses for tensors of its inference mode.
+    """
+    is_ours = isinstance(getattr(model, "spec", None), Architecture)
+    return torch.inference_mode() if is_ours else torch.no_grad()
+
+
 def require_shape(code: OwnCode, output: object, shape: tuple[int, ...]) -> Tensor:
     """Return the output of own code. Raises AttnlmError unless it is a tensor of this shape."""
     if isinstance(output, Tensor) and output.shape == shape:

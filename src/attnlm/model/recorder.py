@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.threads import flush_subnormals
 from attnlm.model.architecture import Architecture
-from attnlm.model.language_model import Block, LanguageModel, Transformer
+from attnlm.model.language_model import Block, LanguageModel, Transformer, without_gradients
 from attnlm.model.ops.attention import shared_heads
 
 Head = tuple[int, int]
@@ -258,7 +258,6 @@ def texts_at_once(model: LanguageModel, length: int, most_tokens: int) -> int:
     return max(1, most_tokens // length) if is_ours else 1
 
 
-@torch.inference_mode()
 def record(
     model: Callable[[Tensor], Tensor],
     tokens_BT: Tensor,
@@ -267,7 +266,7 @@ def record(
 ) -> Recorder:
     """Record one forward pass over at most block_size tokens, (B, T)."""
     recorder = Recorder(silenced, watch, texts=tokens_BT.size(0))
-    with observed(model, recorder):
+    with without_gradients(model), observed(model, recorder):
         recorder.logits = model(tokens_BT)
     return recorder
 

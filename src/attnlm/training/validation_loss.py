@@ -20,7 +20,7 @@ from attnlm.compute.threads import compute_all, new_pool, threads_of_torch
 from attnlm.data.batches import check_length
 from attnlm.data.dataset import Ids, evenly_spaced, ids_at
 from attnlm.data.examples import IGNORED, Examples
-from attnlm.model.language_model import LanguageModel
+from attnlm.model.language_model import LanguageModel, without_gradients
 from attnlm.model.layers import evaluating
 from attnlm.model.ops import Kernels, use_kernels
 from attnlm.training.batch_split import MOST_REPLICAS, windows_at_once
@@ -126,7 +126,7 @@ def _sum_losses(
     if groups[0][0].shape == full:
         form = one_layer_form(model, at_once, device, kernels)
     sums = {}
-    with torch.inference_mode(), use_kernels(kernels), device.autocast():
+    with without_gradients(model), use_kernels(kernels), device.autocast():
         for number in numbers:
             if stop.has_come:
                 break
