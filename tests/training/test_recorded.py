@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import random
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device
 from attnlm.config.new_run import resolve_new
@@ -142,3 +147,70 @@ def test_state_that_is_not_recorded_is_refused_before_step_1(
     with pytest.raises(AttnlmError) as refused:
         check(tmp_path, init, body)
     assert re.search(says, str(refused.value)), refused.value
+
+
+PASSED = SOURCE.replace("INIT", "").replace("BODY", "y = y * self.scale")
+
+
+def test_a_class_that_was_changed_is_refused_and_leaves_no_run(
+    train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "given.py").write_text(PASSED)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    part = importlib.import_module("given").Part
+    run = train(attention=part, embed_dim=8)
+    loss = run.metrics()[-1]["val_loss"]
+    monkeypatch.setattr(part, "scale", 3.0)
+    assert attnlm.evaluate(run, checkpoint="last").loss == loss  # it is what it was
+    with pytest.raises(AttnlmError, match=r"Part.scale is not what the recorded source says"):
+        train(attention=part, embed_dim=8)
+    monkeypatch.undo()
+    monkeypatch.setattr(part, "forward", lambda self, x: 2 * self.map(x))
+    with pytest.raises(AttnlmError, match=r"Part.forward is not what the recorded source says"):
+        train(attention=part, embed_dim=8)
+    assert [path.name for path in run.path.parent.iterdir() if path.is_dir()] == [run.name]
+
+
+def test_what_is_made_in_evaluation_is_used_in_training(train: Any, tmp_path: Path) -> None:
+    source = SOURCE.replace("INIT", BUFFER + ", None, persistent=False)").replace(
+        "BODY",
+        "if self.seen is None: self.seen = torch.ones(12, 12).tril()\n"
+        "        T = x.size(1); y = self.seen[:T, :T] @ y",
+    )
+    (tmp_path / "mine.py").write_text(source)
+    run = train(attention=f"{tmp_path}/mine.py:Part", embed_dim=8)
+    assert attnlm.evaluate(run, checkpoint="last").loss == run.metrics()[-1]["val_loss"]
+
+
+def test_state_that_a_later_step_changes_is_refused_at_the_next_evaluation(
+    train: Any, tmp_path: Path
+) -> None:
+    source = SOURCE.replace("INIT", "self.calls = 0").replace(
+        "BODY", "self.calls += self.training; y = y * (1 + (self.calls > 5))"
+    )
+    (tmp_path / "mine.py").write_text(source)
+    with pytest.raises(AttnlmError, match=r"the attribute .*calls is not recorded"):
+        train(attention=f"{tmp_path}/mine.py:Part", embed_dim=8, steps=20, eval_every=10)
+
+
+def test_the_comparison_changes_nothing(tmp_path: Path) -> None:
+    source = SOURCE.replace("INIT", BUFFER + ", torch.zeros(1))").replace(
+        "BODY", "self.seen = self.seen + torch.rand(1); y = y + self.seen"
+    )
+    (tmp_path / "mine.py").write_text(source)
+    sizes: dict[str, Any] = {"embed_dim": 8, "block_size": 6, "seed": 3, "threads": 1}
+    config = resolve_new({"attention": f"{tmp_path}/mine.py:Part", **sizes}, None).config
+    model = initial_state(config, 7, CPU).model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())
+    check_recorded(config, model, CPU)
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    assert model.training and torch.get_rng_state().equal(states[0])
+    assert (random.getstate(), repr(np.random.get_state())) == states[1:]
+
+
+def test_check_says_what_is_not_recorded(tmp_path: Path) -> None:
+    source = SOURCE.replace("INIT", "self.seen = torch.randn(3)")
+    (tmp_path / "mine.py").write_text(source.replace("BODY", "y = y + self.seen.sum()"))
+    findings = {f.name: f for f in attnlm.check(f"{tmp_path}/mine.py:Part", embed_dim=8)}
+    assert ATTRIBUTE in findings["recorded"].text and findings["recorded"].is_fatal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.setting_fields import Settings
 from attnlm.config.new_run import resolve_new
 from attnlm.data.dataset import Dataset
-from attnlm.workflows.check_own_code import check_causal
+from attnlm.workflows.check_own_code import check_causal, find_leak
 from tests.own_code import SMALL
 
 BODIES = {
@@ -36,6 +37,8 @@ class Mlp(nn.Module):
     def __init__(self, embed_dim):
         super().__init__()
         self.norm = nn.BatchNorm1d(embed_dim)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("same", self.count)
 
     def forward(self, x):
         return BODY
@@ -73,3 +76,12 @@ def test_a_ladder_looks_for_leaks_before_its_first_rung_trains(
         attnlm.ladder(dataset, rungs=rungs, steps=2, checkpoint_dir=tmp_path / "checkpoints")
     assert "force" not in caught.value.hint
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_shared_buffers_stay_shared(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SOURCE.replace("BODY", "x + self.count.add_(1) + self.same"))
+    settings: Settings = {"model": "transformer", "mlp": f"{tmp_path / 'mine.py'}:Mlp"}
+    model: Any = resolve_new(settings, None).config.spec.build(7).eval()
+    assert find_leak(model) is None
+    assert model.blocks[0].mlp.module.count is model.blocks[0].mlp.module.same
+    assert model.blocks[0].mlp.module.same == 0

@@ -42,8 +42,6 @@ _CALLS: dict[str, set[str]] = {}
 """what may be called of these files, by their SHA-256: names, or ANY_MODULE"""
 _MODULES: dict[str, ModuleType] = {}
 """files that ran in this process, by their SHA-256"""
-_PASSED: dict[tuple[str, str], Callable[..., Any]] = {}
-"""classes and functions that were passed in Python, by SHA-256 and name"""
 
 
 class OwnCode(str):
@@ -51,6 +49,8 @@ class OwnCode(str):
 
     path: Path
     sha256: str
+    passed: Callable[..., Any] | None = None
+    """the class or function that was passed in Python; runs that are opened do without"""
 
     def __new__(cls, name: str, path: Path = Path(), sha256: str = "") -> OwnCode:
         self = super().__new__(cls, name)
@@ -88,9 +88,7 @@ class OwnCode(str):
         """Return the class or function. Raises CodeNotAcceptedError unless it may be called."""
         found = self.load()
         accepted = _accepted_calls(self.sha256)
-        if (self.sha256, self.name) in _PASSED or not accepted.isdisjoint(
-            (self.name, self._call(arguments))
-        ):
+        if self.passed or not accepted.isdisjoint((self.name, self._call(arguments))):
             return found
         from torch import nn
 
@@ -107,8 +105,8 @@ class OwnCode(str):
 
     def load(self) -> Callable[..., Any]:
         """Return the class or function, after running its file once in this process."""
-        if (self.sha256, self.name) in _PASSED:
-            return _PASSED[self.sha256, self.name]
+        if self.passed is not None:
+            return self.passed
         content = self.content()
         self.check_accepted()
         if self.sha256 not in _MODULES:
@@ -269,26 +267,20 @@ def opened_again(codes: Iterable[OwnCode]) -> Iterator[None]:
     import numpy as np
     import torch
 
-    records: tuple[dict[Any, Any], ...] = (_MODULES, _PASSED)
-    before = [(record, dict(record)) for record in records]
-    modules = {module.__name__: module for module in _MODULES.values()}
+    before = dict(_MODULES)
+    folders = [code.path.parent for code in codes]
     states = random.getstate(), np.random.get_state()
-    with (
-        _without_neighbours([code.path.parent for code in codes]),
-        torch.random.fork_rng(devices=[]),
-    ):
-        for record, _ in before:
-            record.clear()
+    with _without_neighbours(folders), torch.random.fork_rng(devices=[]):
+        _MODULES.clear()
         torch.default_generator.manual_seed(_OTHER_SEED)
         random.seed(_OTHER_SEED)
         np.random.seed(_OTHER_SEED)
         try:
             yield
         finally:
-            for record, content in before:
-                record.clear()
-                record.update(content)
-            sys.modules.update(modules)
+            _MODULES.clear()
+            _MODULES.update(before)
+            sys.modules.update({module.__name__: module for module in before.values()})
             random.setstate(states[0])
             np.random.set_state(states[1])
 
@@ -382,7 +374,7 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
             f"the source of {name} cannot be kept by itself: {error}",
             "write it to a file, and pass FILE.py:NAME",
         ) from None
-    _PASSED[code.sha256, name] = thing
+    code.passed = thing
     return code
 
 
@@ -456,10 +448,11 @@ def _calls(statement: _Statement, scope: Mapping[str, Any]) -> bool:
 def _statements(scope: Mapping[str, Any]) -> Iterator[_Statement]:
     """Yield the statements that have run in a script, module or notebook, oldest first."""
     cells = list(scope["In"]) if "get_ipython" in scope else []
-    if not cells and scope.get("__file__"):
-        cells = [decode_source(files.read_bytes(Path(scope["__file__"])))]
     if not cells:
-        raise LookupError("it is in no file")
+        path = Path(scope.get("__file__") or "")
+        if not path.is_file():  # such as <stdin>
+            raise LookupError("it is in no file")
+        cells = [decode_source(files.read_bytes(path))]
     for number, cell in enumerate(cells, 1):
         lines = re.split(rb"\r\n?|\n", cell.encode())  # str.splitlines splits at more
         line_now = _line_now(scope) if number == len(cells) else math.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -158,7 +159,7 @@ def restoring(model: LanguageModel) -> Iterator[None]:
     tensors = [(tensor, tensor.data, tensor.data.clone()) for tensor in dense]
     attributes = [(vars(module), dict(vars(module))) for module in model.modules()]
     held = [value for _, before in attributes for value in before.values()]
-    containers = [(value, value.copy()) for value in held if isinstance(value, dict | list)]
+    containers = [(v, v.copy()) for v in held if type(v) in (dict, list, OrderedDict)]
     try:
         yield
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,7 +18,6 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.own_code import OwnCode, opened_again
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config, resolve
-from attnlm.config.training import TrainingConfig
 from attnlm.model.inspection import (
     are_close,
     build_with_weights,
@@ -46,13 +44,17 @@ def check_recorded(config: Config, model: LanguageModel, device: Device) -> None
     """
     if not config.codes:
         return
-    with tempfile.TemporaryDirectory() as folder, keeping_random_state(device, config), restoring(model):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        keeping_random_state(device, config),
+        restoring(model),
+    ):
         draw_zeros(model)
         for _ in range(2):
             weights = dict(model.named_parameters()) | stored_buffers(model)
             with files.explaining_os_errors(Path(folder)):
                 save_checkpoint(Path(folder) / "opened.safetensors", weights, {})
-            ours = list(_numbers(model, config.training, device))
+            ours = list(_numbers(model, config, device))
             with opened_again(config.codes):
                 opened, theirs = _open(config, model, device, Path(folder))
             is_same = _is_same if device.name == "cpu" else are_close
@@ -69,7 +71,7 @@ def _open(
 ) -> tuple[LanguageModel, list[Tensor]]:
     """Return the model that another process opens, and its numbers."""
     try:
-        recorded = _recorded_config(config, folder)
+        recorded = recorded_config(config, folder)
         _check_forms(stored_buffers(model), recorded.spec.buffers(model.vocab_size))
         path = folder / "opened.safetensors"
         weights = load_checkpoint(path, recorded.spec, model.vocab_size)[1]
@@ -77,7 +79,7 @@ def _open(
         flatten_parameters(opened, recorded.training)
         if isinstance(opened, Transformer) and isinstance(model, Transformer):
             opened.recompute = model.recompute
-        return opened, list(_numbers(opened, recorded.training, device))
+        return opened, list(_numbers(opened, recorded, device))
     except AttnlmError:
         raise
     except Exception as error:  # noqa: BLE001 - own code may raise anything
@@ -88,7 +90,7 @@ def _open(
         ) from None
 
 
-def _recorded_config(config: Config, folder: Path) -> Config:
+def recorded_config(config: Config, folder: Path) -> Config:
     """Return the configuration as config.json holds it, with a copy of the code in a folder."""
     settings = config.settings()
     recorded = json.loads(json.dumps(settings))
@@ -101,19 +103,16 @@ def _recorded_config(config: Config, folder: Path) -> Config:
     return resolve({}, recorded)
 
 
-def _numbers(model: LanguageModel, config: TrainingConfig, device: Device) -> Iterator[Tensor]:
+def _numbers(model: LanguageModel, config: Config, device: Device) -> Iterator[Tensor]:
     """Yield logits and loss of a batch, in evaluation and then in training."""
-    training = replace(config, compile="auto")
-    compute_loss = choose_loss(training)
+    compute_loss = choose_loss(replace(config.training, compile="auto"))
     generator = torch.Generator().manual_seed(0)
     shape = _TEXTS, model.block_size + 1
     ids = torch.randint(model.vocab_size, shape, generator=generator).to(device.torch)
     inputs_BT, targets_BT = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
     for is_training in (False, True):
         model.train(is_training)
-        torch.manual_seed(training.seed or 0)
-        random.seed(training.seed)
-        np.random.seed(training.seed)
+        seed_generators(config.training.seed or 0, config)
         with torch.set_grad_enabled(is_training), device.autocast(), on_device_of(inputs_BT):
             yield model(inputs_BT).detach()
             yield compute_loss(model, inputs_BT, targets_BT).detach()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,8 @@ from attnlm.runs.checkpoint import save_checkpoint
 from attnlm.runs.create_run import create_run
 from attnlm.runs.journal import EvaluationRecord, Snapshot
 from attnlm.runs.records import CheckpointFacts
-from attnlm.runs.run import Run
+from attnlm.runs.run import Run, open_run
+from attnlm.training.recorded import recorded_config
 from attnlm.training.state import SavedState
 from attnlm.training.validation_loss import validation_loss
 from attnlm.workflows.check_own_code import check_causal
@@ -84,7 +86,7 @@ def save_run(
     save_checkpoint(run.last, weights, state.content())
     for record in records:
         run.append_evaluation(record, Snapshot(record.step, "", None), [])
-    return run
+    return open_run(run.path)
 
 
 def _rebuilt_model(model: nn.Module, config: Config, vocab_size: int) -> LanguageModel:
@@ -92,8 +94,9 @@ def _rebuilt_model(model: nn.Module, config: Config, vocab_size: int) -> Languag
 
     Raises AttnlmError if it has other weights or computes other logits.
     """
-    with opened_again(config.codes):
-        rebuilt = uninitialised_model(config.spec, vocab_size).eval()
+    with tempfile.TemporaryDirectory() as folder, opened_again(config.codes):
+        spec = recorded_config(config, Path(folder)).spec
+        rebuilt = uninitialised_model(spec, vocab_size).eval()
     trained = model
     if not isinstance(trained, LanguageModel):
         trained = OwnLanguageModel(config.spec, vocab_size, model)  # type: ignore[arg-type]

@@ -131,6 +131,8 @@ def train(
                 on_step=on_step if processes.is_main else None,
             )
             if processes.is_main:
+                if run.config.codes:
+                    run = open_run(run.path)  # what it computes no longer changes with a notebook
                 budget = run.config.training.budget
                 steps = job.state.step
                 if budget is not None and steps < FEW_STEPS:
