@@ -135,14 +135,14 @@ def test_state_that_is_recorded_whole_is_trained(init: str, body: str, tmp_path:
         (f"{BUFFER}, torch.eye(2).to_sparse())", "", "a checkpoint cannot hold"),
         ("self.r = len(Path(__file__).with_name('r').read_text())", "y = y + self.r",
          "cannot be opened by another process: FileNotFoundError"),
-        ("", "import beside\ny = y + beside.X", "ModuleNotFoundError"),
+        ("", "import neighbour_of_mine\ny = y + neighbour_of_mine.X", "ModuleNotFoundError"),
     ],
 )  # fmt: skip
 def test_state_that_is_not_recorded_is_refused_before_step_1(
     init: str, body: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "r").write_text("0.5")
-    (tmp_path / "beside.py").write_text("X = 1")
+    (tmp_path / "neighbour_of_mine.py").write_text("X = 1")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     with pytest.raises(AttnlmError) as refused:
         check(tmp_path, init, body)
