@@ -83,7 +83,7 @@ def test_a_forged_run_calls_nothing_but_what_was_trained(
     assert not list(tmp_path.glob("*.txt"))
 
 
-def test_a_function_is_called_once_it_is_accepted_by_name(
+def test_a_function_of_an_accepted_file_is_called_only_after_its_name_is_accepted_too(
     run: attnlm.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -103,7 +103,7 @@ def test_another_file_than_the_run_needs_is_not_accepted_for_it(file: Path, tmp_
     "lines",
     [b"   \n", b"\xff\xfe\n", b"\0" * 99, b"*\n.*\n", b"a" * 2**16, "\u2028 \x85 \n".encode()],
 )
-def test_garbage_in_the_list_accepts_nothing_and_costs_no_new_line(
+def test_garbage_in_the_list_accepts_nothing_and_spoils_no_line_after_it(
     file: Path, accepted: Path, lines: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accepted.parent.mkdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from attnlm.base.setting_fields import Setting
 from attnlm.cli import console, event_printer
 from attnlm.config.settings import resolve
 from attnlm.runs.journal import Snapshot
-from attnlm.training.events import Evaluated, Stepped
+from attnlm.training.events import Evaluated, Finished, Stepped
 from tests.kit import Clock, terminal
 from tests.models import evaluation_record
 
@@ -82,18 +83,24 @@ def test_values_that_json_lacks_are_never_printed(
     assert capsys.readouterr().out == ""
 
 
-def test_long_preparation_prints_lines_without_a_terminal(
+def test_a_line_of_progress_is_printed_after_ten_seconds_of_a_task(
     capsys: pytest.CaptureFixture[str], clock: Clock
 ) -> None:
     display = event_printer.Display()
-    for seconds in (0.0, 9.9, 0.2, 8.9):
-        clock.advance(seconds)
-        display(Progress("read", 1000, None, "chars"))
-    for seconds in (6.0, 9.0, 2.0):
-        clock.advance(seconds)
-        display(Progress("encode", 1000, 4000, "chars"))
+    start = clock.now
+    for total, seconds in ((None, (0, 9, 11, 20)), (4000, (25, 34, 36))):
+        for second in seconds:
+            clock.now = start + second
+            display(Progress("encode" if total else "read", 1000, total, "chars"))
     told = capsys.readouterr().err
     assert told == "read: 1,000 chars\nencode: 1,000 of 4,000 chars (25%)\n"
+
+
+def test_a_run_out_of_patience_says_why_it_stopped(capsys: pytest.CaptureFixture[str]) -> None:
+    run: Any = None
+    event_printer.Display(quiet=True)(Finished(run, 4, out_of_patience=True))
+    told = capsys.readouterr().err
+    assert told == "stopped at step 4: no improvement in --patience evaluations\n"
 
 
 @pytest.mark.parametrize(

@@ -174,10 +174,9 @@ def test_the_package_builds_without_a_compiler(
 # --- make processors ------------------------------------------------------------------------------
 
 
-def test_a_limit_without_effect_is_a_failure(
+def test_an_environment_fails_if_its_limit_has_no_effect(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tests would otherwise use the reference implementation, not kernels."""
     limited = ENVIRONMENTS["SSE"]._replace(kernels="none")
     monkeypatch.setitem(on_processors.ENVIRONMENTS, "SSE", limited)
     assert outcome("SSE", tmp_path) == (False, "the kernels have 0 lanes, not 4")

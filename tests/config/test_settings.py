@@ -72,11 +72,6 @@ def test_recipes_that_come_with_the_package_resolve() -> None:
         assert recipe.items() <= resolved.settings().items()
 
 
-def test_a_recipe_states_its_tokenizer() -> None:
-    config = resolve({"steps": 3}, {"tokenizer": "bpe:512", "model": "bigram"})
-    assert config.recipe_tokenizer == "bpe:512" and "tokenizer" not in config.settings()
-
-
 def test_a_recipe_with_a_number_of_5000_digits_cannot_be_parsed(tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_text("steps = " + "9" * 5000)
     with pytest.raises(AttnlmError, match=r"cannot parse .*: [^;]* has 5000 digits\n"):

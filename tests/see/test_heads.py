@@ -192,8 +192,6 @@ def test_a_text_in_place_of_a_data_set_that_is_gone(trained: Path, tmp_path: Pat
     text.write_text("the fox jumps")
     report = attnlm.heads(run, text=text)
     assert (report.windows, report.window, report.loss) == (1, 12, None)
-    told = command("report", run.path, "--text", "mine.txt", cwd=tmp_path).stderr
-    assert "--text takes a text, not a file: the model reads 'mine.txt' itself" in told
     text.write_text("th")
     with pytest.raises(AttnlmError, match="too short"):
         attnlm.heads(run, text=text)

@@ -193,7 +193,10 @@ def test_the_command_writes_the_report(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(runs.parent)
-    assert typed("attnlm report tied --text 'the fox'") == "checkpoints/tied/report.html\n"
+    Path("the fox").touch()
+    done = command("report", "tied", "--text", "the fox", cwd=Path.cwd())
+    assert done.stdout == "checkpoints/tied/report.html\n"
+    assert "--text takes a text, not a file: the model reads 'the fox' itself" in done.stderr
     page = (runs / "tied" / "report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     out = tmp_path / "page.html"

@@ -361,7 +361,9 @@ def test_small_models_generate_text_on_the_cpu(train: Any, monkeypatch: pytest.M
         ("gpt2:embed_dim=768:layers=12:heads=12", 50257, False),
     ],
 )
-def test_a_gpu_generates_text_of_large_models(name: str, vocab_size: int, expected: bool) -> None:
+def test_text_of_large_models_is_not_generated_fastest_on_the_cpu(
+    name: str, vocab_size: int, expected: bool
+) -> None:
     assert is_fastest_on_cpu(resolve(variant(name)).spec, vocab_size) == expected
 
 

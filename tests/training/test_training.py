@@ -410,7 +410,10 @@ def test_folders_that_the_user_keeps_elsewhere_work_through_links(
 
 
 def test_best_keeps_the_lowest_loss_and_patience_ends_a_run_without_a_lower_one(train: Any) -> None:
-    run = train(steps=100, eval_every=2, learning_rate=3.0, schedule="constant", patience=3)
+    events: list[Any] = []
+    settings = {"learning_rate": 3.0, "schedule": "constant", "patience": 3}
+    run = train(steps=100, eval_every=2, **settings, on_event=events.append)
+    assert events[-1].out_of_patience
     losses = [record["val_loss"] for record in run.metrics()]
     assert len(losses) == losses.index(min(losses)) + 4 < 50
     for which, expected in (("best", min(losses)), ("last", losses[-1])):
