@@ -309,17 +309,14 @@ def test_a_published_vocabulary_is_read_from_a_tiktoken_file(
         bpe.load_published("cl100k_base", spool=tmp_path, offline=True)
 
 
-def test_gpt2_ids_equal_tiktoken(gpt2: BpeTokenizer, tmp_path: Path) -> None:
+def test_gpt2_ids_equal_tiktoken(gpt2: BpeTokenizer) -> None:
     import tiktoken
 
     theirs = tiktoken.get_encoding("gpt2")
     text = TALE + "naïve 日本語 <|endoftext|> 🙂 \n\n\t x"
-    expected = theirs.encode(text, allowed_special="all")
-    assert gpt2.encode(text) == expected
+    assert gpt2.encode(text) == theirs.encode(text, allowed_special="all")
     assert gpt2.vocab_size == theirs.n_vocab == 50257
     assert (gpt2.newline, gpt2.end_of_text) == (198, 50256)
-    write_json(tmp_path / "tokenizer.json", gpt2.to_json())
-    assert load_tokenizer(tmp_path / "tokenizer.json").encode(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -464,17 +461,19 @@ def test_every_pair_that_makes_a_token_is_listed() -> None:
 
 def test_each_id_of_a_model_has_a_character() -> None:
     content = json.loads(library_tokenizer(CharTokenizer("abc")).to_str())
-    assert read_tokenizer(content, 3).to_json() == CharTokenizer("abc").to_json()
     with pytest.raises(AttnlmError, match="the model has 64 ids, but its tokenizer has 3\n"):
         read_tokenizer(content, 64)
 
 
-@pytest.mark.parametrize("ours", (*TOKENIZERS[:2], *TOKENIZERS[-2:]), ids=lambda t: t.name)
-def test_only_post_processors_without_effect_are_accepted(ours: Tokenizer) -> None:
+@pytest.mark.parametrize("ours", TOKENIZERS, ids=lambda t: t.name)
+def test_exported_tokenizers_are_read_and_post_processors_only_without_effect(
+    ours: Tokenizer,
+) -> None:
     content = json.loads(library_tokenizer(ours).to_str())
     size = ours.vocab_size
-    identity = {"post_processor": template(A)}  # `transformers` adds it
-    assert read_tokenizer(content | identity, size).to_json() == ours.to_json()
+    for more in ({}, {"post_processor": template(A)}):  # `transformers` adds it
+        read = read_tokenizer(content | more, size)
+        assert read.to_json() | {"name": ours.name} == ours.to_json()
     begins = {**template(BEGIN, A), "special_tokens": {BOS: {"id": BOS, "ids": [3]}}}
     for other in (template(A, BEGIN), begins, {"type": "BertProcessing"}):
         with pytest.raises(AttnlmError, match=r"post_processor|is damaged"):

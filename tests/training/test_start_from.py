@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import attnlm
 from attnlm.base import files
@@ -29,11 +30,11 @@ def parent(dataset: attnlm.Dataset) -> Run:
 
 
 @pytest.fixture
-def child(parent: Run, project: Path, tmp_path: Path) -> Any:
+def child(parent: Run, dataset: attnlm.Dataset, tmp_path: Path) -> Any:
     """Return a function that trains from the parent's weights."""
-    place: dict[str, Any] = {"data_dir": project / "data", "checkpoint_dir": tmp_path}
-    rest = {name: value for name, value in QUICK.items() if name != "block_size"}
-    return functools.partial(attnlm.train, start_from=parent, **rest, **place, device="cpu")
+    more: dict[str, Any] = {name: QUICK[name] for name in QUICK if name != "block_size"}
+    more |= {"start_from": parent, "checkpoint_dir": tmp_path, "device": "cpu"}
+    return functools.partial(attnlm.train, dataset, **more)
 
 
 def weights(run: Run, which: str = "last") -> dict[str, Any]:
@@ -41,14 +42,17 @@ def weights(run: Run, which: str = "last") -> dict[str, Any]:
     return load_checkpoint(path, run.config.spec, run.vocab_size)[1]
 
 
-def test_a_child_starts_with_the_weights_of_its_parent(
-    parent: Run, child: Any, project: Path
+def test_a_child_starts_with_the_best_weights_of_its_parent_and_settings_of_its_own(
+    parent: Run, child: Any
 ) -> None:
     run = child(seed=7, learning_rate=1e-4)
     assert run.metrics()[0]["val_loss"] == min(r["val_loss"] for r in parent.metrics())
     assert run.config.spec == parent.config.spec
     assert (run.config.training.seed, run.config.training.learning_rate) == (7, 1e-4)
-    start = parent.checkpoint("auto")
+
+
+def test_a_child_names_the_checkpoint_of_its_parent(parent: Run, child: Any, project: Path) -> None:
+    run, start = child(steps=1), parent.checkpoint("auto")
     assert vars(run.parent) == {
         "name": "parent",
         "path": str(parent.path.absolute()),
@@ -60,16 +64,16 @@ def test_a_child_starts_with_the_weights_of_its_parent(
     shown = command("report", "--json", run.path, cwd=project)
     assert json.loads(shown.stdout)["parent"] == vars(run.parent)
     assert f"parent, step {start.step}" in (run.path / "report.html").read_text()
-
-    assert parent_weights(run, run.parent).keys() == weights(run).keys()
+    began = parent_weights(run, run.parent)
+    assert all(torch.equal(began[name], w) for name, w in weights(parent, start.which).items())
     with pytest.raises(AttnlmError, match="has changed since"):
         parent_weights(run, replace(run.parent, sha256="0" * 64))
 
 
 @pytest.mark.parametrize("which", ["best", "last"])
 def test_a_child_may_start_from_either_checkpoint(which: str, child: Any) -> None:
-    worse = child(learning_rate=1.0)  # its best is its first
-    assert worse.best != worse.last and worse.checkpoint("best").step == 0
+    worse = child(learning_rate=1.0)
+    assert worse.checkpoint("best").step == 0 < worse.checkpoint("last").step
     run = child(start_from=worse, checkpoint=which, steps=1, learning_rate=1e-12)
     for name, values in weights(run).items():
         assert_near(values, weights(worse, which)[name])
