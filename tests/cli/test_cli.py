@@ -240,8 +240,6 @@ def test_prompts_of_a_file_are_continued_as_alone(project: Path) -> None:
     assert found["tokens"] == 80
     several = json.loads(command(*flags, "--num-samples", "2", cwd=project).stdout)["texts"]
     assert several[::2] == alone and len(several) == 8
-    one = [*flags[:-3], "--prompt", prompts[1], "--num-samples", "2", "--json"]
-    assert several[2:4] == json.loads(command(*one, cwd=project).stdout)["texts"]
 
 
 def test_the_ladder_from_outside(project: Path) -> None:
