@@ -13,7 +13,6 @@ import pytest
 
 from tests.kit import command, try_command
 
-
 NOT_REGULAR = "it is not a regular file"
 
 

@@ -97,7 +97,7 @@ def test_data_get_the_tokenizer_of_the_parent(parent: Run, project: Path) -> Non
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo and signals of Unix")
 def test_several_processes_start_from_it_and_one_logs(child: Any, project: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    alone = child("fruits-char")
+    alone = child()
     arguments = ("train", "fruits-char", "--from", "parent", "--processes=2", "--name=two")
     sizes = ("--steps=4", "--batch-size=4", "--seed=1", "--log=tensorboard")
     with started(*ATTNLM, *arguments, *sizes, cwd=project) as process:
