@@ -301,10 +301,10 @@ def random_run(name: str, dataset: Dataset, folder: Path) -> Run:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
-    return _saved(model, config, dataset, folder)
+    return saved_run(model, config, dataset, folder)
 
 
-def _saved(model: LanguageModel, config: Config, dataset: Dataset, folder: Path) -> Run:
+def saved_run(model: LanguageModel, config: Config, dataset: Dataset, folder: Path) -> Run:
     """Return a new run with this model as its best checkpoint."""
     parameters = parameter_count(config.spec, dataset.vocab_size)
     run = create_run(config, dataset, parameters, name=None, checkpoint_dir=folder)
@@ -359,4 +359,4 @@ def induction_by_hand(dataset: Dataset, folder: Path) -> Run:
                 attention.value.weight[rows][:size, token] = tokens
                 assert attention.projection is not None
                 attention.projection.weight[written[pattern], rows][:, :size] = 2 * tokens
-    return _saved(model, config, dataset, folder)
+    return saved_run(model, config, dataset, folder)
