@@ -86,6 +86,8 @@ compiled queries do not see their own token
 attend_query(size, position + 1, => attend_query(size, position > 0 ? position : 1,
 grouped heads in C read the keys of the first group
 norm_rotate(m, packed + m->key_at + k * size, => norm_rotate(m, packed + m->key_at,
+threads compute each other's windows
+task.first = own.begin; => task.first = 0;
 == compute/native/linear.h
 a team of threads leaves out the last panel of a product
 -outputs = {panels.begin * LINEAR_PANEL, panels.end * LINEAR_PANEL};
@@ -133,7 +135,7 @@ the split is one character late
 +return math.floor(self.text.characters * (1 - self.text.fraction)) + 1
 a document that spans pieces is divided
 if is_chosen and is_complete: => if is_chosen:
-== generation/native_decoder.py
+== generation/decoders.py
 the window never moves by half
 else max(1, spec.block_size // 2) => else spec.block_size
 == generation/next_token.py
@@ -146,8 +148,8 @@ _is_among_largest(logits_BV, least_B1, top_k) => _is_among_largest(logits_BV, le
 top-p keeps one too few
 ordered_BV.cumsum(-1) - ordered_BV < top_p => ordered_BV.cumsum(-1) < top_p
 a token without probability is drawn
-(sums_BV > thresholds_B[:, None]).argmax(-1) => (sums_BV >= thresholds_B[:, None]).argmax(-1)
-== generation/sampling.py
+drawn_B: Ids = (sums_BV > => drawn_B: Ids = (sums_BV >=
+== generation/sampler.py
 the text goes on to the last stop text
 return text[: min(stops)] => return text[: max(stops)]
 == model/attention.py

@@ -15,7 +15,7 @@ import attnlm
 from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
 from attnlm.data.dataset import Dataset
-from attnlm.generation.decoders import fastest_decoding
+from attnlm.generation.module_decoder import decoders_of
 from attnlm.model.architecture import MODELS
 from attnlm.model.presets import PRESETS
 from attnlm.runs.run import Run
@@ -82,9 +82,9 @@ def test_bfloat16_stays_near_float32(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_decoding_with_a_cache_gives_the_cpus_logits(variant: str) -> None:
     model, ids_BT = small_model(variant), some_ids(3, 11).numpy()
-    cpu = fastest_decoding(model, Device("cpu", "float64", "tests")).new_decoder(3)
+    cpu = decoders_of(model, Device("cpu", "float64", "tests"))(3)
     expected = [cpu.logits(ids_BT[:, :end], known) for end, known in ((5, 0), (6, 5), (9, 6))]
-    gpu = fastest_decoding(model.float().cuda(), FLOAT32).new_decoder(3)
+    gpu = decoders_of(model.float().cuda(), FLOAT32)(3)
     found = [gpu.logits(ids_BT[:, :end], known) for end, known in ((5, 0), (6, 5), (9, 6))]
     for one, other in zip(found, expected, strict=True):
         assert_near(one, np.asarray(other), 1e-4)

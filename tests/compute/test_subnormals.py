@@ -18,11 +18,9 @@ from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
 from attnlm.compute.threads import flush_subnormals, new_pool, threads_of_torch
 from attnlm.data.dataset import Dataset
-from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
+from attnlm.generation.module_decoder import ModuleDecoder
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
-from attnlm.generation.next_token import draw
-from attnlm.generation.sampling_config import SamplingConfig
-from attnlm.model.language_model import Bigram, Transformer
+from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.ops import attention
 from attnlm.model.presets import architecture
 from attnlm.model.recorder import record
@@ -109,16 +107,12 @@ def test_evaluation_flushes(modes: Modes, trained: Path, monkeypatch: pytest.Mon
     assert modes.found == {"MainThread": True}
 
 
-def test_sampling_flushes_in_all_threads(modes: Modes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ModuleDecoder, "logits", modes.before(ModuleDecoder.logits))
-    monkeypatch.setattr("attnlm.generation.decoders.draw", modes.before(draw))
-    model = small_model("bigram").float()
-    assert isinstance(model, Bigram)
-    assert len(list(fastest_decoding(model, CPU).generate([1], SamplingConfig(tokens=2)))) == 2
+def test_a_model_that_decodes_by_itself_flushes(
+    modes: Modes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LanguageModel, "next_logits", modes.before(LanguageModel.next_logits))
+    ModuleDecoder(small_model("bigram"), CPU).logits(np.array([[1]]), 0)
     assert modes.found == {"MainThread": True}
-    decoding = Decoding(model, lambda _: ModuleDecoder(model, CPU), threads=2)
-    decoding.generate_all([[1]], SamplingConfig(tokens=50, num_samples=16), lambda *_: False)
-    assert len(modes.found) == 2 and all(modes.found.values())
 
 
 def test_recorded_activations_are_flushed(modes: Modes) -> None:
@@ -127,7 +121,7 @@ def test_recorded_activations_are_flushed(modes: Modes) -> None:
     assert modes.found == {"MainThread": True}
 
 
-def test_threads_in_c_flush() -> None:
+def test_threads_in_c_flush(modes: Modes) -> None:
     """Each of the decoder's threads computes some of the logits, which are subnormal."""
     if (native := native_library()) is None:
         pytest.skip("there are no kernels here")
@@ -136,11 +130,13 @@ def test_threads_in_c_flush() -> None:
     assert isinstance(model, Transformer)
     torch.nn.init.constant_(model.token_embedding.weight, 1.0)
     torch.nn.init.constant_(model.head.weight, SUBNORMAL)
-    decoder = NativeDecoder(NativeModel(model.eval(), native), 1, threads=3)
-    ids = np.array([[1, 2, 3]])
-    assert (decoder.logits(ids, 0) != 0).all()
-    flush_subnormals()
-    assert (decoder.logits(ids, 0) == 0).all()
+    weights = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
+    for samples in (1, 6):
+        c_model = NativeModel(model.architecture, 320, weights, native)
+        decoder = NativeDecoder(c_model, samples, threads=3)
+        assert (decoder.logits(np.array([[1, 2, 3]] * samples), 0) == 0).all()
+        modes.look()
+        assert modes.found == {"MainThread": False}  # as it was
 
 
 @needs_kernels

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import subprocess
@@ -16,20 +15,20 @@ import numpy as np
 import pytest
 import torch
 
-from attnlm.base.errors import NotFiniteError
 from attnlm.base.events import Note
 from attnlm.base.setting_fields import Setting, Settings
 from attnlm.compute import native
 from attnlm.compute.device import Device
 from attnlm.compute.native import instruction_sets, load, native_library
 from attnlm.generation import native_decoder
-from attnlm.generation.batch import Batch
-from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
+from attnlm.generation.module_decoder import ModuleDecoder, decoders_of
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
 from attnlm.generation.next_token import Ids
+from attnlm.generation.sampler import sampler_of
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import Transformer
 from attnlm.model.spec import Use
+from attnlm.tokens.tokenizer import CharTokenizer
 from tests.models import CHANGES, V, by_the_book, small_model, some_ids, variants_with
 from tests.tolerances import assert_near
 from tools.compile_kernels import compile_native
@@ -55,6 +54,12 @@ def a_model(name: str, vocab_size: int = V, **more: Setting) -> Transformer:
     return model
 
 
+def native_model(model: Transformer, found: CDLL) -> NativeModel:
+    """The model in the layout of the C file."""
+    weights = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
+    return NativeModel(model.architecture, model.vocab_size, weights, found)
+
+
 EMBEDDED = variants_with(Use.NATIVE_DECODER)
 
 
@@ -65,12 +70,12 @@ def decoded(
     model: Transformer, num_samples: int, steps: Steps, found: CDLL, threads: int = 1
 ) -> Iterator[tuple[Ids, int, np.ndarray]]:
     """Windows, and the logits after `total` of their tokens, of which `known` were there before."""
-    decoder = NativeDecoder(NativeModel(model, found), num_samples, threads)
+    decoder = NativeDecoder(native_model(model, found), num_samples, threads)
     length = max(total for _, total in steps)
     for known, total in steps:
         if known == 0:
             ids_BS = torch.randint(model.vocab_size, (num_samples, length)).numpy()
-        yield ids_BS, total, decoder.logits(ids_BS[:, :total], known)
+        yield ids_BS, total, decoder.logits(ids_BS[:, :total], known).copy()
 
 
 def assert_textbook(model: Transformer, *how: Any, **threads: Any) -> None:
@@ -88,8 +93,8 @@ REFILLS = [(0, 1), (1, 2), (2, 7), (7, 8), (8, BLOCK), (0, BLOCK), (0, 3), (3, 4
 
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_logits_equal_the_textbook(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for num_samples in (1, 3):
-        assert_textbook(a_model(name), num_samples, REFILLS, library())
+    for num_samples, threads in ((1, 1), (3, 1), (1, 2), (3, 2), (2, 5)):
+        assert_textbook(a_model(name), num_samples, REFILLS, library(), threads=threads)
     monkeypatch.setattr(native_decoder, "_LARGE_MODEL", 0)
     assert_textbook(a_model(name), 3, [(0, 7), (7, 8)], library(), threads=3)
 
@@ -133,17 +138,17 @@ def test_large_models_use_threads_and_read_weights_in_place(
     grouped = "qwen3:kv_heads=2:head_size=10:qkv_bias=true"
     for name in ("gpt2:mlp_width=160", grouped, "llama:heads=2:mlp=none"):
         model = a_model(name, 99, embed_dim=64, block_size=80)
-        native = NativeModel(model, library(width))
+        native = native_model(model, library(width))
         assert native.layout.lm_head.rows and not native.layout.lm_head.panels
         for num_samples in (1, 3):
             assert_textbook(model, num_samples, LONG, library(width), members)
     monkeypatch.setattr(native_decoder, "_MOST_ROWS_OF_LARGE", 41)
     model = a_model("gpt2", embed_dim=64, block_size=80)
-    native = NativeModel(model, library(width))
+    native = native_model(model, library(width))
     for total in (1, 40, 70):
         assert_rows_alike(native, 7, total, total + 1)
     decoder = NativeDecoder(native, 1, members)
-    before = decoder.logits(np.array([[3, 1]]), 0)
+    before = decoder.logits(np.array([[3, 1]]), 0).copy()
     with torch.no_grad():
         model.token_embedding.weight.mul_(2)
     assert not np.array_equal(before, decoder.logits(np.array([[3, 1]]), 0))
@@ -153,7 +158,7 @@ def test_large_models_use_threads_and_read_weights_in_place(
 def test_tables_have_a_size_limit(largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native_decoder, "_LARGEST_TABLES", largest)
     model = a_model("multi-head:qkv_bias=true")
-    assert bool(NativeModel(model, library()).layout.token_table) == (largest > 1)
+    assert bool(native_model(model, library()).layout.token_table) == (largest > 1)
     assert_textbook(model, 2, REFILLS, library())
 
 
@@ -166,69 +171,16 @@ def test_large_scores_and_activations_do_not_overflow(factor: float, name: str) 
             if any(part in weights for part in ("query", "gate", "up")):
                 parameter.mul_(factor)
     expected_BV = by_the_book(model, ids_BS := some_ids(1, BLOCK))[:, -1].detach().numpy()
-    got_BV = NativeDecoder(NativeModel(model, library()), 1).logits(ids_BS.numpy(), 0)
+    got_BV = NativeDecoder(native_model(model, library()), 1).logits(ids_BS.numpy(), 0)
     scale = float(np.abs(expected_BV).max())
     np.testing.assert_allclose(got_BV / scale, expected_BV / scale, atol=1e-3, rtol=0)
 
 
-def batch(prompt: list[int], num_samples: int = 1, **settings: Any) -> Batch:
-    config = SamplingConfig(num_samples=num_samples, **settings)
-    return Batch([prompt] * num_samples, range(num_samples), config, BLOCK)
-
-
 @pytest.mark.parametrize("wrong", [-1, V, 2**40])
 def test_an_id_outside_the_vocabulary_is_refused(wrong: int) -> None:
-    native = NativeModel(a_model("transformer"), library())
+    native = native_model(a_model("transformer"), library())
     with pytest.raises(IndexError):
         NativeDecoder(native, 1).logits(np.array([[0, wrong, 1]]), 0)
-    with pytest.raises(IndexError):
-        next(NativeDecoder(native, 1).generate(batch([0, wrong, 1], tokens=1)))
-    two = Batch([[0], [0, wrong]], [0, 0], SamplingConfig(tokens=1), BLOCK)
-    if wrong != -1:  # which stands for a token that is drawn
-        with pytest.raises(IndexError):
-            list(NativeDecoder(native, 2).generate(two))
-
-
-def assert_generation(
-    model: Transformer, num_samples: int, temperature: float, found: CDLL, threads: int = 1
-) -> None:
-    """Tokens that C makes by itself are those that Python draws from its logits, one at a time."""
-    native = NativeModel(model, found)
-    decoding = Decoding(model, lambda count: NativeDecoder(native, count))
-    settings: dict[str, Any] = {"tokens": 5 * BLOCK, "temperature": temperature}
-    for length in (1, BLOCK, BLOCK + 2):
-        prompt = some_ids(length).tolist()
-        decoder = NativeDecoder(native, num_samples, threads)
-        made = decoder.generate(batch(prompt, num_samples, **settings))
-        drawn = decoding.draw_tokens(batch(prompt, num_samples, **settings))
-        expected_TB = np.stack([ids_B for ids_B, _ in drawn])
-        assert np.array_equal(np.concatenate(list(made)), expected_TB)
-        assert temperature < 5 or len(np.unique(expected_TB)) > 2
-
-
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_tokens_drawn_in_c_equal_python(name: str) -> None:
-    model = a_model(name)
-    assert_generation(model, 1, 0.0, library())
-    assert_generation(model, 3, 30.0, library())
-    assert_generation(model, 2, 1.0, library(), threads=2)
-
-
-@pytest.mark.parametrize(("wrong", "temperature"), [(math.nan, 0.0), (math.inf, 1.0)])
-def test_tokens_before_logits_that_are_not_finite_are_made(
-    wrong: float, temperature: float
-) -> None:
-    """The third token and those after it cannot be drawn."""
-    model = a_model("gpt2")
-    with torch.no_grad():
-        assert model.position_embedding is not None
-        model.position_embedding.weight[4] = wrong
-    decoder = NativeDecoder(NativeModel(model, library()), 2)
-    made: list[Any] = []
-    with pytest.raises(NotFiniteError):
-        for block_TB in decoder.generate(batch([1, 2], 2, tokens=9, temperature=temperature)):
-            made += block_TB.tolist()
-    assert len(made) == 3
 
 
 @pytest.mark.parametrize("model", ["transformer", "multi-head"])
@@ -237,38 +189,29 @@ def test_a_sample_does_not_depend_on_the_others(
 ) -> None:
     """Over 1,000 tokens, and divided among threads."""
     library()
-    monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 3)
-    built = a_model(model, embed_dim=36, block_size=33)
-    decoding = fastest_decoding(built, CPU)
-    assert len(decoding.divide_samples(64)) == 3
-
-    def rows(count: int) -> list[list[int]]:
-        made: list[list[int]] = [[] for _ in range(count)]
-
-        def receive(sample: int, ids: list[int]) -> bool:
-            made[sample] += ids
-            return False
-
-        config = SamplingConfig(tokens=1000, num_samples=count, seed=8)
-        decoding.generate_all([[3, 1]], config, receive)
-        return made
-
-    one, many = rows(1), rows(64)
+    monkeypatch.setattr(native_decoder, "cores", lambda: 3)
+    monkeypatch.setattr(native_decoder, "_FEWEST_SHARED", 20_000)
+    letters = CharTokenizer("".join(map(chr, range(ord("A"), ord("A") + V))))
+    sampler = sampler_of(a_model(model, embed_dim=36, block_size=33), letters, CPU)
+    one, many = (
+        sampler.samples([[3, 1]], SamplingConfig(tokens=1000, num_samples=count, seed=8))[0]
+        for count in (1, 64)
+    )
     assert one == many[:1] and list(map(len, many)) == [1000] * 64
-    assert len(set(map(tuple, many))) == 64
+    assert len(set(many)) == 64
 
 
 @pytest.mark.parametrize("name", EMBEDDED)
 @pytest.mark.parametrize("width", SETS)
 def test_rows_do_not_depend_on_the_batch_size(width: str, name: str) -> None:
-    assert_rows_alike(NativeModel(a_model(name), library(width)), 24, 10, BLOCK)
+    assert_rows_alike(native_model(a_model(name), library(width)), 24, 10, BLOCK)
 
 
 def assert_rows_alike(native: NativeModel, samples: int, known: int, total: int) -> None:
     """Assert that the logits of a window do not depend on other windows, bit by bit."""
     ids_BS = torch.randint(V, (samples, total)).numpy()
-    many = NativeDecoder(native, samples)
-    both = many.logits(ids_BS[:, :known], 0), many.logits(ids_BS, known)
+    many = NativeDecoder(native, samples, 3)
+    both = many.logits(ids_BS[:, :known], 0).copy(), many.logits(ids_BS, known).copy()
     for count in (1, 2, 3, 5, 13):
         ids_bS, few = ids_BS[:count], NativeDecoder(native, min(count, samples))
         assert np.array_equal(few.logits(ids_bS[:, :known], 0), both[0][:count])
@@ -279,7 +222,7 @@ def assert_rows_alike(native: NativeModel, samples: int, known: int, total: int)
 def test_a_model_is_decoded_in_c(name: str) -> None:
     library()
     events: list[object] = []
-    decoder = fastest_decoding(a_model(name), CPU, events.append).new_decoder(1)
+    decoder = decoders_of(a_model(name), CPU, events.append)(1)
     assert isinstance(decoder, NativeDecoder) and not events
 
 
@@ -290,7 +233,7 @@ def test_a_model_changed_from_outside_decodes_by_itself_and_a_note_says_so(
     place, other = CHANGES["another scale"]
     monkeypatch.setattr(f"attnlm.model.{place}", other)
     model, events = a_model("transformer"), list[object]()
-    decoder = fastest_decoding(model, CPU, events.append).new_decoder(1)
+    decoder = decoders_of(model, CPU, events.append)(1)
     assert isinstance(decoder, ModuleDecoder)
     (note,) = events
     assert isinstance(note, Note) and "slower" in note.text
@@ -317,7 +260,7 @@ def test_sanitizers_find_nothing(tmp_path: Path) -> None:
     compile_native(compiler, path, *flags, "-march=native")
     tests = Path(__file__).parents[1]
     files = (__file__, tests / "model/test_block.py", tests / "training/test_one_layer.py")
-    chosen = "(textbook or odd_sizes or in_place or drawn_in_c or gradients)"
+    chosen = "(textbook or odd_sizes or in_place or gradients)"
     chosen += "".join(f" and not {name}" for name in SETS[:-1])  # only one is compiled here
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-m", "not variants", "-k", chosen, *map(str, files)],

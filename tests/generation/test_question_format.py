@@ -11,7 +11,7 @@ import pytest
 
 import attnlm
 from attnlm.generation.question_format import QuestionFormat, format_of
-from attnlm.generation.sampling import load_sampler
+from attnlm.generation.sampler import load_sampler
 from attnlm.workflows.answers import select_pairs
 
 ENDS = ("", "\n", "\n\n", "\r", "\r\n", " ", "\u2028", "=", "<|endoftext|", "\x02")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import _thread
 import json
 import math
 import re
-import signal
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,18 +17,19 @@ from attnlm.base.errors import NotFiniteError
 from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
 from attnlm.generation.batch import group_texts
-from attnlm.generation.decoders import Decoding, ModuleDecoder, fastest_decoding
+from attnlm.generation.decoders import BigramTable
+from attnlm.generation.module_decoder import ModuleDecoder, decoders_of
 from attnlm.generation.native_decoder import NativeDecoder
 from attnlm.generation.next_token import (
     Array,
     Ids,
     Probabilities,
-    Uniforms,
     draw,
     normalised,
+    uniform_numbers,
     unnormalised_probabilities,
 )
-from attnlm.generation.sampling import Continuation, Sampler
+from attnlm.generation.sampler import Continuation, Sampler, sampler_of
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.architecture import RUNGS
 from attnlm.model.language_model import Bigram, LanguageModel, Transformer
@@ -41,6 +39,7 @@ from tests.models import V, WithoutCache, small_model, some_ids
 
 CPU = Device("cpu", "float32", "tests")
 BLOCK = 13
+LETTERS = CharTokenizer("".join(map(chr, range(ord("A"), ord("A") + V))))
 
 
 def next_token_probabilities(logits_BV: Array, **settings: Any) -> Probabilities:
@@ -111,16 +110,16 @@ def test_logits_that_are_not_finite_are_refused(wrong: float, temperature: float
 
 
 def test_random_streams_of_samples_are_independent() -> None:
-    two, three = Uniforms(5, range(2)), Uniforms(5, range(3))
-    for count in (1, 2, 5000):
-        few_TB, many_TB = two.take(count), three.take(count)
-        assert few_TB.shape == (count, 2)
-        assert np.array_equal(few_TB, many_TB[:, :2])
-        assert len(set(many_TB.ravel().tolist())) == 3 * count
-    # Nor do they depend on how many numbers each call draws.
-    one = Uniforms(5, range(2))
-    pieces = np.concatenate([one.take(count) for count in (1, 700, 1, 3000)])
-    assert np.array_equal(pieces, Uniforms(5, range(2)).take(len(pieces)))
+    two_TB, three_TB, short_TB, delayed_TB = (
+        np.stack([*uniform_numbers(5, range(len(delays)), delays, steps)])
+        for delays, steps in (([0, 0], 5000), ([0, 0, 0], 5000), ([0, 0], 700), ([3, 2000], 5000))
+    )
+    assert two_TB.shape == (5000, 2) and np.array_equal(two_TB, three_TB[:, :2])
+    assert len(set(three_TB.ravel().tolist())) == 3 * 5000
+    assert np.array_equal(short_TB, two_TB[:700])
+    for text, delay in enumerate([3, 2000]):
+        assert not delayed_TB[:delay, text].any()
+        assert np.array_equal(delayed_TB[delay:, text], two_TB[:-delay, text])
 
 
 class Uncached(ModuleDecoder):
@@ -131,8 +130,9 @@ class Uncached(ModuleDecoder):
 
 
 def plain_tokens(model: LanguageModel, prompt: list[int], config: SamplingConfig) -> list[Any]:
-    decoding = Decoding(model, lambda _: Uncached(model, CPU))
-    return [ids_TB[0].tolist() for ids_TB in decoding.generate(prompt, config)]
+    sampler = Sampler(model.spec, LETTERS, "cpu", lambda _: Uncached(model, CPU))
+    ids: list[Any] = np.concatenate(list(sampler.generate(prompt, config))).tolist()
+    return ids
 
 
 VARIANTS = (
@@ -151,7 +151,7 @@ def test_fast_tokens_equal_uncached_ones_far_past_the_context(name: str, block_s
     for prompt_length, num_samples in ((1, 3), (BLOCK, 1), (2 * BLOCK + 3, 3)):
         prompt = [int(i) for i in torch.randint(V, (prompt_length,))]
         config = SamplingConfig(tokens=3 * BLOCK, num_samples=num_samples, seed=8)
-        fast = np.concatenate(list(fastest_decoding(model, CPU).generate(prompt, config)))
+        fast = np.concatenate(list(sampler_of(model, LETTERS, CPU).generate(prompt, config)))
         assert fast.tolist() == plain_tokens(model, prompt, config)
         assert block_size == 1 or len(set(map(tuple, fast.T.tolist()))) == num_samples
 
@@ -161,7 +161,8 @@ def test_the_window_slides_as_documented(rung: str) -> None:
     """Plain recompute, spelled out: the model sees just the tokens from window_start on."""
     model = small_model(rung)
     config = SamplingConfig(tokens=3 * BLOCK, temperature=0, seed=8)
-    got = np.concatenate(list(fastest_decoding(model, CPU).generate([3, 1], config)))[:, 0].tolist()
+    blocks = sampler_of(model, LETTERS, CPU).generate([3, 1], config)
+    got = np.concatenate(list(blocks))[:, 0].tolist()
     text, start = [3, 1], 0
     for token in got:
         if len(text) - start > BLOCK:
@@ -180,21 +181,6 @@ def test_an_attention_that_keeps_no_cache_sees_all_tokens(monkeypatch: pytest.Mo
         np.testing.assert_allclose(found_BV, model(ids_BS[:, :end])[:, -1].detach(), rtol=1e-9)
 
 
-def texts_of(
-    decoding: Decoding, prompts: list[list[int]], config: SamplingConfig
-) -> list[list[int]]:
-    """The ids of each text, which must come to an end where `config` says."""
-    made: list[list[int]] = [[] for _ in prompts * config.num_samples]
-
-    def receive(text: int, ids: list[int]) -> bool:
-        assert ids and len(made[text]) < config.tokens
-        made[text] += ids
-        return len(made[text]) >= config.tokens - text % 3  # some end before others
-
-    decoding.generate_all(prompts, config, receive)
-    return made
-
-
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_batched_prompts_equal_single_prompts(
@@ -203,9 +189,8 @@ def test_batched_prompts_equal_single_prompts(
     """Prompts may come in any order, repeat, and exceed the context."""
     if not native:
         monkeypatch.setattr("attnlm.generation.decoders.native_library", lambda: None)
-    monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 2)
     model = small_model(name)
-    decoding = fastest_decoding(model.float() if native else model, CPU)
+    sampler = sampler_of(model.float() if native else model, LETTERS, CPU)
     lengths = (7, 1, 2 * BLOCK + 3, 2, BLOCK, 7, BLOCK + 1, 4)
     prompts = [[int(i) for i in torch.randint(V, (length,))] for length in lengths]
     configs: list[dict[str, Any]] = [
@@ -216,12 +201,12 @@ def test_batched_prompts_equal_single_prompts(
     ]
     for settings in configs:
         config = SamplingConfig(seed=8, **settings)
-        together = iter(texts_of(decoding, prompts, config))
-        for prompt in prompts:
-            alone = np.concatenate(list(decoding.generate(prompt, config)))
-            for ids in alone.T.tolist():
-                text = next(together)
-                assert text == ids[: len(text)] and len(text) >= config.tokens - 2
+        together, count = sampler.samples(prompts, config)
+        assert count == len(together) * config.tokens
+        alone = [sampler.samples([prompt], config)[0] for prompt in prompts]
+        assert together == [text for texts in alone for text in texts]
+        blocks = sampler.generate(prompts[2], config)
+        assert alone[2] == [LETTERS.decode(ids) for ids in np.concatenate(list(blocks)).T.tolist()]
 
 
 def test_prompts_of_similar_length_are_batched() -> None:
@@ -240,22 +225,30 @@ def test_logits_after_the_end_of_a_text_may_be_infinite() -> None:
         model.token_embedding.weight[0] = math.nan
     config = SamplingConfig(tokens=1, temperature=0)
     for made in (model, model.float()):
-        texts = texts_of(fastest_decoding(made, CPU), [[1, 2, 3], [1]], config)
-        assert [len(text) for text in texts] == [1, 1] and texts[1] != [0]
+        texts, _ = sampler_of(made, LETTERS, CPU).samples([[1, 2, 3], [1]], config)
+        assert [len(text) for text in texts] == [1, 1] and texts[1] != "A"
 
 
-def test_a_signal_ends_the_threads_of_all_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others would make a million tokens each."""
-    monkeypatch.setattr("attnlm.generation.decoders.cores", lambda: 3)
-    model = small_model("transformer").float()
-    config = SamplingConfig(tokens=10**6, num_samples=24)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored
-    threading.Timer(0.3, _thread.interrupt_main).start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            fastest_decoding(model, CPU).generate_all([[1]], config, lambda sample, ids: False)
-    finally:
-        signal.signal(signal.SIGINT, before)
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_tokens_before_logits_that_are_not_finite_are_made(wrong: float) -> None:
+    """The third token and those after it cannot be drawn."""
+    model = small_model("gpt2").float()
+    assert isinstance(model, Transformer) and model.position_embedding is not None
+    with torch.no_grad():
+        model.position_embedding.weight[4] = wrong
+    made: list[Any] = []
+    with pytest.raises(NotFiniteError):
+        for block_TB in sampler_of(model, LETTERS, CPU).generate([1, 2], SamplingConfig(tokens=9)):
+            made += block_TB.tolist()
+    assert len(made) == 3
+
+
+def test_a_bigram_is_a_table() -> None:
+    model, ids_BS = small_model("bigram").float(), some_ids(3, BLOCK)
+    decoder = decoders_of(model, CPU)(3)
+    assert isinstance(decoder, BigramTable)
+    found_BV = decoder.logits(ids_BS.numpy(), 2)
+    assert np.array_equal(found_BV, model(ids_BS)[:, -1].detach().numpy())
 
 
 TEXT = "one né → 名前 two 名"
@@ -297,9 +290,8 @@ def test_all_decoders_end_at_the_same_token(native: bool, monkeypatch: pytest.Mo
     elif native_library() is None:
         pytest.skip("there are no kernels here")
     tokenizer = CharTokenizer("".join(map(chr, range(ord("A"), ord("A") + V))))
-    sampler = Sampler(small_model("transformer").float(), tokenizer, CPU)
-    decoder = fastest_decoding(sampler.model, CPU).new_decoder(1)
-    assert isinstance(decoder, NativeDecoder if native else ModuleDecoder)
+    sampler = sampler_of(small_model("transformer").float(), tokenizer, CPU)
+    assert isinstance(sampler.new_decoder(1), NativeDecoder if native else ModuleDecoder)
     whole = sampler.samples([[3]], SamplingConfig(tokens=90, num_samples=3, seed=1))[0]
     end = whole[0][60]
     tokenizer.end_of_text = tokenizer.encode(end)[0]
@@ -340,16 +332,16 @@ def test_the_command_ends_texts_and_counts_like_the_library(project: Path) -> No
     "cut", [{}, {"temperature": 0.7, "top_k": 5}, {"top_p": 0.6}, {"temperature": 0.0}]
 )
 def test_shown_probabilities_are_those_of_the_draw(name: str, cut: dict[str, Any]) -> None:
-    letters = CharTokenizer("".join(map(chr, range(ord("A"), ord("A") + V))))
-    sampler = Sampler(small_model(name, block_size=20).float(), letters, CPU)
+    model = small_model(name, block_size=20).float()
+    sampler = sampler_of(model, LETTERS, CPU)
     config, ids = SamplingConfig(tokens=12, seed=4, **cut), [1, 2, 3]
     choices = list(sampler.choices(list(ids), config))
     assert "".join(c.text for c in choices) == "".join(sampler.stream(list(ids), config))
     for choice in choices:
         with torch.inference_mode():
-            logits = sampler.model(torch.tensor([ids]))[:, -1].numpy()
+            logits = model(torch.tensor([ids]))[:, -1].numpy()
         wanted = next_token_probabilities(logits, **cut)[0]
-        (drawn,) = letters.encode(choice.token)
+        (drawn,) = LETTERS.encode(choice.token)
         assert choice.probability == pytest.approx(wanted[drawn], abs=1e-5) and wanted[drawn] > 0
         others = np.sort(np.delete(wanted, drawn))[::-1]
         found = [p for _, p in choice.runners_up]
@@ -364,7 +356,7 @@ def test_bytes_make_whole_characters_as_in_the_stream() -> None:
     with torch.no_grad():
         model.table.weight.zero_()
         model.table.weight[:, [0xC3, 0xA9]] = 30  # é and its two bytes
-    sampler = Sampler(model, ByteTokenizer(), CPU)
+    sampler = sampler_of(model, ByteTokenizer(), CPU)
     for seed in range(6):
         config = SamplingConfig(tokens=5, seed=seed)
         choices = list(sampler.choices([0], config))

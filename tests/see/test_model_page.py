@@ -15,8 +15,8 @@ import torch
 import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import choose_device
-from attnlm.generation.decoders import fastest_decoding
 from attnlm.generation.next_token import normalised, unnormalised_probabilities
+from attnlm.generation.sampler import sampler_of
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import Bigram, LanguageModel, Transformer
 from attnlm.model.recorder import record
@@ -122,7 +122,8 @@ def test_every_variant_computes_the_logits_maps_and_parts_of_the_model(
 def check_greedy(view: Any, number: int, model: LanguageModel) -> list[int]:
     """Compare 200 tokens, far past the context of 13, with `sample`; return them."""
     config = SamplingConfig(tokens=200, temperature=0, seed=1)
-    blocks = list(fastest_decoding(model.float(), choose_device("cpu")).generate([1, 2, 3], config))
+    sampler = sampler_of(model.float(), ByteTokenizer(), choose_device("cpu"))
+    blocks = list(sampler.generate([1, 2, 3], config))
     expected: list[int] = np.concatenate(blocks)[:, 0].tolist()
     script = "attnlm.models[%d].generate({ids: [1, 2, 3], tokens: 200, temperature: %s})"
     for temperature in ("0", "1e-300"):

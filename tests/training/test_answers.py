@@ -22,7 +22,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.data.examples import IGNORED, Examples
 from attnlm.data.prepare_examples import LONGER
 from attnlm.generation.question_format import format_of
-from attnlm.generation.sampling import load_sampler
+from attnlm.generation.sampler import load_sampler
 from attnlm.model.language_model import Bigram
 from attnlm.model.ops import Kernels, use_kernels
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
@@ -196,7 +196,7 @@ def test_greedy_decoding_and_one_forward_pass_find_the_same_right_answers(
     sampler = load_sampler(run)
     for data in (dataset, attnlm.open_dataset("copy-char", data_dir=folder / "data")):
         assert data.val_examples is not None
-        once = right_answers(sampler.model, data.val, data.val_examples, CPU)
+        once = right_answers(run.model(), data.val, data.val_examples, CPU)
         said = ask(sampler, format_of(run), select_pairs(data))
         assert [one.is_right for one in said] == once.tolist()
     assert once.all()

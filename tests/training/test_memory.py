@@ -29,8 +29,9 @@ from attnlm.compute.native import native_library
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
-from attnlm.generation import sampling
-from attnlm.generation.decoders import ModuleDecoder, fastest_decoding, is_fastest_on_cpu
+from attnlm.generation import sampler
+from attnlm.generation.decoders import is_fastest_on_cpu
+from attnlm.generation.module_decoder import ModuleDecoder, decoders_of
 from attnlm.model.inspection import parameter_count
 from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
 from attnlm.training import memory
@@ -263,7 +264,7 @@ def test_weights_are_cast_once_for_all_tokens(name: str) -> None:
     model, device = small_model(name).float(), Device("cpu", "bfloat16", "tests")
     ids_BT = some_ids(2, 6).numpy()
     plain = ModuleDecoder(model, device)
-    decoder = fastest_decoding(model, device).new_decoder(2)
+    decoder = decoders_of(model, device)(2)
     assert np.array_equal(decoder.logits(ids_BT[:, :5], 0), plain.logits(ids_BT[:, :5], 0))
     with Operations() as seen:
         found = decoder.logits(ids_BT, 5)
@@ -340,17 +341,20 @@ def test_a_run_is_resumed_on_another_device(train: Any) -> None:
 
 
 def test_small_models_generate_text_on_the_cpu(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, devices = train("bigram", steps=1), list[str]()
+    run, asked = train("transformer", steps=1), list[str]()
 
     def load(run: Any, *, device: str, **_: Any) -> Any:
-        devices.append(device)
-        return None, None
+        asked.append(device)
+        raise InterruptedError
 
-    monkeypatch.setattr(sampling, "load_model", load)
-    for is_fastest in (True, False):
-        monkeypatch.setattr(sampling, "is_fastest_on_cpu", lambda *_, is_so=is_fastest: is_so)
-        sampling.load_sampler(run)
-    assert devices == ["cpu", "auto"]
+    monkeypatch.setattr(sampler, "load_model", load)
+    monkeypatch.setattr(sampler, "decoders_from_weights", lambda *_: None)
+    for is_fastest, has_gpu in ((True, True), (False, True), (False, False)):
+        monkeypatch.setattr(sampler, "is_fastest_on_cpu", lambda *_, is_so=is_fastest: is_so)
+        monkeypatch.setattr(sampler, "has_gpu_driver", lambda has_gpu=has_gpu: has_gpu)
+        with pytest.raises(InterruptedError):
+            sampler.load_sampler(run)
+    assert asked == ["cpu", "auto", "cpu"]
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from attnlm.text.text_files import record_suffix
 
 if TYPE_CHECKING:
     from attnlm.generation.question_format import QuestionFormat
-    from attnlm.generation.sampling import Choice, Sampler
+    from attnlm.generation.sampler import Choice, Sampler
 
 
 _MOST_LISTED = 10  # least likely tokens
@@ -92,7 +92,7 @@ def sample(
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     from attnlm.generation.question_format import format_of
-    from attnlm.generation.sampling import load_sampler
+    from attnlm.generation.sampler import load_sampler
 
     format = format_of(opened)
     if format is not None:
@@ -101,7 +101,7 @@ def sample(
     chosen = opened.checkpoint(checkpoint)
     sampler = load_sampler(opened, checkpoint=chosen, device=device, on_event=Display())
     prompt_ids = [] if interactive else sampler.encode_prompts(prompt_texts)
-    model_on_device = f"{opened.name}, {chosen} on {sampler.device.name}"
+    model_on_device = f"{opened.name}, {chosen} on {sampler.device}"
     if format is not None and not (sources or many or show_probs or interactive):
         if not quiet:
             console.say(f"{model_on_device}, greedy")
@@ -327,7 +327,7 @@ def _converse(
             line = format.prompt(line.rstrip("\n"))
         if _extend_conversation(ids, sampler, line, format):
             # Remove the oldest turns, so that half of the context is left for the answer.
-            while len(turns) > 1 and len(ids) > sampler.model.block_size // 2:
+            while len(turns) > 1 and len(ids) > sampler.spec.block_size // 2:
                 length = turns[1] - turns[0]
                 del ids[:length]
                 turns = [place - length for place in turns[1:]]

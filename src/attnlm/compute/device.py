@@ -8,13 +8,14 @@ import functools
 import os
 import sys
 from dataclasses import dataclass
-
-import torch
-from torch.nn import functional as F
+from typing import TYPE_CHECKING
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.suggestions import suggestion
 from attnlm.compute.processes import local_count
+
+if TYPE_CHECKING:
+    import torch
 
 # Parameters of mallopt(3), in bytes.
 _TRIM_THRESHOLD = -1
@@ -32,6 +33,8 @@ class Device:
 
     @property
     def torch(self) -> torch.device:
+        import torch
+
         return torch.device(self.name)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -41,6 +44,8 @@ class Device:
         """
         if self.dtype != "bfloat16":
             return contextlib.nullcontext()
+        import torch
+
         return torch.autocast(self.name, dtype=torch.bfloat16)
 
 
@@ -53,6 +58,8 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
     if device not in DEVICES:
         hint = suggestion(str(device), DEVICES, f"choose from {', '.join(DEVICES)}")
         raise UsageError(f"invalid value for `device`: {device!r}", hint)
+    import torch
+
     failures = []
     for name in ("cuda", "mps") if device == "auto" else (device,):
         problem = _reason_against(name)
@@ -76,6 +83,14 @@ def choose_device(device: str = "auto", dtype: str = "auto") -> Device:
     return Device("cpu", _choose_dtype("cpu", dtype), "; ".join(failures))
 
 
+def has_gpu_driver() -> bool:
+    """Return False if PyTorch, which takes seconds to import, would find no GPU."""
+    if sys.platform == "linux":
+        drivers = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's, that of Windows, AMD's
+        return any(map(os.path.exists, drivers))
+    return True
+
+
 def try_devices() -> dict[str, str | None]:
     """Return for each device why the device can't train, or None if a small trial succeeded."""
     return {device: _reason_against(device) for device in DEVICES if device != "auto"}
@@ -84,11 +99,16 @@ def try_devices() -> dict[str, str | None]:
 def use_precision(device: Device) -> None:
     """Let CUDA's float32 matmuls use TF32 if `device.dtype` is tf32, else full precision."""
     if device.name == "cuda":
+        import torch
+
         torch.set_float32_matmul_precision("high" if device.dtype == "tf32" else "highest")
 
 
 def _reason_against(device: str) -> str | None:
     """Return in a few words why a device can't train, or None if a small trial succeeded."""
+    import torch
+    from torch.nn import functional as F
+
     if device == "cuda" and not torch.cuda.is_available():
         return "not available"
     if device == "mps" and not torch.backends.mps.is_available():
@@ -108,6 +128,8 @@ def _reason_against(device: str) -> str | None:
 
 
 def _choose_dtype(device: str, dtype: str) -> str:
+    import torch
+
     # GPUs before Ampere emulate bfloat16, which is slower than float32.
     ampere = device == "cuda" and torch.cuda.get_device_capability() >= (8, 0)
     if dtype == "tf32" and not ampere:

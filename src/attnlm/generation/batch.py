@@ -5,11 +5,11 @@ Axes: B texts, S tokens that every prompt has, T steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from attnlm.generation.next_token import Ids, Probabilities, Uniforms
+from attnlm.generation.next_token import Ids, Probabilities, uniform_numbers
 from attnlm.generation.sampling_config import SamplingConfig
 
 
@@ -44,26 +44,24 @@ class Batch:
         """For each text, the number of steps before its first drawn token."""
         self.ends = [delay + config.tokens for delay in self.delays]
         """For each text, the number of steps up to its last token. Later tokens are 0."""
-        self.steps = max(self.ends)
         self.config = config
-        self._uniforms = Uniforms(config.seed, samples, self.delays)
-        self._step = 0
-        self._all_draw = range(max(self.delays), min(self.ends) + 1)
+        self._samples = samples
 
-    def take(self, count: int) -> tuple[Ids, Probabilities]:
-        """Return the prompts' tokens in the next steps, (count, B), and the random numbers.
+    def steps(self) -> Iterator[tuple[Ids | None, Probabilities]]:
+        """Yield each text's next token, (B,), and random number, (B,), for each step of the batch.
 
-        -1 stands for a token that is drawn with the random number.
+        -1 stands for a token that is drawn with the random number; None, for all tokens.
         """
-        ids_TB = np.full((count, len(self._rest)), -1, np.int64)
-        first = self._step
-        self._step += count
-        if not (first in self._all_draw and self._step in self._all_draw):
-            for text, (ids, end) in enumerate(zip(self._rest, self.ends, strict=True)):
-                prompt_ids = ids[first : first + count]
-                ids_TB[: len(prompt_ids), text] = prompt_ids
-                ids_TB[max(0, end - first) :, text] = 0
-        return ids_TB, self._uniforms.take(count)
+        steps = max(self.ends)
+        uniforms = uniform_numbers(self.config.seed, self._samples, self.delays, steps)
+        all_draw = range(max(self.delays), min(self.ends))
+        for step, uniforms_B in enumerate(uniforms):
+            yield None if step in all_draw else self._given(step), uniforms_B
+
+    def _given(self, step: int) -> Ids:
+        texts = zip(self._rest, self.ends, strict=True)
+        given = [ids[step] if step < len(ids) else -(step < end) for ids, end in texts]
+        return np.array(given, np.int64)
 
     def drawn_tokens(self, text: int, ids: list[int], first: int) -> list[int]:
         """Return the drawn tokens among the tokens `ids` of a text in the steps from `first` on."""

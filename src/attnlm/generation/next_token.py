@@ -1,9 +1,12 @@
-"""The choice of the next token from the logits: temperature, top-k, top-p, and the draw."""
+"""The choice of the next token from the logits: temperature, top-k, top-p, and the draw.
+
+NumPy's warnings should be off: logits may be infinite.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,33 +78,25 @@ def draw(p_BV: Probabilities, uniforms_B: Probabilities) -> Ids:
     running sum of p exceeds u times the total. A token with p = 0 is never drawn.
     """
     sums_BV = np.add.accumulate(p_BV, -1)
-    totals_B = sums_BV[:, -1]
-    # Rounding must not make the product equal to the total.
-    thresholds_B = np.minimum(uniforms_B * totals_B, np.nextafter(totals_B, 0))
-    drawn_B: Ids = (sums_BV > thresholds_B[:, None]).argmax(-1)
+    # u ≤ 1 − 2⁻⁵³, so that the product is less than the total, also after rounding.
+    drawn_B: Ids = (sums_BV > (uniforms_B * sums_BV[:, -1])[:, None]).argmax(-1)
     return drawn_B
 
 
-class Uniforms:
-    """Streams of random numbers in [0, 1), one per sample, each determined by (seed, sample).
+def uniform_numbers(
+    seed: int, samples: Iterable[int], delays: Sequence[int], steps: int
+) -> Iterator[Probabilities]:
+    """Yield random numbers in [0, 1) for a number of steps, (B,), one of each sample's stream.
 
-    A stream begins with as many zeros as its delay.
+    A stream is determined by (seed, sample). It begins with as many zeros as its delay.
     """
-
-    def __init__(self, seed: int, samples: Iterable[int], delays: Sequence[int] = ()) -> None:
-        keys = [np.random.SeedSequence([seed, sample]) for sample in samples]
-        self._streams = [np.random.Generator(np.random.Philox(key)) for key in keys]
-        most = max(delays, default=0)
-        self._ahead_TB = np.zeros((most, len(self._streams)))
-        for text, delay in enumerate(delays):
-            self._ahead_TB[delay:, text] = self._streams[text].random(most - delay)
-
-    def take(self, count: int) -> Probabilities:
-        """Return the next numbers of every sample, float64 (count, B)."""
-        if len(self._ahead_TB) < count:
-            # Each call draws many numbers, since a call costs more than a number.
-            more = max(count, 2**16 // max(64, len(self._streams)))
-            drawn_TB = np.stack([stream.random(more) for stream in self._streams], axis=1)
-            self._ahead_TB = np.concatenate([self._ahead_TB, drawn_TB])
-        taken, self._ahead_TB = self._ahead_TB[:count], self._ahead_TB[count:]
-        return taken
+    keys = [np.random.SeedSequence([seed, sample]) for sample in samples]
+    streams = [np.random.Generator(np.random.Philox(key)) for key in keys]
+    # Each call draws many numbers, since a call costs more than a number.
+    most = 2**16 // max(64, len(streams))
+    for first in range(0, steps, most):
+        numbers_TB = np.zeros((min(most, steps - first), len(streams)))
+        for text, (stream, delay) in enumerate(zip(streams, delays, strict=True)):
+            column = numbers_TB[max(0, delay - first) :, text]
+            column[:] = stream.random(len(column))
+        yield from numbers_TB

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from attnlm.generation.sampling import Sampler
+from attnlm.generation.sampler import Sampler
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.runs.run import Run
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import bisect
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.errors import UsageError
 from attnlm.base.setting_fields import Settings, fields_of, quoted, setting
-from attnlm.model.costs import Costs, compute_costs
+from attnlm.model.costs import Costs, compute_costs, parameter_shapes
 from attnlm.model.spec import ModelSpec, Shapes, Use
 from attnlm.model.supported_uses import USES_WITHOUT_MODULES, needed_for
 
@@ -285,18 +285,8 @@ class Architecture:
         return {}
 
     def parameter_shapes(self, vocab_size: int) -> Shapes:
-        """Return the shape of each parameter by its name.
-
-        Only one block is built: the architecture may come from a file that claims thousands.
-        """
-        from attnlm.model.inspection import meta_model
-
-        skeleton = meta_model(replace(self, layers=1), vocab_size)
-        return {
-            name.replace("blocks.0.", f"blocks.{layer}.", 1): tuple(p.shape)
-            for name, p in skeleton.named_parameters()
-            for layer in range(self.layers if name.startswith("blocks.0.") else 1)
-        }
+        """Return the shape of each parameter by its name."""
+        return parameter_shapes(self, vocab_size)
 
     def reason_against(self, use: Use) -> str | None:
         if use in USES_WITHOUT_MODULES:

@@ -77,6 +77,37 @@ def map_shapes(a: Architecture) -> dict[str, Shape]:
     return shapes
 
 
+def parameter_shapes(a: Architecture, vocab_size: int) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter of an architecture by its name."""
+    if a.embed_dim is None:
+        return {"table.weight": (vocab_size, vocab_size)}
+    block: dict[str, tuple[int, ...]] = {}
+    for name, shape in map_shapes(a).items():
+        part = "mlp" if name in ("gate", "up", "down") else "attention"
+        block[f"{part}.{name}.weight"] = shape
+        if a.qkv_bias if name in ("query", "key", "value") else a.bias:
+            block[f"{part}.{name}.bias"] = shape[:1]
+    if a.query_key_norm:
+        block |= dict.fromkeys(
+            ("attention.query_norm.gain", "attention.key_norm.gain"), (a.head_dim,)
+        )
+    kinds = {"none": (), "rms": ("gain",)}.get(a.norm, ("gain", "bias") if a.bias else ("gain",))
+    for kind in kinds:
+        block |= {f"attention_norm.{kind}": (a.width,)} if a.attention != "none" else {}
+        block |= {f"mlp_norm.{kind}": (a.width,)} if a.mlp != "none" else {}
+    shapes: dict[str, tuple[int, ...]] = {"token_embedding.weight": (vocab_size, a.width)}
+    if a.positions == "learned":
+        shapes["position_embedding.weight"] = (a.block_size, a.width)
+    shapes |= {f"norm.{kind}": (a.lm_head_inputs,) for kind in kinds}
+    shapes |= {
+        f"blocks.{layer}.{name}": shape
+        for layer in range(a.layers)
+        for name, shape in block.items()
+    }
+    shapes |= {} if a.tie_embeddings else {"head.weight": (vocab_size, a.lm_head_inputs)}
+    return shapes | ({"head.bias": (vocab_size,)} if a.head_bias else {})
+
+
 def compute_costs(a: Architecture, vocab_size: int) -> Costs:
     """Return the costs of an architecture."""
     is_softmax = a.attention == "softmax"

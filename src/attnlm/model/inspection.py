@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -101,13 +102,13 @@ def check_textbook(model: LanguageModel, name: str) -> None:
 
 
 def build_with_weights(
-    spec: ModelSpec, vocab_size: int, weights: Mapping[str, Tensor]
+    spec: ModelSpec, vocab_size: int, weights: Mapping[str, NDArray[Any]]
 ) -> LanguageModel:
     """Return the model with these weights as its parameters, without copying them."""
     model = uninitialised_model(spec, vocab_size)
     for name, parameter in model.named_parameters():
         assert parameter.shape == weights[name].shape, name
-        parameter.data = weights[name]
+        parameter.data = torch.from_numpy(weights[name])
     load_buffers(model, weights)
     return model
 
@@ -129,10 +130,17 @@ def _persistent_buffers(model: LanguageModel) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def load_buffers(model: LanguageModel, stored: Mapping[str, Tensor]) -> None:
-    """Set the buffers to what `stored_buffers` returned, in place: others may share them."""
+def load_buffers(model: LanguageModel, stored: Mapping[str, Tensor | NDArray[Any]]) -> None:
+    """Set the buffers to what `stored_buffers` returned, in place: others may share them.
+
+    Arrays may hold the bits of a buffer as integers.
+    """
     for name, buffer in _persistent_buffers(model).items():
-        values = torch.view_as_complex(stored[name]) if buffer.is_complex() else stored[name]
+        values = torch.as_tensor(stored[name])
+        if buffer.is_complex():
+            values = torch.view_as_complex(values.view(buffer.dtype.to_real()))
+        else:
+            values = values.view(buffer.dtype)
         if 0 in buffer.stride():  # expanded: many elements have one place in memory
             buffer.set_(values.to(buffer.device))  # type: ignore[call-overload]
         else:

@@ -9,25 +9,30 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.files import open_regular
 from attnlm.base.formatting import listed
 from attnlm.base.setting_fields import quoted
-from attnlm.model.inspection import check_finite
 from attnlm.model.spec import ModelSpec
 from attnlm.runs.safetensors_file import (
+    LACKING,
     NAMES,
+    TORCH_TYPES,
+    Array,
     Shape,
     StoredTensor,
     TensorFile,
+    check_finite,
     explaining_read_errors,
     write_tensors,
 )
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MODEL = "model."
 _OPTIMIZER = "optimizer."
@@ -38,8 +43,10 @@ _OPTIMIZER = "optimizer."
 
 def load_checkpoint(
     path: Path, spec: ModelSpec, vocab_size: int
-) -> tuple[Mapping[str, Any], dict[str, Tensor], dict[str, Tensor]]:
-    """Return a checkpoint's facts, weights and optimizer state.
+) -> tuple[Mapping[str, Any], dict[str, Array], dict[str, Array]]:
+    """Return a checkpoint's facts, weights and optimizer state, in new memory.
+
+    Buffers of a type that NumPy lacks are integers with the same bits.
 
     Raises AttnlmError if the file is missing, damaged or of another model. Raises NotFiniteError if
     weights are NaN or infinite; training never saves such weights.
@@ -70,12 +77,12 @@ def _stored_forms(
 ) -> Mapping[str, _Form]:
     """Return the form of each parameter and buffer in a checkpoint."""
     parameters = {n: (shape, "F32") for n, shape in spec.parameter_shapes(vocab_size).items()}
-    return parameters | {n: (tuple(b.shape), NAMES[b.dtype]) for n, b in buffers.items()}
+    return parameters | {n: (tuple(b.shape), NAMES[str(b.dtype)]) for n, b in buffers.items()}
 
 
 def _read_checkpoint(
     path: Path, forms: Mapping[str, _Form], *, with_tensors: bool = True
-) -> tuple[Mapping[str, Any], dict[str, Tensor]]:
+) -> tuple[Mapping[str, Any], dict[str, Array]]:
     """Return a checkpoint's facts and tensors.
 
     If `with_tensors` is False, return no tensors, and do not check the digest.
@@ -100,7 +107,8 @@ def _read_checkpoint(
         if not with_tensors:
             return facts, {}
         tensors = {name: file.read(name) for name in stored}
-        if metadata["digest"] != _content_digest(metadata["facts"], tensors):
+        types = {name: tensor.dtype for name, tensor in stored.items()}
+        if metadata["digest"] != _content_digest(metadata["facts"], tensors, types):
             raise ValueError("another digest")
     return facts, tensors
 
@@ -136,16 +144,18 @@ def _refuse(path: Path, differing: Sequence[str]) -> None:
         )
 
 
-def _content_digest(facts_json: str, tensors: Mapping[str, Tensor]) -> str:
+def _content_digest(
+    facts_json: str, tensors: Mapping[str, Array], types: Mapping[str, str]
+) -> str:
     digest = hashlib.sha256(facts_json.encode())
     for name in sorted(tensors):
-        _add_tensor(digest, name, tensors[name])
+        _add_tensor(digest, name, tensors[name], types[name])
     return digest.hexdigest()
 
 
-def _add_tensor(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
-    digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-    digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+def _add_tensor(digest: hashlib._Hash, name: str, tensor: Array, dtype: str) -> None:
+    digest.update(f"\n{name} {TORCH_TYPES[dtype]} {tensor.shape}\n".encode())
+    digest.update(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
 
 
 # --- Writing --------------------------------------------------------------------------------------
@@ -166,25 +176,36 @@ def save_checkpoint(
     tensors |= {_OPTIMIZER + name: tensor for name, tensor in (optimizer or {}).items()}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for name, tensor in tensors.items():
-        if tensor.dtype not in NAMES or tensor.layout is not torch.strided:
+        if str(tensor.dtype) not in NAMES or str(tensor.layout) != "torch.strided":
             raise AttnlmError(
                 f"{name.removeprefix(_MODEL)} is a buffer of {tensor.dtype}, {tensor.layout}, "
                 "which a checkpoint cannot hold",
                 "use a dense buffer of numbers of another type",
             )
-    types = {name: NAMES[tensor.dtype] for name, tensor in tensors.items()}
-    _write_checkpoint(path, shapes, lambda name: tensors[name].detach().cpu(), facts, types)
+    types = {name: NAMES[str(tensor.dtype)] for name, tensor in tensors.items()}
+
+    def read(name: str) -> Array:
+        tensor = tensors[name].detach().cpu()
+        if types[name] in LACKING:
+            import torch
+
+            tensor = tensor.view(torch.int16 if tensor.itemsize == 2 else torch.uint8)
+            return tensor.numpy().view(LACKING[types[name]])
+        array: Array = tensor.numpy()
+        return array
+
+    _write_checkpoint(path, shapes, read, facts, types)
 
 
 def save_one_by_one(
     path: Path,
     shapes: Mapping[str, Shape],
-    tensor: Callable[[str], Tensor],
+    tensor: Callable[[str], Array],
     facts: Mapping[str, Any],
 ) -> None:
     """Write the weights of a model, holding one tensor in memory at a time.
 
-    `tensor(name)` returns a tensor in float32 with the shape `shapes[name]`.
+    `tensor(name)` returns an array in float32 with the shape `shapes[name]`.
     """
     stored = {_MODEL + name: shape for name, shape in shapes.items()}
     _write_checkpoint(path, stored, lambda name: tensor(name.removeprefix(_MODEL)), facts)
@@ -193,16 +214,16 @@ def save_one_by_one(
 def _write_checkpoint(
     path: Path,
     shapes: Mapping[str, Shape],
-    tensor: Callable[[str], Tensor],
+    tensor: Callable[[str], Array],
     facts: Mapping[str, Any],
     types: Mapping[str, str] = {},
 ) -> None:
     facts_json = json.dumps(facts, sort_keys=True)
     digest = hashlib.sha256(facts_json.encode())
 
-    def read_and_digest(name: str) -> Tensor:
+    def read_and_digest(name: str) -> Array:
         values = tensor(name)
-        _add_tensor(digest, name, values)
+        _add_tensor(digest, name, values, types.get(name, "F32"))
         return values
 
     write_tensors(

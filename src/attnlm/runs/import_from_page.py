@@ -11,18 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from attnlm.base.errors import AttnlmError
 from attnlm.base.json_records import limited, record_from_json
 from attnlm.config.settings import resolve
-from attnlm.model.inspection import check_finite, parameter_count
+from attnlm.model.inspection import parameter_count
 from attnlm.runs.checkpoint import save_one_by_one
 from attnlm.runs.create_run import create_run_folder
 from attnlm.runs.hugging_face.read_model import open_tensors
 from attnlm.runs.records import CheckpointFacts, DatasetFacts
 from attnlm.runs.run import Run
-from attnlm.runs.safetensors_file import explaining_read_errors
+from attnlm.runs.safetensors_file import Array, check_finite, explaining_read_errors
 from attnlm.tokens.tokenizer import CharTokenizer
 
 _KEY = "attnlm"
@@ -58,7 +56,7 @@ def import_page_model(path: Path, *, name: str | None, checkpoint_dir: Path) -> 
         if stored_tensors != {n: (shape, "F32") for n, shape in shapes.items()}:
             raise AttnlmError(f"{path} is damaged: its tensors are not those of its model", _HINT)
 
-        def read_weight(name: str) -> Tensor:
+        def read_weight(name: str) -> Array:
             tensor = file.read(name)
             check_finite(tensor)
             return tensor

@@ -1,22 +1,27 @@
-"""Load the model of a run, and the weights of its parent: the run whose weights it started from."""
+"""Load the model of a run, and the weights of its parent: the run whose weights it started from.
+
+Only `load_model` loads torch.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.device import Device, choose_device
 from attnlm.data.dataset import Dataset
-from attnlm.model.inspection import build_with_weights, check_textbook
-from attnlm.model.language_model import LanguageModel
+from attnlm.model.architecture import Architecture
 from attnlm.runs.checkpoint import load_checkpoint
 from attnlm.runs.records import ParentRecord
 from attnlm.runs.run import COPY_THE_RUN, Checkpoint, Run, open_run
-from attnlm.runs.safetensors_file import explaining_read_errors
+from attnlm.runs.safetensors_file import Array, explaining_read_errors
+
+if TYPE_CHECKING:
+    from attnlm.model.language_model import LanguageModel
 
 
 def load_model(
@@ -39,6 +44,8 @@ def load_model(
     call the LM head. `checkpoint` is auto, best or last. `device` is auto, cpu, cuda or mps. Raises
     AttnlmError if files are missing or damaged, or if the device is not available.
     """
+    from attnlm.model.inspection import build_with_weights
+
     run = open_run(run, checkpoint_dir=checkpoint_dir)
     chosen = run.checkpoint(checkpoint)
     # A float32 run stays float32 on any device; others use bfloat16 if the hardware has it.
@@ -48,19 +55,36 @@ def load_model(
     return model.to(placed.torch).eval(), placed
 
 
-def load_weights(run: Run, checkpoint: Checkpoint) -> dict[str, Tensor]:
+def load_weights(run: Run, checkpoint: Checkpoint) -> dict[str, Array]:
     """Return the weights of a run's model."""
     return load_checkpoint(checkpoint.path, run.config.spec, run.vocab_size)[1]
 
 
-def checked_weights(run: Run, checkpoint: Checkpoint) -> dict[str, Tensor]:
+def checked_weights(run: Run, checkpoint: Checkpoint) -> dict[str, Array]:
     """Return the weights of a run's model, for code that computes the model without its modules.
 
     Raises as `load_weights` and `check_textbook` do.
     """
     weights = load_weights(run, checkpoint)
-    check_textbook(build_with_weights(run.config.spec, run.vocab_size, weights).eval(), run.name)
+    if not has_usual_classes(run):
+        from attnlm.model.inspection import check_textbook, meta_model
+
+        check_textbook(meta_model(run.config.spec, run.vocab_size), run.name)
     return weights
+
+
+def has_usual_classes(run: Run) -> bool:
+    """Return True if the classes of a run's model compute what its settings say.
+
+    The program around attnlm may have changed them, if they are loaded.
+    """
+    if not isinstance(run.config.spec, Architecture):
+        return False
+    if "attnlm.model.language_model" not in sys.modules:
+        return True
+    from attnlm.model.inspection import is_as_built, meta_model
+
+    return is_as_built(meta_model(run.config.spec, run.vocab_size))
 
 
 # --- The run that a run starts from ---------------------------------------------------------------
@@ -87,7 +111,7 @@ def parent_record(parent: Run, checkpoint: str) -> ParentRecord:
     )
 
 
-def parent_weights(run: Run, parent: ParentRecord) -> Mapping[str, Tensor]:
+def parent_weights(run: Run, parent: ParentRecord) -> Mapping[str, Array]:
     """Return the weights that a run starts from: its parent's, as `load_weights` returns them.
 
     Raises AttnlmError if the parent was trained further after the run began.

@@ -14,16 +14,20 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from attnlm.base import files
-from attnlm.base.errors import AttnlmError
+from attnlm.base.errors import AttnlmError, NotFiniteError
 
 Shape = tuple[int, ...]
-FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_OTHERS = {
+Array = NDArray[Any]
+FLOATS = ("F32", "F16", "BF16")
+_TYPES = {
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
     "F64": "float64",
     "F8_E5M2": "float8_e5m2",
     "F8_E4M3": "float8_e4m3fn",
@@ -31,9 +35,12 @@ _OTHERS = {
     **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
     **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
-_TYPES = {**FLOATS, **{name: getattr(torch, dtype) for name, dtype in _OTHERS.items()}}
-NAMES = {dtype: name for name, dtype in _TYPES.items()}
-"""the name of each type in a file"""
+TORCH_TYPES = {name: f"torch.{dtype}" for name, dtype in _TYPES.items()}
+NAMES = {dtype: name for name, dtype in TORCH_TYPES.items()}
+"""the name of each type of PyTorch in a file"""
+LACKING = {"BF16": "uint16", "F8_E5M2": "uint8", "F8_E4M3": "uint8"}
+_NUMPY_TYPES = {name: np.dtype(LACKING.get(name, dtype)) for name, dtype in _TYPES.items()}
+"""NumPy's types, or the bits as integers where NumPy lacks one"""
 
 
 class StoredTensor(NamedTuple):
@@ -71,18 +78,33 @@ class TensorFile(NamedTuple):
         }
         return cls(file, tensors, metadata, 8 + length)
 
-    def read(self, name: str) -> Tensor:
-        """Return a tensor in new memory.
+    def read(self, name: str) -> Array:
+        """Return a tensor in new memory; its bits as integers if NumPy lacks its type.
 
         Raises OSError if reading fails, ValueError if the file was truncated.
         """
         stored = self.tensors[name]
-        tensor = torch.empty(stored.shape, dtype=_TYPES[stored.dtype])
-        memory = tensor.flatten().view(torch.uint8).numpy().data
+        array: Array = np.empty(stored.shape, _NUMPY_TYPES[stored.dtype])
+        content = array.reshape(-1).view(np.uint8)
         self.file.seek(self.begin + stored.begin)
-        if self.file.readinto(memory) != len(memory):  # type: ignore[attr-defined]
+        if self.file.readinto(content) != len(content):  # type: ignore[attr-defined]
             raise ValueError("it became shorter")
-        return tensor
+        return array
+
+    def read_float32(self, name: str) -> Array:
+        """Return a tensor of a type in FLOATS in float32. Raises as `read` does."""
+        array = self.read(name)
+        if self.tensors[name].dtype == "BF16":  # the first half of a float32
+            return (array.astype(np.uint32) << 16).view(np.float32)
+        return array.astype(np.float32, copy=False)
+
+
+def check_finite(*arrays: Array) -> None:
+    """Raise NotFiniteError if weights contain NaN or infinity."""
+    for array in arrays:
+        # If any number is NaN, so are minimum and maximum. A mask of all numbers would take memory.
+        if array.size and not np.isfinite((array.min(), array.max())).all():
+            raise NotFiniteError
 
 
 @contextlib.contextmanager
@@ -100,13 +122,13 @@ def explaining_read_errors(path: Path, damaged: str, hint: str) -> Iterator[None
 def write_tensors(
     path: Path,
     shapes: Mapping[str, Shape],
-    tensor: Callable[[str], Tensor],
+    tensor: Callable[[str], Array],
     metadata: Callable[[], Mapping[str, str]] = lambda: {"format": "pt"},
     types: Mapping[str, str] = {},
 ) -> None:
     """Write tensors, sorted by name, to a file atomically.
 
-    `tensor(name)` returns a tensor, in float32 unless `types` names another type. `metadata` is
+    `tensor(name)` returns an array, in float32 unless `types` names another type. `metadata` is
     called twice: before the first tensor, to reserve space for its result, and after the last
     tensor, since the result may contain a digest of the tensors. Both results must have the same
     length.
@@ -116,16 +138,15 @@ def write_tensors(
     begin = 0
     for name in names:
         dtype = types.get(name, "F32")
-        end = begin + _TYPES[dtype].itemsize * math.prod(shapes[name])
+        end = begin + _NUMPY_TYPES[dtype].itemsize * math.prod(shapes[name])
         header[name] = {"data_offsets": [begin, end], "dtype": dtype, "shape": shapes[name]}
         begin = end
     with files.open_replacement(path) as file:
         file.write(_encode_header({**header, "__metadata__": metadata()}))
         for name in names:
-            values = tensor(name).contiguous()
-            assert NAMES[values.dtype] == header[name]["dtype"], name
-            assert values.shape == shapes[name], name
-            file.write(values.flatten().view(torch.uint8).numpy().data)
+            values = np.ascontiguousarray(tensor(name)).reshape(shapes[name])
+            assert values.dtype == _NUMPY_TYPES[types.get(name, "F32")], name
+            file.write(values.reshape(-1).view(np.uint8).data)
         file.seek(0)
         file.write(_encode_header({**header, "__metadata__": metadata()}))
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
@@ -21,6 +20,7 @@ from attnlm.model.spec import Use
 from attnlm.runs.external_formats import Exported
 from attnlm.runs.load_model import checked_weights
 from attnlm.runs.run import Checkpoint, Run, open_dataset_of, run_summary
+from attnlm.runs.safetensors_file import Array
 from attnlm.see.page import encode_base64, render
 from attnlm.tokens.tokenizer import BpeTokenizer, CharTokenizer, Tokenizer
 
@@ -152,7 +152,7 @@ def play_page(models: Sequence[dict[str, Any]], prompt: str = "", title: str = "
 def model_data(
     name: str,
     a: Architecture,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Array],
     tokenizer: Tokenizer,
     description: str,
     number_type: str | None = None,
@@ -163,7 +163,7 @@ def model_data(
     The page shows `description` and, on demand, `summary` by label. `number_type` is f32 or
     f16 (default: f32 up to 2 million parameters, f16 above).
     """
-    numbers = np.concatenate([tensor.numpy().ravel() for tensor in tensors.values()])
+    numbers = np.concatenate([tensor.ravel() for tensor in tensors.values()])
     if number_type is None:
         number_type = "f32" if numbers.size <= _LARGEST_IN_F32 else "f16"
     with np.errstate(over="ignore"):

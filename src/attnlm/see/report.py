@@ -20,7 +20,7 @@ from attnlm.base.events import OnEvent, Progress, ignore
 from attnlm.base.folders import resume_command
 from attnlm.compute.device import choose_device
 from attnlm.data.dataset import Dataset, ids_at
-from attnlm.generation.sampling import Sampler
+from attnlm.generation.sampler import Sampler, sampler_of
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel, Transformer
@@ -179,7 +179,7 @@ def report(
     text_ids = None if text is None else ids_within_context(run, text)
     checkpoint = run.checkpoint(checkpoint).which
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    sampler = Sampler(model, run.tokenizer, choose_device("cpu", "float32"), on_event)
+    sampler = sampler_of(model, run.tokenizer, choose_device("cpu", "float32"), on_event)
     dataset: Dataset | None = None
     why_missing = "it has no data set" if run.imported_from else ""
     if not run.imported_from:

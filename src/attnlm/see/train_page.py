@@ -11,7 +11,6 @@ from attnlm.base.setting_fields import Settings
 from attnlm.config.settings import Config, resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import RUNGS, Architecture, require_architecture
-from attnlm.model.inspection import initial_distributions
 from attnlm.model.spec import ModelSpec, Use
 from attnlm.see.model_page import architecture_data
 from attnlm.see.page import render
@@ -106,6 +105,8 @@ def parameters_data(a: Architecture) -> list[dict[str, Any]]:
 
     In a shape, "V" is the size of the vocabulary.
     """
+    from attnlm.model.inspection import initial_distributions  # loads torch
+
     shapes = a.parameter_shapes(2)
     larger = a.parameter_shapes(3)
     return [

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
@@ -21,6 +22,7 @@ from attnlm.runs.journal import ranking_key
 from attnlm.runs.load_model import parent_weights
 from attnlm.runs.records import CheckpointFacts
 from attnlm.runs.run import COPY_THE_RUN, Run
+from attnlm.runs.safetensors_file import Array
 from attnlm.training.optimizer import Optimizer
 from attnlm.training.random_state import keeping_random_state, seed_generators
 
@@ -119,8 +121,8 @@ def _restore(
     run: Run,
     state: TrainingState,
     facts: Mapping[str, Any],
-    weights: Mapping[str, Tensor],
-    means: Mapping[str, Tensor],
+    weights: Mapping[str, Array],
+    means: Mapping[str, Array],
 ) -> TrainingState:
     """Return the state with the content of the run's last checkpoint. Raises AttnlmError."""
     if state.optimizer.state().keys() != means.keys():
@@ -153,14 +155,14 @@ def _broadcast(state: TrainingState, processes: Processes) -> TrainingState:
     return state
 
 
-def _load(weights: Mapping[str, Tensor], state: TrainingState) -> None:
+def _load(weights: Mapping[str, Array], state: TrainingState) -> None:
     _copy(weights, state.optimizer.parameters())
     load_buffers(state.model, weights)
 
 
-def _copy(source: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> None:
+def _copy(source: Mapping[str, Array], into: Mapping[str, Tensor]) -> None:
     for name, values in into.items():
-        values.copy_(source[name])
+        values.copy_(torch.from_numpy(source[name]))
 
 
 def read_saved_state(run: Run) -> SavedState:

@@ -11,7 +11,7 @@ from attnlm.base.files import file_hash
 from attnlm.data.dataset import Dataset, evenly_spaced
 from attnlm.data.prepare_examples import LONGER
 from attnlm.generation.question_format import QuestionFormat, answers, format_of
-from attnlm.generation.sampling import Sampler, load_sampler
+from attnlm.generation.sampler import Sampler, load_sampler
 from attnlm.runs.run import Checkpoint, Run, open_run
 from attnlm.text.record_files import record_texts
 from attnlm.text.text_files import record_suffix

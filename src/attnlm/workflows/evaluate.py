@@ -18,7 +18,7 @@ from attnlm.compute.threads import torch_settings_restored
 from attnlm.data.dataset import Dataset, ids_at, open_dataset
 from attnlm.data.examples import limit_per_window
 from attnlm.generation.decoders import is_fastest_on_cpu
-from attnlm.generation.sampling import Sampler
+from attnlm.generation.sampler import sampler_of
 from attnlm.generation.sampling_config import SamplingConfig
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import evaluating
@@ -141,9 +141,9 @@ def take_snapshot(
         with contextlib.suppress(AttnlmError):
             if device.name != "cpu" and is_fastest_on_cpu(model.spec, model.vocab_size):
                 on_cpu = copy.deepcopy(model).cpu().float()
-                sampler = Sampler(on_cpu, dataset.tokenizer, Device("cpu", "float32", "faster"))
+                sampler = sampler_of(on_cpu, dataset.tokenizer, Device("cpu", "float32", "faster"))
             else:
-                sampler = Sampler(model, dataset.tokenizer, device)
+                sampler = sampler_of(model, dataset.tokenizer, device)
             config = SamplingConfig(tokens=tokens, seed=0, ignore_eos=True)
             text = "".join(sampler.stream(sampler.prompt_ids(""), config))
         recorded = record(model, torch.tensor([passage], device=device.torch))

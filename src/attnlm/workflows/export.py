@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 import attnlm
 from attnlm.base import files
@@ -26,7 +25,7 @@ from attnlm.runs.external_formats import (
 )
 from attnlm.runs.load_model import checked_weights
 from attnlm.runs.run import Checkpoint, Run, open_dataset_of, open_run, run_summary
-from attnlm.runs.safetensors_file import Shape, write_tensors
+from attnlm.runs.safetensors_file import Array, Shape, write_tensors
 from attnlm.see.model_page import PageMaker, export_to_html, play_page
 from attnlm.see.train_page import train_page, training_text
 from attnlm.tokens.tokenizer_json import library_tokenizer
@@ -132,7 +131,7 @@ def _page_maker(
 
 def _tensors(
     stock: StockClass, run: Run, checkpoint: Checkpoint
-) -> tuple[dict[str, Shape], Callable[[str], Tensor]]:
+) -> tuple[dict[str, Shape], Callable[[str], Array]]:
     """Return the shape of each tensor that `stock` has, by name, and a function that takes a
     tensor's name and returns the tensor, in float32.
 
@@ -146,21 +145,21 @@ def _tensors(
     names = [name for mapping in mappings.values() for name in mapping.parameters]
     for name in (name for name in names if name not in weights):
         if name.endswith("projection.weight"):
-            weights[name] = torch.eye(a.width)
+            weights[name] = np.eye(a.width, dtype=np.float32)
         elif name in shapes:
-            weights[name] = torch.zeros(shapes[name])
+            weights[name] = np.zeros(shapes[name], np.float32)
         else:  # a bias
             module = name.removesuffix(".bias")
             kind = "weight" if f"{module}.weight" in weights else "gain"
-            weights[name] = torch.zeros(len(weights[f"{module}.{kind}"]))
+            weights[name] = np.zeros(len(weights[f"{module}.{kind}"]), np.float32)
 
-    def read(name: str) -> Tensor:
+    def read(name: str) -> Array:
         mapping = mappings[name]
         tensors = [weights[ours] for ours in mapping.parameters]
-        joined = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        joined = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
         return joined.T if mapping.transposed else joined
 
-    return {name: tuple(read(name).shape) for name in mappings}, read
+    return {name: read(name).shape for name in mappings}, read
 
 
 # --- Folders for transformers ---------------------------------------------------------------------

@@ -27,7 +27,7 @@ from attnlm.config.settings import resolve
 from attnlm.config.variants import named_codes
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.generation.question_format import QuestionFormat, answers, format_of
-from attnlm.generation.sampling import load_sampler
+from attnlm.generation.sampler import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, draw_seed
 from attnlm.model.own_specs import CODE, with_defaults
 from attnlm.runs.ladder_plan import RECORD, Adapted, LadderPlan, read_plan

@@ -48,12 +48,14 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "cross_entropy": ([*[_NUMBER] * 3, _REAL, *[_POINTER] * 5], None),
     "qk_norm_rope": ([_POINTER], None),
     "qk_norm_rope_backward": ([_POINTER], None),
+    "start_crew": ([_NUMBER], _POINTER),
+    "end_crew": ([_POINTER], None),
     "next_logits": (
-        [*[_POINTER] * 2, *[_NUMBER] * 4, ctypes.c_char_p, _POINTER],
+        [*[_POINTER] * 3, ctypes.c_int, *[_NUMBER] * 3, ctypes.c_char_p, _POINTER],
         ctypes.c_int,
     ),
-    "generate": ([*[_POINTER] * 2, *[_NUMBER] * 2, _POINTER, _NUMBER, *[_POINTER] * 2], _NUMBER),
     "is_intel": ([], _NUMBER),
+    "vector_bits": ([], _NUMBER),
 }
 
 
@@ -84,16 +86,16 @@ def instruction_set() -> str:
 def instruction_sets() -> tuple[str, ...]:
     """Return the instruction sets that this processor has and kernels exist for, the best last.
 
-    PyTorch reports them, as limited by ATEN_CPU_CAPABILITY. Return ("none",) on other processors.
+    The variable ATEN_CPU_CAPABILITY, with which PyTorch's users limit them, limits these too.
+    Return ("none",) on other processors.
     """
-    import torch
-
     machine = platform.machine().lower()
     known = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
     possible = known.get(machine, ("none",))
-    if possible is _X86:
-        return _X86[: {"AVX2": 2, "AVX512": 3}.get(torch.backends.cpu.get_cpu_capability(), 1)]
-    return possible
+    if possible is not _X86 or (baseline := load(_X86[0])) is None:
+        return possible[:1]
+    most = {"default": 1, "avx2": 2}.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), 3)
+    return _X86[: min(most, {256: 2, 512: 3}.get(baseline.vector_bits(), 1))]
 
 
 @functools.cache

@@ -7,7 +7,7 @@
 #include "simd.h"
 
 #include "layout.h"
-#include "thread_team.h"
+#include "thread_crew.h"
 #include "linear.h"
 
 #define PACK_ROWS_FROM 32 /* new tokens per window from which rows of matrices are copied to panels */
@@ -32,7 +32,8 @@ struct model {
 };
 
 /* The memory of a decoder: the key/value cache, and scratch for `rows` tokens that are computed
-   together. All rows are padded to whole panels. Each thread has its own query, scores and panel. */
+   together. All rows are padded to whole panels. Each thread has its own query, scores and panel. If each
+   thread computes windows of its own, it has scratch of its own. */
 struct memory {
     int64_t rows, capacity, stride, mixed_stride; /* tokens of a window; strides of rows */
     float *keys, *values;                         /* (L, B, K, S/LANES, D, LANES), (L, B, K, S, D) */
@@ -42,10 +43,11 @@ struct memory {
     int64_t panel_size;                           /* 0 if no projection needs a panel */
 };
 
-/* New tokens that are computed together: `rows` tokens from `begin` on, of `count` per window. */
+/* New tokens that are computed together: `rows` tokens from `begin` on, of `count` per window. The windows
+   are `samples` of all that the cache has, from `first` on. */
 struct tokens {
     const int64_t *ids;
-    int64_t samples, count, known, begin, rows;
+    int64_t all_samples, first, samples, count, known, begin, rows;
 };
 
 /* A new token: its window, and its index among the window's new tokens. */
@@ -243,8 +245,8 @@ static void attend_head(struct member self, const struct model *m, const struct 
     struct token at = first_of(t);
     for (int64_t r = 0; r < t->rows; r++, packed += stride, advance(&at, t)) {
         int64_t position = t->known + at.index, lane = position % LANES;
-        const int64_t cached_heads = (layer * t->samples + at.window) * m->kv_heads + k;
-        const int64_t cached = cached_heads * memory->capacity * size;
+        const int64_t window = layer * t->all_samples + t->first + at.window;
+        const int64_t cached = (window * m->kv_heads + k) * memory->capacity * size;
         float *keys = memory->keys + cached, *values = memory->values + cached;
         const float *key =
             norm_rotate(m, packed + m->key_at + k * size, b->key_gains, position, rotated);
@@ -379,7 +381,7 @@ static void embed(struct member self, const struct model *m, const struct memory
 struct task {
     const struct model *model;
     const struct memory *memory;
-    int64_t samples, count, known;
+    int64_t all_samples, first, samples, count, known;
     const int64_t *ids;
     float *logits;
 };
@@ -393,6 +395,8 @@ static void compute_logits(struct member self, const void *argument)
     float *logits = task->logits;
     struct tokens t = {
         .ids = task->ids,
+        .all_samples = task->all_samples,
+        .first = task->first,
         .samples = task->samples,
         .count = task->count,
         .known = task->known,
@@ -427,169 +431,64 @@ static void compute_logits(struct member self, const void *argument)
     }
 }
 
-/* Return 1 if all ids (B, count), with rows `stride` apart, are in the vocabulary. */
-static int are_in_vocabulary(const struct model *m, int64_t samples, int64_t count, const int64_t *ids,
-                             int64_t stride)
+/* Return a crew for a decoder, or NULL without memory. */
+void *start_crew(int64_t members)
 {
-    for (int64_t s = 0; s < samples; s++)
-        for (int64_t i = 0; i < count; i++)
-            if (ids[s * stride + i] < 0 || ids[s * stride + i] >= m->vocab_size)
-                return 0;
-    return 1;
+    return new_crew(members);
+}
+
+void end_crew(void *crew)
+{
+    free_crew(crew);
+}
+
+/* Compute the logits of a member's own windows, without waiting for other members. */
+static void compute_own_windows(struct member self, const void *argument)
+{
+    struct task task = *(const struct task *)argument;
+    const struct range own = own_range(self, task.samples);
+    const int64_t n = self.number, rows = n * task.memory->rows;
+    const struct model *m = task.model;
+    struct memory memory = *task.memory;
+    memory.x += rows * memory.stride;
+    memory.normed += rows * memory.stride;
+    memory.packed += rows * m->blocks->qkv.outputs;
+    memory.mixed += rows * memory.mixed_stride;
+    memory.hidden += rows * m->blocks->up.outputs;
+    memory.query += n * (m->size + LINEAR_PANEL);
+    memory.scores += n * memory.capacity;
+    memory.panel += n * memory.panel_size;
+    task.memory = &memory;
+    task.first = own.begin;
+    task.samples = own.end - own.begin;
+    task.ids += own.begin * task.count;
+    task.logits += own.begin * m->lm_head.outputs;
+    struct team alone = {.members = 1};
+    compute_logits((struct member){&alone, 0}, &task);
 }
 
 /* Compute the logits (B, V) after `count` new tokens, ids (B, count), in each of B windows with `known`
-   tokens in the cache, by `members` threads. Return 0, and do nothing, if an id is not in the
-   vocabulary. */
-int next_logits(const struct model *m, const struct memory *memory, int64_t members,
-                int64_t samples, int64_t count, int64_t known, const int64_t *ids, float *logits)
+   tokens in the cache, by a crew: each member computes windows of its own if `divides_windows`, else a
+   part of every token. Return 0, and do nothing, if an id is not in the vocabulary. */
+int next_logits(void *crew, const struct model *m, const struct memory *memory,
+                int divides_windows, int64_t samples, int64_t count, int64_t known,
+                const int64_t *ids, float *logits)
 {
-    if (!are_in_vocabulary(m, samples, count, ids, count))
-        return 0;
+    for (int64_t i = 0; i < samples * count; i++)
+        if (ids[i] < 0 || ids[i] >= m->vocab_size)
+            return 0;
     struct task task = {
         .model = m,
         .memory = memory,
+        .all_samples = samples,
         .samples = samples,
         .count = count,
         .known = known,
         .ids = ids,
         .logits = logits,
     };
-    run_team(members, compute_logits, &task);
+    run_crew(crew, divides_windows ? compute_own_windows : compute_logits, &task);
     return 1;
-}
-
-/* The texts, and the position of their window. */
-struct generation {
-    int64_t block_size, kept;   /* tokens of a window, and tokens kept of a full one */
-    int64_t columns;            /* columns of `ids`: room for two windows */
-    int64_t start, known, length; /* window's start and cached tokens; texts' length */
-    int64_t *ids, *fresh;       /* (B, columns); new tokens of all windows, (B, block_size) */
-    float *logits;              /* (B, V in whole panels) */
-    double *sums;               /* (V) */
-    double temperature;
-};
-
-struct stream {
-    struct task task;
-    struct generation *g;
-    int64_t steps, generated;
-    int is_finite;
-    const double *uniforms; /* (steps, B) */
-    int64_t *out;           /* (steps, B): given tokens, and -1 for tokens to draw */
-};
-
-/* Return the first token whose cumulative sum of exp((logit - largest) / temperature) exceeds the total
-   times `fraction`; at temperature 0, the likeliest token; -1 if a logit is not finite. Sums are
-   added in the order of generation/next_token.py. */
-static int64_t draw(int64_t size, const float *logits, double temperature, double fraction,
-                    double *sums)
-{
-    double sum = 0;
-    int64_t likeliest = 0;
-    for (int64_t v = 0; v < size; v++) {
-        sum += logits[v];
-        likeliest = logits[v] > logits[likeliest] ? v : likeliest;
-    }
-    if (!isfinite(sum))
-        return -1;
-    if (temperature == 0)
-        return likeliest;
-    sum = 0;
-    for (int64_t v = 0; v < size; v++)
-        sums[v] = sum += exp(((double)logits[v] - logits[likeliest]) / temperature);
-    const double below = nextafter(sum, 0);
-    const double limit = fraction * sum < below ? fraction * sum : below;
-    int64_t v = 0;
-    while (sums[v] <= limit)
-        v++;
-    return v;
-}
-
-/* Advance a full window, and collect the tokens that are not in the cache. */
-static void before_token(struct stream *stream)
-{
-    struct generation *g = stream->g;
-    struct task *task = &stream->task;
-    if (g->length - g->start > g->block_size) {
-        g->start = g->length - g->kept;
-        g->known = 0;
-    }
-    task->known = g->known;
-    task->count = g->length - g->start - g->known;
-    for (int64_t s = 0; s < task->samples; s++)
-        memcpy(g->fresh + s * task->count, g->ids + s * g->columns + g->start + g->known,
-               task->count * sizeof(int64_t));
-}
-
-/* Append the next token to each text. If `ids` is full, first drop the tokens before the window. */
-static void after_token(struct stream *stream)
-{
-    struct generation *g = stream->g;
-    const struct task *task = &stream->task;
-    const int64_t size = task->model->vocab_size, index = stream->generated * task->samples;
-    g->known = g->length - g->start;
-    if (g->length == g->columns) {
-        for (int64_t s = 0; s < task->samples; s++)
-            memmove(g->ids + s * g->columns, g->ids + s * g->columns + g->start,
-                    g->known * sizeof(int64_t));
-        g->start = 0;
-        g->length = g->known;
-    }
-    for (int64_t s = 0; s < task->samples; s++) {
-        int64_t id = stream->out[index + s];
-        if (id < 0)
-            id = draw(size, g->logits + s * task->model->lm_head.outputs, g->temperature,
-                      stream->uniforms[index + s], g->sums);
-        if (id < 0) {
-            stream->is_finite = 0;
-            return;
-        }
-        stream->out[index + s] = g->ids[s * g->columns + g->length] = id;
-    }
-    g->length++;
-    stream->generated++;
-}
-
-static void continue_texts(struct member self, const void *argument)
-{
-    struct stream *stream = (struct stream *)argument;
-    while (stream->is_finite && stream->generated < stream->steps) {
-        if (self.number == 0)
-            before_token(stream);
-        barrier(self);
-        compute_logits(self, &stream->task);
-        if (self.number == 0)
-            after_token(stream);
-        barrier(self);
-    }
-}
-
-/* Continue the texts by `steps` tokens. `out` holds given tokens; -1 stands for a token to draw with the
-   uniform number in [0, 1) of the same index. Return the number of steps taken, which is smaller if
-   logits are not finite, or -1 if an id is not in the vocabulary. */
-int64_t generate(const struct model *m, const struct memory *memory, int64_t members,
-                 int64_t samples, struct generation *g, int64_t steps, const double *uniforms,
-                 int64_t *out)
-{
-    if (!are_in_vocabulary(m, samples, g->length - g->start, g->ids + g->start, g->columns))
-        return -1;
-    struct stream stream = {
-        .task = {
-            .model = m,
-            .memory = memory,
-            .samples = samples,
-            .ids = g->fresh,
-            .logits = g->logits,
-        },
-        .g = g,
-        .steps = steps,
-        .is_finite = 1,
-        .uniforms = uniforms,
-        .out = out,
-    };
-    run_team(members, continue_texts, &stream);
-    return stream.generated;
 }
 
 const struct layout decoding_layouts[] = {
@@ -612,10 +511,5 @@ const struct layout decoding_layouts[] = {
     FIELD(memory, mixed_stride), FIELD(memory, keys), FIELD(memory, values), FIELD(memory, x),
     FIELD(memory, normed), FIELD(memory, packed), FIELD(memory, mixed), FIELD(memory, hidden),
     FIELD(memory, query), FIELD(memory, scores), FIELD(memory, panel), FIELD(memory, panel_size),
-    STRUCT(generation),
-    FIELD(generation, block_size), FIELD(generation, kept), FIELD(generation, columns),
-    FIELD(generation, start), FIELD(generation, known), FIELD(generation, length),
-    FIELD(generation, ids), FIELD(generation, fresh), FIELD(generation, logits),
-    FIELD(generation, sums), FIELD(generation, temperature),
     {NULL, 0, 0},
 };

@@ -13,6 +13,10 @@ import numpy as np
 
 _INTEGER = ctypes.c_int64
 _POINTER = ctypes.c_void_p
+# The numbers of norms and MLPs in layout.h.
+NORMS = ("none", "rms", "layer")
+MLPS = ("none", "swiglu", "gelu", "relu2")
+
 _TYPES = (np.float32, np.float64, np.int64, np.uintp)
 
 
@@ -72,16 +76,6 @@ class CMemory(Struct):
         *_fields(_POINTER, "keys", "values", "x", "normed", "packed", "mixed", "hidden"),
         *_fields(_POINTER, "query", "scores", "panel"),
         *_fields(_INTEGER, "panel_size"),
-    )
-
-
-class CGeneration(Struct):
-    """The texts so far, and the position of their window (decoding.c)."""
-
-    _fields_ = (
-        *_fields(_INTEGER, "block_size", "kept", "columns", "start", "known", "length"),
-        *_fields(_POINTER, "ids", "fresh", "logits", "sums"),
-        ("temperature", ctypes.c_double),
     )
 
 
@@ -145,7 +139,7 @@ class _Layout(ctypes.Structure):
 
 
 _STRUCTS: dict[str, tuple[type[Struct], ...]] = {
-    "decoding_layouts": (CLinear, CBlock, CModel, CMemory, CGeneration),
+    "decoding_layouts": (CLinear, CBlock, CModel, CMemory),
     "attention_layouts": (CHeads, CAttention),
     "block_layouts": (CWeights, CPass),
     "pointwise_layouts": (CQK,),

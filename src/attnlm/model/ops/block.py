@@ -18,13 +18,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from attnlm.compute.native.structs import CPass, CWeights
+from attnlm.compute.native.structs import MLPS, NORMS, CPass, CWeights
 from attnlm.model.ops import data_pointer, kernels_in_use, native_ops_for
 from attnlm.model.ops.heads import Rotation
-
-# The numbers of norms and MLPs in layout.h.
-NORMS = ("none", "rms", "layer")
-MLPS = ("none", "swiglu", "gelu", "relu2")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from attnlm.compute.native.structs import CQK
+from attnlm.model import rotary
 from attnlm.model.ops import data_pointer, native_ops_for
 from attnlm.model.ops.pointwise import rms_norm
 
@@ -80,19 +81,13 @@ def rotary_angles(
     """Return cosines and sines (length, head_size) of rotary positions (Su et al., 2021).
 
     Each feature in the first half of a head is paired with one in the second, as in Llama and Qwen.
-    `factor` divides frequencies (Chen et al., 2023). If `context` is also set, as in Llama 3.1, the
-    frequency of a pair that turns 4 times or more within `context` positions is not divided, and
-    the frequency of a pair that turns 1 to 4 times is divided in part.
     """
     if torch.get_default_device().type == "meta":  # a model's skeleton has no numbers
         return torch.empty(length, head_size), torch.empty(length, head_size)
-    frequencies = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
-    if factor is not None:
-        turns = frequencies * (context or 0) / (2 * torch.pi)
-        kept = ((turns - 1) / 3).clamp(0, 1)
-        frequencies = frequencies * (kept + (1 - kept) / factor)
-    angles = torch.outer(torch.arange(length), frequencies)
-    return angles.cos().to(dtype).repeat(1, 2), angles.sin().to(dtype).repeat(1, 2)
+    cosines, sines = map(
+        torch.from_numpy, rotary.rotary_angles(length, head_size, base, factor, context)
+    )
+    return cosines.to(dtype).repeat(1, 2), sines.to(dtype).repeat(1, 2)
 
 
 def rotate(x: Tensor, cosines_TD: Tensor, sines_TD: Tensor) -> Tensor:

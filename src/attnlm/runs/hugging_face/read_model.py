@@ -18,18 +18,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.setting_fields import check_value, quoted
 from attnlm.config.settings import Config, resolve
 from attnlm.model.architecture import Architecture, require_architecture
-from attnlm.model.inspection import check_finite
 from attnlm.model.spec import Use
 from attnlm.runs.external_formats import LLAMA3_TURNS, STOCK_CLASSES, TensorMapping
-from attnlm.runs.safetensors_file import FLOATS, Shape, TensorFile, explaining_read_errors
+from attnlm.runs.safetensors_file import (
+    FLOATS,
+    Array,
+    Shape,
+    TensorFile,
+    check_finite,
+    explaining_read_errors,
+)
 
 Content = dict[str, Any]
 _MOST_IDS = 2**21
@@ -197,7 +202,7 @@ def read_config(path: Path, block_size: int | None = None) -> DescribedModel:
     return DescribedModel(config, size, positions, tuple(mappings), shapes)
 
 
-def without_empty_mlp(model: DescribedModel, weight: Callable[[str], Tensor]) -> DescribedModel:
+def without_empty_mlp(model: DescribedModel, weight: Callable[[str], Array]) -> DescribedModel:
     """Return a description of the same model without its MLP, if the MLP never adds anything.
 
     attnlm exports a model without MLP with such an MLP: one hidden unit, and zeros as its outgoing
@@ -286,7 +291,7 @@ _COMPUTED = re.compile(
 @contextlib.contextmanager
 def open_weights(
     folder: Path, model: DescribedModel, file: Path | None = None
-) -> Iterator[Callable[[str], Tensor]]:
+) -> Iterator[Callable[[str], Array]]:
     """Yield a function that returns a parameter in float32, given our name for the parameter.
 
     The tensors are in `folder`, or only in `file` if given. Raises AttnlmError before any tensor is
@@ -309,16 +314,16 @@ def open_weights(
         _check_tensors(file_of, places, model)
         shapes = model.shapes
 
-        def read_weight(name: str) -> Tensor:
+        def read_weight(name: str) -> Array:
             if name not in places:
-                return torch.zeros(shapes[name])
+                return np.zeros(shapes[name], np.float32)
             mapping, place = places[name]
             begin = sum(shapes[before][0] for before in mapping.parameters[:place])
             rows = slice(begin, begin + shapes[name][0])
-            tensor = file_of[mapping.name].read(mapping.name)
+            tensor = file_of[mapping.name].read_float32(mapping.name)
             values = tensor[:, rows].T if mapping.transposed else tensor[rows]
             check_finite(values)
-            return values.to(torch.float32)
+            return values
 
         yield read_weight
 
@@ -361,7 +366,7 @@ def _check_tensors(
                 "import a model that is not quantized",
             )
     embedding = places["token_embedding.weight"][0].name
-    if is_tied and not torch.equal(*(file_of[name].read(name) for name in (head, embedding))):
+    if is_tied and not np.array_equal(file_of[head].read(head), file_of[embedding].read(embedding)):
         raise AttnlmError(
             "config.json ties the LM head to the token embedding, but lm_head.weight differs",
             _COPY,
