@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import itertools
+import os
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -58,23 +60,36 @@ def test_no_compiler_warns(compiler: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "capability", "expected"),
+    ("machine", "bits", "limit", "expected"),
     [
-        ("AMD64", "DEFAULT", "sse4.2"),
-        ("AMD64", "AVX2", "avx2"),
-        ("AMD64", "AVX512", "avx512"),
-        ("AMD64", "SOMETHING NEW", "sse4.2"),
-        ("arm64", "DEFAULT", "neon"),
-        ("riscv64", "DEFAULT", "none"),
+        ("AMD64", 128, "", "sse4.2"),
+        ("AMD64", 256, "", "avx2"),
+        ("AMD64", 512, "", "avx512"),
+        ("AMD64", 512, "avx2", "avx2"),
+        ("AMD64", 256, "default", "sse4.2"),
+        ("arm64", 128, "", "neon"),
+        ("riscv64", 128, "", "none"),
     ],
 )
 def test_the_instruction_set_follows_the_processor(
-    machine: str, capability: str, expected: str, monkeypatch: pytest.MonkeyPatch
+    machine: str, bits: int, limit: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(native.VARIABLE, raising=False)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", limit)
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(native, "load", lambda name: SimpleNamespace(vector_bits=lambda: bits))
     assert native.instruction_set() == expected
+
+
+def test_the_instruction_sets_are_those_that_pytorch_finds() -> None:
+    if (library := native.native_library()) is None or platform.machine() not in (
+        "x86_64",
+        "AMD64",
+    ):
+        pytest.skip("there are no kernels for several instruction sets here")
+    found = {256: "AVX2", 512: "AVX512"}.get(library.vector_bits(), "DEFAULT")
+    if not os.environ.get("ATEN_CPU_CAPABILITY"):
+        assert found == torch.backends.cpu.get_cpu_capability()
 
 
 def test_a_variable_overrides_the_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,9 +144,7 @@ def _refuse(path: Path, differing: Sequence[str]) -> None:
         )
 
 
-def _content_digest(
-    facts_json: str, tensors: Mapping[str, Array], types: Mapping[str, str]
-) -> str:
+def _content_digest(facts_json: str, tensors: Mapping[str, Array], types: Mapping[str, str]) -> str:
     digest = hashlib.sha256(facts_json.encode())
     for name in sorted(tensors):
         _add_tensor(digest, name, tensors[name], types[name])

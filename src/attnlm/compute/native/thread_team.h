@@ -68,7 +68,7 @@ static void *run_member(void *argument)
 }
 
 /* Run `work` in `wanted` threads, including this one; in fewer if no more can be created. */
-static void run_team(int64_t wanted, work *work, const void *argument)
+static inline void run_team(int64_t wanted, work *work, const void *argument)
 {
     struct team team = {0};
     struct thread_start starts[MOST_MEMBERS];
