@@ -23,7 +23,8 @@ from attnlm.model.spec import ModelSpec, Use
 _MOST_ON_CPU = 30_000_000
 """The most weights with which the decoder in C generates a text faster than a GPU, which waits at
 each token for the launches of its kernels (docs/speed.md)."""
-_SECONDS_PER_BLOCK = 0.01
+_SECONDS_PER_BLOCK, _SECONDS_OF_SEVERAL = 0.01, 0.05
+"""How often the text of one stream is shown, and the ends of several texts are looked for."""
 
 
 class Decoder(Protocol):
@@ -127,10 +128,11 @@ def blocks_of_tokens(decoder: Decoder, batch: Batch, spec: ModelSpec) -> Iterato
     Raises NotFiniteError, after the ids before it, if logits are NaN or infinite.
     """
     drawn = draw_tokens(decoder, batch, spec)
+    seconds = _SECONDS_PER_BLOCK if len(batch.start) == 1 else _SECONDS_OF_SEVERAL
     block: list[Ids] = []
     error = None
     while error is None:
-        until = time.perf_counter() + (_SECONDS_PER_BLOCK if block else 0)
+        until = time.perf_counter() + (seconds if block else 0)
         block.clear()
         with np.errstate(all="ignore"):
             try:
