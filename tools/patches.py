@@ -190,9 +190,9 @@ the residual stream is left out of the textbook
 +            x = y
 == runs/checkpoint.py
 a checkpoint's digest is not compared
-metadata["digest"] != _content_digest(metadata["facts"], tensors) => False
+metadata["digest"] != _content_digest(metadata["facts"], tensors, types) => False
 a tensor's type is not looked at
-elif tensor.dtype != "F32": => elif False:
+elif tensor.dtype != dtype: => elif False:
 weights that are NaN are taken
 check_finite(*(weights[name] for name in parameters)) => pass
 == runs/hugging_face/read_model.py
