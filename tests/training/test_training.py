@@ -28,6 +28,7 @@ from attnlm.compute.device import choose_device
 from attnlm.compute.threads import threads_of_torch
 from attnlm.data.dataset import Dataset, sampled_hash
 from attnlm.runs.checkpoint import save_checkpoint
+from attnlm.runs.records import Measured
 from attnlm.training import reporter
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 from attnlm.training.optimizer import Optimizer
@@ -299,6 +300,38 @@ def test_damaged_metrics_are_refused(train: Any) -> None:
                 run.metrics()
     path.write_text(whole)
     assert attnlm.train(resume=run.path, steps=20).metrics()[-1]["step"] == 20
+
+
+def test_metrics_that_the_last_checkpoint_contradicts_are_refused(
+    trained: Path, tmp_path: Path
+) -> None:
+    for name in ("bigram", "average"):
+        shutil.copytree(trained / "checkpoints" / name, tmp_path / "checkpoints" / name)
+    path = tmp_path / "checkpoints" / "average" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    better = json.dumps(json.loads(lines[0]) | {"val_loss": 0.8838}) + "\n"
+    worse = json.dumps(json.loads(lines[-1]) | {"val_loss": 9.8838}) + "\n"
+    for damaged in ([better, *lines[1:]], [*lines[:-1], worse], lines[:-1], []):
+        path.write_text("".join(damaged))
+        with pytest.raises(AttnlmError, match=r"metrics\.jsonl is damaged: by last\.safetensors"):
+            attnlm.open_run(path.parent).result()
+        entries = {entry.name: entry for entry in attnlm.list_runs(tmp_path / "checkpoints")}
+        assert "last.safetensors" in str(entries["average"].problem)
+        assert entries["bigram"].val_loss is not None
+    path.write_text("".join(lines))
+    path.with_name("last.safetensors").unlink()  # nothing to compare with
+    assert len(attnlm.open_run(path.parent).metrics()) == len(lines)
+
+
+def test_losses_on_the_whole_split_are_sealed(trained: Path, tmp_path: Path) -> None:
+    run = attnlm.open_run(shutil.copytree(trained / "checkpoints" / "bigram", tmp_path / "run"))
+    measured = Measured(step=30, val_loss=2.5, bits_per_byte=3.6, evaluated_tokens=100)
+    run.save_whole(measured, measured)
+    assert run.whole()["best"].val_loss == 2.5
+    path = run.path / "whole.json"
+    path.write_text(path.read_text().replace("2.5", "1.5", 1))
+    with pytest.raises(AttnlmError, match=r"whole\.json was changed"):
+        run.result()
 
 
 def test_exist_ok_accepts_a_finished_run_with_the_same_configuration(train: Any) -> None:

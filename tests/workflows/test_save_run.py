@@ -76,6 +76,8 @@ def test_a_loop_of_ones_own_comes_home(save: Any, dataset: Dataset, project: Pat
     listed = json.loads(command("list", "runs", "--json", *about, cwd=project).stdout)["runs"]
     assert {r["name"]: r["model"] for r in listed} == {"mine": "Written", "other": "Written"}
     command("report", "mine", *about, cwd=project)
+    early = [{"step": 1, "val_loss": 0.1}, {"step": 2, "val_loss": 9.0}]
+    assert save(model, name="early", metrics=early).result().best.step == 1
 
 
 @pytest.mark.parametrize("own", [{}, {"attention": "parts.py:Head", "set": {"start": 2}}])

@@ -83,6 +83,9 @@ class CheckpointFacts:
     step: int = limited(at_least=0)
     val_loss: float | None = None
     evaluated_step: int | None = None
+    best_step: int | None = None
+    best_loss: float | None = limited(default=None, at_most=math.inf)
+    best_accuracy: float | None = None
 
     def content(self) -> dict[str, Any]:
         """Return the facts that are known, as JSON values."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -57,6 +58,7 @@ FORMAT = 1
 COPY_THE_RUN = "copy the run's folder again from its source"
 _WHOLE = "whole.json"
 _FULL_TICKER = 2**25  # bytes
+_LONGEST_HEADER = 10**8  # bytes, as in safetensors
 
 
 @dataclass(frozen=True)
@@ -271,13 +273,39 @@ class Run(RunFacts):
             losses = [(record["step"], record["val_loss"]) for record in run.metrics()]
 
         `pandas.DataFrame(run.metrics())` makes a table. Raises AttnlmError if the file is
-        damaged.
+        damaged, or if it has not the best and the newest evaluation that the last checkpoint names.
         """
         return [asdict(record) for record in self.evaluations()]
 
     def evaluations(self) -> list[EvaluationRecord]:
-        """Return the records of `metrics`."""
-        return self._metrics.records()
+        """Return the records of `metrics`. Raises AttnlmError as `metrics` does."""
+        saved = self._facts_of_last()  # first: training adds a record before it saves the step
+        records = self._metrics.records()
+        last = -1 if saved is None or saved.evaluated_step is None else saved.evaluated_step
+        if saved is None or saved.best_loss is None or last < 0 or not self._metrics.path.exists():
+            return records
+        by_accuracy = self.config.training.best_by == "accuracy"
+        known = [record for record in records if record.step <= last]
+        if known:
+            best = Result(known, {}, "", by_accuracy).best
+            accuracy = best.accuracy if by_accuracy else None
+            found = (known[-1].step, best.step, best.val_loss, accuracy)
+            if found == (last, saved.best_step, saved.best_loss, saved.best_accuracy):
+                return records
+        raise AttnlmError(
+            f"{self._metrics.path} is damaged: by {self.last.name}, the last evaluation is of step "
+            f"{last}, and the best one of step {saved.best_step}, with loss {saved.best_loss:.4f}",
+            COPY_THE_RUN,
+        )
+
+    def _facts_of_last(self) -> CheckpointFacts | None:
+        """Return the facts of the last checkpoint, without torch; None if they cannot be read."""
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttnlmError):
+            with files.open_regular(self.last) as file:
+                length = int.from_bytes(file.read(8), "little")
+                metadata = json.loads(file.read(min(length, _LONGEST_HEADER)))["__metadata__"]
+            return record_from_json(CheckpointFacts, json.loads(metadata["facts"]), self.last)
+        return None
 
     def evaluations_until(self, evaluated_step: int) -> list[EvaluationRecord]:
         """Return the records up to the step `evaluated_step`; [] for −1 (before any evaluation).
@@ -316,9 +344,8 @@ class Run(RunFacts):
         path = self.path / _WHOLE
         if not path.exists():
             return {}
-        return dict(
-            vars(record_from_json(WholeSplitLosses, files.read_json(path), path, COPY_THE_RUN))
-        )
+        content = files.read_sealed(path)
+        return dict(vars(record_from_json(WholeSplitLosses, content, path, COPY_THE_RUN)))
 
     def result(self) -> Result | None:
         """Return the results of the run's evaluations, or None before the first.

@@ -80,7 +80,8 @@ def save_run(
     )
     tensors = dict(rebuilt.named_parameters()) | stored_buffers(rebuilt)
     weights = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    state = SavedState(step=step, evaluated_step=step, best_step=step, best_loss=measured.loss)
+    top = min(records, key=lambda record: record.val_loss)
+    state = SavedState(step=step, evaluated_step=step, best_step=top.step, best_loss=top.val_loss)
     best = CheckpointFacts(step=step, val_loss=measured.loss)
     save_checkpoint(run.best, weights, best.content())
     save_checkpoint(run.last, weights, state.content())
