@@ -457,11 +457,28 @@ def test_names_of_folders_need_not_be_unicode(project: Path, tmp_path: Path) -> 
     command("export", run, "x", cwd=tmp_path)
 
 
-def test_closed_streams_are_not_an_error(project: Path) -> None:
-    closed = dict.fromkeys(("stdin", "stdout", "stderr"))  # as Python shows them
+def test_only_a_closed_stdout_is_an_error(project: Path) -> None:
     with contextlib.chdir(project):
         for words in ("prepare text.txt", "sample small --prompt - --tokens 3"):
+            closed = dict.fromkeys(("stdin", "stderr"))  # as Python shows them
             assert try_command(words.split(), streams=closed).code == 0
+            done = try_command(words.split(), streams={"stdout": None})
+            assert done.code == 1 and "error: cannot write the output: Bad file" in done.stderr
+
+
+def test_a_file_that_the_locale_cannot_name_is_no_internal_error(
+    monkeypatch: pytest.MonkeyPatch, project: Path
+) -> None:
+    def opened(run: str, **others: object) -> None:
+        raise UnicodeEncodeError(sys.getfilesystemencoding(), "é.py", 0, 1, "not in range(128)")
+
+    monkeypatch.setattr("attnlm.open_run", opened)
+    fails("sample", "small", cwd=project, code=1, says="'é.py'", hints="PYTHONUTF8=1")
+
+
+def test_a_name_too_long_for_any_system_is_an_invalid_argument(project: Path) -> None:
+    for words in (["prepare", "text.txt"], ["train"], ["ladder"], ["train", "--dry-run"]):
+        fails(*words, "--name", "a" * 4000, cwd=project, code=2, says="--name", hints="use letters")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no non-blocking pipes")

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from attnlm import AttnlmError, Note, Progress, UsageError
 from attnlm.base.folders import is_safe_name
-from attnlm.text import corpus
+from attnlm.text import corpus, record_files
 from attnlm.text.corpus import Corpus, get_corpus, safe_name
 from attnlm.text.text_files import PIECE, Piece
 from tests.web_server import WebServer, body
@@ -154,6 +154,13 @@ def test_stdin_and_pipes_contain_records_if_a_column_is_given() -> None:
     assert text("text", b"abc", None) == "abc"
     with pytest.raises(AttnlmError, match="line 1 of stdin has no column 'c'"):
         text("-", lines, "c")
+
+
+def test_a_record_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_files, "_LONGEST_LINE", 14)
+    Path("a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n{"text": "xy"}\n'))
+    with pytest.raises(AttnlmError, match=r"line 2 of a\.jsonl\.gz is longer than 14 bytes"):
+        text_of(corpus_of("a.jsonl.gz"))
 
 
 # --- Folders and several sources ------------------------------------------------------------------

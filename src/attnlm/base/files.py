@@ -116,6 +116,19 @@ def open_regular(path: Path) -> io.BufferedReader:
     raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
+def open_given(path: Path) -> io.BufferedReader:
+    """Open a file that the user named to read it; it may be a pipe or a terminal.
+
+    Raises OSError, also for a device: /dev/zero has no end.
+    """
+    file = path.open("rb")
+    mode = os.fstat(file.fileno()).st_mode
+    if not (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)) or file.isatty():
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "it is a device", str(path))
+
+
 def _open_at_once(path: str, flags: int) -> int:
     """Open a file; a pipe does not wait for its writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
@@ -133,8 +146,12 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file. Raises OSError, or AttnlmError if the file is not UTF-8."""
-    return decode_utf8(path.read_bytes(), str(path))
+    """Return the text of a file that the user named.
+
+    Raises OSError as `open_given`, or AttnlmError if the file is not UTF-8.
+    """
+    with open_given(path) as file:
+        return decode_utf8(file.read(), str(path))
 
 
 def decode_utf8(content: bytes, shown: str) -> str:

@@ -51,13 +51,14 @@ def run_and_exit(command: Callable[[], object]) -> NoReturn:
 
 def _prepare_streams() -> None:
     """Make the streams UTF-8 and blocking; replace missing streams by the null device."""
-    # File names need not be Unicode, and typed input need not be UTF-8.
-    for name, mode, errors in (
-        ("stdin", "r", "replace"),
-        ("stdout", "w", "surrogateescape"),
-        ("stderr", "w", "backslashreplace"),
+    # File names need not be Unicode, and typed input need not be UTF-8. A closed stdout stays one
+    # that cannot be written: the result would be lost.
+    for name, mode, errors, access in (
+        ("stdin", "r", "replace", os.O_RDONLY),
+        ("stdout", "w", "surrogateescape", os.O_RDONLY),
+        ("stderr", "w", "backslashreplace", os.O_WRONLY),
     ):
-        stream = getattr(sys, name) or os.fdopen(os.open(os.devnull, os.O_RDWR), mode)
+        stream = getattr(sys, name) or _opened_null_device(mode, access)
         if sys.platform != "win32":
             # Python takes a pipe that another program left non-blocking for one that has ended, and
             # texts would be cut short without an error.
@@ -69,6 +70,11 @@ def _prepare_streams() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors=errors)
         setattr(sys, name, stream)
+
+
+def _opened_null_device(mode: str, access: int) -> io.TextIOWrapper:
+    file: Any = os.fdopen(os.open(os.devnull, access), f"{mode}b", 0)
+    return io.TextIOWrapper(file, write_through=True)  # holds nothing back that fails at the end
 
 
 class _Terminal(io.FileIO):
@@ -136,11 +142,14 @@ def _explain(error: BaseException) -> int:
         prefix = ""
         if error.filename:
             prefix = f"{error.filename}: "
-        elif error.errno in (errno.ENOSPC, errno.EFBIG, errno.EIO):
+        elif error.errno in (errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EBADF):
             prefix = "cannot write the output: "  # an error of a file would have a name
         elif error.errno == errno.ENOENT:
             prefix = "the current folder: "
         console.fail(f"{prefix}{error.strerror or error}", suggest_remedy(error))
+        return 1
+    if isinstance(error, UnicodeEncodeError) and error.encoding == sys.getfilesystemencoding():
+        console.fail(f"the locale has no way to name the file {error.object!r}", "set PYTHONUTF8=1")
         return 1
     if os.environ.get("ATTNLM_DEBUG") == "1":
         import traceback

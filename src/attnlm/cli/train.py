@@ -33,6 +33,7 @@ from attnlm.config.recipes import several_sizes_error, to_toml
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import RUNGS, Architecture
+from attnlm.runs.create_run import check_name_is_free
 from attnlm.runs.records import NOT_COMPARABLE
 
 if TYPE_CHECKING:
@@ -137,6 +138,8 @@ def train(
         count = resolve_new(settings, recipe, parent).config.training.processes
         if vocab_size is None:
             data = find_folder(dataset, data_dir, kind="data set")
+        if name is not None and not exist_ok:
+            check_name_is_free(name, checkpoint_dir)
     arguments: dict[str, Any] = {
         "recipe": recipe,
         "resume": resume,
@@ -148,6 +151,8 @@ def train(
         **settings,
     }
     if dry_run:
+        if resume is not None and name is not None:
+            raise UsageError("`resume` cannot be combined with `name`", "leave it out")
         if is_main():
             cost = attnlm.estimate(
                 data, vocab_size=vocab_size, on_event=Display(quiet), **arguments

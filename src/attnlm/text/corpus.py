@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
-from attnlm.base.files import write_bytes
+from attnlm.base.files import open_given, write_bytes
 from attnlm.base.folders import is_safe_name
 from attnlm.base.suggestions import similar_name, suggestion
 from attnlm.text import hub_datasets
@@ -274,7 +274,7 @@ def _path_corpus(source: str, encoding: str, spool: Path, suffix: str, on_event:
         else:
             file = path
             suffix = _format_suffixes(path) or suffix
-            with path.open("rb") as stream:
+            with open_given(path) as stream:
                 if not path.is_file():
                     file = _copy_stream(stream, spool, suffix)
             return _file_corpus(safe_name(bare_stem(path)), readable, file, encoding)

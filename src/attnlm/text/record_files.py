@@ -12,6 +12,7 @@ from attnlm.base.formatting import listed
 from attnlm.base.suggestions import suggestion
 from attnlm.text.text_files import PIECE, Piece, open_decompressed, record_suffix
 
+_LONGEST_LINE = 2**26  # bytes
 _ONE_RECORD = 'each line must be one record in UTF-8, such as {"text": "…"}'
 
 
@@ -80,8 +81,11 @@ def missing_column_error(column: str, columns: list[str], where: str) -> AttnlmE
 
 def _jsonl_values(path: Path, column: str, shown: str) -> Iterator[tuple[str, Any]]:
     with open_decompressed(path, shown) as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
             where = f"line {number:,} of {shown}"
+            if len(line) > _LONGEST_LINE:
+                message = f"{where} is longer than {_LONGEST_LINE:,} bytes"
+                raise AttnlmError(message, "split it into shorter records")
             if line.isspace():
                 continue
             try:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from attnlm.base.errors import AttnlmError, UsageError, import_optional
 from attnlm.base.events import Note, OnEvent, Progress
+from attnlm.base.files import open_given
 from attnlm.base.formatting import listed
 
 RECORDS = (".jsonl", ".parquet")
@@ -155,7 +156,7 @@ def open_decompressed(path: Path, shown: str) -> Iterator[BinaryIO]:
     """
     raw: Any
     damage_errors: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
-    with path.open("rb") as file:
+    with open_given(path) as file:
         match path.suffix.lower():
             case ".gz":
                 raw = gzip.GzipFile(fileobj=file)

@@ -280,7 +280,8 @@ def _check_contexts(model: LanguageModel) -> Iterator[Finding]:
         try:
             model(ids_1T)
         except Exception as error:  # noqa: BLE001 - own code may raise anything
-            text = f"{length} tokens: {type(error).__name__}: {str(error).splitlines()[0]}"
+            reason = str(error).partition("\n")[0]  # which may be empty
+            text = f"{length} tokens: {type(error).__name__}: {reason}"
             yield Finding("contexts", text, "texts begin with one token: allow any length", True)
             return
     yield Finding("contexts", f"from 1 to {model.block_size} tokens")

@@ -14,6 +14,7 @@ from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
 from attnlm.base.files import explaining_os_errors
+from attnlm.base.folders import check_name
 from attnlm.base.formatting import duration
 from attnlm.base.own_code import own_traceback
 from attnlm.base.setting_fields import describe_settings
@@ -166,9 +167,10 @@ def new_job(
 
     `parent` is the run to start from. Other arguments are as in `train`.
     """
-    existing = None if name is None else call.checkpoint_dir / name
-    if existing is not None and not existing.exists():
-        existing = None
+    existing = None
+    if name is not None:
+        check_name(name)
+        existing = path if (path := call.checkpoint_dir / name).exists() else None
     if checkpoint != "auto" and parent is None:
         raise UsageError(
             "`checkpoint` needs `start_from`: it selects the weights of that run",
