@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
 from attnlm.see import page
@@ -30,6 +31,13 @@ const e = a /* three */
 
 def test_pages_run_or_import_each_script_and_nothing_else() -> None:
     assert sorted(page._with_imports(*ENTRIES)) == SCRIPTS
+
+
+def test_no_text_on_a_page_controls_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    templates = jinja2.DictLoader({"one.html": "<p>{{ name }}</p>{{ data }}"})
+    monkeypatch.setattr("jinja2.PackageLoader", lambda *_: templates)
+    content = page.render("one.html", name="a\x1b\x9b\u202e<\nb", data="\x1b\x9b<é")
+    assert content.decode() == ('<p>a\\x1b\\x9b\\u202e&lt;\nb</p>"\\u001b\\u009b\\u003cé"')
 
 
 def test_only_comments_of_whole_lines_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

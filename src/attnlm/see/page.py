@@ -10,6 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from attnlm.base.formatting import escape_control_characters
 from attnlm.see.shown_tokens import visible
 
 _COMMENT = r"(?ms)^ *(//[^\n]*|/\*((?!\*/).)*\*/)$"
@@ -35,21 +36,28 @@ def render(
         style=Markup(_compact_source("page.css")),
         scripts={name: Markup(_script_of_module(name)) for name in _with_imports(worker, script)},
         worker_scripts=_with_imports(worker),
-        # Escaped, so that no text in the data can end its script element.
-        data=Markup(packed.replace("<", "\\u003c")),
+        # Escaped, so that no text in the data can end its script element, or control a terminal.
+        data=Markup(packed.translate({c: f"\\u{c:04x}" for c in (ord("<"), *range(127, 160))})),
         **content,
     )
     return html.encode(errors="backslashreplace")  # folder names may be invalid Unicode
 
 
 def fill(template: str, **content: Any) -> str:
-    """Return the text of a template, filled with escaped `content`."""
+    """Return the text of a template, filled with `content`, in which HTML and control characters
+    are escaped."""
     import jinja2
+    from markupsafe import Markup
+
+    def finalize(value: object) -> object:
+        is_text = isinstance(value, str) and not isinstance(value, Markup)
+        return escape_control_characters(str(value)) if is_text else value
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("attnlm.see", "pages"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=finalize,
         trim_blocks=True,
         lstrip_blocks=True,
     )
