@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from types import FrameType
 from typing import NoReturn
 
 from attnlm.base import clock
@@ -16,7 +18,7 @@ def main() -> NoReturn:
     clock.command_began = time.perf_counter()
     # During imports there is nothing to save, so a signal ends the process immediately.
     for signum in stop_signals():
-        signal.signal(signum, exit_now)
+        signal.signal(signum, _say_and_exit)
     # OpenMP's threads spin for billions of rounds while they wait. On a busy machine, they take
     # the processor from each other. OpenMP reads the limit when torch is loaded.
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
@@ -27,6 +29,12 @@ def main() -> NoReturn:
     from attnlm.cli.exits import run_and_exit
 
     run_and_exit(run_command)
+
+
+def _say_and_exit(signum: int, frame: FrameType | None) -> None:
+    with contextlib.suppress(OSError):  # nobody may read it
+        os.write(2, b"stopped; nothing was written\n")
+    exit_now(signum)
 
 
 if __name__ == "__main__":

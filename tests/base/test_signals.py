@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import attnlm
+from attnlm.__main__ import main
 from attnlm.base.signals import Interrupted, StopSignal, stop_signals
 from attnlm.data.dataset import Dataset
 from attnlm.model.language_model import Bigram
@@ -66,6 +67,19 @@ def test_a_signal_ends_an_evaluation_between_windows(
     assert len(losses) == 1
     path = tmp_path / "run"
     assert attnlm.open_run(path).checkpoint("last").step == 5 if step else not path.exists()
+
+
+def test_a_signal_during_imports_says_that_nothing_was_written(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    handlers: dict[int, Any] = {}
+    codes: list[int] = []
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr("attnlm.cli.exits.run_and_exit", lambda command: None)
+    monkeypatch.setattr(os, "_exit", codes.append)
+    main()
+    handlers[signal.SIGINT](signal.SIGINT, None)
+    assert codes == [130] and capfd.readouterr().err == "stopped; nothing was written\n"
 
 
 @pytest.mark.parametrize("way", ["kept", "twice", "afterwards"])

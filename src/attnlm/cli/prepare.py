@@ -77,26 +77,30 @@ def prepare(
     quiet: bool = options.QUIET,
 ) -> None:
     """Encode a text, or questions with answers, and split off validation data."""
-    with contextlib.closing(Display(quiet)) as display:
-        dataset = attnlm.prepare(
-            source or None,
-            tokenizer=tokenizer,
-            val_fraction=val_fraction,
-            val_file=val_file,
-            split=split,
-            name=name,
-            data_dir=data_dir,
-            encoding=encoding,
-            column=column,
-            prompt_column=prompt_column,
-            answer_column=answer_column,
-            examples=examples,
-            length=length,
-            digits=digits,
-            offline=offline,
-            force=force,
-            on_event=display,
-        )
+    try:
+        with contextlib.closing(Display(quiet)) as display:
+            dataset = attnlm.prepare(
+                source or None,
+                tokenizer=tokenizer,
+                val_fraction=val_fraction,
+                val_file=val_file,
+                split=split,
+                name=name,
+                data_dir=data_dir,
+                encoding=encoding,
+                column=column,
+                prompt_column=prompt_column,
+                answer_column=answer_column,
+                examples=examples,
+                length=length,
+                digits=digits,
+                offline=offline,
+                force=force,
+                on_event=display,
+            )
+    except KeyboardInterrupt:
+        console.say("stopped; nothing was written")
+        raise
     if not quiet:
         console.say_facts(
             {
