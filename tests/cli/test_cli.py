@@ -23,6 +23,7 @@ import pytest
 from attnlm import __version__
 from attnlm.__main__ import main
 from attnlm.base.errors import UsageError
+from attnlm.base.signals import Interrupted
 from attnlm.config.settings import parse_seconds
 from attnlm.model.architecture import RUNGS
 from attnlm.runs.run import open_run
@@ -64,6 +65,7 @@ def test_every_rung_from_text_to_text(rung: str, project: Path) -> None:
     assert (f"attnlm train --model {higher[0]}" if higher else best) in trained.stderr
     assert facts["model"] == rung and facts["steps"] == 6
     assert Path(facts["run"]).parts == ("checkpoints", f"{rung}-001")
+    assert facts["dataset"] == "data/text-char"
 
     measured = json.loads(command("eval", facts["run"], "--json", cwd=project).stdout)
     assert measured["val_loss"] == pytest.approx(facts["best_val_loss"], rel=1e-5)
@@ -275,6 +277,7 @@ def test_print_config_and_config_json_are_recipes_of_the_same_run(project: Path)
     flags = ["--heads", "2", "--embed-dim", "6", "--learning-rate", "0.01", *QUICK]
     printed = command("train", *flags, "--print-config", cwd=project).stdout
     assert tomllib.loads(printed)["heads"] == 2
+    assert printed.startswith("# data set: text-char\n")
     (project / "mine.toml").write_text(printed)
     assert (
         command("train", "--recipe", "mine.toml", "--print-config", cwd=project).stdout == printed
@@ -333,6 +336,18 @@ def test_the_next_command_after_a_small_text_works(tmp_path: Path) -> None:
     (following,) = re.findall("^next  attnlm (.*)$", done.stderr, flags=re.MULTILINE)
     assert following == "train --block-size 19"
     command(*following.split(), "--steps", "1", cwd=tmp_path)
+
+
+def test_a_stopped_preparation_says_that_nothing_was_written(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr("attnlm.data.prepare.write_dataset", stopped)
+    done = command("prepare", "text.txt", "--name", "cut", cwd=project, code=130)
+    assert done.stderr == "stopped; nothing was written\n"
+    assert not (project / "data" / "cut").exists()
 
 
 def test_a_signal_saves_and_says_how_to_go_on(

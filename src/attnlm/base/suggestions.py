@@ -56,6 +56,7 @@ _OTHER_NAMES = {
     "rungs": "model models rung",
     # text and samples
     "tokens": "length max_length max_new_tokens max_tokens n_tokens num_tokens new_tokens",
+    "prompt": "start",
     "temperature": "temp",
     "num_samples": "n_samples samples",
     "top_p": "nucleus",

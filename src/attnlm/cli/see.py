@@ -13,6 +13,7 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Progress
+from attnlm.base.folders import folder_names
 from attnlm.cli import console, options
 from attnlm.cli.event_printer import Display
 from attnlm.cli.options import argument, decode_argument, option, switch
@@ -47,8 +48,7 @@ def attend(
 ) -> None:
     """Show what each head attends to in a text."""
     kind = "" if output is None else _check_output(output, "html", "png", "svg")
-    text = decode_argument(text, "the text")
-    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
+    text, opened = _decoded_and_opened("attend", text, run, checkpoint_dir)
 
     from attnlm.see import attend as see
 
@@ -80,6 +80,18 @@ def attend(
             console.print_result("\n".join(see.attention_lines(attention)))
         console.print_result("\n".join(see.next_token_lines(attention.next_tokens())))
     console.say(see.CAUTION)
+
+
+def _decoded_and_opened(
+    command: str, text: str, run: str | None, checkpoint_dir: Path
+) -> tuple[str, attnlm.Run]:
+    """Return the text and the run of a command. Raises UsageError if only a run is named."""
+    if run is None and text in folder_names(checkpoint_dir, "run"):
+        raise UsageError(
+            f"missing argument 'TEXT': {text} is a run",
+            f"attnlm {command} TEXT {text}; a text that is the name of a run needs RUN too",
+        )
+    return decode_argument(text, "the text"), attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
 
 def _check_fonts(kind: str, tokens: Sequence[str]) -> None:
@@ -122,8 +134,7 @@ def trace(
     if as_code + json + (head is not None) > 1:
         message = "only one of --as-code, --json and --head can be used"
         raise UsageError(message, "--as-code and --json always include every head")
-    text = decode_argument(text, "the text")
-    opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
+    text, opened = _decoded_and_opened("trace", text, run, checkpoint_dir)
 
     from attnlm.see.script_export import as_script
     from attnlm.see.trace import trace_lines

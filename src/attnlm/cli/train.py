@@ -15,7 +15,7 @@ import typer
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import command_for, find_folder, folder_flag
+from attnlm.base.folders import command_for, default_name, find_folder, folder_flag
 from attnlm.base.formatting import byte_size, duration, quantity
 from attnlm.base.setting_fields import fields_of
 from attnlm.cli import completion, console, options
@@ -116,6 +116,9 @@ def train(
         request = resolve_new(settings, recipe, parent)
         if request.candidates is not None:
             raise several_sizes_error(str(recipe), len(request.candidates.sizes))
+        if data_name := dataset or default_name(data_dir, "data set"):
+            # A recipe has no data set, but its reader wants to know which one it was made for.
+            console.print_result(console.escape_unprintable(f"# data set: {data_name}"))
         console.print_result(to_toml(request.config.settings()).rstrip())
         return
     tools = None
@@ -245,6 +248,7 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
         console.say_next(command_for("attnlm sample", run.path, *length))
     facts = {
         "run": str(run.path),
+        "dataset": run.dataset.path,
         "model": run.config.spec.name,
         "parent": run.parent and asdict(run.parent),
         "parameters": run.parameters,

@@ -121,6 +121,9 @@ def resolve(
     recipe = {name: value for name, value in (recipe or {}).items() if name not in named}
     tokenizer: Any = recipe.pop("tokenizer", None)
     recipe.pop(CODE, None)
+    if not isinstance(tokenizer, str | None):
+        message = f"in the recipe: invalid value for `tokenizer`: {quoted(tokenizer)}"
+        raise AttnlmError(message, "name one, such as char or bpe:512")
     try:
         config = _resolve_checked(dict(settings), recipe, parent)
     except UsageError as error:

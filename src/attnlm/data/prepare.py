@@ -179,6 +179,8 @@ class _Request:
             kind, allowed = "examples from records", _OF_RECORDS
         else:
             kind, allowed = "a text", _OF_TEXT
+        if self.encoding is not None:
+            text_encoding(self.encoding)
         for name, value in vars(self).items():
             if value is not None and name not in ("source", *allowed):
                 raise UsageError(f"`{name}` does not apply to {kind}", f"leave `{name}` out")

@@ -468,7 +468,7 @@ def _run_from_record(path: Path, stored: StoredRun) -> Run:
     try:
         config = resolve({}, _with_own_code(stored.config, path / CODE))
     except AttnlmError as error:
-        reason = error.message.removeprefix("in the recipe: ")
+        reason = error.message.removeprefix("in the recipe: ").replace("`", "")
         raise AttnlmError(
             f"{path / 'config.json'} is not valid: {reason}", f"{error.hint}; or {COPY_THE_RUN}"
         ) from None

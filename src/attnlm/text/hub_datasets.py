@@ -112,7 +112,7 @@ def _texts(source: str, column: str, offline: bool) -> Iterator[str]:
     if offline and (urls := [word for word in _configured(Path(path)) if "://" in word]):
         raise AttnlmError(
             f"{source} names {urls[0]}, which needs the network, but `offline` is set",
-            "leave it out of the folder's README.md, or allow the network",
+            "leave it out of README.md or .huggingface.yaml there, or allow the network",
         )
     datasets.disable_progress_bars()
     for library in ("datasets", "huggingface_hub"):  # they log errors and retries

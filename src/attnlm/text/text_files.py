@@ -217,7 +217,7 @@ def text_pieces(path: Path, encoding: str, shown: str) -> Iterator[Piece]:
                 raise NotTextError(
                     shown,
                     f"is not valid {encoding}",
-                    "convert it, or name its `encoding`, such as utf-16 or latin-1",
+                    "convert it, or name its `encoding`, such as utf-16, cp1252 or shift_jis",
                     f"byte {offset}",
                 ) from error
             if text and is_first:

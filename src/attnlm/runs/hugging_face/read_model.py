@@ -192,7 +192,8 @@ def read_config(path: Path, block_size: int | None = None) -> DescribedModel:
     try:
         config = resolve({"model": family.model, **settings, "steps": 1})
     except UsageError as error:
-        raise AttnlmError(f"{path}: {error.message}", _HINT) from None
+        message = error.message.replace("`", "")  # no option is wrong
+        raise AttnlmError(f"{path}: {message}", _HINT) from None
     mappings = (
         tensor
         for tensor in stock.tensor_mappings(require_architecture(config.spec, Use.EXPORT))
