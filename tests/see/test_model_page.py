@@ -194,8 +194,30 @@ def test_typing_shows_the_next_token_and_what_the_last_one_attends_to(play: Any)
     assert f"attends to {percent(float(seen.maps[0, 0, 1, 4].max()))}" in caption.inner_text()
     view.fill("#prompt", "abz")
     view.locator("#status", has_text="“z”").wait_for()  # which the vocabulary lacks
+    assert view.locator("#models li").count() == 0 and view.inner_text("#after-text") == ""
     view.fill("#prompt", "ab")
     until(view, "document.getElementById('status').textContent === ''")
+    first.wait_for()
+
+
+SLOW = """() => {
+  globalThis.updates = 0;
+  attnlm.modelPage.showTexts = () => {
+    globalThis.updates += 1;
+    for (const began = performance.now(); performance.now() - began < 50;);
+  };
+}"""
+
+
+def test_a_long_text_leaves_time_for_the_reader(play: Any) -> None:
+    view = play("transformer", text="ab")
+    view.evaluate(SLOW)
+    view.fill("#tokens", "100000")
+    view.click("#run")
+    view.wait_for_timeout(1500)
+    assert 1 <= view.evaluate("updates") <= 6  # 11 if each follows 80 ms after the one before
+    view.click("#run")
+    until(view, "!attnlm.modelPage.generation")
 
 
 def test_a_head_that_is_switched_off_adds_nothing(play: Any) -> None:

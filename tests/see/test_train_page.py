@@ -257,6 +257,23 @@ def test_the_slider_goes_back_to_the_beginning_and_everything_follows(learned: A
     learned.locator(".sample", has_text="abcdefghij").wait_for()
 
 
+NEWER = """() => {
+  const {trainer} = attnlm;
+  trainer.run.isRunning = true;
+  trainer.run.snapshots.push({...trainer.run.snapshots[0], step: 7});
+  trainer.show();
+}"""
+
+
+def test_what_comes_into_sight_is_the_newest_model(browser: Any, page: Path) -> None:
+    with opened(browser, page, height=300) as view:
+        until(view, f"{HAS_SNAPSHOT} && !attnlm.modelPage.isBusy")
+        view.evaluate(NEWER)
+        assert view.inner_text("#into-step") == "the model of step 0"
+        view.locator("#models").scroll_into_view_if_needed()
+        until(view, "document.getElementById('into-step').textContent === 'the model of step 7'")
+
+
 LATE = """async () => {
   const {trainPage, trainer} = attnlm;
   const {cost} = trainer;

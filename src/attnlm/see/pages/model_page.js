@@ -33,6 +33,7 @@ const CANDIDATES = 6;
 const CHARACTER_TOKENS = 4; // a character has at most 4 bytes, and so tokens
 const DEBOUNCE = 60; // milliseconds while the user types
 const FRAME = 80; // milliseconds between two updates during generation
+const SHARE = 9; // times that an update of a long text takes, before the next one
 
 export class ModelPage {
   isEdited = true; // the prompt has changed since it was encoded
@@ -188,6 +189,8 @@ export class ModelPage {
     } catch (error) {
       if (!(error instanceof TextError)) throw error;
       page.status.textContent = error.message;
+      for (const section of page.models.children) section.querySelector(".next").replaceChildren();
+      page["after-text"].textContent = "";
       return false;
     }
     this.states.forEach((state, number) => {
@@ -418,13 +421,16 @@ function numberOfTokens() {
   return value !== "" && validity.valid ? valueAsNumber : 200;
 }
 
-/* Return a function that calls `show`, but not within FRAME after the last call. */
+/* Return a function that calls `show`, but not within FRAME after the last call, and at most a tenth of the time. */
 function throttle(show) {
   let last = performance.now();
+  let wait = FRAME;
   return () => {
-    if (performance.now() - last <= FRAME) return;
+    const now = performance.now();
+    if (now - last <= wait) return;
     show();
     last = performance.now();
+    wait = Math.max(FRAME, SHARE * (last - now));
   };
 }
 

@@ -66,6 +66,7 @@ class TrainPage {
     }
     page.compare.addEventListener("click", () => this.compare());
     darkness.addEventListener("change", showAll);
+    new IntersectionObserver(() => this.follow(this.panes[0])).observe(page.models);
   }
 
   // --- The text -------------------------------------------------------------------------------------------------
@@ -156,11 +157,12 @@ class TrainPage {
     page["at-step"].value = Math.min(this.chosenStep, newestStep);
   }
 
-  /* Show a pane's model below, if it is the first pane's and in sight. */
+  /* Show a pane's model below, if it is the first pane's and in sight. While it trains, the parts below are shown to the
+     end before a newer model takes their place. */
   follow(pane) {
-    if (pane !== this.panes[0]) return;
+    if (pane !== this.panes[0] || !pane.shown || pane.model === this.modelPage.models.at(-1)) return;
     const isOutOfSight = page.models.getBoundingClientRect().top > innerHeight;
-    if (pane.run.isRunning && isOutOfSight) return;
+    if (pane.run.isRunning && (isOutOfSight || this.modelPage.isBusy)) return;
     page["into-step"].textContent = `the model of step ${withCommas(pane.shown.step)}`;
     this.modelPage.replaceLastModel(pane.model);
   }
