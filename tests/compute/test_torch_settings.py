@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import pytest
 import torch
 
 import attnlm
+from attnlm.compute.torch_settings import usual_torch_settings
 
 
 @contextmanager
@@ -29,6 +30,17 @@ SETTINGS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no_grad": torch.no_grad,
     "inference mode": torch.inference_mode,
 }
+
+
+def test_threads_share_the_default_dtype() -> None:
+    first, second = (ExitStack() for _ in range(2))
+    with _default_dtype(torch.float64):
+        first.enter_context(usual_torch_settings())
+        second.enter_context(usual_torch_settings())
+        first.close()
+        assert torch.get_default_dtype() == torch.float32  # the second still computes
+        second.close()
+        assert torch.get_default_dtype() == torch.float64
 
 
 def _results(dataset: attnlm.Dataset, model: str) -> tuple[Any, ...]:

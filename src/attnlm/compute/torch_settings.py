@@ -5,24 +5,32 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_lock = threading.Lock()
+_inside = 0
+"""the calls that compute now, of all threads"""
+_dtype: Any = None
+"""the program's default dtype, during these calls"""
+
 
 @contextlib.contextmanager
 def usual_torch_settings() -> Iterator[None]:
     """PyTorch as it is when it is imported: float32 on the CPU, with gradients, without autocast.
 
-    The settings of the program are restored afterwards. Nothing happens before torch is imported.
+    The settings of the program are restored afterwards. The default dtype is one for all threads:
+    it is restored when the last of them leaves. Nothing happens before torch is imported.
     """
+    global _inside, _dtype
     torch = sys.modules.get("torch")
     if torch is None:
         yield
         return
-    dtype = torch.get_default_dtype()
     with contextlib.ExitStack() as stack:
         if torch.get_default_device().type != "cpu":
             stack.enter_context(torch.device("cpu"))
@@ -31,11 +39,18 @@ def usual_torch_settings() -> Iterator[None]:
                 stack.enter_context(torch.autocast(device, enabled=False))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        torch.set_default_dtype(torch.float32)
+        with _lock:
+            if _inside == 0:
+                _dtype = torch.get_default_dtype()
+            _inside += 1
+            torch.set_default_dtype(torch.float32)
         try:
             yield
         finally:
-            torch.set_default_dtype(dtype)
+            with _lock:
+                _inside -= 1
+                if _inside == 0:
+                    torch.set_default_dtype(_dtype)
 
 
 @functools.cache
