@@ -44,6 +44,7 @@ export class ModelPage {
   seed = null; // of the generated texts
   tokenRandom = null; // draws the tokens of “One token”
   plots = new Map(); // of embeddings, by model
+  onIdle = () => {}; // called when everything is shown
 
   constructor(models, prompt) {
     page.prompt.value = prompt;
@@ -149,6 +150,7 @@ export class ModelPage {
     } finally {
       this.isBusy = false; // also after an error in a view, or nothing would be shown again
     }
+    if (!this.generation) this.onIdle();
   }
 
   async computeAndShow(isStopped) {

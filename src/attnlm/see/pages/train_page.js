@@ -66,7 +66,8 @@ class TrainPage {
     }
     page.compare.addEventListener("click", () => this.compare());
     darkness.addEventListener("change", showAll);
-    new IntersectionObserver(() => this.follow(this.panes[0])).observe(page.models);
+    this.modelPage.onIdle = () => this.follow(this.panes[0]);
+    new IntersectionObserver(this.modelPage.onIdle).observe(page.models);
   }
 
   // --- The text -------------------------------------------------------------------------------------------------
