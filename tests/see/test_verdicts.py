@@ -83,8 +83,19 @@ def test_verdicts_follow_the_interval_and_state_the_seeds_that_are_needed() -> N
     assert compare_pairs({"a": [1.0, 1.1], "b": [1.1, 1.0]})[0].seeds_needed is None
     assert compare_pairs({"a": [1.0], "b": [0.5]}) == [Pair("b", "a", 0.5, None, "not shown", None)]
     same = compare_pairs({"a": [1.0, 1.5], "b": [1.0, 1.5]})[0]
-    assert (same.difference, same.interval, same.verdict) == (0, (0, 0), "not shown")
+    assert (same.difference, same.interval, same.verdict) == (0, (0, 0), "the same")
     assert compare_pairs({"a": [1.0, 1.5]}) == []
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_rungs_that_differ_by_rounding_are_the_same(seeds: int) -> None:
+    """As a part with its idea switched off, which sums in another order."""
+    plain = [2.5, 2.6, 2.7][:seeds]
+    off = [loss - 4e-8 for loss in plain]
+    on = [loss - 4e-5 for loss in plain]
+    same, *others = compare_pairs({"plain": plain, "off": off, "on": on})
+    assert (same.difference, same.verdict, same.seeds_needed) == (0, "the same", None)
+    assert {pair.verdict for pair in others} == {"better" if seeds > 1 else "not shown"}
 
 
 SAME = """

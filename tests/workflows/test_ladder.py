@@ -37,7 +37,7 @@ from tests import own_code
 from tests.browser import elements
 from tests.kit import Clock, command, try_command
 from tests.models import FRUITS, prepared, timeless
-from tests.workflows.conftest import HEAD, Ladders
+from tests.workflows.conftest import HEAD, LADDERS, Ladders
 
 # --- Training -------------------------------------------------------------------------------------
 
@@ -281,6 +281,8 @@ BIGRAM = {"rung": "bigram"}
         ("trials", [{**BIGRAM, "value": "1"}], "is not valid: its 'trials.value' cannot be '1'"),
         ("codes", [1], "is not valid: its 'codes' cannot be [1]"),
         ("codes", None, "is not valid: its 'codes' cannot be None"),
+        ("failed", {"bigram": 1}, "is not valid: its 'failed' cannot be {'bigram': 1}"),
+        ("failed", {"average": ""}, "is not valid: its 'failed' cannot be {'average': ''}"),
     ],
 )
 def test_a_plan_that_nobody_would_write_is_refused(
@@ -292,6 +294,96 @@ def test_a_plan_that_nobody_would_write_is_refused(
     with pytest.raises(AttnlmError) as caught:
         read_plan(tmp_path)
     assert caught.value.message == f"{tmp_path / 'ladder.json'} {says}"
+
+
+# --- Failed rungs ---------------------------------------------------------------------------------
+
+FAILING = """
+import torch
+
+class Late(torch.nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += self.training and torch.is_grad_enabled()
+        return self.later(x) if self.calls > 3 else x
+
+    def later(self, x):
+        raise ValueError("too late")
+
+class Diverges(Late):
+    def later(self, x):
+        return x / 0
+
+class Short(torch.nn.Module):
+    def forward(self, x):
+        assert x.size(-2) > 9, "too short"
+        return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        ("Late", "its code raised ValueError: too late"),
+        ("Short", "its code raised AssertionError: too short"),  # when the rung writes a text
+        ("Diverges", "no longer finite numbers"),
+    ],
+)
+def test_a_rung_that_fails_leaves_the_others_to_be_compared(
+    part: str, why: str, ladders: Ladders, tmp_path: Path
+) -> None:
+    (tmp_path / "part.py").write_text(FAILING)
+    failing = f"transformer:mlp={tmp_path}/part.py:{part}"
+    given: dict[str, Any] = {"rungs": (failing, *LADDERS["plain"]["rungs"]), "name": "plain"}
+    notes: list[str] = []
+    ladder = ladders.train(tmp_path, **given, on_event=lambda event: notes.append(str(event)))
+    assert facts(ladder) == facts(ladders.whole("plain"))
+    assert [*ladder.plan.failed] == [failing] and why in ladder.plan.failed[failing]
+    assert ("Traceback (most recent call last):" in notes) == ("code" in why)
+    header, rows = ladder.table()
+    assert rows[-1] == [ladder.labels[failing], "failed", *[""] * len(header[2:])]
+    page = elements(ladder.write_page().read_bytes()).text
+    assert f"{failing} failed: " in page and why in page
+    # And a resumed ladder goes past it.
+    notes.clear()
+    again = attnlm.ladder(resume=ladder.path, on_event=lambda event: notes.append(str(event)))
+    assert facts(again) == facts(ladder) and again.plan == ladder.plan
+    assert f"rung 1 of 3: {failing}" not in notes
+
+
+def test_a_command_with_a_failed_rung_shows_the_others_and_exits_with_1(
+    ladders: Ladders, tmp_path: Path
+) -> None:
+    (tmp_path / "part.py").write_text(FAILING)
+    failing = "transformer:mlp=part.py:Late"
+    words = ["ladder", str(ladders.dataset.path), "--rungs", f"{failing},bigram", "--steps", "6"]
+    with contextlib.chdir(tmp_path):
+        done = try_command([*words, "--seeds", "2", "--tokens", "1", "--json"])
+    assert done.code == 1
+    shown = json.loads(done.stdout)
+    assert shown["failed"] == {failing: "its code raised ValueError: too late"}
+    (bigram,) = shown["rungs"]
+    assert [*bigram["val_losses"]] == [str(shown["seed"]), str(shown["seed"] + 1)]
+    assert 'part.py", line' in done.stderr and "rung 2 of 4" not in done.stderr
+    *_, error, hint = done.stderr.splitlines()
+    assert error == f"error: 1 of 2 rungs failed: {failing}" and "repaired code" in hint
+
+
+def test_a_ladder_whose_rungs_all_fail_says_why(ladders: Ladders, tmp_path: Path) -> None:
+    (tmp_path / "part.py").write_text(FAILING)
+    rungs = (f"transformer:mlp={tmp_path}/part.py:Diverges",)
+    notes: list[str] = []
+    with pytest.raises(AttnlmError, match="all rungs failed: transformer") as e:
+        ladders.train(
+            tmp_path,
+            rungs=rungs,
+            steps=20,
+            tune="learning_rate",
+            on_event=lambda n: notes.append(str(n)),
+        )
+    assert "repaired code" in e.value.hint
+    assert sum("the loss, gradient or weights are no longer finite" in n for n in notes) == 6
 
 
 # --- Tuned ----------------------------------------------------------------------------------------

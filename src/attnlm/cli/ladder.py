@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attnlm
-from attnlm.base.errors import UsageError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.folders import command_for, find_folder
 from attnlm.cli import completion, console, options
 from attnlm.cli.event_printer import Display, baselines
 from attnlm.cli.options import decode_argument, option, setting_option
 from attnlm.model.architecture import MODELS
-from attnlm.runs.ladder_plan import EQUAL, check_rungs
+from attnlm.runs.ladder_plan import EQUAL, REPAIR, check_rungs
 
 if TYPE_CHECKING:
     from attnlm.see.ladder import Ladder
@@ -114,6 +114,9 @@ def ladder(
         say_texts(ladder)
     say_table(ladder)
     console.print_result_or_json(str(page), ladder_facts(ladder) | {"page": str(page)}, json)
+    if failed := ladder.plan.failed:
+        of = f"{len(failed)} of {len(ladder.plan.rungs)} rungs failed"
+        raise AttnlmError(f"{of}: {', '.join(failed)}", REPAIR)
 
 
 def say_texts(ladder: Ladder) -> None:
@@ -155,12 +158,16 @@ def ladder_facts(ladder: Ladder) -> dict[str, object]:
         "adapted": [vars(adapted) for adapted in ladder.plan.adapted],
         "warnings": ladder.warnings,
         "pairs": [vars(pair) for pair in ladder.pairs],
+        "failed": ladder.plan.failed,
         "rungs": [
             {
                 "model": rung.model,
                 "run": str(rung.run.path),
                 "val_loss": rung.loss,
-                "val_losses": rung.losses,
+                "val_losses": {
+                    ladder.plan.seed + number: result.final.val_loss
+                    for number, result in enumerate(rung.results)
+                },
                 "mean": rung.mean,
                 "interval": rung.interval,
                 "gain": gain and gain.nats,

@@ -30,6 +30,8 @@ FACTORS = (0.25, 0.5, 1, 2, 4)
 EQUAL = ("tokens", "parameters", "flops", "time")
 TOLERANCE = 0.05
 """The difference, as a fraction, up to which rungs count as equal in what `equal` names."""
+REPAIR = "start another ladder with a lower rate, as bigram:learning_rate=0.01, or repaired code"
+"""What to do about rungs that failed."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,9 @@ class Trial:
     rung: str
     value: float
     loss: float | None
-    """in nats per token of text that only tuning holds out; None if training diverged"""
+    """in nats per token of text that only tuning holds out; None if training failed"""
     steps: int | None = None
-    """the steps that were made; None if training diverged"""
+    """the steps that were made; None if training failed"""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class LadderPlan:
     """what is held equal in all rungs: tokens, parameters, FLOPs of training, or its time"""
     adapted: tuple[Adapted, ...] = ()
     """the settings that the rungs have because of `equal`"""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """why a rung failed, by its name: training diverged, or its own code raised an error"""
     codes: Mapping[str, Any] = field(default_factory=dict)
     """the own code (OwnCode) that the rungs name, by its name there"""
 
@@ -145,6 +149,8 @@ class LadderPlan:
             )
         for name in ("tokens", "seeds", "equal"):
             check_value(LadderPlan, name, getattr(self, name))
+        if any(n not in self.rungs or not isinstance(r, str) for n, r in self.failed.items()):
+            raise UsageError(f"its 'failed' cannot be {quoted(self.failed)}", "")
         if self.equal == "time" and self.steps is not None:
             raise UsageError("`equal` time cannot be combined with `steps`", "use `budget`")
         if self.tune in SHARED or not hasattr(TrainingConfig, self.tune or "seed"):

@@ -113,7 +113,7 @@ class Ladder:
     def labels(self) -> dict[str, str]:
         """Short labels, keyed by rung. If only one model has variants, their labels omit its name:
         `…positions=none`."""
-        models = [rung.model for rung in self.rungs]
+        models = [*(rung.model for rung in self.rungs), *self.plan.failed]
         changed = {model.partition(":")[0] for model in models if ":" in model}
         shared = f"{changed.pop()}:" if len(changed) == 1 else ":"
         return {m: f"…{m.removeprefix(shared)}" if m.startswith(shared) else m for m in models}
@@ -155,7 +155,7 @@ class Ladder:
         return ["rung", "than", "verdict", "difference", "interval", "seeds needed"], rows
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return the column names, and a row for each rung."""
+        """Return the column names, and a row for each rung; rungs that failed come last."""
         seeds = ["lowest to highest"] if self.plan.seeds > 1 else []
         steps = ["steps"] if self.plan.equal in ("flops", "time") else []
         deviations = self.unequal if self.plan.equal == "parameters" else {}
@@ -175,7 +175,11 @@ class Ladder:
             ]
             for rung, gain in zip(self.rungs, self.gains, strict=True)
         ]
-        return ["rung", *header, *steps, "seconds"], rows
+        header = ["rung", *header, *steps, "seconds"]
+        failed = [
+            [self.labels[rung], "failed", *[""] * len(header[2:])] for rung in self.plan.failed
+        ]
+        return header, rows + failed
 
     @property
     def verdict(self) -> str:
@@ -185,11 +189,13 @@ class Ladder:
         if not others:
             return ranking
         second = others[0]
+        names = {best.model, second.model}
+        pair = next(pair for pair in self.pairs if {pair.rung, pair.rival} == names)
+        if pair.verdict == "the same":
+            return f"{ranking}, and {second.model} has the same"
         ranking += f"; the second, {second.model}, has {second.loss - best.loss:.4f} more"
         if self.plan.seeds == 1:
             return f"{ranking}; with one seed, the difference may be chance"
-        names = {best.model, second.model}
-        pair = next(pair for pair in self.pairs if {pair.rung, pair.rival} == names)
         show = "do not show" if pair.verdict == "not shown" else "show"
         return f"{ranking}; {self.plan.seeds} seeds {show} that they differ"
 
@@ -237,7 +243,7 @@ class Ladder:
                 "each rung has its default learning rate, and may prefer another: `tune` "
                 "learning_rate finds one for each"
             )
-        tuned = dict.fromkeys(trial.rung for trial in self.plan.trials)
+        tuned = dict.fromkeys(t.rung for t in self.plan.trials if t.loss is not None)
         chosen = (f"{rung} {self.plan.settings(rung, 0)[self.plan.tune]:g}" for rung in tuned)
         return (
             f"each rung has its best {self.plan.tune} of five (1/4 to 4 times its default), each "

@@ -109,7 +109,7 @@ def ladder_page(ladder: Ladder) -> bytes:
         "ladder.html",
         ladder=ladder,
         header=header,
-        rows=list(zip(ladder.rungs, rows, strict=True)),
+        rows=list(itertools.zip_longest(ladder.rungs, rows)),
         verdicts=ladder.verdicts(),
         notes=[re.sub(r"`(\w+)`", lambda setting: flag(setting[1]), note) for note in notes],
         explained=explain_rungs(ladder),
@@ -159,6 +159,8 @@ def explain_rungs(ladder: Ladder) -> list[tuple[str, str]]:
         idea, why, why_not = unexplained if changed else _IDEAS.get(model, unexplained)
         if gain is None:
             comparison = "The others are compared with it"
+        elif judged_pairs[rung.model, gain.rival.model].verdict == "the same":
+            comparison = f"The same loss as {gain.rival.model}, up to rounding"
         elif ladder.plan.seeds == 1 and abs(gain.nats) <= NOTICEABLE:
             comparison = f"As good as {gain.rival.model} after these steps"
         else:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 FALSE_CLAIMS = 0.05
 """The largest probability that a ladder of equal rungs claims any difference."""
+_ROUNDING = 1e-5
+"""Losses that differ by at most this fraction are the same: sums in another order differ so."""
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,11 @@ class Pair:
     interval: tuple[float, float] | None
     """of 95%, or more if the ladder has other pairs; None for one seed"""
     verdict: str
-    """better or worse, if the interval excludes 0: the rung than its rival; else `not shown`"""
+    """better or worse, if the interval excludes 0: the rung than its rival; `the same`, if losses
+    differ by rounding only; else `not shown`"""
     seeds_needed: int | None
     """the seeds that show such a difference with a probability of 80%; None if it is shown, if its
-    spread is unknown (one seed), and if they are over 100"""
+    spread is unknown (one seed), if they are over 100, and if there is no difference"""
 
 
 def compare_pairs(losses: Mapping[str, Sequence[float]]) -> list[Pair]:
@@ -43,10 +46,14 @@ def compare_pairs(losses: Mapping[str, Sequence[float]]) -> list[Pair]:
     the first interval that includes 0 on, the level stays the same.
     """
     pairs = {
-        (rung, rival): [b - a for a, b in zip(losses[rung], losses[rival], strict=True)]
+        (rung, rival): [
+            0.0 if math.isclose(a, b, rel_tol=_ROUNDING) else b - a
+            for a, b in zip(losses[rung], losses[rival], strict=True)
+        ]
         for rival, rung in itertools.combinations(losses, 2)
     }
-    compared = {names: Pair(*names, d[0], None, "not shown", None) for names, d in pairs.items()}
+    otherwise = {names: "not shown" if any(d) else "the same" for names, d in pairs.items()}
+    compared = {n: Pair(*n, d[0], None, otherwise[n], None) for n, d in pairs.items()}
     seeds = min(map(len, losses.values()))
     if seeds < 2:
         return list(compared.values())
@@ -57,7 +64,7 @@ def compare_pairs(losses: Mapping[str, Sequence[float]]) -> list[Pair]:
         low, high = interval(differences, tails)
         is_shown = is_shown and not low <= 0 <= high
         pairs_left -= is_shown
-        verdict = ("better" if low > 0 else "worse") if is_shown else "not shown"
+        verdict = ("better" if low > 0 else "worse") if is_shown else otherwise[names]
         needed = None if is_shown else _seeds_needed(abs(_effect_size(differences)), tails)
         compared[names] = Pair(*names, (low + high) / 2, (low, high), verdict, needed)
     return list(compared.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from attnlm.base.clock import budget_start
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.folders import check_name, find_folder
+from attnlm.base.own_code import own_traceback
 from attnlm.base.setting_fields import Settings, differing_names
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
@@ -30,7 +32,7 @@ from attnlm.generation.question_format import QuestionFormat, answers, format_of
 from attnlm.generation.sampler import load_sampler
 from attnlm.generation.sampling_config import SamplingConfig, draw_seed
 from attnlm.model.own_specs import CODE, with_defaults
-from attnlm.runs.ladder_plan import RECORD, Adapted, LadderPlan, read_plan
+from attnlm.runs.ladder_plan import RECORD, REPAIR, Adapted, LadderPlan, read_plan
 from attnlm.runs.records import has_same_ids
 from attnlm.runs.run import Run, open_run
 from attnlm.see.ladder import Ladder, Rung, median
@@ -41,7 +43,7 @@ from attnlm.workflows.autotune import check_fits
 from attnlm.workflows.check_own_code import check_causal
 from attnlm.workflows.match_compute import relative_steps, with_steps, with_widths
 from attnlm.workflows.train import train
-from attnlm.workflows.tune import run_trials
+from attnlm.workflows.tune import reason_of_failure, run_trials
 
 DEFAULT_RUNGS = ("bigram", "average", "single-head", "multi-head", "transformer")
 DEFAULT_BUDGET = 120.0
@@ -116,8 +118,11 @@ def ladder(
     first rung. flops: each rung makes the steps that need as many operations as the `steps` of the
     first rung with matmuls. time: each rung gets the same share of the `budget`.
 
-    Raises AttnlmError (UsageError for invalid arguments), and Interrupted on a signal, after saving
-    the last complete step.
+    A rung whose training diverges, or whose own code raises an error, has its reason in
+    `plan.failed`; the others are trained and compared.
+
+    Raises AttnlmError (UsageError for invalid arguments) also if all rungs fail, and Interrupted on
+    a signal, after saving the last complete step.
     """
     began = budget_start()
     folder = Path(checkpoint_dir)
@@ -175,29 +180,55 @@ def _train_rungs(
     budgets = None
     if plan.budget is not None:  # train the largest first: it takes most of the time
         order.sort(key=lambda key: (-costs[key[0]], key[1]))
-        budgets = _BudgetOfRuns(plan, plan.budget, began, [durations[rung] for rung, _ in order])
+        budgets = _BudgetOfRuns(plan, plan.budget, began)
     runs: dict[tuple[str, int], Run] = {}
     for number, (rung, seed) in enumerate(order, 1):
+        if rung in plan.failed:
+            continue
         title = f"rung {number} of {len(order)}: {rung}"
         on_event(Note(title if plan.seeds == 1 else f"{title}, seed {seed}"))
         settings = plan.settings(rung, seed)
         has_steps = "steps" in settings
         if budgets is not None:
-            settings["budget"] = budgets.seconds_of_next()
+            left = (durations[r] for r, _ in order[number - 1 :] if r not in plan.failed)
+            settings["budget"] = budgets.seconds_of_next(*left)
             if has_steps:
                 settings.setdefault("eval_every", max(1, math.ceil(settings["steps"] / 10)))
-        run = runs[rung, seed] = _train_or_resume(
-            paths[rung, seed], plan, settings, dataset, on_event
-        )
+        try:
+            run = _train_or_resume(paths[rung, seed], plan, settings, dataset, on_event)
+        except Exception as error:  # noqa: BLE001 - own code may raise anything
+            plan = _with_failed(path, plan, rung, error, on_event)
+            continue
+        runs[rung, seed] = run
         if budgets is not None:
             budgets.record(run)
         if not has_steps:
             plan = _with_steps_made(run, rung, plan, relative)
             plan.write(path)
-    is_whole = all(run.whole() for run in runs.values())
-    runs_of = {rung: [run for key, run in runs.items() if key[0] == rung] for rung in plan.rungs}
-    compared = (_sample_rung(rung, runs_of[rung], plan, is_whole, on_event) for rung in plan.rungs)
+    compared = []
+    is_whole = all(run.whole() for key, run in runs.items() if key[0] not in plan.failed)
+    for rung in [rung for rung in plan.rungs if rung not in plan.failed]:
+        of_rung = [run for key, run in runs.items() if key[0] == rung]
+        try:
+            compared.append(_sample_rung(rung, of_rung, plan, is_whole, on_event))
+        except Exception as error:  # noqa: BLE001 - own code may raise anything
+            plan = _with_failed(path, plan, rung, error, on_event)
+    if not compared:
+        reasons = (f"{rung}: {reason}" for rung, reason in plan.failed.items())
+        raise AttnlmError(f"all rungs failed: {'; '.join(reasons)}", REPAIR)
     return Ladder(path, plan, tuple(compared))
+
+
+def _with_failed(
+    path: Path, plan: LadderPlan, rung: str, error: Exception, on_event: OnEvent
+) -> LadderPlan:
+    """Return the plan, and write it, with the rung marked as failed. Raises other errors again."""
+    plan = replace(plan, failed={**plan.failed, rung: reason_of_failure(error)})
+    plan.write(path)
+    for line in (own_traceback(error) or "").splitlines():
+        on_event(Note(line))
+    on_event(Note(f"{rung} failed: {plan.failed[rung]}"))
+    return plan
 
 
 def _with_steps_made(
@@ -215,32 +246,27 @@ def _with_steps_made(
 class _BudgetOfRuns:
     """The division of a ladder's budget, in seconds, among its runs."""
 
-    def __init__(
-        self, plan: LadderPlan, budget: float, began: float, durations: Sequence[float]
-    ) -> None:
-        """Begin with the first run.
-
-        The budget counts from `began`. `durations` are the expected durations of all runs in the
-        order of their training, in any unit.
-        """
+    def __init__(self, plan: LadderPlan, budget: float, began: float) -> None:
+        """Begin with the first run. The budget counts from `began`."""
         speaking = len(plan.rungs) * min(_SPEAKING, _SPEAKING_FRACTION * budget)
         self._ends = began + budget - speaking
         self._late = max(_LATE, _LATE_FRACTION * budget)
         self._is_equal = plan.equal == "time"
-        self._durations = list(durations)  # of the runs that are left
+        self._duration = 0.0
         self._first_budget: float | None = None
         self._seconds_per_unit: float | None = None
 
-    def seconds_of_next(self) -> float:
+    def seconds_of_next(self, own: float, *others: float) -> float:
         """Return the seconds that the next run may take.
 
+        `own` is its expected duration, and `others` are those of the runs after it, in any unit.
         The first run gets its share of the time. Each later run gets time for its steps, or less if
         the ladder would otherwise end much too late; with `equal` time, it gets as much as the
         first.
         """
         if self._is_equal and self._first_budget is not None:
             return self._first_budget
-        own, *others = self._durations
+        self._duration = own
         share = own / (own + sum(others))
         left = self._ends - time.perf_counter()
         if self._seconds_per_unit is None:
@@ -249,10 +275,9 @@ class _BudgetOfRuns:
         return max(left - self._seconds_per_unit * sum(others), left * share)
 
     def record(self, run: Run) -> None:
-        """Record that the next run has been trained."""
-        duration = self._durations.pop(0)
+        """Record that the run has been trained."""
         if self._seconds_per_unit is None:
-            self._seconds_per_unit = run.evaluations()[-1].seconds / duration
+            self._seconds_per_unit = run.evaluations()[-1].seconds / self._duration
             self._first_budget = run.config.training.budget
 
 
@@ -317,7 +342,15 @@ def _new_plan(dataset: Dataset, arguments: dict[str, Any], on_event: OnEvent) ->
     budget: Settings = {} if plan.budget is None else {"budget": plan.budget}
     configs = [resolve({**plan.settings(rung, plan.seed), **budget}) for rung in plan.rungs]
     for rung, config in zip(plan.rungs, configs, strict=True):
-        check_fits(config, dataset, choose_device(config.training.device, config.training.dtype))
+        device = choose_device(config.training.device, config.training.dtype)
+        try:
+            check_fits(config, dataset, device)
+        except AttnlmError as error:
+            if isinstance(error, UsageError):  # it names the setting as the rung does
+                raise
+            settings = re.sub(r"`(\w+)`", r"\1", error.hint)
+            hint = f"{settings}; a rung has its settings in its name, as {rung}:block_size=16"
+            raise AttnlmError(f"{rung}: {error.message}", hint) from None
         if leaks := check_causal(config.spec, dataset.vocab_size):
             leak, _, remedy = leaks.partition("; ")
             raise AttnlmError(f"{rung} is not causal: {leak}", remedy)

@@ -10,6 +10,7 @@ from typing import Any
 from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
+from attnlm.base.own_code import own_traceback
 from attnlm.base.setting_fields import Settings
 from attnlm.data.dataset import Dataset
 from attnlm.runs.ladder_plan import LadderPlan, Trial
@@ -49,12 +50,9 @@ def run_trials(
                 settings["budget"] = share * (plan.budget or 0)
             else:
                 settings |= {"steps": steps, "eval_every": steps}
-            trial = _run_trial(path, rung, value, settings, held_out, on_event)
+            trial, result = _run_trial(path, rung, value, settings, held_out, on_event)
             plan = replace(plan, trials=(*plan.trials, trial))
             plan.write(path)
-            result = "its numbers are not finite"
-            if trial.loss is not None:
-                result = f"loss {trial.loss:.4f}"
             on_event(Note(f"tried {rung} with {plan.tune} {value:g}: {result}"))
         best = plan.settings(rung, plan.seed).get(str(plan.tune))
         if untried and best in (max(values), min(values)):
@@ -70,8 +68,8 @@ def _run_trial(
     settings: Settings,
     dataset: Dataset,
     on_event: OnEvent,
-) -> Trial:
-    """Train a rung with `settings` in a temporary folder, and return its loss as a trial."""
+) -> tuple[Trial, str]:
+    """Train a rung with `settings` in a temporary folder; return the trial, and it in words."""
 
     def pass_notes(event: object) -> None:
         if isinstance(event, Note):  # not the headers and evaluations of each trial
@@ -80,12 +78,22 @@ def _run_trial(
     with workspace(path) as folder:
         try:
             run = train(dataset, recipe=settings, checkpoint_dir=folder, on_event=pass_notes)
-        except AttnlmError as error:
-            if not isinstance(error.__cause__, StepNotFiniteError):
-                raise
-            return Trial(rung, value, None)
+        except Exception as error:  # noqa: BLE001 - own code may raise anything
+            return Trial(rung, value, None), reason_of_failure(error)
         last = run.evaluations()[-1]
-        return Trial(rung, value, last.val_loss, last.step)
+        return Trial(rung, value, last.val_loss, last.step), f"loss {last.val_loss:.4f}"
+
+
+def reason_of_failure(error: Exception) -> str:
+    """Return why a training failed: it diverged, or its own code raised `error`.
+
+    Any other error is raised again.
+    """
+    if (lines := own_traceback(error)) is not None:
+        return f"its code raised {lines.splitlines()[-1]}"
+    if isinstance(error, AttnlmError) and isinstance(error.__cause__, StepNotFiniteError):
+        return error.message
+    raise error
 
 
 def _with_held_out(dataset: Dataset) -> Dataset:
