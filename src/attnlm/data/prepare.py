@@ -232,7 +232,7 @@ def _read_source(
     request.check_effect(corpus.shown, (*corpus.files, *val_files))
     if request.prompt_column is not None:
         columns = (request.prompt_column, request.answer_column)
-        return dataset_from_records(corpus, val_corpus, request.fraction, *columns)
+        return dataset_from_records(corpus, val_corpus, request.fraction, *columns, on_event)
     return dataset_from_text(corpus, val_corpus, request.fraction, request.split, on_event)
 
 

@@ -100,16 +100,26 @@ def dataset_from_records(
     fraction: Fraction,
     prompt_column: str,
     answer_column: str | None,
+    on_event: OnEvent,
 ) -> UnencodedDataset:
-    """Return the data set of records to be made. Raises AttnlmError as `read_examples`."""
-    examples = list(read_examples(corpus.files, prompt_column, answer_column))
+    """Return the data set of records to be made. Examples with equal first questions stand in the
+    same split, unless validation has a corpus of its own. Raises AttnlmError as `read_examples`."""
+    train = list(read_examples(corpus.files, prompt_column, answer_column))
+    numbers: dict[str, int] = {}  # of each different question
+    for example in train:
+        numbers.setdefault(example[0].question, len(numbers))
+    if repeated := len(train) - len(numbers):
+        equal = f"{repeated:,} of {len(train):,} records repeat the question of another one"
+        on_event(Note(equal if val_corpus else f"{equal}: equal questions stand in the same split"))
     if val_corpus is None:
-        chosen = set(itertools.takewhile(lambda i: i < len(examples), chosen_documents(fraction)))
-        val = [example for i, example in enumerate(examples) if i in chosen]
-        train = [example for i, example in enumerate(examples) if i not in chosen]
+        chosen = set(itertools.takewhile(lambda i: i < len(numbers), chosen_documents(fraction)))
+        val = [example for example in train if numbers[example[0].question] in chosen]
+        train = [example for example in train if numbers[example[0].question] not in chosen]
     else:
-        train = examples
         val = list(read_examples(val_corpus.files, prompt_column, answer_column))
+        if shared := sum(example[0].question in numbers for example in val):
+            both = f"{shared:,} of {len(val):,} questions of {val_corpus.shown}"
+            on_event(Note(f"{both} are also in {corpus.shown}"))
     split = _SplitExamples(train, val, None if val_corpus else fraction, QUESTION_END, None)
     for examples, name, source in (
         (train, "training", corpus),

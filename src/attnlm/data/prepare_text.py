@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
+
+import numpy as np
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.data.bin_files import write_bins
 from attnlm.data.new_dataset import Content, EncodedDataset, UnencodedDataset
-from attnlm.data.splits import Split, SurveyedText, survey_text
+from attnlm.data.splits import Split, SurveyedText, chosen_documents, survey_text
 from attnlm.text.corpus import Corpus
+from attnlm.text.text_files import PIECE
 from attnlm.tokens.tokenizer import Tokenizer
 
 
@@ -30,7 +35,9 @@ def dataset_from_text(
         if by_documents:
             _check_documents(text, on_event)
         splits = Split(text, by_documents=by_documents)
+        _note_copies(text, by_documents, on_event)
     else:
+        _note_shared_lines(corpus, val_corpus, on_event)
         splits = Split(text, survey_text(val_corpus, fraction, on_event))
     return UnencodedDataset(
         corpus,
@@ -66,6 +73,47 @@ def _check_documents(text: SurveyedText, on_event: OnEvent) -> None:
                 "characters"
             )
         )
+
+
+def _note_copies(text: SurveyedText, by_documents: bool, on_event: OnEvent) -> None:
+    """Note how many documents are equal to earlier ones, and how many are in both splits."""
+    digests = text.digests
+    if copies := len(digests) - len(np.unique(digests)):
+        words = f"{copies:,} of {len(digests):,} documents are copies of others"
+        if by_documents:
+            chosen = itertools.takewhile(
+                lambda i: i < len(digests), chosen_documents(text.fraction)
+            )
+            is_val = np.zeros(len(digests), np.bool_)
+            is_val[list(chosen)] = True
+            shared = np.isin(digests[is_val], digests[~is_val]).sum()
+            words += (
+                f": {shared:,} of {is_val.sum():,} for validation are also in the training split"
+            )
+        on_event(Note(words))
+
+
+def _note_shared_lines(corpus: Corpus, val_corpus: Corpus, on_event: OnEvent) -> None:
+    """Note how many lines of the validation text are also in the training text."""
+    lines = list(_lines(val_corpus))
+    both = set(lines).intersection(_lines(corpus))
+    if shared := sum(line in both for line in lines):
+        words = f"{shared:,} of {len(lines):,} lines of {val_corpus.shown}"
+        on_event(Note(f"{words} are also in {corpus.shown}"))
+
+
+def _lines(corpus: Corpus) -> Iterator[str]:
+    """Yield the lines of a text that are not blank. A line longer than a piece is cut."""
+    rest = ""
+    for piece in corpus.pieces():
+        places = itertools.pairwise((0, *piece.ends, len(piece.text)))
+        documents = "\n".join(piece.text[begin:end] for begin, end in places)
+        *lines, rest = (rest + documents).split("\n")
+        yield from filter(None, map(str.strip, lines))
+        if len(rest) > PIECE:
+            yield rest
+            rest = ""
+    yield from filter(None, [rest.strip()])
 
 
 def _split_content(split: Split) -> Content:

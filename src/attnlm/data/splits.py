@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import math
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -77,7 +78,8 @@ class SurveyedText:
     `fraction` is the share of the text that is for validation, if it is to be split.
     `sha256` covers the text in UTF-8 and the ends of its documents, if the corpus marks them.
     `alphabet` has the distinct characters of the text, sorted. `chosen` is the number of characters
-    of the documents that are chosen for validation, if the text is split by documents.
+    of the documents that are chosen for validation, if the text is split by documents. `digests`
+    has a number for each document, equal for equal documents.
     """
 
     corpus: Corpus
@@ -86,8 +88,12 @@ class SurveyedText:
     utf8_bytes: int
     sha256: str
     alphabet: str
-    documents: int
+    digests: NDArray[np.int64]
     chosen: int
+
+    @property
+    def documents(self) -> int:
+        return len(self.digests)
 
     @property
     def has_many_documents(self) -> bool:
@@ -189,7 +195,8 @@ class Split:
 
 def survey_text(corpus: Corpus, fraction: Fraction, on_event: OnEvent) -> SurveyedText:
     """Read a corpus once to count and hash it. Raises AttnlmError if it is empty."""
-    characters = utf8_bytes = documents = chosen = 0
+    characters = utf8_bytes = chosen = opened = 0
+    digests = array("q")
     digest = hashlib.sha256()
     divider = Divider(fraction)
     has_occurred = np.zeros(0x110000, np.bool_)
@@ -211,7 +218,12 @@ def survey_text(corpus: Corpus, fraction: Fraction, on_event: OnEvent) -> Survey
             characters += len(piece.text)
             chosen += sum(len(part.text) for key, part in divider.divide(piece) if key == "val")
             utf8_bytes += len(utf8)
-            documents += len(piece.ends)
+            if corpus.has_documents:
+                for begin, end in itertools.pairwise((0, *piece.ends)):
+                    digests.append(hash((opened, piece.text[begin:end])))
+                    opened = 0
+                rest = piece.text[piece.ends[-1] if piece.ends else 0 :]
+                opened = hash((opened, rest)) if rest else opened
             on_event(Progress("read", characters, None, "chars"))
     if characters == 0:
         raise AttnlmError(f"{corpus.shown} is empty", "use a text that is not empty")
@@ -232,7 +244,7 @@ def survey_text(corpus: Corpus, fraction: Fraction, on_event: OnEvent) -> Survey
         utf8_bytes,
         digest.hexdigest(),
         alphabet,
-        documents,
+        np.array(digests),
         chosen,
     )
 
