@@ -332,7 +332,7 @@ def test_invalid_times_are_refused(text: str) -> None:
 def test_the_next_command_after_a_small_text_works(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT[:200])
     done = command("prepare", "text.txt", cwd=tmp_path)
-    assert "text-char is too small for the default context of 64 tokens" in done.stderr
+    assert "the default context: the validation split has 20 tokens" in done.stderr
     (following,) = re.findall("^next  attnlm (.*)$", done.stderr, flags=re.MULTILINE)
     assert following == "train --block-size 19"
     command(*following.split(), "--steps", "1", cwd=tmp_path)

@@ -237,7 +237,8 @@ def test_a_text_too_small_for_the_defaults_is_reported(source: Path) -> None:
     assert not notes_about(650)  # a context of 64 needs 65 tokens to validate
     for _ in range(2):  # also where it is prepared already
         (note,) = notes_about(640)
-        assert "`block_size` 63 or less" in note
+        assert "the validation split has 64 tokens" in note
+        assert "`block_size` 63 or less" in note and "a larger `val_fraction`" in note
     assert open_dataset("of-640").largest_block_size == 63
 
 

@@ -126,7 +126,7 @@ def test_missing_data_sets_and_snapshots_are_reported(runs: Path, tmp_path: Path
     assert "as the run recorded them" in found.text_is
     assert found.attention.tokens == list(found.passage)
     words = elements(report_page(found)).text
-    assert "Not measured: data set" in words
+    assert "Not measured: the data set" in words
     assert f"attnlm report transformer --text TEXT --checkpoint-dir {tmp_path}" in words
     assert len(found.commands) == 1 and found.commands[0].startswith("attnlm train")
     measured = report(run, text=TEXT, data_dir=tmp_path)

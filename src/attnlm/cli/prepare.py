@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import attnlm
-from attnlm.base.folders import command_for
+from attnlm.base.folders import KINDS, command_for
 from attnlm.cli import completion, console, options
 from attnlm.cli.event_printer import Display, baselines
 from attnlm.cli.options import argument, option, switch
@@ -116,8 +116,13 @@ def prepare(
                 "losses": baselines(dataset.vocab_size, dataset),
             }
         )
-        is_small = dataset.largest_block_size < resolve({}).spec.block_size
-        flags = ["--block-size", str(dataset.largest_block_size)] if is_small else []
+        flags = []
+        origin = Path(dataset.tokenizer_from or "")
+        if (origin / KINDS["run"][0]).is_file():
+            is_usual = origin.parent == Path(KINDS["run"][1]).absolute()
+            flags = ["--from", origin.name if is_usual else str(origin)]
+        elif 0 < dataset.largest_block_size < resolve({}).spec.block_size:
+            flags = ["--block-size", str(dataset.largest_block_size)]
         console.say_next(command_for("attnlm train", dataset.path, *flags, kind="data set"))
     facts = {"dataset": str(dataset.path)} | {name: getattr(dataset, name) for name in _FACTS}
     facts["examples"] = dataset.examples and asdict(dataset.examples)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.setting_fields import check_value
 from attnlm.config.training import TrainingConfig
-from attnlm.data.dataset import Ids, ids_at
+from attnlm.data.dataset import Dataset, Ids, ids_at
 from attnlm.data.examples import Examples
 from attnlm.model.architecture import Architecture
 
@@ -74,7 +74,8 @@ class Batches:
         check_value(TrainingConfig, "seed", seed)
         if stride is not None:
             check_value(TrainingConfig, "stride", stride)
-        check_length(len(tokens), block_size, "training")
+        if examples is None:
+            check_length(len(tokens), block_size, "training")
         self.tokens = tokens
         self.block_size = block_size
         self.batch_size = batch_size
@@ -148,6 +149,22 @@ def check_length(
             f"{block_size + 1}",
             hint,
         )
+
+
+def check_splits(dataset: Dataset, block_size: int, *, is_fixed: bool = False) -> None:
+    """Raise AttnlmError if a split of a text is too short for one window and its targets.
+
+    Set `is_fixed` if the context can't be changed.
+    """
+    largest = dataset.largest_block_size
+    if block_size > largest:
+        split = "training" if dataset.train_tokens < dataset.val_tokens else "validation"
+        hint = "prepare a longer text"
+        if split == "validation" and dataset.val_fraction:
+            hint += ", or with a larger `val_fraction`"
+        if largest > 0 and not is_fixed:
+            hint = f"use `block_size` {largest} or less, or {hint}"
+        check_length(largest + 1, block_size, split, hint)
 
 
 def window_seeds(seed: int, step: int, first: int, count: int) -> list[int]:

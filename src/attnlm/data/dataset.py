@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -185,8 +186,11 @@ class Dataset(DatasetProperties):
 
     @property
     def largest_block_size(self) -> int:
-        """Return the longest context for which both splits have a window and its targets."""
-        return min(self.train_tokens, self.val_tokens) - 1
+        """Return the longest context for which both splits have a window and its targets.
+
+        A window of examples may end behind the last token of the split.
+        """
+        return sys.maxsize if self.train_examples else min(self.train_tokens, self.val_tokens) - 1
 
 
 def open_dataset(

@@ -10,12 +10,13 @@ from fractions import Fraction
 from pathlib import Path
 
 from attnlm.base.atomic_folders import workspace
-from attnlm.base.errors import UsageError
+from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining_os_errors
 from attnlm.base.folders import check_name, put_back, write_latest
 from attnlm.base.setting_fields import check_value
 from attnlm.config.settings import resolve
+from attnlm.data.batches import check_splits
 from attnlm.data.dataset import Dataset, DatasetProperties, open_dataset_folder
 from attnlm.data.new_dataset import (
     UnencodedDataset,
@@ -238,12 +239,7 @@ def _read_source(
 
 def _note_short_text(dataset: Dataset, on_event: OnEvent) -> None:
     """Note a data set that is too small for the default context."""
-    usual = resolve({}).spec.block_size
-    most = dataset.largest_block_size
-    if most < usual:
-        on_event(
-            Note(
-                f"{dataset.path.name} is too small for the default context of {usual} tokens: "
-                f"train with `block_size` {most} or less, or prepare a longer text"
-            )
-        )
+    try:
+        check_splits(dataset, resolve({}).spec.block_size)
+    except AttnlmError as error:
+        on_event(Note(f"too small for the default context: {error.message}; {error.hint}"))

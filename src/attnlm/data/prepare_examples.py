@@ -26,7 +26,7 @@ from attnlm.data.splits import SAMPLE_BYTES, chosen_documents
 from attnlm.text import tasks
 from attnlm.text.corpus import Corpus
 from attnlm.text.example_files import END_OF_TEXT, QUESTION_END, Example, read_examples
-from attnlm.tokens.tokenizer import Tokenizer
+from attnlm.tokens.tokenizer import Tokenizer, UnknownCharactersError
 
 LONGER = "longer.jsonl"
 
@@ -213,10 +213,21 @@ def _encode_splits(split: _SplitExamples, folder: Path, tokenizer: Tokenizer) ->
 
 def _answer_end(split: _SplitExamples, tokenizer: Tokenizer) -> tuple[str, list[int]]:
     """Return the text that ends an answer, "" for the tokenizer's end-of-text id, and its ids."""
-    if split.answer_end is None and tokenizer.end_of_text is not None:
+    if split.answer_end is not None:
+        return split.answer_end, tokenizer.encode(split.answer_end)
+    if tokenizer.end_of_text is not None:
         return "", [tokenizer.end_of_text]
-    end = END_OF_TEXT if split.answer_end is None else split.answer_end
-    return end, tokenizer.encode(end)
+    try:
+        return END_OF_TEXT, tokenizer.encode(END_OF_TEXT)
+    except UnknownCharactersError:  # characters of a text, which end no document
+        turns = itertools.chain.from_iterable((*split.train, *split.val))
+        if any("\n" in turn.answer for turn in turns):
+            raise AttnlmError(
+                f"the vocabulary of {tokenizer.dataset} has no end for answers of several lines",
+                "leave out line ends in answers, or train the first run on a text that was "
+                "prepared with `tokenizer` byte",
+            ) from None
+        return "\n", tokenizer.encode("\n")
 
 
 def _write_split(folder: Path, key: str, encoded: EncodedExamples, vocab_size: int) -> SplitFacts:

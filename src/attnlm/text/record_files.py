@@ -76,6 +76,8 @@ def require_text(value: object, shown: str, where: str) -> str:
 def missing_column_error(column: str, columns: list[str], where: str) -> AttnlmError:
     """Return the error for a column that does not exist, with a similar column as its hint."""
     choice = f"choose a column from {listed(columns)}" if columns else "it has no columns at all"
+    if len(columns) > 1:
+        choice += "; questions with answers need `prompt_column` and `answer_column`"
     return AttnlmError(f"{where} has no column {column!r}", suggestion(column, columns, choice))
 
 

@@ -22,7 +22,7 @@ from attnlm.compute.native import native_library
 from attnlm.compute.threads import torch_settings_restored
 from attnlm.config.new_run import SizeCandidates
 from attnlm.config.settings import Config, resolve
-from attnlm.data.batches import check_length
+from attnlm.data.batches import check_splits
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameter_count
 from attnlm.model.spec import Use
@@ -100,21 +100,28 @@ def _check_own_loss(config: Config, dataset: Dataset, device: Device) -> None:
 
 def check_fits(config: Config, dataset: Dataset, device: Device) -> None:
     """Raise AttnlmError if the data are too short for the context, or the memory is too small."""
-    tokens = {"training": len(dataset.train), "validation": dataset.val_tokens}
-    hint = f"use `block_size` {min(tokens.values()) - 1} or less, or prepare a longer text"
-    for split in tokens:
-        check_length(tokens[split], config.spec.block_size, split, hint)
-    examples = {"training": dataset.train_examples, "validation": dataset.val_examples}
+    check_context(config, dataset)
+    check_memory(config, dataset.vocab_size, device)
+
+
+def check_context(config: Config, dataset: Dataset, *, is_fixed: bool = False) -> None:
+    """Raise AttnlmError if the data are too short for the context, or it ends before all answers.
+
+    Set `is_fixed` if the weights of another run fix the context.
+    """
     length = config.spec.block_size
+    check_splits(dataset, length, is_fixed=is_fixed)
+    examples = {"training": dataset.train_examples, "validation": dataset.val_examples}
     longest = max((of_split.longest for of_split in examples.values() if of_split), default=0)
     for split, of_split in examples.items():
         is_on_answers = config.training.loss_on != "all"
         if of_split and is_on_answers and not of_split.has_answers(length):
             raise AttnlmError(
                 f"`block_size` {length} ends before every answer of the {split} split",
-                f"use `block_size` {longest - 1}",
+                "shorten the questions, or start from a run that has a larger `block_size`"
+                if is_fixed
+                else f"use `block_size` {longest - 1}",
             )
-    check_memory(config, dataset.vocab_size, device)
 
 
 def _choose_compile(config: Config, device: Device, dataset: Dataset) -> str:

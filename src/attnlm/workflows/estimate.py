@@ -183,6 +183,7 @@ def _random_data(vocab_size: int, dataset: object, request: Request) -> Dataset:
         tokenizer=SimpleNamespace(name=request.config.recipe_tokenizer),
         train=ids.astype(id_dtype(vocab_size)),
         val_tokens=length,
+        largest_block_size=length - 1,
         examples=None,
         train_examples=None,
         val_examples=None,

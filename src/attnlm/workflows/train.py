@@ -32,7 +32,12 @@ from attnlm.see.curves import FEW_STEPS
 from attnlm.training.eval_budget import affordable_eval_tokens
 from attnlm.training.loop import OnStep, fit
 from attnlm.training.state import read_saved_state
-from attnlm.workflows.autotune import affordable_size, autotune, choose_training_device
+from attnlm.workflows.autotune import (
+    affordable_size,
+    autotune,
+    check_context,
+    choose_training_device,
+)
 from attnlm.workflows.check_own_code import check_causal
 from attnlm.workflows.evaluate import measure_on_whole, take_snapshot
 from attnlm.workflows.job import (
@@ -182,6 +187,7 @@ def new_job(
     opened = open_dataset(dataset, data_dir=call.data_dir, verify=call.verify)
     if parent is not None and existing is None:
         check_tokenizer(parent, opened)
+        check_context(request.config, opened, is_fixed=True)
     record = None if parent is None else parent_record(parent, checkpoint)
     if existing is not None:
         run = finished_run(existing, request, opened, record)
@@ -255,7 +261,7 @@ def complete_config(
         on_event(
             Note(
                 f"{cut:,} of {len(examples):,} training examples are longer than the context and "
-                f"are cut: `block_size` {examples.longest - 1} holds the longest"
+                f"are cut: a model with `block_size` {examples.longest - 1} holds the longest"
             )
         )
     if config.training.budget is None and config.training.eval_tokens is None:
