@@ -135,6 +135,12 @@ TO_ZERO = [1.0, 1.0, 0.8, 0.6, 0.0]
         ([4.0, 3.0, 2.5, 2.2, 2.1], {}, "loss still falling (0.100", "levelled"),
         (FLAT, {}, "loss levelled off: instead of more steps", "falling"),
         (FLAT, {"learning_rate": TO_ZERO}, "a longer run may reach a lower loss", "larger model"),
+        (
+            FLAT,
+            {"learning_rate": TO_ZERO, "bigram_loss": 1.895, "model": "bigram"},
+            "as good as counted bigrams: a bigram can learn no more",
+            "longer",
+        ),
         (RISING, {}, "does not fall", "overfitting"),
         ([4.0, 1.0, 0.52, 0.51], {"floor": 0.49}, "within 0.020 of the floor", "falling"),
         ([4.0, 3.0, 2.5], {"bigram_loss": 2.4}, "not as good as the counted bigram", "yet"),
@@ -157,7 +163,7 @@ def test_the_verdict_names_overfitting_and_baselines(
         values: dict[str, Any] = {name: series[name][step] for name in series}
         values |= {"val_loss": loss, "evaluated_tokens": more.get("tokens")}
         records.append(evaluation_record(step, **values))
-    words = verdict(records, replace(FACTS, **known))
+    words = verdict(records, replace(FACTS, **known), more.get("model", "average"))
     assert said in words and unsaid not in words
 
 

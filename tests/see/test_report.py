@@ -122,7 +122,7 @@ def test_missing_data_sets_and_snapshots_are_reported(runs: Path, tmp_path: Path
     run = replace(run, dataset=replace(run.dataset, path=str(tmp_path / "nowhere" / "foxes")))
     run.save_config()
     found = report(run, data_dir=tmp_path)
-    assert found.heads is None and "data set 'foxes' not found" in found.heads_over
+    assert found.heads is None and "data set of transformer is gone" in found.heads_over
     assert "as the run recorded them" in found.text_is
     assert found.attention.tokens == list(found.passage)
     words = elements(report_page(found)).text

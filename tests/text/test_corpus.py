@@ -195,6 +195,29 @@ def test_other_files_of_a_folder_are_left_out_with_a_note() -> None:
     assert events[1] == Progress("check", 1, 8, "files")
 
 
+def test_what_attnlm_made_is_left_out_of_a_folder_that_contains_it() -> None:
+    made = {"latest": b"x\n", "x/config.json": b"{}", "x/metrics.jsonl": b'{"text": "no"}\n'}
+    write_all(
+        {f"in/{root}/{name}": content for root in ("runs", "b/r") for name, content in made.items()}
+    )
+    write_all({"in/data/latest": b"t", "in/data/t/meta.json": b"{}", "in/data/t/train.bin": b"ids"})
+    write_all({"in/own/latest": b"news", "in/own/config.json": b"{}", "in/text": PLAY})
+    mine = ["own/config.json", "own/latest", "text"]
+    for source in ("in", "./in/", str(Path("in").absolute()), "in/**", "in/**/*"):
+        events: list[object] = []
+        found = corpus_of(source, on_event=events.append)
+        shown = [
+            str(Path(file.shown).absolute().relative_to(Path("in").absolute()))
+            for file in found.files
+        ]
+        assert sorted(shown) == mine, source
+        (note,) = notes(events)
+        assert [Path(name).name for name in note[9:-19].split(", ")] == ["r", "data", "runs"]
+        assert note.startswith("left out ") and note.endswith(", which attnlm made")
+    # A folder that the user names is read.
+    assert len(corpus_of("in/runs").files) == 3
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="symlinks need a privilege")
 def test_links_are_followed_but_not_in_circles() -> None:
     write_all({"top/a/text": b"a", "top/b/text": b"b", "outside/text": b"o"})

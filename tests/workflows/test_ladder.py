@@ -207,6 +207,12 @@ def test_a_ladder_whose_data_were_moved_is_resumed_with_them(
         ladders.train(tmp_path, data=old, name="m", on_event=StopAt("rung 1", 2))
     (tmp_path / "data").rename(tmp_path / "moved")
     new = (tmp_path / "moved" / "old").rename(tmp_path / "moved" / "new")
+    folders: dict[str, Any] = {"checkpoint_dir": tmp_path, "data_dir": tmp_path / "moved"}
+    for open_it in (attnlm.ladder, attnlm.train):  # and none that nobody named is offered
+        name = "m" if open_it is attnlm.ladder else "m-bigram"
+        with pytest.raises(AttnlmError, match=f"the data set of {name} is gone: ") as caught:
+            open_it(resume=name, **folders)
+        assert caught.value.hint == "prepare it again, or move it back to this place"
     ladder = attnlm.ladder(new, resume="m", checkpoint_dir=tmp_path)
     assert [rung.losses for rung in ladder.rungs] == [rung.losses for rung in climbed.rungs]
     assert attnlm.evaluate(ladder.rungs[0].run, checkpoint="last").loss == ladder.rungs[0].loss

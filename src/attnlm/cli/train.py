@@ -238,7 +238,9 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
                 for which, record in result.whole.items()
             },
             "baselines": baselines(run.vocab_size, run.dataset),
-            "verdict": console.with_flags(verdict(result.records, run.dataset)),
+            "verdict": console.with_flags(
+                verdict(result.records, run.dataset, run.config.spec.name)
+            ),
             "time": f"{duration(last.seconds)}, {last.tokens:,} tokens",
             **({NOT_COMPARABLE.partition(":")[0]: run.leaks} if run.leaks else {}),
         }

@@ -20,7 +20,7 @@ import attnlm
 from attnlm.base import files
 from attnlm.base.atomic_folders import locked_for_training, remove_unfinished_folders
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.base.folders import find_folder, how_to_make, is_folder
+from attnlm.base.folders import find_folder, how_to_make, is_folder, put_back
 from attnlm.base.json_records import read_record, record_from_json
 from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.setting_fields import fields_of
@@ -499,17 +499,26 @@ def open_dataset_of(run: Run, data_dir: Path, *, verify: bool = False) -> Datase
         )
     recorded = run.dataset
     path = Path(recorded.path)
-    dataset = open_dataset(
-        path if is_folder(path) else recorded.name,
-        data_dir=data_dir,
-        verify=verify,
-    )
+    dataset = open_recorded(run.name, path, recorded.name, data_dir, verify=verify)
     if not has_same_ids(dataset, recorded) or dataset.vocab_size != run.vocab_size:
         raise AttnlmError(
             f"{dataset.path} is not the data set that {run.name} was trained on",
             f"prepare the original data set again, or move it to {path}",
         )
     return dataset
+
+
+def open_recorded(
+    owner: str, path: Path, name: str, data_dir: Path, *, verify: bool = False
+) -> Dataset:
+    """Return the data set that `owner` recorded, at its path or else by name in `data_dir`."""
+    put_back(data_dir)
+    if not is_folder(path) and not is_folder(data_dir / name):
+        raise AttnlmError(
+            f"the data set of {owner} is gone: {path}",
+            "prepare it again, or move it back to this place",
+        )
+    return open_dataset(path if is_folder(path) else name, data_dir=data_dir, verify=verify)
 
 
 def run_summary(run: Run) -> dict[str, str]:

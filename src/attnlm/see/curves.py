@@ -119,7 +119,7 @@ def draw_run(run: Run, path: Path) -> None:
     result = run.result()
     if result is None or len(result.records) < 2:
         return
-    words = verdict(result.records, run.dataset)
+    words = verdict(result.records, run.dataset, run.config.spec.name)
     if run.evaluated_part:
         words += f"; validation loss on {run.evaluated_part}"
     with fixed_style(**_STYLE):
@@ -298,15 +298,16 @@ def plain_curve(records: Sequence[EvaluationRecord], references: Mapping[str, fl
     return "\n".join([*(line.rstrip() for line in lines), below])
 
 
-def verdict(records: Sequence[EvaluationRecord], dataset: DatasetFacts) -> str:
+def verdict(records: Sequence[EvaluationRecord], dataset: DatasetFacts, model: str) -> str:
     """Return a sentence on whether the validation loss still falls, has levelled off, or rises.
 
-    `records` are oldest first. `dataset` has the reference losses.
+    `records` are oldest first. `dataset` has the reference losses. `model` is the model's name.
     """
     tokens = records[-1].evaluated_tokens or math.inf
     accuracy = records[-1].accuracy
     words = [] if accuracy is None else [f"{accuracy:.1%} of answers right"]
-    words.append(_trend_sentence(records, dataset.floor, tokens))
+    bigram_loss = dataset.bigram_loss if model == "bigram" else None
+    words.append(_trend_sentence(records, dataset.floor, bigram_loss, tokens))
     best_loss = min(record.val_loss for record in records)
     if dataset.bigram_loss is not None and best_loss > dataset.bigram_loss + _NOTICEABLE:
         words.append("not as good as the counted bigram")
@@ -325,7 +326,12 @@ def recent_fall(records: Sequence[EvaluationRecord]) -> float:
     return min(losses[:-tail]) - min(losses) if len(losses) > 2 else 0.0
 
 
-def _trend_sentence(records: Sequence[EvaluationRecord], floor: float | None, tokens: float) -> str:
+def _trend_sentence(
+    records: Sequence[EvaluationRecord],
+    floor: float | None,
+    bigram_loss: float | None,
+    tokens: float,
+) -> str:
     if len(records) < 3:
         return "too few evaluations to tell whether the loss still falls"
     losses = [record.val_loss for record in records]
@@ -348,6 +354,8 @@ def _trend_sentence(records: Sequence[EvaluationRecord], floor: float | None, to
     if (fallen := recent_fall(records)) > _NOTICEABLE:
         over = "over the last fifth of training"
         return f"loss still falling ({fallen:.3f} {over}): more steps would help"
+    if bigram_loss is not None and losses[best] < bigram_loss + _NOTICEABLE:
+        return "as good as counted bigrams: a bigram can learn no more"
     rates = [record.learning_rate for record in records]
     if rates[-1] < max(rates) / 2:  # the lower rate may be why the loss levelled off
         return "loss levelled off as the learning rate fell: a longer run may reach a lower loss"

@@ -69,7 +69,7 @@ class Rung:
     @property
     def verdict(self) -> str:
         """A sentence on how the training went."""
-        return verdict(self.result.records, self.run.dataset)
+        return verdict(self.result.records, self.run.dataset, self.run.config.spec.name)
 
 
 _QUANTITIES: Mapping[str, tuple[str, Callable[[Rung], float]]] = {

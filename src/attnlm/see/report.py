@@ -110,7 +110,7 @@ class Report:
         """A sentence on how the training went."""
         if self.result is None:
             return "it was imported, so the page shows no training"
-        return verdict(self.result.records, self.run.dataset)
+        return verdict(self.result.records, self.run.dataset, self.run.config.spec.name)
 
     @property
     def was_extended(self) -> bool:

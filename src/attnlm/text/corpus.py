@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import itertools
 import os
@@ -19,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import open_given, write_bytes
-from attnlm.base.folders import is_safe_name
+from attnlm.base.folders import KINDS, LATEST, default_name, is_safe_name
 from attnlm.base.suggestions import similar_name, suggestion
 from attnlm.text import hub_datasets
 from attnlm.text.download import TIMEOUT, PinnedFile, fetch, fetch_cached, without_password
@@ -278,6 +279,7 @@ def _path_corpus(source: str, encoding: str, spool: Path, suffix: str, on_event:
                 if not path.is_file():
                     file = _copy_stream(stream, spool, suffix)
             return _file_corpus(safe_name(bare_stem(path)), readable, file, encoding)
+        files = _without_own_folders(files, folder, on_event)
         texts = keep_text_files(files, str(path), encoding, on_event)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         from attnlm.text.tasks import TASKS  # tasks need this module
@@ -293,6 +295,24 @@ def _path_corpus(source: str, encoding: str, spool: Path, suffix: str, on_event:
     name = safe_name((folder if folder.name not in ("", "..") else folder.resolve()).name)
     text_files = tuple(TextFile(file, str(file), encoding) for file in texts)
     return Corpus(name, (readable,), text_files, encoding, has_documents=True)
+
+
+def _without_own_folders(files: list[Path], folder: Path, on_event: OnEvent) -> list[Path]:
+    """Return the files but those in folders of data sets or runs below `folder`."""
+
+    @functools.cache
+    def is_own(path: Path) -> bool:
+        names = (default_name(path, kind) for kind in KINDS)
+        return (path / LATEST).is_file() and any(names)
+
+    def own_folders(file: Path) -> list[Path]:
+        return [path for path in file.parents if folder in path.parents and is_own(path)]
+
+    own = {file: found[0] for file in files if (found := own_folders(file))}
+    if own:
+        names = ", ".join(str(path) for path in dict.fromkeys(own.values()))
+        on_event(Note(f"left out {names}, which attnlm made"))
+    return [file for file in files if file not in own]
 
 
 def _copy_stream(stream: BinaryIO, spool: Path, suffix: str) -> Path:

@@ -34,7 +34,7 @@ from attnlm.generation.sampling_config import SamplingConfig, draw_seed
 from attnlm.model.own_specs import CODE, with_defaults
 from attnlm.runs.ladder_plan import RECORD, REPAIR, Adapted, LadderPlan, read_plan
 from attnlm.runs.records import has_same_ids
-from attnlm.runs.run import Run, open_run
+from attnlm.runs.run import Run, open_recorded, open_run
 from attnlm.see.ladder import Ladder, Rung, median
 from attnlm.training.eval_budget import affordable_eval_tokens, step_cost
 from attnlm.training.state import read_saved_state
@@ -295,8 +295,10 @@ def _read_recorded_plan(
             "leave it out, or start a new ladder with another `name`",
         )
     recorded = Path(plan.dataset_path)
-    known = recorded if recorded.is_dir() else plan.dataset
-    opened = open_dataset(dataset or known, data_dir=data_dir)
+    if dataset is None:
+        opened = open_recorded(path.name, recorded, plan.dataset, data_dir)
+    else:
+        opened = open_dataset(dataset, data_dir=data_dir)
     if not has_same_ids(opened, plan):
         raise AttnlmError(
             f"{opened.path} is not the data set that the ladder was started with",
