@@ -20,7 +20,8 @@ COLUMNS = ["--prompt-column", "question", "--answer-column", "answer"]
 
 def following(done: Done) -> list[str]:
     """The last command that a command names as the next one."""
-    return re.findall("^next  attnlm (.*)$", done.stderr, flags=re.MULTILINE)[-1].split()
+    *_, last = re.findall("^next  attnlm (.*)$", done.stderr, flags=re.MULTILINE)
+    return str(last).split()
 
 
 @pytest.fixture(scope="module", params=["char", "byte", "bpe:300"])

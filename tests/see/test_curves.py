@@ -143,6 +143,7 @@ TO_ZERO = [1.0, 1.0, 0.8, 0.6, 0.0]
         ),
         (RISING, {}, "does not fall", "overfitting"),
         ([4.0, 1.0, 0.52, 0.51], {"floor": 0.49}, "within 0.020 of the floor", "falling"),
+        ([4.0, 1.0, 0.02, 0.01], {"learning_rate": [1, 1, 1, 0]}, "within 0.010 of 0", "longer"),
         ([4.0, 3.0, 2.5], {"bigram_loss": 2.4}, "not as good as the counted bigram", "yet"),
         ([4.0, 3.0, 2.3], {"bigram_loss": 2.4}, "falling", "bigram"),
         (RISING, {"train_loss": FALLING, "tokens": 100_000}, "overfitting since step 2", "few"),

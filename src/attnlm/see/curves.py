@@ -349,8 +349,10 @@ def _trend_sentence(
                 "loss does not fall: a lower `learning_rate` may help"
             )
         return f"{why}; the best checkpoint is kept"
-    if floor is not None and losses[best] < floor + _NEAR_FLOOR:
-        return f"within {max(0.0, losses[best] - floor):.3f} of the floor: little is left to learn"
+    if losses[best] < (floor or 0.0) + _NEAR_FLOOR:
+        distance = max(0.0, losses[best] - (floor or 0.0))
+        of = "0" if floor is None else "the floor"
+        return f"within {distance:.3f} of {of}: little is left to learn"
     if (fallen := recent_fall(records)) > _NOTICEABLE:
         over = "over the last fifth of training"
         return f"loss still falling ({fallen:.3f} {over}): more steps would help"
