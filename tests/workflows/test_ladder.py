@@ -308,11 +308,13 @@ FAILING = """
 import torch
 
 class Late(torch.nn.Module):
-    calls = 0
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x):
         self.calls += self.training and torch.is_grad_enabled()
-        return self.later(x) if self.calls > 3 else x
+        return self.later(x) if self.calls > 5 else x
 
     def later(self, x):
         raise ValueError("too late")
@@ -320,6 +322,16 @@ class Late(torch.nn.Module):
 class Diverges(Late):
     def later(self, x):
         return x / 0
+
+class Forgets(torch.nn.Module):
+    calls, least = 0, 5
+
+    def forward(self, x):
+        self.calls += self.training and torch.is_grad_enabled()
+        return x * (1 + max(0, self.calls - self.least))
+
+class ForgetsAtOnce(Forgets):
+    least = 0
 
 class Short(torch.nn.Module):
     def forward(self, x):
@@ -334,6 +346,7 @@ class Short(torch.nn.Module):
         ("Late", "its code raised ValueError: too late"),
         ("Short", "its code raised AssertionError: too short"),  # when the rung writes a text
         ("Diverges", "no longer finite numbers"),
+        ("Forgets", "calls is not recorded"),
     ],
 )
 def test_a_rung_that_fails_leaves_the_others_to_be_compared(
@@ -376,6 +389,17 @@ def test_a_command_with_a_failed_rung_shows_the_others_and_exits_with_1(
     assert error == f"error: 1 of 2 rungs failed: {failing}" and "repaired code" in hint
 
 
+def test_the_state_of_own_parts_is_checked_before_the_first_rung_trains(
+    ladders: Ladders, tmp_path: Path
+) -> None:
+    (tmp_path / "part.py").write_text(FAILING)
+    rungs = ("bigram", f"transformer:mlp={tmp_path}/part.py:ForgetsAtOnce")
+    with pytest.raises(AttnlmError, match="calls is not recorded") as caught:
+        ladders.train(tmp_path / "runs", rungs=rungs)
+    assert caught.value.message.startswith(rungs[1]) and "register_buffer" in caught.value.hint
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_ladder_whose_rungs_all_fail_says_why(ladders: Ladders, tmp_path: Path) -> None:
     (tmp_path / "part.py").write_text(FAILING)
     rungs = (f"transformer:mlp={tmp_path}/part.py:Diverges",)
@@ -384,7 +408,7 @@ def test_a_ladder_whose_rungs_all_fail_says_why(ladders: Ladders, tmp_path: Path
         ladders.train(
             tmp_path,
             rungs=rungs,
-            steps=20,
+            steps=40,
             tune="learning_rate",
             on_event=lambda n: notes.append(str(n)),
         )

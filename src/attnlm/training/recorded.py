@@ -35,8 +35,12 @@ from attnlm.training.random_state import keeping_random_state, seed_generators
 _TEXTS = 2
 
 
+class NotRecordedError(AttnlmError):
+    """Error for own code that computes something else than its run will when opened."""
+
+
 def check_recorded(config: Config, model: LanguageModel, device: Device) -> None:
-    """Raise AttnlmError unless a model with own code computes what its run will when opened.
+    """Raise NotRecordedError unless a model with own code computes what its run will when opened.
 
     Own code is run anew from its recorded source, and gets the recorded state. Logits and losses of
     a batch must be the same, in evaluation and in training; then again, after that batch. The
@@ -60,7 +64,7 @@ def check_recorded(config: Config, model: LanguageModel, device: Device) -> None
             is_same = _is_same if device.name == "cpu" else are_close
             if not all(map(is_same, ours, theirs)):
                 cause, hint = _likely_cause(model, opened)
-                raise AttnlmError(
+                raise NotRecordedError(
                     f"{config.spec.name} computes something else when its run is opened: {cause}",
                     hint,
                 )
@@ -83,7 +87,7 @@ def _open(
     except AttnlmError:
         raise
     except Exception as error:  # noqa: BLE001 - own code may raise anything
-        raise AttnlmError(
+        raise NotRecordedError(
             f"{config.spec.name} cannot be opened by another process: "
             f"{type(error).__name__}: {error}",
             "a run keeps one file of own code: put all into it that it needs",
@@ -119,7 +123,7 @@ def _numbers(model: LanguageModel, config: Config, device: Device) -> Iterator[T
 
 
 def _check_forms(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
-    """Raise AttnlmError if buffers are not of the form that the constructor gives them."""
+    """Raise NotRecordedError if buffers are not of the form that the constructor gives them."""
     forms, built = (
         {n: f"{tuple(b.shape)} of {b.dtype}" for n, b in buffers.items()}
         for buffers in (ours, theirs)
@@ -127,7 +131,7 @@ def _check_forms(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> No
     for name in sorted(forms.keys() | built.keys()):
         now, then = forms.get(name, "None"), built.get(name, "None")
         if now != then:
-            raise AttnlmError(
+            raise NotRecordedError(
                 f"the buffer {name} is {now}, but {then} when the model is built",
                 "give it its shape and type in the constructor, or register it with "
                 "persistent=False if each batch makes it again",

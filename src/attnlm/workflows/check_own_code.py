@@ -113,7 +113,7 @@ def _findings(config: Config, vocab_size: int) -> Iterator[Finding]:
     yield _check_equal(
         "evaluation", model(ids_BT), model(ids_BT), "the same ids give the same logits"
     )
-    yield _check_recorded(config, vocab_size)
+    yield check_opened(config, vocab_size)
     yield _check_maps(model, ids_BT[:1])
     yield from _cost_findings(config, vocab_size)
 
@@ -298,7 +298,8 @@ def _check_equal(name: str, logits: Tensor, others: Tensor, promise: str) -> Fin
     return Finding(name, f"logits differ by {difference:.2g}", remedies[name])
 
 
-def _check_recorded(config: Config, vocab_size: int) -> Finding:
+def check_opened(config: Config, vocab_size: int) -> Finding:
+    """Return whether a run with own code computes the same when it is opened again."""
     model = _built_model(config.spec, vocab_size)
     flatten_parameters(model, config.training)
     try:

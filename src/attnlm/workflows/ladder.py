@@ -40,7 +40,7 @@ from attnlm.training.eval_budget import affordable_eval_tokens, step_cost
 from attnlm.training.state import read_saved_state
 from attnlm.workflows.answers import select_pairs
 from attnlm.workflows.autotune import check_fits
-from attnlm.workflows.check_own_code import check_causal
+from attnlm.workflows.check_own_code import check_causal, check_opened
 from attnlm.workflows.match_compute import relative_steps, with_steps, with_widths
 from attnlm.workflows.train import train
 from attnlm.workflows.tune import reason_of_failure, run_trials
@@ -356,6 +356,8 @@ def _new_plan(dataset: Dataset, arguments: dict[str, Any], on_event: OnEvent) ->
         if leaks := check_causal(config.spec, dataset.vocab_size):
             leak, _, remedy = leaks.partition("; ")
             raise AttnlmError(f"{rung} is not causal: {leak}", remedy)
+        if config.codes and (opened := check_opened(config, dataset.vocab_size)).is_fatal:
+            raise AttnlmError(f"{rung}: {opened.text}", opened.remedy)
     if plan.steps is None:
         return plan
     sizes = dataset.vocab_size, dataset.val_tokens

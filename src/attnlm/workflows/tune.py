@@ -14,6 +14,7 @@ from attnlm.base.own_code import own_traceback
 from attnlm.base.setting_fields import Settings
 from attnlm.data.dataset import Dataset
 from attnlm.runs.ladder_plan import LadderPlan, Trial
+from attnlm.training.recorded import NotRecordedError
 from attnlm.training.step import StepNotFiniteError
 from attnlm.workflows.train import train
 
@@ -85,13 +86,14 @@ def _run_trial(
 
 
 def reason_of_failure(error: Exception) -> str:
-    """Return why a training failed: it diverged, or its own code raised `error`.
-
-    Any other error is raised again.
+    """Return why a training failed: it diverged, or its own code raised `error`, or is not what the
+    run recorded. Any other error is raised again.
     """
     if (lines := own_traceback(error)) is not None:
         return f"its code raised {lines.splitlines()[-1]}"
-    if isinstance(error, AttnlmError) and isinstance(error.__cause__, StepNotFiniteError):
+    if isinstance(error, NotRecordedError) or (
+        isinstance(error, AttnlmError) and isinstance(error.__cause__, StepNotFiniteError)
+    ):
         return error.message
     raise error
 
