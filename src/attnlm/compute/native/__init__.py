@@ -92,10 +92,11 @@ def instruction_sets() -> tuple[str, ...]:
     machine = platform.machine().lower()
     known = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
     possible = known.get(machine, ("none",))
-    if possible is not _X86 or (baseline := load(_X86[0])) is None:
+    library = next(filter(None, map(load, _X86)), None) if possible is _X86 else None
+    if library is None:
         return possible[:1]
     most = {"default": 1, "avx2": 2}.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), 3)
-    return _X86[: min(most, {256: 2, 512: 3}.get(baseline.vector_bits(), 1))]
+    return _X86[: min(most, {256: 2, 512: 3}.get(library.vector_bits(), 1))]
 
 
 @functools.cache
