@@ -237,9 +237,13 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("empty.parquet", "empty.parquet is not a complete parquet file", "again"),
         ("plain.parquet", "plain.parquet is not a complete parquet file", "again"),
         ("null.parquet", "row 71 of null.parquet: column 'text' is null", "leave out such"),
-        ("number.parquet", "column 'text' of number.parquet is not text: int64", "contains text"),
+        (
+            "number.parquet",
+            "row 1 of number.parquet: column 'text' is not text: int",
+            "another col",
+        ),
         ("txt.parquet", "txt.parquet has no column 'text'", "did you mean txt?"),
-        ("bytes.parquet", "row 2 of bytes.parquet: column 'text' is not UTF-8", "leave out such"),
+        ("bytes.parquet", "row 2 of bytes.parquet is not UTF-8", "leave out such"),
         ("twice.parquet.gz", "is not a complete parquet file", "not be compressed"),
     ],
 )

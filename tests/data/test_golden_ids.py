@@ -61,7 +61,7 @@ def sources(here: Path) -> None:
     Path("chats.jsonl").write_text("".join(json.dumps({"m": chat}) + "\n" for chat in chats))
 
 
-_ROWS: list[tuple[Any, dict[str, Any], str]] = [
+_ROWS: list[Any] = [
     ("tales", {}, "5686950257530e00"),
     ("copy", {"examples": 300}, "6f2384e44c16f72e"),
     ("reverse", {"examples": 300}, "b1161bd01c6f7894"),

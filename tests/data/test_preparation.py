@@ -134,8 +134,8 @@ def test_a_large_text_is_sampled_evenly(
     monkeypatch.setattr(splits, "SAMPLE_BYTES", 2000)
     monkeypatch.setattr(splits, "_SAMPLE_BLOCK", 100)
     source.write_text("ab" * 5000 + "cd" * 5000 + "ef" * 5000)
-    text = splits.survey_text(get_corpus(source, spool=here), Fraction("0.1"), ignore)
-    sample = "".join(splits.Split(text).train_sample())
+    text = splits.read_text(get_corpus(source, spool=here), here / "spool", ignore)
+    sample = "".join(splits.Split(text, None, Fraction("0.1"), False).train_sample())
     assert 1600 <= len(sample) <= 2000
     counts = {pair: sample.count(pair) // 100 for pair in ("ab", "cd", "ef")}
     assert counts == {"ab": 3, "cd": 3, "ef": 2}
@@ -363,11 +363,11 @@ def test_the_old_data_set_returns_when_the_new_one_cannot_take_its_place(
 STOPPED = """
 import os, sys
 from attnlm.data import bin_files
-encode, signum = bin_files._encode_piece, int(sys.argv.pop())
+encode, signum = bin_files._encode_block, int(sys.argv.pop())
 def stop(*given):
     os.kill(os.getpid(), signum)
     return encode(*given)
-bin_files._encode_piece = stop
+bin_files._encode_block = stop
 from attnlm.__main__ import main
 main()
 """

@@ -17,7 +17,7 @@ from attnlm import AttnlmError, Dataset, Note, prepare
 from attnlm.data import bin_files
 from attnlm.data.splits import chosen_documents
 from attnlm.see.reproduce import prepare_command
-from attnlm.text import record_files, text_files
+from attnlm.text import text_files
 from attnlm.tokens.tokenizer import END_OF_TEXT
 from tests.kit import command
 from tests.models import contents
@@ -108,9 +108,8 @@ def test_pieces_of_any_size_make_the_same_data_set(
     monkeypatch.setattr(bin_files, "cores", lambda: 3)
     room = 37 if "bpe" in options.get("tokenizer", "") else 1
     for size in (1, 2, 3, 8, 37):
-        monkeypatch.setattr(text_files, "PIECE", size)
-        monkeypatch.setattr(record_files, "PIECE", size)
-        monkeypatch.setattr(bin_files, "PIECE", max(size, room))
+        monkeypatch.setattr(text_files, "BLOCK", size)
+        monkeypatch.setattr(bin_files, "BLOCK", max(size, room))
         again = prepare(source, data_dir=f"pieces-{size}", **options)
         assert contents(again.path) == contents(whole.path), size
 

@@ -26,20 +26,19 @@ from attnlm import AttnlmError, Note, UsageError
 from attnlm.base import files
 from attnlm.base.files import write_json
 from attnlm.data.bin_files import encode_documents
-from attnlm.text.text_files import Piece
+from attnlm.text.text_files import BLOCK, END
 from attnlm.tokens import byte_characters, tokenizer
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens.specs import CL100K_PATTERN, bpe_size, canonical_spec
 from attnlm.tokens.tokenizer import (
     BYTES,
     END_OF_TEXT,
-    PIECE,
     BpeTokenizer,
     ByteTokenizer,
     CharTokenizer,
     Tokenizer,
     load_tokenizer,
-    safe_pieces,
+    safe_blocks,
 )
 from attnlm.tokens.tokenizer_json import library_tokenizer, listed_pairs, read_tokenizer
 from tests.texts import (
@@ -160,36 +159,28 @@ def test_only_specs_are_changed_and_have_a_size() -> None:
         bpe_size("Gpt2")
 
 
-def lengths_of_pieces(*texts: str) -> list[int]:
-    return [len(piece.text) for piece in safe_pieces(map(Piece, texts))]
-
-
 @given(
     st.lists(TRICKY.filter(bool) | st.just(END_OF_TEXT), max_size=8),
     st.integers(1, 40),
     st.randoms(use_true_random=False),
 )
-def test_pieces_are_the_documents_however_they_come(
+def test_blocks_are_the_documents_however_they_come(
     documents: list[str], limit: int, chance: random.Random
 ) -> None:
-    whole, ends = "".join(documents), list(itertools.accumulate(map(len, documents)))
+    whole = "".join(text + END for text in documents)
     cuts = sorted({0, len(whole), *chance.choices(range(len(whole) + 1), k=5)})
-    chunks = [
-        Piece(whole[a:b], tuple(end - a for end in ends if a < end <= b))
-        for a, b in itertools.pairwise(cuts)
-    ]
-    pieces = list(safe_pieces(chunks, limit))
-    assert pieces == list(safe_pieces([Piece(whole, tuple(ends))], limit))
-    assert "".join(piece.text for piece in pieces) == whole
-    assert all(0 < len(piece.text) <= limit for piece in pieces)
-    ids = [token for piece in pieces for token in encode_documents(WITH_END, piece)]
+    blocks = list(safe_blocks((whole[a:b] for a, b in itertools.pairwise(cuts)), limit))
+    assert blocks == list(safe_blocks([whole], limit))
+    assert "".join(blocks) == whole
+    assert all(0 < len(block) <= limit for block in blocks)
+    ids = [token for block in blocks for token in encode_documents(WITH_END, block)]
     splits = np.split(ids, np.flatnonzero(np.array(ids) == WITH_END.end_of_text) + 1)
     decoded = [WITH_END.decode(map(int, part)).removesuffix(END_OF_TEXT) for part in splits]
     assert decoded == [*documents, ""]
 
 
 def safe_places(text: str) -> list[int]:
-    """Return the positions where `safe_pieces` may cut."""
+    """Return the positions where `safe_blocks` may cut."""
     cuts = ((i, tokenizer._CUT.match(text[: i + 1])) for i in range(len(text)))
     return [i for i, cut in cuts if cut and cut.end() == i]
 
@@ -213,15 +204,14 @@ def test_no_token_reaches_over_a_safe_place(name: str, text: str) -> None:
 @pytest.mark.parametrize("name", PATTERNS)
 def test_long_runs_do_not_crash(name: str, run: str) -> None:
     made = published_like(name)
-    text = (run * (PIECE + 9))[: PIECE + 9]
+    text = (run * (BLOCK + 9))[: BLOCK + 9]
     assert made.decode_bytes(made.encode(text)) == text.encode()
 
 
 def test_a_stretch_without_a_safe_place_is_cut_at_the_limit() -> None:
-    assert lengths_of_pieces("a" * PIECE + "bc def") == [PIECE, 6]
-    assert lengths_of_pieces("x y", "z" * (PIECE - 2)) == [1, PIECE]
-    pieces = safe_pieces([Piece("abcdef", (3,))], limit=4)
-    assert [piece.text for piece in pieces] == ["abc", "def"]  # a document ends there
+    assert list(map(len, safe_blocks(["a" * BLOCK + "bc def"]))) == [BLOCK, 6]
+    assert list(map(len, safe_blocks(["x y", "z" * (BLOCK - 2)]))) == [1, BLOCK]
+    assert list(safe_blocks([f"ab{END}cdef"], limit=4)) == [f"ab{END}", "cdef"]
 
 
 @settings(max_examples=30)
@@ -401,9 +391,9 @@ def test_ids_equal_the_published_file(name: str, tmp_path: Path) -> None:
 def test_special_texts_within_a_document_are_text() -> None:
     ours = read_tokenizer(PUBLISHED["qwen2"][0], 612)
     assert isinstance(ours, BpeTokenizer) and ours.end_of_text == 600
-    plain = encode_documents(ours, Piece("Ae\u0301.one", (4,)))
+    plain = encode_documents(ours, f"Ae\u0301.{END}one")
     assert plain.tolist() == [*ours.encode("A\u00e9."), 600, *ours.encode("one")]
-    marked = encode_documents(ours, Piece("a<think>b", ()))
+    marked = encode_documents(ours, "a<think>b")
     assert 602 not in marked and ours.decode(marked) == "a<think>b"
     assert 602 in ours.encode("a<think>b")
 

@@ -3,45 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from attnlm.base.atomic_folders import exchange_folders
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent
 from attnlm.base.files import file_hash, write_json
 from attnlm.base.folders import KINDS, is_safe_name
-from attnlm.data.bin_files import WrittenBins
-from attnlm.data.dataset import FORMAT, ExampleFacts, Meta, id_dtype, open_dataset
+from attnlm.data.dataset import FORMAT, Meta, id_dtype, open_dataset
 from attnlm.text.corpus import Corpus, safe_name
 from attnlm.tokens import byte_pairs as bpe
 from attnlm.tokens.specs import PUBLISHED, bpe_size, canonical_spec
 from attnlm.tokens.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load_tokenizer
 
-
-class Content(NamedTuple):
-    """The text of a data set and its split, as meta.json records them. Equal contents give equal
-    files, if the tokenizers are equal too."""
-
-    source_sha256: str
-    val_source_sha256: str | None
-    train_characters: int
-    split: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncodedDataset:
-    """The properties of a data set that are known when its ids are written; see `Facts`."""
-
-    bins: WrittenBins
-    floor: float | None
-    documents: int
-    val_fraction: float | None
-    characters: int
-    records_on_stdin: bool = False
-    examples: ExampleFacts | None = None
+_CONTENT = ("source_sha256", "val_source_sha256", "train_characters", "split")
+"""The fields of Meta that say what text a data set has, and so, with the tokenizer, its ids."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +30,16 @@ class UnencodedDataset:
     corpus: Corpus
     val_corpus: Corpus | None
     """the source of the validation split, if it has one of its own"""
-    content: Content
+    facts: Mapping[str, Any]
+    """the fields of Meta that are known from the text, among them _CONTENT"""
     alphabet: str
     """the distinct characters of both splits, sorted"""
     sample: Callable[[], list[str]]
     """returns texts of the training split, to train a tokenizer on"""
     has_ends: bool
     """set if the tokenizer needs an end-of-text id, which follows records and answers"""
-    encode: Callable[[Path, Tokenizer], EncodedDataset]
-    """writes the files of ids to a folder"""
+    encode: Callable[[Path, Tokenizer], Mapping[str, Any]]
+    """writes the files of ids to a folder, and returns the fields of Meta that are known then"""
 
 
 @dataclass(frozen=True)
@@ -138,7 +118,6 @@ def write_dataset(
     """Write all files of a data set to the new folder `folder`; meta.json is the last one."""
     folder.mkdir()
     encoded = unencoded.encode(folder, tokenizer)
-    bins = encoded.bins
     write_json(folder / "tokenizer.json", tokenizer.to_json())
     meta = Meta(
         name=name,
@@ -147,32 +126,21 @@ def write_dataset(
         val_source=unencoded.val_corpus.source if unencoded.val_corpus else None,
         encoding=unencoded.corpus.encoding,
         column=unencoded.corpus.column,
+        records_on_stdin=unencoded.corpus.has_records_on_stdin,
         tokenizer=tokenizer.name,
         tokenizer_from=None if tokenizer_folder is None else str(tokenizer_folder),
         tokenizer_sha256=file_hash(folder / "tokenizer.json"),
         vocab_size=tokenizer.vocab_size,
         dtype=id_dtype(tokenizer.vocab_size).name,
-        train_tokens=bins.train.tokens,
-        train_sha256=bins.train.sha256,
-        train_sampled_sha256=bins.train.sampled_sha256,
-        val_tokens=bins.val.tokens,
-        val_sha256=bins.val.sha256,
-        val_sampled_sha256=bins.val.sampled_sha256,
-        val_bytes=bins.val_bytes,
-        bigram_loss=bins.bigram_loss,
-        floor=encoded.floor,
-        documents=encoded.documents,
-        val_fraction=encoded.val_fraction,
-        characters=encoded.characters,
-        val_characters=encoded.characters - unencoded.content.train_characters,
-        records_on_stdin=encoded.records_on_stdin,
-        examples=encoded.examples,
-        **unencoded.content._asdict(),
+        **unencoded.facts,
+        **encoded,
     )
     write_json(folder / "meta.json", {"format": FORMAT, **asdict(meta)})
 
 
-def is_prepared(target: Path, origin: TokenizerOrigin, content: Content, force: bool) -> bool:
+def is_prepared(
+    target: Path, origin: TokenizerOrigin, facts: Mapping[str, Any], force: bool
+) -> bool:
     """Return True if `target` has this content and tokenizer, False if it is to be written.
 
     Raises AttnlmError if `target` exists but is not a data set. If `force` is false, raises it also
@@ -189,8 +157,8 @@ def is_prepared(target: Path, origin: TokenizerOrigin, content: Content, force: 
         existing = open_dataset(target)
     except AttnlmError as error:
         raise AttnlmError(f"{target} exists, and {error}", hint) from None
-    existing_content = Content(*(getattr(existing, name) for name in Content._fields))
-    if not origin.matches(existing.tokenizer) or existing_content != content:
+    is_same = all(getattr(existing, name) == facts[name] for name in _CONTENT)
+    if not (is_same and origin.matches(existing.tokenizer)):
         raise AttnlmError(f"{target} exists with other content", hint)
     return True
 

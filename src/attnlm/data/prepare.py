@@ -29,7 +29,7 @@ from attnlm.data.prepare_examples import dataset_from_records, dataset_from_task
 from attnlm.data.prepare_text import dataset_from_text
 from attnlm.text.corpus import Source, TextFile, get_corpus
 from attnlm.text.tasks import TASKS
-from attnlm.text.text_files import record_suffix, text_encoding
+from attnlm.text.text_files import text_encoding
 
 # The arguments of each kind of data.
 _OF_TASK: tuple[str, ...] = ("examples", "length", "digits")
@@ -124,9 +124,9 @@ def prepare(
         unencoded = _read_source(request, origin.marks_ends, offline, work, on_event)
         name = name or f"{unencoded.corpus.name}-{origin.label}"
         target = data_dir / name
-        is_up_to_date = functools.partial(is_prepared, target, origin, unencoded.content, force)
+        is_up_to_date = functools.partial(is_prepared, target, origin, unencoded.facts, force)
         if is_up_to_date():
-            digest = unencoded.content.source_sha256
+            digest = unencoded.facts["source_sha256"]
             on_event(Note(f"{target} exists, prepared from the same text ({digest[:12]}…)"))
         else:
             chosen_tokenizer = origin.load_or_train(unencoded, work, offline, on_event)
@@ -196,14 +196,14 @@ class _Request:
         """Raise UsageError if none of the files uses the given column or encoding."""
         for name in ("column", "prompt_column"):
             column = getattr(self, name)
-            if column is not None and not any(record_suffix(file.path) for file in files):
+            if column is not None and not any(file.is_records for file in files):
                 raise UsageError(
                     f"`{name}` {column} does not apply to {shown}",
                     "it needs records: a .jsonl or .parquet file, hf: data, or JSON lines on stdin",
                 )
         encoding = text_encoding(self.encoding or "utf-8")
         if encoding != "utf-8" and all(
-            record_suffix(file.path) or file.encoding != encoding for file in files
+            file.is_records or file.encoding != encoding for file in files
         ):
             raise UsageError(
                 f"`encoding` {self.encoding} does not apply to {shown}",
@@ -233,8 +233,8 @@ def _read_source(
     request.check_effect(corpus.shown, (*corpus.files, *val_files))
     if request.prompt_column is not None:
         columns = (request.prompt_column, request.answer_column)
-        return dataset_from_records(corpus, val_corpus, request.fraction, *columns, on_event)
-    return dataset_from_text(corpus, val_corpus, request.fraction, request.split, on_event)
+        return dataset_from_records(corpus, val_corpus, request.fraction, *columns)
+    return dataset_from_text(corpus, val_corpus, request.fraction, request.split, spool, on_event)
 
 
 def _note_short_text(dataset: Dataset, on_event: OnEvent) -> None:

@@ -10,18 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.files import file_hash, open_replacement, write_bytes
+from attnlm.base.files import file_hash, write_bytes
 from attnlm.base.json_records import limited
 from attnlm.base.setting_fields import check_value
-from attnlm.data.bin_files import MOST_BIGRAM_IDS, WrittenBins, bigram_loss
-from attnlm.data.dataset import ExampleFacts, SplitFacts, id_dtype, sampled_hash
+from attnlm.data.bin_files import MOST_BIGRAM_IDS, bigram_loss, bin_facts
+from attnlm.data.dataset import ExampleFacts, id_dtype
 from attnlm.data.examples import EncodedExamples, encode_examples, write_marks
-from attnlm.data.new_dataset import Content, EncodedDataset, UnencodedDataset
+from attnlm.data.new_dataset import UnencodedDataset
 from attnlm.data.splits import SAMPLE_BYTES, chosen_documents
 from attnlm.text import tasks
 from attnlm.text.corpus import Corpus
@@ -140,12 +141,16 @@ def _unencoded_dataset(
     return UnencodedDataset(
         corpus,
         val_corpus,
-        Content(
-            _hash_examples(split.train),
-            _hash_examples(split.val),
-            _count_characters(split.train),
-            split="documents" if split.val_fraction else None,
-        ),
+        {
+            "source_sha256": _hash_examples(split.train),
+            "val_source_sha256": _hash_examples(split.val),
+            "split": "documents" if split.val_fraction else None,
+            "val_fraction": float(split.val_fraction) if split.val_fraction else None,
+            "documents": len(split.train) + len(split.val),
+            "characters": _count_characters([*split.train, *split.val]),
+            "train_characters": _count_characters(split.train),
+            "val_characters": _count_characters(split.val),
+        },
         alphabet="".join(sorted(set(split.answer_end or "").union(*texts))),
         sample=functools.partial(_training_sample, split.train),
         has_ends=split.answer_end is None,
@@ -177,24 +182,24 @@ def _training_sample(examples: Sequence[Example]) -> list[str]:
     return [text for text, size in zip(texts, sizes, strict=True) if size <= SAMPLE_BYTES]
 
 
-def _encode_splits(split: _SplitExamples, folder: Path, tokenizer: Tokenizer) -> EncodedDataset:
+def _encode_splits(split: _SplitExamples, folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     """Write the ids of the examples, and their places, to `folder`."""
     end, end_ids = _answer_end(split, tokenizer)
     encoded_train = encode_examples(split.train, tokenizer, end_ids)
     encoded_val = encode_examples(split.val, tokenizer, end_ids)
-    train = _write_split(folder, "train", encoded_train, tokenizer.vocab_size)
-    val = _write_split(folder, "val", encoded_val, tokenizer.vocab_size)
+    for key, encoded in (("train", encoded_train), ("val", encoded_val)):
+        ids = encoded.ids.astype(id_dtype(tokenizer.vocab_size))
+        write_bytes(folder / f"{key}.bin", ids.tobytes())
+        write_marks(folder / f"{key}.marks", encoded.examples)
     end_bytes = len(end.encode())
     turns = [turn for example in split.val for turn in example]
     val_bytes = sum(len((t.question + t.answer).encode()) + end_bytes * t.ends for t in turns)
-    bigrams = _answer_bigram_loss(encoded_train, encoded_val, tokenizer.vocab_size)
-    return EncodedDataset(
-        bins=WrittenBins(train, val, val_bytes, bigrams),
-        floor=split.floor,
-        documents=len(split.train) + len(split.val),
-        val_fraction=float(split.val_fraction) if split.val_fraction else None,
-        characters=_count_characters([*split.train, *split.val]),
-        examples=ExampleFacts(
+    return {
+        **bin_facts(folder, tokenizer.vocab_size),
+        "val_bytes": val_bytes,
+        "bigram_loss": _answer_bigram_loss(encoded_train, encoded_val, tokenizer.vocab_size),
+        "floor": split.floor,
+        "examples": ExampleFacts(
             train=len(split.train),
             val=len(split.val),
             longer=len(split.longer),
@@ -204,11 +209,11 @@ def _encode_splits(split: _SplitExamples, folder: Path, tokenizer: Tokenizer) ->
             val_answer_bytes=sum(
                 len(turn.answer.encode()) + max(1, end_bytes) * turn.ends for turn in turns
             ),
-            train_marks_sha256=train.marks_sha256,
-            val_marks_sha256=val.marks_sha256,
+            train_marks_sha256=file_hash(folder / "train.marks"),
+            val_marks_sha256=file_hash(folder / "val.marks"),
             longer_sha256=_write_longer(folder, split) if split.longer else "",
         ),
-    )
+    }
 
 
 def _answer_end(split: _SplitExamples, tokenizer: Tokenizer) -> tuple[str, list[int]]:
@@ -228,16 +233,6 @@ def _answer_end(split: _SplitExamples, tokenizer: Tokenizer) -> tuple[str, list[
                 "prepared with `tokenizer` byte",
             ) from None
         return "\n", tokenizer.encode("\n")
-
-
-def _write_split(folder: Path, key: str, encoded: EncodedExamples, vocab_size: int) -> SplitFacts:
-    """Write the ids of a split, and the places of its examples."""
-    path = folder / f"{key}.bin"
-    marks = folder / f"{key}.marks"
-    with open_replacement(path) as file:
-        file.write(encoded.ids.astype(id_dtype(vocab_size)).tobytes())
-    write_marks(marks, encoded.examples)
-    return SplitFacts(len(encoded.ids), file_hash(path), sampled_hash(path), file_hash(marks))
 
 
 def _write_longer(folder: Path, split: _SplitExamples) -> str:

@@ -7,14 +7,14 @@ import functools
 import glob
 import itertools
 import os
-import shutil
+import stat
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from attnlm.base.errors import AttnlmError, UsageError
@@ -24,18 +24,19 @@ from attnlm.base.folders import KINDS, LATEST, default_name, is_safe_name
 from attnlm.base.suggestions import similar_name, suggestion
 from attnlm.text import hub_datasets
 from attnlm.text.download import TIMEOUT, PinnedFile, fetch, fetch_cached, without_password
-from attnlm.text.record_files import record_pieces
+from attnlm.text.record_files import record_values, require_text
+from attnlm.text.tasks import TASKS
 from attnlm.text.text_files import (
     COMPRESSED,
+    END,
     RECORDS,
-    Piece,
+    OpenStream,
     bare_stem,
     files_in,
-    keep_text_files,
+    open_decompressed,
     record_suffix,
+    text_blocks,
     text_encoding,
-    text_pieces,
-    with_last_end,
 )
 
 TINY_SHAKESPEARE_URL = (
@@ -49,26 +50,50 @@ NAMES = ("tinyshakespeare", "tales")
 SOURCES = f"a file, a folder, a pattern, a URL, hf:NAME, {', '.join(NAMES)}, or - for stdin"
 
 
-class TextFile(NamedTuple):
-    """A file with text, called `shown` in messages. .jsonl and .parquet files ignore `encoding`."""
+@dataclass(frozen=True)
+class TextFile:
+    """A file, a stream that is read once, or a data set of the Hub.
+
+    `shown` is its name in messages. The suffix of `path` says its format; `stream` opens a pipe in
+    its place. Records ignore `encoding`. A file that is `optional`, as it was found in a folder, is
+    left out if it is no text. `rows` yields the records of a data set of the Hub.
+    """
 
     path: Path
     shown: str
     encoding: str = "utf-8"
+    stream: OpenStream | None = None
+    optional: bool = False
+    rows: Callable[[Sequence[str]], Iterator[tuple[str, list[Any]]]] | None = None
+
+    @property
+    def is_records(self) -> bool:
+        """Return True if the file holds records, each with columns."""
+        return self.rows is not None or bool(record_suffix(self.path))
+
+    def records(self, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
+        """Yield the values of each record in these columns, after the name of its place."""
+        if not self.is_records:
+            raise AttnlmError(
+                f"{self.shown} has no columns", "`prompt_column` needs a .jsonl or .parquet file"
+            )
+        if self.rows is not None:
+            return self.rows(columns)
+        return record_values(self.path, columns, self.shown, self.stream)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text stored in files. The method `pieces` reads the text.
+    """The files of a text.
 
     `name` is valid as a file name on every system. `sources` are the sources that the user named.
     `floor_nats`, for `tales` only, maps the character offset at which each story begins to −ln p,
     where p is the probability of the text from this offset to the end.
 
-    Each record of a .jsonl or .parquet file is a document, whose text is in `column`. If the user
-    named several files or a folder, each file of another kind is a document too. `has_documents` is
-    set if the text consists of documents; pieces then have their ends. `marks_ends` is set if an
-    end-of-text id will follow each document; otherwise, each record ends with a newline.
+    Each record is a document, whose text is in `column`. If the user named several files or a
+    folder, each file of another kind is a document too. `has_documents` is set if the text consists
+    of documents, which then end with END. `marks_ends` is set if an end-of-text id will follow each
+    document; otherwise, each record ends with a newline.
     """
 
     name: str
@@ -94,23 +119,25 @@ class Corpus:
     @property
     def has_records_on_stdin(self) -> bool:
         """Return True if text came from stdin as records, False if it came as plain text."""
-        return any(file.shown == _label(_STDIN) and record_suffix(file.path) for file in self.files)
+        return any(file.shown == _label(_STDIN) and file.is_records for file in self.files)
 
-    def pieces(self) -> Iterator[Piece]:
-        """Yield the text in pieces of 1 to 2¹⁸ characters, without byte order marks.
+    def texts(self, file: TextFile) -> Iterator[str]:
+        """Yield the text of one of the files: its records, or blocks of it.
 
-        Raises AttnlmError for a file that can't be read. The error names the byte offset of text
-        that can't be decoded, or the line or row of an invalid record.
+        Raises AttnlmError if it can't be read. The error names the byte offset of text that can't
+        be decoded, or the line or row of an invalid record.
         """
-        for path, shown, encoding in self.files:
-            if record_suffix(path):
-                pieces = record_pieces(path, self.column, shown, self.marks_ends)
+        try:
+            if file.is_records:
+                for where, (value,) in file.records([self.column]):
+                    if text := require_text(value, self.column, where):
+                        is_open = not self.marks_ends and not text.endswith("\n")
+                        yield text + "\n" * is_open + END
             else:
-                pieces = text_pieces(path, encoding, shown)
-            try:
-                yield from with_last_end(pieces) if self.has_documents else pieces
-            except OSError as error:
-                raise _unreadable_error(shown, error) from error
+                with open_decompressed(file.path, file.shown, file.stream) as opened:
+                    yield from text_blocks(opened, file.encoding, file.shown)
+        except OSError as error:
+            raise _unreadable_error(file.shown, error) from error
 
 
 Source: TypeAlias = str | os.PathLike[str]
@@ -129,14 +156,14 @@ def get_corpus(
 ) -> Corpus:
     """Return the text that `source` names; `attnlm.prepare` describes the possible sources.
 
-    A string may be a name such as "tales"; a path object is always a path. A source that can't be
-    read twice, such as a pipe, is copied into the existing folder `spool`, which must outlive the
-    corpus. If `column` is given, stdin and pipes without a suffix are read like .jsonl files.
-    `encoding` applies to text from the user's files, the web and stdin. `marks_ends` says if an
-    end-of-text id will follow each document; by default only if there are records. The environment
-    variable `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare with the same bytes.
-    Raises AttnlmError for a text that is not available, UsageError for an unknown encoding or if no
-    source is named.
+    A string may be a name such as "tales"; a path object is always a path. Downloads go to the
+    folder `spool`, which must outlive the corpus; stdin and pipes can be read once. If `column` is
+    given, stdin and pipes without a suffix are read like .jsonl files. `encoding` applies to text
+    from the user's files, the web and stdin. `marks_ends` says if an end-of-text id will follow
+    each document; by default only if there are records. The environment variable
+    `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare with the same bytes. Raises
+    AttnlmError for a text that is not available, UsageError for an unknown encoding or if no source
+    is named.
     """
     encoding = text_encoding(encoding)
     suffix = "" if column is None else ".jsonl"  # of pipes
@@ -144,54 +171,39 @@ def get_corpus(
     def corpus_of(source: Source | None) -> Corpus:
         match source:
             case None | "tinyshakespeare" | "tales":
-                corpus = _built_in_corpus(source, offline, spool, on_event)
+                return _built_in_corpus(source, offline, spool, on_event)
             case "-":
-                path = _copy_stream(stdin or sys.stdin.buffer, spool, suffix)
-                corpus = _file_corpus("stdin", "-", path, encoding)
+                read = functools.partial(contextlib.nullcontext, stdin or sys.stdin.buffer)
+                return _corpus("stdin", "-", Path(f"stdin{suffix}"), encoding, stream=read)
             case str() if source.startswith(hub_datasets.PREFIX):
-                path = Path(tempfile.mkdtemp(dir=spool)) / "rows.jsonl.gz"
-                hub_datasets.copy_texts(
-                    source, column or "text", path, offline=offline, on_event=on_event
-                )
-                name = safe_name(Path(hub_datasets.parsed(source).path).name)
-                corpus = _file_corpus(name, source, path)
+                rows = functools.partial(hub_datasets.records, source, offline=offline)
+                path = Path(hub_datasets.parsed(source).path)
+                return _corpus(safe_name(path.name), source, path, rows=rows)
             case str() if "://" in source:
-                corpus = _web_corpus(source, encoding, offline, spool, on_event)
+                return _web_corpus(source, encoding, offline, spool, on_event)
             case _:
-                corpus = _path_corpus(os.fspath(source), encoding, spool, suffix, on_event)
-        return replace(
-            corpus,
-            column=column or "text",
-            marks_ends=corpus.has_documents and has_end_marks(corpus.files),
-        )
-
-    def has_end_marks(files: Sequence[TextFile]) -> bool:
-        if marks_ends is None:
-            return any(record_suffix(file.path) for file in files)
-        return marks_ends
+                return _path_corpus(os.fspath(source), encoding, suffix)
 
     if source is None or isinstance(source, str | os.PathLike):
-        return corpus_of(source)
-    corpora = list(map(corpus_of, source))
+        corpora = [corpus_of(source)]
+    else:
+        corpora = list(map(corpus_of, source))
     if not corpora:
         raise UsageError("no source", f"name {SOURCES}")
-    if len(corpora) == 1:
-        return corpora[0]
-    sources = tuple(corpus.source for corpus in corpora)
-    for corpus in corpora:
-        if not any(corpus.pieces()):
-            on_event(Note(f"{corpus.shown} is empty"))
     files = tuple(file for corpus in corpora for file in corpus.files)
-    return replace(
-        corpora[0],
-        name=f"{corpora[0].name}-and-{len(corpora) - 1}-more",
-        sources=sources,
-        files=files,
-        encoding=encoding,
-        has_documents=True,
-        marks_ends=has_end_marks(files),
-        floor_nats=None,
-    )
+    corpus = replace(corpora[0], files=files, column=column or "text")
+    if len(corpora) > 1:
+        corpus = replace(
+            corpus,
+            name=f"{corpus.name}-and-{len(corpora) - 1}-more",
+            sources=tuple(corpus.source for corpus in corpora),
+            encoding=encoding,
+            has_documents=True,
+            floor_nats=None,
+        )
+    if marks_ends is None:
+        marks_ends = any(file.is_records for file in files)
+    return replace(corpus, marks_ends=corpus.has_documents and marks_ends)
 
 
 def safe_name(text: str) -> str:
@@ -206,9 +218,10 @@ def safe_name(text: str) -> str:
 # --- Where a text comes from ----------------------------------------------------------------------
 
 
-def _file_corpus(name: str, source: str, path: Path, encoding: str = "utf-8") -> Corpus:
-    file = TextFile(path, _label(source), encoding)
-    return Corpus(name, (source,), (file,), encoding, has_documents=bool(record_suffix(path)))
+def _corpus(name: str, source: str, path: Path, encoding: str = "utf-8", **more: Any) -> Corpus:
+    """Return the corpus of one file; `more` are fields of TextFile."""
+    file = TextFile(path, _label(source), encoding, **more)
+    return Corpus(name, (source,), (file,), encoding, has_documents=file.is_records)
 
 
 def _built_in_corpus(source: str | None, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
@@ -219,7 +232,7 @@ def _built_in_corpus(source: str | None, offline: bool, spool: Path, on_event: O
         timeout = TIMEOUT if source else DEFAULT_TIMEOUT
         file = PinnedFile(url, f"{name}.txt", TINY_SHAKESPEARE_SHA256)
         try:
-            return _file_corpus(name, name, fetch_cached(file, spool, offline, on_event, timeout))
+            return _corpus(name, name, fetch_cached(file, spool, offline, on_event, timeout))
         except AttnlmError as error:
             if source:
                 raise
@@ -229,7 +242,7 @@ def _built_in_corpus(source: str | None, offline: bool, spool: Path, on_event: O
     text, floor_nats = corpus_tales.generate_tales()
     path = spool / "tales.txt"
     write_bytes(path, text.encode())
-    return replace(_file_corpus("tales", "tales", path), floor_nats=floor_nats)
+    return replace(_corpus("tales", "tales", path), floor_nats=floor_nats)
 
 
 def _web_corpus(url: str, encoding: str, offline: bool, spool: Path, on_event: OnEvent) -> Corpus:
@@ -248,7 +261,7 @@ def _web_corpus(url: str, encoding: str, offline: bool, spool: Path, on_event: O
     path = Path(tempfile.mkdtemp(dir=spool)) / f"download{_format_suffixes(file)}"
     fetch(url, path, on_event=on_event)
     name = safe_name(bare_stem(file) or parts.hostname or "")
-    return _file_corpus(name, without_password(url), path, encoding)
+    return _corpus(name, without_password(url), path, encoding)
 
 
 def _format_suffixes(file: Path) -> str:
@@ -256,7 +269,7 @@ def _format_suffixes(file: Path) -> str:
     return "".join(s for s in file.suffixes[-2:] if s.lower() in RECORDS + COMPRESSED)
 
 
-def _path_corpus(source: str, encoding: str, spool: Path, suffix: str, on_event: OnEvent) -> Corpus:
+def _path_corpus(source: str, encoding: str, suffix: str) -> Corpus:
     path = folder = Path(source)
     # A name that is not valid Unicode could not be written to meta.json.
     readable = os.fsencode(source).decode(errors="replace")
@@ -273,17 +286,14 @@ def _path_corpus(source: str, encoding: str, spool: Path, suffix: str, on_event:
         elif path.is_dir():
             files = list(files_in(path))
         else:
-            file = path
-            suffix = _format_suffixes(path) or suffix
-            with open_given(path) as stream:
-                if not path.is_file():
-                    file = _copy_stream(stream, spool, suffix)
-            return _file_corpus(safe_name(bare_stem(path)), readable, file, encoding)
-        files = _without_own_folders(files, folder, on_event)
-        texts = keep_text_files(files, str(path), encoding, on_event)
+            name = safe_name(bare_stem(path))
+            if stat.S_ISREG(path.stat().st_mode):
+                path.open("rb").close()  # raises its errors
+                return _corpus(name, readable, path, encoding)
+            read = functools.partial(path.open, "rb")
+            named = Path(name + (_format_suffixes(path) or suffix))
+            return _corpus(name, readable, named, encoding, stream=read)
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        from attnlm.text.tasks import TASKS  # tasks need this module
-
         names = [*NAMES, *TASKS]
         with contextlib.suppress(OSError, ValueError):  # no folder to list
             siblings = itertools.islice(path.parent.iterdir(), 1000)
@@ -292,34 +302,11 @@ def _path_corpus(source: str, encoding: str, spool: Path, suffix: str, on_event:
         raise AttnlmError(f"no such file or corpus: {source!r}", hint) from None
     except OSError as error:
         raise _unreadable_error(error.filename or source, error) from error
+    if not files:
+        raise AttnlmError(f"no files found: {source}", "name a folder or a pattern of text files")
     name = safe_name((folder if folder.name not in ("", "..") else folder.resolve()).name)
-    text_files = tuple(TextFile(file, str(file), encoding) for file in texts)
+    text_files = tuple(TextFile(file, str(file), encoding, optional=True) for file in files)
     return Corpus(name, (readable,), text_files, encoding, has_documents=True)
-
-
-def _without_own_folders(files: list[Path], folder: Path, on_event: OnEvent) -> list[Path]:
-    """Return the files but those in folders of data sets or runs below `folder`."""
-
-    @functools.cache
-    def is_own(path: Path) -> bool:
-        names = (default_name(path, kind) for kind in KINDS)
-        return (path / LATEST).is_file() and any(names)
-
-    def own_folders(file: Path) -> list[Path]:
-        return [path for path in file.parents if folder in path.parents and is_own(path)]
-
-    own = {file: found[0] for file in files if (found := own_folders(file))}
-    if own:
-        names = ", ".join(str(path) for path in dict.fromkeys(own.values()))
-        on_event(Note(f"left out {names}, which attnlm made"))
-    return [file for file in files if file not in own]
-
-
-def _copy_stream(stream: BinaryIO, spool: Path, suffix: str) -> Path:
-    """Copy a stream, which can't be read twice, to a new file in `spool` with this suffix."""
-    with tempfile.NamedTemporaryFile(dir=spool, suffix=suffix, delete=False) as file:
-        shutil.copyfileobj(stream, file)
-    return Path(file.name)
 
 
 # --- Messages -------------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from attnlm.base.errors import AttnlmError
-from attnlm.text.corpus import TextFile
-from attnlm.text.record_files import record_texts, record_values, require_text
-from attnlm.text.text_files import record_suffix
+from attnlm.text.record_files import require_text
+
+if TYPE_CHECKING:
+    from attnlm.text.corpus import TextFile
 
 QUESTION_END = "\n"
 END_OF_TEXT = "\x03"
@@ -44,19 +45,14 @@ def read_examples(
     `prompt_column` has the questions and `answer_column` the answers, both texts. Without
     `answer_column`, `prompt_column` has lists of messages, each with a role and a content.
     """
-    for path, shown, _ in files:
-        if not record_suffix(path):
-            raise AttnlmError(
-                f"{shown} has no columns", "`prompt_column` needs a .jsonl or .parquet file"
-            )
-        if answer_column is None:
-            for where, messages in record_values(path, prompt_column, shown):
-                yield _conversation_turns(messages, prompt_column, where)
-            continue
-        questions = record_texts(path, prompt_column, shown)
-        answers = record_texts(path, answer_column, shown)
-        for number, (question, answer) in enumerate(zip(questions, answers, strict=True), 1):
-            yield (_checked_turn(question, answer, f"record {number:,} of {shown}"),)
+    columns = [prompt_column] if answer_column is None else [prompt_column, answer_column]
+    for file in files:
+        for where, values in file.records(columns):
+            if answer_column is None:
+                yield _conversation_turns(values[0], prompt_column, where)
+            else:
+                question, answer = map(require_text, values, columns, itertools.repeat(where))
+                yield (_checked_turn(question, answer, where),)
 
 
 def _checked_turn(question: str, answer: str, where: str) -> Turn:
@@ -101,4 +97,4 @@ def _side_and_text(message: Mapping[str, Any], column: str, where: str) -> tuple
             f"{where} has a message with the role {role!r}",
             f"{_ONE_MESSAGE}; roles are {', '.join(_ROLES)}",
         )
-    return _ROLES[role], require_text(content, f"the content of a message in {column!r}", where)
+    return _ROLES[role], require_text(content, column, f"{where}: a message")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from attnlm.base.errors import AttnlmError, UsageError, import_optional
-from attnlm.base.events import OnEvent, Progress
-from attnlm.text.record_files import first_line, missing_column_error, require_text
+from attnlm.text.record_files import first_line, missing_column_error
 
 PREFIX = "hf:"
 SYNTAX = "hf:OWNER/NAME, then if needed @REVISION, /CONFIG and :SPLIT"
@@ -24,8 +21,6 @@ _LOCAL = re.compile(f"(?P<path>[^:]+){_SPLIT}")
 _NAME = re.compile(
     f"(?P<path>[^/@:]+(?:/[^/@:]+)?)(?:@(?P<revision>[^/:]+))?(?:/(?P<config>[^@:]*[^/@:]))?{_SPLIT}"
 )
-_FAST = 1  # of gzip's levels
-_ROWS_PER_EVENT = 1000
 
 
 class HubName(NamedTuple):
@@ -56,21 +51,6 @@ def _is_local(path: str) -> bool:
     return path.startswith(("/", "~")) or path.split("/")[0] in (".", "..")
 
 
-def copy_texts(
-    source: str, column: str, destination: Path, *, offline: bool, on_event: OnEvent
-) -> None:
-    """Stream one column of the data set that `source` names to `destination`, a .jsonl.gz file.
-
-    Code and pickles in a data set are not run. Raises AttnlmError if the data set can't be
-    downloaded or read, and for a column that is missing, null or not text.
-    """
-    with gzip.open(destination, "wt", compresslevel=_FAST, encoding="utf-8") as file:
-        for row, text in enumerate(_texts(source, column, offline), 1):
-            file.write(json.dumps({column: text}, ensure_ascii=False) + "\n")
-            if row % _ROWS_PER_EVENT == 0:
-                on_event(Progress("stream", row, None, "rows"))
-
-
 def _configured(folder: Path) -> Iterator[str]:
     """Yield the texts in the `configs` of a folder's README.md, among them paths and URLs."""
     import yaml  # type: ignore[import-untyped]  # `datasets` needs it
@@ -96,7 +76,12 @@ def _configured(folder: Path) -> Iterator[str]:
             values += value.values() if isinstance(value, dict) else value
 
 
-def _texts(source: str, column: str, offline: bool) -> Iterator[str]:
+def records(source: str, columns: Sequence[str], offline: bool) -> Iterator[tuple[str, list[Any]]]:
+    """Stream these columns of the data set that `source` names, as `record_values` does.
+
+    Code and pickles in a data set are not run. Raises AttnlmError if the data set can't be
+    downloaded or read, or lacks a column.
+    """
     name, row = parsed(source), 0
     path = name.path
     is_local = _is_local(path)
@@ -125,13 +110,14 @@ def _texts(source: str, column: str, offline: bool) -> Iterator[str]:
                 f"supported formats: {', '.join(_READERS)}",
             )
         stream = builder.as_streaming_dataset(split=name.split)
-        if stream.features is not None and column in stream.features:
-            stream = stream.select_columns([column])
+        if stream.features is not None and set(columns) <= stream.features.keys():
+            stream = stream.select_columns([*columns])
         for record in stream:
             row += 1
-            if column not in record:
-                raise missing_column_error(column, list(record), source)
-            yield require_text(record[column], f"column {column!r}", f"row {row:,} of {source}")
+            for column in columns:
+                if column not in record:
+                    raise missing_column_error(column, list(record), source)
+            yield f"row {row:,} of {source}", [record[column] for column in columns]
     except (AttnlmError, MemoryError):
         raise
     except Exception as error:  # any error of the library or the Hub

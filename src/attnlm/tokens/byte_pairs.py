@@ -12,9 +12,8 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import file_hash
 from attnlm.text.download import PinnedFile, fetch_cached
-from attnlm.text.text_files import Piece
 from attnlm.tokens import byte_characters
-from attnlm.tokens.tokenizer import BYTES, BpeTokenizer, safe_pieces
+from attnlm.tokens.tokenizer import BYTES, BpeTokenizer, safe_blocks
 
 _BLOBS = "https://openaipublic.blob.core.windows.net/"
 
@@ -65,8 +64,7 @@ def train_vocabulary(
     trainer = trainers.BpeTrainer(
         vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    pieces = safe_pieces(map(Piece, sample), _TRAINING_PIECE)
-    trained.train_from_iterator((piece.text for piece in pieces), trainer)
+    trained.train_from_iterator(safe_blocks(sample, _TRAINING_PIECE), trainer)
     id_of: dict[str, int] = trained.get_vocab()
     # Two merges of the trainer may make the same bytes. Both have the id of the first merge, since
     # ranks have one id for each token.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import base64
-import bisect
 import itertools
 import re
 import threading
@@ -19,13 +18,11 @@ from numpy.typing import NDArray
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.formatting import listed
 from attnlm.base.json_records import limited, read_record
-from attnlm.text.text_files import Piece
+from attnlm.text.text_files import BLOCK, END
 from attnlm.tokens.specs import IMPORTED, bpe_size, pattern_of
 
 END_OF_TEXT = "<|endoftext|>"
 BYTES = [bytes([byte]) for byte in range(256)]
-# The most characters to encode in one call: tiktoken fails on a run of a million spaces.
-PIECE = 2**18
 
 _FORMAT = 1
 _COPY_AGAIN = "copy it again from its source, or prepare the text again"
@@ -87,8 +84,8 @@ class Tokenizer(abc.ABC):
 
     def encode_array(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
         """Return the same ids of `text` as `encode`, but in a NumPy array."""
-        chunks = (Piece(text[i : i + PIECE]) for i in range(0, len(text), PIECE))
-        ids = [self.encode_piece(piece.text) for piece in safe_pieces(chunks)]
+        blocks = (text[i : i + BLOCK] for i in range(0, len(text), BLOCK))
+        ids = map(self.encode_piece, safe_blocks(blocks))
         return np.concatenate([np.empty(0, np.uint32), *ids])
 
     def encode_from_start(self, text: str) -> list[int]:
@@ -124,7 +121,7 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode_piece(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
-        """Return the ids of a text of at most `PIECE` characters, as uint8, uint16 or uint32."""
+        """Return the ids of a text of at most `BLOCK` characters, as uint8, uint16 or uint32."""
 
     @abc.abstractmethod
     def encode_ordinary(self, text: str) -> NDArray[np.unsignedinteger[Any]]:
@@ -299,36 +296,23 @@ def _to_nfc(text: str) -> str:
     return str(NFC().normalize_str(text))
 
 
-def safe_pieces(pieces: Iterable[Piece], limit: int = PIECE) -> Iterator[Piece]:
-    """Yield the text of `pieces` in new pieces of at most `limit` characters.
+def safe_blocks(blocks: Iterable[str], limit: int = BLOCK) -> Iterator[str]:
+    """Yield the text of `blocks` in new blocks of at most `limit` characters.
 
-    The new pieces do not depend on how `pieces` divide the text. Each is as long as possible and
+    The new blocks do not depend on how `blocks` divide the text. Each is as long as possible and
     ends at a place that no token can cross, or where a document ends. If `limit` characters have no
-    such place, the piece ends after `limit` characters.
+    such place, the block ends after `limit` characters.
     """
-    return (piece for _, piece in safe_pieces_of_texts((("", piece) for piece in pieces), limit))
-
-
-def safe_pieces_of_texts(
-    pieces: Iterable[tuple[str, Piece]], limit: int = PIECE
-) -> Iterator[tuple[str, Piece]]:
-    """Yield what `safe_pieces` yields for several texts, whose pieces alternate in `pieces`.
-
-    Each piece, given and yielded, is preceded by the name of its text.
-    """
-    rest_of: dict[str, Piece] = {}
-    for key, piece in pieces:
-        rest = rest_of.get(key, Piece(""))
-        ends = (len(rest.text) + end for end in piece.ends)
-        rest = Piece(rest.text + piece.text, (*rest.ends, *ends))
-        while len(rest.text) > limit:
-            cut = _CUT.match(rest.text[: limit + 1])  # the last character is only context
-            within = rest.ends[: bisect.bisect_right(rest.ends, limit)]
-            places = [*([cut.end()] if cut else []), *within[-1:]]
-            safe, rest = rest.cut(max(places, default=limit))
-            yield key, safe
-        rest_of[key] = rest
-    yield from ((key, rest) for key, rest in rest_of.items() if rest.text)
+    rest = ""
+    for block in blocks:
+        rest += block
+        while len(rest) > limit:
+            cut = _CUT.match(rest[: limit + 1])  # the last character is only context
+            place = max(cut.end() if cut else 0, rest.rfind(END, 0, limit) + 1) or limit
+            yield rest[:place]
+            rest = rest[place:]
+    if rest:
+        yield rest
 
 
 def code_points(text: str) -> NDArray[np.uint32]:
