@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnlm import AttnlmError, Note, UsageError
+from attnlm import AttnlmError, Note, UsageError, prepare
 from attnlm.base.events import OnEvent, ignore
 from attnlm.base.folders import is_safe_name
 from attnlm.text import corpus, record_files
@@ -41,7 +41,8 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def corpus_of(source: Any, **options: Any) -> Corpus:
-    return get_corpus(source, spool=SPOOL, **options)
+    sources = source if isinstance(source, list) else [source]
+    return get_corpus(sources, spool=SPOOL, **options)
 
 
 @pytest.fixture
@@ -260,7 +261,7 @@ def test_several_sources_are_one_text_in_their_order(web: WebServer, short_tales
     write_all({"b.txt": b"b", "notes/2": b"2", "notes/1": codecs.BOM_UTF8 + b"1"})
     url = web.answer("/u", body(b"u"))
     sources = ["b.txt", "-", Path("notes"), "tales", url, "b.txt"]
-    found = corpus_of(iter(sources), stdin=io.BytesIO(b"s"))
+    found = corpus_of(sources, stdin=io.BytesIO(b"s"))
     assert text_of(found) == "b|s|1|2|Once upon a time.\n|u|b|"
     assert (found.name, found.source) == ("b-and-5-more", "b.txt and 5 more")
     assert found.sources == ("b.txt", "-", "notes", "tales", url, "b.txt")
@@ -283,7 +284,7 @@ def test_an_empty_one_of_several_is_named() -> None:
     (note,) = notes(events)
     assert note == "left out 3 of 4 files because they are empty: b, c, stdin"
     with pytest.raises(UsageError, match="no source"):
-        corpus_of([])
+        prepare([])
 
 
 # --- The web and the named corpora ----------------------------------------------------------------

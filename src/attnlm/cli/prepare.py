@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import attnlm
-from attnlm.base.folders import KINDS, command_for
+from attnlm.base.folders import command_for
+from attnlm.base.setting_fields import fields_of, help_of
 from attnlm.cli import completion, console, options
 from attnlm.cli.event_printer import Display, baselines
-from attnlm.cli.options import argument, option, switch
+from attnlm.cli.options import argument, option, switch, with_options
 from attnlm.config.settings import resolve
+from attnlm.data.prepare import PrepareOptions
 from attnlm.text.tasks import TASKS
 
 _FACTS = (
@@ -19,8 +22,19 @@ _FACTS = (
     "bigram_loss", "floor", "split",
 )  # fmt: skip
 _SHOWN = 60  # characters of an example
+_COMPLETERS: dict[str, completion.Completer] = {
+    "tokenizer": completion.complete_tokenizer,
+    "val_file": completion.choice_completer("tales"),
+    "split": completion.choice_completer("tail", "documents"),
+}
 
 
+def _declare(name: str) -> Any:
+    default = fields_of(PrepareOptions)[name].default
+    return option(default, help_of(PrepareOptions, name), _COMPLETERS.get(name))
+
+
+@with_options(dict.fromkeys(fields_of(PrepareOptions), PrepareOptions), _declare)
 def prepare(
     source: list[str] | None = argument(
         None,
@@ -31,76 +45,26 @@ def prepare(
         "default: tinyshakespeare, or tales if that is not available",
         completion.choice_completer("tinyshakespeare", "tales", *TASKS),
     ),
-    tokenizer: str = option(
-        "char",
-        "char|byte|bpe:N|gpt2|cl100k_base|o200k_base, or the name or path of a run or "
-        "data set, to use its tokenizer",
-        completion.complete_tokenizer,
-    ),
-    val_fraction: float | None = option(
-        None, "fraction of the text for the validation split; default: 0.1"
-    ),
-    val_file: str | None = option(
-        None,
-        "a source for the validation split; all of SOURCE is then for training",
-        completion.choice_completer("tales"),
-    ),
-    split: str | None = option(
-        None,
-        "validation split: the tail of the text, or some of its documents (records or files), "
-        "chosen at random: tail|documents; default: documents if there are at least 10 for each "
-        "split, else tail",
-        completion.choice_completer("tail", "documents"),
-    ),
+    *,
     name: str | None = option(None, "name of the data set; default: <source>-<tokenizer>"),
     data_dir: Path = options.DATA_DIR,
-    encoding: str = option("utf-8", "character encoding of the text"),
-    column: str | None = option(
-        None,
-        "name of the column with the text, in .jsonl and .parquet files, hf: data, and "
-        "JSON lines on stdin; default: text",
-    ),
-    prompt_column: str | None = option(
-        None,
-        "make a data set of questions and answers: name of the column with the questions; "
-        "without --answer-column, it has lists of messages, each with a role and a content",
-    ),
-    answer_column: str | None = option(None, "name of the column with the answers"),
-    examples: int | None = option(None, "number of training examples of a task; default: 20,000"),
-    length: int | None = option(
-        None, "length of a task's questions, in letters, bits, brackets or pairs; default: 4 to 12"
-    ),
-    digits: int | None = option(None, "digits of the numbers of addition; default: 3"),
     offline: bool = options.OFFLINE,
     force: bool = switch("replace an existing data set of the same name", "--force"),
     json: bool = options.JSON,
     quiet: bool = options.QUIET,
+    **settings: Any,
 ) -> None:
     """Encode a text, or questions with answers, and split off validation data."""
-    try:
-        with contextlib.closing(Display(quiet)) as display:
-            dataset = attnlm.prepare(
-                source or None,
-                tokenizer=tokenizer,
-                val_fraction=val_fraction,
-                val_file=val_file,
-                split=split,
-                name=name,
-                data_dir=data_dir,
-                encoding=encoding,
-                column=column,
-                prompt_column=prompt_column,
-                answer_column=answer_column,
-                examples=examples,
-                length=length,
-                digits=digits,
-                offline=offline,
-                force=force,
-                on_event=display,
-            )
-    except KeyboardInterrupt:
-        console.say("stopped; nothing was written")
-        raise
+    with contextlib.closing(Display(quiet)) as display:
+        dataset = attnlm.prepare(
+            source or None,
+            name=name,
+            data_dir=data_dir,
+            offline=offline,
+            force=force,
+            on_event=display,
+            **settings,
+        )
     if not quiet:
         console.say_facts(
             {

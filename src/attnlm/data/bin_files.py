@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent, Progress
-from attnlm.base.files import file_hash, open_replacement
+from attnlm.base.files import open_replacement
 from attnlm.compute.threads import cores, map_ahead
-from attnlm.data.dataset import Ids, id_dtype, sampled_hash
+from attnlm.data.dataset import Ids, id_dtype
 from attnlm.data.splits import SPLITS, Split
 from attnlm.text.text_files import BLOCK, END
 from attnlm.tokens.tokenizer import BpeTokenizer, Tokenizer, UnknownCharactersError, safe_blocks
@@ -112,17 +112,6 @@ class BinWriter:
         self._last = ids[-1]
         self.tokens += len(ids)
         self.utf8_bytes += block.utf8_bytes
-
-
-def bin_facts(folder: Path, vocab_size: int) -> dict[str, Any]:
-    """Return the fields of Meta that are about the files of ids in a folder."""
-    facts: dict[str, Any] = {}
-    for key in SPLITS:
-        path = folder / f"{key}.bin"
-        facts[f"{key}_tokens"] = path.stat().st_size // id_dtype(vocab_size).itemsize
-        facts[f"{key}_sha256"] = file_hash(path)
-        facts[f"{key}_sampled_sha256"] = sampled_hash(path)
-    return facts
 
 
 def bigram_loss(

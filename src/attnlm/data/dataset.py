@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 import os
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import OnEvent
-from attnlm.base.files import file_hash, open_regular
+from attnlm.base.files import file_hash
 from attnlm.base.folders import (
     FolderEntry,
     find_folder,
@@ -29,24 +27,10 @@ from attnlm.data.examples import Examples, read_marks
 from attnlm.tokens.tokenizer import Tokenizer, load_tokenizer
 
 FORMAT = 1  # of meta.json, and of the files that it describes
-_LARGE = 2**30  # bytes from which a bin is hashed by samples
-_SAMPLES = 64
-_SAMPLE = 2**20  # bytes
+_LARGE = 2**30  # bytes of a split, above which opening does not read it
 _DAMAGED = "prepare it again with `force`, or copy it again from its source"
 
 Ids: TypeAlias = NDArray[np.uint16] | NDArray[np.uint32]
-
-
-class SplitFacts(NamedTuple):
-    """The properties of the files of a split."""
-
-    tokens: int
-    sha256: str
-    """the hash of the ids"""
-    sampled_sha256: str
-    """the hash of samples of the ids"""
-    marks_sha256: str = ""
-    """the hash of the places of examples; "" for a text"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +48,11 @@ class ExampleFacts:
     """the text that ends an answer; "" for the end-of-text id"""
     val_answer_tokens: int = limited(at_least=1, below=2**48)
     val_answer_bytes: int = limited(at_least=1, below=2**53)
-    train_marks_sha256: str
-    val_marks_sha256: str
-    longer_sha256: str = limited(default="")
-    """"" if it is not known, or there are none"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetProperties:
-    """The properties of a data set that meta.json records. `Dataset` explains them."""
+class Meta:
+    """The content of meta.json: the properties of a data set, which `Dataset` explains."""
 
     name: str
     source: str
@@ -92,47 +72,26 @@ class DatasetProperties:
     train_tokens: int = limited(at_least=1, below=2**48)
     val_tokens: int = limited(at_least=1, below=2**48)
     val_bytes: int = limited(at_least=1, below=2**53)
-    train_sha256: str
-    val_sha256: str
-    train_sampled_sha256: str
-    val_sampled_sha256: str
-    tokenizer_sha256: str
+    tokenizer_name: str
     tokenizer_from: str | None
     vocab_size: int = limited(at_least=1)
     dtype: str = limited(choices=("uint16", "uint32"))
     bigram_loss: float | None = limited(at_least=0)
     floor: float | None = limited(at_least=0)
     examples: ExampleFacts | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Meta(DatasetProperties):
-    """The content of meta.json: the properties of a data set, and the tokenizer's name."""
-
-    tokenizer: str
+    files: Mapping[str, Any]
 
     @property
-    def splits(self) -> dict[str, SplitFacts]:
-        """Return the properties of the files of each split."""
-        marks = self.examples
-        return {
-            "train": SplitFacts(
-                tokens=self.train_tokens,
-                sha256=self.train_sha256,
-                sampled_sha256=self.train_sampled_sha256,
-                marks_sha256=marks.train_marks_sha256 if marks else "",
-            ),
-            "val": SplitFacts(
-                tokens=self.val_tokens,
-                sha256=self.val_sha256,
-                sampled_sha256=self.val_sampled_sha256,
-                marks_sha256=marks.val_marks_sha256 if marks else "",
-            ),
-        }
+    def train_sha256(self) -> str:
+        return str(self.files.get("train.bin"))
+
+    @property
+    def val_sha256(self) -> str:
+        return str(self.files.get("val.bin"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(DatasetProperties):
+class Dataset(Meta):
     """A text that `prepare` encoded: its ids, its tokenizer and its properties.
 
         dataset = attnlm.open_dataset("tales-char")
@@ -152,7 +111,7 @@ class Dataset(DatasetProperties):
     unknown. `tokenizer_from` is the folder of the run or data set from which the tokenizer was
     taken, if any. `source_sha256` covers the text in UTF-8 and the end of each document that an
     end-of-text id follows. `val_source_sha256` covers the same for a validation text that has its
-    own source. The other hashes cover files.
+    own source. `files` has the SHA-256 of each file.
 
     `examples` describes a data set of questions with answers, whose losses are those of the
     answers; `train_examples` and `val_examples` are the places of the examples. All three are None
@@ -203,8 +162,8 @@ def open_dataset(
 
         dataset = attnlm.open_dataset("tales-char")
 
-    The hash of each file is checked; of a split over 1 GiB, only the hash of 64 samples. If
-    `verify` is true, every file is read whole. A Dataset that is open already is returned as it is
+    The hash of each file is checked; of a split over 1 GiB, only its size, unless `verify` is true.
+    A Dataset that is open already is returned as it is
     if `verify` is false, and opened again if `verify` is true. Raises AttnlmError if a file is
     missing or damaged.
     """
@@ -226,37 +185,36 @@ def open_dataset_folder(path: Path, *, verify: bool = False, trusted: bool = Fal
     try:
         tokenizer = load_tokenizer(path / "tokenizer.json")
         actual = file_hash(path / "tokenizer.json"), tokenizer.name, tokenizer.vocab_size
-        if actual != (meta.tokenizer_sha256, meta.tokenizer, meta.vocab_size):
+        if actual != (meta.files.get("tokenizer.json"), meta.tokenizer_name, meta.vocab_size):
             raise AttnlmError(
                 f"{path / 'tokenizer.json'} is not the tokenizer of this data set", _DAMAGED
             )
         tokenizer.dataset = meta.name
         bins = {split: open_bin(path, split, meta) for split in ("train", "val")}
         for split, ids in () if trusted else bins.items():
-            file = path / f"{split}.bin"
-            is_whole = verify or ids.nbytes <= _LARGE
-            split_facts = meta.splits[split]
-            expected = split_facts.sha256 if is_whole else split_facts.sampled_sha256
-            if (file_hash if is_whole else sampled_hash)(file) != expected:
-                raise AttnlmError(f"{file} is damaged: it does not match its hash", _DAMAGED)
-            if is_whole:
+            if verify or ids.nbytes <= _LARGE:
+                file = checked_file(path, f"{split}.bin", meta)
                 ids_at(ids, slice(None), meta.vocab_size, str(file))
-        marks = {f"{split}_examples": _read_examples(path, split, meta) for split in bins}
+        marks: dict[str, Any] = {}
+        if meta.examples is not None:
+            for split, ids in bins.items():
+                file = checked_file(path, f"{split}.marks", meta)
+                marks[f"{split}_examples"] = read_marks(file, len(ids))
     except OSError as error:
         unread = error.filename or path
         raise AttnlmError(f"cannot read {unread}: {error.strerror}", _DAMAGED) from None
-    return Dataset(**{**vars(meta), "path": path, "tokenizer": tokenizer, **bins, **marks})
+    values: dict[str, Any] = {**vars(meta), **bins, **marks}
+    return Dataset(path=path, tokenizer=tokenizer, **values)
 
 
-def _read_examples(folder: Path, split: str, meta: Meta) -> Examples | None:
-    """Return the places of the examples in a split, or None for a text. Raises AttnlmError."""
-    if meta.examples is None:
-        return None
-    split_facts = meta.splits[split]
-    path = folder / f"{split}.marks"
-    if file_hash(path) != split_facts.marks_sha256:
+def checked_file(folder: Path, name: str, meta: Meta) -> Path:
+    """Return the path of a data set's file. Raises AttnlmError unless it is what was recorded."""
+    path = folder / name
+    if not path.is_file():
+        raise AttnlmError(f"{path} is missing", _DAMAGED)
+    if file_hash(path) != meta.files.get(name):
         raise AttnlmError(f"{path} is damaged: it does not match its hash", _DAMAGED)
-    return read_marks(path, split_facts.tokens)
+    return path
 
 
 def read_meta(folder: Path) -> Meta:
@@ -274,7 +232,7 @@ def open_bin(folder: Path, split: str, meta: Meta) -> Ids:
     """Map a split's file to memory without reading it. Raises AttnlmError for a wrong size."""
     path = folder / f"{split}.bin"
     dtype = np.dtype(meta.dtype).newbyteorder("<")
-    tokens = meta.splits[split].tokens
+    tokens: int = getattr(meta, f"{split}_tokens")
     size = path.stat().st_size
     expected = tokens * dtype.itemsize
     if size != expected:
@@ -304,18 +262,6 @@ def id_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
-def sampled_hash(path: Path) -> str:
-    """Return the SHA-256 of at most 64 blocks of 1 MiB, spread evenly over a file."""
-    digest = hashlib.sha256()
-    size = path.stat().st_size
-    with open_regular(path) as file:
-        count = min(_SAMPLES, math.ceil(size / _SAMPLE))
-        for i in range(count):
-            file.seek(max(0, size - _SAMPLE) * i // max(1, count - 1))
-            digest.update(file.read(_SAMPLE))
-    return digest.hexdigest()
-
-
 def evenly_spaced(total: int, most: int) -> NDArray[np.int64]:
     """Return at most `most` of the numbers below `total`, evenly spaced from 0 on."""
     count = min(total, most)
@@ -327,7 +273,7 @@ def evenly_spaced(total: int, most: int) -> NDArray[np.int64]:
 # A folder with any of these files is a data set, perhaps a damaged one.
 _DATASET_FILES = ("meta.json", "train.bin", "val.bin")
 _LISTED = (
-    "source", "tokenizer", "vocab_size", "train_tokens", "val_tokens", "split",
+    "source", "vocab_size", "train_tokens", "val_tokens", "split",
     "bigram_loss", "floor",
 )  # fmt: skip
 
@@ -372,6 +318,6 @@ def _dataset_entry(path: Path) -> DatasetEntry | None:
         meta = read_meta(path)
         for split in ("train", "val"):
             open_bin(path, split, meta)
-        return {name: getattr(meta, name) for name in _LISTED}
+        return {name: getattr(meta, name) for name in _LISTED} | {"tokenizer": meta.tokenizer_name}
 
     return read_entry(DatasetEntry(name=path.name, path=path), ["meta.json"], read_values)

@@ -127,13 +127,13 @@ def write_dataset(
         encoding=unencoded.corpus.encoding,
         column=unencoded.corpus.column,
         records_on_stdin=unencoded.corpus.has_records_on_stdin,
-        tokenizer=tokenizer.name,
+        tokenizer_name=tokenizer.name,
         tokenizer_from=None if tokenizer_folder is None else str(tokenizer_folder),
-        tokenizer_sha256=file_hash(folder / "tokenizer.json"),
         vocab_size=tokenizer.vocab_size,
         dtype=id_dtype(tokenizer.vocab_size).name,
         **unencoded.facts,
         **encoded,
+        files={path.name: file_hash(path) for path in sorted(folder.iterdir())},
     )
     write_json(folder / "meta.json", {"format": FORMAT, **asdict(meta)})
 

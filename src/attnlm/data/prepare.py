@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import explaining_os_errors
 from attnlm.base.folders import check_name, put_back, write_latest
-from attnlm.base.setting_fields import check_value
+from attnlm.base.setting_fields import (
+    check_value,
+    describe_settings,
+    fields_of,
+    quoted,
+    setting,
+)
+from attnlm.base.suggestions import suggestion
 from attnlm.config.settings import resolve
-from attnlm.data.batches import check_splits
-from attnlm.data.dataset import Dataset, DatasetProperties, open_dataset_folder
+from attnlm.data.dataset import Dataset, open_dataset_folder
 from attnlm.data.new_dataset import (
     UnencodedDataset,
     find_tokenizer,
@@ -27,11 +35,57 @@ from attnlm.data.new_dataset import (
 )
 from attnlm.data.prepare_examples import dataset_from_records, dataset_from_task
 from attnlm.data.prepare_text import dataset_from_text
-from attnlm.text.corpus import Source, TextFile, get_corpus
+from attnlm.text.corpus import SOURCES, Source, TextFile, get_corpus
 from attnlm.text.tasks import TASKS
 from attnlm.text.text_files import text_encoding
 
-# The arguments of each kind of data.
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """What `prepare` makes of a source. None stands for the default."""
+
+    tokenizer: str = setting(
+        "char|byte|bpe:N|gpt2|cl100k_base|o200k_base, or the name or path of a run or data set, to "
+        "use its tokenizer",
+        default="char",
+    )
+    val_fraction: float | None = setting(
+        "fraction of the text for the validation split; default: 0.1", above=0, below=1
+    )
+    val_file: str | None = setting(
+        "a source for the validation split; all of SOURCE is then for training"
+    )
+    split: str | None = setting(
+        "validation split: the tail of the text, or some of its documents (records or files), "
+        "chosen at random; default: documents if there are at least 10 for each split, else tail",
+        choices=("tail", "documents"),
+    )
+    encoding: str = setting("character encoding of the text", default="utf-8")
+    column: str | None = setting(
+        "name of the column with the text, in .jsonl and .parquet files, hf: data, and JSON lines "
+        "on stdin; default: text"
+    )
+    prompt_column: str | None = setting(
+        "make a data set of questions and answers: name of the column with the questions; without "
+        "a column of answers, it has lists of messages, each with a role and a content"
+    )
+    answer_column: str | None = setting("name of the column with the answers")
+    examples: int | None = setting(
+        "number of training examples of a task; default: 20,000", at_least=1, at_most=1_000_000
+    )
+    length: int | None = setting(
+        "length of a task's questions, in letters, bits, brackets or pairs; default: 4 to 12"
+    )
+    digits: int | None = setting("digits of the numbers of addition; default: 3")
+
+    @property
+    def fraction(self) -> Fraction:
+        """Return the share of the text or of the documents that is for validation."""
+        # The digits as written count: the double 0.9 exceeds 9/10, which would cost a character.
+        return Fraction(str(float(0.1 if self.val_fraction is None else self.val_fraction)))
+
+
+# The options of each kind of data, beside the tokenizer.
 _OF_TASK: tuple[str, ...] = ("examples", "length", "digits")
 _SPLITTING = ("encoding", "val_fraction", "val_file")
 _OF_RECORDS = ("prompt_column", "answer_column", *_SPLITTING)
@@ -41,22 +95,12 @@ _OF_TEXT = ("column", "split", *_SPLITTING)
 def prepare(
     source: Source | Iterable[Source] | None = None,
     *,
-    tokenizer: str | Path = "char",
-    val_fraction: float | None = None,
-    val_file: Source | None = None,
-    split: str | None = None,
     name: str | None = None,
     data_dir: str | Path = "data",
-    encoding: str = "utf-8",
-    column: str | None = None,
-    prompt_column: str | None = None,
-    answer_column: str | None = None,
-    examples: int | None = None,
-    length: int | None = None,
-    digits: int | None = None,
     offline: bool = False,
     force: bool = False,
     on_event: OnEvent | None = None,
+    **options: Any,
 ) -> Dataset:
     """Encode a text as the data set `name` in `data_dir`, and make it the latest.
 
@@ -96,32 +140,17 @@ def prepare(
     """
     on_event = on_event or ignore
     data_dir = Path(data_dir)
-    if not (source is None or isinstance(source, str | os.PathLike)):
-        source = list(source)
-        source = source[0] if len(source) == 1 else source
-    request = _Request(
-        source=source,
-        examples=examples,
-        length=length,
-        digits=digits,
-        column=column,
-        prompt_column=prompt_column,
-        answer_column=answer_column,
-        encoding=None if encoding == "utf-8" else encoding,
-        split=split,
-        val_fraction=val_fraction,
-        val_file=val_file,
-    )
-    request.check()
+    sources = _as_list(source)
+    chosen = _checked(sources, options)
     put_back(data_dir)
-    origin = find_tokenizer(tokenizer, data_dir)
+    origin = find_tokenizer(chosen.tokenizer, data_dir)
     if name is not None:
         check_name(name)
     with (
         explaining_os_errors(data_dir, ", or name another `data_dir`"),
         workspace(data_dir) as work,
     ):
-        unencoded = _read_source(request, origin.marks_ends, offline, work, on_event)
+        unencoded = _read_source(sources, chosen, origin.marks_ends, offline, work, on_event)
         name = name or f"{unencoded.corpus.name}-{origin.label}"
         target = data_dir / name
         is_up_to_date = functools.partial(is_prepared, target, origin, unencoded.facts, force)
@@ -129,8 +158,8 @@ def prepare(
             digest = unencoded.facts["source_sha256"]
             on_event(Note(f"{target} exists, prepared from the same text ({digest[:12]}…)"))
         else:
-            chosen_tokenizer = origin.load_or_train(unencoded, work, offline, on_event)
-            write_dataset(work / "new", name, unencoded, chosen_tokenizer, origin.folder)
+            tokenizer = origin.load_or_train(unencoded, work, offline, on_event)
+            write_dataset(work / "new", name, unencoded, tokenizer, origin.folder)
             install_dataset(work / "new", target, is_up_to_date)
         write_latest(data_dir, name)
         dataset = open_dataset_folder(target, trusted=True)
@@ -138,103 +167,106 @@ def prepare(
     return dataset
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Request:
-    """The arguments of `prepare` that say what to read and how to split it; None: not given."""
+prepare.__doc__ = f"""{inspect.cleandoc(prepare.__doc__ or "")}
 
-    source: Source | list[Source] | None
-    examples: int | None
-    length: int | None
-    digits: int | None
-    column: str | None
-    prompt_column: str | None
-    answer_column: str | None
-    encoding: str | None
-    split: str | None
-    val_fraction: float | None
-    val_file: Source | None
+Options:
 
-    @property
-    def task(self) -> str | None:
-        """Return the name of the task, if the source is one."""
-        return self.source if isinstance(self.source, str) and self.source in TASKS else None
+{describe_settings(dict.fromkeys(fields_of(PrepareOptions), PrepareOptions), with_defaults=True)}
+"""
 
-    @property
-    def fraction(self) -> Fraction:
-        """Return the share of the text or of the documents that is for validation."""
-        # The digits as written count: the double 0.9 exceeds 9/10, which would cost a character.
-        return Fraction(str(float(0.1 if self.val_fraction is None else self.val_fraction)))
 
-    def check(self) -> None:
-        """Raise UsageError for arguments that are invalid, or don't apply to this kind of data."""
-        sources = self.source if isinstance(self.source, list) else [self.source]
-        if [*sources, self.val_file].count("-") > 1:
-            raise UsageError("stdin is named more than once", "name - once")
-        for source in sources if len(sources) > 1 else ():
-            if source in TASKS and not Path(source).exists():
-                message = f"the task {source} cannot be joined with other sources"
-                raise UsageError(message, "name it alone")
-        if self.task is not None:
-            kind, allowed = f"the task {self.task}", _OF_TASK
-        elif self.prompt_column is not None:
-            kind, allowed = "examples from records", _OF_RECORDS
-        else:
-            kind, allowed = "a text", _OF_TEXT
-        if self.encoding is not None:
-            text_encoding(self.encoding)
-        for name, value in vars(self).items():
-            if value is not None and name not in ("source", *allowed):
-                raise UsageError(f"`{name}` does not apply to {kind}", f"leave `{name}` out")
-            if value is not None and name in ("split", "val_fraction"):
-                check_value(DatasetProperties, name, value)
-        for name in ("val_fraction", "split"):
-            if getattr(self, name) is not None and self.val_file is not None:
-                message = f"`val_file` cannot be combined with `{name}`"
-                raise UsageError(message, "use only one")
+def _as_list(source: Source | Iterable[Source] | None) -> list[Source | None]:
+    """Return the named sources; [None] stands for the default source."""
+    if source is None or isinstance(source, str | os.PathLike):
+        return [source]
+    return list(source)
 
-    def check_effect(self, shown: str, files: Sequence[TextFile]) -> None:
-        """Raise UsageError if none of the files uses the given column or encoding."""
-        for name in ("column", "prompt_column"):
-            column = getattr(self, name)
-            if column is not None and not any(file.is_records for file in files):
-                raise UsageError(
-                    f"`{name}` {column} does not apply to {shown}",
-                    "it needs records: a .jsonl or .parquet file, hf: data, or JSON lines on stdin",
-                )
-        encoding = text_encoding(self.encoding or "utf-8")
-        if encoding != "utf-8" and all(
-            file.is_records or file.encoding != encoding for file in files
-        ):
+
+def _task_of(sources: Sequence[object]) -> str | None:
+    """Return the name of the task that is the only source, or None."""
+    source = sources[0]
+    return source if len(sources) == 1 and isinstance(source, str) and source in TASKS else None
+
+
+def _checked(sources: Sequence[Source | None], options: Mapping[str, Any]) -> PrepareOptions:
+    """Return the options. Raises UsageError if they are invalid, or don't apply to the sources."""
+    given = {name: value for name, value in options.items() if value is not None}
+    for name, value in given.items():
+        if name not in fields_of(PrepareOptions):
+            hint = suggestion(name, fields_of(PrepareOptions), "help(attnlm.prepare) lists them")
+            raise UsageError(f"`prepare` has no option {quoted(name)}", hint)
+        if not isinstance(value, os.PathLike):
+            check_value(PrepareOptions, name, value)
+    if not sources:
+        raise UsageError("no source", f"name {SOURCES}")
+    if [*sources, given.get("val_file")].count("-") > 1:
+        raise UsageError("stdin is named more than once", "name - once")
+    for source in sources if len(sources) > 1 else ():
+        if source in TASKS and not Path(source).exists():
+            message = f"the task {source} cannot be joined with other sources"
+            raise UsageError(message, "name it alone")
+    if _task_of(sources) is not None:
+        kind, allowed = f"the task {sources[0]}", _OF_TASK
+    elif "prompt_column" in given:
+        kind, allowed = "examples from records", _OF_RECORDS
+    else:
+        kind, allowed = "a text", _OF_TEXT
+    for name in given.keys() - {"tokenizer", *allowed}:
+        if given[name] != fields_of(PrepareOptions)[name].default:
+            raise UsageError(f"`{name}` does not apply to {kind}", f"leave `{name}` out")
+    for name in ("val_fraction", "split"):
+        if name in given and "val_file" in given:
+            message = f"`val_file` cannot be combined with `{name}`"
+            raise UsageError(message, "use only one")
+    return PrepareOptions(**given)
+
+
+def _check_effect(options: PrepareOptions, shown: str, files: Sequence[TextFile]) -> None:
+    """Raise UsageError if none of the files uses the given column or encoding."""
+    for name in ("column", "prompt_column"):
+        column = getattr(options, name)
+        if column is not None and not any(file.is_records for file in files):
             raise UsageError(
-                f"`encoding` {self.encoding} does not apply to {shown}",
-                "leave it out: records, hf: data and built-in texts are UTF-8",
+                f"`{name}` {column} does not apply to {shown}",
+                "it needs records: a .jsonl or .parquet file, hf: data, or JSON lines on stdin",
             )
+    encoding = text_encoding(options.encoding)
+    if encoding != "utf-8" and all(file.is_records or file.encoding != encoding for file in files):
+        raise UsageError(
+            f"`encoding` {options.encoding} does not apply to {shown}",
+            "leave it out: records, hf: data and built-in texts are UTF-8",
+        )
 
 
 def _read_source(
-    request: _Request, marks_ends: bool | None, offline: bool, spool: Path, on_event: OnEvent
+    sources: Sequence[Source | None],
+    options: PrepareOptions,
+    marks_ends: bool | None,
+    offline: bool,
+    work: Path,
+    on_event: OnEvent,
 ) -> UnencodedDataset:
     """Draw the examples of a task, or read the source once to measure, hash and split it."""
-    if request.task is not None:
-        sizes = {"length": request.length, "digits": request.digits}
-        return dataset_from_task(request.task, request.examples, sizes, on_event)
+    if (task := _task_of(sources)) is not None:
+        sizes = {"length": options.length, "digits": options.digits}
+        return dataset_from_task(task, options.examples or 20_000, sizes, on_event)
     open_corpus = functools.partial(
         get_corpus,
-        encoding=request.encoding or "utf-8",
-        column=request.column or request.prompt_column,
+        encoding=options.encoding,
+        column=options.column or options.prompt_column,
         marks_ends=marks_ends,
         offline=offline,
-        spool=spool,
+        spool=work,
         on_event=on_event,
     )
-    corpus = open_corpus(request.source)
-    val_corpus = None if request.val_file is None else open_corpus(request.val_file)
+    corpus = open_corpus(sources)
+    val_corpus = None if options.val_file is None else open_corpus([options.val_file])
     val_files = () if val_corpus is None else val_corpus.files
-    request.check_effect(corpus.shown, (*corpus.files, *val_files))
-    if request.prompt_column is not None:
-        columns = (request.prompt_column, request.answer_column)
-        return dataset_from_records(corpus, val_corpus, request.fraction, *columns)
-    return dataset_from_text(corpus, val_corpus, request.fraction, request.split, spool, on_event)
+    _check_effect(options, corpus.shown, (*corpus.files, *val_files))
+    if options.prompt_column is not None:
+        columns = (options.prompt_column, options.answer_column)
+        return dataset_from_records(corpus, val_corpus, options.fraction, *columns)
+    return dataset_from_text(corpus, val_corpus, options.fraction, options.split, work, on_event)
 
 
 def _note_short_text(dataset: Dataset, on_event: OnEvent) -> None:

@@ -16,10 +16,8 @@ import numpy as np
 
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import Note, OnEvent
-from attnlm.base.files import file_hash, write_bytes
-from attnlm.base.json_records import limited
-from attnlm.base.setting_fields import check_value
-from attnlm.data.bin_files import MOST_BIGRAM_IDS, bigram_loss, bin_facts
+from attnlm.base.files import write_bytes
+from attnlm.data.bin_files import MOST_BIGRAM_IDS, bigram_loss
 from attnlm.data.dataset import ExampleFacts, id_dtype
 from attnlm.data.examples import EncodedExamples, encode_examples, write_marks
 from attnlm.data.new_dataset import UnencodedDataset
@@ -30,15 +28,6 @@ from attnlm.text.example_files import END_OF_TEXT, QUESTION_END, Example, read_e
 from attnlm.tokens.tokenizer import Tokenizer, UnknownCharactersError
 
 LONGER = "longer.jsonl"
-
-
-@dataclass(frozen=True)
-class _TaskSizes:
-    """The sizes of a task. None stands for the task's default."""
-
-    examples: int = limited(default=20_000, at_least=1, at_most=1_000_000)
-    length: int | None = limited(default=None)
-    digits: int | None = limited(default=None)
 
 
 @dataclass(frozen=True)
@@ -57,7 +46,7 @@ class _SplitExamples:
 
 
 def dataset_from_task(
-    name: str, examples: int | None, sizes: Mapping[str, int | None], on_event: OnEvent
+    name: str, count: int, sizes: Mapping[str, int | None], on_event: OnEvent
 ) -> UnencodedDataset:
     """Return the data set of a task to be made. Raises UsageError for `sizes` that it lacks."""
     setting = tasks.TASKS[name].setting
@@ -67,10 +56,6 @@ def dataset_from_task(
                 f"`{size_name}` does not apply to the task {name}",
                 f"use `{setting}`" if setting else f"leave `{size_name}` out",
             )
-    for size_name, value in {**sizes, "examples": examples}.items():
-        if value is not None:
-            check_value(_TaskSizes, size_name, value)
-    count = _TaskSizes.examples if examples is None else examples
     (train, val, longer), size = tasks.generate_examples(
         name, examples=count, size=sizes.get(setting)
     )
@@ -191,11 +176,14 @@ def _encode_splits(split: _SplitExamples, folder: Path, tokenizer: Tokenizer) ->
         ids = encoded.ids.astype(id_dtype(tokenizer.vocab_size))
         write_bytes(folder / f"{key}.bin", ids.tobytes())
         write_marks(folder / f"{key}.marks", encoded.examples)
+    if split.longer:
+        _write_longer(folder, split)
     end_bytes = len(end.encode())
     turns = [turn for example in split.val for turn in example]
     val_bytes = sum(len((t.question + t.answer).encode()) + end_bytes * t.ends for t in turns)
     return {
-        **bin_facts(folder, tokenizer.vocab_size),
+        "train_tokens": len(encoded_train.ids),
+        "val_tokens": len(encoded_val.ids),
         "val_bytes": val_bytes,
         "bigram_loss": _answer_bigram_loss(encoded_train, encoded_val, tokenizer.vocab_size),
         "floor": split.floor,
@@ -209,9 +197,6 @@ def _encode_splits(split: _SplitExamples, folder: Path, tokenizer: Tokenizer) ->
             val_answer_bytes=sum(
                 len(turn.answer.encode()) + max(1, end_bytes) * turn.ends for turn in turns
             ),
-            train_marks_sha256=file_hash(folder / "train.marks"),
-            val_marks_sha256=file_hash(folder / "val.marks"),
-            longer_sha256=_write_longer(folder, split) if split.longer else "",
         ),
     }
 
@@ -235,15 +220,14 @@ def _answer_end(split: _SplitExamples, tokenizer: Tokenizer) -> tuple[str, list[
         return "\n", tokenizer.encode("\n")
 
 
-def _write_longer(folder: Path, split: _SplitExamples) -> str:
-    """Write the longer examples as records, and return the hash of their file."""
+def _write_longer(folder: Path, split: _SplitExamples) -> None:
+    """Write the longer examples as records."""
     lines = []
     for example in split.longer:
         answer = example[-1].answer
         prompt = example_text(example).removesuffix(answer).removesuffix(split.question_end)
         lines.append(json.dumps({"prompt": prompt, "answer": answer}) + "\n")
     write_bytes(folder / LONGER, "".join(lines).encode())
-    return file_hash(folder / LONGER)
 
 
 def _answer_bigram_loss(

@@ -14,7 +14,7 @@ import numpy as np
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
-from attnlm.data.bin_files import bigram_loss, bin_facts, write_bins
+from attnlm.data.bin_files import bigram_loss, write_bins
 from attnlm.data.new_dataset import UnencodedDataset
 from attnlm.data.splits import Split, has_many_documents, read_text
 from attnlm.text.corpus import Corpus
@@ -101,7 +101,8 @@ def _encode_splits(
     if splits.text.corpus.floor_nats and not splits.val_text:
         floor_nats = splits.text.corpus.floor_nats.get(splits.train_characters)
     return {
-        **bin_facts(folder, tokenizer.vocab_size),
+        "train_tokens": train.tokens,
+        "val_tokens": val.tokens,
         "val_bytes": val.utf8_bytes,
         "bigram_loss": bigram_loss(train.pairs_VV, val.pairs_VV),
         "floor": None if floor_nats is None else floor_nats / val.tokens,

@@ -11,13 +11,13 @@ import stat
 import sys
 import tempfile
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from attnlm.base.errors import AttnlmError, UsageError
+from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent, ignore
 from attnlm.base.files import open_given, write_bytes
 from attnlm.base.folders import KINDS, LATEST, default_name, is_safe_name
@@ -144,7 +144,7 @@ Source: TypeAlias = str | os.PathLike[str]
 
 
 def get_corpus(
-    source: Source | Iterable[Source] | None,
+    sources: Sequence[Source | None],
     *,
     encoding: str = "utf-8",
     column: str | None = None,
@@ -154,7 +154,7 @@ def get_corpus(
     on_event: OnEvent = ignore,
     stdin: BinaryIO | None = None,
 ) -> Corpus:
-    """Return the text that `source` names; `attnlm.prepare` describes the possible sources.
+    """Return the text of one source or several; `attnlm.prepare` describes the possible ones.
 
     A string may be a name such as "tales"; a path object is always a path. Downloads go to the
     folder `spool`, which must outlive the corpus; stdin and pipes can be read once. If `column` is
@@ -162,8 +162,7 @@ def get_corpus(
     from the user's files, the web and stdin. `marks_ends` says if an end-of-text id will follow
     each document; by default only if there are records. The environment variable
     `ATTNLM_TINYSHAKESPEARE_URL` names a mirror of Tiny Shakespeare with the same bytes. Raises
-    AttnlmError for a text that is not available, UsageError for an unknown encoding or if no source
-    is named.
+    AttnlmError for a text that is not available, UsageError for an unknown encoding.
     """
     encoding = text_encoding(encoding)
     suffix = "" if column is None else ".jsonl"  # of pipes
@@ -184,12 +183,7 @@ def get_corpus(
             case _:
                 return _path_corpus(os.fspath(source), encoding, suffix)
 
-    if source is None or isinstance(source, str | os.PathLike):
-        corpora = [corpus_of(source)]
-    else:
-        corpora = list(map(corpus_of, source))
-    if not corpora:
-        raise UsageError("no source", f"name {SOURCES}")
+    corpora = list(map(corpus_of, sources))
     files = tuple(file for corpus in corpora for file in corpus.files)
     corpus = replace(corpora[0], files=files, column=column or "text")
     if len(corpora) > 1:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attnlm.base.errors import AttnlmError
-from attnlm.base.files import file_hash
-from attnlm.data.dataset import Dataset, evenly_spaced
+from attnlm.data.dataset import Dataset, checked_file, evenly_spaced
 from attnlm.data.prepare_examples import LONGER
 from attnlm.generation.question_format import QuestionFormat, answers, format_of
 from attnlm.generation.sampler import Sampler, load_sampler
@@ -192,10 +191,4 @@ def longer_pairs(dataset: Dataset) -> list[Pair]:
     """Return the longer questions of a task with their answers; [] if the data set has none."""
     if dataset.examples is None or not dataset.examples.longer:
         return []
-    path = dataset.path / LONGER
-    if not path.is_file() or dataset.examples.longer_sha256 not in ("", file_hash(path)):
-        raise AttnlmError(
-            f"{path} is missing or changed: it does not match its hash",
-            "prepare the task again with `force`",
-        )
-    return read_pairs(path)
+    return read_pairs(checked_file(dataset.path, LONGER, dataset))
