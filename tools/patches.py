@@ -116,10 +116,10 @@ the last token of a split is never a target
 self._possible = len(tokens) - block_size => self._possible = len(tokens) - block_size - 1
 == data/bin_files.py
 a document's own text can end it
-if not tokenizer.has_special(piece.text): => if True:
+if not tokenizer.has_special(block): => if True:
 == data/dataset.py
 a bin's hash is not compared
-(file_hash if is_whole else sampled_hash)(file) != expected => False
+if file_hash(path) != meta.files.get(name): => if False:
 ids are not compared with the vocabulary
 ids_at(ids, slice(None), meta.vocab_size, str(file)) => pass
 the largest id of a small vocabulary does not fit
@@ -129,13 +129,15 @@ windows end within an example
 counts_WT = places_WT < => counts_WT = places_WT >
 == data/splits.py
 documents are hashed without their ends
-if not piece.ends or not marks_ends: => if True:
+if corpus.marks_ends else utf8) => if False else utf8)
 the split is one character late
--return math.floor(self.text.characters * (1 - self.text.fraction))
-+return math.floor(self.text.characters * (1 - self.text.fraction)) + 1
-a document that spans pieces is divided
-if is_chosen and is_complete: => if is_chosen:
-== generation/decoders.py
+-return math.floor(self.text.characters * (1 - self.fraction))
++return math.floor(self.text.characters * (1 - self.fraction)) + 1
+a document that spans blocks is divided
+*ended, open_one = block.split(END) => ended, open_one = block.split(END), ""
+the end of a document at the cut moves to the tail
+place += block.startswith(END, place) => pass
+== generation/native_decoder.py
 the window never moves by half
 else max(1, spec.block_size // 2) => else spec.block_size
 == generation/next_token.py
@@ -264,7 +266,7 @@ a byte order mark is kept
 text.removeprefix("\ufeff") => text
 == tokens/tokenizer.py
 text is cut anywhere
-[cut.end()] if cut else [] => []
+place = max(cut.end() if cut else 0, => place = max(0,
 == tokens/tokenizer_json.py
 a tokenizer is exported without being compared
 -    check_equal(tokenizer, library)

@@ -85,7 +85,7 @@ def train(
     if `exist_ok` is True, train returns the existing run, provided that it is finished and has this
     configuration and data set.
     A model with own code whose logits depend on later tokens is trained only if `force` is True.
-    The hashes of large .bin files are checked in samples, or in whole if `verify` is True. `budget`
+    The hashes of .bin files over 1 GiB are checked only if `verify` is True. `budget`
     is the time for the whole call; the learning rate and the evaluations then depend on the time
     instead of the steps.
 
