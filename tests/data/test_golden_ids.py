@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
 import json
@@ -50,6 +51,12 @@ def sources(here: Path) -> None:
         Path("many").mkdir(exist_ok=True)
         Path(f"many/{number:03}.txt").write_text(_text(number, number + 2), encoding="utf-8")
     pq.write_table(pa.table({"text": texts}), "records.parquet", row_group_size=7)
+    for suffix in ("json", "csv"):
+        with Path(f"records.{suffix}").open("w", encoding="utf-8", newline="") as file:
+            if suffix == "json":
+                json.dump([{"text": text} for text in texts], file, indent=1)
+            else:
+                csv.writer(file).writerows([["id", "text"], *enumerate(texts)])
     Path("questions.jsonl").write_text(
         "".join(json.dumps({"q": f"{i} + {i % 7}", "a": str(i + i % 7)}) + "\n" for i in range(300))
     )
@@ -85,7 +92,10 @@ _ROWS: list[Any] = [
     ("records.jsonl", {"split": "tail", "tokenizer": "bpe:300"}, "2d5d287db624b737"),
     pytest.param("records.jsonl", {"tokenizer": "gpt2"}, "65c1fd9d207034b1", marks=needs_gpt2),
     ("records.jsonl", {"val_file": "records.jsonl.gz", "tokenizer": "byte"}, "c3e17e73430562b3"),
-    ("records.parquet", {"tokenizer": "byte"}, "390391efaf3ebec6"),
+    *(
+        (f"records.{suffix}", {"tokenizer": "byte"}, "390391efaf3ebec6")
+        for suffix in ("parquet", "json", "csv")
+    ),
     ("folder", {}, "d36e4149c8804659"),
     pytest.param(
         "folder", {"tokenizer": "gpt2", "val_fraction": 0.3}, "4f986735dd605b3a", marks=needs_gpt2

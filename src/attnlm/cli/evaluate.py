@@ -28,8 +28,8 @@ def evaluate(
     data_dir: Path = options.DATA_DIR,
     pairs: Path | None = option(
         None,
-        'ask the questions of this file instead: .jsonl or .parquet records such as {"prompt": '
-        '"2+3", "answer": "5"}',
+        'ask the questions of this file instead: records such as {"prompt": "2+3", "answer": "5"}, '
+        "in .jsonl, .json, .csv or .parquet",
     ),
     errors: bool = switch("list questions with wrong answers", "--errors"),
     verify: bool = options.VERIFY,

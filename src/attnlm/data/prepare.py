@@ -62,8 +62,8 @@ class PrepareOptions:
     )
     encoding: str = setting("character encoding of the text", default="utf-8")
     column: str | None = setting(
-        "name of the column with the text, in .jsonl and .parquet files, hf: data, and JSON lines "
-        "on stdin; default: text"
+        "name of the column with the text, in .jsonl, .json, .csv and .parquet files, hf: data, and "
+        "JSON lines on stdin; default: text"
     )
     prompt_column: str | None = setting(
         "make a data set of questions and answers: name of the column with the questions; without "
@@ -228,7 +228,8 @@ def _check_effect(options: PrepareOptions, shown: str, files: Sequence[TextFile]
         if column is not None and not any(file.is_records for file in files):
             raise UsageError(
                 f"`{name}` {column} does not apply to {shown}",
-                "it needs records: a .jsonl or .parquet file, hf: data, or JSON lines on stdin",
+                "it needs records: a .jsonl, .json, .csv or .parquet file, hf: data, or JSON lines "
+                "on stdin",
             )
     encoding = text_encoding(options.encoding)
     if encoding != "utf-8" and all(file.is_records or file.encoding != encoding for file in files):

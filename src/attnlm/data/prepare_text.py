@@ -72,7 +72,7 @@ def _check_documents(splits: Split, on_event: OnEvent) -> None:
     if text.documents < 2:
         raise AttnlmError(
             f"{text.corpus.shown} is a single document, which `split` documents cannot divide",
-            "use `split` tail, or name several files, or a file of records (.jsonl, .parquet)",
+            "use `split` tail, or name several files, or a file of records (.jsonl, .csv, …)",
         )
     share = 1 - splits.train_characters / text.characters
     if share == 0:

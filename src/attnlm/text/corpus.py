@@ -75,7 +75,7 @@ class TextFile:
         """Yield the values of each record in these columns, after the name of its place."""
         if not self.is_records:
             raise AttnlmError(
-                f"{self.shown} has no columns", "`prompt_column` needs a .jsonl or .parquet file"
+                f"{self.shown} has no columns", f"`prompt_column` needs one of {', '.join(RECORDS)}"
             )
         if self.rows is not None:
             return self.rows(columns)

@@ -1,19 +1,21 @@
-"""Records: columns of the lines of a .jsonl file, or of the rows of a .parquet file."""
+"""Records: columns of .jsonl and .json files, and of .csv and .parquet tables."""
 
 from __future__ import annotations
 
+import codecs
+import csv
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from attnlm.base.errors import AttnlmError, import_optional
 from attnlm.base.formatting import listed
 from attnlm.base.suggestions import suggestion
 from attnlm.text.text_files import OpenStream, open_decompressed, record_suffix
 
-_LONGEST_LINE = 2**26  # bytes
-_ONE_RECORD = 'each line must be one record in UTF-8, such as {"text": "…"}'
+_ONE_RECORD = 'each line must be one record in UTF-8, such as {"text": "…"}, or all in one array'
 
 
 def record_values(
@@ -21,12 +23,23 @@ def record_values(
 ) -> Iterator[tuple[str, list[Any]]]:
     """Yield the values of each record in these columns, after the name of its line or row.
 
-    `shown` is the name of the file in messages; a `stream` of lines is read in its place. Raises
-    AttnlmError for what is no record, and for one that lacks a column.
+    `shown` is the name of the file in messages; a `stream` is read in its place. Raises AttnlmError
+    for what is no record, and for one that lacks a column.
     """
-    if record_suffix(path) == ".parquet":
-        return _parquet_values(path, columns, shown)
-    return _jsonl_values(path, columns, shown, stream)
+    suffix = record_suffix(path)
+    if suffix == ".parquet":
+        yield from _parquet_values(path, columns, shown)
+        return
+    with open_decompressed(path, shown, stream) as file:
+        for place, record in (_csv_records if suffix == ".csv" else _json_records)(file, shown):
+            where = f"{place} of {shown}"
+            if not isinstance(record, dict):
+                kind = type(record).__name__
+                raise AttnlmError(f"{where} is not an object, but a {kind}", _ONE_RECORD)
+            for column in columns:
+                if column not in record:
+                    raise missing_column_error(column, list(record), where)
+            yield where, [record[column] for column in columns]
 
 
 def record_texts(path: Path, column: str, shown: str) -> Iterator[str]:
@@ -61,30 +74,42 @@ def missing_column_error(column: str, columns: list[str], where: str) -> AttnlmE
     return AttnlmError(f"{where} has no column {column!r}", suggestion(column, columns, choice))
 
 
-def _jsonl_values(
-    path: Path, columns: Sequence[str], shown: str, stream: OpenStream | None
-) -> Iterator[tuple[str, list[Any]]]:
-    with open_decompressed(path, shown, stream) as file:
-        for number, line in enumerate(file, 1):
-            where = f"line {number:,} of {shown}"
-            if len(line) > _LONGEST_LINE:
-                message = f"{where} is longer than {_LONGEST_LINE:,} bytes"
-                raise AttnlmError(message, "split it into shorter records")
-            if line.isspace():
-                continue
-            try:
-                record = json.loads(line.decode("utf-8-sig"))
-            except (ValueError, RecursionError) as error:
-                # The line of the file is known; json counts lines within the record.
-                reason = str(error).replace(": line 1 column", ": column").partition(" (char")[0]
-                raise AttnlmError(f"{where} is not valid JSON: {reason}", _ONE_RECORD) from None
-            if not isinstance(record, dict):
-                kind = type(record).__name__
-                raise AttnlmError(f"{where} is not an object, but a {kind}", _ONE_RECORD)
-            for column in columns:
-                if column not in record:
-                    raise missing_column_error(column, list(record), where)
-            yield where, [record[column] for column in columns]
+def _json_records(file: BinaryIO, shown: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a file, one in each line or all in one array."""
+    is_first = True
+    for number, line in enumerate(file, 1):
+        if line.isspace():
+            continue
+        if is_first and line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+            array = _parsed(line + file.read(), shown)
+            yield from ((f"record {n:,}", record) for n, record in enumerate(array, 1))
+            return
+        is_first = False
+        yield f"line {number:,}", _parsed(line, f"line {number:,} of {shown}")
+
+
+def _parsed(content: bytes, where: str) -> Any:
+    try:
+        return json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        # The line of the file is known; json counts lines within the record.
+        reason = str(error).replace(": line 1 column", ": column").partition(" (char")[0]
+        raise AttnlmError(f"{where} is not valid JSON: {reason}", _ONE_RECORD) from None
+
+
+def _csv_records(file: BinaryIO, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of a table, whose first row has the names of the columns."""
+    csv.field_size_limit(2**31 - 1)
+    text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+    rows = csv.DictReader(text, strict=True)
+    try:
+        for row in rows:
+            yield f"line {rows.line_num:,}", row
+    except (csv.Error, UnicodeDecodeError) as error:
+        message = f"line {rows.line_num + 1:,} of {shown} is not valid CSV: {first_line(error)}"
+        raise AttnlmError(message, "it needs UTF-8, with columns between commas") from None
+    finally:
+        text.detach()
 
 
 def _parquet_values(

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 
 from attnlm.base.errors import AttnlmError, UsageError, import_optional
 
-RECORDS = (".jsonl", ".parquet")
+RECORDS = (".jsonl", ".json", ".csv", ".parquet")
 COMPRESSED = (".gz", ".zst")
 ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"  # a module
 # The number of bytes in a read, and the most characters in a block of text. All that is computed
@@ -40,7 +40,7 @@ def bare_stem(path: Path) -> str:
 
 
 def record_suffix(path: Path) -> str:
-    """Return ".jsonl" or ".parquet" for a file of records, compressed or not; else ""."""
+    """Return one of RECORDS for the name of such a file, compressed or not; else ""."""
     bare = Path(path.stem) if path.suffix.lower() in COMPRESSED else path
     suffix = bare.suffix.lower()
     return suffix if suffix in RECORDS else ""

@@ -110,7 +110,7 @@ def ask(sampler: Sampler, format: QuestionFormat | None, pairs: Sequence[Pair]) 
 
 
 def read_pairs(path: Path) -> list[Pair]:
-    """Return the questions and answers in a .jsonl or .parquet file. Raises AttnlmError."""
+    """Return the questions and answers in a file of records. Raises AttnlmError."""
     if not record_suffix(path):
         raise AttnlmError(
             f"{path} is not a file of records",
