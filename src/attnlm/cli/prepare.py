@@ -55,16 +55,20 @@ def prepare(
     **settings: Any,
 ) -> None:
     """Encode a text, or questions with answers, and split off validation data."""
-    with contextlib.closing(Display(quiet)) as display:
-        dataset = attnlm.prepare(
-            source or None,
-            name=name,
-            data_dir=data_dir,
-            offline=offline,
-            force=force,
-            on_event=display,
-            **settings,
-        )
+    try:
+        with contextlib.closing(Display(quiet)) as display:
+            dataset = attnlm.prepare(
+                source or None,
+                name=name,
+                data_dir=data_dir,
+                offline=offline,
+                force=force,
+                on_event=display,
+                **settings,
+            )
+    except KeyboardInterrupt:
+        console.say("stopped; nothing was written")
+        raise
     if not quiet:
         console.say_facts(
             {

@@ -62,7 +62,7 @@ class PrepareOptions:
     )
     encoding: str = setting("character encoding of the text", default="utf-8")
     column: str | None = setting(
-        "name of the column with the text, in .jsonl, .json, .csv and .parquet files, hf: data, and "
+        "column with the text, in .jsonl, .json, .csv and .parquet files, hf: data, and "
         "JSON lines on stdin; default: text"
     )
     prompt_column: str | None = setting(
@@ -211,6 +211,7 @@ def _checked(sources: Sequence[Source | None], options: Mapping[str, Any]) -> Pr
         kind, allowed = "examples from records", _OF_RECORDS
     else:
         kind, allowed = "a text", _OF_TEXT
+    text_encoding(given.get("encoding", "utf-8"))
     for name in given.keys() - {"tokenizer", *allowed}:
         if given[name] != fields_of(PrepareOptions)[name].default:
             raise UsageError(f"`{name}` does not apply to {kind}", f"leave `{name}` out")

@@ -282,9 +282,9 @@ def _path_corpus(source: str, encoding: str, suffix: str) -> Corpus:
         else:
             name = safe_name(bare_stem(path))
             if stat.S_ISREG(path.stat().st_mode):
-                path.open("rb").close()  # raises its errors
+                open_given(path).close()  # raises its errors
                 return _corpus(name, readable, path, encoding)
-            read = functools.partial(path.open, "rb")
+            read = functools.partial(open_given, path)
             named = Path(name + (_format_suffixes(path) or suffix))
             return _corpus(name, readable, named, encoding, stream=read)
     except (FileNotFoundError, NotADirectoryError, ValueError):

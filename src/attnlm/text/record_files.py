@@ -15,6 +15,7 @@ from attnlm.base.formatting import listed
 from attnlm.base.suggestions import suggestion
 from attnlm.text.text_files import OpenStream, open_decompressed, record_suffix
 
+_LONGEST_LINE = 2**26  # bytes
 _ONE_RECORD = 'each line must be one record in UTF-8, such as {"text": "…"}, or all in one array'
 
 
@@ -77,7 +78,10 @@ def missing_column_error(column: str, columns: list[str], where: str) -> AttnlmE
 def _json_records(file: BinaryIO, shown: str) -> Iterator[tuple[str, Any]]:
     """Yield the values of a file, one in each line or all in one array."""
     is_first = True
-    for number, line in enumerate(file, 1):
+    for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
+        if len(line) > _LONGEST_LINE:
+            message = f"line {number:,} of {shown} is longer than {_LONGEST_LINE:,} bytes"
+            raise AttnlmError(message, "split it into shorter records")
         if line.isspace():
             continue
         if is_first and line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
 from attnlm.base.errors import AttnlmError, UsageError, import_optional
+from attnlm.base.files import open_given
 
 RECORDS = (".jsonl", ".json", ".csv", ".parquet")
 COMPRESSED = (".gz", ".zst")
@@ -82,7 +83,7 @@ def open_decompressed(
     """
     raw: Any
     damage_errors: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile)
-    with path.open("rb") if stream is None else stream() as file:
+    with open_given(path) if stream is None else stream() as file:
         match path.suffix.lower():
             case ".gz":
                 raw = gzip.GzipFile(fileobj=file)
@@ -143,7 +144,7 @@ def text_blocks(file: BinaryIO, encoding: str, shown: str, errors: str = "strict
             raise NotTextError(
                 shown,
                 f"is not valid {encoding}",
-                "convert it, or name its `encoding`, such as utf-16 or latin-1",
+                "convert it, or name its `encoding`, such as utf-16, cp1252 or shift_jis",
                 f"byte {offset}",
             ) from error
         if text and is_first:
