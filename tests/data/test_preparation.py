@@ -380,7 +380,8 @@ def test_a_stopped_command_leaves_nothing_of_its_own(signum: signal.Signals) -> 
     before = contents(DATA)
     words = [sys.executable, "-c", STOPPED, "prepare", "cats.txt", "--force", str(int(signum))]
     done = subprocess.run(words, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (128 + signum, "", "")
+    said = "stopped; nothing was written\n"
+    assert (done.returncode, done.stdout, done.stderr) == (128 + signum, "", said)
     assert contents(DATA) == before
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import attnlm
-from attnlm.base.folders import command_for
+from attnlm.base.folders import KINDS, command_for
 from attnlm.base.setting_fields import fields_of, help_of
 from attnlm.cli import completion, console, options
 from attnlm.cli.event_printer import Display, baselines

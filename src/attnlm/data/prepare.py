@@ -25,6 +25,7 @@ from attnlm.base.setting_fields import (
 )
 from attnlm.base.suggestions import suggestion
 from attnlm.config.settings import resolve
+from attnlm.data.batches import check_splits
 from attnlm.data.dataset import Dataset, open_dataset_folder
 from attnlm.data.new_dataset import (
     UnencodedDataset,
@@ -267,7 +268,7 @@ def _read_source(
     _check_effect(options, corpus.shown, (*corpus.files, *val_files))
     if options.prompt_column is not None:
         columns = (options.prompt_column, options.answer_column)
-        return dataset_from_records(corpus, val_corpus, options.fraction, *columns)
+        return dataset_from_records(corpus, val_corpus, options.fraction, *columns, on_event)
     return dataset_from_text(corpus, val_corpus, options.fraction, options.split, work, on_event)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ from attnlm.base.errors import AttnlmError
 from attnlm.base.events import Note, OnEvent
 from attnlm.data.bin_files import bigram_loss, write_bins
 from attnlm.data.new_dataset import UnencodedDataset
-from attnlm.data.splits import Split, has_many_documents, read_text
+from attnlm.data.splits import Split, chosen_documents, has_many_documents, read_text
 from attnlm.text.corpus import Corpus
-from attnlm.text.text_files import PIECE
 from attnlm.tokens.tokenizer import Tokenizer
 
 
@@ -44,6 +42,7 @@ def dataset_from_text(
     splits = Split(text, val_text, fraction, by_documents)
     if by_documents:
         _check_documents(splits, on_event)
+    _note_copies(splits, on_event)
     counted = [text for text in splits.texts if text.corpus.marks_ends or by_documents]
     return UnencodedDataset(
         corpus,
@@ -89,6 +88,33 @@ def _check_documents(splits: Split, on_event: OnEvent) -> None:
                 "characters"
             )
         )
+
+
+def _note_copies(splits: Split, on_event: OnEvent) -> None:
+    """Note how many documents are equal to earlier ones, and what both splits have in common."""
+    text, val_text = splits.text, splits.val_text
+    if val_text is not None:
+        lines = list(val_text.lines())
+        both = set(lines).intersection(text.lines())
+        if shared := sum(line in both for line in lines):
+            words = f"{shared:,} of {len(lines):,} lines of {val_text.corpus.shown}"
+            on_event(Note(f"{words} are also in {text.corpus.shown}"))
+        return
+    digests = text.digests()
+    copies = len(digests) - len(np.unique(digests))
+    if copies:
+        words = f"{copies:,} of {len(digests):,} documents are copies of others"
+        if splits.by_documents:
+            chosen = itertools.takewhile(
+                lambda i: i < len(digests), chosen_documents(splits.fraction)
+            )
+            is_val = np.zeros(len(digests), np.bool_)
+            is_val[list(chosen)] = True
+            shared = np.isin(digests[is_val], digests[~is_val]).sum()
+            words += (
+                f": {shared:,} of {is_val.sum():,} for validation are also in the training split"
+            )
+        on_event(Note(words))
 
 
 def _encode_splits(

@@ -22,7 +22,7 @@ from attnlm.base.files import file_hash
 from attnlm.compute.threads import map_ahead
 from attnlm.text.corpus import Corpus
 from attnlm.text.spool import is_own_spool, write_spool
-from attnlm.text.text_files import END, text_blocks
+from attnlm.text.text_files import BLOCK, END, text_blocks
 from attnlm.tokens.tokenizer import code_points
 
 # UTF-8 bytes. The trainer of byte pairs needs up to 100 times this memory if no word is repeated.
@@ -69,6 +69,30 @@ class Text:
     def chosen_characters(self, fraction: Fraction) -> int:
         """Return the number of characters of the documents that are chosen for validation."""
         return sum(map(_count, _documents_of(self.blocks(), fraction, for_val=True)))
+
+    def digests(self) -> NDArray[np.int64]:
+        """Return a number for each document, which is equal for equal documents."""
+        digests = bytearray()
+        digest = hashlib.blake2b(digest_size=8)
+        for block in self.blocks() if self.documents else ():
+            *ended, rest = block.split(END)
+            for document in ended:
+                digest.update(document.encode())
+                digests += digest.digest()
+                digest = hashlib.blake2b(digest_size=8)
+            digest.update(rest.encode())
+        return np.frombuffer(digests, np.int64)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines that are not blank. A line longer than a block is cut."""
+        rest = ""
+        for block in self.blocks():
+            *lines, rest = (rest + block.replace(END, "\n")).split("\n")
+            yield from filter(None, map(str.strip, lines))
+            if len(rest) > BLOCK:
+                yield rest
+                rest = ""
+        yield from filter(None, [rest.strip()])
 
     def check_unchanged(self) -> None:
         """Raise AttnlmError if the user's file has changed since it was read."""

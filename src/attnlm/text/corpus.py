@@ -181,7 +181,7 @@ def get_corpus(
             case str() if "://" in source:
                 return _web_corpus(source, encoding, offline, spool, on_event)
             case _:
-                return _path_corpus(os.fspath(source), encoding, suffix)
+                return _path_corpus(os.fspath(source), encoding, suffix, on_event)
 
     corpora = list(map(corpus_of, sources))
     files = tuple(file for corpus in corpora for file in corpus.files)
@@ -263,7 +263,7 @@ def _format_suffixes(file: Path) -> str:
     return "".join(s for s in file.suffixes[-2:] if s.lower() in RECORDS + COMPRESSED)
 
 
-def _path_corpus(source: str, encoding: str, suffix: str) -> Corpus:
+def _path_corpus(source: str, encoding: str, suffix: str, on_event: OnEvent) -> Corpus:
     path = folder = Path(source)
     # A name that is not valid Unicode could not be written to meta.json.
     readable = os.fsencode(source).decode(errors="replace")
@@ -296,11 +296,30 @@ def _path_corpus(source: str, encoding: str, suffix: str) -> Corpus:
         raise AttnlmError(f"no such file or corpus: {source!r}", hint) from None
     except OSError as error:
         raise _unreadable_error(error.filename or source, error) from error
+    files = _without_own_folders(files, folder, on_event)
     if not files:
         raise AttnlmError(f"no files found: {source}", "name a folder or a pattern of text files")
     name = safe_name((folder if folder.name not in ("", "..") else folder.resolve()).name)
     text_files = tuple(TextFile(file, str(file), encoding, optional=True) for file in files)
     return Corpus(name, (readable,), text_files, encoding, has_documents=True)
+
+
+def _without_own_folders(files: list[Path], folder: Path, on_event: OnEvent) -> list[Path]:
+    """Return the files but those in folders of data sets or runs below `folder`."""
+
+    @functools.cache
+    def is_own(path: Path) -> bool:
+        names = (default_name(path, kind) for kind in KINDS)
+        return (path / LATEST).is_file() and any(names)
+
+    def own_folders(file: Path) -> list[Path]:
+        return [path for path in file.parents if folder in path.parents and is_own(path)]
+
+    own = {file: found[0] for file in files if (found := own_folders(file))}
+    if own:
+        names = ", ".join(str(path) for path in dict.fromkeys(own.values()))
+        on_event(Note(f"left out {names}, which attnlm made"))
+    return [file for file in files if file not in own]
 
 
 # --- Messages -------------------------------------------------------------------------------------
