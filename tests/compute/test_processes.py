@@ -180,7 +180,7 @@ def test_nothing_in_the_current_folder_is_imported_and_the_error_is_one_line(
     with processes.started(*attnlm, *ways[way], *folders, cwd=tmp_path) as process:
         stderr = processes.finish(process, 1)
     error, hint = stderr.splitlines()
-    said = "whole has already made 300 steps" if way == "resume" else "the training split has "
+    said = "whole has already made 300 steps" if way == "resume" else "the validation split has "
     assert error.startswith(f"error: {said}") and hint.startswith("hint: ")
 
 

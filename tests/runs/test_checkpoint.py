@@ -166,17 +166,17 @@ def change(run: Path, settings: dict[str, Any], **about: Any) -> None:
         ({"slope": 2}, "unknown key 'slope'", f"the keys are {', '.join(RECORD_OF)}; or "),
         (
             {"positions": "slope"},
-            "invalid value for `positions`: 'slope'",
+            "invalid value for positions: 'slope'",
             "choose from learned, rotary, none; or ",
         ),
         (
             {"embed_dim": -1},
-            "invalid value for `embed_dim`: -1",
+            "invalid value for embed_dim: -1",
             "it must be at least 1 and at most 1048576; or ",
         ),
         (
             {"sampling": "random", "stride": 3},
-            "`stride` cannot be combined with `sampling` random",
+            "stride cannot be combined with sampling random",
             "leave one out; or ",
         ),
     ],

@@ -17,7 +17,7 @@ from attnlm.see.ladder_page import explain_rungs, loss_curves
 from attnlm.see.reproduce import ladder_command
 from tests.browser import PHONE, asks_for_nothing, check_fits, elements, opened, until
 from tests.kit import terminal
-from tests.models import Tempered
+from tests.models import WithoutCache
 from tests.workflows.conftest import Ladders
 
 
@@ -226,7 +226,7 @@ def test_a_tuned_ladder_says_what_it_tried_and_another_that_it_did_not(
 def test_the_page_of_models_with_changed_classes_does_not_run_them(
     ladders: Ladders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnlm.model.language_model.SelfAttention", Tempered)
+    monkeypatch.setattr("attnlm.model.language_model.SelfAttention", WithoutCache)
     page = elements(ladders.train(tmp_path, steps=1).write_page().read_bytes())
     assert "single-head" in page.text and not page.scripts
 

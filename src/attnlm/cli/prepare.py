@@ -13,8 +13,8 @@ from attnlm.base.setting_fields import fields_of, help_of
 from attnlm.cli import completion, console, options
 from attnlm.cli.event_printer import Display, baselines
 from attnlm.cli.options import argument, option, switch, with_options
+from attnlm.config.prepare_options import PrepareOptions
 from attnlm.config.settings import resolve
-from attnlm.data.prepare import PrepareOptions
 from attnlm.text.tasks import TASKS
 
 _FACTS = (

@@ -33,7 +33,6 @@ from attnlm.config.recipes import several_sizes_error, to_toml
 from attnlm.config.settings import RECORD_OF, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.model.architecture import RUNGS, Architecture
-from attnlm.runs.create_run import check_name_is_free
 from attnlm.runs.records import NOT_COMPARABLE
 
 if TYPE_CHECKING:
@@ -142,6 +141,8 @@ def train(
         if vocab_size is None:
             data = find_folder(dataset, data_dir, kind="data set")
         if name is not None and not exist_ok:
+            from attnlm.runs.create_run import check_name_is_free
+
             check_name_is_free(name, checkpoint_dir)
     arguments: dict[str, Any] = {
         "recipe": recipe,
