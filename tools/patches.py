@@ -137,7 +137,7 @@ a document that spans blocks is divided
 *ended, open_one = block.split(END) => ended, open_one = block.split(END), ""
 the end of a document at the cut moves to the tail
 place += block.startswith(END, place) => pass
-== generation/native_decoder.py
+== generation/decoders.py
 the window never moves by half
 else max(1, spec.block_size // 2) => else spec.block_size
 == generation/next_token.py
@@ -252,7 +252,7 @@ d_B - d_N[pair]) => d_B)
 many pairs are judged as one
 tails = FALSE_CLAIMS / pairs_left => tails = FALSE_CLAIMS
 a rung is better where its rival is
-[b - a for a, b in zip(losses[rung] => [a - b for a, b in zip(losses[rung]
+rel_tol=_ROUNDING) else b - a => rel_tol=_ROUNDING) else a - b
 == text/download.py
 a download's hash is not compared
 if sha256 not in (None, digest.hexdigest()): => if not digest:
