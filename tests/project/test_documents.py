@@ -12,6 +12,7 @@ import io
 import json
 import math
 import re
+import runpy
 import shlex
 import shutil
 import sys
@@ -164,7 +165,7 @@ def test_the_programs_of_own_part_run(folder: Path, monkeypatch: pytest.MonkeyPa
         path = folder / f"program_{number}.py"  # the source of its classes is read from there
         path.write_text(program.replace("100_000", "1000"))
         with contextlib.redirect_stdout(io.StringIO()) as said:
-            exec(compile(path.read_text(), str(path), "exec"), {"__name__": f"program_{number}"})
+            runpy.run_path(str(path), run_name=f"program_{number}")
         assert said.getvalue()
 
 

@@ -356,7 +356,9 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
         path = Path(str(_MODULES[sha256].__file__))
         return OwnCode(f"{path.name}:{name}", path, sha256)
     try:
-        scope = vars(sys.modules.get(home))
+        if home not in sys.modules:
+            raise LookupError(f"no module {home} is loaded")
+        scope = vars(sys.modules[home])
         if thing.__qualname__ != name:
             outer = thing.__qualname__.removesuffix(f".{name}").removesuffix(".<locals>")
             raise LookupError(f"it is defined within {outer}")
