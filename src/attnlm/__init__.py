@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from attnlm.data.prepare import prepare as prepare
     from attnlm.generation.sampling import sample as sample
     from attnlm.generation.sampling import samples as samples
-    from attnlm.runs.hugging_face.import_run import import_run as import_run
+    from attnlm.runs.hugging_face import import_run as import_run
     from attnlm.runs.load_model import load_model as load_model
     from attnlm.runs.manage import RunDiff as RunDiff
     from attnlm.runs.manage import RunEntry as RunEntry
@@ -145,7 +145,7 @@ _NAMES = {
     "workflows.save_run": "save_run",
     "workflows.train": "train",
     "generation.sampling": "sample samples",
-    "runs.hugging_face.import_run": "import_run",
+    "runs.hugging_face": "import_run",
     "runs.load_model": "load_model",
     "runs.manage": "RunDiff RunEntry diff_runs list_runs",
     "runs.run": "Run open_run",

@@ -22,7 +22,7 @@ from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import Architecture
 from attnlm.model.presets import architecture
-from attnlm.runs.external_formats import STOCK_CLASSES, StockClass, choose_class
+from attnlm.runs.hugging_face import choose_class, lost_parts
 from attnlm.tokens.tokenizer import CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import library_tokenizer
 from tests.kit import command
@@ -157,8 +157,11 @@ def test_exported_characters_are_not_special_tokens(exported: Any, tmp_path: Pat
 def test_unsupported_models_are_refused(name: str, reason: str) -> None:
     sizes = {k: v for k, v in EXPORTED.items() if k in ("block_size", "steps") or name != "bigram"}
     model = parts_of(resolve(variant(name), sizes))
+    run: Any = SimpleNamespace(
+        config=SimpleNamespace(spec=model), tokenizer=TOKENIZERS[0], name="x"
+    )
     with pytest.raises(UsageError) as refused:
-        choose_class(model, "char", "mine")
+        choose_class(run)
     assert reason in refused.value.message and "`model`" in refused.value.hint
 
 
@@ -175,12 +178,12 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("form", STOCK_CLASSES, ids=lambda form: form.name)
-def test_every_class_refuses_parts_that_it_does_not_list(form: StockClass) -> None:
-    used = PLAIN[form.model_type]
+@pytest.mark.parametrize("kind", PLAIN)
+def test_every_class_refuses_parts_that_its_configuration_cannot_say(kind: str) -> None:
+    used = PLAIN[kind]
     parts = {field.name: getattr(used, field.name) for field in fields(used)}
-    assert form.unsupported_parts(used) == form.unsupported_parts(_Capped(**parts)) == []
-    assert form.unsupported_parts(_Capped(**parts, attn_softcap=30.0)) == ["`attn_softcap` 30.0"]
+    assert lost_parts(used, kind) == lost_parts(_Capped(**parts), kind) == []
+    assert lost_parts(_Capped(**parts, attn_softcap=30.0), kind) == ["`attn_softcap` 30.0"]
 
 
 def test_a_folder_is_whole_or_absent(
@@ -190,12 +193,12 @@ def test_a_folder_is_whole_or_absent(
     with monkeypatch.context() as patch:
         full = OSError(28, "No space left on device")
 
-        def fails_late(path: Path, *_: object) -> None:
-            assert path.name == "model.safetensors" and len(list(path.parent.iterdir())) == 5
-            path.touch()
+        def fails_late(*_: object) -> str:
+            (folder,) = tmp_path.glob(".*/new")
+            assert len(list(folder.iterdir())) == 5
             raise full
 
-        patch.setattr("attnlm.workflows.export.write_tensors", fails_late)
+        patch.setattr("attnlm.workflows.export._model_card", fails_late)
         with pytest.raises(AttnlmError, match="No space left"):
             attnlm.export(run, tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints"]

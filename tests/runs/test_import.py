@@ -19,7 +19,9 @@ import attnlm
 from attnlm.base.errors import AttnlmError
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
-from attnlm.runs.hugging_face.read_model import read_config
+from attnlm.model.inspection import first_difference
+from attnlm.runs import hugging_face
+from attnlm.runs.hugging_face import read_config
 from attnlm.tokens import byte_characters
 from attnlm.tokens.byte_pairs import load_published
 from attnlm.tokens.tokenizer_json import library_tokenizer, read_tokenizer, read_vocab_and_merges
@@ -71,6 +73,25 @@ def tokenizer_json() -> str:
     return str(library_tokenizer(TOKENIZERS[2]).to_str())
 
 
+def make_model(name: str, folder: Path, tokenizer_json: str, **more: Any) -> Any:
+    """Write a model of a family, with weights that are nowhere small, and return it."""
+    import transformers
+
+    family, sizes = FAMILIES[name]
+    head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
+    config = getattr(transformers, f"{family}Config")(**{**sizes, **more})
+    torch.manual_seed(1)
+    theirs = getattr(transformers, family + head)(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    sharded = {"max_shard_size": "20KB"} if name == "llama" else {}
+    dtype = {"qwen3": torch.bfloat16, "gpt2-untied": torch.float16}.get(name, torch.float32)
+    theirs.to(dtype).save_pretrained(folder, **sharded)
+    (folder / "tokenizer.json").write_text(tokenizer_json)
+    return type(theirs).from_pretrained(folder, dtype=torch.float32)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -81,20 +102,10 @@ def tokenizer_json() -> str:
 def test_a_model_of_transformers_computes_the_same_here(
     name: str, tmp_path: Path, transformers: Any, tokenizer_json: str
 ) -> None:
-    family, sizes = FAMILIES[name]
-    head = "LMHeadModel" if family == "GPT2" else "ForCausalLM"
-    config = getattr(transformers, f"{family}Config")(**sizes)
-    torch.manual_seed(1)
-    theirs = getattr(transformers, family + head)(config).eval()
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    sharded = {"max_shard_size": "20KB"} if name == "llama" else {}
-    dtype = {"qwen3": torch.bfloat16, "gpt2-untied": torch.float16}.get(name, torch.float32)
-    theirs.to(dtype).save_pretrained(tmp_path / "theirs", **sharded)
-    theirs = type(theirs).from_pretrained(tmp_path / "theirs", dtype=torch.float32)
+    theirs = make_model(name, tmp_path / "theirs", tokenizer_json)
+    family, form = FAMILIES[name][0], type(theirs).__name__
+    head = form.removeprefix(family)
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists() == (name == "llama")
-    (tmp_path / "theirs" / "tokenizer.json").write_text(tokenizer_json)
 
     run = attnlm.import_run(tmp_path / "theirs", checkpoint_dir=tmp_path / "checkpoints")
     model, _ = attnlm.load_model(run, device="cpu")
@@ -268,57 +279,17 @@ def write(name: str, content: bytes) -> Change:
     return lambda folder: (folder / name).write_bytes(content)
 
 
-def change_header(edit: Callable[[dict[str, Any]], Any]) -> Change:
-    """Replace the header of the weights by what `edit` returns or modifies: bytes or JSON."""
-
-    def change(folder: Path) -> None:
-        content = (folder / "model.safetensors").read_bytes()
-        end = 8 + int.from_bytes(content[:8], "little")
-        header = json.loads(content[8:end])
-        header = edit(header) or header
-        written = header if isinstance(header, bytes) else json.dumps(header).encode()
-        whole = struct.pack("<Q", len(written)) + written + content[end:]
-        (folder / "model.safetensors").write_bytes(whole)
-
-    return change
-
-
-def index(*names: object) -> Change:
-    def change(folder: Path) -> None:
-        (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
-        places = {f"tensor {i}": name for i, name in enumerate(names)}
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-
-    return change
-
-
 NORM = "model.norm.weight"
 HOSTILE: dict[str, tuple[Change, str]] = {
-    "a wrong size": (change_config(hidden_size=-3), "hidden_size -3"),
+    "a wrong size": (change_config(hidden_size=-3), "The hidden size (-3)"),
     "deep JSON": (write("config.json", b"[" * 10**5), "is not valid JSON"),
-    "a shape": (change_weights(lambda t: t.update({NORM: torch.ones(7)})), "has shape (7,)"),
+    "a shape": (change_weights(lambda t: t.update({NORM: torch.ones(7)})), "mismatch"),
     "a missing tensor": (change_weights(lambda t: t.pop(NORM)), f"{NORM} is missing"),
     "one too many": (change_weights(lambda t: t.update(x=torch.ones(7))), "'x' does not belong to"),
-    "a type": (change_weights(lambda t: t.update({NORM: t[NORM].double()})), "type F64"),
     "not finite": (change_weights(lambda t: t[NORM].fill_(torch.nan)), "NaN"),
-    "a huge header": (write("model.safetensors", struct.pack("<Q", 2**50)), "is damaged"),
-    **{
-        f"a header: {what}": (change_header(edit), "is damaged or not a safetensors file")
-        for what, edit in {
-            "no text": lambda header: b'{"\xff": 1}',
-            "deep": lambda header: b'{"a":' * 10**5,
-            "twice": lambda header: json.dumps(header)[:-1].encode() + b', "__metadata__": {}}',
-            "a gap": lambda header: header.pop(NORM) and None,
-            "overlap": lambda header: header[NORM].update(data_offsets=[0, 96]),
-            "a negative place": lambda header: header[NORM].update(data_offsets=[-96, 0]),
-        }.items()
-    },
-    "no safetensors": (write("model.safetensors", b"garbage, and more"), "is damaged"),
-    "a path in the index": (index("../model.safetensors"), "'../model.safetensors'"),
-    "an absolute path": (index("/etc/passwd"), "'/etc/passwd'"),
-    "no name in the index": (index({}), "names '{}'"),
-    "a shard that is missing": (index("model-2.safetensors"), "cannot read"),
-    "an empty index": (index(), "is missing"),
+    "a header": (write("model.safetensors", struct.pack("<Q", 2**50)), "header too large"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
+    "other classes": (change_config(fusion_config={"a": True}), "'fusion_config'"),
     "a normaliser": (change_tokenizer(normalizer={"type": "NFKC"}), "normalizer"),
     "an added token": (
         change_tokenizer(added_tokens=[{"id": 1, "content": "<s>", "lstrip": True}]),
@@ -394,38 +365,109 @@ PUBLISHED_CONFIGS: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED_CONFIGS)
-def test_published_configs_are_understood(name: str, tmp_path: Path) -> None:
+def test_published_configs_are_understood(name: str, tmp_path: Path, transformers: Any) -> None:
     text, expected = PUBLISHED_CONFIGS[name]
     (tmp_path / "config.json").write_text(text)
-    described = read_config(tmp_path / "config.json")
-    ours, model = parts_of(described.config), parts_of(resolve(variant(expected)))
+    ours = parts_of(read_config(tmp_path, 8192)[1])
+    model = parts_of(resolve({**variant(expected), "block_size": 8192}))
     assert replace(ours, kv_heads=ours.num_kv_heads, head_size=ours.head_dim) == model
-    # As today's transformers writes them.
-    content = json.loads(text)
-    theta = content.pop("rope_theta")
-    content["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    assert read_config(tmp_path / "config.json") == described
+    assert read_config(tmp_path, None)[1].spec.block_size == 1024
+
+
+def test_a_run_has_their_weights_without_a_copy(
+    tmp_path: Path, transformers: Any, tokenizer_json: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model("gpt2", tmp_path / "theirs", tokenizer_json)
+    compared: list[Any] = []
+    monkeypatch.setattr(hugging_face, "first_difference", lambda *both: compared.extend(both))
+    attnlm.import_run(tmp_path / "theirs", checkpoint_dir=tmp_path)
+    ours, theirs = ({p.untyped_storage().data_ptr() for p in m.parameters()} for m in compared[:2])
+    assert ours == theirs
 
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 30}
+DIFFERENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "scores without a scale": ("gpt2", {"scale_attn_weights": False}),
+    "scores with another scale in each layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+    "exact GELU": ("gpt2", {"activation_function": "gelu"}),
+    "another activation": ("llama", {"hidden_act": "gelu"}),
+    "YaRN": ("llama", {"rope_scaling": {"type": "yarn", "factor": 4.0}}),
+    "other factors of Llama 3": (
+        "llama",
+        {"rope_parameters": {**LLAMA3_ROPE, "low_freq_factor": 2.0, "rope_theta": 900.0}},
+    ),
+    "a window of Mistral": ("mistral", {"sliding_window": 30}),
+    "a window of Qwen3 in one layer": (
+        "qwen3",
+        {**WINDOW, "layer_types": ["full_attention", "sliding_attention"]},
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("options", "size", "read"),
-    [
-        ({"model_type": "mistral"}, 4096, 4096),  # its default window
-        ({"model_type": "mistral", "sliding_window": None}, None, 5000),
-        ({**WINDOW, "model_type": "qwen2"}, 30, 30),
-        ({**WINDOW, "model_type": "qwen3", "layer_types": ["sliding_attention"] * 2}, 30, 30),
-    ],
-)
-def test_a_sliding_window_as_long_as_the_context_is_read(
-    options: dict[str, Any], size: int | None, read: int, tmp_path: Path
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_model_that_computes_something_else_is_refused(
+    name: str, tmp_path: Path, transformers: Any, tokenizer_json: str
 ) -> None:
-    config = {**LLAMA, "hidden_act": "silu", "max_position_embeddings": 5000, **options}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_config(tmp_path / "config.json", size).config.spec.block_size == read
+    family, options = DIFFERENT[name]
+    make_model(family, tmp_path / "theirs", tokenizer_json)
+    change_config(**options)(tmp_path / "theirs")
+    with pytest.raises(AttnlmError, match=r"different results|invalid value for `mlp`") as refused:
+        attnlm.import_run(tmp_path / "theirs", checkpoint_dir=tmp_path / "checkpoints")
+    assert not (tmp_path / "checkpoints").exists()
+    if "window" in name:
+        assert refused.value.hint == "use a shorter context: `block_size` 30"
+        short = attnlm.import_run(tmp_path / "theirs", block_size=30, checkpoint_dir=tmp_path)
+        assert short.config.spec.block_size == 30
+
+
+def test_a_window_that_is_the_default_of_a_missing_key_is_compared(
+    tmp_path: Path, transformers: Any, tokenizer_json: str
+) -> None:
+    make_model("mistral", tmp_path / "theirs", tokenizer_json, max_position_embeddings=4300)
+    change_json("config.json", lambda content: content.pop("sliding_window"))(tmp_path / "theirs")
+    place: dict[str, Any] = {"checkpoint_dir": tmp_path / "checkpoints"}
+    with pytest.raises(AttnlmError, match=r"from token 4,097 on"):
+        attnlm.import_run(tmp_path / "theirs", block_size=4300, **place)
+    assert attnlm.import_run(tmp_path / "theirs", **place).config.spec.block_size == 1024
+
+
+def _capped(head: Any) -> None:
+    head.register_forward_hook(lambda module, inputs, logits: 3 * torch.tanh(logits / 3))
+
+
+def _partly_rotated(rotary: Any) -> None:
+    def keep_the_rest(module: Any, inputs: Any, angles: Any) -> None:
+        angles[0][..., 4:8], angles[0][..., 12:], angles[1][..., 4:8], angles[1][..., 12:] = (
+            1,
+            1,
+            0,
+            0,
+        )
+
+    rotary.register_forward_hook(keep_the_rest)
+
+
+CHANGES: dict[str, Callable[[Any], object]] = {
+    "capped logits": lambda m: _capped(m.lm_head),
+    "capped values": lambda m: _capped(m.model.layers[1].self_attn.v_proj),
+    "partial rotation": lambda m: _partly_rotated(m.model.rotary_emb),
+    "another scale of scores": lambda m: setattr(m.model.layers[1].self_attn, "scaling", 0.3),
+    "a bias": lambda m: m.lm_head.register_parameter("bias", torch.nn.Parameter(torch.ones(600))),
+    "scaled embeddings": lambda m: m.model.embed_tokens.register_forward_hook(lambda *x: 5 * x[2]),
+    "another epsilon": lambda m: setattr(m.model.norm, "variance_epsilon", 0.1),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_difference_that_no_key_names_is_found(
+    name: str, tmp_path: Path, transformers: Any, tokenizer_json: str
+) -> None:
+    theirs = make_model("llama-3.1", tmp_path / "theirs", tokenizer_json)
+    run = attnlm.import_run(tmp_path / "theirs", checkpoint_dir=tmp_path)
+    ours: Any = attnlm.load_model(run, device="cpu")[0]
+    assert first_difference(ours, theirs, run.tokenizer) is None
+    CHANGES[name](theirs)
+    assert first_difference(ours, theirs, run.tokenizer) is not None
 
 
 def test_merges_in_another_order_are_refused(tokenizer_json: str) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import attnlm
 from attnlm.base.errors import AttnlmError, UsageError
-from attnlm.runs.hugging_face import import_run as importing
-from tests.kit import command
+from attnlm.runs import hugging_face as importing
+from tests.kit import command, fails
 from tests.models import random_run
 
 pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
@@ -34,6 +37,8 @@ class Hub(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.cut: set[str] = set()
         self.sent: list[tuple[str, str]] = []
+        self.posted: list[tuple[str, str]] = []
+        self.existing: set[str] = set()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Says nothing."""
@@ -80,6 +85,27 @@ class Handler(BaseHTTPRequestHandler):
             content = content[: len(content) // 2]
             self.close_connection = True
         self.wfile.write(content)
+
+    def do_POST(self) -> None:
+        """Creates a model, says how to upload files, and takes a commit."""
+        content = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        self.server.posted.append((self.path, content))
+        status, answer = 200, dict[str, Any]()
+        if self.path == "/api/repos/create":
+            name = json.loads(content)["name"]
+            status = 409 if name in self.server.existing else 200
+            answer = {"url": f"{self.server.url}/me/{name}", "error": "exists"}
+        elif "/preupload/" in self.path:
+            paths = [file["path"] for file in json.loads(content)["files"]]
+            modes = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
+            answer = {"files": [{"path": path, **modes} for path in paths]}
+        elif "/commit/" in self.path:
+            answer = {"commitUrl": f"{self.server.url}/me/x/commit/{COMMIT}", "commitOid": COMMIT}
+        written = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(written)))
+        self.end_headers()
+        self.wfile.write(written)
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -194,3 +220,44 @@ def test_local_folders_precede_the_hub_and_a_missing_extra_is_named(
     with pytest.raises(AttnlmError, match="needs the Python package huggingface_hub") as refused:
         attnlm.import_run(MODEL)
     assert refused.value.hint == "install it: pip install huggingface_hub"
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_an_export_to_the_hub_makes_one_new_model(
+    public: bool, hub: Hub, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run = exported.parent / "qwen3-001"
+    how = ("export", run, "hf:me/x", *(["--public"] if public else []))
+    assert command(*how, cwd=tmp_path).stdout == "hf:me/x\n"
+    created = json.loads(hub.posted[0][1])
+    assert created["name"] == "x" and created["organization"] == "me"
+    assert created["visibility"] == ("public" if public else "private")
+    (commit,) = (content for path, content in hub.posted if path == "/api/models/me/x/commit/main")
+    lines = [json.loads(line) for line in commit.splitlines()]
+    files = {line["value"]["path"]: line["value"] for line in lines if line["key"] == "file"}
+    assert files.keys() == {path.name for path in exported.iterdir()}
+    assert base64.b64decode(files["config.json"]["content"]) == hub.files["config.json"]
+    assert {line["key"] for line in lines} == {"header", "file"}  # nothing is deleted
+    assert not list(tmp_path.glob(".*"))
+
+    hub.existing, hub.posted = {"x"}, []
+    fails(*how, cwd=tmp_path, code=1, says="me/x exists on the Hub", hints="another name")
+    assert len(hub.posted) == 1
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    fails(*how, cwd=tmp_path, code=1, says="nobody is logged in", hints="hf auth login")
+
+
+@pytest.mark.parametrize("version", [None, "5.2.9"])
+def test_what_to_install_is_said_in_one_line(
+    version: str | None, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = None if version is None else SimpleNamespace(__version__=version)
+    monkeypatch.setitem(sys.modules, "transformers", old)
+    says = "needs the Python package transformers" if version is None else "5.2.9 is too old"
+    run = exported.parent / "qwen3-001"
+    for words in (("import", exported), ("import", "hf:me/x"), ("export", run, "out")):
+        fails(*words, cwd=tmp_path, code=1, says=says, hints="pip install")
+    assert not list(tmp_path.iterdir())

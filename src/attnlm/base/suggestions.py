@@ -95,7 +95,6 @@ _REPLACED: dict[str, str] = {
     "lora": _ALL_WEIGHTS,
     "lora_alpha": _ALL_WEIGHTS,
     "lora_on": _ALL_WEIGHTS,
-    "base": "merge the adapter with peft first: model.merge_and_unload().save_pretrained(DIR)",
     "split_seed": "leave it out: `split` documents always makes the same choice",
     "newlines": "line ends are kept: dos2unix converts those of a file",
     "names": "prepare a file or a URL of names, such as names.txt of karpathy/makemore",

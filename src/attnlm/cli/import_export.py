@@ -11,8 +11,8 @@ from attnlm.base.folders import command_for
 from attnlm.cli import completion, console, options
 from attnlm.cli.event_printer import Display, parts_in_words
 from attnlm.cli.options import REQUIRED, argument, option, switch
+from attnlm.runs import hub
 from attnlm.runs.external_formats import FORMATS, PAGE_TYPES, check_format
-from attnlm.runs.hugging_face.download_model import check_source
 
 
 def export(
@@ -20,7 +20,8 @@ def export(
         None,
         "[RUN …] DIR|FILE",
         "name or path of the run (one or more for html; default: the run trained last), "
-        "followed by the folder (hf) or file (html) to create",
+        "followed by what to create: a folder (hf), hf:OWNER/NAME on the Hugging Face Hub (hf), or "
+        "a file (html)",
         completion.runs,
         show_default=False,
     ),
@@ -47,6 +48,7 @@ def export(
     force: bool = switch(
         "with html: replace an existing page, and allow more than 60 million parameters", "--force"
     ),
+    public: bool = switch("with hf:OWNER/NAME: a public model; default: private", "--public"),
     checkpoint: str = options.CHECKPOINT,
     checkpoint_dir: Path = options.CHECKPOINT_DIR,
     data_dir: Path = options.DATA_DIR,
@@ -82,6 +84,7 @@ def export(
         title=title,
         text=text,
         force=force,
+        public=public,
         checkpoint=checkpoint,
         data_dir=data_dir,
         on_event=Display(),
@@ -110,7 +113,13 @@ def import_(
     revision: str | None = option(
         None, "branch, tag or commit of a model on the Hub; default: main"
     ),
-    block_size: int | None = option(None, "context of the run; default: the model's"),
+    base: str | None = option(
+        None,
+        "for an adapter of peft: folder or name of its model; default: the one that it names",
+    ),
+    block_size: int | None = option(
+        None, "context of the run; default: the model's, but at most 1,024"
+    ),
     checkpoint_dir: Path = options.CHECKPOINT_DIR,
     json: bool = options.JSON,
 ) -> None:
@@ -118,11 +127,12 @@ def import_(
 
     Models: GPT-2, Llama, Mistral, Qwen2 and Qwen3, and files that a page saved.
     """
-    check_source(source)
+    hub.check_source(source.removeprefix(hub.PREFIX))
 
     with contextlib.closing(Display()) as display:
         run = attnlm.import_run(
             source,
+            base=base,
             name=name,
             revision=revision,
             block_size=block_size,

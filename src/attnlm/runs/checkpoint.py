@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,36 +192,12 @@ def save_checkpoint(
         array: Array = tensor.numpy()
         return array
 
-    _write_checkpoint(path, shapes, read, facts, types)
-
-
-def save_one_by_one(
-    path: Path,
-    shapes: Mapping[str, Shape],
-    tensor: Callable[[str], Array],
-    facts: Mapping[str, Any],
-) -> None:
-    """Write the weights of a model, holding one tensor in memory at a time.
-
-    `tensor(name)` returns an array in float32 with the shape `shapes[name]`.
-    """
-    stored = {_MODEL + name: shape for name, shape in shapes.items()}
-    _write_checkpoint(path, stored, lambda name: tensor(name.removeprefix(_MODEL)), facts)
-
-
-def _write_checkpoint(
-    path: Path,
-    shapes: Mapping[str, Shape],
-    tensor: Callable[[str], Array],
-    facts: Mapping[str, Any],
-    types: Mapping[str, str] = {},
-) -> None:
     facts_json = json.dumps(facts, sort_keys=True)
     digest = hashlib.sha256(facts_json.encode())
 
     def read_and_digest(name: str) -> Array:
-        values = tensor(name)
-        _add_tensor(digest, name, values, types.get(name, "F32"))
+        values = read(name)
+        _add_tensor(digest, name, values, types[name])
         return values
 
     write_tensors(

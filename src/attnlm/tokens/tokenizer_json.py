@@ -15,8 +15,10 @@ import json
 import random
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from attnlm.base import files
 from attnlm.base.errors import AttnlmError
 from attnlm.base.setting_fields import quoted
 from attnlm.tokens import byte_characters
@@ -216,6 +218,22 @@ def read_tokenizer(content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
         return tokenizer
     except (KeyError, TypeError, ValueError, AttributeError):
         raise AttnlmError("the model's tokenizer is damaged", _HINT) from None
+
+
+def read_tokenizer_files(folder: Path, vocab_size: int) -> Tokenizer:
+    """Return the tokenizer in a folder: tokenizer.json, or vocab.json and merges.txt.
+
+    Raises as `read_tokenizer` does.
+    """
+    if (folder / "tokenizer.json").exists():
+        return read_tokenizer(files.json_object(folder / "tokenizer.json"), vocab_size)
+    if not (folder / "vocab.json").exists():
+        raise AttnlmError(
+            f"{folder} has no tokenizer: neither tokenizer.json, nor vocab.json and merges.txt",
+            "copy the folder again from its source",
+        )
+    merges = files.read_bytes(folder / "merges.txt").decode(errors="replace")
+    return read_vocab_and_merges(files.json_object(folder / "vocab.json"), merges, vocab_size)
 
 
 def read_vocab_and_merges(vocabulary: Mapping[str, Any], merges: str, vocab_size: int) -> Tokenizer:

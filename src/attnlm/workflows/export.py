@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 import attnlm
 from attnlm.base import files
@@ -15,20 +13,12 @@ from attnlm.base.atomic_folders import workspace
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.events import OnEvent, ignore
 from attnlm.data.dataset import Dataset, open_dataset
-from attnlm.model.architecture import require_architecture
-from attnlm.model.spec import Use
-from attnlm.runs.external_formats import (
-    Exported,
-    StockClass,
-    check_format,
-    choose_class,
-)
-from attnlm.runs.load_model import checked_weights
+from attnlm.runs import hub
+from attnlm.runs.external_formats import Exported, check_format
+from attnlm.runs.hugging_face import choose_class, write_model
 from attnlm.runs.run import Checkpoint, Run, open_dataset_of, open_run, run_summary
-from attnlm.runs.safetensors_file import Array, Shape, write_tensors
 from attnlm.see.model_page import PageMaker, export_to_html, play_page
 from attnlm.see.train_page import train_page, training_text
-from attnlm.tokens.tokenizer_json import library_tokenizer
 
 
 def export(
@@ -41,6 +31,7 @@ def export(
     title: str | None = None,
     text: str | None = None,
     force: bool = False,
+    public: bool = False,
     checkpoint: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
     data_dir: str | Path = "data",
@@ -51,8 +42,10 @@ def export(
         attnlm.export("transformer-001", "exported")
         attnlm.export(["transformer-001", "multi-head-001"], "page.html", to="html")
 
-    The format hf is a new folder for `transformers`. The format html is a page in which the models
-    of one or more runs work; `type` is f32 (default up to 2 million parameters) or f16. For a page,
+    The format hf is a new folder for `transformers`, or a new model on the Hugging Face Hub if
+    `path` is hf:OWNER/NAME: a private one, unless `public` is True. The format html is a page in
+    which the models of one or more runs work; `type` is f32 (default up to 2 million parameters) or
+    f16. For a page,
     `force` replaces an existing file, and allows more than 60 million parameters; `title` is its
     heading (default: the names of the runs), and `text` the text that its box begins with (default:
     the start of the validation split). A page also says how its models were trained, with the first
@@ -79,10 +72,12 @@ def export(
         what = "several runs" if len(runs) > 1 else "`force`"
         raise UsageError(f"`to` {to} cannot be combined with {what}", "use one run, or `to` html")
     _check_page_options(to, train, title, text)
+    if public and (to != "hf" or not str(path).startswith(hub.PREFIX)):
+        raise UsageError("`public` applies only to a model on the Hub", "export to hf:OWNER/NAME")
     if not runs and train in (True, False):
         raise UsageError("no run was given", "name a run, or a data set as `train`")
     if to == "hf":
-        return _export_hf(runs[0], path, checkpoint)
+        return _export_hf(runs[0], path, checkpoint, public)
     return export_to_html(
         runs,
         path,
@@ -129,63 +124,34 @@ def _page_maker(
     return lambda models, _: train_page(text, models, spec, title)
 
 
-def _tensors(
-    stock: StockClass, run: Run, checkpoint: Checkpoint
-) -> tuple[dict[str, Shape], Callable[[str], Array]]:
-    """Return the shape of each tensor that `stock` has, by name, and a function that takes a
-    tensor's name and returns the tensor, in float32.
-
-    The returned tensor may be a view that is not contiguous. `StockClass.with_missing_parts`
-    describes the parts that the class has but our model lacks.
-    """
-    a = stock.with_missing_parts(require_architecture(run.config.spec, Use.EXPORT))
-    weights = checked_weights(run, checkpoint)
-    mappings = {mapping.name: mapping for mapping in stock.tensor_mappings(a)}
-    shapes = a.parameter_shapes(run.vocab_size)
-    names = [name for mapping in mappings.values() for name in mapping.parameters]
-    for name in (name for name in names if name not in weights):
-        if name.endswith("projection.weight"):
-            weights[name] = np.eye(a.width, dtype=np.float32)
-        elif name in shapes:
-            weights[name] = np.zeros(shapes[name], np.float32)
-        else:  # a bias
-            module = name.removesuffix(".bias")
-            kind = "weight" if f"{module}.weight" in weights else "gain"
-            weights[name] = np.zeros(len(weights[f"{module}.{kind}"]), np.float32)
-
-    def read(name: str) -> Array:
-        mapping = mappings[name]
-        tensors = [weights[ours] for ours in mapping.parameters]
-        joined = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
-        return joined.T if mapping.transposed else joined
-
-    return {name: read(name).shape for name in mappings}, read
+# --- Models for transformers ----------------------------------------------------------------------
 
 
-# --- Folders for transformers ---------------------------------------------------------------------
-
-
-def _export_hf(run: Run, folder: Path, checkpoint: str) -> Exported:
-    architecture = require_architecture(run.config.spec, Use.EXPORT)
-    stock = choose_class(architecture, run.tokenizer.name, run.name)
-    _check_folder_free(folder)
+def _export_hf(run: Run, path: Path, checkpoint: str, public: bool) -> Exported:
+    choose_class(run)  # raises an error
+    place = str(path)
+    if is_upload := place.startswith(hub.PREFIX):
+        hub.check_upload(place)
+    else:
+        _check_folder_free(path)
     chosen = run.checkpoint(checkpoint)
-    content = _describe_files(run, chosen, stock)
-    tensors = _tensors(stock, run, chosen)
+    hub.import_transformers("exporting a run")
     with (
-        files.explaining_os_errors(folder, ", or name another folder"),
-        workspace(folder.absolute().parent) as work,
+        files.explaining_os_errors(path, ", or name another folder"),
+        workspace(Path(tempfile.gettempdir()) if is_upload else path.absolute().parent) as work,
+        hub.quiet_transformers(f"write {run.name}", "free some space, or name another folder"),
     ):
         new = work / "new"
-        new.mkdir()
-        for name, text in content.items():
-            files.write_bytes(new / name, text.encode())
-        write_tensors(new / "model.safetensors", *tensors)
-        _check_folder_free(folder)
-        if folder.is_dir():
-            folder.rmdir()
-        new.rename(folder)
-    return Exported(folder, stock.name, chosen.which)
+        stock = write_model(run, chosen, new)
+        files.write_bytes(new / "README.md", _model_card(run, chosen, stock).encode())
+        if is_upload:
+            hub.upload(new, place, public)
+        else:
+            _check_folder_free(path)
+            if path.is_dir():
+                path.rmdir()
+            new.rename(path)
+    return Exported(path, stock, chosen.which)
 
 
 def _check_folder_free(folder: Path) -> None:
@@ -195,67 +161,28 @@ def _check_folder_free(folder: Path) -> None:
         raise AttnlmError(f"the folder {folder} is not empty", "name a new folder")
 
 
-def _describe_files(run: Run, checkpoint: Checkpoint, stock: StockClass) -> dict[str, str]:
-    """Return the files of the folder by name, without the weights."""
-    a = stock.with_missing_parts(require_architecture(run.config.spec, Use.EXPORT))
-    tokenizer = run.tokenizer
-    end = tokenizer.end_of_text
-    beginning = tokenizer.beginning
-    first = end if beginning is None else beginning
-    # Without such a key, `transformers` would use a default id.
-    special = {"bos_token_id": first, "eos_token_id": end, "pad_token_id": end}
-    texts = {key: tokenizer.decode([i]) for key, i in special.items() if i is not None}
-    class_names = {"architectures": [stock.name], "model_type": stock.model_type}
-    own_sizes = {name: getattr(a, attribute) for name, attribute in stock.sizes.items()}
-    sizes = {"vocab_size": run.vocab_size, **own_sizes, **stock.options(a)}
-    # Sample from all tokens at temperature 1, the defaults of `attnlm sample`.
-    sampling = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    tables: dict[str, dict[str, Any]] = {
-        "config.json": class_names | sizes | special | {"use_cache": True, "dtype": "float32"},
-        "generation_config.json": special | sampling,
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": a.block_size,
-            "clean_up_tokenization_spaces": False,
-            "padding_side": "left",  # as `generate` needs it
-            "model_input_names": ["input_ids", "attention_mask"],
-            **{key.removesuffix("_id"): text for key, text in texts.items()},
-        },
-    }
-    return {
-        "tokenizer.json": library_tokenizer(tokenizer).to_str(pretty=False),
-        **{name: json.dumps(table, indent=2) + "\n" for name, table in tables.items()},
-        "README.md": "".join(f"{line}\n" for line in _model_card(run, checkpoint, stock)),
-    }
-
-
-def _model_card(run: Run, checkpoint: Checkpoint, stock: StockClass) -> Iterator[str]:
-    """Yield the lines of README.md: first the fields that the Hugging Face Hub reads, then text."""
-    a = run.config.spec
-    made = "imported into" if run.imported_from else "trained with"
+def _model_card(run: Run, checkpoint: Checkpoint, stock: str) -> str:
+    """Return README.md: first the fields that the Hugging Face Hub reads, then text."""
     rows = {**run_summary(run), "checkpoint": str(checkpoint)}
+    made, recipe = "imported into", ""
     if not run.imported_from:
+        made = "trained with"
         rows["SHA-256 of the training tokens"] = run.dataset.train_sha256
-    yield from ("---", "library_name: transformers", "pipeline_tag: text-generation", "---", "")
-    yield from (f"# {_escape_markdown(run.name)}", "")
-    yield (
-        f"A {a.name} of {run.parameters:,} parameters, {made} attnlm {attnlm.__version__} and "
-        f"exported as {stock.name}. It sees {a.block_size:,} tokens at a time: longer texts are "
-        "out of its range."
-    )
-    yield from ("", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "")
-    yield 'model = AutoModelForCausalLM.from_pretrained("FOLDER")'
-    yield 'tokenizer = AutoTokenizer.from_pretrained("FOLDER")'
-    yield 'ids = tokenizer("The ", return_tensors="pt").input_ids'
-    yield f"out = model.generate(ids, max_new_tokens={max(1, min(200, a.block_size // 2))})"
-    yield from ("print(tokenizer.decode(out[0]))", "```", "", "## Training", "")
-    for label, value in rows.items():
-        yield f"- {label}: {_escape_markdown(value)}"
-    if not run.imported_from:
-        yield from ("", "## Settings", "", "As a recipe of attnlm:", "", "```toml")
-        for name, setting in run.config.settings().items():
-            yield f"{name} = {json.dumps(setting)}"
-        yield "```"
+        settings = (f"{k} = {json.dumps(v)}\n" for k, v in run.config.settings().items())
+        recipe = f"\nAs a recipe of attnlm:\n\n```toml\n{''.join(settings)}```\n"
+    facts = "".join(f"- {label}: {_escape_markdown(value)}\n" for label, value in rows.items())
+    spec = run.config.spec
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# {_escape_markdown(run.name)}
+
+A {spec.name} of {run.parameters:,} parameters, {made} attnlm {attnlm.__version__} and exported as
+{stock}. It sees {spec.block_size:,} tokens at a time: longer texts are out of its range.
+
+{facts}{recipe}"""
 
 
 def _escape_markdown(text: str) -> str:
