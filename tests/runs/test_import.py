@@ -381,8 +381,9 @@ def test_a_run_has_their_weights_without_a_copy(
     compared: list[Any] = []
     monkeypatch.setattr(hugging_face, "first_difference", lambda *both: compared.extend(both))
     attnlm.import_run(tmp_path / "theirs", checkpoint_dir=tmp_path)
-    ours, theirs = ({p.untyped_storage().data_ptr() for p in m.parameters()} for m in compared[:2])
-    assert ours == theirs
+    ours, theirs = ([*model.parameters()] for model in compared[:2])
+    for mine in ours:
+        assert any(p.data_ptr() <= mine.data_ptr() < p.data_ptr() + p.nbytes for p in theirs)
 
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 30}

@@ -265,21 +265,20 @@ def import_run(
         their_config, config = read_config(model_folder, block_size)
         for each, place in folders.items():
             hub.fetch(each, place.name, hub.WEIGHTS, on_event)
-        stock = _class(their_config.model_type)
+        size, stock = their_config.vocab_size, _class(their_config.model_type)
         theirs = hub.load(stock, their_config, model_folder, None if adapters else file)
         for adapter in adapters:
             theirs = hub.with_adapter(theirs, adapter)
-        size = their_config.vocab_size
         shapes = config.spec.parameter_shapes(size)
         weights = {name: torch.zeros(()).expand(shape) for name, shape in shapes.items()}
         weights |= _views(theirs, shapes)
         check_finite(*weights.values())
-        arrays = {name: tensor.numpy() for name, tensor in weights.items()}
         a = require_architecture(config.spec, Use.EXPORT)
         if a.mlp_dim == 1 and not any(weights[n].any() for n in shapes if ".mlp.down." in n):
             config = replace(config, spec=replace(a, mlp="none", mlp_width=None))  # as exported
-        with_tokenizer = folder if (folder / "tokenizer.json").exists() else model_folder
-        tokenizer = read_tokenizer_files(with_tokenizer, size)
+        own = (folder / "tokenizer.json").exists()
+        tokenizer = read_tokenizer_files(folder if own else model_folder, size)
+        arrays = {name: tensor.numpy() for name, tensor in weights.items()}
         ours = build_with_weights(config.spec, size, arrays).eval()
         with quiet_transformers("compute the model", _HINT):
             token = first_difference(ours, theirs, tokenizer)
@@ -336,8 +335,7 @@ def read_config(folder: Path, block_size: int | None) -> tuple[Any, Config]:
     except UsageError as error:
         raise AttnlmError(f"{path}: {error.message}", _HINT) from None
     with quiet_transformers(f"read {path}", hub.COPY):  # an impossible vocab_size
-        shapes = ours.spec.parameter_shapes(theirs.vocab_size)
-    parameters = sum(map(math.prod, shapes.values()))
+        parameters = sum(map(math.prod, ours.spec.parameter_shapes(theirs.vocab_size).values()))
     needed, memory = int(_OPENED * 4 * parameters), machine_memory()
     if memory is not None and needed > memory:
         raise AttnlmError(
