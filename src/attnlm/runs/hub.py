@@ -193,7 +193,8 @@ def load(stock: Any, config: Any, folder: Path, file: Path | None) -> Any:
             config=config,
             state_dict={n: tensor for path in paths for n, tensor in load_file(path).items()},
             dtype=torch.float32,
-            attn_implementation="sdpa",
+            # With SDPA, GPT-2 ignores its options for scales in some versions.
+            attn_implementation="eager" if config.model_type == "gpt2" else "sdpa",
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
