@@ -349,18 +349,6 @@ PUBLISHED_CONFIGS: dict[str, tuple[str, str]] = {
         "llama:embed_dim=896:heads=14:kv_heads=2:head_size=64:layers=24:mlp_width=4864:"
         "block_size=32768:norm_epsilon=1e-6:rotary_base=1e6:tie_embeddings=true:qkv_bias=true",
     ),
-    "SmolLM2-135M": (
-        """
-        {"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536,
-        "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3,
-        "max_position_embeddings": 8192, "vocab_size": 49152, "hidden_act": "silu",
-        "attention_bias": false, "mlp_bias": false, "is_llama_config": true,
-        "rope_interleaved": false, "rope_scaling": null, "rope_theta": 100000,
-        "rms_norm_eps": 1e-05, "tie_word_embeddings": true, "pretraining_tp": 1}
-        """,
-        "llama:embed_dim=576:heads=9:kv_heads=3:head_size=64:layers=30:mlp_width=1536:"
-        "block_size=8192:norm_epsilon=1e-5:rotary_base=1e5:tie_embeddings=true",
-    ),
 }
 
 

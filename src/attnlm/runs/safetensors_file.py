@@ -23,7 +23,6 @@ from attnlm.base.errors import AttnlmError, NotFiniteError
 
 Shape = tuple[int, ...]
 Array = NDArray[Any]
-FLOATS = ("F32", "F16", "BF16")
 _TYPES = {
     "F32": "float32",
     "F16": "float16",
@@ -91,13 +90,6 @@ class TensorFile(NamedTuple):
             raise ValueError("it became shorter")
         return array
 
-    def read_float32(self, name: str) -> Array:
-        """Return a tensor of a type in FLOATS in float32. Raises as `read` does."""
-        array = self.read(name)
-        if self.tensors[name].dtype == "BF16":  # the first half of a float32
-            return (array.astype(np.uint32) << 16).view(np.float32)
-        return array.astype(np.float32, copy=False)
-
 
 def check_finite(*arrays: Array) -> None:
     """Raise NotFiniteError if weights contain NaN or infinity."""
@@ -123,21 +115,20 @@ def write_tensors(
     path: Path,
     shapes: Mapping[str, Shape],
     tensor: Callable[[str], Array],
-    metadata: Callable[[], Mapping[str, str]] = lambda: {"format": "pt"},
-    types: Mapping[str, str] = {},
+    metadata: Callable[[], Mapping[str, str]],
+    types: Mapping[str, str],
 ) -> None:
     """Write tensors, sorted by name, to a file atomically.
 
-    `tensor(name)` returns an array, in float32 unless `types` names another type. `metadata` is
-    called twice: before the first tensor, to reserve space for its result, and after the last
-    tensor, since the result may contain a digest of the tensors. Both results must have the same
-    length.
+    `tensor(name)` returns an array of the type that `types` names. `metadata` is called twice:
+    before the first tensor, to reserve space for its result, and after the last tensor, since the
+    result may contain a digest of the tensors. Both results must have the same length.
     """
     names = sorted(shapes)
     header = {}
     begin = 0
     for name in names:
-        dtype = types.get(name, "F32")
+        dtype = types[name]
         end = begin + _NUMPY_TYPES[dtype].itemsize * math.prod(shapes[name])
         header[name] = {"data_offsets": [begin, end], "dtype": dtype, "shape": shapes[name]}
         begin = end
@@ -145,7 +136,7 @@ def write_tensors(
         file.write(_encode_header({**header, "__metadata__": metadata()}))
         for name in names:
             values = np.ascontiguousarray(tensor(name)).reshape(shapes[name])
-            assert values.dtype == _NUMPY_TYPES[types.get(name, "F32")], name
+            assert values.dtype == _NUMPY_TYPES[types[name]], name
             file.write(values.reshape(-1).view(np.uint8).data)
         file.seek(0)
         file.write(_encode_header({**header, "__metadata__": metadata()}))
