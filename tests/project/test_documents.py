@@ -57,7 +57,7 @@ BEFORE = {
 def runs_here(words: list[str]) -> bool:
     """Whether a command needs no network, and no test runs it elsewhere."""
     network = (*NETWORK, "/") if words[0] == "import" else NETWORK  # a model of the Hub
-    needs_network = words[0] in ("prepare", "import") and any(
+    needs_network = words[0] in ("prepare", "import", "export") and any(
         part in word for part in network for word in words
     )
     # test_doctor.py and test_processes.py run what takes longer than the rest of a page. After one
