@@ -212,7 +212,8 @@ def test_exported_runs_import_unchanged(name: str, dataset: Any, tmp_path: Path)
     same = [(path / "model.safetensors").read_bytes() for path in (source, again)]
     if "bias" not in name:  # which brings biases of queries, keys and values, all zero
         assert same[0] == same[1]
-    assert "imported from" in (again / "README.md").read_text(encoding="utf-8")
+    card = (again / "README.md").read_text(encoding="utf-8")
+    assert "imported from: out\n" in card and str(tmp_path) not in card
 
     short = attnlm.import_run(source, block_size=20, **place)
     assert short.config.spec.block_size == 20
@@ -282,9 +283,12 @@ def write(name: str, content: bytes) -> Change:
 NORM = "model.norm.weight"
 HOSTILE: dict[str, tuple[Change, str]] = {
     "a wrong size": (change_config(hidden_size=-3), "The hidden size (-3)"),
+    "many layers": (change_config(model_type="qwen2", num_hidden_layers=10**12), "too many layers"),
+    "text for a number": (change_config(num_hidden_layers="2"), "transformers cannot read"),
     "deep JSON": (write("config.json", b"[" * 10**5), "is not valid JSON"),
     "a shape": (change_weights(lambda t: t.update({NORM: torch.ones(7)})), "mismatch"),
     "a missing tensor": (change_weights(lambda t: t.pop(NORM)), f"{NORM} is missing"),
+    "an LM head that is not tied": (change_config(tie_word_embeddings=True), ""),
     "one too many": (change_weights(lambda t: t.update(x=torch.ones(7))), "'x' does not belong to"),
     "not finite": (change_weights(lambda t: t[NORM].fill_(torch.nan)), "NaN"),
     "a header": (write("model.safetensors", struct.pack("<Q", 2**50)), "header too large"),

@@ -90,7 +90,6 @@ _MODULES = {
 
 
 def _class(kind: str) -> Any:
-    """Return a class of transformers."""
     return getattr(hub.import_transformers("this"), _CLASSES[kind])
 
 
@@ -321,15 +320,16 @@ def read_config(folder: Path, block_size: int | None) -> tuple[Any, Config]:
                 f"import one of {', '.join(sorted(_CLASSES))}, without such options",
             )
     with quiet_transformers(f"read {path}", _HINT):
+        if content.get("num_hidden_layers", 1) > 4096:  # it would list the type of each
+            raise ValueError("too many layers")
         theirs = _class(kind).config_class.from_dict(content)
     settings = _settings(theirs)
-    context = settings["block_size"]
-    settings["block_size"] = min(context, _CONTEXT) if block_size is None else block_size
-    if settings["block_size"] > context:
+    if block_size is not None and block_size > settings["block_size"]:
         raise UsageError(
             f"`block_size` {block_size:,} is longer than the model's context",
-            f"use `block_size` {context} or less",
+            f"use `block_size` {settings['block_size']} or less",
         )
+    settings["block_size"] = block_size or min(settings["block_size"], _CONTEXT)
     try:
         ours = resolve({"model": _PRESETS.get(kind, "llama"), **settings, "steps": 1})
     except UsageError as error:

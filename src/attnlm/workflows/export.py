@@ -165,6 +165,8 @@ def _model_card(run: Run, checkpoint: Checkpoint, stock: str) -> str:
     """Return README.md: first the fields that the Hugging Face Hub reads, then text."""
     rows = {**run_summary(run), "checkpoint": str(checkpoint)}
     made, recipe = "imported into", ""
+    if Path(run.imported_from or "").is_absolute():  # which tells of this machine
+        rows["imported from"] = run.dataset.name
     if not run.imported_from:
         made = "trained with"
         rows["SHA-256 of the training tokens"] = run.dataset.train_sha256
