@@ -29,7 +29,12 @@ from attnlm.base.setting_fields import check_value, quoted
 from attnlm.compute.device import machine_memory
 from attnlm.config.settings import Config, resolve
 from attnlm.model.architecture import Architecture, require_architecture
-from attnlm.model.inspection import build_with_weights, check_finite, first_difference
+from attnlm.model.inspection import (
+    ChangedModelError,
+    build_with_weights,
+    check_finite,
+    first_difference,
+)
 from attnlm.model.presets import PRESETS
 from attnlm.model.spec import Shapes, Use
 from attnlm.runs import hub
@@ -378,7 +383,7 @@ def write_model(run: Run, checkpoint: Checkpoint, folder: Path) -> str:
             view.copy_(torch.eye(a.width))
     ours = build_with_weights(run.config.spec, run.vocab_size, weights).eval()
     if first_difference(ours, model, tokenizer) is not None:
-        raise AttnlmError(
+        raise ChangedModelError(
             f"{run.name} computes something else than its settings say",
             "use a model of attnlm's own classes, unchanged",
         )

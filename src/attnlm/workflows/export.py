@@ -15,7 +15,6 @@ from attnlm.base.events import OnEvent, ignore
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.runs import hub
 from attnlm.runs.external_formats import Exported, check_format
-from attnlm.runs.hugging_face import choose_class, write_model
 from attnlm.runs.run import Checkpoint, Run, open_dataset_of, open_run, run_summary
 from attnlm.see.model_page import PageMaker, export_to_html, play_page
 from attnlm.see.train_page import train_page, training_text
@@ -128,6 +127,8 @@ def _page_maker(
 
 
 def _export_hf(run: Run, path: Path, checkpoint: str, public: bool) -> Exported:
+    from attnlm.runs.hugging_face import choose_class, write_model  # they load PyTorch
+
     choose_class(run)  # raises an error
     place = str(path)
     if is_upload := place.startswith(hub.PREFIX):
