@@ -14,7 +14,7 @@ help:
 	@echo "make demo       environment, install, then prepare, train and sample, offline"
 	@echo "make test       environment, install, then lint, types and the tests of a change;"
 	@echo "                WITH=\"pages documents compilers variants\" adds others"
-	@echo "make test-all   everything, before a release; takes hours; passes to .ci/green"
+	@echo "make test-all   everything, before a release; takes an hour; passes to .ci/green"
 	@echo "make newest     every command with the newest versions of all dependencies; needs a network"
 	@echo "make oldest     the same with the oldest versions that pyproject.toml allows"
 	@echo "make index      check that packages can be installed, as both require"
@@ -24,7 +24,7 @@ help:
 	@echo "make emulator   install emulators of ARM64 and Windows"
 	@echo "make cuda       the tests of an NVIDIA GPU, then GPT-2's speed on it"
 	@echo "make test-slow  the tests that take minutes"
-	@echo "make trials     robustness tests, TRIALS=\"kill or disk\" or all"
+	@echo "make trials     robustness tests, TRIALS=\"kill or disk\" or all; CASES=60: so many of each test"
 	@echo "make patches    check that the tests notice faults made on purpose"
 	@echo "make audit      known vulnerabilities in the dependencies; needs a network"
 	@echo "make bench      compare speed with other programs, PARTS=\"steps sample …\" or all"
@@ -75,7 +75,8 @@ test-all: $(READY)
 	$(MAKE) test WITH="pages documents compilers variants"
 	for system in darwin win32; do \
 		$(BIN)/mypy --platform $$system --cache-dir .mypy_cache/$$system src || exit 1; done
-	$(MAKE) test-slow processors trials
+	$(MAKE) test-slow processors
+	$(MAKE) trials CASES=60
 	if $(MAKE) index; then $(MAKE) --old-file index newest oldest; fi
 	cp build/green .ci/green
 
@@ -127,7 +128,7 @@ test-slow: $(READY)
 	$(BIN)/pytest -m slow
 
 trials: $(READY)
-	$(BIN)/pytest trials $(if $(TRIALS),-k "$(TRIALS)")
+	$(BIN)/pytest trials $(if $(TRIALS),-k "$(TRIALS)") $(if $(CASES),--cases $(CASES))
 
 patches: $(READY)
 	$(BIN)/python -m tools.patches

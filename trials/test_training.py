@@ -192,8 +192,8 @@ _ESTIMATED = {
 }
 
 
-@pytest.mark.timeout(3 * 3600)  # for a million steps
-@pytest.mark.parametrize("steps", [1_000, 1_000_000])
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("steps", [1_000, 100_000])
 @pytest.mark.parametrize("rung", ["multi-head", "transformer"])
 @kit.forked
 def test_training_and_sampling_take_no_more_memory_the_longer_they_last(

@@ -97,6 +97,8 @@ SCRIPTS: dict[str, str | bytes] = {
     + PART.format("f(1)"),
     "aliases": "Number = int | float\ndef f(x: Number): return x\nValue = list[Number]\n"
     + PART.format("f(1), str(Value)"),
+    "methods": "import random\nT = {}\nT.update(a=1)\nL = [1]\nL[0:].clear()\nfor i in range(3):\n"
+    "    L.append(i)\nlast = L.pop()\nrandom.seed(1)\n" + PART.format("(T, L)"),
     "star": "from math import *\n" + PART.format("floor(pi)"),
     "a loop": "T = {}\nfor i in range(3):\n    T[i] = i * i\n" + PART.format("T"),
     "with": "import contextlib\nwith contextlib.nullcontext(7) as A: pass\n" + PART.format("A"),

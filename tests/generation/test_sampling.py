@@ -329,7 +329,14 @@ def test_the_command_ends_texts_and_counts_like_the_library(project: Path) -> No
 
 @pytest.mark.parametrize("name", ["bigram", "multi-head", "transformer"])
 @pytest.mark.parametrize(
-    "cut", [{}, {"temperature": 0.7, "top_k": 5}, {"top_p": 0.6}, {"temperature": 0.0}]
+    "cut",
+    [
+        {},
+        {"temperature": 0.7, "top_k": 5},
+        {"top_p": 0.6},
+        {"temperature": 0.0},
+        {"temperature": 1e-300},
+    ],
 )
 def test_shown_probabilities_are_those_of_the_draw(name: str, cut: dict[str, Any]) -> None:
     model = small_model(name, block_size=20).float()

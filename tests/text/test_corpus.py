@@ -195,6 +195,12 @@ def test_other_files_of_a_folder_are_left_out_with_a_note() -> None:
     ]
 
 
+def test_json_and_csv_files_of_a_folder_are_texts_unless_a_column_is_named() -> None:
+    write_all({"here/a.json": b'{\n "name": 1\n}', "here/b.csv": b"word,size\ncat,3\n"})
+    assert text_of(corpus_of("here")) == '{\n "name": 1\n}|word,size\ncat,3\n|'
+    assert text_of(corpus_of("here/*.csv", column="word")) == "cat|"
+
+
 def test_what_attnlm_made_is_left_out_of_a_folder_that_contains_it() -> None:
     made = {"latest": b"x\n", "x/config.json": b"{}", "x/metrics.jsonl": b'{"text": "no"}\n'}
     write_all(

@@ -41,7 +41,8 @@ def locked_for_training(folder: Path, hint: str) -> Iterator[None]:
         raise AttnlmError(f"{folder.name} is being trained by another process", hint) from None
     except OSError as error:
         message = f"cannot lock {folder / _LOCK}: {error.strerror}"
-        raise AttnlmError(message, "check its permissions, or remove it if it is a link") from None
+        hint = "check its permissions and the free space, or remove it if it is a link"
+        raise AttnlmError(message, hint) from None
     try:
         yield
     finally:

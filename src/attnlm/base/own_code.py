@@ -254,7 +254,7 @@ def _home(module: object) -> str | None:
     if not isinstance(place, str):
         return None
     is_package = "__path__" in known and known.get("__file__")
-    return str(Path(place).parents[1 if is_package else 0])
+    return str(Path(place).absolute().parents[1 if is_package else 0])
 
 
 @contextlib.contextmanager
@@ -306,8 +306,8 @@ def _list_path() -> Path | None:
 def _read_list() -> str:
     """Return the list. Each line has the SHA-256 of a file, what may be called, and the file.
 
-    What may be called is ANY_MODULE, a name, or the SHA-256 of a name and its arguments. Lines of
-    an older list have no such word: any module. Two blanks separate the words.
+    What may be called is ANY_MODULE, a name, or the SHA-256 of a name and its arguments. Two blanks
+    separate the words.
     """
     with contextlib.suppress(OSError):
         return "" if (path := _list_path()) is None else path.read_text("utf-8", "replace")
@@ -322,7 +322,7 @@ def _accepted_calls(sha256: str) -> set[str]:
 def _listed_calls(sha256: str) -> set[str]:
     lines = (line.strip().split("  ") for line in _read_list().split("\n"))
     listed = [words for words in lines if words[0] == sha256]
-    return {words[1] if len(words) > 2 else ANY_MODULE for words in listed}
+    return {words[1] for words in listed if len(words) == 3}
 
 
 def _append_to_list(sha256: str, call: str, name: str) -> None:
@@ -345,13 +345,13 @@ def passed_code(thing: Callable[..., Any]) -> OwnCode:
     """Return the code of a class or function that was passed in Python.
 
     Its source is kept with the statements of its file, or of the notebook's cells so far, that it
-    needs: imports, definitions and assignments, but none that calls attnlm. Raises UsageError
-    unless they run by themselves.
+    needs: imports, definitions, and assignments that don't call attnlm. Raises UsageError unless
+    they run by themselves.
     """
     name = getattr(thing, "__name__", None)
     if not isinstance(thing, type | FunctionType) or name is None:
         raise UsageError(f"{thing!r} is not a class or function", "pass a class, or FILE.py:NAME")
-    if (home := getattr(thing, "__module__", "")).startswith("attnlm_own_"):
+    if (home := getattr(thing, "__module__", None) or "").startswith("attnlm_own_"):
         sha256 = next(s for s, module in _MODULES.items() if module.__name__ == home)
         path = Path(str(_MODULES[sha256].__file__))
         return OwnCode(f"{path.name}:{name}", path, sha256)
@@ -386,7 +386,7 @@ class _Statement(NamedTuple):
     node: ast.stmt
     text: str
     sets: set[str]
-    """the names that it sets, or whose attributes or items it sets"""
+    """the names that it sets, or whose attributes or items it sets, or whose methods it calls"""
     reads: set[str]
     """the names that it reads itself"""
     reads_later: set[str]
@@ -461,7 +461,7 @@ def _statements(scope: Mapping[str, Any]) -> Iterator[_Statement]:
         with contextlib.suppress(SyntaxError):  # in a cell that could not run
             for node in ast.parse(cell).body:
                 if node.lineno <= line_now:
-                    yield _statement(node, lines)
+                    yield _statement(node, lines, scope)
 
 
 def _line_now(scope: Mapping[str, Any]) -> float:
@@ -475,7 +475,7 @@ def _line_now(scope: Mapping[str, Any]) -> float:
     return line
 
 
-def _statement(node: ast.stmt, lines: Sequence[bytes]) -> _Statement:
+def _statement(node: ast.stmt, lines: Sequence[bytes], scope: Mapping[str, Any]) -> _Statement:
     decorators = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
     own = list(lines[first - 1 : node.end_lineno])
@@ -498,11 +498,14 @@ def _statement(node: ast.stmt, lines: Sequence[bytes]) -> _Statement:
     look(table, reads)
     sets = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
     for part in [] if isinstance(node, _DEFINES) else ast.walk(node):
+        root: ast.expr | None = part.func if isinstance(part, ast.Call) else None
         if isinstance(part, ast.Attribute | ast.Subscript) and isinstance(part.ctx, ast.Store):
-            root: ast.expr = part
+            root = part
+        if isinstance(root, ast.Attribute | ast.Subscript):  # a call may be TABLE.update(…)
             while isinstance(root, ast.Attribute | ast.Subscript):
                 root = root.value
-            sets |= {root.id} if isinstance(root, ast.Name) else set()
+            if isinstance(root, ast.Name) and not isinstance(scope.get(root.id), ModuleType):
+                sets.add(root.id)
     return _Statement(node, text, sets, reads, reads_later)
 
 

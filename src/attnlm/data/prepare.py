@@ -165,8 +165,11 @@ def _checked(sources: Sequence[Source | None], options: Mapping[str, Any]) -> Pr
     else:
         kind, allowed = "a text", _OF_TEXT
     text_encoding(given.get("encoding", "utf-8"))
-    for name in given.keys() - {"tokenizer", *allowed}:
-        if given[name] != fields_of(PrepareOptions)[name].default:
+    for name in given:
+        if (
+            name not in ("tokenizer", *allowed)
+            and given[name] != fields_of(PrepareOptions)[name].default
+        ):
             raise UsageError(f"`{name}` does not apply to {kind}", f"leave `{name}` out")
     for name in ("val_fraction", "split"):
         if name in given and "val_file" in given:

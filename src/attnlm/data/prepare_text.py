@@ -94,9 +94,9 @@ def _note_copies(splits: Split, on_event: OnEvent) -> None:
     """Note how many documents are equal to earlier ones, and what both splits have in common."""
     text, val_text = splits.text, splits.val_text
     if val_text is not None:
-        lines = list(val_text.lines())
-        both = set(lines).intersection(text.lines())
-        if shared := sum(line in both for line in lines):
+        # Numbers in place of lines: both texts may be larger than the memory.
+        train, lines = (np.fromiter(map(hash, t.lines()), np.int64) for t in (text, val_text))
+        if shared := np.isin(lines, train).sum():
             words = f"{shared:,} of {len(lines):,} lines of {val_text.corpus.shown}"
             on_event(Note(f"{words} are also in {text.corpus.shown}"))
         return

@@ -106,13 +106,16 @@ def draw_tokens(
     for given_B, uniforms_B in batch.steps():
         if end - begin > context:
             begin, known = end - kept, 0
-        logits_BV = decoder.logits(ids[:, begin:end], known)
-        if given_B is not None:
-            logits_BV[given_B >= 0] = 0  # they may be infinite
-        p_BV = unnormalised_probabilities(logits_BV, config.temperature, config.top_k, config.top_p)
-        next_B = draw(p_BV, uniforms_B)
-        if given_B is not None:
-            next_B = np.where(given_B < 0, next_B, given_B)
+        with np.errstate(all="ignore"):
+            logits_BV = decoder.logits(ids[:, begin:end], known)
+            if given_B is not None:
+                logits_BV[given_B >= 0] = 0  # they may be infinite
+            p_BV = unnormalised_probabilities(
+                logits_BV, config.temperature, config.top_k, config.top_p
+            )
+            next_B = draw(p_BV, uniforms_B)
+            if given_B is not None:
+                next_B = np.where(given_B < 0, next_B, given_B)
         known = end - begin
         if end == ids.shape[1]:
             ids[:, :known] = ids[:, begin:end]
@@ -134,12 +137,11 @@ def blocks_of_tokens(decoder: Decoder, batch: Batch, spec: ModelSpec) -> Iterato
     while error is None:
         until = time.perf_counter() + (seconds if block else 0)
         block.clear()
-        with np.errstate(all="ignore"):
-            try:
-                while not block or time.perf_counter() < until:
-                    block.append(next(drawn)[0])
-            except (StopIteration, NotFiniteError) as end:
-                error = end
+        try:
+            while not block or time.perf_counter() < until:
+                block.append(next(drawn)[0])
+        except (StopIteration, NotFiniteError) as end:
+            error = end
         if block:
             yield np.stack(block)
     if isinstance(error, NotFiniteError):

@@ -56,7 +56,8 @@ class TextFile:
 
     `shown` is its name in messages. The suffix of `path` says its format; `stream` opens a pipe in
     its place. Records ignore `encoding`. A file that is `optional`, as it was found in a folder, is
-    left out if it is no text. `rows` yields the records of a data set of the Hub.
+    left out if it is no text; a `plain` one is text whatever its suffix. `rows` yields the records
+    of a data set of the Hub.
     """
 
     path: Path
@@ -64,12 +65,13 @@ class TextFile:
     encoding: str = "utf-8"
     stream: OpenStream | None = None
     optional: bool = False
+    plain: bool = False
     rows: Callable[[Sequence[str]], Iterator[tuple[str, list[Any]]]] | None = None
 
     @property
     def is_records(self) -> bool:
         """Return True if the file holds records, each with columns."""
-        return self.rows is not None or bool(record_suffix(self.path))
+        return self.rows is not None or (not self.plain and bool(record_suffix(self.path)))
 
     def records(self, columns: Sequence[str]) -> Iterator[tuple[str, list[Any]]]:
         """Yield the values of each record in these columns, after the name of its place."""
@@ -300,7 +302,17 @@ def _path_corpus(source: str, encoding: str, suffix: str, on_event: OnEvent) -> 
     if not files:
         raise AttnlmError(f"no files found: {source}", "name a folder or a pattern of text files")
     name = safe_name((folder if folder.name not in ("", "..") else folder.resolve()).name)
-    text_files = tuple(TextFile(file, str(file), encoding, optional=True) for file in files)
+    # A folder's package.json or table is a text among others, unless a column is named.
+    text_files = tuple(
+        TextFile(
+            file,
+            str(file),
+            encoding,
+            optional=True,
+            plain=not suffix and record_suffix(file) in (".json", ".csv"),
+        )
+        for file in files
+    )
     return Corpus(name, (readable,), text_files, encoding, has_documents=True)
 
 

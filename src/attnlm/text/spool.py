@@ -12,8 +12,9 @@ from attnlm.base.formatting import byte_size, listed
 from attnlm.text.corpus import Corpus
 from attnlm.text.text_files import BLOCK, COMPRESSED, END, NotTextError
 
-# A text without an end, such as a device, must not fill the disk: bytes, and a part of the disk.
-_LEAST_FREE, _LEAST_PART = 10**9, 0.05
+# A text without an end, such as a pipe, must not fill the disk: bytes, and a part of the disk. Only
+# texts of more than _SMALL bytes are checked.
+_LEAST_FREE, _LEAST_PART, _SMALL = 10**9, 0.05, 2**26
 
 
 def is_own_spool(corpus: Corpus) -> bool:
@@ -35,9 +36,10 @@ def write_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> None:
     """
     not_text: list[str] = []
     empty: list[str] = []
+    told = 0
     with path.open("wb") as spool:
         for file in corpus.files:
-            begin = told = spool.tell()
+            begin = spool.tell()
             may_have_nuls = not file.optional or file.encoding.startswith(("utf-16", "utf-32"))
             try:
                 if file.optional and not file.path.is_file():
@@ -48,7 +50,8 @@ def write_spool(corpus: Corpus, path: Path, on_event: OnEvent) -> None:
                     spool.write(text.encode(errors="surrogateescape"))
                     if spool.tell() >= told + BLOCK:
                         told = spool.tell()
-                        _check_free(path)
+                        if told > _SMALL:
+                            _check_free(path)
                         on_event(Progress("copy", told, None, "B"))
             except NotTextError as error:
                 if not file.optional:

@@ -137,15 +137,15 @@ def text_blocks(file: BinaryIO, encoding: str, shown: str, errors: str = "strict
             if errors == "strict":
                 text.encode()  # some encodings have codes for half a surrogate pair
         except UnicodeError as error:
-            offset = 0
+            place = ""
             if isinstance(error, UnicodeDecodeError):
                 # The decoder's bytes end where `chunk` ends, and may start before it.
-                offset = read - len(error.object) + error.start
+                place = f"byte {read - len(error.object) + error.start}"
             raise NotTextError(
                 shown,
                 f"is not valid {encoding}",
                 "convert it, or name its `encoding`, such as utf-16, cp1252 or shift_jis",
-                f"byte {offset}",
+                place,
             ) from error
         if text and is_first:
             text = text.removeprefix("\ufeff")

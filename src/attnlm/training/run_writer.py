@@ -59,10 +59,11 @@ class RunWriter:
         state = self._state
         training = self.run.config.training
         loss_sum = self.stepper.read_loss_sum()  # waits for a GPU, before the clock is read
+        tokens_per_second = self.watch.tokens_per_second()
         if self.stepper.has_stepped and not self._has_checked and self.stepper.processes.is_main:
             check_recorded(self.run.config, state.model, state.device)
             self._has_checked = True
-        tokens_per_second = self.watch.tokens_per_second()
+            began = time.perf_counter()  # this check comes once
         validation_began = time.perf_counter()
         evaluation = _evaluate(self.stepper, self.dataset, training.eval_tokens)
         validation_seconds = time.perf_counter() - validation_began

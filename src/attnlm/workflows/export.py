@@ -140,10 +140,10 @@ def _export_hf(run: Run, path: Path, checkpoint: str, public: bool) -> Exported:
     with (
         files.explaining_os_errors(path, ", or name another folder"),
         workspace(Path(tempfile.gettempdir()) if is_upload else path.absolute().parent) as work,
-        hub.quiet_transformers(f"write {run.name}", "free some space, or name another folder"),
     ):
         new = work / "new"
-        stock = write_model(run, chosen, new)
+        with hub.quiet_transformers(f"write {run.name}", "free some space, or name another folder"):
+            stock = write_model(run, chosen, new)
         files.write_bytes(new / "README.md", _model_card(run, chosen, stock).encode())
         if is_upload:
             hub.upload(new, place, public)

@@ -63,6 +63,8 @@ static void *serve(void *argument)
         crew->work(self, crew->argument);
         barrier(self);
     }
+    pthread_mutex_lock(&crew->lock); /* the calling thread may still hold it */
+    pthread_mutex_unlock(&crew->lock);
     if (--crew->left == 0)
         free(crew);
     return NULL;
