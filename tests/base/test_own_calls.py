@@ -107,14 +107,3 @@ def test_modules_of_an_accepted_file_are_called_with_any_arguments(
         attnlm.evaluate(run.path)
     attnlm.accept_code(run.path / "code" / "mine.py")
     attnlm.evaluate(run.path)
-
-
-@pytest.mark.parametrize("name", ["mine.py", "my own part.py"])
-def test_an_older_list_accepts_the_modules_of_a_file(
-    name: str, run: attnlm.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own_code.become_another_user(monkeypatch, tmp_path)
-    (sha256,) = {code.sha256 for code in run.config.codes}
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "accepted-code.txt").write_text(f"{sha256}  {name}\n")
-    attnlm.evaluate(run.path)
