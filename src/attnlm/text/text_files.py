@@ -137,7 +137,7 @@ def text_blocks(file: BinaryIO, encoding: str, shown: str, errors: str = "strict
             if errors == "strict":
                 text.encode()  # some encodings have codes for half a surrogate pair
         except UnicodeError as error:
-            place = ""
+            place = "" if isinstance(error, UnicodeEncodeError) else "byte 0"
             if isinstance(error, UnicodeDecodeError):
                 # The decoder's bytes end where `chunk` ends, and may start before it.
                 place = f"byte {read - len(error.object) + error.start}"
