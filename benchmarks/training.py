@@ -168,7 +168,7 @@ def gpu(bench: Bench) -> Iterator[Row]:
 
 def gpu_rows(bench: Bench, shape: Shape, device: str, count: int) -> Iterator[Row]:
     """Return the rows of `gpu` for a shape on a device, and on `count` devices."""
-    on_gpu = {"dtype": "bfloat16", "compile": "on"} if device == "cuda" else {}
+    on_gpu = {"dtype": "bfloat16", "compile": "torch"} if device == "cuda" else {}
     settings = {**_settings("gpt2", shape), **on_gpu, "device": device}
     data = _dataset(bench, shape.vocab_size)
     # GPUs make about 40 steps per second; the first ones compile and are recorded.

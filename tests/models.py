@@ -25,12 +25,10 @@ from attnlm.data.dataset import Dataset
 from attnlm.data.prepare import prepare
 from attnlm.model import attention as of_attention
 from attnlm.model.architecture import MODELS, Architecture
-from attnlm.model.attention import SelfAttention
+from attnlm.model.attention import SelfAttention, rotation_of
 from attnlm.model.inspection import parameter_count
 from attnlm.model.language_model import Bigram, Block, LanguageModel, Transformer
 from attnlm.model.layers import Linear
-from attnlm.model.ops import Kernels
-from attnlm.model.ops.heads import rotary_angles
 from attnlm.model.spec import Use
 from attnlm.model.textbook import forward
 from attnlm.runs.checkpoint import save_checkpoint
@@ -41,7 +39,6 @@ from attnlm.see.attend import Attention
 
 V = 11
 FRUITS = "".join(f"{i} apples and {i + 1} pears are {2 * i + 1} fruits.\n" for i in range(150))
-COMPILED = Kernels(native_ops=True, matmul="onednn", attention="native")
 needs_kernels = pytest.mark.skipif(native_library() is None, reason="there are no kernels here")
 SIZES: Settings = {"embed_dim": 22, "heads": 4, "head_size": 6, "layers": 2, "block_size": 13}
 
@@ -116,8 +113,7 @@ def small_model(name: str, vocab_size: int = V, **more: Setting) -> Bigram | Tra
     a = model.architecture
     if isinstance(model, Transformer) and a.positions == "rotary":
         # As exact as the rest; they are made in float32.
-        rotary = a.rotary_base, a.rotary_factor, a.rotary_context, torch.float64
-        model.cosines, model.sines = rotary_angles(a.block_size, a.head_dim, *rotary)
+        model.cosines, model.sines = rotation_of(a, torch.float64)
     return model
 
 

@@ -31,7 +31,7 @@ from attnlm.config.settings import Config, resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset, open_dataset
 from attnlm.training.state import initial_state
-from attnlm.training.step import Replica, StepNotFiniteError, Stepper
+from attnlm.training.step import StepNotFiniteError, Stepper
 from attnlm.training.validation_loss import validation_loss
 from tests.kit import ATTNLM, forked
 from tests.models import timeless
@@ -106,14 +106,19 @@ def _bigram_stepper(dataset: Dataset, processes: Processes) -> Stepper:
 
 
 def _error_of_a_loss(dataset: Dataset, processes: Processes) -> str:
-    stepper, computed = _bigram_stepper(dataset, processes), Replica.backward
+    stepper = _bigram_stepper(dataset, processes)
+    backward = torch.Tensor.backward
 
-    def wrong(replica: Replica, step: int, *arguments: Any) -> torch.Tensor:
-        loss = computed(replica, step, *arguments)
+    def wrong(loss: torch.Tensor, *arguments: Any) -> None:
         is_last = processes.rank == processes.count - 1
-        return loss * float("nan") if step == 1 and is_last else loss
+        if stepper.state.step == 1 and is_last:
+            loss.detach().fill_(float("nan"))
+        backward(loss, *arguments)  # type: ignore[no-untyped-call]
 
-    with mock.patch.object(Replica, "backward", wrong), pytest.raises(StepNotFiniteError) as caught:
+    with (
+        mock.patch.object(torch.Tensor, "backward", wrong),
+        pytest.raises(StepNotFiniteError) as caught,
+    ):
         for _ in range(STEPS):
             stepper.step()
     return str(caught.value)

@@ -100,8 +100,8 @@ a norm in C forgets a part of its gradient
 -- a * coefficient) * inverse
 +) * inverse
 the gradient of GELU in C is wrong by one percent
--store_partial(d_x + i, slope * load_partial(grad + i, count - i), count - i);
-+store_partial(d_x + i, 1.01f * slope * load_partial(grad + i, count - i), count - i);
+-store_partial(x + i, gelu_slope(b, sigma), count - i);
++store_partial(x + i, 1.01f * gelu_slope(b, sigma), count - i);
 == compute/threads.py
 subnormal numbers are not flushed
 torch.set_flush_denormal(True) => pass
@@ -160,24 +160,22 @@ query @ key.mT * query.size(-1) ** -0.5 => query @ key.mT * query.size(-1) ** -1
 a cache lies one token too early
 -stored[..., start : self.length, :] = n
 +stored[..., max(0, start - 1) : self.length - (start > 0), :] = n
+the mask is shifted by one
+tril(total - new) => tril(total - new + 1)
+query heads read the keys of other groups
+x.repeat_interleave(heads // x.size(-3), dim=-3) => torch.cat([x] * (heads // x.size(-3)), dim=-3)
+rotary positions turn the wrong way
+torch.cat((-second, first), dim=-1) => torch.cat((second, -first), dim=-1)
 == model/language_model.py
 positions behind a cache begin at 0
 places_T = torch.arange(start, end, device => places_T = torch.arange(0, end - start, device
 rotation behind a cache begins at 0
 -self.cosines[start:end], self.sines[start:end]
 +self.cosines[: end - start], self.sines[: end - start]
-== model/ops/attention.py
-the mask is shifted by one
-tril(total - new) => tril(total - new + 1)
-query heads read the keys of other groups
-x.repeat_interleave(heads // x.size(-3), dim=-3) => torch.cat([x] * (heads // x.size(-3)), dim=-3)
-== model/ops/heads.py
-rotary positions turn the wrong way
-torch.cat((-second, first), dim=-1) => torch.cat((second, -first), dim=-1)
-== model/ops/loss.py
+== model/loss.py
 a loss in pieces keeps the gradient of the last one alone
--d_lm_head_VC += (d_logits_mV.T @ x_MC[rows])[:vocab_size]
-+d_lm_head_VC.copy_((d_logits_mV.T @ x_MC[rows])[:vocab_size])
+-d_lm_head_VC += linear(d_logits_mV.T, x_MC[rows].T)[:vocab_size]
++d_lm_head_VC.copy_(linear(d_logits_mV.T, x_MC[rows].T)[:vocab_size])
 == model/presets.py
 settings that a rung lacks are ignored
 if name not in preset.settings and not => if False and not

@@ -35,7 +35,7 @@ def _train(**settings: Any) -> list[str]:
 
 
 _ENDLESSLY = {**_SETTINGS, "steps": 10**8}
-_COMPILING = {**_ENDLESSLY, "model": "transformer", "compile": "on"}
+_COMPILING = {**_ENDLESSLY, "model": "transformer", "compile": "torch"}
 _TIMED = {key: value for key, value in _SETTINGS.items() if key not in ("threads", "steps")}
 # Commands, with variables, that do not end by themselves before they are stopped.
 _COMMANDS = {

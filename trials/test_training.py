@@ -21,7 +21,7 @@ from attnlm.compute.native import native_library
 from attnlm.config.settings import resolve
 from attnlm.model.architecture import RUNGS
 from attnlm.training.events import Evaluated, Started, Stepped
-from attnlm.training.kernel_choice import has_native_ops
+from attnlm.training.forms import has_native_form
 from attnlm.training.memory import FACTOR
 from attnlm.workflows.autotune import _has_compiler
 from tests.models import assert_same_run
@@ -56,15 +56,15 @@ def _ways() -> Iterator[dict[str, Any]]:
             way = {"model": rung, "sampling": sampling, "optimizer": optimizer}
             yield way if is_plain else {**way, "dropout": 0.2}
             config = resolve(kit.settings_of(**way))
-            if has_native_ops(config.spec, len(set(kit.TEXT)), config.tokens_per_step):
+            if has_native_form(config.spec, len(set(kit.TEXT)), config.tokens_per_step):
                 yield way
                 if native_library() is not None:
-                    yield {**way, "compile": "parts"}
+                    yield {**way, "compile": "native"}
 
 
 _STOPS = list(itertools.product(_ways(), range(1, 12)))
 if _has_compiler():
-    compiled = {"model": "transformer", "dropout": 0.2, "compile": "on", "optimizer": "muon"}
+    compiled = {"model": "transformer", "dropout": 0.2, "compile": "torch", "optimizer": "muon"}
     _STOPS += [(compiled, stop) for stop in (1, 6, 11)]
 
 

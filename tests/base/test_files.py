@@ -23,9 +23,8 @@ from attnlm.base.files import (
 )
 from attnlm.compute.device import choose_device
 from attnlm.config.settings import resolve
-from attnlm.model.ops import Kernels
+from attnlm.training.forms import choose_form
 from attnlm.training.state import initial_state
-from attnlm.training.step import Replica
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -156,9 +155,9 @@ def test_every_compiling_process_uses_the_cache(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(torch, "compile", compiled)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", named)
-    config = resolve({"model": "bigram", "compile": "on", "steps": 1, "threads": 1, "seed": 1})
+    config = resolve({"model": "bigram", "compile": "torch", "steps": 1, "threads": 1, "seed": 1})
     state = initial_state(config, 10, choose_device("cpu"))
-    Replica(state.model, state.optimizer.gradient, config, state.device, Kernels(), windows=1)
+    choose_form(state.model, config, state.device, 1, ())
     if named:
         assert found == [Path(named)]
     else:

@@ -35,8 +35,7 @@ def test_a_signal_before_the_first_step_is_raised_immediately(
         pytest.fail("it went on")
 
     monkeypatch.setattr(torch.Tensor, "backward", backward)
-    # With kernels given, autotuning takes no step before the run handles signals.
-    given: dict[str, Any] = {"matmul": "blas", "attention_kernel": "torch", "eval_every": 4}
+    given: dict[str, Any] = {"compile": "modules", "eval_every": 4}
     with pytest.raises(Interrupted) as caught:
         quick_run(dataset, "transformer", checkpoint_dir=tmp_path, name="run", **given)
     assert caught.value.signum == signal.SIGTERM

@@ -106,12 +106,12 @@ ON_A_GPU: dict[str, tuple[str, dict[str, Any]]] = {
     "recomputed blocks": (BLOCKS, {"recompute": True}),
     "clipped gradients": (BLOCKS, {"optimizer": "adamw", "gradient_clip": 1.0}),
     "micro-batches": (BLOCKS, {"micro_batch_size": 1}),
-    "compiled": (BLOCKS, {"compile": "on"}),
-    "compiled in bfloat16": (BLOCKS, {"compile": "on", "dtype": "bfloat16"}),
+    "compiled": (BLOCKS, {"compile": "torch"}),
+    "compiled in bfloat16": (BLOCKS, {"compile": "torch", "dtype": "bfloat16"}),
     "own part that fuses": ("transformer:attention=CODE/parts.py:Fused", {}),
     "own convolution": ("transformer:attention=CODE/parts.py:Convolution", {}),
     "own scores": ("transformer:scores=CODE/parts.py:ALiBi", {}),
-    "own scores, compiled": ("transformer:scores=CODE/parts.py:ALiBi", {"compile": "on"}),
+    "own scores, compiled": ("transformer:scores=CODE/parts.py:ALiBi", {"compile": "torch"}),
 }
 
 
@@ -136,7 +136,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(
         {"optimizer": "muon"},
         {"optimizer": "adamw", "gradient_clip": 1.0, "dropout": 0.2},
         {"dtype": "bfloat16", "micro_batch_size": 1, "dropout": 0.2},
-        {"compile": "on"},
+        {"compile": "torch"},
         {"model": "bigram"},
     ],
     ids=str,

@@ -122,7 +122,7 @@ def test_missing_and_damaged_kernels_are_none(
     assert native.load("odd") is None
 
 
-FIELDS: list[Any] = list(structs.CHeads._fields_)
+FIELDS: list[Any] = list(structs.CLinear._fields_)
 
 
 @needs_kernels
@@ -132,15 +132,15 @@ FIELDS: list[Any] = list(structs.CHeads._fields_)
         [*FIELDS, ("more", ctypes.c_int64)],
         FIELDS[:-1],
         FIELDS[::-1],
-        [*FIELDS[:-1], ("token", ctypes.c_int32)],
+        [*FIELDS[:-1], ("bias", ctypes.c_int32)],
     ],
     ids=["a field more", "a field fewer", "another order", "a narrower field"],
 )
 def test_a_struct_that_differs_in_c_is_an_error(
     fields: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed = type("CHeads", (structs.Struct,), {"_fields_": fields})
-    monkeypatch.setitem(structs._STRUCTS, "attention_layouts", (changed,))
+    changed = type("CLinear", (structs.Struct,), {"_fields_": fields})
+    monkeypatch.setitem(structs._STRUCTS, "decoding_layouts", (changed,))
     with pytest.raises(AttnlmError, match="the kernels in C belong to another version of attnlm"):
         native.load(native.instruction_sets()[0])
 
@@ -158,8 +158,8 @@ def test_training_and_sampling_work_without_kernels(project: Path) -> None:
     train = ("train", "--steps=2", "--seed=1", "--model=transformer", "--embed-dim=8", "--heads=2")
     command(*train, "--block-size=8", **without)
     assert command("sample", "--tokens", "20", **without).stdout
-    done = command(*train, "--block-size=8", "--compile", "parts", code=1, **without)
-    assert "--compile parts needs attnlm's kernels in C" in done.stderr
+    done = command(*train, "--block-size=8", "--compile", "native", code=1, **without)
+    assert "--compile native needs attnlm's kernels in C" in done.stderr
 
 
 class Hook(KernelsHook):

@@ -21,11 +21,10 @@ from attnlm.data.dataset import Dataset
 from attnlm.generation.module_decoder import ModuleDecoder
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.model.ops import attention
+from attnlm.model.native_block import with_native_blocks
 from attnlm.model.presets import architecture
 from attnlm.model.recorder import record
-from attnlm.training import batch_loss
-from attnlm.training.step import Replica
+from attnlm.training import forms
 from attnlm.training.validation_loss import validation_loss
 from attnlm.workflows import evaluate as evaluation
 from tests.kit import quick_run
@@ -70,25 +69,37 @@ def modes() -> Modes:
     return Modes()
 
 
-@pytest.mark.parametrize(("model", "compile"), [("single-head", "off"), ("transformer", "auto")])
+@pytest.mark.parametrize(
+    ("model", "compile"), [("single-head", "modules"), ("transformer", "auto")]
+)
 def test_training_flushes_in_all_threads(
     model: str, compile: str, modes: Modes, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backward, loss_of, computed = Modes(), batch_loss._model_loss, Replica.backward
+    backward, choose, loss_of_batch = Modes(), forms.choose_form, forms.batch_loss
     both = threading.Barrier(2)
 
-    def together(self: Replica, *given: Any) -> Tensor:
-        both.wait(20)
-        modes.look()
-        return computed(self, *given)
+    def chosen(*given: Any) -> forms.Form:
+        form = choose(*given)
+
+        def together(*batch: Tensor) -> Tensor:
+            both.wait(20)
+            modes.look()
+            return form(*batch)
+
+        return together
 
     def watched(*given: Any) -> Any:
-        loss = loss_of(*given)
-        loss.register_hook(lambda gradient: backward.look())
-        return loss
+        loss = loss_of_batch(*given)
 
-    monkeypatch.setattr(batch_loss, "_model_loss", watched)
-    monkeypatch.setattr(Replica, "backward", together)
+        def loss_of(*given: Any) -> Tensor:
+            found = loss(*given)
+            found.register_hook(lambda gradient: backward.look())
+            return found
+
+        return loss_of
+
+    monkeypatch.setattr(forms, "batch_loss", watched)
+    monkeypatch.setattr("attnlm.training.step.choose_form", chosen)
     quick_run(dataset, model, compile=compile, threads=2, steps=3)
     assert modes.found == {"MainThread": True, "attnlm_0": True}
     assert backward.found == modes.found
@@ -140,11 +151,13 @@ def test_threads_in_c_flush(modes: Modes) -> None:
 
 
 @needs_kernels
-def test_threads_of_attention_in_c_flush(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_LEAST_SHARED_WORK", 0)
-    zeros = torch.zeros(3, 4, 70, 8)
-    given = zeros, zeros, torch.full_like(zeros, SUBNORMAL), 1.0, native_library()
+def test_threads_of_a_block_in_c_flush() -> None:
+    name = "gpt2:norm=none:mlp=none:bias=false:qkv_bias=false"
+    model, native = small_model(name, block_size=70).float(), native_library()
+    assert isinstance(model, Transformer) and native is not None
+    block = with_native_blocks(model, native).blocks[0]
+    x = torch.full((3, 70, model.architecture.width), SUBNORMAL)
     with threads_of_torch(3):
-        assert (attention.NativeAttention.apply(*given) != 0).all()  # type: ignore[no-untyped-call]
+        assert (block(x) != 0).all()
         flush_subnormals()
-        assert (attention.NativeAttention.apply(*given) == 0).all()  # type: ignore[no-untyped-call]
+        assert (block(x) == 0).all()

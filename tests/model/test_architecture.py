@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnlm.base.errors import UsageError
 from attnlm.base.setting_fields import Settings, fields_of
+from attnlm.compute.native import native_library
 from attnlm.config.settings import Config, resolve
 from attnlm.config.training import TrainingConfig
 from attnlm.config.variants import variant
@@ -30,9 +31,10 @@ from attnlm.model.architecture import (
     require_architecture,
 )
 from attnlm.model.inspection import meta_model, parameter_count
-from attnlm.model.layers import dropout_from
-from attnlm.model.ops import Kernels, use_kernels
-from attnlm.model.ops.loss import LOGITS_AT_ONCE
+from attnlm.model.language_model import Transformer
+from attnlm.model.layers import drop_by
+from attnlm.model.loss import LOGITS_AT_ONCE
+from attnlm.model.native_block import with_native_blocks
 from attnlm.model.presets import PRESETS
 from attnlm.model.spec import Use
 from attnlm.model.supported_uses import USES_WITHOUT_MODULES
@@ -226,10 +228,9 @@ KEPT = (
 )
 
 
-@needs_kernels
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("native", [pytest.param(True, marks=needs_kernels), False])
 @pytest.mark.parametrize("name", KEPT)
-def test_activations_are_near_the_tensors_that_autograd_keeps(name: str, compiled: bool) -> None:
+def test_activations_are_near_the_tensors_that_autograd_keeps(name: str, native: bool) -> None:
     """The short formula comes near it, but for models that keep hardly anything."""
     sizes = {"embed_dim": 92, "heads": 4, "head_size": 22, "layers": 3, "block_size": 64}
     a, vocab_size, windows = parts_of(resolve(variant(name), sizes)), 7, 5
@@ -246,12 +247,13 @@ def test_activations_are_near_the_tensors_that_autograd_keeps(name: str, compile
 
     ids = torch.zeros((windows, a.block_size), dtype=torch.long)
     generators = [torch.Generator() for _ in range(windows)] if a.dropout else []
-    with (
-        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        use_kernels(Kernels(compiled)),
-        dropout_from(generators),
-    ):
-        model.loss(ids, ids)
+    drop_by(model, generators)
+    form, library = model, native_library()
+    if native and library is not None and a.reason_against(Use.NATIVE_BLOCKS) is None:
+        assert isinstance(model, Transformer)
+        form = with_native_blocks(model, library)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        form.loss(ids, ids)
     found = sum(storage.nbytes() for storage in kept.values())
     costs = a.costs(vocab_size)
     by_blocks = costs.layers * costs.kept_features

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +13,31 @@ import torch
 from torch import Tensor
 
 import attnlm
+from attnlm.base.errors import AttnlmError
 from attnlm.base.setting_fields import Settings
 from attnlm.compute.device import Device
 from attnlm.compute.native import instruction_sets, load
 from attnlm.compute.threads import threads_of_torch
 from attnlm.config.settings import resolve
+from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
-from attnlm.model import ops
-from attnlm.model.language_model import Block, Transformer
-from attnlm.model.layers import dropout_from
-from attnlm.model.native_block import make_native_block
-from attnlm.model.ops import Kernels, use_kernels
-from attnlm.model.ops import block as native_block
+from attnlm.model import layers, native_block
+from attnlm.model.language_model import Transformer
+from attnlm.model.layers import drop_by
+from attnlm.model.native_block import with_native_blocks
+from attnlm.training import forms
+from attnlm.training.forms import choose_form
 from attnlm.training.state import initial_state
 from attnlm.training.step import Stepper
+from attnlm.workflows import autotune as autotuning
+from attnlm.workflows.autotune import autotune
 from tests.kit import quick_run
 from tests.models import CHANGES, SIZES, V, needs_kernels, small_model
 from tests.tolerances import assert_near, assert_rounded
 
 pytestmark = needs_kernels
 CPU = Device("cpu", "float32", "tests")
-IN_C = Kernels(native_ops=True, matmul="native", attention="native")
+BEST = instruction_sets()[-1]
 BLOCKS = (
     "gpt2",
     "gpt2:bias=false",
@@ -42,6 +48,8 @@ BLOCKS = (
     "transformer:kv_heads=2:mlp=swiglu:bias=true",
     "llama:kv_heads=1:head_size=10",
     "qwen3:qkv_bias=true:kv_heads=2",
+    "transformer:heads=2:head_size=34:block_size=67",
+    "gpt2:heads=1:head_size=129:block_size=202",
 )
 
 
@@ -58,16 +66,18 @@ def some_windows(model: Transformer) -> tuple[Tensor, Tensor]:
 
 
 def loss_and_gradients(
-    model: Transformer, kernels: Kernels = IN_C, *, seed: int = 0, passes: int = 1
+    model: Transformer, kernels: str = "", *, seed: int = 0, passes: int = 1
 ) -> dict[str, Tensor]:
-    """The loss, and the sum of each parameter's gradients; dropout draws for each window."""
+    """The loss, and the sum of each parameter's gradients, by the kernels of an instruction set or
+    by the modules; dropout draws for each window."""
     for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        parameter.grad = torch.zeros_like(parameter)
+    library = load(kernels) if kernels else None
+    form = with_native_blocks(model, library) if library is not None else model
     for _ in range(passes):
-        generators = [torch.Generator().manual_seed(seed + window) for window in range(3)]
-        with use_kernels(kernels), dropout_from(generators):
-            loss = model.loss(*some_windows(model))
-            loss.backward()
+        drop_by(model, [torch.Generator().manual_seed(seed + window) for window in range(3)])
+        loss = form.loss(*some_windows(model))
+        loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     return {"loss": loss.detach(), **gradients}
 
@@ -76,135 +86,176 @@ def loss_and_gradients(
 def in_c(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Receives each pass of a block that block.c computes, forward or backward."""
     passes: list[Any] = []
-    compute = native_block._run_kernel
+    compute = native_block._run_pass
 
     def noted(*given: Any) -> None:
         passes.append(given)
         compute(*given)
 
-    monkeypatch.setattr(native_block, "_run_kernel", noted)
+    monkeypatch.setattr(native_block, "_run_pass", noted)
     return passes
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("instructions", instruction_sets())
-def test_loss_and_gradients_equal_pytorch(
-    name: str, instructions: str, in_c: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ops, "native_library", lambda: load(instructions))
+def test_loss_and_gradients_equal_pytorch(name: str, instructions: str, in_c: list[Any]) -> None:
     exact = a_model(name)
-    found = loss_and_gradients(copy.deepcopy(exact).float())
+    found = loss_and_gradients(copy.deepcopy(exact).float(), instructions)
     assert len(in_c) == 2 * len(exact.blocks)
-    assert_rounded(found, loss_and_gradients, exact, Kernels())
+    assert_rounded(found, loss_and_gradients, exact)
+
+
+def test_sharp_attention_equals_pytorch() -> None:
+    exact = a_model("gpt2:heads=2:head_size=33:block_size=66")
+    with torch.no_grad():
+        for block in exact.blocks:
+            block.get_parameter("attention.query.weight").mul_(30)
+    assert_rounded(
+        loss_and_gradients(copy.deepcopy(exact).float(), BEST), loss_and_gradients, exact
+    )
+
+
+def first_block(name: str) -> tuple[Transformer, Callable[[Tensor], Tensor]]:
+    """A model, and its first block in C as a function of its input."""
+    model, library = a_model(name).float(), load(BEST)
+    assert library is not None
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    block = with_native_blocks(model, library).blocks[0]
+    rotation = (model.cosines, model.sines) if model.architecture.positions == "rotary" else None
+    if rotation is not None:
+        rotation = (rotation[0].float(), rotation[1].float())
+    return model, lambda x: block(x, rotation)
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
-    model = a_model("transformer:kv_heads=2:embed_dim=96:block_size=150").float()
-    block, rotation = model.blocks[0], (model.cosines.float(), model.sines.float())
+    model, block = first_block("transformer:kv_heads=2:embed_dim=96:block_size=150")
     x = torch.randn(2, 150, 96, generator=torch.Generator().manual_seed(3), requires_grad=True)
+    weights = list(model.blocks[0].parameters())
 
     def results(threads: int) -> list[Tensor]:
-        for tensor in (x, *block.parameters()):
+        for tensor in (x, *weights):
             tensor.grad = torch.zeros_like(tensor)
-        with threads_of_torch(threads), use_kernels(IN_C):
-            out = block(x, rotation)
+        with threads_of_torch(threads):
+            out = block(x)
             out.square().sum().backward()
-        return [out, *(tensor.grad for tensor in (x, *block.parameters()))]
+        return [out, *(tensor.grad for tensor in (x, *weights) if tensor.grad is not None)]
 
     alone = results(1)
     for threads in (2, 3, 7):
         assert all(map(torch.equal, results(threads), alone))
 
 
+def test_nan_propagates_to_later_tokens_only() -> None:
+    _, block = first_block("gpt2:block_size=130")
+    x = torch.randn(1, 130, 22, requires_grad=True)
+    with torch.no_grad():
+        x[0, 66, 1] = torch.nan
+    out = block(x)
+    assert out[0, :64].isfinite().all() and out[0, 66:].isnan().all()
+
+
 @pytest.mark.parametrize("name", ["gpt2:dropout=0.3", "llama:dropout=0.2:mlp=none"])
 def test_dropout_draws_as_in_pytorch(name: str) -> None:
     model = a_model(name).float()
-    found = loss_and_gradients(model)
-    assert_near(found, loss_and_gradients(model, Kernels()), within=1e-4)
-    assert (loss_and_gradients(model, seed=7)["loss"] - found["loss"]).abs() > 1e-3
+    found = loss_and_gradients(model, BEST)
+    assert_near(found, loss_and_gradients(model), within=1e-4)
+    assert (loss_and_gradients(model, BEST, seed=7)["loss"] - found["loss"]).abs() > 1e-3
 
 
 def test_gradients_accumulate() -> None:
     model = a_model("gpt2").float()
-    once = loss_and_gradients(model)
-    twice = loss_and_gradients(model, passes=2)
+    once = loss_and_gradients(model, BEST)
+    twice = loss_and_gradients(model, BEST, passes=2)
     assert_near({name: twice[name] / 2 for name in once if name != "loss"},
                 {name: once[name] for name in once if name != "loss"})  # fmt: skip
 
 
 def test_a_block_that_is_recomputed_has_the_same_gradients() -> None:
     model = a_model("transformer:dropout=0.3").float()
-    kept = loss_and_gradients(model)
+    kept = loss_and_gradients(model, BEST)
     model.recompute = True
-    again = loss_and_gradients(model)
+    again = loss_and_gradients(model, BEST)
     assert all(torch.equal(again[name], kept[name]) for name in kept)
 
 
+# --- The choice of a form -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_model_changed_from_outside_is_trained_by_its_modules(
-    dataset: Dataset, in_c: list[Any], monkeypatch: pytest.MonkeyPatch
+    change: str, dataset: Dataset, in_c: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """test_language_model.py has all ways to change a model."""
-    place, other = CHANGES["another forward"]
+    place, other = CHANGES[change]
     monkeypatch.setattr(f"attnlm.model.{place}", other)
-    given: Settings = {"model": "transformer", "steps": 4, "compile": "parts", **SIZES}
+    given: Settings = {"model": "transformer", "steps": 4, **SIZES}
     losses = []
-    for matmul in ("native", "blas"):
-        config = resolve({**given, "seed": 1, "threads": 1, "matmul": matmul})
+    for form in ("native", "modules"):
+        config = resolve({**given, "seed": 1, "threads": 1, "compile": form})
         stepper = Stepper(initial_state(config, dataset.vocab_size, CPU), config, dataset)
         losses.append([stepper.step().item() for _ in range(2)])
     assert losses[0] == losses[1] and not in_c
 
 
-def test_hooks_on_each_module_of_a_block_are_called(in_c: list[Any]) -> None:
+def test_a_hook_on_any_module_is_called(in_c: list[Any]) -> None:
+    config = resolve({"model": "transformer", **SIZES, "compile": "native", "seed": 1})
     plain = a_model("transformer").float()
-    names = [name for name, _ in plain.blocks[0].named_modules() if name]
-    for name in names:
+    for name in [name for name, _ in plain.named_modules() if name and name != "blocks"]:
         model, called = copy.deepcopy(plain), list[object]()
-        block = model.blocks[0]
-        hooked = block.get_submodule(name)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        hooked = model.get_submodule(name)
         hooked.register_forward_hook(lambda *given, called=called: called.append(given))
-        assert isinstance(block, Block) and make_native_block(block) is None, name
-        loss_and_gradients(model)
-        assert called, name
-    assert len(in_c) == 2 * len(names)  # the other block of each model
-
-
-def test_evaluation_frozen_weights_and_blocks_without_residuals_use_pytorch(
-    in_c: list[Any],
-) -> None:
-    model = a_model("transformer").float()
-    with use_kernels(IN_C):
-        with torch.no_grad():
-            model.loss(*some_windows(model))
-        model.loss(*some_windows(model)).backward()  # no weight has a gradient to add to
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("query" not in name)
-    loss_and_gradients(model)
-    loss_and_gradients(a_model("transformer:residual=false:mlp=relu2").float())
+        choose_form(model, config, CPU, 3, ())(*some_windows(model))
+        assert called or name == "head", name  # whose matmul is a part of the loss
     assert not in_c
 
 
 @pytest.mark.parametrize(
-    ("changed", "expected"),
+    ("name", "settings", "expected"),
     [
-        ({"compile": "off"}, ("off", "blas", "torch")),
-        ({"attention_kernel": "torch"}, ("parts", "blas", "torch")),
-        ({"matmul": "blas"}, ("parts", "blas", "torch")),
-        ({}, ("parts", "native", "native")),
+        ("transformer", {}, "native"),
+        ("transformer", {"embed_dim": 384}, "native"),
+        ("gpt2:heads=4:kv_heads=2:dropout=0.1", {}, "native"),
+        ("multi-head", {"block_size": 13}, "native"),
+        ("multi-head:dropout=0.1", {}, "modules"),
+        ("transformer:residual=false", {}, "modules"),
+        ("transformer:attention=uniform:positions=learned", {}, "modules"),
+        ("bigram", {}, "modules"),
+        ("transformer", {"compile": "modules"}, "modules"),
+        ("transformer", {"dtype": "bfloat16"}, "modules"),
     ],
-    ids=lambda value: str(value),
 )
-def test_a_resumed_run_chooses_the_kernels_that_fit_a_changed_one(
-    changed: dict[str, Any],
-    expected: tuple[str, ...],
+def test_the_form_in_c_is_chosen_where_there_is_one(
+    name: str,
+    settings: dict[str, Any],
+    expected: str,
     dataset: Dataset,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("attnlm.training.kernel_choice.faster_matmul", lambda: "blas")
-    sizes = {**SIZES, "layers": 1, "steps": 2, "device": "cpu"}
+    config = resolve({**variant(name), **settings})
+    device = Device("cpu", settings.get("dtype", "float32"), "tests")
+    monkeypatch.setattr(forms, "faster_linear", lambda: None)
+    assert autotune(config, device, dataset).training.compile == expected
+    monkeypatch.setattr(forms, "faster_linear", lambda: layers.linear)  # of oneDNN
+    by_blocks = expected == "native" and not name.startswith("multi-head")
+    found = autotune(config, device, dataset).training.compile
+    assert found == ("modules" if by_blocks else expected)
+
+
+def test_a_form_that_is_missing_when_a_run_is_resumed_is_said(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {**SIZES, "layers": 1, "steps": 2, "device": "cpu", "compile": "native"}
     run = quick_run(dataset, "transformer", checkpoint_dir=tmp_path, **sizes)
-    assert run.config.training.matmul == "native"
-    run = attnlm.train(resume=run, data_dir=dataset.path.parent, steps=3, **changed)
-    training = run.config.training
-    assert (training.compile, training.matmul, training.attention_kernel) == expected
+    told: list[object] = []
+    monkeypatch.setattr(autotuning, "native_library", lambda: None)
+    resume: Any = functools.partial(attnlm.train, resume=run, data_dir=dataset.path.parent)
+    with pytest.raises(AttnlmError, match="needs attnlm's kernels in C, which are missing"):
+        resume(steps=3, compile="native")
+    run = resume(steps=3, on_event=told.append)
+    assert "missing or switched off: the modules compute from now on" in str(told)
+    assert run.config.training.compile == "modules"
+    monkeypatch.undo()
+    assert resume(steps=4, compile="native").config.training.compile == "native"

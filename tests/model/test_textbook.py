@@ -13,16 +13,13 @@ from torch import Tensor, nn
 from attnlm.model.attention import LayerCache
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.layers import Dropout, Linear, RMSNorm
-from attnlm.model.ops import use_kernels
-from attnlm.model.ops.loss import cross_entropy
+from attnlm.model.loss import cross_entropy
 from attnlm.model.recorder import record
 from tests import tolerances
 from tests.models import (
-    COMPILED,
     VARIANTS,
     by_the_book,
     gradients,
-    needs_kernels,
     self_attention,
     small_model,
     some_ids,
@@ -47,16 +44,13 @@ def test_logits_and_gradients_equal_the_textbook_pass(variant: str) -> None:
         assert_near(gradients_of_loss(model, inputs, targets), by_book, within=1e-10)
 
 
-@needs_kernels
 @variants
-def test_compiled_parts_give_the_gradients_up_to_rounding(variant: str) -> None:
-    """Compare in float32, with windows cut at odd positions."""
+def test_modules_in_float32_give_the_gradients_up_to_rounding(variant: str) -> None:
     exact = small_model(variant, block_size=33)
     model = copy.deepcopy(exact).float()
     for length in (1, 33):
         batch = some_ids(2, 3, length)
-        with use_kernels(COMPILED):
-            found = gradients_of_loss(model, *batch)
+        found = gradients_of_loss(model, *batch)
         assert_rounded(found, gradients_of_loss, exact, *batch)
 
 

@@ -24,15 +24,14 @@ from attnlm.data.prepare_examples import LONGER
 from attnlm.generation.question_format import format_of
 from attnlm.generation.sampler import load_sampler
 from attnlm.model.language_model import Bigram
-from attnlm.model.ops import Kernels, use_kernels
-from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
+from attnlm.model.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.state import SavedState, TrainingState, initial_state
 from attnlm.training.step import Stepper
 from attnlm.training.validation_loss import right_answers, validation_loss
 from attnlm.workflows.answers import ask, longer_pairs, select_pairs, texts_to_patch
 from tests.kit import command, quick_run
-from tests.models import COMPILED, gradients, needs_kernels, parts_of, small_model
+from tests.models import gradients, needs_kernels, parts_of, small_model
 from tests.tolerances import assert_near
 
 CPU = choose_device("cpu", "float32")
@@ -70,11 +69,10 @@ def _masked(shape: tuple[int, int], vocab_size: int) -> tuple[torch.Tensor, torc
     return inputs_BT, targets_BT
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_kernels)])
 @pytest.mark.parametrize("at_once", [2**21, 700])
 @pytest.mark.parametrize("ignored", [IGNORED, -1])
 def test_ignored_targets_have_no_loss_and_no_gradient(
-    compiled: bool, at_once: int, ignored: int, monkeypatch: pytest.MonkeyPatch
+    at_once: int, ignored: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LOGITS_AT_ONCE, "cpu", at_once)
     _, targets_BT = _masked((5, 9), 37)
@@ -83,9 +81,8 @@ def test_ignored_targets_have_no_loss_and_no_gradient(
     tensors = [x_BTC, head.weight, head.bias]
     reference = F.cross_entropy(head(x_BTC).flatten(0, 1), targets_BT.flatten())
     targets_BT = targets_BT.where(targets_BT >= 0, ignored)
-    with use_kernels(Kernels(native_ops=compiled)):
-        loss = linear_cross_entropy(x_BTC, head.weight, head.bias, targets_BT)
-        found = torch.autograd.grad(loss, tensors)
+    loss = linear_cross_entropy(x_BTC, head.weight, head.bias, targets_BT)
+    found = torch.autograd.grad(loss, tensors)
     assert_near([loss, *found], [reference, *torch.autograd.grad(reference, tensors)])
     assert (found[0][targets_BT == ignored] == 0).all()
 
@@ -99,13 +96,13 @@ def test_a_loss_without_targets_is_zero() -> None:
 
 @pytest.mark.parametrize("name", ["bigram", "multi-head", "transformer", "gpt2"])
 @pytest.mark.parametrize(
-    "how", [{}, {"micro_batch_size": 1}, {"threads": 2}, {"compile": "off"}], ids=str
+    "how", [{}, {"micro_batch_size": 1}, {"threads": 2}, {"compile": "modules"}], ids=str
 )
 def test_a_step_counts_the_answers_as_a_plain_loop_does(
     name: str, how: dict[str, Any], task: Dataset
 ) -> None:
     sizes: dict[str, Any] = {"block_size": 13, "batch_size": 4, "seed": 1, "steps": 5, "threads": 1}
-    config = resolve({"model": name, "loss_on": "answers", "compile": "parts", **sizes, **how})
+    config = resolve({"model": name, "loss_on": "answers", "compile": "native", **sizes, **how})
     state = initial_state(config, task.vocab_size, CPU)
     for parameter in state.model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.2)
@@ -126,7 +123,7 @@ def test_a_step_without_a_counted_target_does_not_lower_the_training_loss(
     counted: str, task: Dataset
 ) -> None:
     sizes: dict[str, Any] = {"block_size": 13, "batch_size": 4, "seed": 1, "steps": 5, "threads": 1}
-    config = resolve({"model": "bigram", "compile": "off", "loss_on": "answers", **sizes})
+    config = resolve({"model": "bigram", "compile": "modules", "loss_on": "answers", **sizes})
     state = initial_state(config, task.vocab_size, CPU)
     stepper = Stepper(state, config, task)
     inputs, targets = stepper.batches(0)
@@ -149,7 +146,7 @@ def test_the_one_layer_form_ignores_targets(ignored: int) -> None:
     model = small_model("multi-head", vocab_size=37).float()
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    form = one_layer_form(model, 5, CPU, COMPILED)
+    form = one_layer_form(model, 5, CPU)
     assert form is not None
     inputs_BT, targets_BT = _masked((5, model.block_size), 37)
     share = float((targets_BT >= 0).float().mean())
@@ -160,15 +157,14 @@ def test_the_one_layer_form_ignores_targets(ignored: int) -> None:
 
 
 @pytest.mark.parametrize("only_answers", [True, False])
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=needs_kernels)])
+@pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_kernels)])
 def test_the_validation_loss_is_that_of_each_counted_token(
-    task: Dataset, only_answers: bool, compiled: bool
+    task: Dataset, only_answers: bool, native: bool
 ) -> None:
     model = small_model("multi-head", task.vocab_size).float()
     assert task.val_examples is not None
     about: dict[str, Any] = {"examples": task.val_examples, "only_answers": only_answers}
-    kernels = COMPILED if compiled else None
-    found = validation_loss(model, task.val, CPU, bytes_per_token=1.0, kernels=kernels, **about)
+    found = validation_loss(model, task.val, CPU, bytes_per_token=1.0, native=native, **about)
     total, count = 0.0, 0
     firsts = task.val_examples.packed(13)
     for first in firsts:

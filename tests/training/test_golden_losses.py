@@ -40,7 +40,7 @@ def dataset(few_tales: str, tmp_path_factory: pytest.TempPathFactory) -> Dataset
 
 def final_loss(dataset: Dataset, folder: Path, model: str, steps: int, **settings: Any) -> float:
     alike: dict[str, Any] = {"batch_size": 8, "seed": 1, "device": "cpu", "threads": 1}
-    alike |= {"steps": steps, "eval_every": steps, "compile": "off", "checkpoint_dir": folder}
+    alike |= {"steps": steps, "eval_every": steps, "compile": "modules", "checkpoint_dir": folder}
     run = attnlm.train(dataset, model=model, **alike, **settings)
     return float(run.metrics()[-1]["val_loss"])
 

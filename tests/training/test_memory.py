@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -33,8 +34,8 @@ from attnlm.generation import sampler
 from attnlm.generation.decoders import is_fastest_on_cpu
 from attnlm.generation.module_decoder import ModuleDecoder, decoders_of
 from attnlm.model.inspection import parameter_count
-from attnlm.model.ops.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
-from attnlm.training import memory
+from attnlm.model.loss import LOGITS_AT_ONCE, cross_entropy, linear_cross_entropy
+from attnlm.training import forms, memory
 from attnlm.training.batch_split import windows_at_once
 from attnlm.training.cuda_graph import (
     FIRST_CALLS,
@@ -42,8 +43,8 @@ from attnlm.training.cuda_graph import (
     can_record_gradients,
     can_record_updates,
 )
+from attnlm.training.forms import Form
 from attnlm.training.memory import FACTOR, affordable_micro_batch, check_memory, estimate_memory
-from attnlm.training.step import Replica
 from attnlm.workflows import autotune as autotuning
 from tests.kit import QUICK
 from tests.models import V, small_model, some_ids
@@ -99,7 +100,7 @@ def test_a_compiled_step_holds_all_logits() -> None:
     gpt2 |= {"block_size": 1024, "batch_size": 64}
     compiled, eager = (
         estimate_memory(resolve({**gpt2, "compile": compile}), 50_257, "cpu").batch
-        for compile in ("on", "off")
+        for compile in ("torch", "modules")
     )
     assert compiled - eager > 2 * 4 * 64 * 1024 * 50_257
 
@@ -159,23 +160,29 @@ def test_evaluation_batches_fit_into_memory(
 SMALL = "transformer:heads=2:embed_dim=16:dropout=0.1"
 
 
-def run_out_of_memory(patch: pytest.MonkeyPatch, when: Callable[[Replica, int], bool]) -> None:
-    """Let a backward pass run out of a GPU's memory when `when(replica, step)` is true."""
-    backward = Replica.backward
+def run_out_of_memory(patch: pytest.MonkeyPatch, when: Callable[[int, int], bool]) -> None:
+    """Let a form run out of a GPU's memory when `when(windows, number of the call)` is true."""
+    choose = forms.choose_form
 
-    def limited(self: Replica, step: int, *batch: Any) -> torch.Tensor:
-        loss = backward(self, step, *batch)
-        if when(self, step):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return loss
+    def chosen(*given: Any) -> Form:
+        form: Form = choose(*given)
+        calls = itertools.count()
 
-    patch.setattr(Replica, "backward", limited)
+        def limited(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            loss = form(inputs, targets)
+            if when(len(inputs), next(calls)):
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return loss
+
+        return limited
+
+    patch.setattr("attnlm.training.step.choose_form", chosen)
 
 
 def test_the_micro_batch_is_halved_until_the_first_step_fits(
     train: Any, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_out_of_memory(monkeypatch, lambda replica, step: replica._windows > 2)
+    run_out_of_memory(monkeypatch, lambda windows, call: windows > 2)
     events: list[object] = []
     run = train(SMALL, batch_size=24, on_event=events.append)
     notes = [event.text for event in events if isinstance(event, Note)]
@@ -193,10 +200,10 @@ def test_a_window_that_exceeds_the_memory_and_memory_that_runs_out_later_are_err
     train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        run_out_of_memory(patch, lambda replica, step: step > 0)
+        run_out_of_memory(patch, lambda windows, call: call > 0)
         with pytest.raises(torch.OutOfMemoryError):
             train(SMALL)
-    run_out_of_memory(monkeypatch, lambda replica, step: True)
+    run_out_of_memory(monkeypatch, lambda windows, call: True)
     with pytest.raises(AttnlmError, match="one window of `block_size` 12 does not fit") as caught:
         train(SMALL)
     assert "lower `block_size`" in caught.value.hint
@@ -278,13 +285,13 @@ def test_weights_are_cast_once_for_all_tokens(name: str) -> None:
 @pytest.mark.parametrize(
     ("compiler", "settings", "expected"),
     [
-        ("cc", {"steps": 10**9}, "on"),
-        ("cc", {"steps": 10}, "off"),
-        ("cc", {"budget": 3600.0}, "on"),
-        ("cc", {"budget": 60.0}, "off"),
-        ("cc", {"steps": 10**9, "micro_batch_size": 4}, "on"),
-        ("", {"steps": 10**9}, "off"),
-        ("", {"budget": 3600.0}, "off"),
+        ("cc", {"steps": 10**9}, "torch"),
+        ("cc", {"steps": 10}, "modules"),
+        ("cc", {"budget": 3600.0}, "torch"),
+        ("cc", {"budget": 60.0}, "modules"),
+        ("cc", {"steps": 10**9, "micro_batch_size": 4}, "torch"),
+        ("", {"steps": 10**9}, "modules"),
+        ("", {"budget": 3600.0}, "modules"),
     ],
 )
 def test_long_training_on_a_gpu_is_compiled_if_a_compiler_exists(
@@ -328,15 +335,15 @@ def test_a_small_model_is_trained_on_the_cpu(
 def test_a_run_is_resumed_on_another_device(train: Any) -> None:
     """Settings that depend on the device are chosen again; the others are kept."""
     run = train("transformer:heads=2:embed_dim=16", steps=2)
-    made: dict[str, Any] = {"device": "mps", "compile": "off", "matmul": "onednn", "threads": 3}
+    made: dict[str, Any] = {"device": "mps", "compile": "torch", "threads": 3}
     recorded = replace(run.config.training, **made)
     replace(run, config=replace(run.config, training=recorded)).save_config()
     told: list[object] = []
     resumed = attnlm.train(resume=run.path, device="cpu", steps=4, on_event=told.append)
     found = resumed.config.training
-    kept = {name: getattr(found, name) for name in ("compile", "matmul", "threads")}
+    kept = {name: getattr(found, name) for name in ("compile", "threads")}
     assert found == replace(recorded, device="cpu", steps=4, **kept)
-    assert (found.matmul, found.threads) != ("onednn", 3) and resumed.metrics()[-1]["step"] == 4
+    assert (found.compile, found.threads) != ("torch", 3) and resumed.metrics()[-1]["step"] == 4
     assert "`threads` are chosen again" in str(told)
 
 
@@ -378,7 +385,7 @@ def test_text_of_large_models_is_not_generated_fastest_on_the_cpu(
     ("settings", "gradients", "updates"),
     [
         ({}, True, True),
-        ({"dropout": 0.1, "compile": "on"}, True, True),
+        ({"dropout": 0.1, "compile": "torch"}, True, True),
         ({"recompute": True}, False, True),
         ({"processes": 2}, False, False),
     ],

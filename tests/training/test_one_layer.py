@@ -13,12 +13,10 @@ from attnlm.compute.device import Device
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.model.ops import Kernels
 from attnlm.training.one_layer import one_layer_form
 from attnlm.training.validation_loss import validation_loss
 from tests.models import (
     CHANGES,
-    COMPILED,
     Tempered,
     gradients,
     needs_kernels,
@@ -89,7 +87,7 @@ def test_loss_and_gradients_are_autograds(name: str, vocab_size: int, batch_size
     for parameter, double in zip(model.parameters(), exact.parameters(), strict=True):
         assert double.grad is not None
         parameter.grad = double.grad.float()
-    form = one_layer_form(model, batch_size, CPU, COMPILED)
+    form = one_layer_form(model, batch_size, CPU)
     assert form is not None
     for _ in range(2):  # the second time its memory is full of the first
         inputs, targets = some_batch(model, batch_size)
@@ -106,7 +104,7 @@ def test_a_loss_of_hopeless_logits_is_finite() -> None:
     model = a_model("single-head:embed_dim=7", vocab_size=11).float()
     with torch.no_grad():
         model.head.bias[:] = torch.linspace(-3000, 3000, 11)
-    form = one_layer_form(model, 4, CPU, COMPILED)
+    form = one_layer_form(model, 4, CPU)
     assert form is not None
     inputs, targets = some_batch(model, 4)
     found, exact = form(inputs, targets), copy.deepcopy(model).double()
@@ -123,26 +121,25 @@ def test_a_loss_of_hopeless_logits_is_finite() -> None:
     ],
 )
 def test_other_parts_are_left_to_autograd(part: str) -> None:
-    assert one_layer_form(a_model(BARE, 11).float(), 4, CPU, COMPILED) is not None
+    assert one_layer_form(a_model(BARE, 11).float(), 4, CPU) is not None
     rung, *parts = BARE.split(":")
     changed = {text.partition("=")[0] for text in part.split(":")}
     kept = [text for text in parts if text.partition("=")[0] not in changed]
     model = a_model(":".join([rung, *kept, part]), 11).float()
-    assert one_layer_form(model, 4, CPU, COMPILED) is None
+    assert one_layer_form(model, 4, CPU) is None
 
 
 @needs_kernels
 def test_other_precisions_vocabularies_and_models_are_left_to_autograd() -> None:
     model = a_model(BARE, vocab_size=11).float()
-    assert one_layer_form(model, 3, CPU, COMPILED) is not None
-    assert one_layer_form(model, 3, CPU, Kernels()) is None
-    assert one_layer_form(model, 2, CPU, COMPILED) is None  # 10 tokens in a batch, 11 in all
-    assert one_layer_form(model, 3, Device("cpu", "bfloat16", ""), COMPILED) is None
-    assert one_layer_form(model.double(), 3, CPU, COMPILED) is None
+    assert one_layer_form(model, 3, CPU) is not None
+    assert one_layer_form(model, 2, CPU) is None  # 10 tokens in a batch, 11 in all
+    assert one_layer_form(model, 3, Device("cpu", "bfloat16", "")) is None
+    assert one_layer_form(model.double(), 3, CPU) is None
     gpu = Device("cuda", "float32", "")
-    assert one_layer_form(model.float().to("meta"), 3, gpu, COMPILED) is None
+    assert one_layer_form(model.float().to("meta"), 3, gpu) is None
     for other in ("bigram", "average"):
-        assert one_layer_form(small_model(other).float(), 4, CPU, COMPILED) is None
+        assert one_layer_form(small_model(other).float(), 4, CPU) is None
 
 
 @needs_kernels
@@ -150,11 +147,11 @@ def test_a_model_changed_from_outside_is_left_to_autograd(monkeypatch: pytest.Mo
     place, other = CHANGES["a class with one more parameter"]
     monkeypatch.setattr(f"attnlm.model.{place}", other)
     model = a_model(BARE, 11).float()
-    assert one_layer_form(model, 4, CPU, COMPILED) is None
+    assert one_layer_form(model, 4, CPU) is None
     tokens = np.arange(200, dtype=np.uint16) * 7 % 11
     losses = [
-        validation_loss(model, tokens, CPU, bytes_per_token=1.0, kernels=kernels).loss
-        for kernels in (Kernels(), COMPILED)
+        validation_loss(model, tokens, CPU, bytes_per_token=1.0, native=native).loss
+        for native in (False, True)
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     attention = self_attention(model)

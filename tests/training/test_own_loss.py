@@ -20,7 +20,7 @@ from attnlm.data.dataset import Dataset
 from attnlm.training import own_code_trial
 from attnlm.training.own_code_trial import TRIED_WINDOWS, Trial, try_own_code
 from attnlm.training.state import initial_state
-from attnlm.training.step import Replica, Stepper, new_batches
+from attnlm.training.step import Stepper, new_batches
 from attnlm.workflows.autotune import autotune
 from tests import own_code
 from tests.models import contents
@@ -85,7 +85,7 @@ def _code(name: str, folder: Path) -> str:
 def _config(name: str, folder: Path, **settings: Any) -> Config:
     given = {**own_code.SMALL, "model": "average", "loss": _code(name, folder), **settings}
     config = resolve_new(given, None).config
-    return config.with_training(compile="off", matmul="blas", attention_kernel="torch")
+    return config.with_training(compile="modules")
 
 
 def _tried(config: Config, dataset: Dataset) -> Trial:
@@ -193,7 +193,7 @@ def test_whole_batches_that_do_not_fit_are_an_error_that_names_the_batch(
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(Replica, "backward", fail)
+    monkeypatch.setattr(torch.Tensor, "backward", fail)
     with pytest.raises(AttnlmError, match="is not the mean of its parts") as caught:
         stepper.step()
     assert caught.value.hint == "lower `batch_size` 40960"
@@ -239,7 +239,7 @@ def test_a_trial_of_a_model_finds_what_threads_may_not_share_and_changes_nothing
     (tmp_path / "part.py").write_text(PART.replace("BODY", body))
     settings = {**own_code.SMALL, "model": "transformer", "mlp": f"{tmp_path}/part.py:Part"}
     config = resolve_new({**settings, "embed_dim": 8, "heads": 2, "layers": 1}, None).config
-    config = config.with_training(compile="off", matmul="blas", attention_kernel="torch")
+    config = config.with_training(compile="modules")
     device = choose_device("cpu")
     np.random.rand()
     models = [initial_state(config, dataset.vocab_size, device).model for _ in range(2)]

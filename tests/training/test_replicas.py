@@ -33,7 +33,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 def config_of(name: str, **more: object) -> Config:
     settings = {"batch_size": 8, "block_size": 12, "seed": 3, "steps": 5, "threads": 1}
-    return resolve({**variant(name), **settings, "compile": "off", **more})  # type: ignore[dict-item]
+    return resolve({**variant(name), **settings, "compile": "modules", **more})  # type: ignore[dict-item]
 
 
 def first_gradient(config: Config, dataset: Dataset) -> dict[str, Tensor]:
@@ -57,8 +57,8 @@ MODELS = ("bigram", "average", "single-head", "multi-head:dropout=0.3", "transfo
 def test_gradients_do_not_depend_on_how_a_batch_is_divided(name: str, dataset: Dataset) -> None:
     expected = first_gradient(config_of(name), dataset)
     for compile, divisions in {
-        "auto": ((8, 2), (4, 1), (3, 2), (1, 1)),  # 3 becomes 2
-        "off": ((8, 4), (4, 2), (1, 1)),
+        "native": ((8, 2), (4, 1), (3, 2), (1, 1)),  # 3 becomes 2
+        "modules": ((8, 4), (4, 2), (1, 1)),
     }.items():
         for micro, threads in divisions:
             settings = {"micro_batch_size": micro, "threads": threads, "compile": compile}
@@ -74,7 +74,7 @@ def test_gradients_do_not_depend_on_how_a_batch_is_divided(name: str, dataset: D
         ({"batch_size": 12, "threads": 16}, (1, 4, 3)),
         ({"batch_size": 64, "threads": 64}, (1, 8, 8)),
         ({"batch_size": 1}, (1, 1, 1)),
-        ({"batch_size": 8, "compile": "on"}, (1, 1, 8)),
+        ({"batch_size": 8, "compile": "torch"}, (1, 1, 8)),
         ({"batch_size": 12}, (1, 2, 6)),
         ({"batch_size": 12, "micro_batch_size": 4}, (3, 2, 2)),
         ({"batch_size": 12, "micro_batch_size": 5}, (3, 2, 2)),
@@ -119,7 +119,7 @@ def test_compiled_steps_recompute_activations(
     dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    about: dict[str, Any] = {"compile": "on", "layers": 2, "dropout": 0.3}
+    about: dict[str, Any] = {"compile": "torch", "layers": 2, "dropout": 0.3}
     found, expected = (
         first_gradient(config_of("transformer", **about, recompute=recompute), dataset)
         for recompute in (True, False)
@@ -136,7 +136,7 @@ def test_every_training_run_of_a_process_is_compiled(
 
     counter, compile = CompileCounter(), torch.compile
     monkeypatch.setattr(torch, "compile", lambda loss, options: compile(loss, backend=counter))
-    small = {"layers": 1, "embed_dim": 4, "heads": 1, "compile": "on"}
+    small = {"layers": 1, "embed_dim": 4, "heads": 1, "compile": "torch"}
     with torch._dynamo.config.patch(recompile_limit=2):
         for number in range(4):
             first_gradient(config_of("transformer", **small, batch_size=1 + number), dataset)

@@ -145,22 +145,11 @@ class TrainingConfig:
         choices=("auto", "float32", "tf32", "bfloat16"),
     )
     compile: str = setting(
-        "compile the model: on uses torch.compile; parts uses operations in C, on a CPU; auto uses "
-        "parts if possible, or torch.compile for long training runs on a GPU",
+        "what computes the training: the modules of the model, native (its blocks, or a model of "
+        "one layer, in C; on a CPU), or torch (torch.compile); auto: native if it is faster, torch "
+        "for long runs on a GPU, else modules",
         default="auto",
-        choices=("auto", "parts", "on", "off"),
-    )
-    matmul: str = setting(
-        "large matmuls on a CPU: the libraries blas or onednn, or native (whole blocks in C, needs "
-        "`compile` parts); auto chooses by model and processor",
-        default="auto",
-        choices=("auto", "blas", "onednn", "native"),
-    )
-    attention_kernel: str = setting(
-        "causal attention on a CPU: torch, or native (in C, needs `compile` parts); auto is native "
-        "for contexts above 64 tokens",
-        default="auto",
-        choices=("auto", "torch", "native"),
+        choices=("auto", "modules", "native", "torch"),
     )
     threads: int | None = _count_field(
         "CPU threads; default: one for a small step, else all", at_most=1024

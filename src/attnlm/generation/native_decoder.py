@@ -81,8 +81,7 @@ class NativeModel:
         if a.positions == "learned":
             positions = {"positions": weights["position_embedding.weight"]}
         elif a.positions == "rotary":
-            rotary = a.rotary_base, a.rotary_factor, a.rotary_context
-            cosines, sines = rotary_angles(a.block_size, a.head_dim, *rotary)
+            cosines, sines = rotary_angles(a)
             positions = {"cosines": cosines.astype(np.float32), "sines": sines.astype(np.float32)}
         key_at = _rounded_to_panels(heads * size) if a.attention == "softmax" else 0
         self.layout = CModel(

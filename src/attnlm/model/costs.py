@@ -126,7 +126,7 @@ def compute_costs(a: Architecture, vocab_size: int) -> Costs:
         mixing_gradient_flops=gradient,
         cached=2 * max(a.width, a.num_kv_heads * a.head_dim) if a.maps_per_layer else 0,
         kept_features=(5 if a.residual else 1) * a.width
-        + (6 if is_softmax else 2) * mixed
+        + (5 if is_softmax else 2) * mixed
         + 3 * a.mlp_dim
         + 3 * maps,
         peak_activations=2 * a.width + max(3 * a.mlp_dim, 4 * mixed + 2 * maps),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
-from attnlm.model import attention, language_model, layers, mlp
 from attnlm.model.architecture import Architecture
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.spec import ModelSpec
@@ -26,10 +25,10 @@ _TOLERANCE = 1e-3
 """The largest difference of two results that are equal, as a fraction of the largest number."""
 _AGREEMENT = 1e-4
 """The same for a model and that of another library."""
-_OURS = ("attnlm", "torch", "builtins", "collections", "typing")
+_OURS = ("attnlm", "torch", "builtins", "collections", "contextlib", "functools", "typing")
 """The packages that define what the modules of models use."""
-_CHANGEABLE = ("_", "training", "recompute")
-"""The beginnings of the names of attributes that differ between models of the same settings."""
+_CHANGEABLE = ("training", "recompute", "generators")
+"""Attributes that differ between models of the same settings."""
 
 
 class ChangedModelError(AttnlmError):
@@ -98,43 +97,28 @@ def is_as_built(model: LanguageModel) -> bool:
     Otherwise, a class, function, module or attribute was changed from outside. Code that computes a
     model without calling its modules must not be used then.
     """
-    definitions = (*_definitions(), *map(type, model.modules()))
-    if not isinstance(model.spec, Architecture) or not all(map(_is_ours, definitions)):
+    if not isinstance(model.spec, Architecture):
         return False
-    return _describe_structure(model) == _intended_structure(model.spec, model.vocab_size)
+    built = meta_model(model.spec, model.vocab_size)
+    kinds = {*map(type, model.modules())}
+    files = {sys.modules[kind.__module__] for kind in kinds if kind.__module__[:7] == "attnlm."}
+    defined = [value for file in files for value in vars(file).values() if callable(value)]
+    methods = [vars(kind).get("forward", kind) for kind in kinds]
+    are_ours = all(str(d.__module__).partition(".")[0] in _OURS for d in (*defined, *methods))
+    return are_ours and _described(model) == _described(built)
 
 
-def _definitions() -> Iterator[object]:
-    """Yield the functions and classes that models use, and the methods of the classes."""
-    for module in (attention, language_model, layers, mlp):
-        for value in vars(module).values():
-            yield value
-            if isinstance(value, type) and value.__module__ == module.__name__:
-                yield from vars(value).values()
-
-
-def _is_ours(value: object) -> bool:
-    """Return True unless a function or class was defined outside of attnlm and PyTorch."""
-    return not callable(value) or str(value.__module__).partition(".")[0] in _OURS
-
-
-@functools.cache
-def _intended_structure(architecture: Architecture, vocab_size: int) -> dict[str, Any]:
-    """Return the description of a model as its settings make it."""
-    return _describe_structure(meta_model(architecture, vocab_size))
-
-
-def _describe_structure(model: LanguageModel) -> dict[str, Any]:
-    """Return the class of each module, its attributes, and the shapes of its parameters."""
-    described: dict[str, Any] = {}
+def _described(model: LanguageModel) -> list[tuple[str, ...]]:
+    """Return each module's place, class, attributes, hooks, and the shapes of its parameters."""
+    described: list[tuple[str, ...]] = []
     for path, module in model.named_modules():
         attributes = {
-            name: Tensor if isinstance(value, Tensor) else value  # == of tensors gives no bool
+            name: value
             for name, value in vars(module).items()
-            if not name.startswith(_CHANGEABLE)
+            if name not in _CHANGEABLE and (name[0] != "_" or name.endswith("_hooks"))
         }
-        shapes = {name: p.shape for name, p in module.named_parameters(recurse=False)}
-        described[path] = type(module), attributes, shapes
+        shapes = [p.shape for p in module.parameters(recurse=False)]
+        described.append((path, str(type(module)), str(attributes), str(shapes)))
     return described
 
 

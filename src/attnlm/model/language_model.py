@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from attnlm.base.errors import AttnlmError
 from attnlm.base.own_code import OwnCode
 from attnlm.model.architecture import Architecture
-from attnlm.model.attention import LayerCache, ParameterFreeAttention, SelfAttention
-from attnlm.model.layers import Dropout, build_norm, dropout_factors, recomputed
+from attnlm.model.attention import (
+    LayerCache,
+    ParameterFreeAttention,
+    Rotation,
+    SelfAttention,
+    rotation_of,
+)
+from attnlm.model.layers import Dropout, build_norm, recomputed
+from attnlm.model.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.mlp import MLP
-from attnlm.model.native_block import make_native_block
-from attnlm.model.ops.block import block_pass, have_gradients, native_block_kernels
-from attnlm.model.ops.heads import Rotation, rotary_angles
-from attnlm.model.ops.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.own_specs import OwnParts
 from attnlm.model.spec import ModelSpec
 
@@ -116,9 +119,7 @@ class Transformer(LanguageModel):
         if a.head_bias:
             nn.init.zeros_(self.head.bias)
         if a.positions == "rotary":
-            cosines, sines = rotary_angles(
-                a.block_size, a.head_dim, a.rotary_base, a.rotary_factor, a.rotary_context
-            )
+            cosines, sines = rotation_of(a)
             self.register_buffer("cosines", cosines, persistent=False)
             self.register_buffer("sines", sines, persistent=False)
 
@@ -166,7 +167,7 @@ class Transformer(LanguageModel):
             rotation = self.cosines[start:end], self.sines[start:end]
         for layer, block in enumerate(self.blocks):
             if self.recompute and self.training:
-                x_BTC = recomputed(block, x_BTC, rotation)
+                x_BTC = recomputed(block, self.dropout.generators, x_BTC, rotation)
             else:
                 x_BTC = block(x_BTC, rotation, caches[layer] if caches else None)
         return x_BTC
@@ -202,13 +203,6 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
     ) -> Tensor:
         """Map (B, T, C) → (B, T, C), or (B, T, H·D) in a one-layer rung without a projection."""
-        if cache is None and (kernels := native_block_kernels(x)) is not None:
-            native = make_native_block(self)
-            if native is not None and have_gradients(native.weights.values()):
-                p = self.dropout.p if self.training else 0.0
-                attention_factors = dropout_factors(x, p) if p else None
-                mlp_factors = dropout_factors(x, p) if p and self.mlp is not None else None
-                return block_pass(x, native, kernels, rotation, attention_factors, mlp_factors)
         if self.attention is not None:
             read = self.attention_norm(x) if self.attention_norm is not None else x
             attended = self.attention(read, rotation, cache)

@@ -3,53 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from torch.utils.hooks import RemovableHandle
 
+from attnlm.compute.native import native_library
 from attnlm.model.architecture import Architecture
-from attnlm.model.ops.linear import linear
-from attnlm.model.ops.pointwise import rms_norm
 
 
-class Hookable(nn.Module):
-    """A module whose weights may be used without a call, which is faster, if it has no hooks."""
-
-    has_hooks = False
-    """True once a hook was registered"""
-
-    def register_forward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        self.has_hooks = True
-        return super().register_forward_pre_hook(*args, **kwargs)
-
-    def register_forward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        self.has_hooks = True
-        return super().register_forward_hook(*args, **kwargs)
-
-    def register_full_backward_pre_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        self.has_hooks = True
-        return super().register_full_backward_pre_hook(*args, **kwargs)
-
-    def register_full_backward_hook(self, *args: Any, **kwargs: Any) -> RemovableHandle:
-        self.has_hooks = True
-        return super().register_full_backward_hook(*args, **kwargs)
-
-
-def is_plain(module: nn.Module | None, kind: type[Hookable]) -> bool:
-    """Return True if a call of the module does nothing but compute the `forward` of `kind`.
-
-    Otherwise, the module must be called: it has hooks, or it is of another class.
-    """
-    return type(module) is kind and not module.has_hooks and "forward" not in vars(module)
-
-
-class Linear(Hookable, nn.Linear):
+class Linear(nn.Linear):
     """A linear map x Wᵀ + b.
 
     Weights are initialised from N(0, std²) and biases to zeros. If `std` is None, both are
@@ -76,21 +44,66 @@ class Linear(Hookable, nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def joined_linear(x: Tensor, maps: Sequence[nn.Module]) -> Tensor:
-    """Return the concatenated outputs of `maps`: (..., C) → (..., N), N the sum of their widths.
+FEWEST_BY_ONEDNN = 2**20
+"""With fewer multiplications, a call to oneDNN (a dozen microseconds) costs more than it saves."""
 
-    One matmul with joined weights is faster. The maps are called one by one, however, if they are
-    not plain, or if their weights are frozen, as for sampling in bfloat16, which would copy the
-    weights again for each token.
+
+def linear(x: Tensor, weight_NC: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """Return x Wᵀ + b, (..., C) → (..., N), by the faster library.
+
+    PyTorch's library for matmuls on x86 is MKL, which does not use AVX-512 on processors that are
+    not Intel's. There oneDNN, its other library, takes half the time.
     """
-    plain = [m for m in maps if isinstance(m, Linear) and is_plain(m, Linear)]
-    if len(plain) < len(maps) or not plain[0].weight.requires_grad:
-        return torch.cat([m(x) for m in maps], dim=-1)
-    bias_N = None if plain[0].bias is None else torch.cat([m.bias for m in plain])
-    return linear(x, torch.cat([m.weight for m in plain]), bias_N)
+    if (
+        not torch.compiler.is_compiling()
+        and x.is_cpu
+        and x.dtype == weight_NC.dtype == torch.float32
+        and x.numel() * len(weight_NC) >= FEWEST_BY_ONEDNN
+        and faster_linear() is not None
+        and not torch.is_autocast_enabled("cpu")
+    ):
+        out: Tensor = _OneDNNLinear.apply(x, weight_NC, bias_N)  # type: ignore[no-untyped-call]
+        return out
+    return F.linear(x, weight_NC, bias_N)
 
 
-class RMSNorm(Hookable):
+@functools.cache
+def faster_linear() -> Callable[..., Tensor] | None:
+    """Return oneDNN's linear map if it is faster than PyTorch's on this processor, else None."""
+    by_onednn = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    native = native_library()
+    has_avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    if by_onednn is None or native is None or native.is_intel() or not has_avx512:
+        return None
+    x, weight = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3)
+    with contextlib.suppress(RuntimeError):
+        if torch.equal(by_onednn(x, weight, None, "none", [], ""), F.linear(x, weight)):
+            return by_onednn  # type: ignore[no-any-return]
+    return None
+
+
+class _OneDNNLinear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_NC: Tensor, bias_N: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight_NC)
+        by_onednn = faster_linear()
+        assert by_onednn is not None
+        out_MN = by_onednn(x.flatten(0, -2), weight_NC, bias_N, "none", [], "")
+        return out_MN.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_NC = ctx.saved_tensors
+        grad_MN = grad.flatten(0, -2)
+        to_x, to_weight, to_bias = ctx.needs_input_grad
+        return (
+            linear(grad_MN, weight_NC.T).view(x.shape) if to_x else None,
+            linear(grad_MN.T, x.flatten(0, -2).T) if to_weight else None,
+            grad_MN.sum(0) if to_bias else None,
+        )
+
+
+class RMSNorm(nn.Module):
     """RMS norm, x / √(mean x² + ε) · gain (Zhang and Sennrich, 2019)."""
 
     def __init__(self, size: int, epsilon: float) -> None:
@@ -100,10 +113,10 @@ class RMSNorm(Hookable):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise (..., C) → (..., C)."""
-        return rms_norm(x, self.gain, self.epsilon)
+        return F.rms_norm(x, self.gain.shape, self.gain.to(x.dtype), self.epsilon)
 
 
-class LayerNorm(Hookable):
+class LayerNorm(nn.Module):
     """Layer norm, (x − mean) / √(variance + ε) · gain + bias (Ba et al., 2016)."""
 
     def __init__(self, size: int, epsilon: float, *, bias: bool) -> None:
@@ -124,49 +137,40 @@ def build_norm(a: Architecture, size: int) -> RMSNorm | LayerNorm | None:
     return LayerNorm(size, a.norm_epsilon, bias=a.bias) if a.norm == "layer" else None
 
 
-class _DropoutSource(threading.local):
-    generators: Sequence[torch.Generator] = ()
-
-
-_dropout_source = _DropoutSource()
-
-
-@contextlib.contextmanager
-def dropout_from(generators: Sequence[torch.Generator]) -> Iterator[None]:
-    """Let dropout in this thread use generator i for sequence i of a batch.
-
-    The draws then do not depend on how a batch is divided among processes and threads.
-    If `generators` is empty, dropout uses PyTorch's generator.
-    """
-    before = _dropout_source.generators
-    _dropout_source.generators = generators
-    try:
-        yield
-    finally:
-        _dropout_source.generators = before
-
-
-def dropout(x: Tensor, p: float) -> Tensor:
+class Dropout(nn.Dropout):
     """Zero numbers with probability p and divide the others by 1 − p (Srivastava et al., 2014)."""
-    return x * dropout_factors(x, p) if _dropout_source.generators else F.dropout(x, p)
 
+    generators: Sequence[torch.Generator] = ()
+    """one for each sequence of a batch, so that draws do not depend on how a batch is divided among
+    processes and threads; empty for PyTorch's own generator"""
 
-def dropout_factors(x: Tensor, p: float) -> Tensor:
-    """Return the factors by which `dropout` multiplies x."""
-    kept = torch.empty_like(x)
-    if not _dropout_source.generators:
-        return F.dropout(kept.fill_(1), p)
-    for sequence, generator in zip(kept, _dropout_source.generators, strict=True):
-        sequence.bernoulli_(1 - p, generator=generator)
-    return kept.div_(1 - p)
-
-
-class Dropout(Hookable, nn.Dropout):
-    """A layer that applies `dropout` in training."""
+    @property
+    def is_active(self) -> bool:
+        """Return True if the layer drops numbers."""
+        return self.training and self.p > 0
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply dropout, (B, ...) → (B, ...)."""
-        return dropout(x, self.p) if self.p and self.training else x
+        factors = self.factors(x) if self.generators else None
+        return super().forward(x) if factors is None else x * factors
+
+    def factors(self, x: Tensor) -> Tensor | None:
+        """Return the factors by which the layer multiplies x; None if it drops nothing."""
+        if not self.is_active:
+            return None
+        kept = torch.empty_like(x)
+        if not self.generators:
+            return F.dropout(kept.fill_(1), self.p)
+        for sequence, generator in zip(kept, self.generators, strict=True):
+            sequence.bernoulli_(1 - self.p, generator=generator)
+        return kept.div_(1 - self.p)
+
+
+def drop_by(model: nn.Module, generators: Sequence[torch.Generator]) -> None:
+    """Let each dropout of a model use generator i for sequence i of a batch."""
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.generators = generators
 
 
 @contextlib.contextmanager
@@ -182,14 +186,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = was_training
 
 
-def recomputed(module: nn.Module, *arguments: Any) -> Tensor:
+def recomputed(module: nn.Module, generators: Sequence[torch.Generator], *arguments: Any) -> Tensor:
     """Return the output of `module`, and recompute it in the backward pass.
 
     Between the two passes, only the arguments are in memory (Chen et al., 2016). The recomputation
-    repeats the random draws: PyTorch restores its random state, and `compute` restores the
-    generators that `dropout_from` has set. After the backward pass, they must be seeded again.
+    repeats the random draws: PyTorch restores its random state, and `compute` that of `generators`.
+    After the backward pass, they must be seeded again.
     """
-    generators = _dropout_source.generators
     states = [generator.get_state() for generator in generators]
 
     def compute(*arguments: Any) -> Any:

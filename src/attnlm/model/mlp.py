@@ -6,12 +6,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlm.model.architecture import Architecture
-from attnlm.model.layers import Hookable, Linear, joined_linear
-from attnlm.model.ops.pointwise import gelu, swiglu
+from attnlm.model.layers import Linear
 
 
-class MLP(Hookable):
-    """An MLP, down(f(up(x))), where f is GELU, as in GPT-2, or ReLU² (So et al., 2021).
+class MLP(nn.Module):
+    """An MLP, down(f(up(x))), where f is GELU in GPT-2's tanh approximation,
+    or ReLU² (So et al., 2021).
 
     With SwiGLU (Shazeer, 2020), the MLP is down(silu(gate(x)) · up(x)).
     """
@@ -31,9 +31,9 @@ class MLP(Hookable):
     def forward(self, x_BTC: Tensor) -> Tensor:
         """Map (B, T, C) → (B, T, C)."""
         if self.gate is not None:
-            hidden_BTF = swiglu(joined_linear(x_BTC, (self.gate, self.up)))
+            hidden_BTF = F.silu(self.gate(x_BTC)) * self.up(x_BTC)
         elif self.kind == "gelu":
-            hidden_BTF = gelu(self.up(x_BTC))
+            hidden_BTF = F.gelu(self.up(x_BTC), approximate="tanh")
         else:
             hidden_BTF = F.relu(self.up(x_BTC)).square()
         down: Tensor = self.down(hidden_BTF)

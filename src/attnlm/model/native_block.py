@@ -1,76 +1,151 @@
-"""What block.c needs to compute a block: its sizes, the kinds of its modules, its weights."""
+"""A transformer's block in C (block.c), with one call for each direction.
+
+`Block` is the reference implementation. A call replaces about thirty operations of PyTorch. Matmuls
+read the weights in place, and add to the gradients in place. Axes as in attention.py.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import copy
+import ctypes
+from collections.abc import Sequence
+from ctypes import CDLL
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
-from attnlm.model.attention import SelfAttention
-from attnlm.model.layers import Hookable, LayerNorm, Linear, RMSNorm, is_plain
-from attnlm.model.mlp import MLP
-from attnlm.model.ops.block import NativeBlock
+from attnlm.compute.native.structs import MLPS, NORMS, CPass, CWeights
+from attnlm.model.architecture import Architecture
+from attnlm.model.attention import Rotation
+from attnlm.model.language_model import Transformer
 
-if TYPE_CHECKING:
-    from attnlm.model.language_model import Block
-
-_NORMS = {type(None): "none", RMSNorm: "rms", LayerNorm: "layer"}
-
-
-def make_native_block(block: Block) -> NativeBlock | None:
-    """Return what block.c needs of a block, or None if block.c cannot compute it."""
-    attention = block.attention
-    mlp = block.mlp
-    if not isinstance(attention, SelfAttention) or not isinstance(mlp, MLP | None):
-        return None  # own code or attention without parameters
-    if not block.residual or attention.projection is None or attention.scores is not None:
-        return None
-    maps = {
-        "query": attention.query,
-        "key": attention.key,
-        "value": attention.value,
-        "projection": attention.projection,
-    }
-    norms = {"attention": block.attention_norm}
-    if mlp is not None:
-        maps |= {"up": mlp.up, "down": mlp.down}
-        maps |= {} if mlp.gate is None else {"gate": mlp.gate}
-        norms["mlp"] = block.mlp_norm
-    norm = block.attention_norm
-    if type(norm) not in _NORMS or {type(other) for other in norms.values()} != {type(norm)}:
-        return None
-    norms |= {"query": attention.query_norm, "key": attention.key_norm}
-    modules = (attention, mlp, block.dropout, *norms.values(), *maps.values())
-    if not all(map(_has_plain_call, modules)):
-        return None
-    return NativeBlock(
-        heads=attention.heads,
-        kv_heads=attention.kv_heads,
-        size=attention.head_size,
-        hidden=0 if mlp is None else mlp.up.out_features,
-        norm=_NORMS[type(norm)],
-        mlp="none" if mlp is None else mlp.kind,
-        epsilon=0.0 if norm is None else norm.epsilon,
-        qk_epsilon=0.0 if attention.query_norm is None else attention.query_norm.epsilon,
-        weights=_weights_by_name(maps, norms),
-    )
+_NORMS = {
+    "attention_norm": "attention",
+    "mlp_norm": "mlp",
+    "attention.query_norm": "query",
+    "attention.key_norm": "key",
+}
+_OF_LINEAR = {"weight": "", "bias": "_bias"}
+_OF_NORM = {"gain": "_gain", "bias": "_shift"}
 
 
-def _has_plain_call(module: nn.Module | None) -> bool:
-    """Return True if a module is absent, or a call of it does no more than its class."""
-    return module is None or (isinstance(module, Hookable) and is_plain(module, type(module)))
+def with_native_blocks(model: Transformer, library: CDLL) -> Transformer:
+    """Return a model that shares all but its blocks with `model`, and computes these in C.
+
+    Every parameter must have a gradient, float32 and contiguous, to which the backward pass adds.
+    """
+    native = copy.copy(model)
+    a = model.architecture
+    blocks = nn.ModuleList(NativeBlock(block, a, library) for block in model.blocks)
+    native._modules = {**model._modules, "blocks": blocks}
+    return native
 
 
-def _weights_by_name(
-    maps: dict[str, Linear], norms: dict[str, RMSNorm | LayerNorm | None]
-) -> dict[str, nn.Parameter]:
-    """Return weights and biases by their names in the struct `weights` of block.c."""
-    weights: list[tuple[str, Any]] = []
-    for name, linear in maps.items():
-        weights += [(name, linear.weight), (f"{name}_bias", linear.bias)]
-    for name, norm in norms.items():
-        if norm is not None:
-            weights.append((f"{name}_gain", norm.gain))
-        if isinstance(norm, LayerNorm):
-            weights.append((f"{name}_shift", norm.bias))
-    return {name: parameter for name, parameter in weights if parameter is not None}
+class NativeBlock(nn.Module):
+    """A block with softmax attention, a projection and residual connections, in training.
+
+    The backward pass adds to the `grad` of each weight, instead of returning the gradients.
+    """
+
+    def __init__(self, block: nn.Module, a: Architecture, library: CDLL) -> None:
+        super().__init__()
+        self.block = block
+        self.library = library
+        self.weights = {_name_in_c(name): p for name, p in block.named_parameters()}
+        """weights and biases by their names in the struct `weights` of block.c"""
+        self.sizes: dict[str, Any] = {
+            "heads": a.heads,
+            "kv_heads": a.num_kv_heads,
+            "size": a.head_dim,
+            "hidden": a.mlp_dim,
+            "norm": NORMS.index(a.norm),
+            "mlp": MLPS.index(a.mlp),
+            "epsilon": a.norm_epsilon,
+            "qk_epsilon": a.norm_epsilon,
+        }
+
+    def forward(
+        self, x_BTC: Tensor, rotation: Rotation | None = None, cache: None = None
+    ) -> Tensor:
+        """Map (B, T, C) → (B, T, C)."""
+        dropout: Any = self.block.dropout
+        attention_factors = dropout.factors(x_BTC)
+        mlp_factors = dropout.factors(x_BTC) if self.sizes["hidden"] else None
+        cosines_TD, sines_TD = rotation or (None, None)
+        out: Tensor = _BlockPass.apply(  # type: ignore[no-untyped-call]
+            x_BTC, self, cosines_TD, sines_TD, attention_factors, mlp_factors
+        )
+        return out
+
+
+def _name_in_c(name: str) -> str:
+    """Return the name of a block's parameter in C: query_bias for attention.query.bias."""
+    owner, _, kind = name.rpartition(".")
+    if owner in _NORMS:
+        return _NORMS[owner] + _OF_NORM[kind]
+    return owner.rpartition(".")[2] + _OF_LINEAR[kind]
+
+
+class _BlockPass(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_BTC: Tensor,
+        block: NativeBlock,
+        cosines_TD: Tensor | None,
+        sines_TD: Tensor | None,
+        attention_factors: Tensor | None,
+        mlp_factors: Tensor | None,
+    ) -> Tensor:
+        x_BTC = x_BTC.contiguous()
+        windows, length, width = x_BTC.shape
+        out_BTC = torch.empty_like(x_BTC)
+        ctx.work = CPass(
+            windows=windows,
+            length=length,
+            width=width,
+            **block.sizes,
+            weights=CWeights(**{name: p.data_ptr() for name, p in block.weights.items()}),
+            cosines=data_pointer(cosines_TD),  # block_saved reads whether there are any
+            out=data_pointer(out_BTC),
+        )
+        activations = x_BTC.new_empty(block.library.block_saved(ctypes.byref(ctx.work)))
+        saved = (x_BTC, activations, cosines_TD, sines_TD, attention_factors, mlp_factors)
+        _run_pass(block.library, ctx.work, saved)
+        ctx.save_for_backward(*saved)
+        ctx.block = block
+        return out_BTC
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out_BTC: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors  # others than in the forward pass, if that was computed again
+        d_out_BTC = d_out_BTC.contiguous()
+        d_x_BTC = torch.empty_like(saved[0])
+        gradients = {name: data_pointer(p.grad) for name, p in ctx.block.weights.items()}
+        ctx.work.gradients = CWeights(**gradients)
+        ctx.work.d_out = data_pointer(d_out_BTC)
+        ctx.work.d_x = data_pointer(d_x_BTC)
+        _run_pass(ctx.block.library, ctx.work, saved)
+        return d_x_BTC, None, None, None, None, None
+
+
+_SAVED = ("x", "saved", "cosines", "sines", "attention_factors", "mlp_factors")
+"""The fields of CPass that point to the tensors which the forward pass saves, in this order."""
+
+
+def _run_pass(library: CDLL, work: CPass, saved: Sequence[Tensor | None]) -> None:
+    for name, tensor in zip(_SAVED, saved, strict=True):
+        setattr(work, name, data_pointer(tensor))
+    threads = torch.get_num_threads()
+    scratch = torch.empty(library.block_scratch(threads, ctypes.byref(work)))
+    work.scratch = data_pointer(scratch)
+    library.run_block_pass(threads, ctypes.byref(work))
+
+
+def data_pointer(x: Tensor | None) -> int | None:
+    """Return the address of a tensor's elements, for a compiled function."""
+    return None if x is None else x.data_ptr()

@@ -133,8 +133,6 @@ class OwnParts(_OwnSpec):
     def reason_against(self, use: Use) -> str | None:
         if use in (*_SUPPORTED, Use.RECOMPUTE):
             return None
-        if use is Use.NATIVE_OPS:
-            return self.architecture.reason_against(use)
         return self._own_code_reason()
 
     @functools.cached_property

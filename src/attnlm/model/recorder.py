@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from attnlm.base.errors import AttnlmError
 from attnlm.compute.threads import flush_subnormals
 from attnlm.model.architecture import Architecture
+from attnlm.model.attention import shared_heads
 from attnlm.model.language_model import Block, LanguageModel, Transformer, without_gradients
-from attnlm.model.ops.attention import shared_heads
 
 Head = tuple[int, int]
 """The position of a head: its layer and its number in the layer, both from 0."""
@@ -296,20 +296,17 @@ def _record_inputs(model: nn.Module, recorder: Recorder, hooks: ExitStack) -> No
         recorder.reading.pop()
 
     for module in model.modules():
-        hooks.callback(nn.Module.register_forward_pre_hook(module, enter).remove)
-        hooks.callback(nn.Module.register_forward_hook(module, leave).remove)
+        hooks.callback(module.register_forward_pre_hook(enter).remove)
+        hooks.callback(module.register_forward_hook(leave).remove)
 
 
 def _record_modules(model: Transformer, recorder: Recorder, hooks: ExitStack) -> None:
-    """Register hooks that record the inputs and outputs of the modules of each block.
-
-    The methods of nn.Module are called, not Hookable's methods: the hooks are removed again.
-    """
+    """Register hooks that record the inputs and outputs of the modules of each block."""
     recorder.has_blocks = True
 
     def before(module: nn.Module | None, keep: Callable[[Tensor], None]) -> None:
         if module is not None:
-            hook = nn.Module.register_forward_pre_hook(module, lambda _, inputs: keep(inputs[0]))
+            hook = module.register_forward_pre_hook(lambda _, inputs: keep(inputs[0]))
             hooks.callback(hook.remove)
 
     def after(module: nn.Module | None, name: str) -> None:
@@ -322,7 +319,7 @@ def _record_modules(model: Transformer, recorder: Recorder, hooks: ExitStack) ->
             return output
 
         if module is not None:
-            hooks.callback(nn.Module.register_forward_hook(module, leave).remove)
+            hooks.callback(module.register_forward_hook(leave).remove)
 
     after(model.dropout, "stream")
     for block in model.blocks:

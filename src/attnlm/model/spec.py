@@ -32,8 +32,6 @@ class Use(enum.Enum):
     PAGE = "a page that computes"
     PAGE_TRAINING = "training in a page"
     NATIVE_DECODER = "the decoder in C"
-    NATIVE_OPS = "operations in C"
-    NATIVE_ATTENTION = "attention in C"
     NATIVE_BLOCKS = "blocks in C"
     ONE_LAYER = "the one-layer form"
     RECOMPUTE = "`recompute`"

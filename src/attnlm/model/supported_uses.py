@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 USES_WITHOUT_MODULES = frozenset(
     {
         *(Use.TRACE, Use.PAGE, Use.PAGE_TRAINING, Use.NATIVE_DECODER),
-        *(Use.NATIVE_ATTENTION, Use.NATIVE_BLOCKS, Use.ONE_LAYER),
+        *(Use.NATIVE_BLOCKS, Use.ONE_LAYER),
     }
 )
 
@@ -41,20 +41,12 @@ def needed_for(use: Use, a: Architecture) -> dict[str, bool]:
             return {"matrices inside its blocks": bool(map_shapes(a))}
         case Use.ATTENTION_MAPS:
             return {"attention": a.maps_per_layer > 0}
-        case Use.NATIVE_ATTENTION:
-            kept = a.attention != "none" and not a.materializes_attention
-            return {"attention without dropout of its weights": kept}
         case Use.NATIVE_BLOCKS:
             return {
                 "softmax attention": softmax,
                 "residual connections": a.residual,
                 "a projection": a.projection,
             }
-        case Use.NATIVE_OPS:
-            in_heads = a.query_key_norm or a.positions == "rotary"
-            has_ops = a.mlp in ("gelu", "swiglu") or a.norm == "rms"
-            has_ops = has_ops or (softmax and in_heads)
-            return {"operations in C": has_ops or a.reason_against(Use.NATIVE_BLOCKS) is None}
         case Use.ONE_LAYER:
             return blocks | {
                 "a bias in the LM head": a.head_bias,

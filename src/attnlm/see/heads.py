@@ -23,7 +23,7 @@ from attnlm.base.files import read_text
 from attnlm.data.dataset import ids_at
 from attnlm.data.examples import Examples, limit_per_window
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.ops.loss import cross_entropy
+from attnlm.model.loss import cross_entropy
 from attnlm.model.recorder import Head, no_attention_error, record, texts_at_once
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model

@@ -40,7 +40,7 @@ def split_batch(training: TrainingConfig, threads: int) -> BatchSplit:
     at_once = rows // micro_batches
     possible = range(min(threads, at_once, MOST_REPLICAS), 0, -1)
     replicas = next(n for n in possible if threads % n == 0 and at_once % n == 0)
-    if training.compile == "on":
+    if training.compile == "torch":
         replicas = 1
     return BatchSplit(micro_batches, replicas, at_once // replicas)
 

@@ -17,7 +17,7 @@ from attnlm.compute.processes import is_launched, local_count
 from attnlm.config.settings import Config
 from attnlm.config.training import TrainingConfig
 from attnlm.model.inspection import parameter_count
-from attnlm.model.ops.loss import LOGITS_AT_ONCE
+from attnlm.model.loss import LOGITS_AT_ONCE
 from attnlm.training.batch_split import split_batch, windows_at_once
 
 FACTOR = 2.0
@@ -64,7 +64,7 @@ def estimate_memory(config: Config, vocab_size: int, device: str) -> MemoryEstim
     # compiled or the user's own, or no LM head computes them. The LM head's gradient is then
     # computed with the loss, in two tensors.
     logits = 3 * tokens * vocab_size
-    if costs.width and training.compile != "on" and training.loss is None:
+    if costs.width and training.compile != "torch" and training.loss is None:
         logits = min(logits, 2 * LOGITS_AT_ONCE[device])
     lm_head = 2 * vocab_size * costs.lm_head_inputs
     return MemoryEstimate(

@@ -28,7 +28,7 @@ from attnlm.compute.device import Device
 from attnlm.compute.native import native_library
 from attnlm.model.inspection import is_as_built
 from attnlm.model.language_model import LanguageModel, Transformer
-from attnlm.model.ops import Kernels, data_pointer
+from attnlm.model.native_block import data_pointer
 from attnlm.model.spec import ModelSpec, Use
 
 # Unused numbers at the end of arrays that C reads in whole vectors, and of each row of the logits:
@@ -48,16 +48,13 @@ def is_one_layer(spec: ModelSpec, vocab_size: int, tokens: int) -> bool:
     return vocab_size <= tokens and spec.reason_against(Use.ONE_LAYER) is None
 
 
-def one_layer_form(
-    model: LanguageModel, batch_size: int, device: Device, kernels: Kernels
-) -> OneLayer | None:
-    """Return the model in one-layer form, or None if the model or kernels do not allow it.
+def one_layer_form(model: LanguageModel, batch_size: int, device: Device) -> OneLayer | None:
+    """Return the model in one-layer form, or None if the model or device do not allow it.
 
     A model that was changed from outside is left to its modules.
     """
     if (
-        not kernels.native_ops
-        or not isinstance(model, Transformer)
+        not isinstance(model, Transformer)
         or not is_one_layer(model.spec, model.vocab_size, batch_size * model.block_size)
         or (device.name, device.dtype) != ("cpu", "float32")
         or model.head.weight.dtype != torch.float32
@@ -147,11 +144,9 @@ class OneLayer:
             tokens,
             logits_VM.stride(0),
             1 / tokens,
-            None,
             data_pointer(logits_VM),
             data_pointer(targets_M),
             data_pointer(loss),
-            None,
         )
         return loss.div_(tokens).float()
 

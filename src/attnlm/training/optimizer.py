@@ -22,10 +22,8 @@ from attnlm.compute.threads import compute_all
 from attnlm.config.training import TrainingConfig
 from attnlm.model.inspection import stored_buffers
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.ops import use_kernels
-from attnlm.model.ops.linear import matmul
+from attnlm.model.layers import linear
 from attnlm.training.cuda_graph import CudaGraph, can_record_updates
-from attnlm.training.kernel_choice import configured_kernels
 from attnlm.training.learning_rate import learning_rate
 
 # A CPU updates parameters in pieces of at most this many elements, which fit its caches. Threads
@@ -187,7 +185,7 @@ def _products(x_NRC: Tensor, y_NSC: Tensor) -> Tensor:
     """Return x yᵀ for each pair of matrices, (N, R, S)."""
     if x_NRC.is_cuda:
         return torch.bmm(x_NRC, y_NSC.mT)
-    return torch.stack([matmul(x, y) for x, y in zip(x_NRC, y_NSC, strict=True)])
+    return torch.stack([linear(x, y) for x, y in zip(x_NRC, y_NSC, strict=True)])
 
 
 class Optimizer:
@@ -204,7 +202,6 @@ class Optimizer:
         self._config = config
         self._model = model
         self._values, self._spans = flatten_parameters(model, config)
-        self._kernels = configured_kernels(config)
         new_zeros = self._values.new_zeros
         count = len(self._values)
         by_adamw = sum(span.values.numel() for span in self._spans if not span.group.by_muon)
@@ -321,9 +318,8 @@ class Optimizer:
         self._apply(self._rules, self._rate)
 
     def _apply(self, rules: Sequence[AdamW | Muon], rate: Rate) -> None:
-        with use_kernels(self._kernels):
-            for rule in rules:
-                rule.update(rate, self._count)
+        for rule in rules:
+            rule.update(rate, self._count)
 
     def _clip(self) -> None:
         """Scale the gradient down to the norm `gradient_clip`, if that is set."""

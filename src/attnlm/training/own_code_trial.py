@@ -16,7 +16,7 @@ from attnlm.base.own_code import OwnCode
 from attnlm.compute.device import Device
 from attnlm.config.settings import Config
 from attnlm.model.language_model import LanguageModel, on_device_of, require_shape
-from attnlm.model.layers import dropout_from
+from attnlm.model.layers import drop_by
 from attnlm.training.random_state import keeping_random_state, seed_generators
 
 TRIED_WINDOWS = slice(4)
@@ -65,9 +65,8 @@ def _may_replicate(config: Config, model: LanguageModel, inputs: NDArray[np.int6
     before = {name: buffer.clone() for name, buffer in copied.named_buffers()}
 
     def logits() -> Tensor:
-        seeded = [torch.Generator().manual_seed(0) for _ in inputs]  # of the model's own dropout
-        with dropout_from(seeded):
-            return copied(torch.from_numpy(inputs)).detach()  # type: ignore[no-any-return]
+        drop_by(copied, [torch.Generator().manual_seed(0) for _ in inputs])  # in our own layers
+        return copied(torch.from_numpy(inputs)).detach()  # type: ignore[no-any-return]
 
     _, is_drawn, has_moved = _call_twice(logits, config)
     after = dict(copied.named_buffers())

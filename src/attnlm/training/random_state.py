@@ -51,7 +51,7 @@ class StepDraws:
         training = config.training.complete()
         has_dropout = bool(config.spec.settings().get("dropout"))
         # Own code, a GPU and compiled code draw from PyTorch's own generator.
-        is_torch_drawing = device.name != "cpu" or training.compile == "on"
+        is_torch_drawing = device.name != "cpu" or training.compile == "torch"
         self._config = config
         self._seed = training.seed
         self._windows = windows

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -26,9 +25,10 @@ from attnlm.model.inspection import (
     stored_buffers,
 )
 from attnlm.model.language_model import LanguageModel, Transformer, on_device_of
+from attnlm.model.layers import drop_by
 from attnlm.model.own_specs import CODE
 from attnlm.runs.checkpoint import load_checkpoint, save_checkpoint
-from attnlm.training.batch_loss import choose_loss
+from attnlm.training.forms import batch_loss
 from attnlm.training.optimizer import flatten_parameters
 from attnlm.training.random_state import keeping_random_state, seed_generators
 
@@ -54,6 +54,7 @@ def check_recorded(config: Config, model: LanguageModel, device: Device) -> None
         restoring(model),
     ):
         draw_zeros(model)
+        drop_by(model, ())
         for _ in range(2):
             weights = dict(model.named_parameters()) | stored_buffers(model)
             with files.explaining_os_errors(Path(folder)):
@@ -109,7 +110,7 @@ def recorded_config(config: Config, folder: Path) -> Config:
 
 def _numbers(model: LanguageModel, config: Config, device: Device) -> Iterator[Tensor]:
     """Yield logits and loss of a batch, in evaluation and then in training."""
-    compute_loss = choose_loss(replace(config.training, compile="auto"))
+    loss_of = batch_loss(config.training)
     generator = torch.Generator().manual_seed(0)
     shape = _TEXTS, model.block_size + 1
     ids = torch.randint(model.vocab_size, shape, generator=generator).to(device.torch)
@@ -119,7 +120,7 @@ def _numbers(model: LanguageModel, config: Config, device: Device) -> Iterator[T
         seed_generators(config.training.seed or 0, config)
         with torch.set_grad_enabled(is_training), device.autocast(), on_device_of(inputs_BT):
             yield model(inputs_BT).detach()
-            yield compute_loss(model, inputs_BT, targets_BT).detach()
+            yield loss_of(model, inputs_BT, targets_BT).detach()
 
 
 def _check_forms(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:

@@ -22,7 +22,6 @@ from attnlm.runs.run import Run
 from attnlm.training.budget_clock import expected_steps
 from attnlm.training.eval_budget import affordable_tokens_of_budget
 from attnlm.training.events import Evaluated
-from attnlm.training.kernel_choice import configured_kernels
 from attnlm.training.learning_rate import learning_rate
 from attnlm.training.recorded import check_recorded
 from attnlm.training.reporter import Stopwatch
@@ -204,7 +203,7 @@ def _evaluate(stepper: Stepper, dataset: Dataset, most: int | None) -> Evaluatio
         dataset.val,
         stepper.state.device,
         bytes_per_token=dataset.bytes_per_answer_token if only_answers else dataset.bytes_per_token,
-        kernels=configured_kernels(stepper.training),
+        native=stepper.training.compile == "native",
         threads=stepper.training.threads,
         most=most,
         processes=stepper.processes,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,103 +15,19 @@ from torch import Tensor
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.signals import StopSignal
-from attnlm.compute.device import Device, keep_freed_memory
+from attnlm.compute.device import keep_freed_memory
 from attnlm.compute.processes import ALONE, Processes
 from attnlm.compute.threads import compute_all, new_pool
 from attnlm.config.settings import Config
 from attnlm.data.batches import Batches
 from attnlm.data.dataset import Dataset
 from attnlm.data.examples import limit_per_window
-from attnlm.model.inspection import is_as_built
-from attnlm.model.language_model import LanguageModel, on_device_of
-from attnlm.model.layers import dropout_from
-from attnlm.model.ops import Kernels, use_kernels
-from attnlm.training.batch_loss import choose_loss
-from attnlm.training.batch_split import BatchSplit, split_batch
+from attnlm.training.batch_split import split_batch
 from attnlm.training.budget_clock import BudgetClock, expected_steps
-from attnlm.training.cuda_graph import CudaGraph, can_record_gradients
-from attnlm.training.kernel_choice import configured_kernels
-from attnlm.training.one_layer import one_layer_form
+from attnlm.training.forms import choose_form
 from attnlm.training.own_code_trial import NO_MEAN, TRIED_WINDOWS, Trial, try_own_code
 from attnlm.training.random_state import StepDraws
 from attnlm.training.state import TrainingState
-
-
-class Replica:
-    """The model of one thread. All threads use the same weights, but separate gradients."""
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        gradient: Tensor,
-        config: Config,
-        device: Device,
-        kernels: Kernels,
-        windows: int,
-        first_window: int = 0,
-    ) -> None:
-        """Make a replica that computes `windows` windows at once.
-
-        `first_window` is the index, in the whole batch, of this process's first window.
-        """
-        training = config.training.complete()
-        self.gradient = gradient
-        self._model = model
-        self._device = device
-        self._kernels = kernels
-        self._windows = windows
-        self._first_window = first_window
-        self._loss = choose_loss(training)
-        self._has_own_loss = training.loss is not None
-        self._has_own_code = bool(config.codes)
-        self._draws = StepDraws(config, device, windows)
-        self._graph: CudaGraph[Tensor] | None = None
-        if can_record_gradients(config, device.name):
-            self._graph = CudaGraph()
-        self._one_layer_form = None
-        if training.loss is None:
-            self._one_layer_form = one_layer_form(model, windows, device, kernels)
-
-    def backward(
-        self, step: int, begin: int, inputs: NDArray[np.int64], targets: NDArray[np.int64]
-    ) -> Tensor:
-        """Return the mean loss of some windows, (), and add its gradient to `gradient`.
-
-        The windows are those from row `begin` of the process's inputs and targets on. Ignored
-        targets count as targets with a loss of 0.
-        """
-        self._draws.seed(step, self._first_window + begin)
-        rows = slice(begin, begin + self._windows)
-        inputs_BT = self._on_device(inputs[rows])
-        targets_BT = self._on_device(targets[rows])
-        if self._one_layer_form is not None:
-            return self._one_layer_form(inputs_BT, targets_BT)
-        share = _counted_share(targets[rows])
-        if not share and self._has_own_loss:
-            return torch.zeros((), device=self._device.torch)  # its mean would be 0 / 0
-        if self._graph is not None:
-            factor = torch.full((), share, device=self._device.torch)
-            return self._graph.call(self._add_gradient, inputs_BT, targets_BT, factor).clone()
-        return self._add_gradient(inputs_BT, targets_BT, share)
-
-    def _add_gradient(self, inputs_BT: Tensor, targets_BT: Tensor, share: float | Tensor) -> Tensor:
-        """Return the mean loss times `share`, (), and add its gradient to `gradient`."""
-        # The context includes the backward pass, which may compute a block again.
-        with use_kernels(self._kernels), dropout_from(self._draws.generators):
-            own_device = on_device_of(inputs_BT) if self._has_own_code else contextlib.nullcontext()
-            with self._device.autocast(), own_device:
-                loss = self._loss(self._model, inputs_BT, targets_BT)
-            if isinstance(share, Tensor) or share < 1:
-                loss = loss * share
-            loss.backward()
-        return loss.detach()
-
-    def _on_device(self, ids: NDArray[np.int64]) -> Tensor:
-        if self._device.name != "cuda":
-            return torch.from_numpy(ids).to(self._device.torch)
-        # CUDA copies pinned memory asynchronously. Other GPUs might then read memory that is
-        # already reused.
-        return torch.from_numpy(ids).pin_memory().to(self._device.torch, non_blocking=True)
 
 
 def _counted_share(targets: NDArray[np.int64]) -> float:
@@ -134,23 +50,6 @@ def new_batches(config: Config, dataset: Dataset, rows: slice) -> Batches:
         examples=limit_per_window(dataset.train_examples, training.examples_per_window),
         only_answers=training.loss_on == "answers",
     )
-
-
-def new_replicas(
-    state: TrainingState, config: Config, split: BatchSplit, first_window: int
-) -> list[Replica]:
-    """Return the replicas of the model, of which the first is the model itself."""
-    kernels = configured_kernels(config.training)
-    if kernels.matmul == "native" and not is_as_built(state.model):
-        kernels = dataclasses.replace(kernels, matmul="blas")
-    models = [
-        (state.model, state.optimizer.gradient),
-        *(state.optimizer.replica(state.model) for _ in range(1, split.replicas)),
-    ]
-    return [
-        Replica(model, gradient, config, state.device, kernels, split.windows, first_window)
-        for model, gradient in models
-    ]
 
 
 class StepNotFiniteError(Exception):
@@ -232,7 +131,15 @@ class Stepper:
         self._split = split_batch(training, self._most_replicas)
         self._threads = self._all_threads // self._split.replicas
         self._pool = new_pool(self._split.replicas, self._threads)
-        self._replicas = new_replicas(self.state, self._config, self._split, self._rows.start)
+        optimizer = self.state.optimizer
+        others = [optimizer.replica(self.state.model) for _ in range(1, self._split.replicas)]
+        windows = self._split.windows
+        self._replicas = []
+        self._other_gradients = [gradient for _, gradient in others]
+        for model in (self.state.model, *(copied for copied, _ in others)):
+            draws = StepDraws(self._config, self.state.device, windows)
+            form = choose_form(model, self._config, self.state.device, windows, draws.generators)
+            self._replicas.append((form, draws))
         per_process = self._split.micro_batches * self._split.replicas
         self._gradient_count = self.processes.count * per_process
 
@@ -256,8 +163,8 @@ class Stepper:
                 for first in range(0, len(inputs), windows * self._split.replicas):
                     begins = range(first, len(inputs), windows)
                     jobs = [
-                        functools.partial(replica.backward, state.step, begin, inputs, targets)
-                        for begin, replica in zip(begins, self._replicas, strict=False)
+                        self._job(replica, begin, inputs, targets)
+                        for replica, begin in enumerate(begins[: self._split.replicas])
                     ]
                     losses += compute_all(jobs, self._pool)
             except torch.OutOfMemoryError:
@@ -270,9 +177,9 @@ class Stepper:
                 if failures:  # the step does not fit into the memory of each process
                     losses = []
                     self._halve_micro_batch()
-        for replica in self._replicas[1:]:
-            gradient.add_(replica.gradient)
-            replica.gradient.zero_()
+        for other in self._other_gradients:
+            gradient.add_(other)
+            other.zero_()
         counted = _counted_share(targets) if self._ignores_targets else 1.0
         sums = self._sum_over_processes(torch.stack(losses).mean(), counted)
         self._check(sums.is_finite, state.step + 1)
@@ -284,6 +191,27 @@ class Stepper:
         self.has_stepped = True
         self.stop.defer()  # from now on, there is something to save
         return loss
+
+    def _job(
+        self, replica: int, begin: int, inputs: NDArray[np.int64], targets: NDArray[np.int64]
+    ) -> Callable[[], Tensor]:
+        """Return the computation of a replica: the mean loss, (), of its windows from row `begin`
+        of this process's inputs and targets on, and their gradient."""
+        form, draws = self._replicas[replica]
+        rows = slice(begin, begin + self._split.windows)
+        if not (targets[rows] >= 0).any():  # a mean of none would be 0 / 0
+            return lambda: torch.zeros((), device=self.state.device.torch)
+        draws.seed(self.state.step, self._rows.start + begin)
+        batch = self._on_device(inputs[rows]), self._on_device(targets[rows])
+        return functools.partial(form, *batch)
+
+    def _on_device(self, ids: NDArray[np.int64]) -> Tensor:
+        device = self.state.device
+        if device.name != "cuda":
+            return torch.from_numpy(ids).to(device.torch)
+        # CUDA copies pinned memory asynchronously. Other GPUs might then read memory that is
+        # already reused.
+        return torch.from_numpy(ids).pin_memory().to(device.torch, non_blocking=True)
 
     def _halve_micro_batch(self) -> None:
         """Compute half as many windows at once. Raises AttnlmError if there is only one."""

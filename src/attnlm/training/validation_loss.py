@@ -22,7 +22,6 @@ from attnlm.data.dataset import Ids, evenly_spaced, ids_at
 from attnlm.data.examples import IGNORED, Examples
 from attnlm.model.language_model import LanguageModel, without_gradients
 from attnlm.model.layers import evaluating
-from attnlm.model.ops import Kernels, use_kernels
 from attnlm.training.batch_split import MOST_REPLICAS, windows_at_once
 from attnlm.training.one_layer import one_layer_form
 
@@ -55,7 +54,7 @@ def validation_loss(
     device: Device,
     *,
     bytes_per_token: float,
-    kernels: Kernels | None = None,
+    native: bool = False,
     threads: int = 1,
     most: int | None = None,
     processes: Processes = ALONE,
@@ -68,14 +67,14 @@ def validation_loss(
     Windows of block_size follow each other without overlap; the last may be shorter. If the split
     consists of `examples`, windows hold whole examples instead, and if `only_answers` is true, only
     the tokens of answers count. If `most` is not None, only about `most` tokens are evaluated, in
-    evenly spaced windows. If `kernels` is None, PyTorch's kernels are used. Processes and threads
-    divide the windows among themselves, and their numbers do not change the result.
+    evenly spaced windows. If `native` is true, the one-layer form in C computes a model that has
+    one. Processes and threads divide the windows among themselves, and their numbers do not change
+    the result.
 
     Raises AttnlmError if the split is too short for one window or has ids that the model lacks, and
     Interrupted in all processes if one receives a signal.
     """
     stop = stop or StopSignal()
-    kernels = kernels or Kernels()
     at_once = windows_at_once(model.spec, model.vocab_size, device.name)
     if examples is None:
         groups = _groups_of_text(tokens, most, model, at_once)
@@ -86,7 +85,7 @@ def validation_loss(
     if device.name != "cpu":
         threads = 1
     firsts = range(processes.rank, processes.rank + threads * count, count)
-    sum_losses = functools.partial(_sum_losses, model, device, kernels, groups, at_once, stop)
+    sum_losses = functools.partial(_sum_losses, model, device, native, groups, at_once, stop)
     with evaluating(model), threads_of_torch(1), new_pool(threads) as pool:
         numbers_of = [range(first, len(groups), threads * count) for first in firsts]
         results = compute_all([functools.partial(sum_losses, n) for n in numbers_of], pool)
@@ -114,7 +113,7 @@ def _count_targets(group: _Group) -> int:
 def _sum_losses(
     model: LanguageModel,
     device: Device,
-    kernels: Kernels,
+    native: bool,
     groups: Sequence[_Group],
     at_once: int,
     stop: StopSignal,
@@ -123,10 +122,10 @@ def _sum_losses(
     """Return the sum of the losses in each group of `numbers`, until a signal comes."""
     full = (at_once, model.block_size)
     form = None
-    if groups[0][0].shape == full:
-        form = one_layer_form(model, at_once, device, kernels)
+    if native and groups[0][0].shape == full:
+        form = one_layer_form(model, at_once, device)
     sums = {}
-    with without_gradients(model), use_kernels(kernels), device.autocast():
+    with without_gradients(model), device.autocast():
         for number in numbers:
             if stop.has_come:
                 break

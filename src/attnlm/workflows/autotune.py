@@ -1,4 +1,4 @@
-"""Choose what a configuration leaves open: seed, compilation, micro-batch, kernels, threads.
+"""Choose what a configuration leaves open: seed, form of the model, micro-batch, threads.
 
 For a recipe of several sizes, choose the size that suits the budget, the machine and the text.
 """
@@ -25,11 +25,10 @@ from attnlm.config.settings import Config, resolve
 from attnlm.data.batches import check_splits
 from attnlm.data.dataset import Dataset
 from attnlm.model.inspection import parameter_count
-from attnlm.model.spec import Use
 from attnlm.training.budget_clock import BudgetClock
 from attnlm.training.cuda_graph import FIRST_CALLS
 from attnlm.training.eval_budget import step_cost
-from attnlm.training.kernel_choice import choose_matmul, faster_attention, has_native_ops
+from attnlm.training.forms import has_native_form, is_native_faster
 from attnlm.training.memory import affordable_micro_batch, check_memory
 from attnlm.training.own_code_trial import NO_MEAN, TRIED_WINDOWS, try_loss
 from attnlm.training.random_state import keeping_random_state
@@ -52,7 +51,7 @@ def choose_training_device(config: Config, dataset: Dataset) -> Device:
     training = config.training
     device = choose_device(training.device, training.dtype)
     is_open = training.device == training.dtype == "auto" and training.processes == 1
-    is_small = training.compile != "on" and _step_flops(config, dataset) < _SMALL_FOR_GPU
+    is_small = training.compile != "torch" and _step_flops(config, dataset) < _SMALL_FOR_GPU
     if device.name == "cpu" or not is_open or not is_small:
         return device
     return replace(choose_device("cpu"), reason=f"a step is too small for {device.name}")
@@ -67,15 +66,14 @@ def autotune(
     stays as it is. Raises AttnlmError if the data are too short for the context, or the run can't
     fit into memory.
     """
-    compiled = _choose_compile(config, device, dataset)
-    config = config.with_training(device=device.name, dtype=device.dtype, compile=compiled)
+    form = _choose_form(config, device, dataset)
+    config = config.with_training(device=device.name, dtype=device.dtype, compile=form)
     if config.training.seed is None:
         config = config.with_training(seed=secrets.randbits(31))
     if config.training.micro_batch_size is None and not is_resumed:
         size = affordable_micro_batch(config, dataset.vocab_size, device)
         config = config.with_training(micro_batch_size=size)
     check_fits(config, dataset, device)
-    config = config.with_training(**_choose_kernels(config, device))
     threads = config.training.threads or _choose_threads(config, device, dataset)
     config = config.with_training(threads=threads)
     if config.training.loss is not None:
@@ -124,77 +122,46 @@ def check_context(config: Config, dataset: Dataset, *, is_fixed: bool = False) -
             )
 
 
-def _choose_compile(config: Config, device: Device, dataset: Dataset) -> str:
-    """Return "on" to compile the whole step, "parts" to use operations in C, or "off" for neither.
+def _choose_form(config: Config, device: Device, dataset: Dataset) -> str:
+    """Return `compile`, or what auto chooses. Raises AttnlmError if the form is missing."""
+    chosen = config.training.compile
+    missing = missing_form(config, device, dataset.vocab_size)
+    if chosen != "auto":
+        if missing is not None:
+            raise missing
+        return chosen
+    if device.name == "cuda" and _is_long(config, dataset):
+        return "torch"
+    native = config.with_training(compile="native")
+    is_faster = is_native_faster(config.spec, dataset.vocab_size, config.tokens_per_step)
+    is_there = missing_form(native, device, dataset.vocab_size) is None
+    return "native" if is_faster and is_there else "modules"
 
-    Raises AttnlmError if the settings demand what is missing: a compiler, kernels in C, or
-    operations of the model that exist in C.
-    """
-    setting = config.training.compile
-    on_cpu = device.name == "cpu"
-    if setting == "on" and on_cpu and not _has_compiler():
-        raise AttnlmError(
-            "`compile` on needs a C++ compiler, but none was found",
-            "install g++ or clang++, or use `compile` off",
+
+def missing_form(config: Config, device: Device, vocab_size: int) -> AttnlmError | None:
+    """Return why the form `compile` of the model is missing here; None if it is not."""
+    form = config.training.compile
+    hint = "use `compile` modules"
+    if form == "torch" and device.name == "cpu" and not _has_compiler():
+        return AttnlmError(
+            "`compile` torch needs a C++ compiler, but none was found",
+            f"install g++ or clang++, or {hint}",
         )
-    if setting == "auto" and device.name == "cuda" and _is_long(config, dataset):
-        setting = "on"
-    if setting in ("on", "off"):
-        return setting
-    has_ops = has_native_ops(config.spec, dataset.vocab_size, config.tokens_per_step)
-    possible = on_cpu and device.dtype == "float32" and has_ops
-    if setting == "auto":
-        return "parts" if possible and native_library() is not None else "off"
-    if not possible:
-        raise UsageError(
-            "`compile` parts needs float32 on a CPU, and a model with one layer of small heads, a "
-            "GELU or SwiGLU MLP, RMS norm, rotary positions, normalised queries and keys, or "
-            "residual connections around softmax attention",
-            "use `compile` off",
+    if form != "native":
+        return None
+    has_form = has_native_form(config.spec, vocab_size, config.tokens_per_step)
+    if (device.name, device.dtype) != ("cpu", "float32") or not has_form:
+        return UsageError(
+            "`compile` native needs float32 on a CPU, and a model of one layer with small heads, "
+            "or of softmax attention with a projection and residual connections",
+            hint,
         )
     if native_library() is None:
-        raise AttnlmError(
-            "`compile` parts needs attnlm's kernels in C, which are missing or switched off",
-            "use `compile` off, or run attnlm doctor, which says why",
+        return AttnlmError(
+            "`compile` native needs attnlm's kernels in C, which are missing or switched off",
+            f"{hint}, or run attnlm doctor, which says why",
         )
-    return "parts"
-
-
-def _choose_kernels(config: Config, device: Device) -> dict[str, str]:
-    """Return the settings for kernels, replacing auto by what a rule selects."""
-    spec = config.spec
-    training = config.training
-    if (device.name, device.dtype) != ("cpu", "float32") or training.compile == "on":
-        kernels = {"matmul": "blas", "attention_kernel": "torch"}
-        for name, only in kernels.items():
-            if (value := getattr(training, name)) not in ("auto", only):
-                raise UsageError(
-                    f"`{name}` {value} needs a CPU, float32, and `compile` off or parts",
-                    f"leave `{name}` out",
-                )
-        return kernels
-    for name, use in (("attention_kernel", Use.NATIVE_ATTENTION), ("matmul", Use.NATIVE_BLOCKS)):
-        reason = (
-            spec.reason_against(use) if training.compile == "parts" else "it needs `compile` parts"
-        )
-        if getattr(training, name) == "native" and reason is not None:
-            raise UsageError(
-                f"{spec.name} cannot have `{name}` native: {reason}", f"leave `{name}` out"
-            )
-    matmul = training.matmul
-    attention = training.attention_kernel
-    if matmul == "native" and attention == "torch":
-        raise UsageError(
-            "`matmul` native, which computes whole blocks in C, cannot be combined with "
-            "`attention_kernel` torch",
-            "leave `matmul` out",
-        )
-    if matmul == "auto":
-        large = training.compile == "parts" or training.optimizer == "muon"
-        matmul = choose_matmul(spec, training) if large else "blas"
-    if attention == "auto":
-        attention = faster_attention(spec, matmul) if training.compile == "parts" else "torch"
-    return {"matmul": matmul, "attention_kernel": attention}
+    return None
 
 
 def _is_long(config: Config, dataset: Dataset) -> bool:
@@ -220,7 +187,7 @@ def _choose_threads(config: Config, device: Device, dataset: Dataset) -> int:
     """Return the number of threads: one for a small step, else all."""
     everything = torch.get_num_threads()
     training = config.training
-    is_divided = device.name == "cpu" and training.compile != "on"
+    is_divided = device.name == "cpu" and training.compile != "torch"
     return 1 if is_divided and _step_flops(config, dataset) < _SMALL_FOR_THREADS else everything
 
 
@@ -309,7 +276,7 @@ def _seconds_per_token(config: Config, dataset: Dataset, least: float) -> float:
     """Return the seconds per token of training. Measure at least two steps and `least` seconds."""
     device = choose_training_device(config, dataset)
     if device.name == "cuda" and config.training.compile == "auto":
-        config = config.with_training(compile="off")  # to compile every size would take minutes
+        config = config.with_training(compile="modules")  # to compile every size would take minutes
     with torch_settings_restored(), keeping_random_state(device, config):
         stepper = make_trial_stepper(autotune(config, device, dataset), device, dataset)
         slow_steps = FIRST_CALLS if device.name == "cuda" else 1

@@ -30,7 +30,6 @@ from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.see.head_scores import snapshot_scores
 from attnlm.see.shown_tokens import token_texts
 from attnlm.training.eval_budget import is_whole_affordable
-from attnlm.training.kernel_choice import configured_kernels
 from attnlm.training.optimizer import flatten_parameters
 from attnlm.training.validation_loss import MOST_TOKENS, Evaluation, right_answers, validation_loss
 
@@ -79,7 +78,7 @@ def evaluate(
             bytes_per_token=(
                 dataset.bytes_per_answer_token if only_answers else dataset.bytes_per_token
             ),
-            kernels=configured_kernels(training),
+            native=training.compile == "native",
             threads=max(training.threads or 1, torch.get_num_threads()),  # training may leave 1
             examples=limit_per_window(dataset.val_examples, training.examples_per_window),
             only_answers=only_answers,

@@ -20,11 +20,10 @@ from attnlm.data.dataset import Dataset
 from attnlm.runs.records import ParentRecord, has_same_ids
 from attnlm.runs.run import Run, open_dataset_of, open_run
 from attnlm.training.state import SavedState, read_saved_state
-from attnlm.workflows.autotune import autotune
+from attnlm.workflows.autotune import autotune, missing_form
 from attnlm.workflows.job import Job, TrainCall, announce, check_launched, start_job
 
-_KERNELS = ("compile", "matmul", "attention_kernel")
-_OF_THE_DEVICE = ("dtype", *_KERNELS, "threads")
+_OF_THE_DEVICE = ("dtype", "compile", "threads")
 _ROUNDING = ("device", *_OF_THE_DEVICE, "processes", "micro_batch_size", "recompute")
 _CHANGEABLE = ("steps", "eval_every", "patience", *_ROUNDING)
 
@@ -105,6 +104,10 @@ def open_rest(
         device = replace(device, reason="recorded in the run")
     dataset = open_dataset_of(run, Path(data_dir), verify=verify)
     _check_steps(run, saved, config.training.steps, on_event)
+    missing = missing_form(config, device, dataset.vocab_size)
+    if missing is not None and "compile" not in settings:
+        on_event(Note(f"{missing.message}: the modules compute from now on"))
+        config, is_changed = config.with_training(compile="modules"), True
     config = autotune(config, device, dataset, is_resumed=True)
     return Rest(config, device, dataset, is_changed)
 
@@ -124,8 +127,6 @@ def _changed_config(
         chosen = ", ".join(f"`{k}`" for k in _OF_THE_DEVICE if k not in settings)
         other = "device" if computing["device"] != recorded["device"] else "precision"
         on_event(Note(f"{chosen} are chosen again, since the run was trained on another {other}"))
-    elif any(settings.get(key, recorded[key]) != recorded[key] for key in _KERNELS):
-        recorded = {k: v for k, v in recorded.items() if k not in _KERNELS[1:]}  # they may not fit
     changed = {key: settings[key] for key in differing_names(settings, recorded)}
     for key in sorted(changed.keys() & set(_ROUNDING)):
         on_event(Note(f"`{key}` differs from the original run; results may differ by rounding"))

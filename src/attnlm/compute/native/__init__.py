@@ -30,24 +30,13 @@ _POINTER = ctypes.c_void_p
 _NUMBER = ctypes.c_int64
 _REAL = ctypes.c_float
 _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
-    "attention_lanes": ([], _NUMBER),
-    "attention_scratch": ([_NUMBER] * 2, _NUMBER),
-    "attend": ([_NUMBER, _POINTER], None),
     "block_saved": ([_POINTER], _NUMBER),
     "block_scratch": ([_NUMBER, _POINTER], _NUMBER),
     "run_block_pass": ([_NUMBER, _POINTER], None),
     "one_layer_kept": ([_NUMBER], _NUMBER),
     "one_layer_scratch": ([_NUMBER] * 2, _NUMBER),
     "one_layer_attend": ([*[_NUMBER] * 4, _REAL, *[_POINTER] * 6], None),
-    "gelu": ([*[_NUMBER] * 2, *[_POINTER] * 2], None),
-    "gelu_backward": ([*[_NUMBER] * 2, *[_POINTER] * 3], None),
-    "swiglu": ([*[_NUMBER] * 2, *[_POINTER] * 2], None),
-    "swiglu_backward": ([*[_NUMBER] * 2, *[_POINTER] * 3], None),
-    "rms_norm": ([*[_NUMBER] * 2, _REAL, *[_POINTER] * 4], None),
-    "rms_norm_backward": ([*[_NUMBER] * 2, *[_POINTER] * 6], None),
-    "cross_entropy": ([*[_NUMBER] * 3, _REAL, *[_POINTER] * 5], None),
-    "qk_norm_rope": ([_POINTER], None),
-    "qk_norm_rope_backward": ([_POINTER], None),
+    "cross_entropy": ([*[_NUMBER] * 3, _REAL, *[_POINTER] * 3], None),
     "start_crew": ([_NUMBER], _POINTER),
     "end_crew": ([_POINTER], None),
     "next_logits": (

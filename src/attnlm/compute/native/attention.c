@@ -6,7 +6,6 @@
 #include "simd.h"
 
 #include "arena.h"
-#include "layout.h"
 #include "thread_team.h"
 #include "attention.h"
 
@@ -18,8 +17,6 @@
 #else
 #define ATTEND_TILE_ROWS 4
 #endif
-
-int64_t attention_lanes(void) { return LANES; }
 
 /* A thread's scratch memory. Rows are padded to whole vectors. */
 struct buffers {
@@ -312,15 +309,3 @@ void attend(int64_t members, const struct attention *task)
 {
     run_team(members, attend_groups, task);
 }
-
-const struct layout attention_layouts[] = {
-    STRUCT(heads),
-    FIELD(heads, data), FIELD(heads, window), FIELD(heads, head), FIELD(heads, token),
-    STRUCT(attention),
-    FIELD(attention, windows), FIELD(attention, heads), FIELD(attention, kv_heads),
-    FIELD(attention, length), FIELD(attention, size), FIELD(attention, scale), FIELD(attention, query),
-    FIELD(attention, key), FIELD(attention, value), FIELD(attention, out), FIELD(attention, log_sums),
-    FIELD(attention, d_query), FIELD(attention, d_key), FIELD(attention, d_value),
-    FIELD(attention, d_out), FIELD(attention, scratch),
-    {NULL, 0, 0},
-};

@@ -1,9 +1,9 @@
-/* Fused pointwise operations, forward and backward, for one thread. Their reference
-   implementations are in model/ops. Rows are contiguous; `grad` and `d_` name gradients as there. */
+/* Fused pointwise operations, forward and backward, for one thread: parts of a block (block.c), and
+   the loss of the one-layer form. Rows are contiguous; `d_x` is the gradient of the loss with respect
+   to x, and `grad` that with respect to the output. */
 
 #include "simd.h"
 
-#include "layout.h"
 #include "pointwise.h"
 
 /* GELU with tanh: x · σ(2 √(2/π) (x + 0.044715 x³)). Beyond ±16, σ is 0 or 1. */
@@ -22,25 +22,6 @@ INLINE vector gelu_sigma(vector x) { return sigmoid(x * (GELU_LINEAR + GELU_CUBI
 INLINE vector gelu_slope(vector x, vector sigma)
 {
     return sigma * (1 + x * (1 - sigma) * (GELU_LINEAR + 3 * GELU_CUBIC * x * x));
-}
-
-void gelu(int64_t rows, int64_t width, const float *x, float *out)
-{
-    const int64_t count = rows * width;
-    for (int64_t i = 0; i < count; i += LANES) {
-        const vector a = load_partial(x + i, count - i), b = clamp(a);
-        store_partial(out + i, a * gelu_sigma(b), count - i);
-    }
-}
-
-void gelu_backward(int64_t rows, int64_t width, const float *x, const float *grad, float *d_x)
-{
-    const int64_t count = rows * width;
-    for (int64_t i = 0; i < count; i += LANES) {
-        const vector a = clamp(load_partial(x + i, count - i));
-        const vector slope = gelu_slope(a, gelu_sigma(a));
-        store_partial(d_x + i, slope * load_partial(grad + i, count - i), count - i);
-    }
 }
 
 void gelu_and_slope(int64_t count, float *x, float *out)
@@ -91,13 +72,6 @@ INLINE void rms_norm_row_backward(int64_t width, float inverse, const float *x, 
         store_partial(d_x + i, (d * load_partial(gain + i, width - i) - a * coefficient) * inverse,
                       width - i);
     }
-}
-
-void rms_norm_backward(int64_t rows, int64_t width, const float *inverse, const float *x,
-                       const float *gain, const float *grad, float *d_x, float *d_gain)
-{
-    for (int64_t r = 0; r < rows; r++, x += width, grad += width, d_x += width)
-        rms_norm_row_backward(width, inverse[r], x, gain, grad, d_x, d_gain);
 }
 
 /* Rotate a head. `direction` is 1, or −1 for the backward pass. */
@@ -154,31 +128,6 @@ void qk_norm_rope_backward(const struct qk *qk)
     }
 }
 
-/* Write silu(gate) · up for rows of (gate, up) to `out`. */
-void swiglu(int64_t rows, int64_t width, const float *gate_up, float *out)
-{
-    for (int64_t r = 0; r < rows; r++, gate_up += 2 * width, out += width)
-        for (int64_t i = 0; i < width; i += LANES) {
-            const vector gate = load_partial(gate_up + i, width - i);
-            const vector up = load_partial(gate_up + width + i, width - i);
-            store_partial(out + i, gate * sigmoid(gate) * up, width - i);
-        }
-}
-
-void swiglu_backward(int64_t rows, int64_t width, const float *gate_up, const float *grad,
-                     float *d_gate_up)
-{
-    for (int64_t r = 0; r < rows; r++, gate_up += 2 * width, grad += width, d_gate_up += 2 * width)
-        for (int64_t i = 0; i < width; i += LANES) {
-            const vector gate = load_partial(gate_up + i, width - i);
-            const vector up = load_partial(gate_up + width + i, width - i);
-            const vector d = load_partial(grad + i, width - i), sigma = sigmoid(gate);
-            const vector slope = sigma * (1 + gate * (1 - sigma));
-            store_partial(d_gate_up + i, d * up * slope, width - i);
-            store_partial(d_gate_up + width + i, d * gate * sigma, width - i);
-        }
-}
-
 void swiglu_and_slopes(int64_t rows, int64_t width, float *gate_up, float *out)
 {
     for (int64_t r = 0; r < rows; r++, gate_up += 2 * width, out += width)
@@ -191,14 +140,13 @@ void swiglu_and_slopes(int64_t rows, int64_t width, float *gate_up, float *out)
         }
 }
 
-/* Add the cross-entropy of logits (V, M), whose rows are `stride` apart, plus a bias (V) or NULL, to
-   `loss`, in nats. If `scale` is not 0, overwrite the logits with their gradient times `scale`, and add
-   it to `d_bias` unless `d_bias` is NULL. Columns are tokens, computed in blocks of LOSS_BLOCK. */
+/* Add the cross-entropy of logits (V, M), whose rows are `stride` apart, to `loss`, in nats, and
+   overwrite the logits with their gradient times `scale`. Columns are tokens, computed in blocks of
+   LOSS_BLOCK. */
 #define LOSS_BLOCK 64
 
 INLINE void cross_entropy_block(int64_t vocab_size, int64_t tokens, int64_t stride, float scale,
-                                const float *bias, float *logits, const int64_t *targets, double *loss,
-                                float *d_bias)
+                                float *logits, const int64_t *targets, double *loss)
 {
     vector largest[LOSS_BLOCK / LANES], sums[LOSS_BLOCK / LANES];
     for (int j = 0; j < LOSS_BLOCK / LANES; j++) {
@@ -207,8 +155,7 @@ INLINE void cross_entropy_block(int64_t vocab_size, int64_t tokens, int64_t stri
     }
     for (int64_t v = 0; v < vocab_size; v++)
         for (int64_t j = 0; j * LANES < tokens; j++) {
-            const vector x = load_partial(logits + v * stride + j * LANES, tokens - j * LANES)
-                             + (bias ? bias[v] : 0);
+            const vector x = load_partial(logits + v * stride + j * LANES, tokens - j * LANES);
             const integers is_larger = x > largest[j];
             const vector exponential = vector_exp(blend(is_larger, largest[j] - x, x - largest[j]));
             sums[j] = blend(is_larger, sums[j] * exponential + 1, sums[j] + exponential);
@@ -221,47 +168,26 @@ INLINE void cross_entropy_block(int64_t vocab_size, int64_t tokens, int64_t stri
             sums[t / LANES][t % LANES] = INFINITY;
             continue;
         }
-        *loss += logf(sum) + (maximum - (logits[target * stride + t] + (bias ? bias[target] : 0)));
+        *loss += logf(sum) + (maximum - logits[target * stride + t]);
     }
-    if (!scale)
-        return;
     for (int j = 0; j < LOSS_BLOCK / LANES; j++)
         sums[j] = scale / sums[j];
-    for (int64_t v = 0; v < vocab_size; v++) {
-        vector dot = {0};
+    for (int64_t v = 0; v < vocab_size; v++)
         for (int64_t j = 0; j * LANES < tokens; j++) {
             float *target = logits + v * stride + j * LANES;
             const int64_t left = tokens - j * LANES;
-            const vector x = load_partial(target, left) + (bias ? bias[v] : 0);
-            const vector d = vector_exp(x - largest[j]) * sums[j];
-            store_partial(target, d, left);
-            dot += left < LANES ? load_partial(target, left) : d;
+            const vector x = load_partial(target, left);
+            store_partial(target, vector_exp(x - largest[j]) * sums[j], left);
         }
-        if (d_bias)
-            d_bias[v] += sum_lanes(dot);
-    }
-    for (int64_t t = 0; t < tokens; t++) {
-        if (targets[t] < 0)
-            continue;
-        logits[targets[t] * stride + t] -= scale;
-        if (d_bias)
-            d_bias[targets[t]] -= scale;
-    }
+    for (int64_t t = 0; t < tokens; t++)
+        if (targets[t] >= 0)
+            logits[targets[t] * stride + t] -= scale;
 }
 
-void cross_entropy(int64_t vocab_size, int64_t tokens, int64_t stride, float scale,
-                   const float *bias, float *logits, const int64_t *targets, double *loss,
-                   float *d_bias)
+void cross_entropy(int64_t vocab_size, int64_t tokens, int64_t stride, float scale, float *logits,
+                   const int64_t *targets, double *loss)
 {
     for (int64_t t = 0; t < tokens; t += LOSS_BLOCK)
-        cross_entropy_block(vocab_size, smaller(tokens - t, LOSS_BLOCK), stride, scale, bias,
-                            logits + t, targets + t, loss, d_bias);
+        cross_entropy_block(vocab_size, smaller(tokens - t, LOSS_BLOCK), stride, scale, logits + t,
+                            targets + t, loss);
 }
-
-const struct layout pointwise_layouts[] = {
-    STRUCT(qk),
-    FIELD(qk, windows), FIELD(qk, length), FIELD(qk, heads), FIELD(qk, size), FIELD(qk, stride),
-    FIELD(qk, epsilon), FIELD(qk, x), FIELD(qk, gain), FIELD(qk, cosines), FIELD(qk, sines),
-    FIELD(qk, inverse), FIELD(qk, out), FIELD(qk, grad), FIELD(qk, d_x), FIELD(qk, d_gain),
-    {NULL, 0, 0},
-};

@@ -79,36 +79,6 @@ class CMemory(Struct):
     )
 
 
-class CHeads(Struct):
-    """A tensor (B, H, T, D) with its strides in elements (attention.h)."""
-
-    _fields_ = (("data", _POINTER), *_fields(_INTEGER, "window", "head", "token"))
-
-
-class CAttention(Struct):
-    """Causal attention, forward or, if `d_out` has data, backward (attention.h)."""
-
-    _fields_ = (
-        *_fields(_INTEGER, "windows", "heads", "kv_heads", "length", "size"),
-        ("scale", ctypes.c_float),
-        *_fields(CHeads, "query", "key", "value", "out"),
-        ("log_sums", _POINTER),
-        *_fields(CHeads, "d_query", "d_key", "d_value", "d_out"),
-        ("scratch", _POINTER),
-    )
-
-
-class CQK(Struct):
-    """Queries or keys, to be normalised and rotated (pointwise.h)."""
-
-    _fields_ = (
-        *_fields(_INTEGER, "windows", "length", "heads", "size", "stride"),
-        ("epsilon", ctypes.c_float),
-        *_fields(_POINTER, "x", "gain", "cosines", "sines", "inverse", "out"),
-        *_fields(_POINTER, "grad", "d_x", "d_gain"),
-    )
-
-
 class CWeights(Struct):
     """The weights of a block, or their gradients (block.c)."""
 
@@ -140,9 +110,7 @@ class _Layout(ctypes.Structure):
 
 _STRUCTS: dict[str, tuple[type[Struct], ...]] = {
     "decoding_layouts": (CLinear, CBlock, CModel, CMemory),
-    "attention_layouts": (CHeads, CAttention),
     "block_layouts": (CWeights, CPass),
-    "pointwise_layouts": (CQK,),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ctypes import CDLL
 from typing import Any
 
 import torch
@@ -11,15 +10,11 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from attnlm.model.ops import data_pointer, native_ops_for
-from attnlm.model.ops.linear import linear, matmul
+from attnlm.model.layers import linear
 
 LOGITS_AT_ONCE = {"cpu": 3 * 2**21, "mps": 2**24, "cuda": 2**26, "meta": 2**26}
 """The most logits in memory at a time, by type of device. On a CPU, these logits and the LM
 head's weights fit the last-level cache."""
-# Bounds of the tokens per matmul in C. Between them, the number of features is fastest.
-_FEWEST_COMPILED = 64
-_MOST_COMPILED = 128
 
 
 def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
@@ -95,12 +90,10 @@ def _loss_in_pieces(
     if bias_V is not None:
         bias_V = bias_V.to(x_MC.dtype)
     with torch.autocast(x_MC.device.type, enabled=False):
-        if (native := native_ops_for(x_MC)) is not None:
-            return _loss_by_kernels(native, x_MC.contiguous(), lm_head_VC, bias_V, targets_M, into)
-        return _loss_by_torch(x_MC, lm_head_VC, bias_V, targets_M, into)
+        return _loss_by_rows(x_MC, lm_head_VC, bias_V, targets_M, into)
 
 
-def _loss_by_torch(
+def _loss_by_rows(
     x_MC: Tensor, lm_head_VC: Tensor, bias_V: Tensor | None, targets_M: Tensor, into: _Gradients
 ) -> Tensor:
     precise = torch.promote_types(x_MC.dtype, torch.float32)
@@ -114,7 +107,7 @@ def _loss_by_torch(
         lm_head_VC = F.pad(lm_head_VC, (0, 0, 0, missing))
         bias_V = None if bias_V is None else F.pad(bias_V, (0, missing))
     for rows in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
-        logits_mV = F.linear(x_MC[rows], lm_head_VC, bias_V)[:, :vocab_size].to(precise)
+        logits_mV = linear(x_MC[rows], lm_head_VC, bias_V)[:, :vocab_size].to(precise)
         is_counted_m1 = targets_M[rows, None] >= 0
         targets_m1 = targets_M[rows, None].clamp(min=0)
         top_m1, likeliest_m1 = logits_mV.max(-1, keepdim=True)
@@ -131,47 +124,8 @@ def _loss_by_torch(
         if missing:
             d_logits_mV = F.pad(d_logits_mV, (0, missing))
         d_x_MC, d_lm_head_VC, d_bias_V = into
-        torch.mm(d_logits_mV, lm_head_VC, out=d_x_MC[rows])
-        d_lm_head_VC += (d_logits_mV.T @ x_MC[rows])[:vocab_size]
+        d_x_MC[rows] = linear(d_logits_mV, lm_head_VC.T)
+        d_lm_head_VC += linear(d_logits_mV.T, x_MC[rows].T)[:vocab_size]
         if d_bias_V is not None:
             d_bias_V += d_logits_mV.sum(0)[:vocab_size]
     return total / count
-
-
-def _loss_by_kernels(
-    native: CDLL,
-    x_MC: Tensor,
-    lm_head_VC: Tensor,
-    bias_V: Tensor | None,
-    targets_M: Tensor,
-    into: _Gradients,
-) -> Tensor:
-    """Return the mean loss by the operations in C; unless `into` is None, write gradients into it.
-
-    Logits have the layout (V, m), with tokens adjacent, which is faster for few tokens m.
-    """
-    total = torch.zeros((), dtype=torch.float64)
-    targets_M = targets_M.contiguous()
-    count = int(count_targets(targets_M))
-    at_once = min(max(_FEWEST_COMPILED, x_MC.size(1)), _MOST_COMPILED)
-    at_once = min(at_once, max(1, LOGITS_AT_ONCE["cpu"] // lm_head_VC.size(0)))
-    d_bias_V = None if into is None else into[2]
-    for rows in (slice(i, i + at_once) for i in range(0, len(targets_M), at_once)):
-        x_mC = x_MC[rows]
-        targets_m = targets_M[rows]
-        logits_Vm = matmul(lm_head_VC, x_mC)
-        native.cross_entropy(
-            lm_head_VC.size(0),
-            len(targets_m),
-            len(targets_m),
-            0.0 if into is None else 1 / count,
-            data_pointer(bias_V),
-            data_pointer(logits_Vm),
-            data_pointer(targets_m),
-            data_pointer(total),
-            data_pointer(d_bias_V),
-        )
-        if into is not None:
-            into[0][rows] = matmul(logits_Vm.T, lm_head_VC.T)
-            into[1].addmm_(logits_Vm, x_mC)
-    return (total / count).float()
