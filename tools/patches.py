@@ -176,7 +176,7 @@ rotation behind a cache begins at 0
 a loss in pieces keeps the gradient of the last one alone
 -d_lm_head_VC += linear(d_logits_mV.T, x_MC[rows].T)[:vocab_size]
 +d_lm_head_VC.copy_(linear(d_logits_mV.T, x_MC[rows].T)[:vocab_size])
-== model/presets.py
+== model/architecture.py
 settings that a rung lacks are ignored
 if name not in preset.settings and not => if False and not
 == model/inspection.py

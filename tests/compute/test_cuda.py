@@ -16,8 +16,7 @@ from attnlm.base.signals import Interrupted
 from attnlm.compute.device import Device
 from attnlm.data.dataset import Dataset
 from attnlm.generation.module_decoder import decoders_of
-from attnlm.model.architecture import MODELS
-from attnlm.model.presets import PRESETS
+from attnlm.model.architecture import MODELS, PRESETS
 from attnlm.runs.run import Run
 from attnlm.training import cuda_graph
 from tests.kit import quick_run

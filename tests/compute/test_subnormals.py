@@ -20,9 +20,9 @@ from attnlm.compute.threads import flush_subnormals, new_pool, threads_of_torch
 from attnlm.data.dataset import Dataset
 from attnlm.generation.module_decoder import ModuleDecoder
 from attnlm.generation.native_decoder import NativeDecoder, NativeModel
+from attnlm.model.architecture import architecture
 from attnlm.model.language_model import LanguageModel, Transformer
 from attnlm.model.native_block import with_native_blocks
-from attnlm.model.presets import architecture
 from attnlm.model.recorder import record
 from attnlm.training import forms
 from attnlm.training.validation_loss import validation_loss

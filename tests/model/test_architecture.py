@@ -24,6 +24,7 @@ from attnlm.config.variants import variant
 from attnlm.model import textbook
 from attnlm.model.architecture import (
     MODELS,
+    PRESETS,
     RUNGS,
     Architecture,
     UnsupportedError,
@@ -35,7 +36,6 @@ from attnlm.model.language_model import Transformer
 from attnlm.model.layers import drop_by
 from attnlm.model.loss import LOGITS_AT_ONCE
 from attnlm.model.native_block import with_native_blocks
-from attnlm.model.presets import PRESETS
 from attnlm.model.spec import Use
 from attnlm.model.supported_uses import USES_WITHOUT_MODULES
 from attnlm.training.memory import FACTOR

@@ -20,8 +20,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.config.settings import resolve
 from attnlm.config.variants import variant
 from attnlm.data.dataset import Dataset
-from attnlm.model.architecture import Architecture
-from attnlm.model.presets import architecture
+from attnlm.model.architecture import Architecture, architecture
 from attnlm.runs.hugging_face import choose_class, lost_parts
 from attnlm.tokens.tokenizer import CharTokenizer, Tokenizer
 from attnlm.tokens.tokenizer_json import library_tokenizer

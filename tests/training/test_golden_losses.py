@@ -14,7 +14,7 @@ import pytest
 
 import attnlm
 from attnlm.data.dataset import Dataset
-from attnlm.model.presets import PRESETS
+from attnlm.model.architecture import PRESETS
 
 LOSSES = {
     "bigram": 2.5748,

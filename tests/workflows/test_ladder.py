@@ -21,8 +21,7 @@ from attnlm.base.files import read_json, write_json
 from attnlm.base.setting_fields import fields_of
 from attnlm.base.signals import Interrupted
 from attnlm.config import variants
-from attnlm.model.architecture import MODELS, Architecture
-from attnlm.model.presets import PRESETS, Preset
+from attnlm.model.architecture import MODELS, PRESETS, Architecture, Preset
 from attnlm.runs.ladder_plan import read_plan
 from attnlm.runs.run import Run, open_run
 from attnlm.see.ladder import Ladder

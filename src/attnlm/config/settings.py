@@ -15,10 +15,9 @@ from attnlm.base.own_code import OwnCode, is_code_name
 from attnlm.base.setting_fields import Setting, Settings, check_value, fields_of, quoted
 from attnlm.base.suggestions import suggestion
 from attnlm.config.training import LARGEST_BATCH, TrainingConfig
-from attnlm.model.architecture import OWN, Architecture, missing_requirement
+from attnlm.model.architecture import OWN, PRESETS, Architecture, architecture, missing_requirement
 from attnlm.model.own_arguments import check_argument
 from attnlm.model.own_specs import CODE, PREFIX, own_model, own_parts, with_defaults
-from attnlm.model.presets import PRESETS, architecture
 from attnlm.model.spec import ModelSpec, Use
 
 

@@ -15,9 +15,8 @@ from attnlm.base.setting_fields import Setting, Settings, fields_of, type_of
 from attnlm.base.suggestions import equivalent_name, suggestion
 from attnlm.config.settings import RECORD_OF, check_setting, resolve
 from attnlm.config.training import TrainingConfig
-from attnlm.model.architecture import MODELS
+from attnlm.model.architecture import MODELS, PRESETS
 from attnlm.model.own_specs import PREFIX
-from attnlm.model.presets import PRESETS
 
 _BOOLEANS = {"true": True, "yes": True, "false": False, "no": False}
 _CODE = r"(?:[A-Za-z]:)?[^:=]*\.py:\w+"

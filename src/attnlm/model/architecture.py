@@ -1,15 +1,15 @@
-"""The parts and sizes of a model. presets.py has named sets of them."""
+"""The parts and sizes of a model, and presets: named sets of them."""
 
 from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from attnlm.base.errors import UsageError
-from attnlm.base.setting_fields import Settings, fields_of, quoted, setting
+from attnlm.base.setting_fields import Setting, Settings, fields_of, quoted, setting
 from attnlm.model.costs import Costs, compute_costs, parameter_shapes
 from attnlm.model.spec import ModelSpec, Shapes, Use
 from attnlm.model.supported_uses import USES_WITHOUT_MODULES, needed_for
@@ -17,6 +17,7 @@ from attnlm.model.supported_uses import USES_WITHOUT_MODULES, needed_for
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnlm.base.own_code import OwnCode
     from attnlm.model.language_model import Bigram, Transformer
 
 MODELS = (
@@ -247,6 +248,10 @@ class Architecture:
         return {"none": 0, "softmax": self.heads}.get(self.attention, 1)
 
     @property
+    def codes(self) -> Mapping[str, OwnCode]:
+        return {}
+
+    @property
     def map_counts(self) -> tuple[int, int]:
         return (self.layers if self.maps_per_layer else 0), self.maps_per_layer
 
@@ -260,8 +265,6 @@ class Architecture:
 
     def settings(self) -> Settings:
         """Return the preset and the settings in effect, which together define this model."""
-        from attnlm.model.presets import PRESETS
-
         values = {name: getattr(self, name) for name in fields_of(Architecture)}
         names = ("model", *PRESETS[self.model].settings)
         return {
@@ -385,3 +388,92 @@ def _needed_setting(name: str, value: Any) -> str:
     if value is _ANY:
         return f"{'an' if name == 'mlp' else 'a'} `{name}`"
     return f"`{name}`" if value is True else f"`{name}` {value}"
+
+
+# --- Presets --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named set of parts, and the settings that a user may change in it, in the order of the
+    fields of Architecture."""
+
+    parts: Settings
+    settings: tuple[str, ...]
+
+
+_NOT_PARTS = ("model", "wide_heads", "scores")
+_ALL_PARTS = tuple(f.name for f in fields(Architecture) if f.name not in _NOT_PARTS)
+_TRANSFORMER: Settings = {
+    "embed_dim": 128,
+    "heads": 4,
+    "layers": 2,
+    "block_size": 128,
+    "projection": True,
+    "positions": "rotary",
+    "norm": "rms",
+    "mlp": "swiglu",
+    "residual": True,
+}
+_QWEN3: Settings = {**_TRANSFORMER, "query_key_norm": True}
+_BIASES: Settings = {"bias": True, "head_bias": True}
+_ONE_LAYER: Settings = {"embed_dim": 64, **_BIASES}
+
+PRESETS: dict[str, Preset] = {
+    "bigram": Preset({"attention": "none", "positions": "none"}, ("block_size",)),
+    "average": Preset({**_ONE_LAYER, "attention": "uniform"}, ("embed_dim", "block_size")),
+    "dot-product": Preset(
+        {**_ONE_LAYER, "attention": "parameter-free"}, ("embed_dim", "block_size")
+    ),
+    "single-head": Preset(_ONE_LAYER, ("embed_dim", "block_size", "head_size", "dropout")),
+    "multi-head": Preset(
+        {**_ONE_LAYER, "heads": 4},
+        ("embed_dim", "block_size", "heads", "head_size", "qkv_bias", "projection", "dropout"),
+    ),
+    "wide-head": Preset(
+        {**_ONE_LAYER, "heads": 4, "wide_heads": True, "projection": True},
+        ("embed_dim", "block_size", "heads", "dropout"),
+    ),
+    # Qwen3, but with another rotary base and an untied LM head.
+    "transformer": Preset(_QWEN3, _ALL_PARTS),
+    "gpt2": Preset(
+        {
+            **_TRANSFORMER,
+            "qkv_bias": True,
+            "bias": True,
+            "positions": "learned",
+            "norm": "layer",
+            "norm_epsilon": 1e-5,
+            "mlp": "gelu",
+            "tie_embeddings": True,
+        },
+        _ALL_PARTS,
+    ),
+    "llama": Preset({**_TRANSFORMER, "norm_epsilon": 1e-5}, _ALL_PARTS),
+    "qwen3": Preset({**_QWEN3, "rotary_base": 1e6, "tie_embeddings": True}, _ALL_PARTS),
+}
+
+
+def architecture(
+    model: str, settings: Mapping[str, Setting], replaced: Iterable[str] = ()
+) -> Architecture:
+    """Return the architecture of a preset with some of its settings changed.
+
+    Own code computes the parts in `replaced`, which makes `positions` a setting of every preset.
+    Raises UsageError if the preset lacks a setting, if a setting has no effect, or if parts or
+    sizes do not fit each other.
+    """
+    preset = PRESETS[model]
+    merged = {**preset.parts, **settings, **dict.fromkeys(replaced, OWN)}
+    for name in settings:
+        if name not in preset.settings and not (replaced and name == "positions"):
+            users = [m for m in PRESETS if name in PRESETS[m].settings]
+            raise UsageError(
+                f"`{name}` does not apply to {model}", f"use `model` {' or '.join(users)}"
+            )
+        if needs := missing_requirement(name, merged):
+            raise UsageError(f"`{name}` has no effect without {needs}", f"leave `{name}` out")
+    used = {
+        name: value for name, value in merged.items() if missing_requirement(name, merged) is None
+    }
+    return Architecture(model=model, **used)  # type: ignore[arg-type]

@@ -7,14 +7,17 @@ K key and value heads, D head size, E value size.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlm.model.architecture import Architecture
 from attnlm.model.layers import Dropout, Linear, RMSNorm
 from attnlm.model.rotary import rotary_angles
+
+if TYPE_CHECKING:
+    from attnlm.model.architecture import Architecture
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of rotary positions, each (T, D)."""

@@ -7,13 +7,13 @@ from top to bottom. Axes are as in attention.py; V is the vocabulary size.
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from attnlm.base.errors import AttnlmError
 from attnlm.base.own_code import OwnCode
-from attnlm.model.architecture import Architecture
 from attnlm.model.attention import (
     LayerCache,
     ParameterFreeAttention,
@@ -24,8 +24,11 @@ from attnlm.model.attention import (
 from attnlm.model.layers import Dropout, build_norm, recomputed
 from attnlm.model.loss import cross_entropy, linear_cross_entropy
 from attnlm.model.mlp import MLP
-from attnlm.model.own_specs import OwnParts
-from attnlm.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from attnlm.model.architecture import Architecture
+    from attnlm.model.own_specs import OwnParts
+    from attnlm.model.spec import ModelSpec
 
 Caches = list[LayerCache] | None
 """One cache for each block; an empty list is filled by the first forward pass."""
@@ -274,7 +277,8 @@ def without_gradients(model: object) -> contextlib.AbstractContextManager[object
     Own code may keep a tensor that it makes there, such as a mask, and use it in training, which
     PyTorch refuses for tensors of its inference mode.
     """
-    is_ours = isinstance(getattr(model, "spec", None), Architecture)
+    spec: ModelSpec | None = getattr(model, "spec", None)
+    is_ours = spec is not None and not spec.codes
     return torch.inference_mode() if is_ours else torch.no_grad()
 
 

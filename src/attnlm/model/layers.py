@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from attnlm.compute.native import native_library
-from attnlm.model.architecture import Architecture
+
+if TYPE_CHECKING:
+    from attnlm.model.architecture import Architecture
 
 
 class Linear(nn.Linear):

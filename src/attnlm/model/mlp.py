@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlm.model.architecture import Architecture
 from attnlm.model.layers import Linear
+
+if TYPE_CHECKING:
+    from attnlm.model.architecture import Architecture
 
 
 class MLP(nn.Module):

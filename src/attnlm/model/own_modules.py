@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,10 @@ from attnlm.base.own_code import OwnCode
 from attnlm.model.costs import Costs
 from attnlm.model.inspection import uninitialised_model
 from attnlm.model.language_model import Caches, LanguageModel, on_device_of, require_shape
-from attnlm.model.own_specs import OwnModel, OwnParts
-from attnlm.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from attnlm.model.own_specs import OwnModel, OwnParts
+    from attnlm.model.spec import ModelSpec
 
 _TARGETS = ("targets", "target", "labels", "y", "yb")
 

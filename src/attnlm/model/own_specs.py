@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from attnlm.base.errors import UsageError
 from attnlm.base.own_code import OwnCode
 from attnlm.base.setting_fields import Setting, Settings, fields_of
-from attnlm.model.architecture import Architecture
+from attnlm.model.architecture import PRESETS, Architecture, architecture
 from attnlm.model.costs import Costs
 from attnlm.model.own_arguments import (
     build_module,
@@ -25,7 +25,6 @@ from attnlm.model.own_arguments import (
     resolve_arguments,
     settings_of,
 )
-from attnlm.model.presets import PRESETS, architecture
 from attnlm.model.spec import ModelSpec, Shapes, Use
 
 if TYPE_CHECKING:

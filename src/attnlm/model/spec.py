@@ -16,6 +16,7 @@ from attnlm.base.setting_fields import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attnlm.base.own_code import OwnCode
     from attnlm.model.costs import Costs
     from attnlm.model.language_model import LanguageModel
 
@@ -56,6 +57,10 @@ class ModelSpec(Protocol):
     @property
     def block_size(self) -> int:
         """Return the context: the most tokens that the model sees."""
+
+    @property
+    def codes(self) -> Mapping[str, OwnCode]:
+        """Return the user's own code by what it replaces; empty for our models."""
 
     @property
     def map_counts(self) -> tuple[int, int]:

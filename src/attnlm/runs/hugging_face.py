@@ -28,14 +28,13 @@ from attnlm.base.formatting import byte_size
 from attnlm.base.setting_fields import check_value, quoted
 from attnlm.compute.device import machine_memory
 from attnlm.config.settings import Config, resolve
-from attnlm.model.architecture import Architecture, require_architecture
+from attnlm.model.architecture import PRESETS, Architecture, require_architecture
 from attnlm.model.inspection import (
     ChangedModelError,
     build_with_weights,
     check_finite,
     first_difference,
 )
-from attnlm.model.presets import PRESETS
 from attnlm.model.spec import Shapes, Use
 from attnlm.runs import hub
 from attnlm.runs.checkpoint import save_checkpoint
