@@ -108,7 +108,7 @@ def ladder(course: Path, name: str) -> Any:
 
 def attention(course: Path, name: str, text: str = TEXT) -> Any:
     """Return the attention weights (H, T, T) of the first layer."""
-    return attnlm.attend(name, text, checkpoint_dir=course / "checkpoints").weights[0]
+    return attnlm.attend(text, name, checkpoint_dir=course / "checkpoints").weights[0]
 
 
 def four_heads(course: Path) -> attnlm.HeadsReport:

@@ -24,9 +24,8 @@ from attnlm.runs.journal import Snapshot
 from attnlm.runs.ladder_plan import Adapted, LadderPlan, Trial
 from attnlm.runs.run import Checkpoint, Result
 from attnlm.see.heads import HeadReport
-from attnlm.see.heat_maps import Grid, HeatMaps
 from attnlm.see.ladder import Gain, Rung
-from attnlm.see.report import LensRow
+from attnlm.see.pictures import Grid, HeatMaps
 from attnlm.see.trace import Step
 from attnlm.see.verdicts import Pair
 
@@ -41,7 +40,6 @@ _RETURNED = (
     Grid,
     HeadReport,
     HeatMaps,
-    LensRow,
     LadderPlan,
     Pair,
     Result,

@@ -42,7 +42,7 @@ Nothing is printed. Events are passed to `on_event`, a function of one argument:
 reports Note and Progress, `train` also Started, Stepped, Evaluated and Finished;
 `on_event=print` shows each as a line, `on_event=attnlm.ProgressBar()` shows a bar. For fewer lines,
 filter: `lambda event: isinstance(event, attnlm.Evaluated) and print(event)`. A notebook shows a Run
-as a table with its curve, and an Attention as a shaded grid for each head.
+as a table with its curve, and an Attention as a picture of each head's map.
 
 A training loop of your own (see Batches) has another optimizer, schedule, initialisation and
 evaluation than `train`. Compare its losses only with those of a baseline in the same loop.
@@ -93,10 +93,10 @@ if TYPE_CHECKING:
     from attnlm.runs.run import open_run as open_run
     from attnlm.see.attend import Attention as Attention
     from attnlm.see.attend import attend as attend
+    from attnlm.see.heads import HeadsOverTraining as HeadsOverTraining
     from attnlm.see.heads import HeadsReport as HeadsReport
     from attnlm.see.heads import heads as heads
-    from attnlm.see.heads_over_training import HeadsOverTraining as HeadsOverTraining
-    from attnlm.see.heads_over_training import heads_over_training as heads_over_training
+    from attnlm.see.heads import heads_over_training as heads_over_training
     from attnlm.see.ladder import Ladder as Ladder
     from attnlm.see.patch import Patching as Patching
     from attnlm.see.patch import patch as patch
@@ -150,8 +150,7 @@ _NAMES = {
     "runs.manage": "RunDiff RunEntry diff_runs list_runs",
     "runs.run": "Run open_run",
     "see.attend": "Attention attend",
-    "see.heads": "HeadsReport heads",
-    "see.heads_over_training": "HeadsOverTraining heads_over_training",
+    "see.heads": "HeadsOverTraining HeadsReport heads heads_over_training",
     "see.ladder": "Ladder",
     "see.patch": "Patching patch",
     "see.progress_bar": "ProgressBar",

@@ -33,7 +33,6 @@ from tests.kit import (
     Done,
     command,
     fails,
-    on_a_terminal,
     run_in_new_process,
     try_command,
 )
@@ -201,11 +200,6 @@ def test_train_reports_progress_and_the_next_command(project: Path) -> None:
     for word in ("parameters", "cpu", "seed 1", "validation", "ln V", "attnlm sample", run):
         assert word in done.stderr
     assert " |*" not in done.stderr
-
-
-def test_train_ends_with_a_curve_on_a_terminal(project: Path) -> None:
-    shown = on_a_terminal("train", *QUICK, cwd=project, streams=("stderr",))
-    assert " |*" in shown and "- counted bigram" in shown and "step 6\r\n" in shown
 
 
 def test_quiet_commands_name_no_command_to_type_next(project: Path) -> None:

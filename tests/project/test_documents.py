@@ -92,9 +92,8 @@ def folder(tmp_path: Path) -> Path:
 def test_the_commands_of_a_page_run(
     page: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # test_ladder.py draws these.
-    monkeypatch.setattr("attnlm.see.ladder_page.panels_png", lambda *_: b"")
-    monkeypatch.setattr("attnlm.see.ladder_page.panel_svg", lambda *_: "")
+    # test_ladder_page.py draws it.
+    monkeypatch.setattr("attnlm.see.ladder.panels_png", lambda *_: b"")
     # Three pictures of insight.md are about Tiny Shakespeare.
     text, _, _ = text_of(page).partition("$ attnlm prepare tinyshakespeare")
     write_files(text, folder)
@@ -199,15 +198,17 @@ def test_an_example_is_causal_trains_and_is_short_enough_for_a_lecture(
     assert [file.read_bytes() for file in (run.path / "code").iterdir()] == [path.read_bytes()]
     assert len(command("sample", path.stem, "--tokens", 30, cwd=project).stdout) > 20
 
-    pair = "3 apples an", "4 pears are", "a", "s"
+    def patched() -> attnlm.Patching:
+        return attnlm.patch("3 apples an", "4 pears are", run, answers=("a", "s"))
+
     if path.stem in HEADS:
         steps = attnlm.heads_over_training(run).scores["induction"]
         assert steps.shape == (13, 1, 4)  # eleven evaluations, and steps 1 and 3
-        assert attnlm.patch(run, [pair]).heads.shape == (1, 4)
+        assert patched().heads.shape == (1, 4)
     elif path.stem == "gru":
         with pytest.raises(AttnlmError, match="nothing to patch"):
-            attnlm.patch(run, [pair])
+            patched()
     else:
-        assert attnlm.patch(run, [pair]).attention.shape == (1, len(pair[0]))
+        assert patched().attention.shape == (1, len("3 apples an"))
         with pytest.raises(AttnlmError, match="no snapshots with scores"):
             attnlm.heads_over_training(run)

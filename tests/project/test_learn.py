@@ -167,7 +167,7 @@ def test_the_head_of_the_exercise_scores_by_distance_only(project: Path) -> None
     assert remedies.keys() == {"gradients"}
     assert "query.weight" in remedies["gradients"] and "key.weight" in remedies["gradients"]
     command(*train, "--steps", 2, "--block-size", 8, cwd=project)
-    weights = attnlm.attend("distance", "apples", checkpoint_dir=project / "checkpoints").weights
+    weights = attnlm.attend("apples", "distance", checkpoint_dir=project / "checkpoints").weights
     itself, before = (np.diagonal(weights[0], -back, 1, 2) for back in (0, 1))
     ratios = itself[:, 1:] / before
     np.testing.assert_allclose(ratios, ratios[:, :1].repeat(ratios.shape[1], 1), rtol=1e-4)

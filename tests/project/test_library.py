@@ -97,7 +97,7 @@ def small_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_function_has_an_example() -> None:
     functions = {name for name in attnlm.__all__ if inspect.isfunction(getattr(attnlm, name))}
     assert functions < {example.id for example in EXAMPLES}
-    assert {"ProgressBar", "Run.attention", "Run.metrics", "Run.model"} < {e.id for e in EXAMPLES}
+    assert {"ProgressBar", "Run.metrics", "Run.model"} < {e.id for e in EXAMPLES}
 
 
 @pytest.mark.documents
@@ -269,7 +269,7 @@ def test_heads_traces_and_reports_are_what_the_commands_show(
     assert isinstance(found, attnlm.HeadsReport) and len(found.heads) == 2
     assert f"{found}\n" == command("heads", *flags, cwd=trained).stdout
     assert repr(found) == "<HeadsReport of 'multi-head': 2 heads>"
-    traced = attnlm.trace("multi-head", "the fox")
+    traced = attnlm.trace("the fox", "multi-head")
     assert isinstance(traced, attnlm.Trace)
     assert f"{traced}\n" == command("trace", "the fox", "multi-head", cwd=trained).stdout
     code = command("trace", "the fox", "multi-head", "--as-code", cwd=trained).stdout

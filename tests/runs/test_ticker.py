@@ -22,7 +22,6 @@ from attnlm.runs.run import Run
 from attnlm.see.head_scores import PATTERNS
 from attnlm.see.heads import heads as study_heads
 from attnlm.see.report import report
-from attnlm.see.report_page import report_page
 from attnlm.training.events import Evaluated
 from attnlm.workflows import train as launch
 from attnlm.workflows.evaluate import take_snapshot
@@ -103,12 +102,12 @@ def test_an_attention_without_softmax_trains_and_has_no_maps(
             ids.append(int(module(torch.tensor([ids]))[0, -1].argmax()))
     greedy = attnlm.sample(run, prompt="1 ", tokens=6, temperature=0)
     assert "".join(greedy) == run.tokenizer.decode(ids)
-    for call in (lambda: attnlm.attend(run, "1 apples"), lambda: study_heads(run, data_dir=data)):
+    for call in (lambda: attnlm.attend("1 apples", run), lambda: study_heads(run, data_dir=data)):
         with pytest.raises(AttnlmError, match="no attention weights"):
             call()
     found = report(run, data_dir=data)
     assert found.heads is None and "no attention weights" in found.heads_over
-    assert report_page(found).startswith(b"<!doctype html>")
+    assert found.page().startswith(b"<!doctype html>")
 
 
 @pytest.mark.parametrize("dataset", ["fruits-byte", "fruits-bpe300"])

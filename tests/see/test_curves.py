@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from attnlm import Dataset, Evaluated, Note, Run, Started
 from attnlm.base.events import ignore
 from attnlm.runs.records import DatasetFacts
 from attnlm.see import curves
-from attnlm.see.curves import CurveDrawer, Line, panel_svg, panels_png, plain_curve, verdict
+from attnlm.see.curves import CurveDrawer, Line, chart_data, panels_png, verdict
 from tests.kit import Clock, quick_run
 from tests.models import evaluation_record
 
@@ -80,44 +79,27 @@ LINES = [
 KNOWN = {"uniform, ln V": 4.1, "counted bigram": 2.45}
 
 
-def test_panels_are_one_element_or_a_picture_and_leave_the_users_style_alone() -> None:
+def test_a_picture_leaves_the_users_style_alone() -> None:
     import matplotlib
 
     users_style = dict(matplotlib.rcParams)
-    svg = panel_svg(LINES, KNOWN, "tokens")
-    assert svg.startswith("<svg ") and svg.rstrip().endswith("</svg>")
-    for label in ("bigram 2.400", "average 3.100", "uniform, ln V 4.100", "tokens"):
-        assert f">{label}<" in svg
-    assert "currentColor" in svg and curves.INK not in svg and "<style" not in svg
-    assert svg == panel_svg(LINES, KNOWN, "tokens")
     assert panels_png({"tokens": LINES, "seconds": LINES}, KNOWN).startswith(PNG)
     assert dict(matplotlib.rcParams) == users_style
 
 
-def test_axes_are_logarithmic_if_seconds_differ_tenfold_and_have_no_exponents() -> None:
-    slow = Line("slow", [1, 30], [4.0, 2.0], "#d9730d")
+def test_a_chart_is_logarithmic_if_seconds_differ_tenfold() -> None:
+    slow = Line("slow", [1, 30], [4.0, 2.0], "#d9730d", band=[(3.9, 4.1), (1.9, 2.1)])
     quick = Line("quick", [0.1, 0.5], [4.0, 2.2], "#2a9d6e")
-    assert "seconds, logarithmic" in panel_svg([quick, slow], {}, "seconds")
-    assert "logarithmic" not in panel_svg([slow], {}, "seconds")
-    line = Line("loss", [0, 1e6, 3e6], [2.48391, 2.48392, 2.48393], "#000000")
-    svg = panel_svg([line], {"nothing": -0.0}, "step")
-    texts = [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)", svg)]
-    assert "3,000,000" in texts and "nothing 0.000" in texts
-    assert not any(re.search(r"\de[+−-]?\d|^\+", text) for text in texts)
-
-
-def test_a_curve_in_plain_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "_PLAIN_SIZE", (31, 7))
-    losses = (4.0, 2.0, 1.0, 1.0)
-    records = [evaluation_record(10 * i, val_loss=loss) for i, loss in enumerate(losses)]
-    drawn = plain_curve(records, {"counted bigram": 2.0})
-    lines = drawn.splitlines()
-    assert len(lines) == 8 and drawn.isascii()
-    assert lines[0].startswith("  4.00 |*") and lines[0].count("*") < 6
-    assert lines[4].endswith("counted bigram 2.00") and "- -" in lines[4]
-    assert lines[6].startswith("  1.00 |") and lines[6].endswith("*" * 11)
-    assert lines[7].split() == ["0", "step", "30"]
-    assert plain_curve(records[:1], {}) == ""
+    chart = chart_data([quick, slow], KNOWN, "seconds")
+    assert chart["isLogarithmic"] and not chart_data([slow], {}, "seconds")["isLogarithmic"]
+    assert chart["baselines"] == [*KNOWN.items()]
+    assert chart["lines"][1]["points"] == [(1, 4.0), (30, 2.0)]
+    assert chart["lines"][1]["band"] == [(1, 3.9, 4.1), (30, 1.9, 2.1)]
+    records = [evaluation_record(n, train_loss=3.0 - n, val_loss=3.5 - n) for n in (0, 1)]
+    drawn = chart_data(curves.run_lines(records), {}, "step")["lines"]
+    colours = {line["name"]: line["colour"] for line in drawn}
+    assert colours == {name: f"var(--{name})" for name in ("validation", "training")}
+    assert panels_png({"step": curves.run_lines(records)}, {}).startswith(PNG)
 
 
 FALLING = [3.0, 2.0, 1.5, 1.2, 1.0]
@@ -166,14 +148,3 @@ def test_the_verdict_names_overfitting_and_baselines(
         records.append(evaluation_record(step, **values))
     words = verdict(records, replace(FACTS, **known), more.get("model", "average"))
     assert said in words and unsaid not in words
-
-
-def test_the_training_curve_is_dashed_in_a_page() -> None:
-    records = [evaluation_record(n, train_loss=3.0 - n, val_loss=3.5 - n) for n in (0, 1)]
-    svg = panel_svg(curves.run_lines(records), {}, "step")
-    drawn = re.findall(r"<path [^>]*stroke: var\(--(\w+)\)[^>]*stroke-width: 1\.8[^>]*>", svg)
-    dashed = re.findall(
-        r'<path [^>]*style="[^"]*stroke-dasharray: 4[^"]*stroke: var\(--(\w+)\)', svg
-    )
-    in_both = ["validation", "training"] * 2  # as curves, and in the legend
-    assert drawn == in_both and dashed == ["training"] * 2

@@ -15,7 +15,7 @@ from tests.see.test_model_page import shown
 from tests.see.test_train_page import TEXT
 
 SCRIPTS = sorted(path.name for path in (Path(page.__file__).parent / "pages").glob("*.js"))
-ENTRIES = ("attend_page.js", "play_page.js", "report_page.js", "train_page.js", "train_worker.js")
+ENTRIES = ("ladder_page.js", "play_page.js", "report_page.js", "train_page.js", "train_worker.js")
 SCRIPT = """\
 "use strict";
 /* A comment

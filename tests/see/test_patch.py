@@ -16,10 +16,7 @@ from torch import Tensor, nn
 import attnlm
 from attnlm import AttnlmError, Dataset, Run, load_model
 from attnlm.model.language_model import Block, LanguageModel, Transformer
-from attnlm.see.pictures import heat_picture
-from attnlm.see.shown_tokens import tint
-from tests.browser import elements
-from tests.kit import command, on_a_terminal, quick_run
+from tests.kit import command, quick_run
 from tests.models import BUILT, induction_by_hand, random_run
 from tests.own_code import MODELS
 
@@ -88,7 +85,7 @@ def test_shares_equal_a_plain_loop_with_hooks(
     variant: str, dataset: Dataset, tmp_path: Path
 ) -> None:
     run = random_run(variant, dataset, tmp_path)
-    found = attnlm.patch(run, [(CLEAN, CORRUPTED, "a", "s")])
+    found = attnlm.patch(CLEAN, CORRUPTED, run, answers=("a", "s"))
     model, _ = load_model(run, device="cpu")
     assert isinstance(model, Transformer) and found.answers == [("a", "s")]
     pair = torch.tensor([run.tokenizer.encode(text) for text in (CLEAN, CORRUPTED)])
@@ -116,7 +113,7 @@ def test_patching_finds_exactly_the_two_heads_of_induction(
     """The texts differ in the token before 1 and before 2, which the first head writes there, and
     with which the second compares the last token."""
     run = induction_by_hand(dataset, tmp_path)
-    found = attnlm.patch(run, [(" p1r2 p", " r1p2 p")])
+    found = attnlm.patch(" p1r2 p", " r1p2 p", run)
     assert found.answers == [("1", "2")] and not found.missing and not found.mlp.size
     carrying = {(0, 1), (1, 0)}
     assert {BUILT[head] for head in carrying} == {"previous-token", "induction"}
@@ -133,7 +130,7 @@ def test_patching_finds_exactly_the_two_heads_of_induction(
 
 def test_heads_of_a_whole_model_from_outside(dataset: Dataset) -> None:
     run = quick_run(dataset, f"{EXAMPLES / 'lecture.py'}:LectureModel")
-    found = attnlm.patch(run, [(CLEAN, CORRUPTED, "a", "s")])
+    found = attnlm.patch(CLEAN, CORRUPTED, run, answers=("a", "s"))
     assert found.heads.shape == (1, 4) and "only heads" in found.missing
     assert [grid.title for grid in found.maps.grids] == ["heads"]
     model: Any = load_model(run, device="cpu")[0]
@@ -150,7 +147,7 @@ def test_heads_of_a_whole_model_from_outside(dataset: Dataset) -> None:
 def test_a_part_without_softmax_has_no_heads(dataset: Dataset) -> None:
     head = f"{EXAMPLES / 'linear_attention.py'}:LinearAttention"
     run = quick_run(dataset, "transformer:layers=2", attention=head)
-    found = attnlm.patch(run, [(CLEAN, CORRUPTED, "a", "s")])
+    found = attnlm.patch(CLEAN, CORRUPTED, run, answers=("a", "s"))
     assert "heads are not patched" in found.missing and not found.heads.size
     assert found.attention.shape == found.mlp.shape == (2, len(CLEAN))
 
@@ -159,14 +156,12 @@ def test_a_recurrent_model_has_nothing_to_patch(dataset: Dataset, tmp_path: Path
     (tmp_path / "recurrent.py").write_text(MODELS)
     run = quick_run(dataset, f"{tmp_path / 'recurrent.py'}:Recurrent")
     with pytest.raises(AttnlmError, match="nothing to patch"):
-        attnlm.patch(run, [(CLEAN, CORRUPTED)])
+        attnlm.patch(CLEAN, CORRUPTED, run)
 
 
-PAIRS = [
-    ("3 apples an", "4 pears are", "a", "s"),
-    ("7 apples an", "7 pears are", "s", "e"),
-    ("2 pears are", "4 apples an"),
-]
+CLEANS = ["3 apples an", "7 apples an", "2 pears are"]
+CORRUPTEDS = ["4 pears are", "7 pears are", "4 apples an"]
+ANSWERS = [("a", "s"), ("s", "e"), ("3", "n")]
 
 
 @pytest.mark.parametrize("tokens", [1, 50, 2**11])
@@ -176,9 +171,10 @@ def test_shares_of_pairs_compare_mean_differences(
     monkeypatch.setattr("attnlm.see.patch._BATCH_TOKENS", tokens)
     run = random_run("transformer", dataset, tmp_path)
     events: list[Any] = []
-    found = attnlm.patch(run, PAIRS, on_event=events.append)
-    alone = [attnlm.patch(run, [pair]) for pair in PAIRS]
-    assert found.answers == [one.answers[0] for one in alone] and not found.left_out
+    found = attnlm.patch(CLEANS, CORRUPTEDS, run, answers=ANSWERS, on_event=events.append)
+    each = zip(CLEANS, CORRUPTEDS, ANSWERS, strict=True)
+    alone = [attnlm.patch(clean, other, run, answers=pair) for clean, other, pair in each]
+    assert found.answers == [one.answers[0] for one in alone] == ANSWERS
     whole = np.array([one.differences[0] - one.differences[1] for one in alone])
     means = np.mean([one.differences for one in alone], 0)
     assert found.differences == pytest.approx(tuple(means), abs=1e-5)
@@ -186,33 +182,20 @@ def test_shares_of_pairs_compare_mean_differences(
         shares = np.stack([getattr(one, name) for one in alone])
         wanted = np.tensordot(whole / whole.sum(), shares, 1)
         np.testing.assert_allclose(getattr(found, name), wanted, atol=1e-4, rtol=1e-4)
-    assert "mean of 3 pairs" in found.compared and found.first == 0
+    assert "mean of 3 pairs" in found.compared
+    names = [row.split()[1] for row in found.maps.grids[0].rows]
+    assert names[:2] == ["…", "␣"] and "…→…" not in names
     assert all(0 <= event.done < event.total for event in events)
 
 
-def test_a_file_of_pairs_finds_the_two_heads_of_induction(dataset: Dataset, tmp_path: Path) -> None:
-    run = induction_by_hand(dataset, tmp_path)
-    lines = [
-        {"clean": f" {a}1{b}2 {a}", "corrupted": f" {b}1{a}2 {a}", **more}
-        for a, b, more in [("p", "r", {}), ("a", "s", {"answers": ["1", "2"]}), ("e", "e", {})]
-    ]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    done = command("patch", "--pairs", "pairs.jsonl", run.path, cwd=tmp_path)
-    assert "mean of 2 pairs" in done.stderr and "1 pairs do not count" in done.stderr
-    found = attnlm.patch(run, tmp_path / "pairs.jsonl")
-    assert done.stdout == f"{found}\n" and found.left_out == 1
-    for head, share in np.ndenumerate(found.heads):
-        assert share == pytest.approx(float(head in {(0, 1), (1, 0)}), abs=1e-4)
-    bare = [" ".join(name.split()) for name in found.maps.grids[0].rows]
-    assert bare == ["1 …", "2 1", "3 …", "4 2", "5 ␣", "6 …"]
-
-
-def test_pairs_of_other_lengths_and_no_pairs_are_refused(dataset: Dataset, tmp_path: Path) -> None:
+def test_texts_and_answers_that_do_not_fit_are_refused(dataset: Dataset, tmp_path: Path) -> None:
     run = random_run("average", dataset, tmp_path)
-    with pytest.raises(AttnlmError, match=r"pair 2: .* 7 and 1 tokens"):
-        attnlm.patch(run, [(" p1r2 p", " r1p2 p"), ("a", "s")])
-    with pytest.raises(AttnlmError, match="no pairs"):
-        attnlm.patch(run, [])
+    with pytest.raises(AttnlmError, match=r"7 and 1 tokens"):
+        attnlm.patch([" p1r2 p", "a"], [" r1p2 p", "s"], run)
+    with pytest.raises(AttnlmError, match="'an' has 2 tokens"):
+        attnlm.patch("a", "s", run, answers=("an", "s"))
+    with pytest.raises(AttnlmError, match="after both texts"):
+        attnlm.patch("a", "s", run, answers=("e", "e"))
 
 
 TEXTS = "the lazy dog", "the lazy fox"
@@ -222,7 +205,7 @@ WORDS = ("patch", *TEXTS, "tied", "--answers", "t", "x")
 @pytest.fixture
 def found(trained: Path) -> attnlm.Patching:
     run = attnlm.open_run("tied", checkpoint_dir=trained / "checkpoints")
-    return attnlm.patch(run, [(*TEXTS, "t", "x")])
+    return attnlm.patch(*TEXTS, run, answers=("t", "x"))
 
 
 def test_tables_of_words_and_of_numbers(found: attnlm.Patching, trained: Path) -> None:
@@ -236,30 +219,8 @@ def test_tables_of_words_and_of_numbers(found: attnlm.Patching, trained: Path) -
     assert facts == json.loads(json.dumps(found.facts()))
 
 
-def test_tables_of_colour_have_numbers_where_there_is_room(
-    found: attnlm.Patching, trained: Path
-) -> None:
-    shown = on_a_terminal(*WORDS, cwd=trained)
-    assert "\x1b[" in shown and "f→d" in shown
-    share = found.stream[2, 11]
-    assert share == pytest.approx(1, abs=1e-5) and tint(1.0) != tint(-1.0)
-    for width, has_numbers in ((80, True), (20, False)):
-        table: Any = next(iter(found.maps.in_colour(width).renderables))
-        assert (" 1.00" in table.plain) == has_numbers
-        assert table.spans[-1].style == tint(min(1.0, float(share)))
-
-
-def test_a_page_marks_negative_shares(found: attnlm.Patching) -> None:
-    page = found.maps.page()
-    assert all(grid.title in page.decode() for grid in found.maps.grids)
-    cells = [about for tag, about in elements(page).found if tag == "td"]
-    values = [x for grid in found.maps.grids for x in grid.values.ravel()]
-    assert [cell.get("class") == "less" for cell in cells] == [x < 0 for x in values]
-    assert min(values) < 0
-
-
 def test_a_picture_names_the_tokens_that_differ(found: attnlm.Patching) -> None:
-    svg = heat_picture(found.maps, "svg").decode()
+    svg = found.maps.picture("svg").decode()
     assert all(grid.title in svg for grid in found.maps.grids) and "d→f" not in svg
     assert svg.count("f→d") == 3  # residual stream, attention and MLP
 
@@ -270,7 +231,7 @@ HOOKS = {"stream": "hook_resid_post", "attention": "hook_attn_out", "mlp": "hook
 def share_of(theirs: Any, run: Run, name: str, index: Any) -> float:
     """The share that an activation of TransformerLens brings back, of the mean difference."""
     found = []
-    for *texts, a, b in PAIRS[:2]:
+    for *texts, (a, b) in zip(CLEANS, CORRUPTEDS, ANSWERS, strict=True):
         clean, corrupted = (torch.tensor([run.tokenizer.encode(text)]) for text in texts)
         _, cache = theirs.run_with_cache(clean)
 
@@ -303,7 +264,7 @@ def test_shares_equal_those_of_transformer_lens(
     theirs = lens.TransformerBridge.boot_transformers(
         str(folder), hf_model=model, tokenizer=tokenizer, device="cpu", dtype=torch.float32
     )
-    ours = attnlm.patch(run, PAIRS[:2])
+    ours = attnlm.patch(CLEANS, CORRUPTEDS, run, answers=ANSWERS)
     for kind, hook in HOOKS.items():
         rows = getattr(ours, kind)
         for (layer, t), share in np.ndenumerate(rows[-2:]):  # without the embedding

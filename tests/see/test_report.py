@@ -13,21 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import attnlm
 from attnlm import Report, open_run
 from attnlm.model.architecture import RUNGS
-from attnlm.model.language_model import Transformer
-from attnlm.model.recorder import record
 from attnlm.runs.journal import Snapshot
+from attnlm.runs.run import Run
 from attnlm.see.attend import CAUTION
-from attnlm.see.head_scores import PATTERNS
-from attnlm.see.report import LensRow, logit_lens, report
-from attnlm.see.report_page import lens_data, report_page
+from attnlm.see.report import report
 from attnlm.see.reproduce import prepare_command
+from attnlm.see.shown_tokens import visible
 from tests.browser import asks_for_nothing, check_fits, darkness, elements, until
-from tests.kit import command, fails
+from tests.kit import command, fails, quick_run
 from tests.models import attention_like, timeless
 
 TEXT = "the quick fox"
@@ -48,9 +45,7 @@ def a_report(runs: Path) -> Report:
 
 @pytest.fixture(name="page", scope="module")
 def a_page(found: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_bytes(report_page(found))
-    return path
+    return found.write_page(tmp_path_factory.mktemp("page") / "report.html")
 
 
 @pytest.fixture(name="view")
@@ -63,7 +58,7 @@ def of(name: str, runs: Path, **how: Any) -> Report:
 
 
 def html(found: Report) -> str:
-    return report_page(found).decode()
+    return found.page().decode()
 
 
 def data_of(content: bytes) -> Any:
@@ -75,42 +70,36 @@ def data_of(content: bytes) -> Any:
 
 def test_a_report_contains_the_results_of_the_single_commands(runs: Path) -> None:
     run = open_run("transformer", checkpoint_dir=runs)
-    events: list[object] = []
-    found = report(run, text=TEXT, windows=3, device="cpu", on_event=events.append)
-    seen = attnlm.attend(run, TEXT)
-    assert found.attention.tokens == list(TEXT)
-    np.testing.assert_array_equal(found.attention.weights, seen.weights)
-    np.testing.assert_array_equal(found.attention.probabilities, seen.probabilities)
+    found = report(run, text=TEXT, windows=3, device="cpu")
+    assert found.text == TEXT and found.attention is None and len(found.models) == 1
     assert found.heads == attnlm.heads(run, windows=3, device="cpu")
     assert found.result is not None
-    assert found.result.best.val_loss == min(record["val_loss"] for record in run.metrics())
+    losses = [record["val_loss"] for record in run.metrics()]
+    assert found.result.best.val_loss == found.facts()["val_loss"] == min(losses)
     assert found.data_gone == ""
     assert re.match(r"3 of \d+ windows of 16 tokens", found.heads_over)
-    tasks = [(event.task, event.done) for event in events if isinstance(event, attnlm.Progress)]
-    assert tasks == [("scoring heads", 0), ("sampling", 1)]
 
 
 def test_the_default_text_is_the_validation_split(runs: Path, trained: Path) -> None:
     found = of("multi-head", runs, checkpoint="last")
-    assert found.ids == attnlm.open_dataset(trained / "data" / "foxes").val[:16].tolist()
-    assert found.text_is == "the first 16 tokens of the validation split"
-    assert "".join(found.attention.tokens) == "".join(found.passage)
-    assert "read by the last checkpoint" in html(found)
+    val = attnlm.open_dataset(trained / "data" / "foxes").val[:16].tolist()
+    assert found.text == found.run.tokenizer.decode(val)
+    assert "The last checkpoint computes in this page" in html(found)
     with pytest.raises(attnlm.AttnlmError, match="`checkpoint`"):
         of("multi-head", runs, checkpoint="worst")
 
 
 @pytest.mark.parametrize("rung", [*RUNGS, "projected", "tied"])
-def test_every_rung_has_a_page(rung: str, runs: Path) -> None:
+def test_every_rung_has_a_page_with_its_model(rung: str, runs: Path) -> None:
     found = of(rung, runs)
     page = html(found)
     assert found.result is not None
     assert f"{found.result.best.val_loss:.4f}" in page and found.verdict[1:] in page
-    for words in (CAUTION, "Heads by measurement", "A head forming"):
+    assert [model["name"] for model in data_of(page.encode())["models"]] == [rung]
+    for words in ("A head forming", "uniform attention"):
         assert (words in page) == (rung != "bigram")
-    assert ("The logit lens" in page) == (rung in ("transformer", "tied"))
-    assert "loss without it" not in page
-    for words in (*found.commands, found.sample_command):
+    assert "loss without it" not in page and CAUTION not in page
+    for words in found.commands:
         assert words in elements(page.encode()).text
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
@@ -123,24 +112,22 @@ def test_missing_data_sets_and_snapshots_are_reported(runs: Path, tmp_path: Path
     run.save_config()
     found = report(run, data_dir=tmp_path)
     assert found.heads is None and "data set of transformer is gone" in found.heads_over
-    assert "as the run recorded them" in found.text_is
-    assert found.attention.tokens == list(found.passage)
-    words = elements(report_page(found)).text
+    assert found.text == "".join(run.ticker_passage())
+    words = elements(found.page()).text
     assert "Not measured: the data set" in words
     assert f"attnlm report transformer --text TEXT --checkpoint-dir {tmp_path}" in words
     assert len(found.commands) == 1 and found.commands[0].startswith("attnlm train")
     measured = report(run, text=TEXT, data_dir=tmp_path)
     assert measured.heads is not None and measured.heads.window == len(TEXT) - 1
-    assert "of the text above only" in measured.heads_over
+    assert f"of the text {TEXT!r} only" in measured.heads_over
     too_short = report(run, text="th", data_dir=tmp_path)
     assert too_short.heads is None and "too short" in too_short.heads_over
     (run.path / "ticker.jsonl").unlink()
     alone = report(run, data_dir=tmp_path)
-    assert "own first words" in alone.text_is and len(alone.ids) == 16
-    assert alone.snapshots == [] and alone.passage == []
+    assert alone.text == "" and alone.models
     page = html(alone)
     assert "There is no record of what the model generated during training" in page
-    assert "<svg" in page and 'id="snapshot"' not in page and "report_page.js" not in page
+    assert 'id="curve"' in page and 'id="snapshot"' not in page
     (run.path / "metrics.jsonl").unlink()
     missing = {"says": "no evaluations", "hints": "--resume"}
     fails("report", run.path, cwd=tmp_path, code=1, **missing)
@@ -153,36 +140,14 @@ def test_an_imported_run_has_a_report_without_training(runs: Path, tmp_path: Pat
         (tmp_path / "theirs" / name).unlink()
     run = replace(open_run(tmp_path / "theirs"), imported_from="a/folder")
     found = report(run, windows=2)
-    assert found.result is None and "own first words, since it has no data set" in found.text_is
+    assert found.result is None and found.text == ""
     assert found.heads is not None and not found.heads.has_text
     assert found.commands == [f"attnlm import a/folder --name theirs --checkpoint-dir {tmp_path}"]
     page = html(found)
-    for words in ("The logit lens", "Heads by measurement", "imported from", "What it writes"):
+    for words in ("Try it", "Heads by measurement", "imported from"):
         assert words in page
     for words in ("While it learned", "best loss", "SHA-256", "learning rate"):
         assert words not in page
-
-
-@pytest.mark.parametrize("rung", ["transformer", "tied"])
-def test_a_row_of_the_lens_equals_the_model_without_later_layers(rung: str, runs: Path) -> None:
-    model, _ = attnlm.load_model(runs / rung, device="cpu")
-    assert isinstance(model, Transformer)
-    ids = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6])
-    rows = logit_lens(model, record(model, ids[None]), count=4)
-    assert [row.name for row in rows] == ["embedding", "layer 1", "layer 2"]
-    for kept in (2, 1, 0):
-        model.blocks = model.blocks[:kept]
-        with torch.no_grad():
-            likeliest = torch.softmax(model(ids[None])[0], -1).max(-1)
-        assert rows[kept].ids[:, 0].tolist() == likeliest.indices.tolist()
-        np.testing.assert_allclose(rows[kept].probabilities[:, 0], likeliest.values, atol=1e-5)
-    words = [f"<{i}>" for i in range(model.vocab_size)]
-    data = lens_data(rows, words)
-    ids_LTK = np.stack([row.ids for row in rows])
-    probabilities_LTK = np.stack([row.probabilities for row in rows])
-    assert ids_LTK.shape == (len(rows), len(ids), 4) and (np.diff(probabilities_LTK) <= 0).all()
-    assert [data["words"][i] for i in data["ids"]] == [words[i] for i in ids_LTK.ravel()]
-    np.testing.assert_allclose(data["percents"], 100 * probabilities_LTK.ravel(), atol=0.51)
 
 
 def typed(words: str) -> str:
@@ -196,32 +161,20 @@ def test_the_command_writes_the_report(
     Path("the fox").touch()
     done = command("report", "tied", "--text", "the fox", cwd=Path.cwd())
     assert done.stdout == "checkpoints/tied/report.html\n"
-    assert "--text takes a text, not a file: the model reads 'the fox' itself" in done.stderr
+    assert "--text takes a text, not a file: the page begins with 'the fox' itself" in done.stderr
     page = (runs / "tied" / "report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     out = tmp_path / "page.html"
     facts = json.loads(typed(f"attnlm report bigram --json -o {shlex.quote(str(out))}"))
     assert facts["output"] == str(out) and out.is_file() and facts["heads"] == []
-    assert facts["commands"][1].startswith("attnlm train foxes --model bigram")
-
-
-def test_the_report_shows_a_longer_sample_and_its_command(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(runs.parent)
-    found = of("single-head", Path("checkpoints"), checkpoint="last")
-    assert len(found.sample) == 500
-    words = "attnlm sample single-head --checkpoint last --tokens 500 --seed 1"
-    assert found.sample_command == words  # which is not the run trained last
-    assert typed(f"{words} --device cpu") == found.sample == found.facts()["sample"]
-    assert elements(report_page(found)).text.count(found.sample) == 1
+    assert facts["commands"][1].startswith("attnlm train foxes --recipe checkpoints/bigram/config")
 
 
 @pytest.mark.parametrize("rung", ["bigram", "transformer", "projected", "drawn"])
 def test_the_commands_of_a_report_reproduce_the_run(
     rung: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder has nothing but the text."""
+    """The folder has nothing but the text and the run."""
     (tmp_path / "text.txt").write_bytes((trained / "text.txt").read_bytes())
     monkeypatch.chdir(tmp_path)
     dataset = attnlm.prepare("text.txt", name="foxes", val_fraction=0.2)
@@ -277,7 +230,6 @@ def test_the_smallest_runs_have_reports(
     size: dict[str, Any] = {} if model == "bigram" else {"embed_dim": 8}
     attnlm.train(model=model, block_size=1, steps=1, seed=1, threads=1, name="least", **size)
     if model != "bigram":
-        typed("attnlm attend a --output a.html")
         typed("attnlm attend a --output a.png")
     for words in ("trace a", "report", "report --json", "export least b.html --to html"):
         typed(f"attnlm {words}")
@@ -286,7 +238,7 @@ def test_the_smallest_runs_have_reports(
 def test_the_report_is_one_file_with_the_loss_without_each_head(found: Report, page: Path) -> None:
     content = page.read_bytes()
     asks_for_nothing(content)
-    assert content == report_page(found)
+    assert content == found.page()
     assert found.heads is not None and "loss without it" in content.decode()
     for head in found.heads.heads:
         assert f"<td>{head.loss_change:+z.4f}</td>" in content.decode()
@@ -299,12 +251,15 @@ SAID = "</script><script>alert(1)</script><b>&amp;"
     ("text", "held", "shown"),
     [
         (SAID, SAID, "&lt;b&gt;&amp;amp;"),
-        ("\na\x00\tb\r\n c", "\na\\x00⇥b\n c", '<pre id="said">\n\na'),
+        ("\na\x00\tb\r\n c", "\na\\x00⇥b\n c", "⏎ a\\x00⇥b⏎  c</td>"),
     ],
 )
-def test_samples_are_escaped(text: str, held: str, shown: str, found: Report, page: Path) -> None:
-    snapshots = [replace(one, text=text) for one in found.snapshots]
-    content = report_page(replace(found, snapshots=snapshots))
+def test_samples_are_escaped(
+    text: str, held: str, shown: str, found: Report, page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshots = [replace(one, text=text) for one in found.run.ticker()]
+    monkeypatch.setattr(Run, "ticker", lambda self: snapshots)
+    content = found.page()
     assert data_of(content)["snapshots"][0]["text"] == held and shown in content.decode()
     usual, ours = (elements(one).found for one in (page.read_bytes(), content))
     assert [tag for tag, _ in ours].count("script") == [tag for tag, _ in usual].count("script")
@@ -320,111 +275,70 @@ def scores_at(snapshot: Snapshot) -> dict[tuple[int, int], float]:
 def test_films_show_the_heads_with_the_largest_scores(
     found: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnlm.see.report_page._MOST_FILMS", 3)
-    scores = scores_at(found.snapshots[-1])
+    monkeypatch.setattr("attnlm.see.report._MOST_FILMS", 3)
+    scores = scores_at(found.run.ticker()[-1])
     best = sorted(scores, key=lambda place: scores[place])[1:]
     named = {f"layer {i + 1} head {j + 1}": scores[i, j] for i, j in best}
-    content = report_page(found)
-    films = {film["name"]: film["scores"][-1] for film in data_of(content)["films"]}
+    films = {film["name"]: film["scores"][-1] for film in data_of(found.page())["films"]}
     assert films == pytest.approx(named, abs=0.0006)
-    assert "Of 4 heads, these are the 3 with the largest" in content.decode()
 
 
-def test_a_large_model_and_a_long_text_stay_below_3_mb(found: Report) -> None:
-    """The run has 6 layers of 6 heads, 100 evaluations and a context of 256 tokens."""
-    attention = attention_like(6, 6, 256, 65)
+def test_many_snapshots_and_recorded_attention_stay_below_4_mb(
+    found: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model has 12 layers of 12 heads and a context of 1024 tokens."""
+    attention = attention_like(12, 12, 1024, 65)
     maps = attention.weights[..., :24, :24]
-    ones, fifths = np.ones((256, 5), np.int64), np.full((256, 5), np.float32(0.2))
-    assert found.heads is not None and found.result is not None
-    head, last = found.heads.heads[0], found.result.last
-    heads = [replace(head, layer=layer, head=n) for layer in range(6) for n in range(6)]
-    large = replace(
-        found,
-        result=replace(found.result, records=[replace(last, step=step) for step in range(100)]),
-        snapshots=[
-            Snapshot(step, "a line of about forty characters" * 3, maps) for step in range(100)
-        ],
-        passage=attention.tokens[:24],
-        ids=[i % 65 for i in range(256)],
-        attention=attention,
-        lens=[LensRow(f"layer {n}", ones, fifths) for n in range(7)],
-        heads=replace(found.heads, heads=heads),
-    )
-    content = report_page(large)
-    assert len(content) < 3_000_000
-    steps = [snapshot["step"] for snapshot in data_of(content)["snapshots"]]
+    ticker = [Snapshot(step, "a line of forty characters" * 3, maps) for step in range(100)]
+    monkeypatch.setattr(Run, "ticker", lambda self: ticker)
+    monkeypatch.setattr(Run, "ticker_passage", lambda self: attention.tokens[:24])
+    content = replace(found, models=[], attention=attention).page()
+    assert len(content) < 6_000_000
+    data = data_of(content)
+    steps = [snapshot["step"] for snapshot in data["snapshots"]]
     assert len(steps) == 32 and {0, 1, 3, 10, 99} < {*steps} and steps == sorted({*steps})
     assert f"{len(steps)} of the 100 are shown" in content.decode()
+    length = len(data["attention"]["tokens"])
+    assert 150 < length < 1024 and f"the first {length} tokens" in content.decode()
 
 
 # --- In a browser ---------------------------------------------------------------------------------
 
 
 @pytest.mark.smoke
-def test_the_lens_follows_the_chosen_token(view: Any, found: Report) -> None:
-    for key, place in (("Home", 0), ("End", len(found.ids) - 1)):
-        view.focus("#text [aria-pressed=true]")
-        view.keyboard.press(key)
-        assert f"token {place + 1}," in view.inner_text("#lens-token")
-        for number, row in enumerate(found.lens):
-            shown = view.locator("#lens-at tr").nth(number).locator("small")
-            percents = [int(text[:-1]) for text in shown.all_text_contents()]
-            assert percents == np.rint(100 * row.probabilities[place]).tolist()
+def test_the_model_of_a_report_runs_in_its_page(view: Any, found: Report) -> None:
+    assert view.evaluate("attnlm.models.map((model) => model.name)") == ["transformer"]
+    assert view.input_value("#prompt") == found.text
+    view.locator("#models li").first.wait_for()
+    view.fill("#seed", "1")
+    view.click("#run")
+    until(view, "document.querySelectorAll('.sampled').length === 200")
 
 
-def test_scores_are_heat_maps_now_and_over_training(view: Any, found: Report) -> None:
-    assert found.heads is not None and found.over_training is not None
-    maps = view.locator(".heat")
-    assert maps.count() == 2 * len(PATTERNS)
-    for number, pattern in enumerate(PATTERNS):
-        cells = maps.nth(number).locator("td")
-        wanted = [head.scores[pattern] for head in found.heads.heads]
-        assert cells.all_text_contents() == [f"{100 * score:.0f}" for score in wanted]
-        tints = cells.evaluate_all("all => all.map(c => +c.style.getPropertyValue('--fraction'))")
-        assert tints == pytest.approx(wanted, abs=0.001)
-    assert found.over_training.steps == [one.step for one in found.snapshots]
-    last = maps.last.locator("tbody tr").last.locator("td")
-    wanted = found.over_training.maps.grids[-1].values[-1].tolist()
-    assert last.all_text_contents() == [f"{100 * x:.0f}" for x in wanted]
-
-
-def test_the_parts_of_the_logit_are_shown(view: Any, found: Report) -> None:
-    assert [part for part, _ in found.added][:2] == ["embedding", "layer 1 head 1"]
-    logits = [logit for _, logit in found.added]
-    model, _ = attnlm.load_model(found.run, checkpoint=found.checkpoint, device="cpu")
-    with torch.no_grad():
-        whole = float(model(torch.tensor([found.ids]))[0, -1].max())
-    assert sum(logits) == pytest.approx(whole, abs=1e-4)
-    section = view.locator("section", has=view.locator("#added"))
-    assert f"{sum(logits):.3f}" in section.locator("strong").inner_text()
-    assert section.locator(".percent").all_text_contents() == [f"{x:z.3f}" for x in logits]
-    colour = "all => all.map(bar => getComputedStyle(bar).backgroundColor)"
-    colours = {
-        x < 0: c for x, c in zip(logits, section.locator(".bar").evaluate_all(colour), strict=True)
-    }
-    assert len(set(colours.values())) == len(colours) == 2
+def chart_x(view: Any, step: int, end: int) -> float:
+    """The horizontal place of a step in the chart."""
+    box = view.locator("#curve").bounding_box()
+    return float(box["x"] + box["width"] * (30 + 442 * step / end) / 480)
 
 
 def test_the_slider_moves_mark_line_and_map(view: Any, found: Report) -> None:
-    last = len(found.snapshots) - 1
+    snapshots = found.run.ticker()
+    last = len(snapshots) - 1
 
     def middle(shown: Any) -> float:
         box = shown.bounding_box()
         return float(box["x"] + box["width"] / 2)
 
-    def on_axis(step: int) -> float:
-        return middle(view.locator("#curve text", has_text=re.compile(f"^{step}$")))
-
     def shows(number: int) -> None:
-        snapshot = found.snapshots[number]
+        snapshot = snapshots[number]
         step = f"step {snapshot.step}"
         assert view.locator("#said").text_content() == snapshot.text
         assert view.locator("#lines .now th").text_content() == str(snapshot.step)
         assert view.get_attribute("#snapshot", "aria-valuetext").startswith(step)
         for element in ("#when", "#frames [aria-pressed=true]", "#film-caption"):
             assert step in view.locator(element).text_content()
-        wanted = on_axis(0) + (on_axis(30) - on_axis(0)) * snapshot.step / 30
-        assert middle(view.locator("#mark")) == pytest.approx(wanted, abs=1)
+        wanted = chart_x(view, snapshot.step, 30)
+        assert middle(view.locator("#curve .mark")) == pytest.approx(wanted, abs=1)
 
     shows(last)
     view.press("#snapshot", "Home")
@@ -435,8 +349,8 @@ def test_the_slider_moves_mark_line_and_map(view: Any, found: Report) -> None:
     shows(4)
     view.locator("#lines tbody tr").nth(2).click()
     shows(2)
-    picture = view.locator("#curve svg")
-    picture.click(position={"x": on_axis(30) - picture.bounding_box()["x"], "y": 40})
+    picture = view.locator("#curve")
+    picture.click(position={"x": chart_x(view, 30, 30) - picture.bounding_box()["x"] - 1, "y": 40})
     shows(last)
     view.click("#play")
     assert view.input_value("#snapshot") == "0" and view.inner_text("#play") == "Stop"
@@ -445,19 +359,33 @@ def test_the_slider_moves_mark_line_and_map(view: Any, found: Report) -> None:
     assert view.inner_text("#play") == "Play"
 
 
+def test_the_curve_has_the_losses_at_their_steps(view: Any, found: Report) -> None:
+    assert found.result is not None
+    records = found.result.records
+    drawn = view.get_attribute("#curve .dash-0", "d")
+    places = np.array([place.split() for place in drawn[1:].split("L")], float)
+    steps, losses = (np.array([getattr(r, f) for r in records]) for f in ("step", "val_loss"))
+    np.testing.assert_allclose(places[:, 0], 30 + 442 * steps / steps[-1], atol=0.06)
+    heights = 268 - places[:, 1]
+    np.testing.assert_allclose(heights / heights[0], losses / losses[0], atol=1e-3)
+    words = view.inner_text(".legend")
+    assert f"validation {losses[-1]:.3f}" in words and "training" in words
+
+
 def test_the_film_shows_the_scores_of_the_chosen_head(view: Any, found: Report, page: Path) -> None:
     films = [base64.b64decode(film["maps"]) for film in data_of(page.read_bytes())["films"]]
-    scores = [scores_at(snapshot) for snapshot in found.snapshots]
+    snapshots = found.run.ticker()
+    scores = [scores_at(snapshot) for snapshot in snapshots]
     best = max(scores[-1], key=lambda place: scores[-1][place])
     assert view.input_value("#head") == str(2 * best[0] + best[1])
-    past = np.tril_indices(len(found.passage))
+    past = np.tril_indices(len(found.run.ticker_passage()))
     for number, place in enumerate(scores[-1]):
         view.select_option("#head", str(number))
         shown = [float(text) for text in view.locator("#frames small").all_text_contents()]
         assert shown == pytest.approx([at_step[place] for at_step in scores], abs=0.008)
         name = f"layer {place[0] + 1} head {place[1] + 1}"
         assert name in view.text_content("#film-caption")
-        maps = [one.maps[place][past] for one in found.snapshots if one.maps is not None]
+        maps = [one.maps[place][past] for one in snapshots if one.maps is not None]
         drawn = np.frombuffer(films[number], np.uint8) / 255
         np.testing.assert_allclose(drawn, np.concatenate(maps), atol=0.003)
         view.focus("#snapshot")  # the large map shows this step
@@ -471,15 +399,12 @@ def test_printed_pages_are_complete_and_readable(open_page: Any, page: Path) -> 
     a4 = 688  # pixels between the margins
     view = open_page(page, width=a4)
     view.emulate_media(media="print")
-    view.evaluate(
-        "document.querySelectorAll('.lens td, .lens thead th').forEach(cell => {"
-        " (cell.querySelector('span') ?? cell).textContent = 'orrowing' })"
-    )
+    until(view, "!attnlm.modelPage.isBusy")
     right = "all => Math.max(...all.map(one => one.getBoundingClientRect().right))"
-    assert view.locator("main *").evaluate_all(right) <= a4 + 1
+    assert view.locator("main > :not(.explore) *").evaluate_all(right) <= a4 + 1
     size = "all => Math.min(...all.map(one => parseFloat(getComputedStyle(one).fontSize)))"
-    assert view.locator(".lens td, .scores td").evaluate_all(size) >= 7.5 * 96 / 72
-    assert view.locator("#curve svg").bounding_box()["width"] == 448
+    assert view.locator(".scores td").evaluate_all(size) >= 7.5 * 96 / 72
+    assert view.locator("#curve").bounding_box()["width"] == 448
 
 
 @pytest.mark.parametrize(("width", "smallest"), [(360, 8.5), (1280, 12)])
@@ -505,9 +430,9 @@ def test_texts_are_shown_without_scripts_and_in_print(
 ) -> None:
     view = open_page(page, java_script_enabled=False)
     shown = view.inner_text("body")
-    for snapshot in found.snapshots:
+    for snapshot in found.run.ticker():
         assert " ".join(snapshot.text.replace("\n", "⏎ ").split()) in " ".join(shown.split())
-    assert "This part needs JavaScript" in shown and view.is_visible("#curve svg")
+    assert "This part needs JavaScript" in shown
     view.emulate_media(media="print")
     lines, around = (view.locator(part).bounding_box()["height"] for part in ("#lines", ".lines"))
     assert lines <= around
@@ -517,12 +442,146 @@ def test_the_report_fits_phone_desk_and_paper(browser: Any, page: Path) -> None:
     check_fits(browser, page, "report")
 
 
-def test_a_run_of_one_evaluation_has_no_curve(open_page: Any, found: Report) -> None:
+def test_a_run_of_one_evaluation_has_no_curve(
+    open_page: Any, found: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert found.result is not None
+    ticker = found.run.ticker()[:1]
+    monkeypatch.setattr(Run, "ticker", lambda self: ticker)
     first = replace(found.result, records=found.result.records[:1])
-    view = open_page(report_page(replace(found, result=first, snapshots=found.snapshots[:1])))
+    view = open_page(replace(found, result=first).page())
     assert "A curve needs two evaluations or more" in view.inner_text("body")
     view.press("#snapshot", "ArrowLeft")
     assert view.locator("#frames button").count() == 1
     view.select_option("#head", "0")
     assert "layer 1 head 1, step 0" in view.inner_text("#film-caption")
+
+
+# --- Recorded attention, of models that do not run in a page --------------------------------------
+
+OWN = f"{Path(__file__).parents[2] / 'examples' / 'echo.py'}:Echo"
+
+
+@pytest.fixture(name="own", scope="module")
+def a_report_of_own_code(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    folder = tmp_path_factory.mktemp("own")
+    how: dict[str, Any] = {"attention": OWN, "block_size": 16, "steps": 3}
+    run = quick_run(trained / "data" / "foxes", "transformer:layers=2:heads=2:embed_dim=8",
+                    checkpoint_dir=folder, **how)  # fmt: skip
+    return report(run, text=TEXT, windows=2)
+
+
+@pytest.fixture(name="recorded")
+def an_opened_page_of_own_code(own: Report, open_page: Any) -> Any:
+    view = open_page(own.page())
+    view.locator("#thumbnails small").last.filter(has_text="%").wait_for()
+    return view
+
+
+def test_own_code_has_its_recorded_attention(own: Report, trained: Path) -> None:
+    assert own.models == [] and own.attention is not None and own.heads is not None
+    seen = attnlm.attend(TEXT, own.run)
+    np.testing.assert_array_equal(own.attention.weights, seen.weights)
+    content = own.page()
+    asks_for_nothing(content)
+    assert CAUTION in content.decode()
+    data = data_of(content)["attention"]
+    maps = np.frombuffer(base64.b64decode(data["maps"]), np.uint8) / 255
+    past = seen.weights[..., *np.tril_indices(len(TEXT))]
+    np.testing.assert_allclose(maps, past.ravel(), atol=0.51 / 255)
+
+
+def shares(view: Any) -> list[float]:
+    """The tints of the text."""
+    script = "all => all.map(one => Number(one.style.getPropertyValue('--fraction')))"
+    found: list[float] = view.locator("#text button").evaluate_all(script)
+    return found
+
+
+def test_pointing_and_keys_choose_a_token_and_its_weights(recorded: Any, own: Report) -> None:
+    view, attention = recorded, own.attention
+    assert attention is not None
+
+    def shows(place: int) -> None:
+        np.testing.assert_allclose(shares(view), attention.weights[0, 0, place], atol=0.003)
+        assert f"token {place + 1} of {len(TEXT)}" in view.inner_text("#chosen")
+        captions = view.locator("#thumbnails small").all_text_contents()
+        for caption, weights_T in zip(
+            captions, attention.weights[:, :, place].reshape(4, -1), strict=True
+        ):
+            assert abs(float(caption.split("%")[0]) - 100 * weights_T.max()) < 0.75
+
+    shows(len(TEXT) - 1)
+    view.hover("#text button >> nth=5")
+    shows(5)
+    view.mouse.move(0, 0)
+    view.press("#text [aria-pressed=true]", "ArrowRight")
+    shows(6)
+    view.keyboard.press("Home")
+    view.keyboard.press("ArrowLeft")
+    shows(0)
+    box = view.locator("#large .picture").bounding_box()
+    at = {"x": box["width"] * 2.5 / len(TEXT), "y": box["height"] * 9.5 / len(TEXT)}
+    view.locator("#large .picture").click(position=at)
+    shows(9)
+    view.keyboard.press("ArrowUp")
+    shows(8)
+    view.keyboard.press("ArrowLeft")
+    assert f"to “{TEXT[1]}”" in view.inner_text("#head-caption")
+    view.hover("#large .picture", position=at)
+    assert view.inner_text(".tooltip").startswith("“␣” gives ")
+    share = float(view.inner_text(".tooltip").split()[2][:-1])
+    assert share == pytest.approx(100 * attention.weights[0, 0, 9, 2], abs=0.75)
+
+
+def test_a_head_is_chosen_in_the_grid(recorded: Any, own: Report) -> None:
+    past = np.tril_indices(len(TEXT))
+    view = recorded
+
+    def shows(layer: int, head: int) -> None:
+        assert own.attention is not None
+        map_TT = own.attention.weights[layer, head]
+        for canvas in ("#large canvas", f"#thumbnails button >> nth={2 * layer + head} >> canvas"):
+            found = darkness(view, canvas)
+            assert np.isnan(found[np.triu_indices(len(TEXT), 1)]).all()
+            assert np.corrcoef(found[past], np.sqrt(map_TT[past]))[0, 1] > 0.98
+        np.testing.assert_allclose(shares(view), map_TT[-1], atol=0.003)
+        name = f"Layer {layer + 1}, head {head + 1}: “{visible(TEXT[-1])}” attends to"
+        assert view.inner_text("#head-caption").startswith(name)
+        pressed = view.locator("#thumbnails [aria-pressed=true]")
+        assert f"layer {layer + 1} head {head + 1}" in pressed.inner_text()
+
+    shows(0, 0)
+    view.locator("#thumbnails button", has_text="layer 2 head 1").click()
+    shows(1, 0)
+    for key, place in (
+        ("ArrowRight", (1, 1)), ("ArrowUp", (0, 1)), ("ArrowLeft", (0, 0)),
+        ("ArrowDown", (1, 0)), ("End", (1, 1)), ("ArrowDown", (1, 1)), ("Home", (0, 0)),
+    ):  # fmt: skip
+        view.keyboard.press(key)
+        shows(*place)
+
+
+def test_cells_are_blocks_of_a_long_text(open_page: Any, own: Report) -> None:
+    attention = attention_like(1, 4, 300, 7)
+    cells = 96
+    member = np.eye(cells)[np.arange(300) * cells // 300]
+    blocks = member.T @ attention.weights[0, 3] @ member / member.sum(0)[:, None]
+    np.testing.assert_allclose(blocks.sum(-1), 1, atol=1e-4)
+    past = np.tril_indices(cells)
+    view = open_page(replace(own, attention=attention).page())
+    view.locator("#thumbnails small").last.filter(has_text="%").wait_for()
+    found = darkness(view, "#thumbnails button >> nth=3 >> canvas")
+    assert np.corrcoef(found[past], np.sqrt(blocks[past]))[0, 1] > 0.95
+
+
+def test_maps_take_the_colour_of_the_scheme(recorded: Any) -> None:
+    first_pixel = """() => {
+      const copy = new OffscreenCanvas(1, 1).getContext("2d");
+      copy.drawImage(document.querySelector("#large canvas"), 0, 0);
+      return copy.getImageData(0, 0, 1, 1).data.join();
+    }"""
+    assert recorded.evaluate(first_pixel) == "11,47,94,255"
+    recorded.emulate_media(color_scheme="dark")
+    # The page redraws with one of its next frames, late on a busy machine.
+    until(recorded, f"({first_pixel})() === '207,230,255,255'")

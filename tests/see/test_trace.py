@@ -1,5 +1,4 @@
-"""A traced pass is the model's own, and so is the script that computes it again; the parts of a
-logit sum to the logit."""
+"""A traced pass is the model's own, and so is the script that computes it again."""
 
 from __future__ import annotations
 
@@ -14,16 +13,12 @@ import torch
 from torch.nn import functional as F
 
 from attnlm import export, load_model, open_run
-from attnlm.model import language_model
 from attnlm.model.architecture import RUNGS
 from attnlm.model.inspection import ChangedModelError
-from attnlm.see.attribution import attribution
 from attnlm.see.script_export import as_script, specialise_textbook
-from attnlm.see.shown_tokens import visible
 from attnlm.see.trace import trace, trace_lines
-from tests import models
 from tests.kit import command, quick_run
-from tests.models import CHANGES, VARIANTS, V, self_attention, small_model, some_ids
+from tests.models import CHANGES, VARIANTS, small_model, some_ids
 from tests.tolerances import assert_near
 
 NAMES = [*RUNGS, "projected", "tied"]
@@ -47,7 +42,7 @@ def test_steps_and_script_give_the_models_logits(name: str, trained: Path, capsy
     best = torch.softmax(logits[-1], -1).max().item()
     assert len(likeliest) == 5 and float(likeliest[0].split()[0]) == pytest.approx(best, abs=1e-4)
 
-    traced = trace(run, TEXT)
+    traced = trace(TEXT, run)
     steps = {step.name: step for step in traced.steps}
     assert_near(steps["logits"].values, logits)
     assert steps["tokens"].values.tolist() == run.tokenizer.encode(TEXT)
@@ -82,7 +77,7 @@ def test_no_trace_script_page_or_export_of_a_model_changed_from_outside(
     run = open_run(trained / "checkpoints" / "transformer")
     for call in (
         lambda: as_script(run, TEXT),
-        lambda: trace(run, TEXT),
+        lambda: trace(TEXT, run),
         lambda: export(run, tmp_path / "p.html", to="html"),
         lambda: export(run, tmp_path / "hf"),
     ):
@@ -106,7 +101,7 @@ def test_trace_prints_steps_or_json(trained: Path) -> None:
 
 
 def test_zero_after_rounding_has_no_sign(trained: Path) -> None:
-    traced = trace(open_run(trained / "checkpoints" / "average"), "the")
+    traced = trace("the", open_run(trained / "checkpoints" / "average"))
     tiny = [replace(step, values=torch.full_like(step.values, -1e-6)) for step in traced.steps]
     words = "\n".join(trace_lines(replace(traced, steps=tiny)))
     assert " 0.000" in words and "-0.000" not in words
@@ -114,7 +109,7 @@ def test_zero_after_rounding_has_no_sign(trained: Path) -> None:
 
 @pytest.mark.parametrize("head", [1, 2])
 def test_a_head_is_chosen_and_named(head: int, trained: Path) -> None:
-    traced = trace(open_run(trained / "checkpoints" / "multi-head"), TEXT)
+    traced = trace(TEXT, open_run(trained / "checkpoints" / "multi-head"))
     query = next(step.values for step in traced.steps if step.name == "q")
     words = command("trace", TEXT, "multi-head", "--head", head, cwd=trained).stdout
     assert f"   head {head} of 2, ⏎: {query[head - 1, -1, 0].item():z7.3f}" in words
@@ -123,73 +118,10 @@ def test_a_head_is_chosen_and_named(head: int, trained: Path) -> None:
 def test_a_head_is_shown_with_the_keys_that_it_shares(trained: Path, tmp_path: Path) -> None:
     model = "llama:heads=4:kv_heads=2:embed_dim=16:layers=1"
     run = quick_run(trained / "data" / "foxes", model, checkpoint_dir=tmp_path)
-    traced = trace(run, TEXT)
+    traced = trace(TEXT, run)
     shapes = {step.name.split()[-1]: step.values for step in traced.steps}
     assert len(shapes["q"]) == 4
     words = list(trace_lines(traced, head=3))
     keys = shapes["k"][2 * len(shapes["k"]) // 4, -1, 0].item()
     after = words[next(i for i, line in enumerate(words) if " k  " in line) + 2]
     assert after.startswith(f"   head 3 of 4, ⏎: {keys:z7.3f}")
-
-
-def test_parts_of_a_logit_are_shown_with_their_sum(trained: Path) -> None:
-    traced = trace(trained / "checkpoints" / "transformer", "the fox")
-    token, _ = traced.next[0]
-    (logits,) = (step.values for step in traced.steps if step.name == "logits")
-    total = sum(added for _, added in traced.added)
-    assert total == pytest.approx(float(logits[-1].max()), abs=1e-4)
-    assert f"logit of {visible(token)} = {total:.3f}, the sum of" in str(traced).splitlines()
-    assert [part["part"] for part in traced.facts()["added"]] == [part for part, _ in traced.added]
-    assert not trace(trained / "checkpoints" / "multi-head", "the fox").added
-
-
-IDS = some_ids(13).tolist()
-
-
-def logit(model: Any, token: int) -> float:
-    with torch.no_grad():
-        return float(model(torch.tensor([IDS]))[0, -1, token])
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_the_parts_sum_to_the_logit(variant: str) -> None:
-    model = small_model(variant)
-    for token in (0, V - 1):
-        parts = attribution(model, IDS, token)
-        assert bool(parts) == model.architecture.residual
-        if parts:
-            total = sum(added for _, added in parts)
-            assert total == pytest.approx(logit(model, token), abs=1e-9)
-            names = [name for name, _ in parts]
-            a = model.architecture
-            assert names[0] == "embedding" and len(set(names)) == len(names)
-            assert sum("MLP" in name for name in names) == (a.layers if a.mlp != "none" else 0)
-            heads = a.heads if a.attention == "softmax" else 0
-            assert sum(" head " in name for name in names) == a.layers * heads
-            if a.attention not in ("none", "softmax"):
-                assert sum("attention" in name for name in names) == a.layers
-
-
-def test_a_head_that_is_not_read_adds_nothing() -> None:
-    model = small_model("gpt2")
-    attention = self_attention(model, 1)
-    assert attention.projection is not None
-    with torch.no_grad():
-        attention.projection.weight[:, 2 * attention.head_size : 3 * attention.head_size] = 0
-    parts = dict(attribution(model, IDS, 3))
-    assert parts["layer 2 head 3"] == 0 and abs(parts["layer 2 head 2"]) > 1e-6
-    assert sum(parts.values()) == pytest.approx(logit(model, 3), abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("kind", "has_heads"),
-    [(models.WithSoftmax, True), (models.WithoutMaps, False), (models.Widened, False)],
-)
-def test_heads_of_another_class_are_listed_only_if_they_sum_to_its_output(
-    kind: Any, has_heads: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(language_model, "SelfAttention", kind)
-    model = small_model("transformer")
-    parts = dict(attribution(model, IDS, 3))
-    assert ("layer 1 head 1" in parts) == has_heads != ("layer 1 attention" in parts)
-    assert sum(parts.values()) == pytest.approx(logit(model, 3), abs=1e-9)

@@ -329,6 +329,8 @@ def test_recall_needs_two_layers_and_an_induction_head(tmp_path: Path) -> None:
     for clean, corrupted, answer, other in texts:
         (changed,) = (i for i in range(len(clean)) if clean[i] != corrupted[i])
         assert (clean[changed], corrupted[changed]) == (answer, other)
-    shares_LH = attnlm.patch(runs[1], texts).heads
+    cleans, others, *answers = zip(*texts, strict=True)
+    pairs = [*zip(*answers, strict=True)]
+    shares_LH = attnlm.patch(cleans, others, runs[1], answers=pairs).heads
     layer, head = divmod(int(np.argmax(shares_LH)), shares_LH.shape[1])
     assert {(one.layer, one.head): one.name for one in found}[layer, head] == "induction"

@@ -24,7 +24,6 @@ from attnlm.config.settings import resolve
 from attnlm.data.dataset import Dataset
 from attnlm.model.architecture import MODELS
 from attnlm.see.report import report
-from attnlm.see.report_page import report_page
 from attnlm.see.reproduce import train_command
 from attnlm.training import eval_budget, run_writer
 from attnlm.training.budget_clock import BudgetClock as Budget
@@ -193,8 +192,8 @@ def test_a_run_is_reproduced_by_its_number_of_steps(
     run = timed(warmup=4)
     steps = run.config.training.steps
     command = train_command(run)
-    assert f"--steps {steps} " in command and "--budget" not in command
-    page = report_page(report(run, data_dir=dataset.path.parent)).decode()
+    assert f"--recipe {run.path}/config.json" in command
+    page = report(run, data_dir=dataset.path.parent).page().decode()
     assert "the schedule is the same, the bytes are not" in " ".join(page.split())
     again = attnlm.train(dataset.path, recipe=run.path / "config.json", checkpoint_dir=tmp_path)
     assert (again.config.training.steps, again.config.training.budget) == (steps, None)
@@ -294,7 +293,7 @@ def test_partial_losses_are_labelled_and_the_last_loss_is_complete(
         assert (whole.val_loss, whole.evaluated_tokens) == (measured.loss, measured.tokens)
         assert measured.tokens == dataset.val_tokens - 1
     assert any(isinstance(note, Note) and "whole validation split" in note.text for note in notes)
-    page = report_page(report(run, data_dir=dataset.path.parent)).decode()
+    page = report(run, data_dir=dataset.path.parent).page().decode()
     assert run.evaluated_part in page and "best loss, whole split" in page
 
     # A longer training uses the same part, and repeats the last evaluation.

@@ -25,7 +25,6 @@ from attnlm.model.architecture import MODELS, PRESETS, Architecture, Preset
 from attnlm.runs.ladder_plan import read_plan
 from attnlm.runs.run import Run, open_run
 from attnlm.see.ladder import Ladder
-from attnlm.see.ladder_page import explain_rungs
 from attnlm.see.reproduce import ladder_command
 from attnlm.training.events import Evaluated, Started
 from attnlm.training.step import StepNotFiniteError
@@ -536,7 +535,7 @@ def test_a_rung_of_the_users_is_compared(own: Path, ladders: Ladders, tmp_path: 
     assert settings["batch_size"] == ladder.rungs[0].run.config.training.batch_size
     (faster,) = (warning for warning in ladder.warnings if "faster forms" in warning)
     assert rung in faster and "bigram" not in faster
-    _, said = explain_rungs(ladder)[-1]
+    _, said = ladder.explained[-1]
     assert f"attention {own}/parts.py:Head and embed dim 8 and heads 2 and start 2" in said
     assert "parts.py:Head" in ladder.write_page().read_text()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,6 @@ from attnlm.cli.ladder import ladder_facts, say_table, say_texts
 from attnlm.model.architecture import RUNGS
 from attnlm.see.curves import panels_png
 from attnlm.see.ladder import Ladder, Rung
-from attnlm.see.ladder_page import explain_rungs, loss_curves
 from attnlm.see.reproduce import ladder_command
 from tests.browser import PHONE, asks_for_nothing, check_fits, elements, opened, until
 from tests.kit import terminal
@@ -51,14 +51,14 @@ def test_gains_are_over_the_best_so_far(climbed: Ladder) -> None:
 
 def test_each_rung_is_explained_with_its_gain(climbed: Ladder) -> None:
     losses = {"bigram": 2.5, "average": 3.25, "single_head": 2.25, "multi_head": 2.249}
-    said = dict(explain_rungs(with_losses(climbed, **losses)))
+    said = dict(with_losses(climbed, **losses).explained)
     assert list(said) == ["bigram", "average", "single-head", "multi-head"]
     assert said["bigram"].endswith("The others are compared with it.")
     assert "0.750 nats per token worse than bigram: the mean does not say" in said["average"]
     assert "0.250 nats per token better than bigram: it learns" in said["single-head"]
     assert said["multi-head"].endswith("As good as single-head after these steps.")
     every = with_losses(climbed, **{rung.replace("-", "_"): 2.0 for rung in RUNGS})
-    assert len(dict(explain_rungs(every))) == len(RUNGS)
+    assert len(dict(every.explained)) == len(RUNGS)
 
 
 # --- Several seeds --------------------------------------------------------------------------------
@@ -71,15 +71,15 @@ def test_the_spread_between_seeds_decides_what_a_gain_is_worth(climbed: Ladder) 
         "multi_head": (2.0, 2.1, 2.2, 2.21, 2.22),
     }
     ladder = with_losses(climbed, **losses)
-    said = dict(explain_rungs(ladder))
+    said = dict(ladder.explained)
     # The seeds overlap, but with the same seed, average is always better.
     better = "0.070 nats per token better than bigram (0.0360 to 0.1040): it sees more than"
     assert better in said["average"]
     assert "0.384 nats per token better than average (0.2470 to 0.5210): they" in said["multi-head"]
-    assert loss_curves(ladder, "tokens")[0].band == [(2.4, 2.8)]
-    assert not loss_curves(ladder, "seconds")[0].band
+    assert ladder.curves("tokens")[0].band == [(2.4, 2.8)]
+    assert not ladder.curves("seconds")[0].band
     page = " ".join(ladder.write_page().read_text(encoding="utf-8").split())
-    assert "the band is from the lowest to the highest of 5 seeds" in page
+    assert "A band is from the lowest to the highest of 5 seeds" in page
     assert "A ladder of equal models claims a difference, better or worse, in at most 5 of" in page
     header, rows = ladder.verdicts()
     assert rows == [
@@ -100,7 +100,7 @@ def test_a_difference_that_is_not_shown_comes_with_the_seeds_to_show_it(
     assert (
         "Not shown to differ from bigram: the interval for the difference, −0.0804 to 0.7470 nats "
         "per token, includes 0; to show a difference of 0.3333 takes about 4 seeds."
-    ) in dict(explain_rungs(ladder))["average"]
+    ) in dict(ladder.explained)["average"]
     say_table(ladder)
     told = capsys.readouterr().err
     assert re.search(r"average +bigram +not shown +\+0\.3333 +−0\.0804 to 0\.7470 +4\n", told)
@@ -228,13 +228,14 @@ def test_the_page_of_models_with_changed_classes_does_not_run_them(
 ) -> None:
     monkeypatch.setattr("attnlm.model.language_model.SelfAttention", WithoutCache)
     page = elements(ladders.train(tmp_path, steps=1).write_page().read_bytes())
-    assert "single-head" in page.text and not page.scripts
+    data = json.loads(page.scripts[0])
+    assert "single-head" in page.text and not data["models"] and len(data["charts"]) == 2
 
 
 def test_the_page_is_complete_and_loads_nothing(
     climbed: Ladder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("attnlm.see.ladder_page.panels_png", panels_png)
+    monkeypatch.setattr("attnlm.see.ladder.panels_png", panels_png)
     hostile = replace(climbed.rungs[0], text="<script>alert(1)</script>")
     plan = replace(climbed.plan, prompt="<b>&")
     for ladder in (climbed, Ladder(climbed.path, plan, (hostile, climbed.rungs[1]))):
@@ -250,7 +251,7 @@ def test_the_page_is_complete_and_loads_nothing(
             *(f"{rung.loss:.4f}" for rung in ladder.rungs),
             *(ladder.plan.prompt + rung.text for rung in ladder.rungs),
             *ladder.warnings,
-            *(said for _, said in explain_rungs(ladder)),
+            *(said for _, said in ladder.explained),
         ):
             assert words in shown
         assert shown.rstrip().endswith(ladder_command(ladder.plan))
@@ -267,7 +268,7 @@ def test_rungs_can_be_tried_in_the_page(
         assert names == ["bigram", "single-head"]
         assert view.input_value("#prompt") == "1 "
         view.locator("#models li").first.wait_for()
-    monkeypatch.setattr("attnlm.see.ladder_page._MOST_TO_TRY", 1000)
+    monkeypatch.setattr("attnlm.see.model_page._MOST_TO_TRY", 1000)
     assert 'id="try"' not in climbed.write_page().read_text(encoding="utf-8")
 
 

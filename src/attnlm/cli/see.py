@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +18,7 @@ from attnlm.cli.options import argument, decode_argument, option, switch
 from attnlm.model.spec import Use
 
 if TYPE_CHECKING:
-    from attnlm.see.heat_maps import HeatMaps
+    from attnlm.see.pictures import HeatMaps
 
 
 def _windows_option(default: int) -> Any:
@@ -35,7 +33,7 @@ def _checked_windows(windows: int) -> int:
     return windows
 
 
-_PICTURE = option(None, "file to write or replace: .html, .png or .svg", names=["--output", "-o"])
+_PICTURE = option(None, "file to write or replace: .png or .svg", names=["--output", "-o"])
 
 
 def attend(
@@ -47,38 +45,20 @@ def attend(
     json: bool = options.JSON,
 ) -> None:
     """Show what each head attends to in a text."""
-    kind = "" if output is None else _check_output(output, "html", "png", "svg")
+    kind = "" if output is None else _check_output(output, "png", "svg")
     text, opened = _decoded_and_opened("attend", text, run, checkpoint_dir)
 
     from attnlm.see import attend as see
 
     chosen = opened.checkpoint(checkpoint)
-    attention = see.attend(opened, text, checkpoint=chosen.which, on_event=Display())
+    attention = see.attend(text, run=opened, checkpoint=chosen.which, on_event=Display())
     layers, heads, length, _ = attention.weights.shape
     console.say(
         f"{opened.name}, {chosen}: {attention.model}, layers {layers}, heads {heads}; "
         f"{length} tokens"
     )
-    facts = attention.facts() if json else None  # may fail: made before any file is written
-    if output is not None:
-        from attnlm.see.attend_page import attention_page
-        from attnlm.see.pictures import attention_picture
-
-        _check_fonts(kind, attention.tokens)
-        drawn = attention_page(attention) if kind == "html" else attention_picture(attention, kind)
-        files.write_bytes(output, drawn)
-    if facts is not None:
-        console.print_json(facts | ({"output": str(output)} if output else {}))
-    elif output is not None:
-        console.print_result(str(output))
-    else:
-        if console.has_colour():
-            terminal = console.terminal(sys.stdout)
-            for layer in see.in_colour(attention, terminal.width):
-                terminal.print(layer)
-        else:
-            console.print_result("\n".join(see.attention_lines(attention)))
-        console.print_result("\n".join(see.next_token_lines(attention.next_tokens())))
+    facts = attention.facts() if json else {}  # may fail: made before any file is written
+    _show(attention.maps, str(attention), facts, output, kind, json)
     console.say(see.CAUTION)
 
 
@@ -92,19 +72,6 @@ def _decoded_and_opened(
             f"attnlm {command} TEXT {text}; a text that is the name of a run needs RUN too",
         )
     return decode_argument(text, "the text"), attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
-
-
-def _check_fonts(kind: str, tokens: Sequence[str]) -> None:
-    """Say so if a PNG file will lack some characters of the tokens."""
-    if kind != "png":
-        return
-    from attnlm.see.pictures import find_fonts
-
-    if missing := find_fonts(tokens)[1]:
-        console.say(
-            f"no installed font has {missing[:20]}, so boxes are drawn instead: install a font "
-            "such as Noto Sans CJK, or write an .svg or .html"
-        )
 
 
 def _check_output(output: Path, *kinds: str) -> str:
@@ -144,7 +111,7 @@ def trace(
     if as_code:
         console.write(as_script(opened, text, checkpoint=chosen.which))
         return
-    traced = attnlm.trace(opened, text, checkpoint=chosen.which)
+    traced = attnlm.trace(text, opened, checkpoint=chosen.which)
     if json:
         console.print_json(traced.facts())
     else:
@@ -172,7 +139,7 @@ def heads(
     json: bool = options.JSON,
 ) -> None:
     """Score and name attention heads by what they attend to."""
-    kind = "" if output is None else _check_output(output, "html", "png", "svg")
+    kind = "" if output is None else _check_output(output, "png", "svg")
     if over_training and (ablate or text is not None):
         message = "--over-training cannot be combined with --ablate or --text"
         raise UsageError(message, "training measured the scores, on the validation split")
@@ -185,7 +152,7 @@ def heads(
     if over_training:
         scores = attnlm.heads_over_training(opened)
         console.say(f"{opened.name}: {opened.config.spec.name}, {len(scores.steps)} snapshots")
-        _show_maps(scores.maps, scores.facts(), output, kind, json)
+        _show(scores.maps, str(scores), scores.facts(), output, kind, json)
         return
 
     chosen = opened.checkpoint(checkpoint)
@@ -205,31 +172,18 @@ def heads(
         more = "" if report.measures_all else f" (--windows {report.windows_of_text} uses all)"
         loss = f"{report.loss:.4f} nats per token"
         console.say(f"loss over these windows{more}, with all heads: {loss}")
-    if output is None:
-        console.print_result_or_json(str(report), report.facts(), json)
-    else:
-        _show_maps(report.maps, report.facts(), output, kind, json)
+    _show(report.maps, str(report), report.facts(), output, kind, json)
 
 
-def _show_maps(
-    maps: HeatMaps, facts: dict[str, Any], output: Path | None, kind: str, json: bool
+def _show(
+    maps: HeatMaps, text: str, facts: dict[str, Any], output: Path | None, kind: str, json: bool
 ) -> None:
-    """Write heat maps to a file of a kind and print its name, or print the heat maps."""
+    """Write a picture to a file of a kind and print its name, or print the text."""
     if output is not None:
-        from attnlm.see.pictures import heat_picture
-
-        _check_fonts(kind, [name for grid in maps.grids for name in grid.rows])
-        files.write_bytes(output, maps.page() if kind == "html" else heat_picture(maps, kind))
-        facts |= {"output": str(output)}
-    if json:
-        console.print_json(facts)
-    elif output is not None:
-        console.print_result(str(output))
-    elif console.has_colour():
-        terminal = console.terminal(sys.stdout)
-        terminal.print(maps.in_colour(terminal.width))
-    else:
-        console.print_result(str(maps))
+        files.write_bytes(output, maps.picture(kind))
+        text = str(output)
+        facts |= {"output": text}
+    console.print_result_or_json(text, facts, json)
 
 
 def patch(
@@ -240,12 +194,6 @@ def patch(
         None,
         "tokens whose logits are compared, one for each text; default: the likeliest next tokens",
         metavar="<str> <str>",
-    ),
-    pairs: Path | None = option(
-        None,
-        'file with a pair of texts on each line, {"clean": "…", "corrupted": "…"}, instead of '
-        'CLEAN and CORRUPTED; a line may have "answers", a list of two',
-        metavar="FILE",
     ),
     examples: int | None = option(
         None,
@@ -259,37 +207,40 @@ def patch(
     json: bool = options.JSON,
 ) -> None:
     """Find the places of a model that carry the difference between two texts."""
-    kind = "" if output is None else _check_output(output, "html", "png", "svg")
-    several = [pairs, examples].count(None)
-    if several == 1 and (corrupted, answers) == (None, None) and None in (clean, run):
-        run = run or clean  # the only argument is RUN
-        clean = None
-    elif several != 2 or clean is None or corrupted is None:
-        message = "patch takes two texts, or --pairs, or --examples"
-        raise UsageError(message, "give CLEAN and CORRUPTED, or --pairs FILE, or --examples N")
+    kind = "" if output is None else _check_output(output, "png", "svg")
+    if examples is not None and (corrupted, answers) == (None, None) and None in (clean, run):
+        run, clean = run or clean, None  # the only argument is RUN
+    elif examples is not None or clean is None or corrupted is None:
+        message = "patch takes two texts, or --examples"
+        raise UsageError(message, "give CLEAN and CORRUPTED, or --examples N")
     if examples is not None and examples < 1:
         raise UsageError(f"invalid value for --examples: {examples}", "it must be at least 1")
-    text_pairs: Path | list[tuple[str, ...]] = pairs or []
-    if clean is not None and corrupted is not None:
-        texts = (
-            decode_argument(clean, "the clean text"),
-            decode_argument(corrupted, "the corrupted text"),
-        )
-        text_pairs = [(*texts, *(decode_argument(answer, "--answers") for answer in answers or ()))]
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
+    texts: list[tuple[str, ...]]
     if examples is not None:
         from attnlm.runs.run import open_dataset_of
         from attnlm.workflows.answers import texts_to_patch
 
-        text_pairs = [*texts_to_patch(open_dataset_of(opened, data_dir), examples)]
+        texts = [*texts_to_patch(open_dataset_of(opened, data_dir), examples)]
+    else:
+        given = {"the clean text": clean, "the corrupted text": corrupted}
+        a, b = (decode_argument(text or "", name) for name, text in given.items())
+        texts = [(a, b, *(decode_argument(answer, "--answers") for answer in answers or ()))]
 
     chosen = opened.checkpoint(checkpoint)
     with contextlib.closing(Display()) as display:
-        patching = attnlm.patch(opened, text_pairs, checkpoint=chosen.which, on_event=display)
+        patching = attnlm.patch(
+            [pair[0] for pair in texts],
+            [pair[1] for pair in texts],
+            opened,
+            answers=[(pair[2], pair[3]) for pair in texts] if texts[0][2:] else None,
+            checkpoint=chosen.which,
+            on_event=display,
+        )
     console.say(f"{opened.name}, {chosen}: {patching.model}, {len(patching.clean)} tokens")
-    for sentence in (patching.compared, *patching.notes):
+    for sentence in filter(None, (patching.compared, patching.missing)):
         console.say(sentence)
-    _show_maps(patching.maps, patching.facts(), output, kind, json)
+    _show(patching.maps, str(patching), patching.facts(), output, kind, json)
 
 
 def report(
@@ -301,8 +252,7 @@ def report(
     ),
     text: str | None = option(
         None,
-        "text (not a file) that the model reads; default: the start of the validation "
-        "split (for an imported run, text that the model generates)",
+        "text (not a file) that the page begins with; default: the start of the validation split",
     ),
     windows: int = _windows_option(16),
     ablate: bool = options.ABLATE,
@@ -317,13 +267,11 @@ def report(
         _check_output(output, "html")
     text = None if text is None else decode_argument(text, "--text")
     if text is not None and os.path.lexists(text):
-        console.say(f"--text takes a text, not a file: the model reads {text!r} itself")
+        console.say(f"--text takes a text, not a file: the page begins with {text!r} itself")
     opened = attnlm.open_run(run, checkpoint_dir=checkpoint_dir)
 
     with contextlib.closing(Display()) as display:
-        display(Progress("loading", 0, None, "step"))
-        from attnlm.see.report import STAGES
-
+        display(Progress("report", 0, None, "step"))
         chosen = opened.checkpoint(checkpoint)
         run_report = attnlm.report(
             opened,
@@ -335,7 +283,6 @@ def report(
             data_dir=data_dir,
             on_event=display,
         )
-        display(Progress("drawing", STAGES - 1, STAGES, "step"))
         page = run_report.write_page(output)
     result = run_report.result
     words = console.with_flags(run_report.verdict)

@@ -218,7 +218,7 @@ def _say_next_rung(model: str, dataset: str | None, folders: Sequence[str]) -> N
 
 def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> None:
     from attnlm.generation.question_format import format_of
-    from attnlm.see.curves import plain_curve, verdict
+    from attnlm.see.curves import verdict
 
     result = run.result()
     if result is None:  # as when `--exist-ok` finds a run without its metrics.jsonl
@@ -226,9 +226,6 @@ def _report(run: attnlm.Run, json: bool, quiet: bool, memory: int | None) -> Non
             f"{run.path / 'metrics.jsonl'} has no evaluations",
             f"measure its checkpoints again: {command_for('attnlm eval', run.path)}",
         )
-    if sys.stderr.isatty() and not quiet:
-        for line in plain_curve(result.records, run.references()).splitlines():
-            console.say(line)
     part = run.evaluated_part
     last = result.last
     console.say_facts(

@@ -51,7 +51,6 @@ from attnlm.tokens import tokenizer
 
 if TYPE_CHECKING:
     from attnlm.model.language_model import LanguageModel  # loads torch
-    from attnlm.see.attend import Attention
 
 FORMAT = 1
 
@@ -241,18 +240,6 @@ class Run(RunFacts):
         from attnlm.runs.load_model import load_model  # loads torch
 
         return load_model(self, checkpoint=checkpoint, device=device)[0]
-
-    def attention(self, text: str, *, checkpoint: str = "auto") -> Attention:
-        """Return what each head attends to in `text`, as arrays labelled with tokens.
-
-            attention = run.attention("Once upon")
-            weights_TT = attention.weights[0, 0]  # first head of the first layer
-
-        Raises AttnlmError as `attend` does.
-        """
-        from attnlm.see.attend import attend  # the one import of a later subpackage
-
-        return attend(self, text, checkpoint=checkpoint)
 
     @cached_property
     def tokenizer(self) -> tokenizer.Tokenizer:

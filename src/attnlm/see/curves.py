@@ -1,22 +1,21 @@
-"""Draw loss curves as pictures or plain characters, and judge a training run in words."""
+"""Draw loss curves as pictures or for chart.js, and judge a training run in words."""
 
 from __future__ import annotations
 
 import gc
 import io
+import itertools
 import math
-import re
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from attnlm.base import files
 from attnlm.base.events import Note, OnEvent
+from attnlm.model.architecture import MODELS
 from attnlm.runs.journal import EvaluationRecord
 from attnlm.runs.records import DatasetFacts
 from attnlm.runs.run import Run
@@ -25,23 +24,33 @@ from attnlm.training.events import Evaluated, Finished, Started
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-INK, QUIET = "#2b2f36", "#7d838d"
-# Distinct for the colour-blind and in greyscale; the training loss is dashed, with squares.
+_INK, _QUIET = "#2b2f36", "#7d838d"
+# Distinct for the colour-blind and in greyscale; the training loss is dashed.
 _TRAINING, _VALIDATION = "#b85c00", "#0a4a8a"
+# Colours that are legible on white and on black. A model has the same colour in all pictures; a
+# variant, or a model beyond these colours, takes the colour of a model that is not compared.
+_COLOURS = (
+    "#a8607f", "#7c7fd0", "#4f8fd8", "#1f9bb5", "#2a9d6e", "#8a961c", "#d9730d",
+    "#c2554d", "#8c6bb1", "#5f7f4f",
+)  # fmt: skip
+_IN_A_PAGE = {_TRAINING: "var(--training)", _VALIDATION: "var(--validation)"}  # of page.css
 FEW_STEPS = 10  # with fewer, a model learns next to nothing
 _MARKERS = "os^Dv*PX"  # curves differ not only in colour
-_WIDTH, _HEIGHT, _CHARACTER = 4.6, 3.6, 0.08  # inches: a panel, and a character in its legend
-_PLAIN_SIZE = 56, 9  # characters
-# Variables of page.css, which defines them for light and dark pages.
-_IN_A_PAGE = {
-    INK: "currentColor",
-    QUIET: "var(--quiet)",
-    _TRAINING: "var(--training)",
-    _VALIDATION: "var(--validation)",
+_STYLE: dict[str, Any] = {
+    "axes.edgecolor": _QUIET,
+    "axes.labelcolor": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 9,
+    "legend.frameon": False,
+    "legend.labelcolor": "linecolor",
+    "text.color": _INK,
+    "xtick.color": _QUIET,
+    "xtick.labelcolor": _INK,
+    "ytick.color": _QUIET,
+    "ytick.labelcolor": _INK,
 }
-
 _SECONDS_BETWEEN_DRAWINGS = 20.0  # a drawing takes about 0.3 s
 
 # Nats per token. The verdict ignores smaller differences between evaluations.
@@ -67,8 +76,6 @@ class Line:
 
 def run_lines(records: Sequence[EvaluationRecord]) -> list[Line]:
     """Return the curves of a run's validation loss and, if measured, its training loss by step."""
-    if not records:
-        return []
     steps = [record.step for record in records]
     losses = [record.val_loss for record in records]
     shares = [record.accuracy for record in records if record.accuracy is not None]
@@ -78,6 +85,42 @@ def run_lines(records: Sequence[EvaluationRecord]) -> list[Line]:
     if trained:
         lines.append(Line("training", [*trained], [*trained.values()], _TRAINING, dashed=True))
     return lines
+
+
+def colours_of(models: Iterable[str]) -> dict[str, str]:
+    """Return the colour of each model or variant that is compared."""
+    models = [*models]
+    colour_of = dict(zip(MODELS, _COLOURS, strict=False))
+    others = itertools.cycle([c for m, c in colour_of.items() if m not in models] or _COLOURS)
+    return {model: colour_of.get(model) or next(others) for model in models}
+
+
+def is_logarithmic(lines: Sequence[Line], x_label: str) -> bool:
+    """Return True if the x axis should be logarithmic, as for seconds that differ tenfold."""
+    ends = [line.x[-1] for line in lines if line.x]
+    is_wide = x_label == "seconds" and min(ends, default=0) < max(ends, default=0) / 10
+    return is_wide or x_label not in ("step", "tokens", "seconds")
+
+
+def chart_data(
+    lines: Sequence[Line], references: Mapping[str, float], x_label: str
+) -> dict[str, Any]:
+    """Return the JSON values from which chart.js draws curves, and lines for `references`."""
+    return {
+        "x": x_label,
+        "isLogarithmic": is_logarithmic(lines, x_label),
+        "baselines": [*references.items()],
+        "lines": [
+            {
+                "name": line.label,
+                "colour": _IN_A_PAGE.get(line.colour, line.colour),
+                "points": [*zip(line.x, line.losses, strict=True)],
+                "band": [(x, *ends) for x, ends in zip(line.x, line.band, strict=False)],
+                "shares": [*zip(line.x, line.accuracy, strict=False)],
+            }
+            for line in lines
+        ],
+    }
 
 
 class CurveDrawer:
@@ -122,62 +165,28 @@ def draw_run(run: Run, path: Path) -> None:
     words = verdict(result.records, run.dataset, run.config.spec.name)
     if run.evaluated_part:
         words += f"; validation loss on {run.evaluated_part}"
-    with fixed_style(**_STYLE):
-        figure = _figure({"step": run_lines(result.records)}, run.references())
-        axes = figure.axes[0]
-        if result.best is not result.last:
-            best = result.best
-            axes.plot(
-                best.step, best.val_loss, "o", markersize=9, color=_VALIDATION, fillstyle="none"
-            )
-        figure.suptitle(run.name, x=0.01, ha="left", fontsize=11, fontweight="bold")
-        axes.set_title(textwrap.fill(words, 88), loc="left", fontsize=9)
-        files.write_bytes(path, _png(figure))
+    title = f"{run.name}\n{textwrap.fill(words, 88)}"
+    panels = {"step": run_lines(result.records)}
+    files.write_bytes(path, panels_png(panels, run.references(), title))
 
 
-def panels_png(panels: Mapping[str, Sequence[Line]], references: Mapping[str, float]) -> bytes:
+def panels_png(
+    panels: Mapping[str, Sequence[Line]], references: Mapping[str, float], title: str = ""
+) -> bytes:
     """Return a PNG with a panel for each x-axis label: curves, and lines for `references`."""
     with fixed_style(**_STYLE):
-        return _png(_figure(panels, references))
+        from matplotlib.figure import Figure
 
-
-def panel_svg(lines: Sequence[Line], references: Mapping[str, float], x_label: str) -> str:
-    """Return one panel as an SVG element that takes font and colours from the style of its page.
-
-    The attributes `data-left` and `data-right` are the ends of the x axis as fractions of the
-    width, and `data-end` is the largest value on the axis.
-    """
-    file = io.StringIO()
-    # Keep text as text; a fixed salt makes the bytes reproducible.
-    with fixed_style(**_STYLE, **{"svg.fonttype": "none", "svg.hashsalt": f"attnlm {x_label}"}):
-        figure = _figure({x_label: lines}, references)
-        axes = figure.axes[0]
-        figure.patch.set_visible(False)
-        for axes in figure.axes:
-            axes.patch.set_visible(False)
-        no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(file, format="svg", metadata=no_metadata)
-    left, right = axes.get_position().intervalx
-    svg = file.getvalue()
-    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.index("<svg") :], flags=re.S)
-    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)  # ids must be unique in a page of several figures
-    for colour, named in _IN_A_PAGE.items():
-        svg = svg.replace(colour, named)
-    place = f'data-left="{left:.4f}" data-right="{right:.4f}" data-end="{axes.get_xlim()[1]}"'
-    return svg.replace("<svg ", f'<svg role="img" aria-label="loss by {x_label}" {place} ', 1)
-
-
-def _figure(panels: Mapping[str, Sequence[Line]], references: Mapping[str, float]) -> Figure:
-    """Return a figure with one panel for each x axis, wide enough for the names in the legends."""
-    from matplotlib.figure import Figure
-
-    names = [line.label for lines in panels.values() for line in lines]
-    width = _WIDTH + _CHARACTER * max(map(len, [*names, *references]), default=0)
-    figure = Figure(figsize=(len(panels) * width, _HEIGHT), layout="constrained")
-    grid = figure.subplots(1, len(panels), squeeze=False)
-    for axes, (x_label, lines) in zip(grid[0], panels.items(), strict=True):
-        _draw_losses(axes, lines, references, x_label)
-    return figure
+        names = [line.label for lines in panels.values() for line in lines]
+        width = 4.6 + 0.08 * max(map(len, [*names, *references]), default=0)  # with the legend
+        figure = Figure(figsize=(len(panels) * width, 3.6), layout="constrained")
+        grid = figure.subplots(1, len(panels), squeeze=False)
+        for axes, (x_label, lines) in zip(grid[0], panels.items(), strict=True):
+            _draw_losses(axes, lines, references, x_label)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=9)
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=120)
+    return file.getvalue()
 
 
 def _draw_losses(
@@ -185,117 +194,42 @@ def _draw_losses(
 ) -> None:
     """Draw curves, and a horizontal line for each reference loss.
 
-    The legend shows the last loss of each curve and the loss of each line, from high to low.
+    The legend shows the last loss of each curve and the loss of each line, from high to low. Shares
+    of right answers are dotted, with an axis of their own on the right.
     """
-    from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
+    from matplotlib.ticker import EngFormatter, PercentFormatter
 
-    end = max((line.x[-1] for line in lines), default=0) or 1
+    drawn = {}
     for label, loss in references.items():
-        style: dict[str, Any] = {"color": QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3))}
-        axes.axhline(loss, label=f"{label} {loss:z.3f}", zorder=1, **style)
-    for number, line in enumerate(lines):
+        style: dict[str, Any] = {"color": _QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3))}
+        drawn[axes.axhline(loss, label=f"{label} {loss:z.3f}", zorder=1, **style)] = loss
+    right = axes.twinx() if any(line.accuracy for line in lines) else None
+    for line, marker in zip(lines, itertools.cycle(_MARKERS), strict=False):
+        style = {"color": line.colour, "linewidth": 1.8, "marker": marker, "markersize": 4}
+        style["linestyle"] = (0, (2.5, 1)) if line.dashed else "-"
+        label = f"{line.label} {line.losses[-1]:.3f}"
+        curve = axes.plot(line.x, line.losses, label=label, clip_on=False, **style)[0]
+        drawn[curve] = line.losses[-1]
         if line.band:
             low, high = zip(*line.band, strict=True)
             axes.fill_between(line.x, low, high, color=line.colour, alpha=0.2, linewidth=0)
-        axes.plot(
-            line.x,
-            line.losses,
-            label=f"{line.label} {line.losses[-1]:.3f}",
-            color=line.colour,
-            linewidth=1.8,
-            linestyle=(0, (2.5, 1)) if line.dashed else "-",
-            marker=_MARKERS[number % len(_MARKERS)],
-            markersize=4,
-            clip_on=False,
-        )
-    by_last_loss = sorted(axes.lines, key=lambda drawn: -np.asarray(drawn.get_ydata())[-1])
-    answering = [line for line in lines if line.accuracy]
-    beside = 1.16 if answering else 1.0
-    axes.legend(handles=by_last_loss, loc="center left", bbox_to_anchor=(beside, 0.5))
-    if answering:
-        _draw_accuracy(axes, answering)
+        if right is not None and line.accuracy:
+            right.plot(line.x, line.accuracy, color=line.colour, linewidth=1.4, linestyle=":")
+            right.set_ylim(0, 1.02)
+            right.yaxis.set_major_formatter(PercentFormatter(1))
+            right.set_ylabel("right answers (dotted)")
+    handles = sorted(drawn, key=lambda line: -drawn[line])
+    beside = 1.0 if right is None else 1.16
+    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(beside, 0.5))
     axes.set_ylabel("loss, nats per token")
     axes.ticklabel_format(axis="y", style="plain", useOffset=False)
     axes.set_xlabel(x_label)
-    shortest = min((line.x[-1] for line in lines), default=end)
-    if x_label not in ("step", "tokens", "seconds") or (
-        x_label == "seconds" and shortest < end / 10
-    ):
+    if is_logarithmic(lines, x_label):
         axes.set_xscale("log")
         axes.set_xlabel(f"{x_label}, logarithmic")
-        axes.set_xlim(right=end)
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=x_label != "seconds"))
-        axes.set_xlim(0, end)
-    short = EngFormatter(sep="") if x_label == "tokens" else StrMethodFormatter("{x:,.10g}")
-    axes.xaxis.set_major_formatter(short)
-
-
-def _draw_accuracy(axes: Axes, lines: Sequence[Line]) -> None:
-    """Draw the shares of right answers as dotted lines with an axis of their own, on the right."""
-    from matplotlib.ticker import PercentFormatter
-
-    right = axes.twinx()
-    for line in lines:
-        right.plot(line.x, line.accuracy, color=line.colour, linewidth=1.4, linestyle=":")
-    right.set_ylim(0, 1.02)
-    right.yaxis.set_major_formatter(PercentFormatter(1))
-    right.set_ylabel("right answers (dotted)")
-
-
-_STYLE: dict[str, Any] = {
-    "axes.edgecolor": QUIET,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "font.size": 9,
-    "legend.frameon": False,
-    "legend.labelcolor": "linecolor",
-    "text.color": INK,
-    "xtick.color": QUIET,
-    "xtick.labelcolor": INK,
-    "ytick.color": QUIET,
-    "ytick.labelcolor": INK,
-}
-
-
-def _png(figure: Figure) -> bytes:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=120)
-    return file.getvalue()
-
-
-def plain_curve(records: Sequence[EvaluationRecord], references: Mapping[str, float]) -> str:
-    """Return a text plot of validation loss by step, with reference losses as dashed lines.
-
-    The text is empty for fewer than two evaluations.
-    """
-    width, height = _PLAIN_SIZE
-    steps = [record.step for record in records]
-    losses = [record.val_loss for record in records]
-    if len(steps) < 2 or steps[0] == steps[-1]:
-        return ""
-    low = min([*losses, *references.values()])
-    high = max([*losses, *references.values()])
-
-    def row(loss: float) -> int:
-        return round((high - loss) / ((high - low) or 1) * (height - 1))
-
-    rows = [[" "] * width for _ in range(height)]
-    names = [""] * height
-    for label, loss in references.items():
-        rows[row(loss)] = list((" -" * width)[:width])
-        names[row(loss)] = f" {label} {loss:z.2f}"
-    columns = np.interp(np.linspace(steps[0], steps[-1], width), steps, losses)
-    for column, loss in enumerate(columns.tolist()):
-        rows[row(loss)][column] = "*"
-    marks = [f"{mark:.2f}" for mark in np.linspace(high, low, height).tolist()]
-    wide = max(6, *map(len, marks))
-    axis = [f"{mark:>{wide}} |" for mark in marks]
-    lines = map("".join, zip(axis, map("".join, rows), names, strict=True))
-    first = f"{steps[0]:,}"
-    below = f"{'':{wide + 2}}{first}{f'step {steps[-1]:,}':>{width - len(first)}}"
-    return "\n".join([*(line.rstrip() for line in lines), below])
+        axes.set_xlim(0, max((line.x[-1] for line in lines), default=0) or 1)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def verdict(records: Sequence[EvaluationRecord], dataset: DatasetFacts, model: str) -> str:

@@ -22,7 +22,7 @@ from attnlm.data.dataset import ids_at
 from attnlm.model.inspection import check_finite
 from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import NotRecordedError, record, texts_at_once
-from attnlm.see.attend import Numbers
+from attnlm.see.pictures import Numbers
 from attnlm.tokens.tokenizer import Tokenizer
 
 PATTERNS = ("previous-token", "same-token", "first-token", "uniform", "start-of-word", "induction")

@@ -1,13 +1,12 @@
-"""Measure and name the heads of a run, and the loss without each head.
+"""Measure and name the heads of a run, the loss without each head, and scores over training.
 
-Axes: N windows, T tokens, L layers, H heads, P patterns.
+Axes: N windows, T tokens, L layers, H heads, P patterns, S snapshots.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from attnlm.base.errors import AttnlmError, NotFiniteError
 from attnlm.base.events import OnEvent, Progress, ignore
@@ -23,7 +23,6 @@ from attnlm.base.files import read_text
 from attnlm.data.dataset import ids_at
 from attnlm.data.examples import Examples, limit_per_window
 from attnlm.model.language_model import LanguageModel
-from attnlm.model.loss import cross_entropy
 from attnlm.model.recorder import Head, no_attention_error, record, texts_at_once
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
@@ -39,8 +38,10 @@ from attnlm.see.head_scores import (
     mean_scores,
     repeated_random_tokens,
 )
-from attnlm.see.heat_maps import Grid, HeatMaps
+from attnlm.see.pictures import Grid, HeatMaps, Numbers
 from attnlm.see.shown_tokens import check_windows
+
+_MOST_SNAPSHOTS = 11  # in a table, which then has 80 columns
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class HeadsReport:
         return f"<HeadsReport of {self.run!r}: {len(self.heads)} heads>"
 
     def __str__(self) -> str:
-        """Return a table with a row for each head."""
-        return "\n".join(heads_table(self))
+        """Return a table with a row for each head, which fits 80 columns."""
+        return "\n".join(_table(self))
 
     @property
     def measures_all(self) -> bool:
@@ -99,19 +100,43 @@ class HeadsReport:
     @property
     def maps(self) -> HeatMaps:
         """The scores as tables: layers by heads."""
-        last = self.heads[-1]
-        rows = [f"layer {n + 1}" for n in range(last.layer + 1)]
-        columns = [str(n + 1) for n in range(last.head + 1)]
-        shape = len(rows), len(columns)
-        values = {p: np.reshape([head.scores[p] for head in self.heads], shape) for p in PATTERNS}
-        grids = [Grid(p, rows, columns, scores, "head") for p, scores in values.items()]
-        caption = f"{self.run}, measured over {self.measured_on}"
-        return HeatMaps(f"{self.run}: scores of heads", [caption], grids)
+        layers, heads = self.heads[-1].layer + 1, self.heads[-1].head + 1
+        rows = [f"layer {n + 1}" for n in range(layers)]
+        columns = [str(n + 1) for n in range(heads)]
+        grids = [
+            Grid(p, rows, columns, np.reshape([h.scores[p] for h in self.heads], (layers, heads)),
+                 "head")
+            for p in PATTERNS
+        ]  # fmt: skip
+        return HeatMaps(f"{self.run}, measured over {self.measured_on}", grids, in_a_row=3)
+
+    def _repr_png_(self) -> bytes:
+        return self.maps.picture()
 
     def facts(self) -> dict[str, Any]:
         """Return the fields as JSON values, in which layers and heads count from 1."""
         heads = [{**vars(h), "layer": h.layer + 1, "head": h.head + 1} for h in self.heads]
         return {**vars(self), "heads": heads}
+
+
+def _table(report: HeadsReport) -> Iterator[str]:
+    """Yield the lines of a table. The words of a title are stacked, as titles are wide."""
+    titles = [pattern.split("-") for pattern in PATTERNS]
+    titles += [["loss", "change"]] if report.loss is not None else []
+    widths = [max(map(len, [*words, "0.000"])) for words in titles]
+
+    def row(start: str, cells: list[str]) -> str:
+        columns = (f" {cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
+        return f"{start:<25}{''.join(columns)}".rstrip()
+
+    for back in (3, 2, 1):
+        words = ["" if len(title) < back else title[-back] for title in titles]
+        yield row("layer head name" if back == 1 else "", words)
+    for head in report.heads:
+        cells = [f"{head.scores[pattern]:.3f}" for pattern in PATTERNS]
+        cells += [] if head.loss_change is None else [f"{head.loss_change:+z.4f}"]
+        yield row(f"{head.layer + 1:>5} {head.head + 1:>4} {head.name}", cells)
+    yield row("uniform attention", [f"{report.chance[pattern]:.3f}" for pattern in PATTERNS])
 
 
 def heads(
@@ -146,79 +171,86 @@ def heads(
     """
     check_windows(windows)
     run = open_run(run, checkpoint_dir=checkpoint_dir)
-    if run.config.spec.reason_against(Use.ATTENTION_MAPS) is not None:
+    spec = run.config.spec
+    if spec.reason_against(Use.ATTENTION_MAPS) is not None:
         raise no_attention_error()
-    random_NT = repeated_random_tokens(run.vocab_size, run.config.spec.block_size, windows)
-    text_windows = None
+    random_NT = repeated_random_tokens(run.vocab_size, spec.block_size, windows)
+    measured = None
     if text is not None or not run.imported_from:
-        text_windows = _windows_of_text(run, text, Path(data_dir), windows)
-        random_NT = random_NT[: len(text_windows.inputs)]
+        measured = _windows_of_text(run, text, Path(data_dir), windows)
+        random_NT = random_NT[: len(measured.inputs)]
     elif ablate:
         message = f"{run.name} was imported and has no text to measure a loss on"
         raise AttnlmError(message, "use `text`")
-    elif run.config.spec.block_size < 2:
-        raise TooShortError(run.config.spec.block_size)
-    inputs_NT = random_NT if text_windows is None else text_windows.inputs
-    model, model_device = load_model(run, checkpoint=checkpoint, device=device)
-    scores_LHP, chance_P = mean_scores(
-        model, run.tokenizer, inputs_NT, random_NT, model_device.torch
-    )
+    elif spec.block_size < 2:
+        raise TooShortError(spec.block_size)
+    inputs_NT = random_NT if measured is None else measured.inputs
+    model, placed = load_model(run, checkpoint=checkpoint, device=device)
+    scores_LHP, chance_P = mean_scores(model, run.tokenizer, inputs_NT, random_NT, placed.torch)
+    layers, heads, _ = scores_LHP.shape
     loss: float | None = None
-    loss_changes: Mapping[Head, float] = {}
-    if ablate and text_windows is not None:
-        shape = scores_LHP.shape[:2]
-        loss, loss_changes = _losses_without_heads(
-            model, text_windows, model_device.torch, shape, on_event or ignore
-        )
+    changes: dict[Head, float] = {}
+    if ablate and measured is not None:
+        inputs = torch.from_numpy(measured.inputs).to(placed.torch)
+        targets = torch.from_numpy(measured.targets).to(placed.torch)
+        loss = _loss_without(model, inputs, targets, None)
+        for number, place in enumerate(np.ndindex(layers, heads)):
+            (on_event or ignore)(Progress("ablate", number, layers * heads, "head"))
+            changes[place] = _loss_without(model, inputs, targets, place) - loss
     chance = by_pattern(chance_P.numpy())
+    scores_MP = scores_LHP.flatten(0, 1).numpy()
+    reports = []
+    for number, (layer, head) in enumerate(np.ndindex(layers, heads)):
+        scores = by_pattern(scores_MP[number])
+        others_MP = np.delete(scores_MP, number, 0)
+        medians = by_pattern(np.median(others_MP, 0)) if len(others_MP) else {}
+        name = choose_name(scores, chance, medians)
+        reports.append(HeadReport(layer, head, scores, name, changes.get((layer, head))))
     return HeadsReport(
         run=run.name,
         windows=len(inputs_NT),
         window=inputs_NT.shape[1],
         repeated=random_NT.shape[1] // 2,
-        has_text=text_windows is not None,
-        windows_of_text=0 if text_windows is None else text_windows.windows_of_text,
-        heads=_head_reports(scores_LHP, chance, loss_changes),
+        has_text=measured is not None,
+        windows_of_text=0 if measured is None else measured.of_text,
+        heads=reports,
         chance=chance,
         loss=loss,
     )
 
 
-def _head_reports(
-    scores_LHP: Tensor, chance: Mapping[str, float], loss_changes: Mapping[Head, float]
-) -> list[HeadReport]:
-    """Return a report for each head. `loss_changes` has the changes of the loss, if measured."""
-    scores_NP = scores_LHP.flatten(0, 1).numpy()
-    reports = []
-    for number, scores_P in enumerate(scores_NP):
-        layer, head = divmod(number, scores_LHP.size(1))
-        scores = by_pattern(scores_P)
-        others_MP = np.delete(scores_NP, number, 0)
-        others_medians = by_pattern(np.median(others_MP, 0)) if len(others_MP) else {}
-        name = choose_name(scores, chance, others_medians)
-        reports.append(HeadReport(layer, head, scores, name, loss_changes.get((layer, head))))
-    return reports
-
-
-class _TextWindows(NamedTuple):
+class _Windows(NamedTuple):
     """Windows of a text, (N, T), and the number of windows of the whole text."""
 
     inputs: NDArray[np.int64]
     targets: NDArray[np.int64]
-    windows_of_text: int
+    of_text: int
 
 
 def _windows_of_text(
     run: Run, text: str | Path | list[int] | None, data_dir: Path, most: int
-) -> _TextWindows:
+) -> _Windows:
     """Return at most `most` windows, evenly spaced in a text (None: the validation split)."""
-    tokens, origin, examples = _ids_to_measure(run, text, data_dir)
+    examples: Examples | None = None
+    tokens: Any
+    if isinstance(text, list):
+        tokens, origin = np.array(text), "the text"
+    elif text is not None:  # an array, since the file may be long
+        tokens, origin = run.tokenizer.encode_array(read_text(Path(text))), str(text)
+    else:
+        try:
+            dataset = open_dataset_of(run, data_dir)
+        except AttnlmError as error:
+            raise AttnlmError(error.message, f"{error.hint}; or use `text`") from None
+        tokens, origin = dataset.val, "val.bin"
+        most_examples = run.config.training.examples_per_window
+        examples = limit_per_window(dataset.val_examples, most_examples)
     length = min(run.config.spec.block_size, len(tokens) - 1)
     if length < 2:
         raise TooShortError(length)
     if examples is None:
         windows_NT = evenly_spaced_windows(tokens, length, most, run.vocab_size, origin)
-        return _TextWindows(windows_NT[:, :-1], windows_NT[:, 1:], (len(tokens) - 1) // length)
+        return _Windows(windows_NT[:, :-1], windows_NT[:, 1:], (len(tokens) - 1) // length)
     first_W = examples.packed(length)
     inputs_NT, targets_NT = examples.windows(
         read=lambda places: ids_at(tokens, places, run.vocab_size, origin),
@@ -226,42 +258,7 @@ def _windows_of_text(
         length=length,
         only_answers=run.config.training.loss_on != "all",
     )
-    return _TextWindows(inputs_NT, targets_NT, len(first_W))
-
-
-def _ids_to_measure(
-    run: Run, text: str | Path | list[int] | None, data_dir: Path
-) -> tuple[NDArray[Any], str, Examples | None]:
-    """Return the ids to measure on, their name for error messages, and the places of examples."""
-    if isinstance(text, list):
-        return np.array(text), "the text", None
-    if text is None:
-        try:
-            dataset = open_dataset_of(run, data_dir)
-            most = run.config.training.examples_per_window
-            return dataset.val, "val.bin", limit_per_window(dataset.val_examples, most)
-        except AttnlmError as error:
-            raise AttnlmError(error.message, f"{error.hint}; or use `text`") from None
-    # an array, since the file may be long
-    return run.tokenizer.encode_array(read_text(Path(text))), str(text), None
-
-
-def _losses_without_heads(
-    model: LanguageModel,
-    windows: _TextWindows,
-    device: torch.device,
-    shape: Sequence[int],
-    on_event: OnEvent,
-) -> tuple[float, dict[Head, float]]:
-    """Return the loss, and its change without each head. `shape` is (L, H)."""
-    inputs_NT = torch.from_numpy(windows.inputs).to(device)
-    targets_NT = torch.from_numpy(windows.targets).to(device)
-    loss = _loss_without(model, inputs_NT, targets_NT, None)
-    changes = {}
-    for number, (layer, head) in enumerate(np.ndindex(*shape)):
-        on_event(Progress("ablate", number, math.prod(shape), "head"))
-        changes[layer, head] = _loss_without(model, inputs_NT, targets_NT, (layer, head)) - loss
-    return loss, changes
+    return _Windows(inputs_NT, targets_NT, len(first_W))
 
 
 def _loss_without(
@@ -273,35 +270,76 @@ def _loss_without(
     batches = zip(inputs_NT.split(batch_size), targets_NT.split(batch_size), strict=True)
     for inputs_BT, targets_BT in batches:
         # `watch` discards the attention weights, to save memory.
-        logits = record(model, inputs_BT, silenced, watch=lambda _: None).logits
-        losses.append(float(cross_entropy(logits, targets_BT)) * int((targets_BT >= 0).sum()))
+        logits = record(model, inputs_BT, silenced, watch=lambda _: None).logits.flatten(0, 1)
+        losses.append(float(F.cross_entropy(logits, targets_BT.flatten(), reduction="sum")))
     loss = math.fsum(losses) / max(1, int((targets_NT >= 0).sum()))
     if not math.isfinite(loss):
         raise NotFiniteError
     return loss
 
 
-def heads_table(report: HeadsReport) -> Iterator[str]:
-    """Yield the lines of a table with a row for each head, which fits 80 columns.
+@dataclass(frozen=True, repr=False)
+class HeadsOverTraining:
+    """The scores of all heads of a run at each of S snapshots."""
 
-    The words of a title are stacked, since most titles are wider than their numbers.
+    run: str
+    steps: list[int]
+    """the step of each snapshot"""
+    scores: dict[str, Numbers]
+    """(S, L, H): how the scores of each pattern change"""
+
+    def __repr__(self) -> str:
+        return f"<HeadsOverTraining of {self.run!r}: {len(self.steps)} snapshots>"
+
+    def __str__(self) -> str:
+        """Return a table for each pattern, with a row for each head."""
+        return str(self.maps)
+
+    @property
+    def maps(self) -> HeatMaps:
+        """The scores as tables: heads by steps, of which the first, the last and 9 others."""
+        last = len(self.steps) - 1
+        shown = np.linspace(0, last, min(last + 1, _MOST_SNAPSHOTS)).round().astype(int)
+        layers, heads = next(iter(self.scores.values())).shape[1:]
+        rows = [f"layer {n + 1} head {h + 1}" for n, h in np.ndindex(layers, heads)]
+        steps = [str(self.steps[number]) for number in shown]
+        grids = [
+            Grid(pattern, rows, steps, scores_SLH[shown].reshape(len(shown), -1).T, "step")
+            for pattern, scores_SLH in self.scores.items()
+        ]
+        title = f"Scores of the heads of {self.run} in snapshots during its training"
+        return HeatMaps(title, grids, in_a_row=3)
+
+    def _repr_png_(self) -> bytes:
+        return self.maps.picture()
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        rounded = {name: x.astype(float).round(3).tolist() for name, x in self.scores.items()}
+        return {**vars(self), "scores": rounded}
+
+
+def heads_over_training(
+    run: str | Path | Run | None = None, *, checkpoint_dir: str | Path = "checkpoints"
+) -> HeadsOverTraining:
+    """Return the scores of every head of a run (default: the one trained last) in each snapshot.
+
+        over_training = attnlm.heads_over_training("transformer-001")
+        over_training.scores["induction"][:, 1, 0]  # of layer 2, head 1, at over_training.steps
+        print(over_training)  # as tables
+
+    Training measured them as `heads` does, over fewer windows, and kept them in the run's
+    snapshots. Raises AttnlmError for a run without such snapshots, for a damaged file, and for a
+    model without attention.
     """
-    titles = [pattern.split("-") for pattern in PATTERNS]
-    widths = [max(map(len, [*words, "0.000"])) for words in titles]
-    if report.loss is not None:
-        titles.append(["loss", "change"])
-        widths.append(len("+0.0000"))
-
-    def row(start: str, cells: Sequence[str]) -> str:
-        columns = (f" {cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
-        return f"{start:<25}{''.join(columns)}".rstrip()
-
-    *above, last = reversed([*itertools.zip_longest(*map(reversed, titles), fillvalue="")])
-    yield from (row("", words) for words in above)
-    yield row("layer head name", last)
-    for head in report.heads:
-        cells = [f"{head.scores[pattern]:.3f}" for pattern in PATTERNS]
-        if head.loss_change is not None:
-            cells.append(f"{head.loss_change:+z.4f}")
-        yield row(f"{head.layer + 1:>5} {head.head + 1:>4} {head.name}", cells)
-    yield row("uniform attention", [f"{report.chance[pattern]:.3f}" for pattern in PATTERNS])
+    run = open_run(run, checkpoint_dir=checkpoint_dir)
+    if run.config.spec.reason_against(Use.ATTENTION_MAPS) is not None:
+        raise no_attention_error()
+    scores_of = {s.step: s.scores for s in run.ticker() if s.scores is not None}
+    if not scores_of:
+        raise AttnlmError(
+            f"{run.name} has no snapshots with scores of its heads",
+            "training keeps them every `eval_every` steps, if it observes maps",
+        )
+    scores_PSLH = np.stack([*scores_of.values()], 1)
+    return HeadsOverTraining(run.name, [*scores_of], dict(zip(PATTERNS, scores_PSLH, strict=False)))

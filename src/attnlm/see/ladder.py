@@ -6,18 +6,32 @@ A ladder trains several models on the same batches. Each model is a rung, with a
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import attnlm
 from attnlm.base import files
-from attnlm.config.variants import variant
+from attnlm.base.folders import flag
+from attnlm.config.variants import split_variant, variant
 from attnlm.model.own_specs import WIDTHS, size_settings
 from attnlm.runs.ladder_plan import TOLERANCE, LadderPlan
 from attnlm.runs.run import Result, Run
-from attnlm.see.curves import FEW_STEPS, recent_fall, verdict
+from attnlm.see.curves import (
+    FEW_STEPS,
+    Line,
+    chart_data,
+    colours_of,
+    panels_png,
+    recent_fall,
+    verdict,
+)
+from attnlm.see.model_page import first_text, models_to_try
+from attnlm.see.page import render
+from attnlm.see.reproduce import ladder_command
 from attnlm.see.verdicts import Pair, compare_pairs, interval
 
 NOTICEABLE = 0.01  # nats per token
@@ -84,6 +98,57 @@ _SENTENCES = {
     "parameters": "the width of each rung gives it about as many parameters as {}",
     "flops": "each rung makes the steps that need as many FLOPs, forward and backward, as {}",
     "time": "all runs have the same time, and each makes the steps that fit",
+}
+
+
+# For each rung: what it is, why it helps, and why it may not. A rung without an entry is named by
+# its model, and its gain has no reason.
+_IDEAS = {
+    "bigram": (
+        "A table in which the last token's row holds the logits of the next",
+        "one token already says much about the next",
+        "it sees nothing but the last token",
+    ),
+    "average": (
+        "Each token becomes the mean of itself and all tokens before it",
+        "it sees more than one token",
+        "the mean does not say which token came last",
+    ),
+    "dot-product": (
+        "Attention without parameters: each token reads most from those whose embeddings are "
+        "like its own",
+        "it tells the tokens of the past apart",
+        "nothing in it learns what to look for",
+    ),
+    "single-head": (
+        "One head with learned queries, keys and values",
+        "it learns which earlier tokens to read, and what to take from them",
+        "it looks for one thing at a time",
+    ),
+    "multi-head": (
+        "Several narrow heads in parallel",
+        "they look for several things at once",
+        "each head is narrow",
+    ),
+    "wide-head": (
+        "Heads as wide as the embedding, projected back to its width",
+        "each head can carry more",
+        "it has more parameters to learn, and narrow heads are often wide enough",
+    ),
+    "transformer": (
+        "Blocks of attention and an MLP with residual connections, norms and rotary positions",
+        "later heads look for what earlier ones found, and each MLP computes with it",
+        "more parameters take more steps to learn",
+    ),
+}
+_SHAPES = {
+    "gpt2": "GPT-2: layer norm, learned positions, GELU, tied embeddings",
+    "llama": "Llama: RMS norm, rotary positions, SwiGLU",
+    "qwen3": "Qwen3: Llama's parts, with normalised queries and keys",
+}
+_IDEAS |= {
+    model: (f"A transformer in the shape of {shape}", *_IDEAS["transformer"][1:])
+    for model, shape in _SHAPES.items()
 }
 
 
@@ -256,16 +321,96 @@ class Ladder:
         """Sentences on differences that make the comparison unfair."""
         return [*_setting_warnings(self), *_size_warnings(self), *_step_warnings(self)]
 
+    @property
+    def explained(self) -> list[tuple[str, str]]:
+        """Each rung's name and sentences: what the rung adds, its gain over the best rung before
+        it, and a reason for the gain; for a variant of a model, the change and the gain."""
+        pairs = {(pair.rung, pair.rival): pair for pair in self.pairs}
+        sentences = []
+        for rung, gain in zip(self.rungs, self.gains, strict=True):
+            model, *changes = split_variant(rung.model)
+            changed = " and ".join(
+                change.replace("_", " ").replace("=", " ", 1) for change in changes
+            )
+            unexplained = (f"{model} with {changed}" if changed else f"The model {model}", "", "")
+            idea, why, why_not = unexplained if changed else _IDEAS.get(model, unexplained)
+            compared = "The others are compared with it"
+            if gain is not None:
+                pair = pairs[rung.model, gain.rival.model]
+                compared = _comparison(pair, why, why_not)
+                if (
+                    pair.interval is None
+                    and pair.verdict != "the same"
+                    and (abs(gain.nats) <= NOTICEABLE)
+                ):
+                    compared = f"As good as {pair.rival} after these steps"
+            sentences.append((rung.model, f"{idea}. {compared}."))
+        return sentences
+
+    def curves(self, x: str) -> list[Line]:
+        """Return the curve of each rung by `x`, which is tokens or seconds.
+
+        A curve by tokens has a band from the lowest to the highest loss of all seeds, unless there
+        is one seed only or a seed lacks an evaluation.
+        """
+        colours = colours_of(rung.model for rung in self.rungs)
+        lines = []
+        for rung in self.rungs:
+            records = rung.result.records
+            seeds = [{r.step: r.val_loss for r in seed.records} for seed in rung.results]
+            of_steps = [[s[r.step] for s in seeds if r.step in s] for r in records]
+            has_band = x == "tokens" and len(seeds) > 1 and set(map(len, of_steps)) == {len(seeds)}
+            line = Line(
+                label=self.labels[rung.model],
+                x=[record.tokens if x == "tokens" else record.seconds for record in records],
+                losses=[record.val_loss for record in records],
+                colour=colours[rung.model],
+                band=[(min(losses), max(losses)) for losses in of_steps] if has_band else (),
+            )
+            lines.append(line)
+        return lines
+
     def write_page(self) -> Path:
         """Write curves.png and index.html to the ladder's folder; return the path of index.html.
 
         The page works offline.
         """
-        from attnlm.see.ladder_page import curves_png, ladder_page
-
-        files.write_bytes(self.path / "curves.png", curves_png(self))
+        panels = {x: self.curves(x) for x in ("tokens", "seconds")}
+        references = self.rungs[-1].run.references()
+        files.write_bytes(self.path / "curves.png", panels_png(panels, references))
+        charts = {f"Validation loss by {x}": chart_data(panels[x], references, x) for x in panels}
+        colours = {line.label: line.colour for line in panels["tokens"]}
+        tried = []
+        for rung, label in self.labels.items():
+            points = {t.value: t.loss for t in self.plan.trials if t.rung == rung and t.loss}
+            if points:
+                tried.append(Line(label, [*points], [*points.values()], colours[label]))
+        if self.plan.tune and tried:
+            caption = "What tuning tried: the loss on the last tenth of the training split by"
+            charts[f"{caption} {self.plan.tune}"] = chart_data(tried, {}, self.plan.tune)
+        models = models_to_try({self.labels[rung.model]: rung.run for rung in self.rungs})
+        prompt = self.plan.prompt or first_text([rung.run for rung in self.rungs])
+        notes = self.certainty, self.equality, self.tuning
+        page = render(
+            "ladder.html",
+            script="ladder_page.js",
+            data={"models": models, "prompt": prompt, "charts": [*charts.values()]},
+            heading=f"{self.path.name}: what each rung gains",
+            verdict=self.verdict,
+            models=models,
+            train_sha256=self.plan.train_sha256,
+            again=ladder_command(self.plan),
+            version=attnlm.__version__,
+            ladder=self,
+            losses=self.table(),
+            verdicts=self.verdicts(),
+            notes=[re.sub(r"`(\w+)`", lambda setting: flag(setting[1]), note) for note in notes],
+            captions=[*charts],
+            colours=colours,
+            references=references,
+        )
         path = self.path / "index.html"
-        files.write_bytes(path, ladder_page(self))
+        files.write_bytes(path, page)
         return path
 
 
@@ -280,6 +425,24 @@ def median(items: Sequence[_T], key: Callable[[_T], float]) -> _T:
 def interval_text(interval: tuple[float, float] | None) -> str:
     """Return `−0.0123 to 0.0456`."""
     return "" if interval is None else f"{interval[0]:z.4f} to {interval[1]:z.4f}".replace("-", "−")
+
+
+def _comparison(pair: Pair, why: str, why_not: str) -> str:
+    """Return the sentence on a gain: what the interval shows, and a reason for it."""
+    nats = pair.difference
+    if pair.verdict == "the same":
+        return f"The same loss as {pair.rival}, up to rounding"
+    if pair.interval is not None and pair.verdict == "not shown":
+        needed = f"about {pair.seeds_needed} seeds" if pair.seeds_needed else "over 100 seeds"
+        return (
+            f"Not shown to differ from {pair.rival}: the interval for the difference, "
+            f"{interval_text(pair.interval)} nats per token, includes 0; to show a difference of "
+            f"{abs(nats):.4f} takes {needed}"
+        )
+    difference = f"{abs(nats):.3f} nats per token {'better' if nats > 0 else 'worse'}"
+    interval = f" ({interval_text(pair.interval)})" if pair.interval else ""
+    reason = why if nats > 0 else why_not
+    return f"{difference} than {pair.rival}{interval}" + (f": {reason}" if reason else "")
 
 
 def _setting_warnings(ladder: Ladder) -> Iterator[str]:

@@ -76,63 +76,53 @@ class TensorBoard:
 class WeightsAndBiases:
     """An adapter for W&B project WANDB_PROJECT (default: attnlm), offline if WANDB_MODE=offline."""
 
-    def __init__(self, run: Run, id: str, first_step: int) -> None:
-        import wandb
+    name, text_type = "wandb", "Html"
 
-        self._wandb: Any = wandb
-        self._run: Any = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", _PROJECT),
-            name=run.name,
-            id=id,
-            resume="allow",
-            dir=run.path,
-            config=dict(run.config.settings()),
-            settings=wandb.Settings(console="off"),
-        )
-        # W&B's own step counter can't go back to the step at which a killed run resumes.
-        self._run.define_metric("*", step_metric="step")
+    def __init__(self, run: Run, id: str, first_step: int) -> None:
+        self._tool: Any = importlib.import_module(self.name)
+        settings = dict(run.config.settings())
+        self._run: Any = self._tool.init(**self._call(run, id), config=settings, resume="allow")
+
+    def _call(self, run: Run, id: str) -> dict[str, Any]:
+        project = os.environ.get("WANDB_PROJECT", _PROJECT)
+        quiet = self._tool.Settings(console="off")
+        return {"project": project, "name": run.name, "id": id, "dir": run.path, "settings": quiet}
 
     def numbers(self, step: int, values: Mapping[str, Any]) -> None:
+        # W&B's own step counter can't go back to the step at which a killed run resumes.
+        self._run.define_metric("*", step_metric="step")
         self._run.log({"step": step, **values})
 
     def text(self, step: int, name: str, text: str) -> None:
-        self.numbers(step, {name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")})
+        shown = getattr(self._tool, self.text_type)(f"<pre>{html.escape(text)}</pre>")
+        self.numbers(step, {name: shown})
 
     def image(self, step: int, name: str, pixels: Pixels) -> None:
-        self.numbers(step, {name: self._wandb.Image(pixels)})
+        self.numbers(step, {name: self._tool.Image(pixels)})
 
     def close(self, *, is_finished: bool) -> None:
         self._run.finish(exit_code=0 if is_finished else 1)
 
 
-class Trackio:
-    """An adapter for Trackio project attnlm, on this machine or where Trackio's settings point."""
+class Trackio(WeightsAndBiases):
+    """An adapter for Trackio project attnlm, on this machine or where Trackio's settings point.
 
-    def __init__(self, run: Run, id: str, first_step: int) -> None:
-        import trackio
+    Trackio has W&B's interface, but other names for texts and steps.
+    """
 
-        self._trackio: Any = trackio
-        self._run: Any = trackio.init(
-            project=_PROJECT,
-            name=f"{run.name}-{id}",
-            config=dict(run.config.settings()),
-            resume="allow",
-        )
+    name, text_type = "trackio", "Markdown"
+
+    def _call(self, run: Run, id: str) -> dict[str, Any]:
+        return {"project": _PROJECT, "name": f"{run.name}-{id}"}
 
     def numbers(self, step: int, values: Mapping[str, Any]) -> None:
         self._run.log(dict(values), step=step)
 
-    def text(self, step: int, name: str, text: str) -> None:
-        self.numbers(step, {name: self._trackio.Markdown(f"<pre>{html.escape(text)}</pre>")})
-
-    def image(self, step: int, name: str, pixels: Pixels) -> None:
-        self.numbers(step, {name: self._trackio.Image(pixels)})
-
     def close(self, *, is_finished: bool) -> None:
-        self._trackio.finish()
+        self._tool.finish()
 
 
-Tool = TensorBoard | WeightsAndBiases | Trackio
+Tool = TensorBoard | WeightsAndBiases
 TOOLS: dict[str, type[Tool]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
@@ -178,24 +168,11 @@ class LogListener:
         elif isinstance(event, Stepped) and event.step >= self._next_point:
             self._next_point = event.step + (event.steps or 0) // _MOST_POINTS
             self._log_numbers(
-                event.step,
-                {
-                    "loss/batch": event.loss,
-                    "learning_rate": event.learning_rate,
-                    "tokens_per_second": event.tokens_per_second,
-                    "gradient_norm": event.gradient_norm,
-                },
+                event, "learning_rate tokens_per_second gradient_norm loss/batch=loss"
             )
         elif isinstance(event, Evaluated):
-            self._log_numbers(
-                event.step,
-                {
-                    "loss/train": event.train_loss,
-                    "loss/validation": event.val_loss,
-                    "bits_per_byte": event.bits_per_byte,
-                    "accuracy": event.accuracy,
-                },
-            )
+            losses = "loss/train=train_loss loss/validation=val_loss"
+            self._log_numbers(event, f"{losses} bits_per_byte accuracy")
             if (snapshot := event.snapshot) is not None:
                 self._call_tools(lambda tool: tool.text(snapshot.step, "sample", snapshot.text))
                 if snapshot.maps is not None:
@@ -229,9 +206,13 @@ class LogListener:
                 _check_links(event.run.path, name)
                 self._tools[name] = TOOLS[name](event.run, logged.id, event.first_step)
 
-    def _log_numbers(self, step: int, values: Mapping[str, float | None]) -> None:
+    def _log_numbers(self, event: Stepped | Evaluated, names: str) -> None:
+        """Log fields of an event that are not None; `a=b` logs the field b as a."""
+        values = {}
+        for name, _, field in (one.partition("=") for one in names.split()):
+            values[name] = getattr(event, field or name)
         measured = {name: value for name, value in values.items() if value is not None}
-        self._call_tools(lambda tool: tool.numbers(step, measured))
+        self._call_tools(lambda tool: tool.numbers(event.step, measured))
 
     def _call_tools(self, call: Callable[[Tool], None]) -> None:
         for name, tool in list(self._tools.items()):

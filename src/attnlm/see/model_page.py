@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from attnlm.base import files
 from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.base.formatting import quantity
 from attnlm.data.dataset import ids_at
-from attnlm.model.architecture import Architecture, require_architecture
+from attnlm.model.architecture import Architecture, UnsupportedError, require_architecture
 from attnlm.model.spec import Use
 from attnlm.runs.external_formats import Exported
 from attnlm.runs.load_model import checked_weights
@@ -28,6 +29,8 @@ _LARGEST_IN_F32 = 2_000_000
 """The largest number of parameters of a model that uses float32 by default; others use float16."""
 LARGEST = 60_000_000
 """The limit for the parameters of a page's models together. It does not hold if `force` is set."""
+_MOST_TO_TRY = 2_000_000
+"""The limit for the parameters of models beside other content, for a page of about 10 MB."""
 _SUFFIX = ".html"
 _EXCERPT = 200  # characters of the training text
 PageMaker = Callable[[Sequence[dict[str, Any]], str], bytes]
@@ -82,6 +85,19 @@ def export_to_html(
         files.write_bytes(path, page)
     kind = f"a page of {quantity(len(page), 'B')}"
     return Exported(path, kind, ", ".join(dict.fromkeys(weights.which for weights in checkpoints)))
+
+
+def models_to_try(runs: Mapping[str, Run], checkpoint: str = "auto") -> list[dict[str, Any]]:
+    """Return `run_data` of runs, by the names that a page shows.
+
+    The result is empty if the models are too large, or if a page cannot run one of them.
+    """
+    from attnlm.model.inspection import ChangedModelError  # loads torch
+
+    if sum(run.parameters for run in runs.values()) <= _MOST_TO_TRY:
+        with contextlib.suppress(ChangedModelError, UnsupportedError):
+            return [run_data(run, run.checkpoint(checkpoint), name=n) for n, run in runs.items()]
+    return []
 
 
 def run_data(

@@ -11,7 +11,6 @@ from typing import Any
 from numpy.typing import NDArray
 
 from attnlm.base.formatting import escape_control_characters
-from attnlm.see.shown_tokens import visible
 
 _COMMENT = r"(?ms)^ *(//[^\n]*|/\*((?!\*/).)*\*/)$"
 """Comments that are one or more whole lines, in JavaScript and CSS"""
@@ -31,7 +30,7 @@ def render(
     from markupsafe import Markup
 
     packed = json.dumps(data, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    html = fill(
+    html = _fill(
         template,
         style=Markup(_compact_source("page.css")),
         scripts={name: Markup(_script_of_module(name)) for name in _with_imports(worker, script)},
@@ -43,7 +42,7 @@ def render(
     return html.encode(errors="backslashreplace")  # folder names may be invalid Unicode
 
 
-def fill(template: str, **content: Any) -> str:
+def _fill(template: str, **content: Any) -> str:
     """Return the text of a template, filled with `content`, in which HTML and control characters
     are escaped."""
     import jinja2
@@ -61,7 +60,7 @@ def fill(template: str, **content: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["visible"] = visible
+    environment.filters["sentence"] = lambda text: f"{text[0].upper()}{text[1:]}."
     return environment.get_template(template).render(**content)
 
 

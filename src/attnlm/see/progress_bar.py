@@ -6,6 +6,7 @@ passed as `on_event`.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from html import escape
@@ -16,8 +17,6 @@ from attnlm.base.events import Note, Progress
 from attnlm.base.formatting import escape_control_characters
 
 _SECONDS_BETWEEN_LINES = 10.0
-# tqdm's own estimate of the time left counts evaluations as steps.
-_TRAINING = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}, {words}]"
 
 
 class ProgressBar:
@@ -35,7 +34,7 @@ class ProgressBar:
         self._task = ""
         self._next_line = 0.0
         self._losses: dict[str, float] = {}
-        self._best: tuple[float, int] | None = None
+        self._best = (math.inf, 0)
 
     def __call__(self, event: object) -> None:
         """Show an event."""
@@ -60,7 +59,7 @@ class ProgressBar:
         """Start to show a task, in place of the previous one."""
         self.close()
         self._task = task
-        self._losses, self._best = {}, None
+        self._losses, self._best = {}, (math.inf, 0)
         self._next_line = time.perf_counter() + _SECONDS_BETWEEN_LINES
         if _in_notebook() or sys.stderr.isatty():
             from tqdm import tqdm
@@ -93,35 +92,32 @@ class ProgressBar:
 
         if isinstance(event, Started):
             self.begin("train", event.run.config.training.steps, "step", event.first_step)
-        elif isinstance(event, Stepped):
-            self._losses["loss"] = event.loss
-            if self._bar is not None:
-                self._bar.total = event.steps or self._bar.total
-            self._show(event.step, event.tokens_per_second, event.seconds_left)
-        elif isinstance(event, Evaluated):
-            self._losses["val"] = event.val_loss
-            self._best = min(self._best or (float("inf"), 0), (event.val_loss, event.step))
-            if self._bar is None:
-                _write_line(str(event))
-            self._show(event.step, event.tokens_per_second)
         elif isinstance(event, Finished):
-            best = ""
-            if self._best is not None:
-                best = f"; best validation loss {self._best[0]:.4f}, of step {self._best[1]:,}"
+            loss, step = self._best
+            best = f"; best validation loss {loss:.4f}, of step {step:,}"
             self.close()
-            _write_line(f"{event}{best}")
-
-    def _show(self, done: int, tokens_per_second: float | None, left: float | None = None) -> None:
-        """Redraw the bar; it ends with `loss 2.345  val 2.367  690,460 tokens/s`."""
-        if (bar := self._bar) is None:
-            return
-        bar.n = done
-        if tokens_per_second is not None:
-            losses = "".join(f"{name} {loss:.3f}  " for name, loss in self._losses.items())
-            time_left = "?" if left is None else bar.format_interval(left)
-            words = f"{losses}{tokens_per_second:,.0f} tokens/s"
-            bar.bar_format = _TRAINING.replace("{left}", time_left).replace("{words}", words)
-        bar.refresh()
+            _write_line(f"{event}{best if math.isfinite(loss) else ''}")
+        elif isinstance(event, Stepped | Evaluated):
+            left = "?"
+            if isinstance(event, Stepped):
+                self._losses["loss"] = event.loss
+                if self._bar is not None:
+                    left = self._bar.format_interval(event.seconds_left)
+            else:
+                self._losses["val"] = event.val_loss
+                self._best = min(self._best, (event.val_loss, event.step))
+                if self._bar is None:
+                    _write_line(str(event))
+            if self._bar is not None:
+                # tqdm's own estimate of the time left counts evaluations as steps.
+                losses = "".join(f"{name} {loss:.3f}  " for name, loss in self._losses.items())
+                words = f"{losses}{event.tokens_per_second:,.0f} tokens/s"
+                counted = "{n_fmt}/{total_fmt} [{elapsed}<"
+                self._bar.bar_format = f"{{l_bar}}{{bar}}| {counted}{left}, {words}]"
+                if isinstance(event, Stepped):
+                    self._bar.total = event.steps or self._bar.total
+                self._bar.n = event.step
+                self._bar.refresh()
 
 
 def _notebook_output() -> Any:

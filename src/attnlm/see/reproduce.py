@@ -1,15 +1,13 @@
-"""Build the commands that reproduce a run."""
+"""Build the commands that reproduce a run or a ladder."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
 
-from attnlm.base.folders import command_for, flag, folder_flag
-from attnlm.base.own_code import OwnCode
+from attnlm.base.folders import flag, folder_flag
 from attnlm.base.setting_fields import fields_of
 from attnlm.data.dataset import Dataset
-from attnlm.model.own_specs import CODE, PREFIX
 from attnlm.runs.ladder_plan import LadderPlan
 from attnlm.runs.run import Run
 
@@ -35,30 +33,17 @@ def prepare_command(dataset: Dataset) -> str:
 
 
 def train_command(run: Run) -> str:
-    """Return the command that trains the run again, with all settings, even those at the default.
+    """Return the command that trains the run again, with the settings in its folder.
 
-    For a run with a budget, the command gives the steps that the run made. The learning rate then
-    follows the steps, not the clock, so the checkpoint is not the same byte for byte.
+    For a run with a budget, these are the steps that the run made. The learning rate then follows
+    the steps, not the clock, so the checkpoint is not the same byte for byte.
     """
-    words = ["attnlm", "train", run.dataset.name]
+    words = ["attnlm", "train", run.dataset.name, "--recipe", str(run.path / "config.json")]
     if run.parent is not None:
         path = Path(run.parent.path)
         is_usual = path.parent == Path("checkpoints").absolute()
         words += ["--from", path.name if is_usual else str(path)]
         words += ["--checkpoint", run.parent.checkpoint]
-    settings = run.config.settings()
-    if "steps" in settings:
-        settings.pop("budget", None)
-    settings.pop(CODE, None)
-    for name, value in settings.items():
-        if isinstance(value, OwnCode):
-            words += [flag(name), f"{value.path}:{value.name}"]
-        elif name.startswith(PREFIX):
-            words += ["--set", f"{name.removeprefix(PREFIX)}={value}"]
-        elif isinstance(value, bool):
-            words.append(flag(name) if value else flag(f"no_{name}"))
-        else:
-            words += [flag(name), str(value)]
     return shlex.join([*words, *folder_flag(Path(run.dataset.path).parent, "data set")])
 
 
@@ -66,13 +51,6 @@ def import_command(run: Run) -> str:
     """Return the command that imports a run again."""
     words = ["attnlm", "import", run.imported_from, "--name", run.name]
     return shlex.join([*words, *folder_flag(run.path.parent)])
-
-
-def sample_command(run: Run, checkpoint: str, tokens: int, seed: int) -> str:
-    """Return the command that samples a text of `tokens` tokens from the run with `seed`."""
-    flags = [] if checkpoint == run.checkpoint("auto").which else ["--checkpoint", checkpoint]
-    flags += ["--tokens", str(tokens), "--seed", str(seed)]
-    return command_for("attnlm sample", run.path, *flags, named=True)
 
 
 def ladder_command(plan: LadderPlan) -> str:
@@ -85,8 +63,3 @@ def ladder_command(plan: LadderPlan) -> str:
         if getattr(plan, name) != fields_of(LadderPlan)[name].default:
             words += [flag(name), str(getattr(plan, name))]
     return shlex.join([*words, *(["--prompt", plan.prompt] if plan.prompt else [])])
-
-
-def report_command(run: Run) -> str:
-    """Return the command that reports on the run with another text."""
-    return command_for("attnlm report", run.path, "--text", "TEXT", named=True)

@@ -6,8 +6,7 @@ from attnlm.base.errors import AttnlmError, UsageError
 from attnlm.runs.run import Run
 from attnlm.tokens.tokenizer import Tokenizer
 
-_BACKGROUNDS = (0x1F, 0x24, 0x2B), (0x2F, 0x80, 0xD8)  # RGB for 0 and for 1
-_NEGATIVE = 0xC0, 0x45, 0x2C  # for −1
+_DARK, _BLUE = (0x1F, 0x24, 0x2B), (0x2F, 0x80, 0xD8)  # RGB for 0 and for 1
 _SHOWN = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
@@ -57,9 +56,7 @@ def visible(text: str) -> str:
     )
 
 
-def tint(value: float) -> str:
-    """Return a terminal style: white text on dark for 0, bright blue for 1, bright red for −1."""
-    dark, blue = _BACKGROUNDS
-    ends = zip(dark, blue if value >= 0 else _NEGATIVE, strict=True)
-    mixed = (round(low + (high - low) * abs(value)) for low, high in ends)
+def tint(share: float) -> str:
+    """Return a terminal style for a number from 0 to 1: white text on dark for 0, on blue for 1."""
+    mixed = (round(low + (high - low) * share) for low, high in zip(_DARK, _BLUE, strict=True))
     return "#ffffff on #" + "".join(f"{channel:02x}" for channel in mixed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
 from attnlm.see.attend import check_fits_json, likeliest, next_token_lines
-from attnlm.see.attribution import attribution
 from attnlm.see.script_export import as_script
 from attnlm.see.shown_tokens import ids_within_context, token_texts, visible
 
@@ -55,9 +53,6 @@ class Trace:
     steps: list[Step]
     next: list[tuple[str, float]]
     """candidates for the next token with their probabilities, likeliest first"""
-    added: list[tuple[str, float]]
-    """what embedding, heads, MLPs and biases add to the logit of the likeliest next token, which is
-    their sum; empty for a model without a residual stream"""
 
     def __repr__(self) -> str:
         return f"<Trace of {self.run!r}: {len(self.steps)} steps over {len(self.tokens)} tokens>"
@@ -83,27 +78,20 @@ class Trace:
             numbers[step.values.isneginf().numpy()] = None  # JSON does not have −∞
             steps.append({**vars(step), "shape": [*numbers.shape], "values": numbers.tolist()})
         likeliest = [{"token": token, "probability": p} for token, p in self.next]
-        added = [{"part": part, "logit": logit} for part, logit in self.added]
-        return {
-            "run": self.run,
-            "model": self.model,
-            "tokens": self.tokens,
-            "steps": steps,
-            "next": likeliest,
-            "added": added,
-        }
+        facts = {"run": self.run, "model": self.model, "tokens": self.tokens}
+        return {**facts, "steps": steps, "next": likeliest}
 
 
 def trace(
-    run: str | Path | Run | None,
     text: str,
+    run: str | Path | Run | None = None,
     *,
     checkpoint: str = "auto",
     checkpoint_dir: str | Path = "checkpoints",
 ) -> Trace:
     """Follow one forward pass of a run (default: the one trained last) over `text`, step by step.
 
-        traced = attnlm.trace("multi-head-001", "Once upon")
+        traced = attnlm.trace("Once upon", "multi-head-001")
         for step in traced.steps:
             print(step.name, step.formula, step.axes, step.values.shape)
         print(traced)  # with numbers; traced.as_code() is a script that computes the same
@@ -119,9 +107,13 @@ def trace(
     architecture = require_architecture(run.config.spec, Use.TRACE)
     check_textbook(model, run.name)
     recorder = record(model, torch.tensor([ids]))
-    steps = list(_steps(architecture, recorder))
-    check_finite(*(step.values for step in steps if not step.name.endswith("mask")))
     probabilities_TV = torch.softmax(recorder.logits[0], -1)
+    steps = [
+        Step("tokens", "the text's ids in the vocabulary", "T", torch.tensor(ids)),
+        *_steps(architecture, recorder),
+        Step("probabilities", "softmax(logits)", "T V", probabilities_TV),
+    ]
+    check_finite(*(step.values for step in steps if not step.name.endswith("mask")))
     last_V = probabilities_TV[-1].numpy()
     order = likeliest(last_V, _CANDIDATES)
     return Trace(
@@ -131,30 +123,9 @@ def trace(
         run=run.name,
         model=run.config.spec.name,
         tokens=token_texts(run.tokenizer, ids),
-        steps=[
-            Step("tokens", "the text's ids in the vocabulary", "T", torch.tensor(ids)),
-            *steps,
-            Step("probabilities", "softmax(logits)", "T V", probabilities_TV),
-        ],
-        added=attribution(model, ids, order[0]),
+        steps=steps,
         next=list(zip(token_texts(run.tokenizer, order), last_V[order].tolist(), strict=True)),
     )
-
-
-def _steps(a: Architecture, recorder: Recorder) -> Iterator[Step]:
-    if recorder.embedded is None:
-        yield Step("logits", "each token's row of the table", "T V", recorder.logits[0])
-        return
-    positions = " + position_embedding[0 … T−1]" if a.positions == "learned" else ""
-    yield Step("embedding", f"token_embedding[tokens]{positions}", "T C", recorder.embedded[0])
-    for number, layer in enumerate(recorder.layers, 1):
-        prefix = f"layer {number} " if a.layers > 1 or a.residual else ""
-        for name, formula, axes, values in _layer_steps(a, layer):
-            yield Step(prefix + name, formula, axes, values[0])
-    last = "stream" if a.residual else "mlp" if a.mlp != "none" else "attended"
-    normed = f"norm({last})" if a.norm != "none" else last
-    bias = " + bias" if a.head_bias else ""
-    yield Step("logits", f"{normed} · headᵀ{bias}", "T V", recorder.logits[0])
 
 
 _NORMS = {
@@ -173,15 +144,31 @@ _SCORES = {
 }
 
 
+def _steps(a: Architecture, recorder: Recorder) -> Iterator[Step]:
+    if recorder.embedded is None:
+        yield Step("logits", "each token's row of the table", "T V", recorder.logits[0])
+        return
+    positions = " + position_embedding[0 … T−1]" if a.positions == "learned" else ""
+    yield Step("embedding", f"token_embedding[tokens]{positions}", "T C", recorder.embedded[0])
+    for number, layer in enumerate(recorder.layers, 1):
+        prefix = f"layer {number} " if a.layers > 1 or a.residual else ""
+        for name, formula, axes, values in _layer_steps(a, layer):
+            yield Step(prefix + name, formula, axes, values[0])
+    last = "stream" if a.residual else "mlp" if a.mlp != "none" else "attended"
+    normed = f"norm({last})" if a.norm != "none" else last
+    bias = " + bias" if a.head_bias else ""
+    yield Step("logits", f"{normed} · headᵀ{bias}", "T V", recorder.logits[0])
+
+
 def _layer_steps(a: Architecture, layer: Layer) -> Iterator[tuple[str, str, str, Tensor]]:
     """Yield the steps of one block, with numbers of shape (1, …) for a batch of one text.
 
     Raises NotRecordedError if the queries, keys and values of an attention were not observed.
     """
-    if layer.heads is None and a.attention != "none":
+    heads = layer.heads
+    if heads is None and a.attention != "none":
         raise NotRecordedError
     is_softmax = a.attention == "softmax"
-    heads = layer.heads
     if heads is not None and layer.read is not None and layer.attended is not None:
         if a.norm != "none":
             yield "norm", _NORMS[a.norm], "T C", layer.read
@@ -233,19 +220,11 @@ def trace_lines(trace: Trace, head: int = 1) -> Iterator[str]:
         if step.axes == "T":
             numbers = zip(shown[-_SHOWN:], values[-_SHOWN:].tolist(), strict=True)
             yield "   " + "  ".join(f"{token} {i}" for token, i in numbers)
-        elif step.axes == "H T T" and len(shown) <= _SHOWN:
-            for token, row in zip(shown, values, strict=True):
-                yield f"   {prefix}{token}: {_number_row(row)}"
-        else:
-            yield f"   {prefix}{shown[-1]}: {_number_row(values[-1])}"
-    if trace.added:
-        logit = math.fsum(added for _, added in trace.added)
-        yield f"logit of {visible(trace.next[0][0])} = {logit:z.3f}, the sum of"
-        yield from (f"  {added:z8.3f}  {part}" for part, added in trace.added)
+            continue
+        is_map = step.axes == "H T T" and len(shown) <= _SHOWN
+        for token, row in list(zip(shown, values, strict=True))[0 if is_map else -1 :]:
+            cells = "  ".join(
+                "     −∞" if x == -torch.inf else f"{x:z7.3f}" for x in row[:_SHOWN].tolist()
+            )
+            yield f"   {prefix}{token}: {cells}{'  …' if len(row) > _SHOWN else ''}"
     yield from next_token_lines(trace.next)
-
-
-def _number_row(row: Tensor) -> str:
-    shown = row[:_SHOWN].tolist()
-    numbers = "  ".join("     −∞" if x == -torch.inf else f"{x:z7.3f}" for x in shown)
-    return numbers + ("  …" if len(row) > _SHOWN else "")

@@ -25,6 +25,7 @@ import {darkness} from "./maps.js";
 import {nextProbabilities, randomNumbers} from "./sampling.js";
 import {showAdded, showLens} from "./stream_views.js";
 import {TextError} from "./tokenizers.js";
+import {unpackModels} from "./unpack_models.js";
 import {WalkthroughView} from "./walkthrough_view.js";
 import {eventLoop, Pause} from "./yield_to_event_loop.js";
 
@@ -34,6 +35,13 @@ const CHARACTER_TOKENS = 4; // a character has at most 4 bytes, and so tokens
 const DEBOUNCE = 60; // milliseconds while the user types
 const FRAME = 80; // milliseconds between two updates during generation
 const SHARE = 9; // times that an update of a long text takes, before the next one
+
+/* Show packed models, if there are any. */
+export function showModels({models: packed, prompt}) {
+  if (packed.length === 0) return;
+  const models = unpackModels(packed);
+  Object.assign(globalThis.attnlm, {models, modelPage: new ModelPage(models, prompt)});
+}
 
 export class ModelPage {
   isEdited = true; // the prompt has changed since it was encoded

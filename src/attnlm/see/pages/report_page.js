@@ -1,26 +1,42 @@
-/* A report: recorded attention, and a replay of training. A slider moves the mark on the curve, and selects the
-   generated text and the head's map. */
+/* A report: a replay of training, and the model, or recorded attention if a page cannot run it. A slider moves the mark
+   on the curve, and selects the generated text and the head's map. */
 
 import {bytesOf} from "./arrays.js";
-import {showAttention} from "./attend.js";
-import {chooseByKeys, element, fractionsAt, page, readData, setChosen, withCommas} from "./components.js";
+import {drawChart, legend, stepAt} from "./chart.js";
+import {chooseByKeys, element, page, readData, setChosen, withCommas} from "./components.js";
+import {HeadsView} from "./heads_view.js";
 import {attentionMap, drawMap, SMALL_CELLS} from "./maps.js";
+import {showModels} from "./model_page.js";
 
 const FRAME = 500; // milliseconds of a snapshot in the film
 
+/* Return the attention weights (t + 1) of token t in map n of maps of T tokens, which report.py packs. */
+function weightsAt(maps, n, T, t) {
+  const start = (n * T * (T + 1)) / 2 + (t * (t + 1)) / 2;
+  return Float32Array.from(maps.subarray(start, start + t + 1), (step) => step / 255);
+}
+
+function showRecordedAttention({tokens, layers, heads, maps}) {
+  const bytes = bytesOf(maps);
+  const view = new HeadsView();
+  view.token = tokens.length - 1;
+  view.key = view.token;
+  view.show({tokens, layers, heads, row: (layer, head, t) => weightsAt(bytes, layer * heads + head, tokens.length, t)});
+}
+
 class Replay {
   slider = page.snapshot;
-  plot = page.curve?.querySelector("svg");
   rows = [...page.lines.querySelectorAll("tbody tr")];
   timer = null; // while the film plays
 
-  constructor({snapshots, films, passage}) {
+  constructor({snapshots, films, passage, curve}) {
     this.snapshots = snapshots;
     this.passage = passage;
+    this.curve = curve;
     this.films = films.map(({name, scores, maps}) => ({name, scores, maps: bytesOf(maps)}));
     this.slider.addEventListener("input", () => this.showSnapshot(this.number));
     this.rows.forEach((row, number) => row.addEventListener("click", () => this.showSnapshot(number)));
-    if (this.plot) this.followClicks();
+    if (curve) page.curve.addEventListener("click", (event) => this.chooseNearest(stepAt(event, page.curve, this.end)));
     if (films.length) {
       page.head.addEventListener("change", () => this.showFilm());
       page.play.addEventListener("click", () => this.playOrStop());
@@ -35,21 +51,12 @@ class Replay {
   /* The film of the chosen head. */
   get film() { return this.films[page.head.value]; }
 
-  /* Clicks on the curve choose the nearest snapshot. */
-  followClicks() {
-    page.mark.hidden = false;
-    page.curve.addEventListener("click", (event) => {
-      const [x] = fractionsAt(event, this.plot);
-      const distances = this.snapshots.map((snapshot) => Math.abs(this.positionOf(snapshot) - x));
-      this.showSnapshot(distances.indexOf(Math.min(...distances)));
-    });
-  }
+  /* The last step of the curve. */
+  get end() { return this.curve.lines[0].points.at(-1)[0]; }
 
-  /* Return the horizontal position of a snapshot's step in the plot, whose x axis begins at step 0. */
-  positionOf({step}) {
-    const left = Number(this.plot.dataset.left);
-    const right = Number(this.plot.dataset.right);
-    return left + ((right - left) * step) / this.plot.dataset.end;
+  chooseNearest(wanted) {
+    const distances = this.snapshots.map(({step}) => Math.abs(step - wanted));
+    this.showSnapshot(distances.indexOf(Math.min(...distances)));
   }
 
   showSnapshot(number) {
@@ -60,7 +67,7 @@ class Replay {
     this.slider.setAttribute("aria-valuetext", when);
     page.when.textContent = when;
     page.said.textContent = snapshot.text;
-    if (this.plot) page.mark.style.setProperty("--at", this.positionOf(snapshot));
+    if (this.curve) drawChart(page.curve, {...this.curve, marked: snapshot.step});
     this.rows.forEach((row, other) => row.classList.toggle("now", other === number));
     if (this.films.length) this.showMap(number);
   }
@@ -69,27 +76,20 @@ class Replay {
     const {passage, film: {name, scores}} = this;
     const score = scores[number].toFixed(2);
     page["film-caption"].textContent = `${name}, ${stepName(this.snapshots[number])}: ${score} on the previous token`;
-    const rowOf = (t) => this.weightsAt(number, t);
-    page.film.replaceChildren(attentionMap({tokens: passage, query: passage.length - 1, rowOf}));
+    page.film.replaceChildren(attentionMap({tokens: passage, query: passage.length - 1, rowOf: this.rowsOf(number)}));
     [...page.frames.children].forEach((frame, other) => setChosen(frame, other === number));
   }
 
-  /* Return the attention weights (t + 1) of token t in a snapshot, for the chosen head. */
-  weightsAt(number, t) {
-    const T = this.passage.length;
-    const start = (number * T * (T + 1)) / 2 + (t * (t + 1)) / 2;
-    return Float32Array.from(this.film.maps.subarray(start, start + t + 1), (step) => step / 255);
-  }
+  /* Return a function from a token to its attention weights in a snapshot, for the chosen head. */
+  rowsOf(number) { return (t) => weightsAt(this.film.maps, number, this.passage.length, t); }
 
   /* Show the maps of the chosen head in all snapshots. */
   showFilm() {
     const {scores} = this.film;
-    page.frames.replaceChildren(...this.snapshots.map((snapshot, number) => {
-      const rowOf = (t) => this.weightsAt(number, t);
-      return element("button", {type: "button", onclick: () => this.showSnapshot(number)},
-        drawMap(element("canvas"), this.passage.length, rowOf, SMALL_CELLS),
-        element("span", {}, stepName(snapshot)), element("small", {}, scores[number].toFixed(2)));
-    }));
+    page.frames.replaceChildren(...this.snapshots.map((snapshot, number) => (
+      element("button", {type: "button", onclick: () => this.showSnapshot(number)},
+        drawMap(element("canvas"), this.passage.length, this.rowsOf(number), SMALL_CELLS),
+        element("span", {}, stepName(snapshot)), element("small", {}, scores[number].toFixed(2))))));
     this.showSnapshot(this.number);
   }
 
@@ -111,5 +111,10 @@ class Replay {
 function stepName({step}) { return `step ${withCommas(step)}`; }
 
 const data = readData();
-showAttention(data);
-new Replay(data);
+if (data.curve) {
+  drawChart(page.curve, data.curve);
+  page.curve.after(legend(data.curve.lines));
+}
+if (data.snapshots.length) new Replay(data);
+if (data.attention) showRecordedAttention(data.attention);
+showModels(data);

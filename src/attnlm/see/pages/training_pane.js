@@ -202,10 +202,12 @@ export class Pane {
     const isNewest = run.isRunning && this.trainPage.chosenStep === Infinity;
     const {step, validationLoss, trainLoss} = isNewest ? this.state : this.shown ?? {step: 0};
     drawChart(this.parts.chart, {
-      steps: run.training.steps,
+      end: run.training.steps,
       baselines: corpus.baselines,
-      training: run.points,
-      validation: run.snapshots.map((snapshot) => [snapshot.step, snapshot.validationLoss]),
+      lines: [
+        {name: "train", points: run.points},
+        {name: "validation", points: run.snapshots.map((snapshot) => [snapshot.step, snapshot.validationLoss])},
+      ],
       marked: step,
     });
     this.parts.losses.textContent = [
