@@ -257,9 +257,9 @@ a loss without heads is compared with that of another step
 run.snapshots.find((snapshot) => snapshot.step === step) => this.shown
 == see/patch.py
 the corrupted activation is put into the corrupted pass
-patched = clean[pair, index] => patched = corrupted[pair, index]
+index, clean[index]) => index, corrupted[index])
 shares are not relative to the corrupted pass
-d_B - d_N2[pair, 1]) => d_B)
+answers_2[1]] - d_2[1] => answers_2[1]]
 == see/verdicts.py
 many pairs are judged as one
 tails = FALSE_CLAIMS / pairs_left => tails = FALSE_CLAIMS

@@ -32,9 +32,6 @@ def test_attend_equals_the_model(trained: Path) -> None:
     seen = record(model, torch.tensor([run.tokenizer.encode(TEXT)]))
     np.testing.assert_allclose(facts["weights"], seen.maps[:, 0], atol=1e-5)
     assert "".join(facts["tokens"]) == TEXT
-    likeliest = torch.softmax(seen.logits[0, -1], -1).sort(descending=True).values[:10]
-    found = [candidate["probability"] for candidate in facts["next"]]
-    np.testing.assert_allclose(found, likeliest, atol=1e-5)
     assert "not an explanation" in done.stderr
 
 
@@ -44,7 +41,7 @@ def test_a_line_of_text_for_each_head_and_token_also_on_a_terminal(trained: Path
     assert lines[0] == "layer 1 head 1"
     assert lines[1].split() == ["0", "t", "t@0", "1.00"]
     assert lines[3].split() == ["2", "e", "t@0", "0.33", "h@1", "0.33", "e@2", "0.33"]
-    assert lines[1 + len(TEXT)] == "next token"
+    assert len(lines) == 1 + len(TEXT)
     on_terminal = on_a_terminal("attend", TEXT, "average", cwd=trained)
     assert all(line in on_terminal for line in lines)
 

@@ -502,10 +502,6 @@ def test_clicks_choose_heads_and_numbers_and_hovering_shows_weights(width: int, 
     score = float(heads.scores[0, 2, 4, 1])
     assert view.inner_text("#explanation").startswith(f"scores[“b”, “b”] = {score:.2f}\n")
     assert view.locator("#walkthrough .highlight").count() == 3
-    view.locator("#as-arcs").click()
-    assert view.locator("#large path").count() > 0
-    view.locator("#large svg text", has_text="c").click()
-    assert "“c” attends to" in view.inner_text("#head-caption")
 
 
 TYPE_DURING_GENERATION = """async () => {
@@ -558,7 +554,6 @@ def test_a_hostile_tokenizer_shows_text_and_runs_nothing(open_page: Any) -> None
     view.fill("#tokens", "50")
     view.click("#run")
     until(view, f"{SAMPLED} === 100")
-    view.click("#as-arcs")
     until(view, IDLE)
     assert view.locator("img, b:not(.scale b)").count() == 0
     assert not set("\u2028\u2066\u202e\0") & set(view.locator("body").inner_text())

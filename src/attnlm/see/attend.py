@@ -1,8 +1,7 @@
-"""Compute what each head of a run attends to in a text, and the likeliest next tokens."""
+"""Compute what each head of a run attends to in a text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from attnlm.model.recorder import NotRecordedError, no_attention_error, record
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
-from attnlm.see.pictures import Grid, HeatMaps, Numbers
+from attnlm.see.pictures import Grid, HeatMaps, Numbers, Pictured
 from attnlm.see.shown_tokens import encode_text, token_texts, visible
 
 _MOST_IN_JSON = 2**24  # numbers, about 400 MB as JSON
@@ -32,33 +31,21 @@ CAUTION = (
 
 
 @dataclass(frozen=True, repr=False)
-class Attention:
-    """Every head's attention weights over T tokens, and next-token probabilities after each token.
-
-    A notebook shows a map of each head.
-    """
+class Attention(Pictured):
+    """Every head's attention weights over T tokens. A notebook shows a map of each head."""
 
     run: str
     model: str
     tokens: list[str]
-    vocabulary: list[str]
     weights: Numbers
     """(L layers, H heads, T, T): row t has the weights of token t on the tokens up to itself"""
-    probabilities: Numbers
-    """(T, V): row t has the probabilities of the token after t"""
-
-    def next_tokens(self, place: int = -1, count: int = 10) -> list[tuple[str, float]]:
-        """Return the likeliest tokens after the token at index `place`, with probabilities."""
-        probabilities_V = self.probabilities[place]
-        ids = likeliest(probabilities_V, count)
-        return [(self.vocabulary[i], float(probabilities_V[i])) for i in ids]
 
     def __repr__(self) -> str:
         layers, heads, length, _ = self.weights.shape
         return f"<Attention of {self.run!r}: {layers} × {heads} heads over {length} tokens>"
 
     def __str__(self) -> str:
-        """Return a line for each head and token with its largest weights, and the next tokens."""
+        """Return a line for each head and token, with its largest weights."""
         shown = [visible(token) for token in self.tokens]
         widest = max(map(len, shown))
         lines = []
@@ -68,7 +55,7 @@ class Attention:
                 places = likeliest(row_T[: t + 1], _MOST_LISTED)
                 weights = "  ".join(f"{shown[s]}@{s} {row_T[s]:.2f}" for s in places)
                 lines.append(f"  {t:>3} {shown[t]:<{widest}}  {weights}")
-        return "\n".join([*lines, *next_token_lines(self.next_tokens())])
+        return "\n".join(lines)
 
     @property
     def maps(self) -> HeatMaps:
@@ -88,19 +75,10 @@ class Attention:
         title = f"What {self.run} attends to: a row for each token that attends"
         return HeatMaps(title, grids, in_a_row=self.weights.shape[1])
 
-    def _repr_png_(self) -> bytes:
-        return self.maps.picture()
-
     def facts(self) -> dict[str, Any]:
-        """Return weights and next tokens as JSON values. Too many weights raise AttnlmError."""
+        """Return the fields as JSON values. Too many weights raise AttnlmError."""
         check_fits_json(self.weights.size)
-        return {
-            "run": self.run,
-            "model": self.model,
-            "tokens": self.tokens,
-            "weights": self.weights.tolist(),
-            "next": [{"token": t, "probability": p} for t, p in self.next_tokens()],
-        }
+        return {**vars(self), "weights": self.weights.tolist()}
 
 
 def check_fits_json(numbers: int) -> None:
@@ -118,13 +96,6 @@ def likeliest(scores_V: NDArray[Any], count: int) -> list[int]:
     return ids
 
 
-def next_token_lines(likeliest: Iterable[tuple[str, float]]) -> Iterator[str]:
-    """Yield a line for each candidate for the next token."""
-    yield "next token"
-    for token, probability in likeliest:
-        yield f"  {probability:6.1%}  {visible(token)}"
-
-
 def attend(
     text: str,
     run: str | Path | Run | None = None,
@@ -138,7 +109,6 @@ def attend(
         attention = attnlm.attend("Once upon", "multi-head-001")
         attention.tokens  # T texts
         attention.weights[0, 1]  # (T, T), layer 1, head 2: each row sums to 1
-        attention.next_tokens(count=3)  # with their probabilities
 
     If the text is longer than the context, the model reads only the last tokens that fit, and
     `on_event` receives a Note. `checkpoint` is auto, best or last. Runs on the CPU. Raises
@@ -175,7 +145,5 @@ def compute_attention(run: Run, model: LanguageModel, ids: list[int]) -> Attenti
         run=run.name,
         model=run.config.spec.name,
         tokens=token_texts(run.tokenizer, ids),
-        vocabulary=token_texts(run.tokenizer, list(range(run.vocab_size))),
         weights=np.concatenate(maps).reshape(len(recorder.layers), -1, len(ids), len(ids)),
-        probabilities=torch.softmax(recorder.logits[0], -1).numpy(),
     )

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from attnlm.base import files
 from attnlm.base.events import Note, OnEvent
-from attnlm.model.architecture import MODELS
 from attnlm.runs.journal import EvaluationRecord
 from attnlm.runs.records import DatasetFacts
-from attnlm.runs.run import Run
+from attnlm.runs.run import Result, Run
 from attnlm.see.pictures import fixed_style
 from attnlm.training.events import Evaluated, Finished, Started
 
@@ -28,8 +27,7 @@ if TYPE_CHECKING:
 _INK, _QUIET = "#2b2f36", "#7d838d"
 # Distinct for the colour-blind and in greyscale; the training loss is dashed.
 _TRAINING, _VALIDATION = "#b85c00", "#0a4a8a"
-# Colours that are legible on white and on black. A model has the same colour in all pictures; a
-# variant, or a model beyond these colours, takes the colour of a model that is not compared.
+# Colours that are legible on white and on black.
 _COLOURS = (
     "#a8607f", "#7c7fd0", "#4f8fd8", "#1f9bb5", "#2a9d6e", "#8a961c", "#d9730d",
     "#c2554d", "#8c6bb1", "#5f7f4f",
@@ -89,10 +87,7 @@ def run_lines(records: Sequence[EvaluationRecord]) -> list[Line]:
 
 def colours_of(models: Iterable[str]) -> dict[str, str]:
     """Return the colour of each model or variant that is compared."""
-    models = [*models]
-    colour_of = dict(zip(MODELS, _COLOURS, strict=False))
-    others = itertools.cycle([c for m, c in colour_of.items() if m not in models] or _COLOURS)
-    return {model: colour_of.get(model) or next(others) for model in models}
+    return dict(zip(models, itertools.cycle(_COLOURS), strict=False))
 
 
 def is_logarithmic(lines: Sequence[Line], x_label: str) -> bool:
@@ -162,7 +157,7 @@ def draw_run(run: Run, path: Path) -> None:
     result = run.result()
     if result is None or len(result.records) < 2:
         return
-    words = verdict(result.records, run.dataset, run.config.spec.name)
+    words = run_verdict(run, result)
     if run.evaluated_part:
         words += f"; validation loss on {run.evaluated_part}"
     title = f"{run.name}\n{textwrap.fill(words, 88)}"
@@ -248,6 +243,11 @@ def verdict(records: Sequence[EvaluationRecord], dataset: DatasetFacts, model: s
     if tokens < _FEW_TOKENS and accuracy is None:
         words.append(f"{tokens:,} validation tokens are too few for a reliable loss")
     return "; ".join(words)
+
+
+def run_verdict(run: Run, result: Result) -> str:
+    """Return the verdict on a run's training."""
+    return verdict(result.records, run.dataset, run.config.spec.name)
 
 
 def recent_fall(records: Sequence[EvaluationRecord]) -> float:

@@ -38,7 +38,7 @@ from attnlm.see.head_scores import (
     mean_scores,
     repeated_random_tokens,
 )
-from attnlm.see.pictures import Grid, HeatMaps, Numbers
+from attnlm.see.pictures import Grid, HeatMaps, Numbers, Pictured
 from attnlm.see.shown_tokens import check_windows
 
 _MOST_SNAPSHOTS = 11  # in a table, which then has 80 columns
@@ -57,7 +57,7 @@ class HeadReport:
 
 
 @dataclass(frozen=True, repr=False)
-class HeadsReport:
+class HeadsReport(Pictured):
     """Scores of all heads of a run, measured over `windows` windows of `window` tokens."""
 
     run: str
@@ -100,18 +100,13 @@ class HeadsReport:
     @property
     def maps(self) -> HeatMaps:
         """The scores as tables: layers by heads."""
-        layers, heads = self.heads[-1].layer + 1, self.heads[-1].head + 1
-        rows = [f"layer {n + 1}" for n in range(layers)]
-        columns = [str(n + 1) for n in range(heads)]
-        grids = [
-            Grid(p, rows, columns, np.reshape([h.scores[p] for h in self.heads], (layers, heads)),
-                 "head")
-            for p in PATTERNS
-        ]  # fmt: skip
+        rows = [f"layer {n + 1}" for n in range(self.heads[-1].layer + 1)]
+        columns = [str(n + 1) for n in range(self.heads[-1].head + 1)]
+        grids = []
+        for pattern in PATTERNS:
+            scores = np.array([head.scores[pattern] for head in self.heads])
+            grids.append(Grid(pattern, rows, columns, scores.reshape(len(rows), -1), "head"))
         return HeatMaps(f"{self.run}, measured over {self.measured_on}", grids, in_a_row=3)
-
-    def _repr_png_(self) -> bytes:
-        return self.maps.picture()
 
     def facts(self) -> dict[str, Any]:
         """Return the fields as JSON values, in which layers and heads count from 1."""
@@ -279,7 +274,7 @@ def _loss_without(
 
 
 @dataclass(frozen=True, repr=False)
-class HeadsOverTraining:
+class HeadsOverTraining(Pictured):
     """The scores of all heads of a run at each of S snapshots."""
 
     run: str
@@ -290,10 +285,6 @@ class HeadsOverTraining:
 
     def __repr__(self) -> str:
         return f"<HeadsOverTraining of {self.run!r}: {len(self.steps)} snapshots>"
-
-    def __str__(self) -> str:
-        """Return a table for each pattern, with a row for each head."""
-        return str(self.maps)
 
     @property
     def maps(self) -> HeatMaps:
@@ -309,9 +300,6 @@ class HeadsOverTraining:
         ]
         title = f"Scores of the heads of {self.run} in snapshots during its training"
         return HeatMaps(title, grids, in_a_row=3)
-
-    def _repr_png_(self) -> bytes:
-        return self.maps.picture()
 
     def facts(self) -> dict[str, Any]:
         """Return the fields as JSON values."""

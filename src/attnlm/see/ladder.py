@@ -27,7 +27,7 @@ from attnlm.see.curves import (
     colours_of,
     panels_png,
     recent_fall,
-    verdict,
+    run_verdict,
 )
 from attnlm.see.model_page import first_text, models_to_try
 from attnlm.see.page import render
@@ -83,7 +83,7 @@ class Rung:
     @property
     def verdict(self) -> str:
         """A sentence on how the training went."""
-        return verdict(self.result.records, self.run.dataset, self.run.config.spec.name)
+        return run_verdict(self.run, self.result)
 
 
 _QUANTITIES: Mapping[str, tuple[str, Callable[[Rung], float]]] = {
@@ -329,21 +329,17 @@ class Ladder:
         sentences = []
         for rung, gain in zip(self.rungs, self.gains, strict=True):
             model, *changes = split_variant(rung.model)
-            changed = " and ".join(
-                change.replace("_", " ").replace("=", " ", 1) for change in changes
-            )
+            pairs_of = (change.partition("=") for change in changes)
+            changed = " and ".join(f"{key.replace('_', ' ')} {value}" for key, _, value in pairs_of)
             unexplained = (f"{model} with {changed}" if changed else f"The model {model}", "", "")
             idea, why, why_not = unexplained if changed else _IDEAS.get(model, unexplained)
             compared = "The others are compared with it"
             if gain is not None:
                 pair = pairs[rung.model, gain.rival.model]
-                compared = _comparison(pair, why, why_not)
-                if (
-                    pair.interval is None
-                    and pair.verdict != "the same"
-                    and (abs(gain.nats) <= NOTICEABLE)
-                ):
-                    compared = f"As good as {pair.rival} after these steps"
+                is_close = pair.interval is None and abs(gain.nats) <= NOTICEABLE
+                compared = f"As good as {pair.rival} after these steps"
+                if not is_close or pair.verdict == "the same":
+                    compared = _comparison(pair, why, why_not)
             sentences.append((rung.model, f"{idea}. {compared}."))
         return sentences
 
@@ -447,38 +443,29 @@ def _comparison(pair: Pair, why: str, why_not: str) -> str:
 
 def _setting_warnings(ladder: Ladder) -> Iterator[str]:
     configs = {rung.model: rung.run.config for rung in ladder.rungs}
-    training = {model: config.training for model, config in configs.items()}
-    compared = {
-        "optimizer and learning rate are the defaults of each rung": {
-            model: f"{t.optimizer} {t.learning_rate:g}"
-            for model, t in training.items()
-            if not {"optimizer", "learning_rate"} & {*variant(model), ladder.plan.tune}
-        },
-        "embeddings are not equally wide": {
-            model: f"{c.spec.costs(0).width}"
-            for model, c in configs.items()
-            if ladder.plan.equal != "parameters" and c.spec.costs(0).width
-        },
-        "steps are not equally large, in tokens": {
-            model: f"{c.training.batch_size} × {c.spec.block_size}" for model, c in configs.items()
-        },
-        "seconds are only partly comparable: the rungs ran on different settings": {
-            model: f"{t.device} {t.dtype}, {t.threads} thread{'s' if t.threads != 1 else ''}"
-            for model, t in training.items()
-        },
-    }
     own = [model for model, config in configs.items() if config.codes]
     if own and len(own) < len(configs):
         yield (
             f"seconds: {', '.join(own)} ran as PyTorch modules; the other rungs have faster forms, "
             "so that a difference in time is not the cost of the idea"
         )
+    compared = {
+        "optimizer and learning rate are the defaults of each rung": {
+            model: f"{config.training.optimizer} {config.training.learning_rate:g}"
+            for model, config in configs.items()
+            if not {"optimizer", "learning_rate"} & {*variant(model), ladder.plan.tune}
+        },
+        "steps are not equally large, in tokens": {
+            model: f"{config.training.batch_size} × {config.spec.block_size}"
+            for model, config in configs.items()
+        },
+    }
     for warning, value_of in compared.items():
-        if len(set(value_of.values())) > 1:
-            groups = (
-                f"{', '.join(model for model in value_of if value_of[model] == value)} {value}"
-                for value in dict.fromkeys(value_of.values())
-            )
+        models_of: dict[str, list[str]] = {}
+        for model, value in value_of.items():
+            models_of.setdefault(value, []).append(model)
+        if len(models_of) > 1:
+            groups = (f"{', '.join(models)} {value}" for value, models in models_of.items())
             yield f"{warning}: {'; '.join(groups)}"
 
 

@@ -16,7 +16,7 @@ import importlib.util
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,19 +174,19 @@ class LogListener:
             losses = "loss/train=train_loss loss/validation=val_loss"
             self._log_numbers(event, f"{losses} bits_per_byte accuracy")
             if (snapshot := event.snapshot) is not None:
-                self._call_tools(lambda tool: tool.text(snapshot.step, "sample", snapshot.text))
+                self._call_tools("text", snapshot.step, "sample", snapshot.text)
                 if snapshot.maps is not None:
                     maps = maps_image(snapshot.maps)
-                    self._call_tools(lambda tool: tool.image(snapshot.step, "attention", maps))
+                    self._call_tools("image", snapshot.step, "attention", maps)
         elif isinstance(event, Finished):
             self._is_finished = True
             curve = event.run.path / "curve.png"
             if curve.exists():
-                self._call_tools(lambda tool: tool.image(event.step, "curve", _pixels(curve)))
+                self._call_tools("image", event.step, "curve", _pixels(curve))
 
     def close(self) -> None:
         """Close all tools, which then write their buffered data."""
-        self._call_tools(lambda tool: tool.close(is_finished=self._is_finished))
+        self._call_tools("close", is_finished=self._is_finished)
         self._tools = {}
 
     def _start(self, event: Started) -> None:
@@ -212,12 +212,12 @@ class LogListener:
         for name, _, field in (one.partition("=") for one in names.split()):
             values[name] = getattr(event, field or name)
         measured = {name: value for name, value in values.items() if value is not None}
-        self._call_tools(lambda tool: tool.numbers(event.step, measured))
+        self._call_tools("numbers", event.step, measured)
 
-    def _call_tools(self, call: Callable[[Tool], None]) -> None:
+    def _call_tools(self, method: str, *arguments: Any, **options: Any) -> None:
         for name, tool in list(self._tools.items()):
             with self._dropping_failed_tool(name):
-                call(tool)
+                getattr(tool, method)(*arguments, **options)
 
     @contextlib.contextmanager
     def _dropping_failed_tool(self, name: str) -> Iterator[None]:

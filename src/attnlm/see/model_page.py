@@ -31,7 +31,6 @@ LARGEST = 60_000_000
 """The limit for the parameters of a page's models together. It does not hold if `force` is set."""
 _MOST_TO_TRY = 2_000_000
 """The limit for the parameters of models beside other content, for a page of about 10 MB."""
-_SUFFIX = ".html"
 _EXCERPT = 200  # characters of the training text
 PageMaker = Callable[[Sequence[dict[str, Any]], str], bytes]
 
@@ -57,10 +56,8 @@ def export_to_html(
     tokenizer can't encode. If `force` is not set, AttnlmError is also raised if `path` exists or
     the models are too large.
     """
-    if path.suffix != _SUFFIX:
-        raise UsageError(
-            f"the name of a page must end with {_SUFFIX}", f"name it {path.name}{_SUFFIX}"
-        )
+    if path.suffix != ".html":
+        raise UsageError("the name of a page must end with .html", f"name it {path.name}.html")
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
         raise AttnlmError(f"{path} is not a regular file", "choose another name")
     if path.exists() and not force:
@@ -74,9 +71,8 @@ def export_to_html(
             "export a smaller model, or use `force`",
         )
     checkpoints = [run.checkpoint(checkpoint) for run in runs]
-    if text is not None:
-        for run in runs:
-            run.tokenizer.encode(text)
+    for run in runs:
+        run.tokenizer.encode(text or "")
     pairs = zip(runs, checkpoints, strict=True)
     models = [run_data(run, weights, type, data_dir=data_dir) for run, weights in pairs]
     page = make_page(models, first_text(runs) if text is None else text)

@@ -25,7 +25,7 @@ from attnlm.model.language_model import LanguageModel
 from attnlm.model.recorder import Recorder, Site, observed
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
-from attnlm.see.pictures import Grid, HeatMaps, Numbers
+from attnlm.see.pictures import Grid, HeatMaps, Numbers, Pictured
 from attnlm.see.shown_tokens import ids_within_context, token_texts, visible
 
 _BATCH_TOKENS = 2**11
@@ -43,7 +43,7 @@ _NO_HEADS = (
 
 
 @dataclass(frozen=True, repr=False)
-class Patching:
+class Patching(Pictured):
     """The share of the logit difference that each clean activation brings back.
 
     0 is the corrupted pass, 1 the clean one. A share may be negative, or larger than 1.
@@ -73,10 +73,6 @@ class Patching:
 
     def __repr__(self) -> str:
         return f"<Patching of {self.run!r}: {self.compared}>"
-
-    def __str__(self) -> str:
-        """Return a table for each kind of activation."""
-        return str(self.maps)
 
     @property
     def compared(self) -> str:
@@ -113,9 +109,6 @@ class Patching:
         heads = [str(n + 1) for n in range(self.heads.shape[1])]
         grids.append(Grid("heads", layers, heads, self.heads, "head"))
         return HeatMaps(f"{self.run}: {self.compared}", [g for g in grids if g.values.size])
-
-    def _repr_png_(self) -> bytes:
-        return self.maps.picture()
 
     def facts(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -165,22 +158,27 @@ def patch(
         pairs = [answers] if isinstance(clean, str) else answers
         given_N2 = torch.tensor([[_answer_id(run, str(one)) for one in pair] for pair in pairs])
     model, _ = load_model(run, checkpoint=checkpoint, device="cpu")
-    sums, answers_N2, (clean_d, corrupted_d) = _brought_back(
-        model, texts_N2T, given_N2, on_event or ignore
-    )
+    sums: dict[Site, Tensor] = {}
+    answers, differences = [], []
+    for number, (texts_2T, given_2) in enumerate(zip(texts_N2T, given_N2, strict=True)):
+        (on_event or ignore)(Progress("patch", number, len(texts_N2T), "pair"))
+        answers_2, d_2 = _add_recovered(model, texts_2T, given_2, sums)
+        clean_answer, other_answer = (run.tokenizer.decode([i]) for i in answers_2.tolist())
+        answers.append((clean_answer, other_answer))
+        differences.append(d_2)
     if not sums:
         raise AttnlmError(
             f"{run.name} has nothing to patch: no layers and no attention were observed",
             "use another model, such as single-head",
         )
-    decode = run.tokenizer.decode
+    clean_d, corrupted_d = torch.stack(differences).mean(0).tolist()
     if clean_d == corrupted_d:
-        a, b = (decode([i]) for i in answers_N2[0].tolist())
+        a, b = answers[0]
         raise AttnlmError(
             f"the logit of {a!r} minus that of {b!r} is {clean_d:.4g} after both texts",
             "use texts that the model continues differently, or name two tokens by `answers`",
         )
-    total = clean_d - corrupted_d
+    total = len(answers) * (clean_d - corrupted_d)
     tokens = [token_texts(run.tokenizer, ids) for ids in texts_N2T[0].tolist()]
     for side, t in (texts_N2T != texts_N2T[0]).any(0).nonzero().tolist():
         tokens[side][t] = "…"
@@ -190,7 +188,7 @@ def patch(
         model=run.config.spec.name,
         clean=tokens[0],
         corrupted=tokens[1],
-        answers=[(decode([a]), decode([b])) for a, b in answers_N2.tolist()],
+        answers=answers,
         differences=(clean_d, corrupted_d),
         stream=stream,
         attention=_shares(sums, "attended", total),
@@ -222,59 +220,45 @@ def _answer_id(run: Run, answer: str) -> int:
 
 
 @torch.inference_mode()
-def _brought_back(
-    model: LanguageModel, texts_N2T: Tensor, given_N2: Tensor, on_event: OnEvent
-) -> tuple[dict[Site, Tensor], Tensor, tuple[float, float]]:
-    """Return the mean d − d₀ by place, the answers, (N, 2), and the means d₁ and d₀.
+def _add_recovered(
+    model: LanguageModel, texts_2T: Tensor, given_2: Tensor, sums: dict[Site, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Patch a pair of texts; return the ids of the answers, and d₁ and d₀.
 
-    A place has a number for each token, (T,), or for each head, (H,).
+    In `sums`, each place has a number for each token, (T,), or for each head, (H,). The d − d₀ of
+    the pair are added to these numbers.
     """
-    sums: dict[Site, Tensor] = {}
-    answers, differences = [], []
-    batches = torch.arange(len(texts_N2T)).split(max(1, _BATCH_TOKENS // texts_N2T[0].numel()))
-    for number, pairs in enumerate(batches):
-        places: dict[Site, Tensor] = {}  # activations of the clean and of the corrupted pass
+    places: dict[Site, Tensor] = {}  # activations of the clean and of the corrupted pass
 
-        def keep(site: Site, x: Tensor, kept: dict[Site, Tensor] = places) -> Tensor:
-            return kept.setdefault(site, x.clone())
+    def keep(site: Site, x: Tensor) -> Tensor:
+        return places.setdefault(site, x.clone())
 
-        logits_BV = _logits(model, texts_N2T[pairs].flatten(0, 1), keep)
-        check_finite(logits_BV)
-        likeliest_N2 = logits_BV.argmax(-1).view(-1, 2)
-        answers_N2 = torch.where(given_N2[pairs] == _LIKELIEST, likeliest_N2, given_N2[pairs])
-        d_N2 = _difference(logits_BV, answers_N2.repeat_interleave(2, 0)).view(-1, 2)
-        answers.append(answers_N2)
-        differences.append(d_N2)
-        for done, (site, values) in enumerate(places.items(), number * len(places)):
-            on_event(Progress("patch", done, len(batches) * len(places), "place"))
-            clean, corrupted = values[::2], values[1::2]
-            sum_I = sums.setdefault(site, torch.zeros(clean.size(1)))
-            # Equal activations, as those before the first token that differs, change nothing.
-            changed_NI = (clean != corrupted).flatten(2).any(2)
-            most = max(1, _BATCH_TOKENS // texts_N2T.size(2))
-            for pair, index in (rows.T for rows in changed_NI.nonzero().split(most) if len(rows)):
-                patched = clean[pair, index]
-
-                def edit(
-                    at: Site, x: Tensor, site: Site = site, index: Tensor = index,
-                    patched: Tensor = patched,
-                ) -> Tensor:  # fmt: skip
-                    if at == site:
-                        x = x.clone()
-                        x[torch.arange(len(index)), index] = patched
-                    return x
-
-                logits_BV = _logits(model, texts_N2T[pairs[pair], 1], edit)
-                d_B = _difference(logits_BV, answers_N2[pair])
-                sum_I.index_add_(0, index, d_B - d_N2[pair, 1])
-    clean_d, corrupted_d = torch.cat(differences).mean(0).tolist()
-    means = {site: sum_I / len(texts_N2T) for site, sum_I in sums.items()}
-    return means, torch.cat(answers), (clean_d, corrupted_d)
+    logits_2V = _logits(model, texts_2T, keep)
+    check_finite(logits_2V)
+    answers_2 = torch.where(given_2 == _LIKELIEST, logits_2V.argmax(-1), given_2)
+    d_2 = logits_2V[:, answers_2[0]] - logits_2V[:, answers_2[1]]
+    for site, (clean, corrupted) in places.items():
+        sum_I = sums.setdefault(site, torch.zeros(len(clean)))
+        # Equal activations, as those before the first token that differs, change nothing.
+        changed = (clean != corrupted).flatten(1).any(1).nonzero()[:, 0]
+        for index in changed.split(max(1, _BATCH_TOKENS // texts_2T.size(1))):
+            if len(index):  # an empty tensor has one empty part
+                texts_BT = texts_2T[1].expand(len(index), -1)
+                logits_BV = _logits(model, texts_BT, _replacing(site, index, clean[index]))
+                sum_I[index] += logits_BV[:, answers_2[0]] - logits_BV[:, answers_2[1]] - d_2[1]
+    return answers_2, d_2
 
 
-def _difference(logits_BV: Tensor, answers_B2: Tensor) -> Tensor:
-    answer_logits_B2 = logits_BV.gather(1, answers_B2)
-    return answer_logits_B2[:, 0] - answer_logits_B2[:, 1]
+def _replacing(site: Site, index: Tensor, values: Tensor) -> Callable[[Site, Tensor], Tensor]:
+    """Return an edit that gives each text of a batch one of `values`, at an index of axis 1."""
+
+    def edit(at: Site, x: Tensor) -> Tensor:
+        if at == site:
+            x = x.clone()
+            x[torch.arange(len(index)), index] = values
+        return x
+
+    return edit
 
 
 def _logits(
@@ -286,12 +270,12 @@ def _logits(
         return model.next_logits(tokens_BT)
 
 
-def _shares(means: Mapping[Site, Tensor], kind: str, total: float) -> Numbers:
+def _shares(sums: Mapping[Site, Tensor], kind: str, total: float) -> Numbers:
     """Return the shares of a kind by layer, as far as the layers that have it are alike."""
-    layers = sorted({site.layer for site in means if site.kind == kind})
-    rows = [torch.cat([x for s, x in means.items() if (s.kind, s.layer) == (kind, n)])
+    layers = sorted({site.layer for site in sums if site.kind == kind})
+    rows = [torch.cat([x for s, x in sums.items() if (s.kind, s.layer) == (kind, n)])
             for n in layers]  # fmt: skip
-    is_part = kind == "mixed" and len(rows) <= max(site.layer for site in means)
+    is_part = kind == "mixed" and len(rows) <= max(site.layer for site in sums)
     if is_part or len(set(map(len, rows))) != 1:
         return np.empty((0, 0), np.float32)
     return (torch.stack(rows) / total).numpy()

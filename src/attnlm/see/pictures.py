@@ -47,7 +47,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class HeatMaps:
-    """Tables with a title. A notebook shows them as a picture."""
+    """Tables with a title."""
 
     title: str
     grids: list[Grid]
@@ -97,8 +97,21 @@ class HeatMaps:
             figure.savefig(file, format=format, metadata=metadata, facecolor="white")
         return file.getvalue()
 
+
+class Pictured:
+    """A result with tables: a notebook shows them as a picture."""
+
+    @property
+    def maps(self) -> HeatMaps:
+        """The result as tables."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """Return the tables of numbers."""
+        return str(self.maps)
+
     def _repr_png_(self) -> bytes:
-        return self.picture()
+        return self.maps.picture()
 
 
 def _side(names: list[str]) -> int:

@@ -24,7 +24,7 @@ from attnlm.runs.journal import EARLY_STEPS, Snapshot
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Result, Run, open_dataset_of, open_run, run_summary
 from attnlm.see.attend import CAUTION, Attention, compute_attention
-from attnlm.see.curves import chart_data, run_lines, verdict
+from attnlm.see.curves import chart_data, run_lines, run_verdict
 from attnlm.see.head_scores import PATTERNS, TooShortError
 from attnlm.see.heads import HeadsReport, heads
 from attnlm.see.model_page import first_text, models_to_try
@@ -32,7 +32,6 @@ from attnlm.see.page import encode_base64, render
 from attnlm.see.pictures import Numbers
 from attnlm.see.reproduce import import_command, prepare_command, train_command
 from attnlm.see.shown_tokens import check_windows, ids_within_context, visible
-from attnlm.training.learning_rate import learning_rate
 
 _MOST_SNAPSHOTS = 32
 _MOST_FILMS = 36  # heads, each of about 10 kB
@@ -56,7 +55,7 @@ class Report:
     """what the heads of a model that cannot run in a page attend to in `text`, if known"""
     heads: HeadsReport | None
     heads_over: str
-    """the text that the heads were measured on, or why they were not measured"""
+    """the windows that the heads were measured on, or why they were not measured"""
     data_gone: str
     """why the data set is missing, in words; empty if it was found"""
     commands: Sequence[str]
@@ -70,16 +69,7 @@ class Report:
         """A sentence on how the training went."""
         if self.result is None:
             return "it was imported, so the page shows no training"
-        return verdict(self.result.records, self.run.dataset, self.run.config.spec.name)
-
-    @property
-    def was_extended(self) -> bool:
-        """True if steps were added later, so that the learning rate did not follow one schedule."""
-        training = self.run.config.training
-        return training.budget is None and any(
-            not math.isclose(record.learning_rate, learning_rate(record.step, training))
-            for record in (self.result.records if self.result else ())
-        )
+        return run_verdict(self.run, self.result)
 
     def facts(self) -> dict[str, Any]:
         """Return the main results as JSON values."""
@@ -281,10 +271,6 @@ def report(
                 on_event=on_event,
             )
             heads_over = scores.measured_on
-            if dataset is not None:
-                heads_over += ", spread over the validation split"
-            elif ids is not None:
-                heads_over += f" of the text {begins!r} only, since {data_gone}"
         except (NotRecordedError, TooShortError) as error:
             heads_over = error.message
     commands = [prepare_command(dataset)] if dataset else []

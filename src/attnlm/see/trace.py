@@ -17,7 +17,7 @@ from attnlm.model.recorder import Layer, NotRecordedError, Recorder, record
 from attnlm.model.spec import Use
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Run, open_run
-from attnlm.see.attend import check_fits_json, likeliest, next_token_lines
+from attnlm.see.attend import check_fits_json, likeliest
 from attnlm.see.script_export import as_script
 from attnlm.see.shown_tokens import ids_within_context, token_texts, visible
 
@@ -42,20 +42,18 @@ class Step:
 class Trace:
     """A forward pass over a text of T tokens."""
 
-    path: Path
-    """the folder of the run"""
+    source: Run
     checkpoint: str
     """best or last"""
     text: str
-    run: str
-    model: str
     tokens: list[str]
     steps: list[Step]
     next: list[tuple[str, float]]
     """candidates for the next token with their probabilities, likeliest first"""
 
     def __repr__(self) -> str:
-        return f"<Trace of {self.run!r}: {len(self.steps)} steps over {len(self.tokens)} tokens>"
+        steps = f"{len(self.steps)} steps over {len(self.tokens)} tokens"
+        return f"<Trace of {self.source.name!r}: {steps}>"
 
     def __str__(self) -> str:
         """Return lines of text: each step's shape, and its numbers for the last token."""
@@ -67,7 +65,7 @@ class Trace:
         The script loads the run's weights. It needs PyTorch and safetensors, not attnlm. Raises
         AttnlmError if the run's files are missing or damaged.
         """
-        return as_script(open_run(self.path), self.text, checkpoint=self.checkpoint)
+        return as_script(self.source, self.text, checkpoint=self.checkpoint)
 
     def facts(self) -> dict[str, Any]:
         """Return steps and next tokens as JSON values. Raises AttnlmError for too many numbers."""
@@ -78,8 +76,8 @@ class Trace:
             numbers[step.values.isneginf().numpy()] = None  # JSON does not have −∞
             steps.append({**vars(step), "shape": [*numbers.shape], "values": numbers.tolist()})
         likeliest = [{"token": token, "probability": p} for token, p in self.next]
-        facts = {"run": self.run, "model": self.model, "tokens": self.tokens}
-        return {**facts, "steps": steps, "next": likeliest}
+        names = {"run": self.source.name, "model": self.source.config.spec.name}
+        return {**names, "tokens": self.tokens, "steps": steps, "next": likeliest}
 
 
 def trace(
@@ -117,11 +115,9 @@ def trace(
     last_V = probabilities_TV[-1].numpy()
     order = likeliest(last_V, _CANDIDATES)
     return Trace(
-        path=run.path,
+        source=run,
         checkpoint=checkpoint,
         text=text,
-        run=run.name,
-        model=run.config.spec.name,
         tokens=token_texts(run.tokenizer, ids),
         steps=steps,
         next=list(zip(token_texts(run.tokenizer, order), last_V[order].tolist(), strict=True)),
@@ -206,7 +202,9 @@ def trace_lines(trace: Trace, head: int = 1) -> Iterator[str]:
     """
     heads = max([s.values.size(0) for s in trace.steps if s.axes.startswith("H")], default=1)
     if not 1 <= head <= heads:
-        raise UsageError(f"invalid value for `head`: {head}", f"{trace.run} has heads 1 to {heads}")
+        raise UsageError(
+            f"invalid value for `head`: {head}", f"{trace.source.name} has heads 1 to {heads}"
+        )
     shown = [visible(token) for token in trace.tokens]
     for number, step in enumerate(trace.steps, 1):
         shape = " × ".join(map(str, step.values.shape))
@@ -227,4 +225,5 @@ def trace_lines(trace: Trace, head: int = 1) -> Iterator[str]:
                 "     −∞" if x == -torch.inf else f"{x:z7.3f}" for x in row[:_SHOWN].tolist()
             )
             yield f"   {prefix}{token}: {cells}{'  …' if len(row) > _SHOWN else ''}"
-    yield from next_token_lines(trace.next)
+    yield "next token"
+    yield from (f"  {probability:6.1%}  {visible(token)}" for token, probability in trace.next)

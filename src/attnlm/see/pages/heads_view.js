@@ -1,11 +1,10 @@
-/* All heads over a text: the text, thumbnails of all heads, and one head as a map or arcs. */
+/* All heads over a text: the text, thumbnails of all heads, and the map of one head. */
 
 import {largestIndices} from "./arrays.js";
 import {bars, chooseByKeys, element, page, percent, setChosen} from "./components.js";
 import {attentionMap, attentionText, darkness, drawMap, SMALL_CELLS} from "./maps.js";
 import {Pause} from "./yield_to_event_loop.js";
 
-const ARC_STEP = 28; // pixels between two tokens
 const MOST_KEYS = 8; // whose attention weights are bars
 const NAMED_KEYS = 3; // in the caption
 
@@ -17,7 +16,6 @@ export class HeadsView {
   head = 0;
   token = 0;
   key = 0;
-  showsArcs = false;
 
   /* The functions are called with a chosen token, after the choice of a head, and with a head to switch off or on. */
   constructor({onToken = () => {}, onHead = () => {}, switchHead} = {}) {
@@ -25,11 +23,6 @@ export class HeadsView {
     this.onHead = onHead;
     page.switch.hidden = switchHead === undefined;
     page.switch.addEventListener("click", () => switchHead(this.layer, this.head));
-    page["as-arcs"].addEventListener("click", () => {
-      this.showsArcs = !this.showsArcs;
-      page["as-arcs"].setAttribute("aria-pressed", String(this.showsArcs));
-      this.showHead();
-    });
     chooseByKeys(page.text, () => this.token, (t) => this.chooseToken(t));
     chooseByKeys(page.thumbnails, () => this.number, (n) => this.chooseHead(n), () => this.attention.heads);
     page.text.addEventListener("pointerover", (event) => {
@@ -143,8 +136,7 @@ export class HeadsView {
       + `${off ? " (switched off)" : ""}: “${tokens[this.token]}” attends to ${largest}`;
     page.switch.setAttribute("aria-pressed", String(off));
     page.switch.textContent = off ? "Switch this head on" : "Switch this head off";
-    page.large.replaceChildren(this.showsArcs ? this.arcsOf(weights_T) : this.map());
-    if (this.showsArcs) page.large.scrollLeft = (this.token + 0.5) * ARC_STEP - page.large.clientWidth / 2;
+    page.large.replaceChildren(this.map());
     page.most.replaceChildren(bars(keys.map((key) => [tokens[key], weights_T[key]])));
   }
 
@@ -157,29 +149,5 @@ export class HeadsView {
       page.large.querySelector(".picture").focus();
     };
     return attentionMap({tokens, rowOf: (t) => this.row(t), query: this.token, key: this.key, choose});
-  }
-
-  /* Return arcs from the chosen token to the keys, as thick as the attention weights; to itself, a loop. */
-  arcsOf(weights_T) {
-    const {tokens} = this.attention;
-    const at = (t) => (t + 0.5) * ARC_STEP;
-    const keys = [...weights_T.keys()].filter((key) => weights_T[key] >= 0.005);
-    const rise = (key) => Math.min(240, 40 + 0.5 * Math.abs(at(this.token) - at(key))); // of the control points
-    const width = this.T * ARC_STEP;
-    const height = 50 + 0.75 * Math.max(...keys.map(rise));
-    const line = height - 24; // of the tokens
-    const start = line - 16; // of the arcs
-    const curves = keys.map((key) => {
-      const [from, to] = key === this.token ? [at(key) - 8, at(key) + 8] : [at(this.token), at(key)];
-      const weight = weights_T[key];
-      const top = start - rise(key);
-      return element("path", {d: `M ${from} ${start} C ${from} ${top}, ${to} ${top}, ${to} ${start}`,
-        "stroke-width": Math.max(0.5, 9 * weight), stroke: "var(--arc)", fill: "none"},
-      element("title", {}, attentionText(tokens, this.token, key, weight)));
-    });
-    const labels = tokens.map((token, t) => element("text", {x: at(t), y: line + 4, "text-anchor": "middle",
-      fill: "currentColor", class: t === this.token ? "now" : "", onclick: () => this.chooseToken(t)}, token));
-    return element("svg", {class: "arcs", width, height, viewBox: `0 0 ${width} ${height}`, role: "img",
-      "aria-label": page["head-caption"].textContent}, ...curves, ...labels);
   }
 }

@@ -1,5 +1,5 @@
 /* A report: a replay of training, and the model, or recorded attention if a page cannot run it. A slider moves the mark
-   on the curve, and selects the generated text and the head's map. */
+   on the curve, and selects the line of generated text and the head's map. */
 
 import {bytesOf} from "./arrays.js";
 import {drawChart, legend, stepAt} from "./chart.js";
@@ -65,10 +65,10 @@ class Replay {
     const when = `${stepName(snapshot)}${loss}`;
     this.slider.value = number;
     this.slider.setAttribute("aria-valuetext", when);
-    page.when.textContent = when;
-    page.said.textContent = snapshot.text;
     if (this.curve) drawChart(page.curve, {...this.curve, marked: snapshot.step});
     this.rows.forEach((row, other) => row.classList.toggle("now", other === number));
+    const box = page.lines.parentElement;
+    box.scrollTop = this.rows[number].offsetTop - box.clientHeight / 2;
     if (this.films.length) this.showMap(number);
   }
 
