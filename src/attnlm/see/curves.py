@@ -37,6 +37,7 @@ FEW_STEPS = 10  # with fewer, a model learns next to nothing
 _MARKERS = "os^Dv*PX"  # curves differ not only in colour
 _STYLE: dict[str, Any] = {
     "axes.edgecolor": _QUIET,
+    "axes.formatter.useoffset": False,
     "axes.labelcolor": _INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -189,42 +190,32 @@ def _draw_losses(
 ) -> None:
     """Draw curves, and a horizontal line for each reference loss.
 
-    The legend shows the last loss of each curve and the loss of each line, from high to low. Shares
-    of right answers are dotted, with an axis of their own on the right.
+    The legend shows the last loss of each curve. Shares of right answers are dotted, with an axis
+    of their own on the right.
     """
-    from matplotlib.ticker import EngFormatter, PercentFormatter
+    from matplotlib.ticker import PercentFormatter
 
-    drawn = {}
     for label, loss in references.items():
-        style: dict[str, Any] = {"color": _QUIET, "linewidth": 0.9, "linestyle": (0, (4, 3))}
-        drawn[axes.axhline(loss, label=f"{label} {loss:z.3f}", zorder=1, **style)] = loss
+        axes.axhline(loss, label=f"{label} {loss:z.3f}", zorder=1, color=_QUIET, linestyle="--")
     right = axes.twinx() if any(line.accuracy for line in lines) else None
     for line, marker in zip(lines, itertools.cycle(_MARKERS), strict=False):
-        style = {"color": line.colour, "linewidth": 1.8, "marker": marker, "markersize": 4}
-        style["linestyle"] = (0, (2.5, 1)) if line.dashed else "-"
-        label = f"{line.label} {line.losses[-1]:.3f}"
-        curve = axes.plot(line.x, line.losses, label=label, clip_on=False, **style)[0]
-        drawn[curve] = line.losses[-1]
+        style: dict[str, Any] = {"color": line.colour, "marker": marker, "markersize": 4}
+        style["linestyle"] = "--" if line.dashed else "-"
+        axes.plot(line.x, line.losses, label=f"{line.label} {line.losses[-1]:.3f}", **style)
         if line.band:
             low, high = zip(*line.band, strict=True)
             axes.fill_between(line.x, low, high, color=line.colour, alpha=0.2, linewidth=0)
         if right is not None and line.accuracy:
-            right.plot(line.x, line.accuracy, color=line.colour, linewidth=1.4, linestyle=":")
+            right.plot(line.x, line.accuracy, color=line.colour, linestyle=":")
             right.set_ylim(0, 1.02)
             right.yaxis.set_major_formatter(PercentFormatter(1))
             right.set_ylabel("right answers (dotted)")
-    handles = sorted(drawn, key=lambda line: -drawn[line])
-    beside = 1.0 if right is None else 1.16
-    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(beside, 0.5))
+    axes.legend(loc="center left", bbox_to_anchor=(1.0 if right is None else 1.16, 0.5))
     axes.set_ylabel("loss, nats per token")
-    axes.ticklabel_format(axis="y", style="plain", useOffset=False)
     axes.set_xlabel(x_label)
     if is_logarithmic(lines, x_label):
         axes.set_xscale("log")
         axes.set_xlabel(f"{x_label}, logarithmic")
-    else:
-        axes.set_xlim(0, max((line.x[-1] for line in lines), default=0) or 1)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def verdict(records: Sequence[EvaluationRecord], dataset: DatasetFacts, model: str) -> str:

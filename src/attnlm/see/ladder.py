@@ -353,15 +353,14 @@ class Ladder:
         lines = []
         for rung in self.rungs:
             records = rung.result.records
-            seeds = [{r.step: r.val_loss for r in seed.records} for seed in rung.results]
-            of_steps = [[s[r.step] for s in seeds if r.step in s] for r in records]
-            has_band = x == "tokens" and len(seeds) > 1 and set(map(len, of_steps)) == {len(seeds)}
+            seeds = [[record.val_loss for record in result.records] for result in rung.results]
+            has_band = x == "tokens" and len({*map(len, seeds)}) == 1 < len(seeds)
             line = Line(
                 label=self.labels[rung.model],
                 x=[record.tokens if x == "tokens" else record.seconds for record in records],
                 losses=[record.val_loss for record in records],
                 colour=colours[rung.model],
-                band=[(min(losses), max(losses)) for losses in of_steps] if has_band else (),
+                band=[(min(at), max(at)) for at in zip(*seeds, strict=True)] if has_band else (),
             )
             lines.append(line)
         return lines

@@ -34,7 +34,6 @@ from attnlm.see.pictures import Pixels, maps_image
 from attnlm.training.events import Evaluated, Finished, Started, Stepped
 
 _PROJECT = "attnlm"
-_FILE = "logs.json"
 _MOST_POINTS = 1000  # points in a curve, evaluations excluded
 
 
@@ -190,21 +189,11 @@ class LogListener:
         self._tools = {}
 
     def _start(self, event: Started) -> None:
-        """Start the tools, with the saved id by which they continue the log of a resumed run."""
         self._next_point = 0
-        path = event.run.path / _FILE
-        try:
-            if not path.exists():
-                with files.explaining_os_errors(event.run.path):
-                    files.write_json(path, {"id": secrets.token_hex(4)})
-            logged = record_from_json(_Logged, files.read_json(path), path)
-        except AttnlmError as error:
-            self._on_event(Note(f"the run is not logged: {error.message}; {error.hint}"))
-            return
         for name in dict.fromkeys(self._names):
             with self._dropping_failed_tool(name):
                 _check_links(event.run.path, name)
-                self._tools[name] = TOOLS[name](event.run, logged.id, event.first_step)
+                self._tools[name] = TOOLS[name](event.run, _id_of(event.run), event.first_step)
 
     def _log_numbers(self, event: Stepped | Evaluated, names: str) -> None:
         """Log fields of an event that are not None; `a=b` logs the field b as a."""
@@ -228,6 +217,14 @@ class LogListener:
             self._tools.pop(name, None)
             reason = (str(error) or type(error).__name__).strip().splitlines()[0]
             self._on_event(Note(f"{name} failed and no longer logs this run: {reason}"))
+
+
+def _id_of(run: Run) -> str:
+    """Return the saved id by which the tools continue the log of a resumed run."""
+    path = run.path / "logs.json"
+    if not path.exists():
+        files.write_json(path, {"id": secrets.token_hex(4)})
+    return record_from_json(_Logged, files.read_json(path), path).id
 
 
 def _check_links(run: Path, tool: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -51,15 +50,14 @@ def export_to_html(
     `make_page` makes the page from the models' JSON values and a first text, which is `text`
     (default: `first_text`). The excerpts of training texts come from the data sets that
     `open_dataset_of` finds. The file is written atomically. Raises UsageError if its name does not
-    end with .html. Raises AttnlmError if `path` exists but is not a regular file, if a run's files
-    are missing or damaged, for a weight that float16 can't represent, and for a `text` that a
-    tokenizer can't encode. If `force` is not set, AttnlmError is also raised if `path` exists or
-    the models are too large.
+    end with .html. Raises AttnlmError if `path` is a folder, if a run's files are missing or
+    damaged, for a weight that float16 can't represent, and for a `text` that a tokenizer can't
+    encode; and, unless `force` is set, if `path` exists or the models are too large.
     """
     if path.suffix != ".html":
         raise UsageError("the name of a page must end with .html", f"name it {path.name}.html")
-    if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
-        raise AttnlmError(f"{path} is not a regular file", "choose another name")
+    if path.is_dir():
+        raise AttnlmError(f"{path} is a folder", "choose another name")
     if path.exists() and not force:
         raise AttnlmError(
             f"{path} already exists", "choose a new name, or replace the page with `force`"

@@ -99,15 +99,14 @@ class Patching(Pictured):
         shown = [visible(c) if c == d else f"{visible(d)}→{visible(c)}" for c, d in pairs]
         widest = max(map(len, shown[first:]))
         tokens = [f"{t:>3} {shown[t]:<{widest}}" for t in range(first, len(shown))]
+        numbers = [str(n + 1) for n in range(max(len(self.stream), *self.heads.shape))]
         grids = []
         for name, title in _KINDS.items():
             shares = getattr(self, name)
-            layers = [str(n + 1) for n in range(len(shares))]
-            layers = ["embed", *layers[:-1]] if name == "stream" else layers
-            grids.append(Grid(title, tokens, layers, shares.T[first:], "layer"))
-        layers = [f"layer {n + 1}" for n in range(len(self.heads))]
-        heads = [str(n + 1) for n in range(self.heads.shape[1])]
-        grids.append(Grid("heads", layers, heads, self.heads, "head"))
+            layers = ["embed", *numbers] if name == "stream" else numbers
+            grids.append(Grid(title, tokens, layers[: len(shares)], shares.T[first:], "layer"))
+        layers, heads = ([*numbers[:count]] for count in self.heads.shape)
+        grids.append(Grid("heads", [f"layer {n}" for n in layers], heads, self.heads, "head"))
         return HeatMaps(f"{self.run}: {self.compared}", [g for g in grids if g.values.size])
 
     def facts(self) -> dict[str, Any]:

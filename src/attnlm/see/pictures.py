@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import logging
 import warnings
 from collections.abc import Iterator
@@ -67,30 +68,25 @@ class HeatMaps:
 
     def picture(self, format: str = "png") -> bytes:
         """Return a PNG or SVG file (`format` is png or svg), with the same bytes each time."""
-        grids = self.grids
-        across = min(len(grids), self.in_a_row)
-        has_numbers = sum(grid.values.size for grid in grids) <= _MOST_NUMBERS
+        across = min(len(self.grids), self.in_a_row)
+        down = -(-len(self.grids) // across)
+        has_numbers = sum(grid.values.size for grid in self.grids) <= _MOST_NUMBERS
         cell = _CELL if has_numbers else _SMALL_CELL
-        wide = [1.4 + cell * max(_side(grid.columns) for grid in grids[n::across])
-                for n in range(across)]  # fmt: skip
-        high = [1.1 + cell * max(_side(grid.rows) for grid in grids[n : n + across])
-                for n in range(0, len(grids), across)]  # fmt: skip
+        wide = 1.2 + cell * min(max(len(grid.columns) for grid in self.grids), _MOST_LABELS)
+        high = 1.0 + cell * min(max(len(grid.rows) for grid in self.grids), _MOST_LABELS)
+        size = min(across * wide, _LARGEST_SIDE), min(down * high, _LARGEST_SIDE)
         with fixed_style(**{"svg.hashsalt": "attnlm", "svg.fonttype": "none"}):
             from matplotlib.colors import LinearSegmentedColormap
             from matplotlib.figure import Figure
 
             colours = LinearSegmentedColormap.from_list("share", _COLOURS)
-            size = min(sum(wide), _LARGEST_SIDE), min(sum(high) + 0.4, _LARGEST_SIDE)
             figure = Figure(figsize=size, layout="constrained", dpi=120)
-            places = figure.subplots(
-                len(high), across, squeeze=False, width_ratios=wide, height_ratios=high
-            ).flat
-            for grid in grids:
-                axes = next(places)
-                axes.imshow(grid.values, cmap=colours, vmin=-1, vmax=1, interpolation="nearest")
-                _label(axes, grid, has_numbers)
-            for axes in places:
-                axes.set_visible(False)
+            places = figure.subplots(down, across, squeeze=False).flat
+            for grid, axes in itertools.zip_longest(self.grids, places):
+                axes.set_visible(grid is not None)
+                if grid is not None:
+                    axes.imshow(grid.values, cmap=colours, vmin=-1, vmax=1)
+                    _label(axes, grid, has_numbers)
             figure.suptitle(_plain(self.title), fontsize=8)
             file = io.BytesIO()
             metadata = {"Date": None} if format == "svg" else None
@@ -112,10 +108,6 @@ class Pictured:
 
     def _repr_png_(self) -> bytes:
         return self.maps.picture()
-
-
-def _side(names: list[str]) -> int:
-    return min(max(len(names), 4), _MOST_LABELS)
 
 
 def _plain(text: str) -> str:

@@ -20,7 +20,7 @@ from attnlm.base.formatting import duration
 from attnlm.data.dataset import Dataset
 from attnlm.model.recorder import NotRecordedError
 from attnlm.model.spec import Use
-from attnlm.runs.journal import EARLY_STEPS, Snapshot
+from attnlm.runs.journal import Snapshot
 from attnlm.runs.load_model import load_model
 from attnlm.runs.run import Result, Run, open_dataset_of, open_run, run_summary
 from attnlm.see.attend import CAUTION, Attention, compute_attention
@@ -101,7 +101,7 @@ class Report:
         """Return the page, in UTF-8, with the same bytes for the same report."""
         run = self.run
         all_snapshots = run.ticker()
-        snapshots = _evenly_spaced(all_snapshots)
+        snapshots = _some(all_snapshots)
         records = self.result.records if self.result else []
         losses = {record.step: record.val_loss for record in records}
         passage = run.ticker_passage()
@@ -151,19 +151,18 @@ class Report:
         )
 
 
-def _evenly_spaced(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return at most _MOST_SNAPSHOTS: the early ones, and others evenly spaced, with the last."""
-    early = [s for s in snapshots if s.step <= max(EARLY_STEPS)][: _MOST_SNAPSHOTS // 2]
-    later = snapshots[len(early) :]
-    count = min(len(later), _MOST_SNAPSHOTS - len(early))
-    numbers = len(later) - 1 - np.linspace(0, len(later) - 1, count).round().astype(int)
-    return early + [later[number] for number in reversed(numbers)]
+def _some(snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Return at most _MOST_SNAPSHOTS: the first ones, and others evenly spaced, with the last."""
+    first = _MOST_SNAPSHOTS // 2
+    if len(snapshots) <= _MOST_SNAPSHOTS:
+        return [*snapshots]
+    later = np.linspace(first, len(snapshots) - 1, first).round().astype(int)
+    return [*snapshots[:first], *(snapshots[number] for number in later)]
 
 
 def _with_symbols(text: str) -> str:
     """Return a text with symbols for invisible characters except spaces and line ends."""
-    lines = text.replace("\r\n", "\n").split("\n")
-    return "\n".join("".join(c if c == " " else visible(c) for c in line) for line in lines)
+    return "".join(c if c in " \n" else visible(c) for c in text.replace("\r\n", "\n"))
 
 
 def _packed(maps: Numbers) -> str:
